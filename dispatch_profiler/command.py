@@ -1,0 +1,122 @@
+"""What the three commands share at their edge: argument parsing, messages, exit statuses."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean
+
+#: Every dispatch did what was asked.
+SUCCESS = 0
+#: Some dispatch failed; all the others were done.
+FAILED = 1
+#: The request could not be met as it stands.
+USAGE = 2
+#: Ctrl-C, as shells report it.
+INTERRUPTED = 130
+
+
+class Parser(argparse.ArgumentParser):
+    """Options are never abbreviated; a mistake is one sentence with the nearest option."""
+
+    def __init__(self, prog: str, description: str, **options: object) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False, **options)  # type: ignore[arg-type]
+
+    def error(self, message: str) -> NoReturn:
+        hint = f"{self.prog} --help lists the options"
+        unknown = message.removeprefix("unrecognized arguments: ").split()
+        if message.startswith("unrecognized") and unknown[0].startswith("--"):
+            options = [o for a in self._actions if a.help != argparse.SUPPRESS for o in a.option_strings]
+            hint = did_you_mean(unknown[0].split("=")[0], options).split("? There is")[0]
+            hint = hint + "?" if hint.startswith("did") else f"{self.prog} --help lists the options"
+        raise UsageError(message, hint=hint)
+
+
+def add_tree_arguments(parser: Parser) -> None:
+    """`--generated-dir`, `--dispatches` and `--op-kind`, which all three commands take."""
+    parser.add_argument(
+        "--generated-dir",
+        nargs="?",
+        const=".",
+        default=".",
+        metavar="DIR",
+        help="folder in which generated/ lies or is made (default: here)",
+    )
+    parser.add_argument(
+        "--dispatches",
+        "--dispatch",
+        default="",
+        metavar="PATTERN,...",
+        help="only dispatches whose whole name matches a glob or a regular expression",
+    )
+    parser.add_argument(
+        "--operation-kind",
+        "--op-kind",
+        default="",
+        metavar="KIND,...",
+        help="only these kinds: matmul, batch_matmul, conv2d (default: all)",
+    )
+
+
+def boolean(text: str) -> bool:
+    """`true`/`false` and their usual spellings, for argparse."""
+    words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False}
+    words["off"] = False
+    try:
+        return words[text.lower()]
+    except KeyError:
+        raise argparse.ArgumentTypeError(f"expected true or false, but got {text!r}") from None
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, but got {text!r}")
+    return int(text)
+
+
+def positive_number(text: str) -> float:
+    """A number above 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, but got {text!r}")
+    return value
+
+
+def folder(text: str) -> Path:
+    """A path with `~` resolved."""
+    return Path(text).expanduser()
+
+
+def say(message: str) -> None:
+    """To standard error: everything that is not data."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def run(prog: str, main: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = None) -> int:
+    """Call `main` and turn what it raises into a sentence and an exit status."""
+    try:
+        return main(sys.argv[1:] if arguments is None else arguments)
+    except DispatchProfilerError as error:
+        say(f"{prog}: error: {error}")
+        if error.hint:
+            say(f"hint: {error.hint}")
+        return error.exit_status
+    except KeyboardInterrupt:
+        say(f"{prog}: interrupted; what was finished is kept, and the next run goes on from there")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`); Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        say(f"{prog}: error: {error}")
+        return FAILED

@@ -1,0 +1,41 @@
+"""Generated tree -> vmfbs, each dispatch proven to be configured as asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dispatch_profiler.compiler._base import BuildError, Built, Compiler, ModuleJob, Outcome
+from dispatch_profiler.compiler.iree import IreeCompiler
+from dispatch_profiler.compiler.null import NullCompiler, load_rules
+from dispatch_profiler.compiler.tree import (
+    CompileOptions,
+    Progress,
+    artifact_of,
+    compile_tree,
+    repeat_count,
+)
+from dispatch_profiler.targets import NullTarget, Target
+
+
+def compiler_for(target: Target, build_dir: Path | None = None) -> Compiler:
+    """The compiler that makes code for `target`; `build_dir` names someone's own IREE build."""
+    if isinstance(target, NullTarget):
+        return NullCompiler(load_rules(Path(target.faults)) if target.faults else ())
+    return IreeCompiler(build_dir)
+
+
+__all__ = [
+    "BuildError",
+    "Built",
+    "CompileOptions",
+    "Compiler",
+    "IreeCompiler",
+    "ModuleJob",
+    "NullCompiler",
+    "Outcome",
+    "Progress",
+    "artifact_of",
+    "compile_tree",
+    "compiler_for",
+    "repeat_count",
+]

@@ -1,0 +1,69 @@
+"""Contracts of the compiler room: what goes into a build, what comes out, who does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dispatch_profiler.errors import CompilerError
+from dispatch_profiler.generator import Dispatch, State
+
+
+@dataclass(frozen=True)
+class ModuleJob:
+    """All configurations of one operation that share their compiler flags.
+
+    `source` is the whole MLIR file; a build takes the functions of `dispatches` out of it.
+    `repeat` is how often the profile vmfb does each dispatch in one call.
+    """
+
+    source: str
+    dispatches: tuple[Dispatch, ...]
+    flags: tuple[str, ...]
+    repeat: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one dispatch: compiled with `applied`, or a state with its reason."""
+
+    state: State
+    reason: str = ""
+    #: What the compiler configured, in its own words.
+    applied: str = ""
+
+
+@dataclass(frozen=True)
+class Built:
+    """Two vmfbs with the same functions, and an outcome for every dispatch that was asked for.
+
+    Dispatches that were not applied are not in the vmfbs; both are empty if none was.
+    """
+
+    verify: bytes
+    profile: bytes
+    outcomes: dict[str, Outcome]
+    diagnostics: str = ""
+
+
+class BuildError(CompilerError):
+    """A build failed. `culprits` are the functions that the diagnostics name; maybe none."""
+
+    def __init__(self, message: str, *, diagnostics: str = "", culprits: tuple[str, ...] = ()) -> None:
+        super().__init__(message, diagnostics=diagnostics)
+        self.culprits = culprits
+
+
+class Compiler(Protocol):
+    """Builds modules. Must be picklable: builds run in worker processes."""
+
+    @property
+    def revision(self) -> str:
+        """Which compiler this is, exactly; part of every key."""
+
+    def check_flags(self, flags: Sequence[str]) -> None:
+        """Raise UsageError if the compiler does not know one of `flags`."""
+
+    def build(self, job: ModuleJob) -> Built:
+        """Compile every dispatch of `job`. Raises BuildError if the compiler refuses the module."""

@@ -1,0 +1,143 @@
+"""`compile.py`: a generated tree -> vmfbs for verification and profiling."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dispatch_profiler.command import (
+    FAILED,
+    SUCCESS,
+    Parser,
+    add_tree_arguments,
+    folder,
+    positive,
+    positive_number,
+    run,
+    say,
+)
+from dispatch_profiler.compiler import CompileOptions, compile_tree, compiler_for
+from dispatch_profiler.compiler import Progress as Done
+from dispatch_profiler.generator import DispatchEntry, Manifest, Selection, State, Tree, load_manifest
+from dispatch_profiler.isolation import available_memory
+from dispatch_profiler.targets import Target, parse_target
+
+PROG = "compile.py"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run(PROG, _main, arguments)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    ours, flags = _cut(arguments)
+    options = _parser().parse_args(ours)
+    manifest = load_manifest(Tree(folder(options.generated_dir)))
+    target = parse_target(options.target) if options.target else None
+    compiler = compiler_for(
+        target or _generated_for(manifest), folder(options.build_dir) if options.build_dir else None
+    )
+    workers = min(options.num_cpu or _cpus(), _cpus())
+    chosen = CompileOptions(
+        selection=Selection.parse(options.dispatches, options.operation_kind),
+        target=target,
+        flags=flags,
+        workers=workers,
+        force=options.force_compile,
+        repeat=options.batch_size,
+        seconds=options.timeout,
+        memory_bytes=available_memory() // workers,
+    )
+    return _report(compile_tree(manifest, compiler, chosen), manifest.tree, len(manifest.entries))
+
+
+def _cut(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """What stands before `--` is ours, what stands behind it is for iree-compile."""
+    given = list(arguments)
+    if "--" not in given:
+        return given, ()
+    at = given.index("--")
+    return given[:at], tuple(given[at + 1 :])
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        PROG,
+        "Compile a generated tree: two vmfbs an operation, one to verify and one to profile.",
+        usage="%(prog)s [options] [-- IREE-COMPILE-FLAG ...]",
+    )
+    add_tree_arguments(parser)
+    parser.add_argument(
+        "--num-cpu", "-j", type=positive, metavar="N", help="worker processes (default: all CPUs)"
+    )
+    parser.add_argument("--force-compile", action="store_true", help="compile also what is up to date")
+    parser.add_argument("--target", help="another member of the target's family, such as llvm-cpu:znver4")
+    parser.add_argument(
+        "--build-dir", "--iree-bin-dir", metavar="DIR", help="use the tools of this IREE build, not the wheel"
+    )
+    parser.add_argument(
+        "--batch-size", type=positive, metavar="N",
+        help="how often a profile vmfb does each dispatch in one call (default: by the work, 1 to 100)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeout", type=positive_number, default=120.0, metavar="SECONDS",
+        help="time limit of one dispatch (default: %(default)g)",
+    )  # fmt: skip
+    return parser
+
+
+def _generated_for(manifest: Manifest) -> Target:
+    return parse_target(manifest.entries[0].target) if manifest.entries else parse_target("null")
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# -- output ----------------------------------------------------------------------------------------
+
+
+def _report(results: object, tree: Tree, total: int) -> int:
+    console = Console(stderr=True)
+    entries: list[DispatchEntry] = []
+    kept = 0
+    columns = (TextColumn("Compiling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        seen = set()
+        for done in results:  # type: ignore[attr-defined]
+            entries.extend(done.entries)
+            kept += len(done.entries) if done.kept else 0
+            if done.operation not in seen:
+                seen.add(done.operation)
+                bar.advance(task)
+            if not done.kept:
+                bar.console.print(_line(done, tree), highlight=False, markup=False, soft_wrap=True)
+    return _summarize(entries, kept)
+
+
+def _line(done: Done, tree: Tree) -> str:
+    states = Counter(entry.state for entry in done.entries)
+    counts = ", ".join(f"{count} {state.value}" for state, count in states.items())
+    flow = f" ({done.module})" if done.module else ""
+    return f"[Compiling]: {tree.source(done.operation)}{flow}: {counts}"
+
+
+def _summarize(entries: list[DispatchEntry], kept: int) -> int:
+    states = Counter(entry.state for entry in entries)
+    counts = ", ".join(f"{states[state]} {state.value}" for state in State if states[state])
+    say(f"{len(entries)} dispatches: {counts}; {kept} were up to date")
+    failed = [entry for entry in entries if entry.state is not State.COMPILED]
+    reasons = Counter(entry.reason for entry in failed)
+    for reason, count in reasons.most_common(5):
+        say(f"    {count} x {reason}")
+    if len(reasons) > 5:
+        say(f"    and {len(reasons) - 5} other reasons; manifest.json holds the reason of each dispatch")
+    sys.stdout.flush()
+    return FAILED if failed else SUCCESS

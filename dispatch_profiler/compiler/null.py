@@ -1,0 +1,118 @@
+"""A compiler that compiles nothing: every verdict of the pipeline can be had in seconds.
+
+Its "vmfb" is JSON that says, function by function, what the null device is to do. Faults come from
+a YAML file, by a glob over dispatch names; the first that matches counts:
+
+    "*_peel":            {not_compiled: no such tile}
+    "matmul_64*":        {not_applied: true}
+    "*_8x64x1":          {fault: wrong_element}
+    "*":                 {time_ms: 0.25}
+
+Faults of a run: wrong_element, nan, inf, unwritten, crash, hang, memory.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dispatch_profiler.compiler._base import BuildError, Built, ModuleJob, Outcome
+from dispatch_profiler.errors import UsageError, did_you_mean
+from dispatch_profiler.files import sha256
+from dispatch_profiler.generator import Dispatch, State
+
+RUN_FAULTS = ("wrong_element", "nan", "inf", "unwritten", "crash", "hang", "memory")
+_KEYS = ("not_compiled", "not_applied", "fault", "time_ms")
+MAGIC = "null vmfb"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What happens to dispatches whose name matches `pattern`."""
+
+    pattern: str
+    not_compiled: str = ""
+    not_applied: bool = False
+    fault: str = ""
+    time_ms: float | None = None
+
+
+def load_rules(path: Path) -> tuple[Rule, ...]:
+    """Read a file of faults. UsageError names the rule and the key."""
+    try:
+        data = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise UsageError(f"cannot read the faults {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise UsageError(f"{path}: expected patterns with faults, but got {data!r}")
+    return tuple(_rule(str(pattern), values, path) for pattern, values in data.items())
+
+
+def _rule(pattern: str, values: Any, path: Path) -> Rule:
+    if not isinstance(values, dict):
+        raise UsageError(f"{path}, {pattern!r}: expected keys and values, but got {values!r}")
+    for key in values:
+        if key not in _KEYS:
+            raise UsageError(f"{path}, {pattern!r}: unknown key {key!r}", hint=did_you_mean(str(key), _KEYS))
+    fault = values.get("fault", "")
+    if fault and fault not in RUN_FAULTS:
+        raise UsageError(
+            f"{path}, {pattern!r}: unknown fault {fault!r}", hint=did_you_mean(str(fault), RUN_FAULTS)
+        )
+    return Rule(pattern, **values)
+
+
+@dataclass(frozen=True)
+class NullCompiler:
+    """Builds the JSON that the null device reads."""
+
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def revision(self) -> str:
+        return f"null {sha256(repr(self.rules).encode())[:12]}"
+
+    def check_flags(self, flags: Sequence[str]) -> None:
+        """Every flag is known: none has an effect."""
+
+    def build(self, job: ModuleJob) -> Built:
+        """See `Compiler.build`."""
+        for dispatch in job.dispatches:
+            rule = self._rule_for(dispatch)
+            if rule.not_compiled:
+                raise BuildError(str(rule.not_compiled), culprits=(dispatch.name,))
+        outcomes = {dispatch.name: self._outcome(dispatch) for dispatch in job.dispatches}
+        compiled = [d for d in job.dispatches if outcomes[d.name].state is State.COMPILED]
+        if not compiled:
+            return Built(b"", b"", outcomes)
+        return Built(self._vmfb(compiled, 1), self._vmfb(compiled, job.repeat), outcomes)
+
+    def _rule_for(self, dispatch: Dispatch) -> Rule:
+        matching = (rule for rule in self.rules if fnmatch.fnmatchcase(dispatch.name, rule.pattern))
+        return next(matching, Rule("*"))
+
+    def _outcome(self, dispatch: Dispatch) -> Outcome:
+        lowering = dispatch.configuration.lowering(dispatch.operation)
+        wanted = "the null compiler's choice" if lowering is None else lowering.lowering_config
+        if self._rule_for(dispatch).not_applied:
+            return Outcome(State.NOT_APPLIED, f"asked for {wanted}, but configured nothing")
+        return Outcome(State.COMPILED, applied=wanted)
+
+    def _vmfb(self, dispatches: Sequence[Dispatch], repeat: int) -> bytes:
+        functions = {}
+        for dispatch in dispatches:
+            rule = self._rule_for(dispatch)
+            # 10 GFLOP/s unless a rule says otherwise.
+            time_ms = rule.time_ms if rule.time_ms is not None else dispatch.operation.flops / 1e7
+            functions[dispatch.name] = {
+                "operation": dispatch.operation.to_dict(),
+                "fault": rule.fault,
+                "time_ms": time_ms,
+            }
+        return json.dumps({"magic": MAGIC, "repeat": repeat, "functions": functions}).encode()

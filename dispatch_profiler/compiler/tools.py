@@ -1,0 +1,88 @@
+"""The command-line compiler of someone's own IREE build (`--build-dir`)."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from dispatch_profiler.compiler._base import BuildError
+from dispatch_profiler.errors import ToolError, UsageError
+
+#: Where a build, an install tree or a folder of tools keeps iree-compile.
+_PLACES = ("", "tools", "bin", "install/bin", "compiler")
+
+
+def find_tool(build_dir: Path) -> Path:
+    """The `iree-compile` of a build directory. UsageError names the places that were looked at."""
+    for place in _PLACES:
+        tool = build_dir / place / "iree-compile"
+        if tool.is_file():
+            return tool
+    places = ", ".join(str(build_dir / place) for place in _PLACES)
+    raise UsageError(
+        f"there is no iree-compile in {build_dir}",
+        hint=f"looked in {places}; leave --build-dir out to use the installed wheel",
+    )
+
+
+@dataclass(frozen=True)
+class Tools:
+    """Phases of the compiler, each a run of `iree_compile`."""
+
+    iree_compile: Path
+
+    @cached_property
+    def revision(self) -> str:
+        """The line of `iree-compile --version` that names the revision."""
+        said = self._call(["--version"])
+        return next((line.strip() for line in said.splitlines() if "version" in line), said.strip())
+
+    def check_flags(self, flags: Sequence[str]) -> None:
+        """UsageError if the compiler does not know one of `flags`."""
+        with tempfile.TemporaryDirectory() as folder:
+            empty = Path(folder, "empty.mlir")
+            empty.write_text("module {}\n")
+            try:
+                self._call([*flags, str(empty), "--compile-to=input", "-o", str(Path(folder, "out"))])
+            except BuildError as error:
+                raise UsageError(f"iree-compile refuses its flags: {error}") from error
+
+    def configure(self, source: bytes, flags: tuple[str, ...]) -> bytes:
+        """Source -> IR in which every dispatch is configured, as bytecode."""
+        return self._run(source, flags, "--compile-to=executable-configurations", "--emit-mlir-bytecode")
+
+    def advance(self, configured: bytes, flags: tuple[str, ...], phase: str) -> bytes:
+        """Configured IR -> IR at a later phase, as bytecode."""
+        start = "--compile-from=executable-configurations"
+        return self._run(configured, flags, start, f"--compile-to={phase}", "--emit-mlir-bytecode")
+
+    def translate(self, configured: bytes, flags: tuple[str, ...], repeat: int) -> tuple[bytes, bytes]:
+        """Configured IR -> the verify vmfb and the profile vmfb; the commands generate code twice."""
+        start = "--compile-from=executable-configurations"
+        repeats = f"--iree-hal-benchmark-dispatch-repeat-count={repeat}"
+        return self._run(configured, flags, start), self._run(configured, flags, start, repeats)
+
+    def _run(self, data: bytes, flags: tuple[str, ...], *more: str) -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            source, output = Path(folder, "source.mlir"), Path(folder, "output")
+            source.write_bytes(data)
+            self._call([*flags, *more, str(source), "-o", str(output)])
+            return output.read_bytes()
+
+    def _call(self, arguments: Sequence[str]) -> str:
+        command = [str(self.iree_compile), *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        except OSError as error:
+            raise ToolError(f"cannot run {self.iree_compile}: {error}") from error
+        if done.returncode:
+            lines = [
+                line for line in done.stderr.splitlines() if "error:" in line or "unknown" in line.lower()
+            ]
+            said = lines[0] if lines else f"iree-compile ended with status {done.returncode}"
+            raise BuildError(said, diagnostics=done.stderr)
+        return done.stdout

@@ -1,0 +1,166 @@
+"""What every kind of configuration is: a name, compiler flags or an attribute, and validity."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from dispatch_profiler.operations import Loop, Operation
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the hardware of a target sets; None where it is not known.
+
+    `max_vector_bytes`: the compiler refuses a vector of this many bytes or more.
+    """
+
+    max_vector_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """Tiles that a configuration asks of the compiler, level by level, loop by loop.
+
+    `levels["distribution"] = (64, 128, 0)` has one tile for each of `loops`; 0 leaves a loop whole.
+    `options` are unit attributes of the pipeline, such as `enable_loop_peeling`.
+    """
+
+    dialect: str
+    pipeline: str
+    loops: tuple[Loop, ...]
+    levels: tuple[tuple[str, tuple[int, ...]], ...]
+    options: tuple[str, ...] = ()
+
+    @property
+    def lowering_config(self) -> str:
+        """`#iree_cpu.lowering_config<distribution = [64, 128, 0], ...>`"""
+        return lowering_config_text(self.dialect, self.levels)
+
+    @property
+    def translation_info(self) -> str:
+        """`#iree_codegen.translation_info<pipeline = #iree_cpu.pipeline<...>[, {options}]>`"""
+        options = f", {{{', '.join(self.options)}}}" if self.options else ""
+        return (
+            f"#iree_codegen.translation_info<pipeline = #{self.dialect}.pipeline<{self.pipeline}>{options}>"
+        )
+
+    @property
+    def compilation_info(self) -> str:
+        """The attribute that goes on the operation in the generated MLIR."""
+        return (
+            "#iree_codegen.compilation_info<"
+            f"lowering_config = {self.lowering_config}, translation_info = {self.translation_info}>"
+        )
+
+
+def lowering_config_text(dialect: str, levels: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
+    """One level after another, in the order given: `#iree_cpu.lowering_config<a = [1, 2], b = [0, 0]>`."""
+    body = ", ".join(f"{level} = [{', '.join(map(str, tiles))}]" for level, tiles in levels)
+    return f"#{dialect}.lowering_config<{body}>"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What must stand in the compiler's own IR at `phase` if a whole-flow configuration took effect."""
+
+    phase: str
+    text: str
+
+
+class Configuration(abc.ABC):
+    """How the compiler may do an operation. Nothing about results.
+
+    Subclasses are frozen dataclasses; equal fields mean the same configuration and the same name.
+    """
+
+    kind: ClassVar[str]
+    #: Slices that the reduction is split into; 1 means not split.
+    split_k: int
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """A label that holds every field: `tile_config_64x128_8x32x4`."""
+
+    @abc.abstractmethod
+    def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
+        """Why this cannot be used for `operation`, with the values; None if it can."""
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Compiler flags beside the target's. Dispatches with the same flags share a module."""
+        return ()
+
+    @property
+    def module(self) -> str:
+        """Name of the module that holds dispatches with these flags; "" for the plain one."""
+        return ""
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """How to see that `flags` took effect; None where there are none."""
+        return None
+
+    def lowering(self, operation: Operation) -> Lowering | None:
+        """The tiles asked for; None leaves the choice to the compiler."""
+        return None
+
+    def fields(self) -> dict[str, str]:
+        """Columns of the report that describe the tiles."""
+        return {}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the manifest; `configuration_from_dict` reads it back."""
+        data: dict[str, Any] = {"kind": self.kind}
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            data[field.name] = list(value) if isinstance(value, tuple) else value
+        return data
+
+
+def split_suffix(split_k: int) -> str:
+    """What a split adds to a configuration's name."""
+    return f"_splitk{split_k}" if split_k > 1 else ""
+
+
+def split_loops(operation: Operation, split_k: int) -> tuple[Loop, ...]:
+    """Loops of `operation` with its reduction cut into `split_k` slices, done side by side.
+
+    split_k=4:  m, n, k=128  ->  split=4, m, n, k=32
+    """
+    if split_k == 1:
+        return operation.loops
+    cut = (
+        Loop(loop.name, loop.extent // split_k, loop.iterator) if loop.iterator == "reduction" else loop
+        for loop in operation.loops
+    )
+    return (Loop("split", split_k, "parallel"), *cut)
+
+
+def split_invalid_reason(operation: Operation, split_k: int) -> str | None:
+    """Only a plain matmul is split, into slices of equal length."""
+    if split_k == 1:
+        return None
+    if operation.kind != "matmul":
+        return f"split-k is defined for matmul, not for {operation.kind}"
+    if operation.accumulations % split_k:
+        return f"{split_k} slices do not divide k={operation.accumulations}"
+    return None
+
+
+@dataclass(frozen=True)
+class Default(Configuration):
+    """The compiler's own choice; with `split_k`, its own choice for the split product."""
+
+    kind: ClassVar[str] = "default"
+
+    split_k: int = 1
+
+    @property
+    def name(self) -> str:
+        return "tile_config_default" + split_suffix(self.split_k)
+
+    def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
+        return split_invalid_reason(operation, self.split_k)

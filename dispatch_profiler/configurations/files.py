@@ -1,0 +1,135 @@
+"""Lists of configurations: those that ship with the package, and those that a user writes.
+
+A file is YAML (or JSON, which is YAML):
+
+    configurations:
+      - {kinds: [matmul, batch_matmul], types: [f32], distribution: [64, 128], vector: [8, 32, 4]}
+      - {flow: data_tiling}
+      - {default: true}
+
+`kinds` and `types` (of the inputs) narrow an entry; without them it goes for all that it fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dispatch_profiler.configurations._base import Configuration, Default
+from dispatch_profiler.configurations.cpu_tiles import CpuTiles
+from dispatch_profiler.configurations.flows import Flow
+from dispatch_profiler.errors import ConfigurationError, OperationError, did_you_mean
+from dispatch_profiler.operations import KINDS, Operation, element_type
+
+_NARROWING = ("kinds", "types")
+#: key that tells the kind of an entry -> every key that the entry may have besides
+_KEYS = {
+    "distribution": ("vector", "cache", "peel", "split_k"),
+    "flow": (),
+    "default": ("split_k",),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A configuration with the operations that it is meant for (empty: all)."""
+
+    configuration: Configuration
+    kinds: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+
+    def is_for(self, operation: Operation) -> bool:
+        return (not self.kinds or operation.kind in self.kinds) and (
+            not self.types or operation.types.lhs in self.types
+        )
+
+
+def shipped_configurations(family: str) -> tuple[Entry, ...]:
+    """The package's own list for a family of targets, such as `llvm-cpu`; empty if there is none."""
+    file = resources.files("dispatch_profiler.configurations") / "shipped" / f"{family}.yaml"
+    return _parse(file.read_text(), f"{family}.yaml") if file.is_file() else ()
+
+
+def load_configurations(path: Path) -> tuple[Entry, ...]:
+    """Read a user's file. ConfigurationError names the file, the entry and the key."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read the configurations {path}: {error}") from error
+    return _parse(text, str(path))
+
+
+def _parse(text: str, where: str) -> tuple[Entry, ...]:
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict) or not isinstance(data.get("configurations"), list):
+        raise ConfigurationError(
+            f"{where} has no list under 'configurations'",
+            hint="write 'configurations:' and below it one entry a line, "
+            "such as '- {distribution: [64, 128], vector: [8, 32, 4]}'",
+        )
+    return tuple(_entry(row, f"{where}, entry {i}") for i, row in enumerate(data["configurations"], 1))
+
+
+def _entry(row: Any, where: str) -> Entry:
+    if not isinstance(row, dict) or not all(isinstance(key, str) for key in row):
+        raise ConfigurationError(f"{where}: expected keys and values, but got {row!r}")
+    marker = next((key for key in _KEYS if key in row), None)
+    known = [*_NARROWING, *([marker, *_KEYS[marker]] if marker else _KEYS)]
+    for key in row:
+        if key not in known:
+            raise ConfigurationError(f"{where}: unknown key {key!r}", hint=did_you_mean(key, known))
+    if marker is None:
+        raise ConfigurationError(f"{where}: needs one of {', '.join(_KEYS)}")
+    try:
+        return Entry(
+            _configuration(marker, {k: v for k, v in row.items() if k not in _NARROWING}),
+            _names(row.get("kinds", ()), "kinds", KINDS),
+            tuple(element_type(name).name for name in _names(row.get("types", ()), "types", None)),
+        )
+    except (ConfigurationError, OperationError) as error:
+        raise ConfigurationError(f"{where}: {error}", hint=error.hint) from error
+
+
+def _names(value: Any, key: str, known: Iterable[str] | None) -> tuple[str, ...]:
+    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else None
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(f"{key} must be a list of names, but got {value!r}")
+    for name in names:
+        if known is not None and name not in known:
+            raise ConfigurationError(f"unknown name {name!r} under {key}", hint=did_you_mean(name, known))
+    return names
+
+
+def _configuration(marker: str, values: dict[str, Any]) -> Configuration:
+    if marker == "flow":
+        return Flow(str(values["flow"]))
+    if marker == "default":
+        return Default(_whole(values.get("split_k", 1), "split_k"))
+    if "vector" not in values:
+        raise ConfigurationError("needs 'vector' beside 'distribution'")
+    for key in ("distribution", "vector", "cache"):
+        if not isinstance(values.get(key, []), list):
+            raise ConfigurationError(f"{key} must be a list of tiles, but got {values[key]!r}")
+    if not isinstance(values.get("peel", False), bool):
+        raise ConfigurationError(f"peel must be true or false, but got {values['peel']!r}")
+    return CpuTiles(
+        tuple(values["distribution"]),
+        tuple(values["vector"]),
+        tuple(values.get("cache", ())),
+        values.get("peel", False),
+        _whole(values.get("split_k", 1), "split_k"),
+    )
+
+
+def _whole(value: Any, key: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{key} must be a whole number of at least 1, but got {value!r}")
+    return value

@@ -1,0 +1,76 @@
+"""Whole-flow configurations: compiler flags that change how a whole module is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dispatch_profiler.configurations._base import Configuration, Evidence, Limits
+from dispatch_profiler.errors import ConfigurationError, did_you_mean
+from dispatch_profiler.operations import Operation
+
+
+@dataclass(frozen=True)
+class FlowRow:
+    """One flow: its flags, the operation kinds it changes, and how to see that it took effect."""
+
+    flags: tuple[str, ...]
+    kinds: tuple[str, ...]
+    evidence: Evidence
+
+
+_DATA_TILING = "--iree-opt-data-tiling"
+
+FLOWS: dict[str, FlowRow] = {
+    # Operands are packed so that a register tile lies together (mmt4d).
+    "data_tiling": FlowRow(
+        (_DATA_TILING,),
+        ("matmul", "batch_matmul"),
+        Evidence("executable-configurations", "Mmt4dTilingExpert"),
+    ),
+    # The packed product is done by IREE's hand-written micro-kernels.
+    "ukernels": FlowRow(
+        (_DATA_TILING, "--iree-llvmcpu-enable-ukernels=all"),
+        ("matmul", "batch_matmul"),
+        Evidence("executable-targets", "iree_uk_mmt4d"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Flow(Configuration):
+    """A row of `FLOWS` by its name."""
+
+    kind: ClassVar[str] = "flow"
+
+    flow: str
+
+    def __post_init__(self) -> None:
+        if self.flow not in FLOWS:
+            raise ConfigurationError(f"unknown flow {self.flow!r}", hint=did_you_mean(self.flow, FLOWS))
+
+    @property
+    def split_k(self) -> int:  # type: ignore[override]
+        return 1
+
+    @property
+    def name(self) -> str:
+        return f"flow_config_{self.flow}"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return FLOWS[self.flow].flags
+
+    @property
+    def module(self) -> str:
+        return self.flow
+
+    @property
+    def evidence(self) -> Evidence:
+        return FLOWS[self.flow].evidence
+
+    def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
+        kinds = FLOWS[self.flow].kinds
+        if operation.kind not in kinds:
+            return f"the flow {self.flow} changes {', '.join(kinds)}, not {operation.kind}"
+        return None

@@ -1,0 +1,38 @@
+"""Operations x configurations -> a generated tree with its manifest."""
+
+from dispatch_profiler.generator.dispatch import Dispatch
+from dispatch_profiler.generator.emit import emit
+from dispatch_profiler.generator.manifest import (
+    Artifact,
+    DispatchEntry,
+    Manifest,
+    ModuleEntry,
+    OperationEntry,
+    State,
+    load_manifest,
+    update_manifest,
+)
+from dispatch_profiler.generator.plan import Choices, LeftOut, Plan, plan_generation
+from dispatch_profiler.generator.render import render_module
+from dispatch_profiler.generator.selection import Selection
+from dispatch_profiler.generator.tree import Tree
+
+__all__ = [
+    "Artifact",
+    "Choices",
+    "Dispatch",
+    "DispatchEntry",
+    "LeftOut",
+    "Manifest",
+    "ModuleEntry",
+    "OperationEntry",
+    "Plan",
+    "Selection",
+    "State",
+    "Tree",
+    "emit",
+    "load_manifest",
+    "plan_generation",
+    "render_module",
+    "update_manifest",
+]

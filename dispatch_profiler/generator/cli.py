@@ -1,0 +1,268 @@
+"""`generator.py`: arguments -> a sweep and configurations -> a generated tree."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dispatch_profiler.command import SUCCESS, Parser, add_tree_arguments, folder, run, say
+from dispatch_profiler.configurations import load_configurations, shipped_configurations
+from dispatch_profiler.errors import OperationError, UsageError
+from dispatch_profiler.generator.dispatch import Dispatch
+from dispatch_profiler.generator.emit import emit
+from dispatch_profiler.generator.plan import Choices, LeftOut, Plan, plan_generation
+from dispatch_profiler.generator.selection import Selection
+from dispatch_profiler.generator.tree import Tree
+from dispatch_profiler.operations import CONV_LAYOUTS, ELEMENT_TYPES, ElementTypes, Epilogue, element_type
+from dispatch_profiler.targets import DEFAULT_TARGET, FAMILIES, parse_target
+from dispatch_profiler.workloads import (
+    ConvSweep,
+    MatmulSweep,
+    Sweep,
+    parse_pairs,
+    parse_range,
+    sweep_workload,
+)
+from dispatch_profiler.workloads.sweep import DEFAULT_TYPES
+
+PROG = "generator.py"
+_RANGE = "V | START:END[:STEP],..."
+_CONV = {
+    "n": "images",
+    "h": "input height",
+    "w": "input width",
+    "c": "input channels",
+    "k": "filters",
+    "r": "filter height",
+    "s": "filter width",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run(PROG, _main, arguments)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    target = parse_target(options.target)
+    selection = Selection.parse(options.dispatches, options.operation_kind)
+    result = sweep_workload(_sweep(options, selection.kinds))
+    entries = (
+        load_configurations(folder(options.configurations))
+        if options.configurations
+        else shipped_configurations(target.shipped_list)
+    )
+    choices = Choices(entries, selection, _slices(options), options.default_config == "only")
+    plan = plan_generation(result.workload, target, choices)
+    tree = Tree(folder(options.generated_dir))
+    if options.dry_run:
+        for operation, dispatches in plan.groups:
+            _announce(tree.source(operation), dispatches)
+    else:
+        for path, dispatches in emit(plan, tree):
+            _announce(path, dispatches)
+    points = tuple(LeftOut("a point of the sweep", reason) for reason in result.left_out)
+    _summarize(plan, points, options)
+    return SUCCESS
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+def _parser() -> Parser:
+    parser = Parser(PROG, "Generate MLIR dispatches: operations crossed with tuning configurations.")
+    add_tree_arguments(parser)
+    shapes = parser.add_argument_group(
+        "problem shapes", "Given shapes replace the predefined ones. The end of a range is included."
+    )
+    # The short spellings are those of the Arguments line in the profiler's report.
+    for axis in "mnk":
+        shapes.add_argument(f"--problem-{axis}", f"--{axis}", metavar=_RANGE, dest=f"problem_{axis}")
+    shapes.add_argument("--batch-count", "--batch_count", metavar=_RANGE, help="more than 1: batch_matmul")
+    for name, meaning in _CONV.items():
+        shapes.add_argument(f"--conv-{name}", metavar=_RANGE, help=meaning)
+    for name in ("stride", "padding", "dilation"):
+        shapes.add_argument(f"--conv-{name}", metavar=_RANGE, help="the same both ways, or 2x1")
+    shapes.add_argument("--conv-groups", metavar=_RANGE, help="groups of channels")
+    types = parser.add_argument_group("types and layouts")
+    known = ", ".join(name for name in ELEMENT_TYPES if name != "i32")
+    types.add_argument(
+        "--lhs", metavar="TYPE,...", help=f"element type of lhs, with its layout or not: {known}"
+    )
+    types.add_argument("--rhs", metavar="TYPE,...", help="default: as lhs")
+    types.add_argument("--result", metavar="TYPE,...", help="default: as lhs; f32 for f8E4M3FN, i32 for i8")
+    types.add_argument("--layout", metavar="LAYOUT,...", help="tt, tn, nt, nn (lhs, rhs); nhwc, nchw")
+    types.add_argument(
+        "--epilogue", default="none", metavar="EPILOGUE,...", help="none, bias, relu, gelu, sigmoid, tanh, bias+relu, ..."
+    )  # fmt: skip
+    tuning = parser.add_argument_group("configurations")
+    tuning.add_argument(
+        "--target", default=DEFAULT_TARGET, help=f"one of {', '.join(FAMILIES)} (default: %(default)s)"
+    )
+    tuning.add_argument("--configurations", metavar="FILE", help="YAML list instead of the shipped one")
+    tuning.add_argument(
+        "--split-k-slices", "--split_k_slices", metavar=_RANGE, help="also split k into so many slices"
+    )
+    tuning.add_argument("--split_k_mode", choices=["N/A", "parallel"], help=argparse.SUPPRESS)
+    tuning.add_argument(
+        "--default-config", nargs="?", const="true", default="true", choices=["true", "only"],
+        help="the compiler's own choice is always generated; 'only' generates nothing else",
+    )  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="say what would be generated, write nothing")
+    parser.add_argument("--verbose", action="store_true", help="name each dispatch that is left out")
+    return parser
+
+
+def _sweep(options: argparse.Namespace, kinds: tuple[str, ...]) -> Sweep:
+    conv = {name: getattr(options, f"conv_{name}") for name in _CONV}
+    typed = _types(options)
+    epilogues = tuple(dict.fromkeys(Epilogue.parse(text) for text in options.epilogue.split(",")))
+    return Sweep(
+        kinds=kinds,
+        matmul=MatmulSweep(
+            m=_range(options.problem_m),
+            n=_range(options.problem_n),
+            k=_range(options.problem_k),
+            batch=_range(options.batch_count),
+        ),
+        conv=ConvSweep(
+            given={name: parse_range(text) for name, text in conv.items() if text is not None},
+            stride=_pairs(options.conv_stride),
+            padding=_pairs(options.conv_padding, minimum=0),
+            dilation=_pairs(options.conv_dilation),
+            groups=_range(options.conv_groups),
+        ),
+        types=typed.types,
+        layouts=typed.layouts,
+        conv_layouts=typed.conv_layouts,
+        epilogues=epilogues,
+    )
+
+
+def _range(text: str | None) -> tuple[int, ...] | None:
+    return None if text is None else parse_range(text)
+
+
+def _pairs(text: str | None, minimum: int = 1) -> tuple[tuple[int, int], ...] | None:
+    return None if text is None else parse_pairs(text, minimum=minimum)
+
+
+def _slices(options: argparse.Namespace) -> tuple[int, ...] | None:
+    text = options.split_k_slices
+    return None if text is None else () if text == "N/A" else parse_range(text)
+
+
+# -- types and layouts -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Typed:
+    types: tuple[ElementTypes, ...]
+    layouts: tuple[tuple[str, str], ...]
+    conv_layouts: tuple[str, ...]
+
+
+_MATMUL_LAYOUTS = {"tt": ("t", "t"), "tn": ("t", "n"), "nt": ("n", "t"), "nn": ("n", "n")}
+_TAGS = ("t", "n", *CONV_LAYOUTS, *(filter_ for _, filter_ in CONV_LAYOUTS.values()))
+
+
+def _types(options: argparse.Namespace) -> _Typed:
+    lhs, lhs_tags = _tagged(options.lhs)
+    rhs, rhs_tags = _tagged(options.rhs)
+    result, result_tags = _tagged(options.result)
+    if not (lhs or rhs or result):
+        types: tuple[ElementTypes, ...] = DEFAULT_TYPES
+    else:
+        lhs = lhs or rhs or [element_type(name).name for name in result]
+        rhs = rhs or lhs
+        result = result or [_natural_result(name) for name in lhs]
+        types = tuple(ElementTypes(*triple) for triple in _aligned(lhs, rhs, result))
+    return _with_layouts(types, options.layout, lhs_tags, rhs_tags, result_tags)
+
+
+def _tagged(text: str | None) -> tuple[list[str], set[str]]:
+    """`f16t,bf16t` -> (["f16", "bf16"], {"t"})."""
+    names, tags = [], set()
+    for part in text.split(",") if text else []:
+        tag = next((t for t in _TAGS if part.endswith(t) and part.removesuffix(t) in ELEMENT_TYPES), "")
+        names.append(element_type(part.removesuffix(tag) if tag else part).name)
+        tags |= {tag} if tag else set()
+    return names, tags
+
+
+def _natural_result(name: str) -> str:
+    type_ = element_type(name)
+    return type_.accumulator_name if type_.bits == 8 else type_.name
+
+
+def _aligned(*columns: list[str]) -> list[tuple[str, ...]]:
+    longest = max(map(len, columns))
+    if any(len(column) not in (1, longest) for column in columns):
+        counts = ", ".join(str(len(column)) for column in columns)
+        raise UsageError(f"--lhs, --rhs and --result must list one type or equally many, but got {counts}")
+    return list(zip(*(column * longest if len(column) == 1 else column for column in columns), strict=True))
+
+
+def _with_layouts(
+    types: tuple[ElementTypes, ...], layout: str | None, lhs: set[str], rhs: set[str], result: set[str]
+) -> _Typed:
+    matmul = tuple(_MATMUL_LAYOUTS[x] for x in _listed(layout) if x in _MATMUL_LAYOUTS)
+    conv = tuple(x for x in _listed(layout) if x in CONV_LAYOUTS)
+    if any(len(tags) > 1 for tags in (lhs, rhs, result)):
+        raise UsageError("give one layout a tensor with its type, or several with --layout")
+    tags = ["".join(each) for each in (lhs, rhs, result)]
+    data = next((name for name, pair in CONV_LAYOUTS.items() if tags[0] in pair or tags[1] in pair), None)
+    if data is not None:
+        if any(tag not in ("", *CONV_LAYOUTS[data]) for tag in tags) or tags[2] not in ("", data):
+            raise OperationError(f"layouts {', '.join(tags)} are of no convolution that there is")
+        conv = (data,)
+    elif tags[2] == "n":
+        raise OperationError(
+            "the result is stored row major ('t'), but got 'n'",
+            hint="a column-major result is the row-major result of the problem with lhs and rhs exchanged",
+        )
+    elif tags[0] or tags[1]:
+        matmul = ((tags[0] or "t", tags[1] or "t"),)
+    return _Typed(types, matmul or (("t", "t"),), conv or ("nhwc",))
+
+
+def _listed(layout: str | None) -> list[str]:
+    parts = [part.strip() for part in layout.split(",")] if layout else []
+    known = [*_MATMUL_LAYOUTS, *CONV_LAYOUTS]
+    for part in parts:
+        if part not in known:
+            raise UsageError(f"unknown layout {part!r}", hint=f"there is: {', '.join(known)}")
+    return parts
+
+
+# -- output ----------------------------------------------------------------------------------------
+
+
+def _announce(path: Path, dispatches: tuple[Dispatch, ...]) -> None:
+    print(f"[Generating]: {path if path.is_absolute() else os.path.join('.', path)}")
+    for dispatch in dispatches:
+        print(f"    Emitting tuning configuration : {dispatch.configuration.name}")
+
+
+def _summarize(plan: Plan, points: tuple[LeftOut, ...], options: argparse.Namespace) -> None:
+    left_out = [*points, *plan.left_out]
+    verb = "Would generate" if options.dry_run else "Generated"
+    say(
+        f"{verb} {plan.dispatch_count} dispatches of {len(plan.groups)} operations for {plan.target.name};"
+        f" left out {len(left_out)}" + (":" if left_out else ".")
+    )
+    if options.verbose:
+        for each in left_out:
+            say(f"    {each.name}: {each.reason}")
+        return
+    counts = Counter(each.reason for each in left_out).most_common()
+    for reason, count in counts[:5]:
+        say(f"    {count} x {reason}")
+    if len(counts) > 5:
+        rest = sum(count for _, count in counts[5:])
+        say(f"    {rest} x {len(counts) - 5} other reasons; --verbose lists them all")

@@ -1,0 +1,214 @@
+"""The JSON record beside a generated tree: every dispatch, its hashes, its state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from dispatch_profiler.configurations import configuration_from_dict
+from dispatch_profiler.errors import DispatchProfilerError, TreeError
+from dispatch_profiler.files import locked, write_atomic
+from dispatch_profiler.generator.dispatch import Dispatch
+from dispatch_profiler.generator.tree import Tree
+from dispatch_profiler.operations import Operation, operation_from_dict
+
+_FORMAT = "dispatch_profiler manifest"
+_VERSION = 1
+
+
+class State(str, Enum):
+    """How far a dispatch has come. The last two carry a reason."""
+
+    GENERATED = "generated"
+    COMPILED = "compiled"
+    NOT_COMPILED = "not compiled"
+    NOT_APPLIED = "not applied"
+
+
+@dataclass(frozen=True)
+class DispatchEntry:
+    """One dispatch of the tree.
+
+    `applied` is what the compiler configured for it, in its own words; empty until compiled.
+    """
+
+    dispatch: Dispatch
+    state: State = State.GENERATED
+    reason: str = ""
+    applied: str = ""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file that was made from the source: its content's SHA-256 and size in bytes."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ModuleEntry:
+    """One pair of vmfbs: all configurations of an operation that share their compiler flags.
+
+    `key` is the content hash of all that went in. `repeat` is how often the profile vmfb does
+    each dispatch in one call. Without `verify` and `profile` no dispatch of it compiled.
+    """
+
+    name: str
+    key: str
+    repeat: int
+    compiler: str
+    verify: Artifact | None
+    profile: Artifact | None
+
+
+@dataclass(frozen=True)
+class OperationEntry:
+    """One operation of the tree with its dispatches and what was compiled of them."""
+
+    operation: Operation
+    target: str
+    source_sha256: str
+    dispatches: tuple[DispatchEntry, ...]
+    modules: tuple[ModuleEntry, ...] = ()
+
+    def module_of(self, dispatch: Dispatch) -> ModuleEntry | None:
+        """The module that holds `dispatch`; None until it is compiled."""
+        return next((m for m in self.modules if m.name == dispatch.configuration.module), None)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Every operation of one tree, in the order in which they were generated."""
+
+    tree: Tree
+    entries: tuple[OperationEntry, ...]
+
+    def dispatches(self) -> Iterator[tuple[OperationEntry, DispatchEntry]]:
+        for entry in self.entries:
+            for dispatch in entry.dispatches:
+                yield entry, dispatch
+
+
+def load_manifest(tree: Tree) -> Manifest:
+    """Read the manifest of `tree`.
+
+    Raises TreeError if there is none, if it is not ours, or if it is damaged.
+    """
+    path = tree.manifest
+    if not tree.folder.is_dir():
+        raise TreeError(f"there is no folder {tree.folder}", hint="give the folder that holds generated/")
+    if not path.is_file():
+        raise TreeError(
+            f"there is no generated tree in {tree.folder}: {path} is missing",
+            hint="run generator.py with the same --generated-dir first",
+        )
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise TreeError(f"the manifest {path} is damaged: {error}", hint=_again(path)) from error
+    if not isinstance(data, dict) or data.get("format") != _FORMAT:
+        raise TreeError(f"{path} is not a manifest of dispatch_profiler", hint=_again(path))
+    if data.get("version") != _VERSION:
+        raise TreeError(
+            f"{path} has version {data.get('version')!r}, but this program reads {_VERSION}",
+            hint=_again(path),
+        )
+    try:
+        return Manifest(tree, tuple(_read_operation(row) for row in data["operations"]))
+    except (KeyError, TypeError, ValueError, AttributeError, DispatchProfilerError) as error:
+        raise TreeError(f"the manifest {path} is damaged: {error!r}", hint=_again(path)) from error
+
+
+def _again(path: Any) -> str:
+    return f"remove {path} and run generator.py again; what was compiled stays usable"
+
+
+def update_manifest(tree: Tree, changed: Iterable[OperationEntry], *, generated: bool = False) -> Manifest:
+    """Put `changed` into the manifest on disk, under a lock, beside what others put there.
+
+    With `generated`, entries are added or replaced. Without it, an entry whose source has been
+    generated anew in the meantime is left as it is, and its result is dropped.
+    """
+    with locked(tree.root / ".manifest.lock"):
+        old = load_manifest(tree).entries if tree.manifest.exists() else ()
+        entries = {entry.operation: entry for entry in old}
+        for entry in changed:
+            known = entries.get(entry.operation)
+            if generated or (known is not None and known.source_sha256 == entry.source_sha256):
+                entries[entry.operation] = entry
+        manifest = Manifest(tree, tuple(entries.values()))
+        write_atomic(tree.manifest, _to_json(manifest))
+    return manifest
+
+
+# -- JSON ----------------------------------------------------------------------------------------
+
+
+def _to_json(manifest: Manifest) -> str:
+    rows = ",\n".join(
+        json.dumps(_write_operation(entry), separators=(",", ":")) for entry in manifest.entries
+    )
+    return f'{{"format": "{_FORMAT}", "version": {_VERSION}, "operations": [\n{rows}\n]}}\n'
+
+
+def _write_operation(entry: OperationEntry) -> dict[str, Any]:
+    return {
+        "name": entry.operation.name,
+        "operation": entry.operation.to_dict(),
+        "target": entry.target,
+        "source_sha256": entry.source_sha256,
+        "dispatches": [
+            {
+                "name": d.dispatch.name,
+                "configuration": d.dispatch.configuration.to_dict(),
+                "state": d.state.value,
+                "reason": d.reason,
+                "applied": d.applied,
+            }
+            for d in entry.dispatches
+        ],
+        "modules": [
+            {
+                "name": m.name,
+                "key": m.key,
+                "repeat": m.repeat,
+                "compiler": m.compiler,
+                "verify": None if m.verify is None else vars(m.verify),
+                "profile": None if m.profile is None else vars(m.profile),
+            }
+            for m in entry.modules
+        ],
+    }
+
+
+def _read_operation(row: Mapping[str, Any]) -> OperationEntry:
+    operation = operation_from_dict(row["operation"])
+    return OperationEntry(
+        operation=operation,
+        target=str(row["target"]),
+        source_sha256=str(row["source_sha256"]),
+        dispatches=tuple(
+            DispatchEntry(
+                Dispatch(operation, configuration_from_dict(d["configuration"])),
+                State(d["state"]),
+                str(d["reason"]),
+                str(d["applied"]),
+            )
+            for d in row["dispatches"]
+        ),
+        modules=tuple(
+            ModuleEntry(
+                str(m["name"]),
+                str(m["key"]),
+                int(m["repeat"]),
+                str(m["compiler"]),
+                None if m["verify"] is None else Artifact(**m["verify"]),
+                None if m["profile"] is None else Artifact(**m["profile"]),
+            )
+            for m in row["modules"]
+        ),
+    )

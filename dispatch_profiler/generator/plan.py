@@ -1,0 +1,107 @@
+"""Workload x configurations -> what to generate, and what to leave out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Entry
+from dispatch_profiler.errors import SelectionError
+from dispatch_profiler.generator.dispatch import Dispatch
+from dispatch_profiler.generator.selection import Selection
+from dispatch_profiler.operations import Matmul, Operation
+from dispatch_profiler.targets import Target
+from dispatch_profiler.workloads import SPLIT_K_PROBLEMS, Workload
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A dispatch, or a point of the sweep that is no operation, with the reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to generate: the dispatches of each operation, and what was left out."""
+
+    target: Target
+    groups: tuple[tuple[Operation, tuple[Dispatch, ...]], ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def dispatch_count(self) -> int:
+        return sum(len(dispatches) for _, dispatches in self.groups)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Which configurations to cross with the operations.
+
+    `split_k` None means the predefined slices of the predefined split-k problems.
+    """
+
+    entries: Sequence[Entry]
+    selection: Selection = field(default_factory=Selection)
+    split_k: tuple[int, ...] | None = None
+    default_only: bool = False
+
+
+def plan_generation(workload: Workload, target: Target, choices: Choices) -> Plan:
+    """Cross `workload` with the configurations of `choices`; the compiler's default is always among them.
+
+    Raises SelectionError if a pattern matches nothing that could be generated.
+    """
+    valid: list[Dispatch] = []
+    left_out: list[LeftOut] = []
+    for operation in workload.operations:
+        for configuration in _configurations(operation, choices):
+            dispatch = Dispatch(operation, configuration)
+            reason = configuration.invalid_reason(operation, target.limits)
+            if reason is None:
+                valid.append(dispatch)
+            elif choices.selection.matches(operation.kind, dispatch.name):
+                left_out.append(LeftOut(dispatch.name, reason))
+    chosen = _choose(valid, left_out, choices.selection)
+    groups: dict[Operation, list[Dispatch]] = {}
+    for dispatch in chosen:
+        groups.setdefault(dispatch.operation, []).append(dispatch)
+    return Plan(target, tuple((op, tuple(group)) for op, group in groups.items()), tuple(left_out))
+
+
+def _choose(valid: list[Dispatch], left_out: list[LeftOut], selection: Selection) -> list[Dispatch]:
+    try:
+        return selection.choose(valid, lambda d: d.operation.kind, lambda d: d.name)
+    except SelectionError as error:
+        if left_out and selection.patterns:
+            first = left_out[0]
+            raise SelectionError(f"{error}; {first.name} was left out: {first.reason}") from error
+        raise
+
+
+def _configurations(operation: Operation, choices: Choices) -> list[Configuration]:
+    fitting = (
+        [] if choices.default_only else [e.configuration for e in choices.entries if e.is_for(operation)]
+    )
+    plain = dict.fromkeys([Default(), *fitting])
+    # A split is a variant of the configurations that have none of their own.
+    return [*plain, *(_split(c, s) for s in _slices(operation, choices) for c in plain if _can_split(c))]
+
+
+def _slices(operation: Operation, choices: Choices) -> tuple[int, ...]:
+    if choices.split_k is not None:
+        return tuple(slices for slices in choices.split_k if slices > 1)
+    if isinstance(operation, Matmul) and not choices.default_only:
+        predefined: Mapping[tuple[int, int, int], tuple[int, ...]] = SPLIT_K_PROBLEMS
+        return predefined.get((operation.m, operation.n, operation.k), ())
+    return ()
+
+
+def _can_split(configuration: Configuration) -> bool:
+    return isinstance(configuration, (Default, CpuTiles)) and configuration.split_k == 1
+
+
+def _split(configuration: Configuration, slices: int) -> Configuration:
+    assert isinstance(configuration, (Default, CpuTiles))
+    return replace(configuration, split_k=slices)

@@ -1,0 +1,31 @@
+"""Operations and configurations -> MLIR text, through the templates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import jinja2
+
+from dispatch_profiler.generator.dispatch import Dispatch
+from dispatch_profiler.operations import Operation
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("dispatch_profiler", "templates"),
+        undefined=jinja2.StrictUndefined,  # an unfilled name is an error, never empty text
+        autoescape=False,
+        keep_trailing_newline=True,
+    )
+
+
+def render_module(operation: Operation, dispatches: Sequence[Dispatch]) -> str:
+    """MLIR text with a function for each of `dispatches`, all of them of `operation`.
+
+    before: Matmul(4, 4, 4), [Default()]
+    after:  func.func @matmul_4x4x4_f32t_f32t_f32t_tile_config_default(%lhs: tensor<4x4xf32>, ...
+    """
+    template = _environment().get_template(f"{operation.kind}.mlir.j2")
+    return template.render(op=operation, dispatches=dispatches).lstrip("\n")

@@ -1,0 +1,105 @@
+"""Choosing dispatches by patterns and operation kinds."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from dispatch_profiler.errors import SelectionError
+from dispatch_profiler.operations import operation_kind
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Patterns over whole dispatch names, each a glob or a regular expression, and kinds.
+
+    No pattern selects every name, no kind every kind; a dispatch must pass both.
+    """
+
+    patterns: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+
+    @staticmethod
+    def parse(patterns: str, kinds: str) -> Selection:
+        """Read two comma lists. Commas within (), [] and {} belong to a regular expression.
+
+        Raises SelectionError for an empty pattern, OperationError for an unknown kind. The kind
+        `all` stands for every kind.
+        """
+        names = [kind.strip() for kind in kinds.split(",")] if kinds else []
+        wanted = () if "all" in names else tuple(operation_kind(name).kind for name in names)
+        return Selection(_split(patterns), wanted)
+
+    @cached_property
+    def _matchers(self) -> tuple[tuple[str, tuple[re.Pattern[str], ...]], ...]:
+        return tuple((pattern, _compile(pattern)) for pattern in self.patterns)
+
+    def matches(self, kind: str, name: str) -> bool:
+        """Does the dispatch called `name`, of an operation of `kind`, belong to the selection?"""
+        if self.kinds and kind not in self.kinds:
+            return False
+        return not self.patterns or any(_matches(forms, name) for _, forms in self._matchers)
+
+    def choose(self, items: Iterable[T], kind: Callable[[T], str], name: Callable[[T], str]) -> list[T]:
+        """The items that belong to the selection, in their order.
+
+        Raises SelectionError if a pattern matches none of them, or nothing is left.
+        """
+        of_kind = [item for item in items if not self.kinds or kind(item) in self.kinds]
+        if not of_kind:
+            raise SelectionError(f"there is no dispatch of {', '.join(self.kinds) or 'any kind'}")
+        names = [name(item) for item in of_kind]
+        for pattern, forms in self._matchers:
+            if not any(_matches(forms, each) for each in names):
+                raise SelectionError(f"no dispatch matches {pattern!r}", hint=_nearest(pattern, names))
+        return [
+            item
+            for item, each in zip(of_kind, names, strict=True)
+            if not self.patterns or any(_matches(forms, each) for _, forms in self._matchers)
+        ]
+
+
+def _split(patterns: str) -> tuple[str, ...]:
+    if not patterns:
+        return ()
+    parts, depth, part = [], 0, ""
+    for character in patterns:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth <= 0:
+            parts.append(part)
+            part = ""
+        else:
+            part += character
+    parts = [each.strip() for each in [*parts, part]]
+    if not all(parts):
+        raise SelectionError(f"an empty pattern in {patterns!r}", hint="separate patterns by one comma")
+    return tuple(parts)
+
+
+def _compile(pattern: str) -> tuple[re.Pattern[str], ...]:
+    forms = [re.compile(fnmatch.translate(pattern))]
+    try:
+        forms.append(re.compile(pattern))
+    except re.error as error:
+        if not re.search(r"[*?\[]", pattern):
+            raise SelectionError(
+                f"the pattern {pattern!r} is neither a glob nor a regular expression: {error}"
+            ) from error
+    return tuple(forms)
+
+
+def _matches(forms: tuple[re.Pattern[str], ...], name: str) -> bool:
+    return any(form.fullmatch(name) for form in forms)
+
+
+def _nearest(pattern: str, names: Sequence[str]) -> str:
+    plain = re.sub(r"\.\*|[*?\\^$()]", "", pattern)
+    near = difflib.get_close_matches(plain, names, n=1, cutoff=0.0)
+    return f"the nearest is {near[0]!r}; a pattern must match the whole name" if near else ""

@@ -1,0 +1,48 @@
+"""Where things lie in a generated tree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dispatch_profiler.operations import Operation
+
+Purpose = Literal["verify", "profile"]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """`folder/generated/linalg/<kind>/<operation>/`; `folder` is what `--generated-dir` names."""
+
+    folder: Path
+
+    @property
+    def root(self) -> Path:
+        """The folder of the manifest and of the kinds."""
+        return self.folder / "generated" / "linalg"
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "manifest.json"
+
+    @property
+    def references(self) -> Path:
+        """Reference results, by content."""
+        return self.folder / "generated" / "reference_cache"
+
+    def operation(self, operation: Operation) -> Path:
+        return self.root / operation.kind / operation.name
+
+    def source(self, operation: Operation) -> Path:
+        """The MLIR of every configuration of `operation`."""
+        return self.operation(operation) / f"{operation.name}.mlir"
+
+    def vmfb(self, operation: Operation, module: str, purpose: Purpose) -> Path:
+        """A compiled module. `module` is "" for the target's plain flags, else the flow's name."""
+        flow = f"_{module}" if module else ""
+        return self.operation(operation) / f"{operation.name}{flow}_{purpose}.vmfb"
+
+    def compiler_output(self, operation: Operation) -> Path:
+        """What the compiler said about this operation."""
+        return self.operation(operation) / "iree_compile_cmd_stdout.mlir"

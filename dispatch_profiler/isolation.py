@@ -1,0 +1,252 @@
+"""Worker processes: whatever crashes, hangs or eats memory in one costs only the call it served.
+
+A worker is a fresh interpreter that serves calls, one at a time, over a socket. Its standard error
+goes to a file, of which the end becomes part of the message when it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from dispatch_profiler.errors import (
+    DispatchProfilerError,
+    ToolError,
+    WorkerCrashed,
+    WorkerOutOfMemory,
+    WorkerTimedOut,
+)
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class WorkerLimits:
+    """What one call may use. `memory_bytes` bounds the address space beyond what is mapped at start."""
+
+    seconds: float | None = None
+    memory_bytes: int | None = None
+
+
+class Worker:
+    """A process that serves calls of importable functions.
+
+    `start` is called in the process before its first call, with `start_arguments`. Arguments,
+    results and errors are pickled. After a call that raised WorkerCrashed, WorkerTimedOut or
+    WorkerOutOfMemory the next call starts a fresh process.
+    """
+
+    def __init__(
+        self,
+        limits: WorkerLimits = WorkerLimits(),
+        start: Callable[..., None] | None = None,
+        start_arguments: tuple[Any, ...] = (),
+    ) -> None:
+        self._limits = limits
+        self._start = start
+        self._start_arguments = start_arguments
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._log: Any = None
+
+    # -- calls --------------------------------------------------------------------------------
+
+    def call(self, function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
+        """`function(*arguments)`, done by the worker. `seconds` overrides the limit for this call.
+
+        Raises what the function raised if it is one of our errors, ToolError with the traceback
+        if it is another, and WorkerCrashed, WorkerTimedOut or WorkerOutOfMemory.
+        """
+        connection = self._ready()
+        limit = seconds if seconds is not None else self._limits.seconds
+        try:
+            connection.send((_locate(function), arguments))
+            if not connection.poll(limit):
+                self.close()
+                raise WorkerTimedOut(f"no answer within {limit:g} s")
+            kind, value = connection.recv()
+        except (EOFError, ConnectionError) as error:
+            raise self._post_mortem() from error
+        except BaseException:
+            # Interrupted half-way: the answer of this call must not be taken for that of the next.
+            self.close()
+            raise
+        if kind == "value":
+            return value
+        if isinstance(value, WorkerOutOfMemory):
+            self.close()
+        raise value
+
+    def _post_mortem(self) -> ToolError:
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=10)
+        code, log = self._process.returncode, self.stderr_tail()
+        self.close()
+        said = f": {log.splitlines()[-1].strip()}" if log.strip() else ""
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+            ran_out = " (the system may have run out of memory)" if code == -signal.SIGKILL else ""
+            return WorkerCrashed(f"killed by {name}{ran_out}{said}")
+        return WorkerCrashed(f"the process ended with status {code}{said}")
+
+    def stderr_tail(self, size: int = 4000) -> str:
+        """The end of what the process wrote to standard error."""
+        if self._log is None:
+            return ""
+        self._log.flush()
+        end = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), size, max(0, end - size)).decode(errors="replace")
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def _ready(self) -> Connection:
+        if self._connection is not None:
+            return self._connection
+        ours, theirs = socket.socketpair()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
+        package_root = str(Path(__file__).resolve().parent.parent)
+        paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
+        command = "from dispatch_profiler.isolation import serve; serve()"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", command, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                start_new_session=True,  # Ctrl-C at the terminal is ours to handle
+            )
+        self._connection = Connection(ours.detach())
+        setup = (self._limits.memory_bytes, self._start and _locate(self._start), self._start_arguments)
+        try:
+            self._connection.send(setup)
+            kind, value = self._connection.recv()
+        except (EOFError, ConnectionError) as error:
+            raise self._post_mortem() from error
+        except BaseException:
+            self.close()
+            raise
+        if kind != "value":
+            self.close()
+            raise value
+        return self._connection
+
+    def kill(self) -> None:
+        """End the process from another thread; a call that waits for it raises WorkerCrashed."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._process is not None:
+            self.kill()
+            self._process.wait()
+            self._process = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+
+
+def _locate(function: Callable[..., Any]) -> tuple[str, str]:
+    return function.__module__, function.__qualname__
+
+
+# -- the process itself ----------------------------------------------------------------------------
+
+
+def serve() -> None:
+    """Body of a worker process; its socket and its parent's id stand in `sys.argv`."""
+    connection, parent = Connection(int(sys.argv[1])), int(sys.argv[2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent(parent)
+    memory, start, arguments = connection.recv()
+
+    def prepare() -> None:
+        if start is not None:
+            _find(start)(*arguments)
+        if memory is not None:
+            limit_memory(memory)
+
+    connection.send(_answer(prepare))
+    while True:
+        try:
+            located, arguments = connection.recv()
+        except EOFError:
+            return
+        connection.send(_answer(lambda: _find(located)(*arguments)))  # noqa: B023 (called at once)
+
+
+def _find(located: tuple[str, str]) -> Callable[..., Any]:
+    found: Any = importlib.import_module(located[0])
+    for name in located[1].split("."):
+        found = getattr(found, name)
+    return found
+
+
+def _answer(call: Callable[[], Any]) -> tuple[str, Any]:
+    try:
+        return "value", call()
+    except DispatchProfilerError as error:
+        return "error", error
+    except MemoryError as error:
+        return "error", WorkerOutOfMemory(f"out of memory: {error}".rstrip(": "))
+    except Exception as error:
+        # The border of the process: whatever it is must reach the other side.
+        return "error", ToolError(f"{type(error).__name__}: {error}", hint=traceback.format_exc())
+
+
+def _die_with_parent(parent: int) -> None:
+    """On Linux, ask for SIGKILL when the parent goes; elsewhere a closed socket ends us."""
+    with contextlib.suppress(OSError, AttributeError):
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def limit_memory(extra: int) -> None:
+    """Let this process map at most `extra` bytes more than it has now."""
+    with contextlib.suppress(OSError):
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (mapped + extra, hard))
+
+
+def available_memory() -> int:
+    """Bytes of memory that the system could give out now; 4 GiB where it does not say."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 4 * _GIB

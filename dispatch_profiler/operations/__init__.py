@@ -1,0 +1,55 @@
+"""What is computed. A new kind is one file here, one template, and one line in `KINDS`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dispatch_profiler.errors import OperationError, did_you_mean
+from dispatch_profiler.operations._base import ElementTypes, Loop, Operation, Tensor
+from dispatch_profiler.operations.conv2d import CONV_LAYOUTS, Conv2d
+from dispatch_profiler.operations.element_types import ELEMENT_TYPES, ElementType, element_type
+from dispatch_profiler.operations.epilogues import ACTIVATIONS, Epilogue
+from dispatch_profiler.operations.matmul import BatchMatmul, Matmul
+from dispatch_profiler.operations.reference import Reference, accumulation_factor, reference
+
+KINDS: dict[str, type[Operation]] = {kind.kind: kind for kind in (Matmul, BatchMatmul, Conv2d)}
+
+
+def operation_kind(name: str) -> type[Operation]:
+    """The class of the kind called `name`; OperationError lists the kinds that there are."""
+    if name not in KINDS:
+        raise OperationError(f"unknown operation kind {name!r}", hint=did_you_mean(name, KINDS))
+    return KINDS[name]
+
+
+def operation_from_dict(data: Mapping[str, Any]) -> Operation:
+    """Inverse of `Operation.to_dict`."""
+    values = dict(data)
+    kind = operation_kind(values.pop("kind"))
+    values["types"] = ElementTypes(*values["types"])
+    values["epilogue"] = Epilogue.parse(values["epilogue"])
+    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+
+
+__all__ = [
+    "ACTIVATIONS",
+    "CONV_LAYOUTS",
+    "ELEMENT_TYPES",
+    "KINDS",
+    "BatchMatmul",
+    "Conv2d",
+    "ElementType",
+    "ElementTypes",
+    "Epilogue",
+    "Loop",
+    "Matmul",
+    "Operation",
+    "Reference",
+    "Tensor",
+    "accumulation_factor",
+    "element_type",
+    "operation_from_dict",
+    "operation_kind",
+    "reference",
+]

@@ -1,0 +1,203 @@
+"""Two-dimensional convolution (cross-correlation, as in every framework), grouped and depthwise too.
+
+`out[n, y, x, g*F + f] = sum_{r, s, c} in[n, y*sh + r*dh - ph, x*sw + s*dw - pw, g*C + c] * filter[r, s, c, g*F + f]`
+with C channels and F filters a group, and zeros outside the input.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from dispatch_profiler.errors import OperationError, did_you_mean
+from dispatch_profiler.operations._base import ElementTypes, Loop, Operation, Tensor, check_positive
+from dispatch_profiler.operations.epilogues import Epilogue
+
+#: data layout -> (input and result, filter)
+CONV_LAYOUTS = {"nhwc": ("nhwc", "hwcf"), "nchw": ("nchw", "fchw")}
+
+Form = Literal["dense", "grouped", "depthwise"]
+
+
+@dataclass(frozen=True)
+class Conv2d(Operation):
+    """`n` images of `c` channels and `h` x `w` pixels, `k` filters of `r` x `s`.
+
+    `stride`, `padding` (on both sides) and `dilation` are (height, width) pairs.
+    """
+
+    kind: ClassVar[str] = "conv2d"
+    label: ClassVar[str] = "OperationKind.Conv2d"
+    parallel_axes: ClassVar[tuple[str, ...]] = ("n", "oh", "ow", "oc")
+    reduction_axes: ClassVar[tuple[str, ...]] = ("kh", "kw", "ic")
+
+    n: int
+    h: int
+    w: int
+    c: int
+    k: int
+    r: int
+    s: int
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+    layout: str = "nhwc"
+    types: ElementTypes = ElementTypes()
+    epilogue: Epilogue = Epilogue()
+
+    def __post_init__(self) -> None:
+        for pair in ("stride", "padding", "dilation"):
+            object.__setattr__(self, pair, tuple(getattr(self, pair)))
+        check_positive(
+            self.kind,
+            **{x: getattr(self, x) for x in "nhwckrs"},
+            **dict(zip(("stride_h", "stride_w"), self.stride, strict=True)),
+            **dict(zip(("dilation_h", "dilation_w"), self.dilation, strict=True)),
+            groups=self.groups,
+        )
+        if min(self.padding) < 0:
+            raise OperationError(f"conv2d: padding must be at least 0, but got {self.padding}")
+        if self.layout not in CONV_LAYOUTS:
+            raise OperationError(
+                f"unknown convolution layout {self.layout!r}", hint=did_you_mean(self.layout, CONV_LAYOUTS)
+            )
+        for name, channels in (("input channels c", self.c), ("filters k", self.k)):
+            if channels % self.groups:
+                raise OperationError(
+                    f"groups must divide the {name}, but got groups={self.groups}, {name}={channels}"
+                )
+        for axis, size, padded in zip("hw", self.window, self.padded, strict=True):
+            if size > padded:
+                raise OperationError(
+                    f"the filter is larger than its padded input along {axis}: {size} > {padded}"
+                    " (filter with dilation, input with padding)",
+                    hint="use a smaller filter or dilation, or more padding",
+                )
+        self._check_epilogue()
+
+    # -- geometry -----------------------------------------------------------------------------
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Height and width that a dilated filter covers."""
+        return ((self.r - 1) * self.dilation[0] + 1, (self.s - 1) * self.dilation[1] + 1)
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        return (self.h + 2 * self.padding[0], self.w + 2 * self.padding[1])
+
+    @property
+    def output_size(self) -> tuple[int, int]:
+        """Height and width of the result."""
+        oh, ow = (
+            (padded - window) // stride + 1
+            for padded, window, stride in zip(self.padded, self.window, self.stride, strict=True)
+        )
+        return oh, ow
+
+    @property
+    def form(self) -> Form:
+        """Which linalg form it takes: depthwise means one input channel a group and one filter."""
+        if self.groups == 1:
+            return "dense"
+        return "depthwise" if self.groups == self.c == self.k else "grouped"
+
+    # -- the contract -------------------------------------------------------------------------
+
+    @property
+    def problem(self) -> str:
+        shapes = (self.inputs[0].shape, self.inputs[1].shape, self.result.shape)
+        return "_".join("x".join(map(str, shape)) for shape in shapes)
+
+    @property
+    def name_suffix(self) -> str:
+        pairs = (("s", self.stride), ("p", self.padding), ("d", self.dilation))
+        return "".join(f"_{tag}{h}x{w}" for tag, (h, w) in pairs) + f"_g{self.groups}"
+
+    @property
+    def layouts(self) -> tuple[str, str, str]:
+        data, filter_ = CONV_LAYOUTS[self.layout]
+        return data, filter_, data
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        per_group = self.c // self.groups
+        filter_ = (
+            (self.r, self.s, per_group, self.k)
+            if self.layout == "nhwc"
+            else (self.k, per_group, self.r, self.s)
+        )
+        return (
+            Tensor("lhs", self._image(self.h, self.w, self.c), self.types.input),
+            Tensor("rhs", filter_, self.types.input),
+            *self._bias_inputs(self.k),
+        )
+
+    def _image(self, h: int, w: int, c: int) -> tuple[int, ...]:
+        return (self.n, h, w, c) if self.layout == "nhwc" else (self.n, c, h, w)
+
+    @property
+    def result(self) -> Tensor:
+        return Tensor("result", self._image(*self.output_size, self.k), self.types.output)
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        oh, ow = self.output_size
+        extent = {
+            "n": self.n, "oh": oh, "ow": ow, "g": self.groups, "kh": self.r, "kw": self.s,
+            "oc": self.k if self.form != "grouped" else self.k // self.groups,
+            "ic": self.c // self.groups,
+        }  # fmt: skip
+        order = {
+            ("nhwc", "dense"): ("n oh ow oc", "kh kw ic"),
+            ("nhwc", "grouped"): ("n oh ow g oc", "kh kw ic"),
+            ("nhwc", "depthwise"): ("n oh ow oc", "kh kw"),
+            ("nchw", "dense"): ("n oc oh ow", "ic kh kw"),
+            ("nchw", "grouped"): ("n g oc oh ow", "ic kh kw"),
+            ("nchw", "depthwise"): ("n oh ow oc", "kh kw"),
+        }[self.layout, self.form]
+        parallel, reduction = (names.split() for names in order)
+        return (
+            *(Loop(name, extent[name], "parallel") for name in parallel),
+            *(Loop(name, extent[name], "reduction") for name in reduction),
+        )
+
+    @property
+    def bias_axis(self) -> int:
+        return 3 if self.layout == "nhwc" else 1
+
+    def shape_arguments(self) -> dict[str, str]:
+        shape = {f"conv-{x}": str(getattr(self, x)) for x in "nhwckrs"}
+        pairs = {f"conv-{x}": "x".join(map(str, getattr(self, x))) for x in ("stride", "padding", "dilation")}
+        return {**shape, **pairs, "conv-groups": str(self.groups)}
+
+    def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+        """One BLAS product for each filter tap and group, summed over the taps."""
+        images, filters = (lhs, rhs) if self.layout == "nhwc" else (_to_nhwc(lhs), rhs.transpose(2, 3, 1, 0))
+        (ph, pw), groups = self.padding, self.groups
+        padded = np.pad(images, ((0, 0), (ph, ph), (pw, pw), (0, 0)))
+        oh, ow = self.output_size
+        # N, OH, OW, G, C/G  and  R, S, G, C/G, K/G
+        filters = filters.reshape(self.r, self.s, self.c // groups, groups, self.k // groups)
+        filters = filters.transpose(0, 1, 3, 2, 4)
+        total = np.zeros((groups, self.n * oh * ow, self.k // groups), dtype=lhs.dtype)
+        for i in range(self.r):
+            for j in range(self.s):
+                rows = i * self.dilation[0] + self.stride[0] * np.arange(oh)
+                columns = j * self.dilation[1] + self.stride[1] * np.arange(ow)
+                window = padded[:, rows][:, :, columns].reshape(-1, groups, self.c // groups)
+                total += _grouped_product(window.transpose(1, 0, 2), filters[i, j])
+        result = total.transpose(1, 0, 2).reshape(self.n, oh, ow, self.k)
+        return result if self.layout == "nhwc" else result.transpose(0, 3, 1, 2)
+
+
+def _to_nhwc(array: np.ndarray) -> np.ndarray:
+    return array.transpose(0, 2, 3, 1)
+
+
+def _grouped_product(window: np.ndarray, taps: np.ndarray) -> np.ndarray:
+    """(G, P, C) x (G, C, F) -> (G, P, F); broadcasting is faster than BLAS where C is 1."""
+    return window * taps if window.shape[2] == 1 else window @ taps

@@ -1,0 +1,79 @@
+"""Element types: one row each, and everything that other rooms ask about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from dispatch_profiler.errors import OperationError, did_you_mean
+
+
+@dataclass(frozen=True)
+class ElementType:
+    """One scalar type, named as MLIR names it."""
+
+    name: str
+    #: How a value is held on the host; `ml_dtypes` gives the types that numpy lacks.
+    dtype: np.dtype
+    bits: int
+    is_integer: bool
+    #: Bits of the significand, the implicit one included (integers: value bits without the sign).
+    precision: int
+    #: What sums of products of this type are held in.
+    accumulator_name: str
+
+    @property
+    def bytes(self) -> int:
+        return self.bits // 8
+
+    @property
+    def accumulator(self) -> ElementType:
+        return ELEMENT_TYPES[self.accumulator_name]
+
+    @property
+    def unit_roundoff(self) -> float:
+        """Largest relative error of one rounding to nearest; 0 for integers."""
+        return 0.0 if self.is_integer else 2.0**-self.precision
+
+    @property
+    def exact_integers(self) -> int:
+        """Every integer of a magnitude up to this is represented exactly."""
+        return 2**self.precision - (1 if self.is_integer else 0)
+
+    def finfo(self) -> ml_dtypes.finfo:
+        """Limits of a floating-point type: `max`, `smallest_subnormal`, ..."""
+        return ml_dtypes.finfo(self.dtype)  # type: ignore[no-untyped-call]
+
+
+def _row(name: str, dtype: object, precision: int, accumulator: str, integer: bool = False) -> ElementType:
+    held = np.dtype(dtype)  # type: ignore[call-overload]
+    return ElementType(name, held, held.itemsize * 8, integer, precision, accumulator)
+
+
+ELEMENT_TYPES: dict[str, ElementType] = {
+    row.name: row
+    for row in (
+        _row("f64", np.float64, 53, "f64"),
+        _row("f32", np.float32, 24, "f32"),
+        _row("f16", np.float16, 11, "f32"),
+        _row("bf16", ml_dtypes.bfloat16, 8, "f32"),
+        _row("f8E4M3FN", ml_dtypes.float8_e4m3fn, 4, "f32"),
+        _row("i8", np.int8, 7, "i32", integer=True),
+        _row("i32", np.int32, 31, "i32", integer=True),
+    )
+}
+
+_ALIASES = {"f8": "f8E4M3FN"}
+
+
+def element_type(name: str) -> ElementType:
+    """The type called `name` (`f8` is short for `f8E4M3FN`).
+
+    Raises OperationError, which lists the types that there are.
+    """
+    found = ELEMENT_TYPES.get(_ALIASES.get(name, name))
+    if found is None:
+        raise OperationError(f"unknown element type {name!r}", hint=did_you_mean(name, ELEMENT_TYPES))
+    return found

@@ -1,0 +1,85 @@
+"""Epilogues: what is done to each element of a result before it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.special
+
+from dispatch_profiler.errors import OperationError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An elementwise function with what verification must know about it."""
+
+    name: str
+    #: float64 -> float64
+    function: Callable[[np.ndarray], np.ndarray]
+    #: Is the result exact when the argument is?
+    is_exact: bool
+    #: max |f'|: how far an error of the argument is carried to the result.
+    slope: float
+    #: Operations counted per element.
+    flops: int
+    #: Is it defined on integers?
+    on_integers: bool
+
+
+def _gelu(x: np.ndarray) -> np.ndarray:
+    # Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016: x * Phi(x), the exact form.
+    return 0.5 * x * (1.0 + scipy.special.erf(x / np.sqrt(2.0)))
+
+
+#: The slope of gelu peaks at x = sqrt(2): Phi(x) + x * phi(x) = 1.1290.
+ACTIVATIONS: dict[str, Activation] = {
+    a.name: a
+    for a in (
+        Activation("none", lambda x: x, True, 1.0, 0, True),
+        Activation("relu", lambda x: np.maximum(x, 0), True, 1.0, 1, True),
+        Activation("gelu", _gelu, False, 1.13, 5, False),
+        Activation("sigmoid", scipy.special.expit, False, 0.25, 4, False),
+        Activation("tanh", np.tanh, False, 1.0, 5, False),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """An optional bias (one value a column or output channel), then an activation.
+
+    `Epilogue.parse("bias+relu")` -> Epilogue(bias=True, activation="relu")
+    """
+
+    bias: bool = False
+    activation: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise OperationError(
+                f"unknown activation {self.activation!r}", hint=did_you_mean(self.activation, ACTIVATIONS)
+            )
+
+    @staticmethod
+    def parse(text: str) -> Epilogue:
+        """Read `none`, `bias`, an activation, or `bias+<activation>`; OperationError otherwise."""
+        parts = text.strip().lower().split("+")
+        bias = parts[0] == "bias"
+        rest = parts[1:] if bias else parts
+        if len(rest) > 1 or "" in parts:
+            raise OperationError(f"malformed epilogue {text!r}", hint="write none, bias, relu or bias+relu")
+        return Epilogue(bias, rest[0] if rest else "none")
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.bias and self.activation == "none"
+
+    @property
+    def function(self) -> Activation:
+        return ACTIVATIONS[self.activation]
+
+    def __str__(self) -> str:
+        parts = (["bias"] if self.bias else []) + ([self.activation] if self.activation != "none" else [])
+        return "+".join(parts) or "none"

@@ -1,0 +1,147 @@
+"""Reference results, and how far a correct kernel may be from them.
+
+numpy multiplies float32 and float64 matrices through BLAS; its own loops for float16 and integers
+are 400 times slower, and there are none for bf16 and f8. So everything is computed in float32 where
+that is exact, and in float64 otherwise: a float64 product of narrower types is far more accurate
+than any kernel, and a sum of integers below 2**53 is exact.
+
+Two kinds of comparison follow. If the inputs are whole numbers so small that every partial sum is
+exact in the kernel's accumulator, in any order, the result must be equal. Otherwise each element may
+be off by a bound on accumulated rounding errors. With u the unit roundoff of the accumulator and K
+the number of products, Higham and Mary ("A New Approach to Probabilistic Rounding Error Analysis",
+SIAM J. Sci. Comput. 41(5), 2019, Theorem 3.1) bound the error of a sum of products by
+`lambda * sqrt(K) * u * sum|a||b|` with a probability of failure of at most `2 K exp(-lambda**2 / 2)`;
+the bound `K * u * sum|a||b|` holds always (Higham, "Accuracy and Stability", section 3.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dispatch_profiler.operations._base import Operation
+from dispatch_profiler.operations.element_types import ElementType
+
+#: 2 * 1e5 * exp(-10**2 / 2) = 4e-17 for an element: never in a lifetime of sweeps.
+_LAMBDA = 10.0
+#: Relative error of the compiler's approximations of exp, tanh and erf, in unit roundoffs of the
+#: accumulator. Seen against scipy: below 4; composed in gelu and sigmoid: below 8.
+_ACTIVATION_ROUNDOFFS = 16.0
+
+_FLOAT32_EXACT = 2**24
+_FLOAT64_EXACT = 2**53
+
+
+@dataclass(frozen=True)
+class Reference:
+    """`expected` in the result's shape; `tolerance` an absolute bound for each element.
+
+    `tolerance` None means that the result must be equal; `expected` then has the result's type.
+    """
+
+    expected: np.ndarray
+    tolerance: np.ndarray | None
+
+
+def reference(operation: Operation, inputs: Sequence[np.ndarray]) -> Reference:
+    """What `operation` makes of `inputs` (shapes and types as `operation.inputs`)."""
+    lhs, rhs = inputs[0], inputs[1]
+    bias = operation.broadcast_bias(inputs[2]) if operation.epilogue.bias else None
+    reach = _reach(operation, lhs, rhs)
+    whole = _is_whole(lhs) and _is_whole(rhs)
+    with np.errstate(all="ignore"):
+        if operation.types.output.is_integer:
+            return Reference(_integers(operation, lhs, rhs, bias), None)
+        if whole and reach <= operation.types.accumulator.exact_integers:
+            return _exact_sums(operation, lhs, rhs, bias, reach)
+        return _rounded_sums(operation, lhs, rhs, bias)
+
+
+def _reach(operation: Operation, lhs: np.ndarray, rhs: np.ndarray) -> float:
+    """No partial sum of the contraction can be larger than this."""
+    return operation.accumulations * _largest(lhs) * _largest(rhs)
+
+
+def _largest(array: np.ndarray) -> float:
+    return float(np.max(np.abs(array.astype(np.float32)))) if array.size else 0.0
+
+
+def _is_whole(array: np.ndarray) -> bool:
+    wide = array.astype(np.float32) if array.dtype.itemsize < 4 else array
+    return bool(np.all(np.rint(wide) == wide))
+
+
+def _integers(operation: Operation, lhs: np.ndarray, rhs: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """Exact sums, wrapped around as the kernel's i32 does it."""
+    exact = np.float32 if _reach(operation, lhs, rhs) <= _FLOAT32_EXACT else np.float64
+    sums = operation.contract(lhs.astype(exact), rhs.astype(exact)).astype(np.int64)
+    if bias is not None:
+        sums = sums + bias.astype(np.int64)
+    wrapped = sums.astype(operation.result.type.dtype)
+    activated = operation.epilogue.function.function(wrapped)
+    return np.asarray(activated, dtype=operation.result.type.dtype)
+
+
+def _exact_sums(
+    operation: Operation, lhs: np.ndarray, rhs: np.ndarray, bias: np.ndarray | None, reach: float
+) -> Reference:
+    arithmetic = np.float32 if reach <= _FLOAT32_EXACT else np.float64
+    sums = operation.contract(lhs.astype(arithmetic), rhs.astype(arithmetic)).astype(np.float64)
+    exact = operation.epilogue.function.is_exact
+    if bias is not None:
+        sums = sums + bias.astype(np.float64)
+        widest = reach + _largest(bias)
+        exact = exact and _is_whole(bias) and widest <= operation.types.accumulator.exact_integers
+    value = operation.epilogue.function.function(sums)
+    if exact:
+        return Reference(value.astype(operation.result.type.dtype), None)
+    return Reference(value, _stored_tolerance(operation, value, sums, np.zeros(())))
+
+
+def _rounded_sums(
+    operation: Operation, lhs: np.ndarray, rhs: np.ndarray, bias: np.ndarray | None
+) -> Reference:
+    wide_lhs, wide_rhs = lhs.astype(np.float64), rhs.astype(np.float64)
+    sums = operation.contract(wide_lhs, wide_rhs)
+    # An upper bound needs no more than float32; the factor covers its own rounding.
+    magnitudes = 1.01 * operation.contract(
+        np.abs(wide_lhs).astype(np.float32), np.abs(wide_rhs).astype(np.float32)
+    )
+    error = accumulation_factor(operation.accumulations, operation.types.accumulator) * magnitudes
+    if operation.types.accumulator.name == "f64":
+        error = 2.0 * error  # the reference is in float64 itself and as far off as the kernel
+    if bias is not None:
+        sums = sums + bias.astype(np.float64)
+    value = operation.epilogue.function.function(sums)
+    return Reference(value, _stored_tolerance(operation, value, sums, error))
+
+
+def accumulation_factor(products: int, accumulator: ElementType) -> float:
+    """Bound of the relative error of a sum of `products` products, against the sum of magnitudes."""
+    u = accumulator.unit_roundoff
+    steps = products + 1
+    return min(steps * u / (1.0 - steps * u), math.expm1(_LAMBDA * math.sqrt(steps) * u))
+
+
+def _stored_tolerance(
+    operation: Operation, value: np.ndarray, sums: np.ndarray, error: np.ndarray
+) -> np.ndarray:
+    """Carry the error of the sums through bias, activation and the rounding to the result's type."""
+    accumulator, result = operation.types.accumulator, operation.types.output
+    u = accumulator.unit_roundoff
+    if operation.epilogue.bias:
+        error = error + u * np.abs(sums)
+    activation = operation.epilogue.function
+    error = activation.slope * error
+    if not activation.is_exact:
+        # Relative to the larger of argument and value: gelu subtracts near-equal numbers below 0.
+        scale = np.maximum(np.abs(value), np.minimum(np.abs(sums), 1.0))
+        error = error + _ACTIVATION_ROUNDOFFS * u * scale
+    if result != accumulator:
+        smallest = float(result.finfo().smallest_subnormal)
+        error = error + result.unit_roundoff * (np.abs(value) + error) + smallest
+    tiny = float(np.finfo(np.float32).tiny)  # below this, kernels may flush to zero
+    return (error + tiny).astype(np.float64) * np.ones(value.shape)

@@ -1,0 +1,161 @@
+"""`profiler.py`: compiled dispatches -> verdicts and figures, on the console and as CSV."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+from dispatch_profiler.command import (
+    FAILED,
+    SUCCESS,
+    USAGE,
+    Parser,
+    add_tree_arguments,
+    boolean,
+    folder,
+    positive,
+    positive_number,
+    run,
+    say,
+)
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.generator import DispatchEntry, OperationEntry, Selection, Tree, load_manifest
+from dispatch_profiler.profiler.inputs import DEFAULT_SEED
+from dispatch_profiler.profiler.measure import MeasureOptions
+from dispatch_profiler.profiler.records import Record, Verdict
+from dispatch_profiler.profiler.report import CsvReport, block
+from dispatch_profiler.profiler.session import ProfileOptions, Session
+from dispatch_profiler.runtime import find_runtime_tools
+from dispatch_profiler.targets import parse_target
+
+PROG = "profiler.py"
+Pairs = list[tuple[OperationEntry, DispatchEntry]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run(PROG, _main, arguments)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    tree = Tree(folder(options.generated_dir))
+    manifest = load_manifest(tree)
+    selection = Selection.parse(options.dispatches, options.operation_kind)
+    pairs = selection.choose(
+        manifest.dispatches(), lambda pair: pair[0].operation.kind, lambda pair: pair[1].dispatch.name
+    )
+    if options.dry_run:
+        for _, dispatch in pairs:
+            print(dispatch.dispatch.name)
+        return SUCCESS
+    with Session(tree, _profile_options(options, pairs)) as session:
+        session.check_device()
+        report = (
+            CsvReport(folder(options.output), append=options.append, tags=_tags(options.tags))
+            if options.output
+            else nullcontext()
+        )
+        with report as csv:
+            records = _run(session, pairs, csv)
+        return _summarize(records, session, options)
+
+
+def _parser() -> Parser:
+    parser = Parser(PROG, "Verify compiled dispatches against numpy and measure them.")
+    add_tree_arguments(parser)
+    parser.add_argument(
+        "--build-dir", "--iree-bin-dir", metavar="DIR", help="run through the tools of this IREE build"
+    )
+    parser.add_argument("--device", help="device URI (default: that of the target, e.g. local-task)")
+    parser.add_argument(
+        "--verification-enabled", type=boolean, default=True, metavar="true|false", help="compare with numpy"
+    )
+    parser.add_argument(
+        "--profiling-enabled", "--benchmark", type=boolean, default=True, metavar="true|false", help="measure"
+    )
+    parser.add_argument(
+        "--benchmark-repetitions",
+        type=positive,
+        default=5,
+        metavar="N",
+        help="samples of each dispatch (default: 5)",
+    )
+    parser.add_argument(
+        "--batch-size", type=positive, metavar="N",
+        help="executions in each sample, at least (default: as many as fill 20 ms)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--seed", type=int, default=DEFAULT_SEED, help="seed of the inputs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--timeout", type=positive_number, default=120.0, metavar="SECONDS",
+        help="time limit of each step of a dispatch (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--memory-limit", type=positive, metavar="MIB", help="memory a dispatch may use beyond its start"
+    )
+    parser.add_argument("--output", metavar="FILE", help="also write CSV, row by row")
+    parser.add_argument("--append", action="store_true", help="add to the file instead of replacing it")
+    parser.add_argument("--tags", default="", metavar="KEY:VALUE,...", help="leading columns of the CSV")
+    parser.add_argument("--dry-run", action="store_true", help="list the dispatches, run nothing")
+    return parser
+
+
+def _profile_options(options: argparse.Namespace, pairs: Pairs) -> ProfileOptions:
+    build_dir = folder(options.build_dir) if options.build_dir else None
+    if build_dir is not None:
+        find_runtime_tools(build_dir)
+    if options.seed < 0:
+        raise UsageError(f"--seed: expected a whole number of at least 0, but got {options.seed}")
+    return ProfileOptions(
+        device=options.device or parse_target(pairs[0][0].target).device_uri,
+        verify=options.verification_enabled,
+        profile=options.profiling_enabled,
+        measure=MeasureOptions(options.benchmark_repetitions, options.batch_size),
+        seed=options.seed,
+        seconds=options.timeout,
+        memory_bytes=options.memory_limit * 2**20 if options.memory_limit else None,
+        build_dir=build_dir,
+    )
+
+
+def _tags(text: str) -> dict[str, str]:
+    """`card:H200,run:3` -> {"card": "H200", "run": "3"}; a value may hold colons."""
+    tags: dict[str, str] = {}
+    for part in text.split(",") if text else []:
+        key, colon, value = part.partition(":")
+        if not key.strip() or not colon:
+            raise UsageError(f"--tags: expected key:value, but got {part!r}")
+        if key.strip() in tags:
+            raise UsageError(f"--tags: {key.strip()!r} is given twice")
+        tags[key.strip()] = value.strip()
+    return tags
+
+
+# -- running ---------------------------------------------------------------------------------------
+
+
+def _run(session: Session, pairs: Pairs, csv: CsvReport | None) -> list[Record]:
+    records = []
+    for record in session.records(pairs):
+        print(block(record), flush=True)
+        if csv is not None:
+            csv.add(record)
+        records.append(record)
+    return records
+
+
+def _summarize(records: list[Record], session: Session, options: argparse.Namespace) -> int:
+    verdicts = Counter(record.verdict for record in records)
+    counts = ", ".join(f"{verdicts[v]} {v.value}" for v in Verdict if verdicts[v])
+    say(f"\n{len(records)} dispatches: {counts} (inputs from seed {options.seed})")
+    if options.output:
+        say(f"Writing performance report to {options.output}")
+    for path in session.damaged:
+        say(f"{PROG}: error: {path} is damaged or missing\nhint: run compile.py again")
+    if session.damaged:
+        return USAGE
+    return FAILED if any(record.verdict.is_failure for record in records) else SUCCESS

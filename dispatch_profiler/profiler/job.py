@@ -1,0 +1,68 @@
+"""What the worker process does: it owns the device, runs dispatches and times them.
+
+Modules and inputs of the last few calls are kept: all configurations of an operation share them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.inputs import Distribution, draw
+from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, measure, prefers_single
+from dispatch_profiler.runtime import Call, Device, Program, open_device
+
+_device: Device | None = None
+
+
+@dataclass(frozen=True)
+class Module:
+    """A vmfb by its path; the hash tells two versions of one path apart."""
+
+    path: str
+    sha256: str
+    #: Executions of a dispatch in one call.
+    repeat: int
+
+
+def start(uri: str, build_dir: str) -> None:
+    """Open the device of this process. Raises TargetError if there is none."""
+    global _device
+    _device = open_device(uri, Path(build_dir) if build_dir else None)
+
+
+@lru_cache(maxsize=4)
+def _program(module: Module) -> Program:
+    assert _device is not None
+    return _device.load(Path(module.path).read_bytes())
+
+
+@lru_cache(maxsize=2)
+def _inputs(operation: Operation, distribution: Distribution, seed: int) -> tuple[np.ndarray, ...]:
+    return draw(operation, distribution, seed)
+
+
+def _bind(module: Module, function: str, operation: Operation, distribution: Distribution, seed: int) -> Call:
+    return _program(module).bind(function, operation, _inputs(operation, distribution, seed))
+
+
+def run_once(
+    module: Module, function: str, operation: Operation, distribution: Distribution, seed: int
+) -> np.ndarray:
+    """The result of one execution, as `operation.result` says."""
+    return _bind(module, function, operation, distribution, seed).run()
+
+
+def take_samples(
+    verify: Module, profile: Module, function: str, operation: Operation, seed: int, options: MeasureOptions
+) -> Measurement:
+    """Time `function` through its profile vmfb, or through the verify vmfb if it is very slow."""
+    single = _bind(verify, function, operation, Distribution.REALS, seed)
+    if profile.repeat == 1 or prefers_single(single.time(1), profile.repeat):
+        return measure(single.time, 1, options)
+    repeated = _bind(profile, function, operation, Distribution.REALS, seed)
+    return measure(repeated.time, profile.repeat, options)

@@ -1,0 +1,65 @@
+"""A record: what became of one dispatch, and how that is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from dispatch_profiler.generator import Dispatch
+from dispatch_profiler.profiler.measure import Measurement
+
+PROVIDER = "IREE Codegen"
+
+
+class Verdict(str, Enum):
+    """The outcome of verification, or what kept it from happening."""
+
+    SUCCESS = "SUCCESS"
+    FAILED = "FAILED"
+    NOT_VERIFIED = "Not verified"
+    NOT_APPLIED = "Not applied"
+    NOT_COMPILED = "Not compiled"
+    CRASHED = "Crashed"
+    TIMED_OUT = "Timed out"
+
+    @property
+    def is_failure(self) -> bool:
+        """Does it make the exit status 1?"""
+        return self not in (Verdict.SUCCESS, Verdict.NOT_VERIFIED)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where and with what a record was made."""
+
+    device: str
+    target: str
+    #: Revisions of compiler and runtime.
+    iree: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Record:
+    """One dispatch's outcome: a verdict with its reason, and a measurement or none.
+
+    `reason` is empty for SUCCESS and Not verified.
+    """
+
+    dispatch: Dispatch
+    provenance: Provenance
+    verdict: Verdict
+    reason: str = ""
+    measurement: Measurement | None = None
+
+    def failed(self, verdict: Verdict, reason: str) -> Record:
+        """The same dispatch with a failure, and no measurement: a wrong kernel has no speed."""
+        return replace(self, verdict=verdict, reason=reason, measurement=None)
+
+    @property
+    def op_kind(self) -> str:
+        return self.dispatch.operation.label
+
+    def arguments_text(self) -> str:
+        """`--batch_count=1 --m=256 ...`, as the document's block has it."""
+        return " ".join(f"--{name}={value}" for name, value in self.dispatch.arguments().items())

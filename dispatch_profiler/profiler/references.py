@@ -1,0 +1,99 @@
+"""References, computed once and kept by their content, in memory and on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import sys
+import zipfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from dispatch_profiler.files import sha256, write_atomic
+from dispatch_profiler.operations import Operation, Reference, operation_kind, reference
+from dispatch_profiler.profiler.inputs import Distribution, draw
+
+_DECIDING = (
+    "dispatch_profiler.operations._base",
+    "dispatch_profiler.operations.epilogues",
+    "dispatch_profiler.operations.reference",
+    "dispatch_profiler.profiler.inputs",
+)
+
+
+class References:
+    """References of operations under one seed.
+
+    The key of a file holds the operation, the distribution, the seed and the code that computes
+    them; a file that cannot be read is computed again and replaced.
+    """
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._folder = folder
+        self._seed = seed
+        self._recent: dict[tuple[Operation, Distribution], Reference] = {}
+
+    def get(self, operation: Operation, distribution: Distribution) -> Reference:
+        """The reference for inputs drawn from `distribution`; keeps those of the last operation."""
+        key = (operation, distribution)
+        if key not in self._recent:
+            self._recent = {k: v for k, v in self._recent.items() if k[0] == operation}
+            self._recent[key] = self._load_or_compute(operation, distribution)
+        return self._recent[key]
+
+    def path(self, operation: Operation, distribution: Distribution) -> Path:
+        """Where the reference lies, or would lie, on disk."""
+        content = [operation.to_dict(), distribution.value, self._seed, _code_version(operation.kind)]
+        name = sha256(json.dumps(content, sort_keys=True).encode())[:32]
+        return self._folder / operation.kind / f"{name}.npz"
+
+    def _load_or_compute(self, operation: Operation, distribution: Distribution) -> Reference:
+        path = self.path(operation, distribution)
+        found = _load(path, operation)
+        if found is None:
+            found = reference(operation, draw(operation, distribution, self._seed))
+            write_atomic(path, _pack(found))
+        return found
+
+
+def _pack(value: Reference) -> bytes:
+    """An npz with a hash of its arrays. bf16 and f8 travel as their bits: numpy cannot name them."""
+    expected = np.ascontiguousarray(value.expected)
+    bits = expected.view(f"u{expected.dtype.itemsize}")
+    arrays = {"expected": bits, "exact": np.array(value.tolerance is None)}
+    if value.tolerance is not None:
+        arrays["tolerance"] = value.tolerance
+    buffer = io.BytesIO()
+    np.savez(buffer, digest=np.array(_digest(arrays)), **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _load(path: Path, operation: Operation) -> Reference | None:
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        if str(arrays.pop("digest")) != _digest(arrays):
+            return None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+    dtype = operation.result.type.dtype if arrays["exact"] else np.dtype(np.float64)
+    return Reference(arrays["expected"].view(dtype), arrays.get("tolerance"))
+
+
+def _digest(arrays: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
+        digest.update(arrays[name].tobytes())
+    return digest.hexdigest()
+
+
+@cache
+def _code_version(kind: str) -> str:
+    """Hash of the sources that decide a reference: change one, and it is computed again."""
+    modules = [operation_kind(kind).__module__, *_DECIDING]
+    files = [sys.modules[name].__file__ for name in modules]
+    return sha256(b"".join(Path(file).read_bytes() for file in files if file))

@@ -1,0 +1,174 @@
+"""Records as people and programs read them: the document's block, and CSV."""
+
+from __future__ import annotations
+
+import csv
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dispatch_profiler.configurations import CpuTiles, Default
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.generator import Dispatch
+from dispatch_profiler.operations import BatchMatmul, Conv2d, Epilogue, Matmul, Operation
+from dispatch_profiler.profiler.records import PROVIDER, Record
+
+_RULE = "-" * 64
+_LABEL_WIDTH = 14
+_WIDTH = 80
+
+# -- the console block -----------------------------------------------------------------------------
+
+
+def block(record: Record) -> str:
+    """The document's block, field for field, with a Reason where there is one."""
+    fields = [
+        ("Dispatch", record.dispatch.name),
+        ("Provider", PROVIDER),
+        ("OpKind", record.op_kind),
+        ("Operation", record.dispatch.operation.name),
+        ("Configuration", record.dispatch.configuration.name),
+        ("Arguments", _wrapped(record.arguments_text())),
+        ("Verification", record.verdict.value),
+        ("Runtime(ms)", runtime_text(record)),
+        ("GFLOPs", gflops_text(record)),
+    ]
+    if record.reason:
+        fields.append(("Reason", _wrapped(record.reason)))
+    return "\n".join([_RULE, *(f"{label:<{_LABEL_WIDTH}}: {value}" for label, value in fields)])
+
+
+def _wrapped(text: str) -> str:
+    indent = " " * (_LABEL_WIDTH + 2)
+    lines = textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    return f"\n{indent}".join(lines)
+
+
+def runtime_text(record: Record) -> str:
+    """Milliseconds with three decimals, or four digits where three decimals would hold fewer."""
+    if record.measurement is None:
+        return "Not profiled"
+    median = record.measurement.median_ms
+    return f"{median:.3f}" if median >= 1.0 else f"{median:.4g}"
+
+
+def gflops_text(record: Record) -> str:
+    """10**9 operations a second with two decimals."""
+    if record.measurement is None:
+        return "Not profiled"
+    return f"{record.measurement.gflops(record.dispatch.operation.flops):.2f}"
+
+
+# -- CSV -------------------------------------------------------------------------------------------
+
+_MAIN = (
+    "Dispatch", "Provider", "OpKind", "Operation", "Configuration", "Arguments",
+    "Verification", "Runtime(ms)", "GFLOPs",
+)  # fmt: skip
+_MEASURED = ("min(ms)", "max(ms)", "spread", "samples", "executions_per_sample")
+_ORIGIN = ("device", "target", "iree", "seed", "reason")
+
+#: One operation of each kind with everything that an argument can name.
+_SAMPLES: tuple[Operation, ...] = (
+    Matmul(1, 1, 1, epilogue=Epilogue(bias=True)),
+    BatchMatmul(1, 1, 1, 1, epilogue=Epilogue(bias=True)),
+    Conv2d(1, 1, 1, 1, 1, 1, 1, epilogue=Epilogue(bias=True)),
+)
+
+
+def columns() -> tuple[str, ...]:
+    """Every column after the tags; the same for every run, so that files can be appended to."""
+    arguments = dict.fromkeys(name for op in _SAMPLES for name in Dispatch(op, Default()).arguments())
+    tiles = dict.fromkeys(CpuTiles((1, 1), (1, 1, 1)).fields())
+    return (*_MAIN, "bytes", "flops", *arguments, *tiles, *_MEASURED, *_ORIGIN)
+
+
+def row(record: Record) -> dict[str, Any]:
+    """One record as CSV values; what it does not have is empty."""
+    operation, measurement = record.dispatch.operation, record.measurement
+    measured = {} if measurement is None else {
+        "Runtime(ms)": repr(measurement.median_ms),
+        "GFLOPs": repr(measurement.gflops(operation.flops)),
+        "min(ms)": repr(measurement.min_ms),
+        "max(ms)": repr(measurement.max_ms),
+        "spread": repr(measurement.spread),
+        "samples": len(measurement.samples_ms),
+        "executions_per_sample": measurement.executions,
+    }  # fmt: skip
+    return {
+        "Dispatch": record.dispatch.name,
+        "Provider": PROVIDER,
+        "OpKind": record.op_kind,
+        "Operation": operation.name,
+        "Configuration": record.dispatch.configuration.name,
+        "Arguments": record.arguments_text(),
+        "Verification": record.verdict.value,
+        "bytes": operation.bytes,
+        "flops": operation.flops,
+        **record.dispatch.arguments(),
+        **record.dispatch.configuration.fields(),
+        **measured,
+        "device": record.provenance.device,
+        "target": record.provenance.target,
+        "iree": record.provenance.iree,
+        "seed": record.provenance.seed,
+        "reason": record.reason,
+    }
+
+
+class CsvReport:
+    """Writes rows as they come, tags first. Use as a context manager.
+
+    Raises UsageError if the folder is missing, if a tag has the name of a column, or if `append`
+    is asked for and the file has other columns.
+    """
+
+    def __init__(self, path: Path, *, append: bool = False, tags: dict[str, str] | None = None) -> None:
+        self._tags = tags or {}
+        self._header = [*self._tags, *columns()]
+        if not path.parent.is_dir():
+            raise UsageError(f"--output: there is no folder {path.parent}", hint="make it first")
+        if path.is_dir():
+            raise UsageError(f"--output: {path} is a folder")
+        for name in self._tags:
+            if name in columns():
+                raise UsageError(f"--tags: {name!r} is the name of a column already")
+        old = _first_row(path) if append else None
+        if old is not None and old != self._header:
+            raise UsageError(f"--append: {path} has other columns ({_difference(old, self._header)})")
+        self._file = path.open("a" if append else "w", newline="")
+        self._writer = csv.DictWriter(self._file, self._header)
+        if old is None:
+            self._writer.writeheader()
+            self._file.flush()
+
+    def add(self, record: Record) -> None:
+        """Write one row, so that it is on disk before the next dispatch begins."""
+        self._writer.writerow({**self._tags, **row(record)})
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> CsvReport:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _first_row(path: Path) -> list[str] | None:
+    """The header of an existing file; None if there is none yet."""
+    if not path.exists():
+        return None
+    with path.open(newline="") as file:
+        return next(csv.reader(file), None)
+
+
+def _difference(old: Sequence[str], new: Sequence[str]) -> str:
+    missing = [name for name in new if name not in old]
+    extra = [name for name in old if name not in new]
+    parts = [f"it lacks {', '.join(missing)}"] if missing else []
+    parts += [f"it also has {', '.join(extra)}"] if extra else []
+    return "; ".join(parts) or "in another order"

@@ -1,0 +1,164 @@
+"""One run of the profiler: dispatch after dispatch, verified and measured, each costing no other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from dispatch_profiler.compiler import artifact_of
+from dispatch_profiler.errors import ToolError, WorkerOutOfMemory, WorkerTimedOut
+from dispatch_profiler.generator import DispatchEntry, ModuleEntry, OperationEntry, State, Tree
+from dispatch_profiler.generator.tree import Purpose
+from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
+from dispatch_profiler.profiler import job
+from dispatch_profiler.profiler.inputs import DEFAULT_SEED, Distribution
+from dispatch_profiler.profiler.measure import Measurement, MeasureOptions
+from dispatch_profiler.profiler.records import Provenance, Record, Verdict
+from dispatch_profiler.profiler.references import References
+from dispatch_profiler.profiler.verify import ShapeMismatch, compare
+
+_STATES = {State.NOT_COMPILED: Verdict.NOT_COMPILED, State.NOT_APPLIED: Verdict.NOT_APPLIED}
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """What to do with each dispatch. `seconds` is the time limit of one step of one dispatch."""
+
+    device: str
+    verify: bool = True
+    profile: bool = True
+    measure: MeasureOptions = MeasureOptions()
+    seed: int = DEFAULT_SEED
+    seconds: float = 120.0
+    memory_bytes: int | None = None
+    build_dir: Path | None = None
+
+
+class Session:
+    """Makes records. Kernels run in a worker process that owns the device.
+
+    `damaged` collects the vmfbs that are not what was compiled.
+    """
+
+    def __init__(self, tree: Tree, options: ProfileOptions) -> None:
+        self._tree = tree
+        self._options = options
+        self._references = References(tree.references, options.seed)
+        self._checked: dict[Path, bool] = {}
+        self._runtime = f"runtime {_version('iree-base-runtime')}"
+        memory = options.memory_bytes if options.memory_bytes is not None else available_memory()
+        self._worker = Worker(
+            WorkerLimits(options.seconds, memory),
+            job.start,
+            (options.device, str(options.build_dir) if options.build_dir else ""),
+        )
+        self.damaged: list[Path] = []
+
+    def check_device(self) -> None:
+        """Raise TargetError if the device does not open."""
+        self._worker.call(_nothing)
+
+    def records(self, pairs: Iterable[tuple[OperationEntry, DispatchEntry]]) -> Iterator[Record]:
+        """A record for each dispatch, as it is done."""
+        for entry, dispatch in pairs:
+            yield self.record(entry, dispatch)
+
+    def record(self, entry: OperationEntry, dispatch: DispatchEntry) -> Record:
+        """Verify and measure one dispatch, as far as it goes."""
+        module = entry.module_of(dispatch.dispatch)
+        revision = module.compiler if module else "not compiled"
+        provenance = Provenance(
+            self._options.device, entry.target, f"compiler {revision}, {self._runtime}", self._options.seed
+        )
+        record = Record(dispatch.dispatch, provenance, Verdict.NOT_VERIFIED)
+        if dispatch.state is not State.COMPILED or module is None:
+            verdict = _STATES.get(dispatch.state, Verdict.NOT_COMPILED)
+            return record.failed(verdict, dispatch.reason or "it was only generated: run compile.py")
+        try:
+            verify = self._module(entry, module, "verify")
+            profile = self._module(entry, module, "profile")
+        except _Damaged as error:
+            return record.failed(Verdict.NOT_COMPILED, str(error))
+        return self._guarded(record, verify, profile)
+
+    def _guarded(self, record: Record, verify: job.Module, profile: job.Module) -> Record:
+        try:
+            if self._options.verify:
+                wrong = self._verify(record, verify)
+                if wrong:
+                    return record.failed(Verdict.FAILED, wrong)
+                record = _with(record, Verdict.SUCCESS, None)
+            if self._options.profile:
+                record = _with(record, record.verdict, self._measure(record, verify, profile))
+            return record
+        except WorkerTimedOut as error:
+            return record.failed(Verdict.TIMED_OUT, f"{error.message}; --timeout sets the limit")
+        except WorkerOutOfMemory as error:
+            return record.failed(Verdict.CRASHED, error.message)
+        except ToolError as error:
+            return record.failed(Verdict.CRASHED, error.message)
+
+    def _verify(self, record: Record, module: job.Module) -> str:
+        """Why the dispatch is wrong; empty if it is right, on integers and on reals."""
+        operation, name = record.dispatch.operation, record.dispatch.name
+        for distribution in Distribution:
+            actual = self._worker.call(
+                job.run_once, module, name, operation, distribution, self._options.seed
+            )
+            expected = self._references.get(operation, distribution)
+            try:
+                comparison = compare(operation, actual, expected)
+            except ShapeMismatch as error:
+                return str(error)
+            if not comparison.passed:
+                return f"{comparison.message} ({distribution.value}, seed {self._options.seed})"
+        return ""
+
+    def _measure(self, record: Record, verify: job.Module, profile: job.Module) -> Measurement:
+        operation, options = record.dispatch.operation, self._options
+        measurement: Measurement = self._worker.call(
+            job.take_samples, verify, profile, record.dispatch.name, operation, options.seed, options.measure
+        )
+        return measurement
+
+    def _module(self, entry: OperationEntry, module: ModuleEntry, purpose: Purpose) -> job.Module:
+        path = self._tree.vmfb(entry.operation, module.name, purpose)
+        wanted = module.verify if purpose == "verify" else module.profile
+        if path not in self._checked:
+            self._checked[path] = wanted is not None and artifact_of(path) == wanted
+            if not self._checked[path]:
+                self.damaged.append(path)
+        if not self._checked[path] or wanted is None:
+            raise _Damaged(f"{path.name} is damaged or missing: run compile.py again")
+        return job.Module(str(path), wanted.sha256, module.repeat if purpose == "profile" else 1)
+
+    def close(self) -> None:
+        """End the worker process."""
+        self._worker.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class _Damaged(Exception):
+    """A vmfb is not what was compiled."""
+
+
+def _nothing() -> None:
+    """A call that only starts the worker."""
+
+
+def _with(record: Record, verdict: Verdict, measurement: Measurement | None) -> Record:
+    return Record(record.dispatch, record.provenance, verdict, record.reason, measurement)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "of unknown version"

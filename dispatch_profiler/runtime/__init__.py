@@ -1,0 +1,36 @@
+"""Devices, programs and calls. A new kind of device is one file here and one line in `open_device`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dispatch_profiler.runtime._base import Call, Device, Program, RunError, poison
+from dispatch_profiler.runtime.null import NullDevice
+from dispatch_profiler.runtime.tools import ToolDevice, find_runtime_tools
+
+
+def open_device(uri: str, build_dir: Path | None = None) -> Device:
+    """The device called `uri`, through the installed runtime or the commands of `build_dir`.
+
+    Raises TargetError if there is no such device.
+    """
+    if uri == NullDevice.uri:
+        return NullDevice()
+    if build_dir is not None:
+        return ToolDevice(uri, build_dir)
+    from dispatch_profiler.runtime.iree import IreeDevice  # loads the runtime: only where it runs
+
+    return IreeDevice(uri)
+
+
+__all__ = [
+    "Call",
+    "Device",
+    "NullDevice",
+    "Program",
+    "RunError",
+    "ToolDevice",
+    "find_runtime_tools",
+    "open_device",
+    "poison",
+]

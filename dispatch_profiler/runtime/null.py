@@ -1,0 +1,92 @@
+"""The null device: results from the reference, times and faults from the null compiler's "vmfb"."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dispatch_profiler.errors import OperationError
+from dispatch_profiler.operations import Operation, operation_from_dict, reference
+from dispatch_profiler.runtime._base import RunError, poison
+
+
+class NullDevice:
+    """See `Device`. Runs what `compiler.null` wrote."""
+
+    uri = "null"
+
+    def load(self, vmfb: bytes) -> NullProgram:
+        """See `Device.load`."""
+        try:
+            data = json.loads(vmfb)
+            if data["magic"] != "null vmfb":
+                raise KeyError(data["magic"])
+            return NullProgram(data)
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError("loading the vmfb failed: it is not of the null compiler") from error
+
+
+class NullProgram:
+    """See `Program`."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self._functions = data["functions"]
+        self._repeat = int(data["repeat"])
+
+    def bind(self, function: str, operation: Operation, inputs: Sequence[np.ndarray]) -> NullCall:
+        """See `Program.bind`."""
+        row = self._functions.get(function)
+        if row is None:
+            raise RunError(f"the vmfb has no function {function}")
+        try:
+            compiled = operation_from_dict(row["operation"])
+        except OperationError as error:
+            raise RunError(f"the vmfb is damaged: {error}") from error
+        seconds = float(row["time_ms"]) / 1e3 * self._repeat
+        return NullCall(compiled, list(inputs), str(row["fault"]), seconds)
+
+
+class NullCall:
+    """See `Call`. Time passes only in what it answers."""
+
+    def __init__(self, operation: Operation, inputs: list[np.ndarray], fault: str, seconds: float) -> None:
+        self._operation = operation
+        self._inputs = inputs
+        self._fault = fault
+        self._seconds = seconds
+
+    def run(self) -> np.ndarray:
+        """See `Call.run`."""
+        if self._fault == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if self._fault == "hang":
+            threading.Event().wait()
+        if self._fault == "memory":
+            raise MemoryError("the null device was told to run out of memory")
+        dtype = self._operation.result.type.dtype
+        result = np.array(reference(self._operation, self._inputs).expected.astype(dtype))
+        return self._spoiled(result)
+
+    def _spoiled(self, result: np.ndarray) -> np.ndarray:
+        type_ = self._operation.result.type
+        flat = result.reshape(-1)
+        middle = flat.size // 2
+        if self._fault == "wrong_element":
+            # The next larger number that the type can hold with a margin over any tolerance.
+            flat[middle] = np.asarray(float(flat[middle]) * 1.5 + 3.0).astype(type_.dtype)
+        elif self._fault == "unwritten":
+            flat[middle:] = poison(type_, (flat.size - middle,))
+        elif self._fault in ("nan", "inf"):
+            flat[middle] = np.asarray(float(self._fault)).astype(type_.dtype)
+        return result
+
+    def time(self, calls: int) -> float:
+        """See `Call.time`."""
+        self.run()
+        return self._seconds * calls

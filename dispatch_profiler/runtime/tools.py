@@ -1,0 +1,113 @@
+"""The runtime of someone's own IREE build, through its commands (`--build-dir`)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.operations import Operation, Tensor
+from dispatch_profiler.runtime._base import RunError, poison
+
+_PLACES = ("", "tools", "bin", "install/bin")
+
+
+def find_runtime_tools(build_dir: Path) -> tuple[Path, Path]:
+    """`iree-run-module` and `iree-benchmark-module` of a build. UsageError names what is missing."""
+    for place in _PLACES:
+        run, benchmark = (build_dir / place / f"iree-{name}-module" for name in ("run", "benchmark"))
+        if run.is_file() and benchmark.is_file():
+            return run, benchmark
+    raise UsageError(
+        f"there is no iree-run-module with iree-benchmark-module in {build_dir}",
+        hint=f"looked in {', '.join(str(build_dir / place) for place in _PLACES)}; "
+        "leave --build-dir out to use the installed runtime",
+    )
+
+
+class ToolDevice:
+    """A device that spawns a command for each run. Slower than `IreeDevice`, for its own IREE only."""
+
+    def __init__(self, uri: str, build_dir: Path) -> None:
+        self.uri = uri
+        self.run_module, self.benchmark_module = find_runtime_tools(build_dir)
+
+    def load(self, vmfb: bytes) -> ToolProgram:
+        """See `Device.load`; the commands look at the vmfb only when they run."""
+        return ToolProgram(self, vmfb)
+
+
+class ToolProgram:
+    """A vmfb in a temporary folder."""
+
+    def __init__(self, device: ToolDevice, vmfb: bytes) -> None:
+        self._device = device
+        self._folder = tempfile.TemporaryDirectory()
+        self.path = Path(self._folder.name, "module.vmfb")
+        self.path.write_bytes(vmfb)
+
+    def bind(self, function: str, operation: Operation, inputs: Sequence[np.ndarray]) -> ToolCall:
+        """See `Program.bind`."""
+        return ToolCall(self._device, self, function, operation, inputs)
+
+
+class ToolCall:
+    """See `Call`. Operands travel as raw files, which is how the commands take bf16 and f8."""
+
+    def __init__(
+        self,
+        device: ToolDevice,
+        program: ToolProgram,
+        function: str,
+        operation: Operation,
+        inputs: Sequence[np.ndarray],
+    ) -> None:
+        self._device = device
+        self._program = program
+        self._operation = operation
+        self._folder = tempfile.TemporaryDirectory()
+        result = operation.result
+        arrays = [*inputs, poison(result.type, result.shape)]
+        self._arguments = [
+            f"--module={program.path}",
+            f"--device={device.uri}",
+            f"--function={function}",
+            *(self._input(*pair) for pair in zip((*operation.inputs, result), arrays, strict=True)),
+        ]
+
+    def _input(self, tensor: Tensor, array: np.ndarray) -> str:
+        path = Path(self._folder.name, f"{tensor.role}.bin")
+        path.write_bytes(np.ascontiguousarray(array).tobytes())
+        return f"--input={'x'.join(map(str, tensor.shape))}x{tensor.type.name}=@{path}"
+
+    def run(self) -> np.ndarray:
+        """See `Call.run`."""
+        output, result = Path(self._folder.name, "output.bin"), self._operation.result
+        _call([str(self._device.run_module), *self._arguments, f"--output=@{output}"])
+        return np.frombuffer(output.read_bytes(), result.type.dtype).reshape(result.shape)
+
+    def time(self, calls: int) -> float:
+        """See `Call.time`."""
+        options = ["--benchmark_format=json", f"--benchmark_min_time={calls}x"]
+        said = _call([str(self._device.benchmark_module), *self._arguments, *options])
+        try:
+            row = json.loads(said[said.index("{") :])["benchmarks"][0]
+            return float(row["real_time"]) * _SECONDS[row["time_unit"]] * calls
+        except (ValueError, LookupError) as error:
+            raise RunError(f"iree-benchmark-module answered {said[:200]!r}") from error
+
+
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def _call(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        raise RunError(f"{Path(command[0]).name}: {lines[0][:300]}")
+    return done.stdout

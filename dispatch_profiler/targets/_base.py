@@ -1,0 +1,44 @@
+"""A target: what is compiled for and runs it."""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar
+
+from dispatch_profiler.configurations import Limits
+
+
+class Target(abc.ABC):
+    """Compiler flags, device and hardware limits. Subclasses are frozen dataclasses.
+
+    A tree that was generated for one member of a `family` can be compiled for another.
+    """
+
+    family: ClassVar[str]
+    #: Which shipped list of configurations goes with it.
+    shipped_list: ClassVar[str]
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """As it is written on the command line: `llvm-cpu`, `llvm-cpu:znver4`."""
+
+    @property
+    @abc.abstractmethod
+    def compile_flags(self) -> tuple[str, ...]:
+        """What the compiler needs for this target."""
+
+    @property
+    @abc.abstractmethod
+    def device_uri(self) -> str:
+        """The runtime device that runs it, unless the user names another."""
+
+    @property
+    @abc.abstractmethod
+    def limits(self) -> Limits:
+        """Hardware limits that make configurations invalid."""
+
+    @property
+    def fingerprint(self) -> str:
+        """What `compile_flags` stand for on this machine: `host` resolved to the features it has."""
+        return " ".join(self.compile_flags)

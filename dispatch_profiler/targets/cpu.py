@@ -1,0 +1,104 @@
+"""Code for a CPU, this one (`llvm-cpu`) or a named one (`llvm-cpu:znver4`)."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import ClassVar
+
+from dispatch_profiler.configurations import Limits
+from dispatch_profiler.errors import TargetError
+from dispatch_profiler.targets._base import Target
+
+#: iree-compile refuses vectors of this many native vectors or more
+#: (--iree-llvmcpu-max-allowed-number-of-native-vectors).
+_MAX_NATIVE_VECTORS = 512
+
+
+@dataclass(frozen=True)
+class HostCpu:
+    """Model and feature names of the CPU that this process runs on."""
+
+    model: str
+    features: frozenset[str]
+
+    @property
+    def vector_bytes(self) -> int:
+        """Width of a native vector: 64 with AVX-512, 32 with AVX, 16 otherwise."""
+        if "avx512f" in self.features:
+            return 64
+        return 32 if "avx" in self.features else 16
+
+    @property
+    def fingerprint(self) -> str:
+        features = " ".join(sorted(self.features))
+        return f"{platform.machine()} {hashlib.sha256(features.encode()).hexdigest()[:16]}"
+
+
+def parse_cpuinfo(text: str) -> HostCpu:
+    """Read the text of `/proc/cpuinfo` (x86 calls them flags, Arm calls them Features)."""
+    rows = {
+        key.strip().lower(): value.strip()
+        for key, _, value in (line.partition(":") for line in text.splitlines())
+    }
+    features = rows.get("flags", rows.get("features", "")).split()
+    return HostCpu(rows.get("model name", "") or platform.machine(), frozenset(features))
+
+
+@cache
+def host_cpu() -> HostCpu:
+    """The CPU of this machine; without `/proc/cpuinfo` only its architecture is known."""
+    try:
+        return parse_cpuinfo(Path("/proc/cpuinfo").read_text())
+    except OSError:
+        return HostCpu(platform.processor() or platform.machine(), frozenset())
+
+
+@dataclass(frozen=True)
+class CpuTarget(Target):
+    """`cpu` is `host` or a name that LLVM knows, such as `znver4` or `cascadelake`."""
+
+    family: ClassVar[str] = "llvm-cpu"
+    shipped_list: ClassVar[str] = "llvm-cpu"
+
+    cpu: str = "host"
+
+    @staticmethod
+    def parse(detail: str) -> CpuTarget:
+        """Read what stands behind `llvm-cpu:`; TargetError if it cannot be a CPU's name."""
+        if not re.fullmatch(r"[\w.+-]+", detail):
+            raise TargetError(f"malformed CPU name {detail!r}", hint="write llvm-cpu or llvm-cpu:znver4")
+        return CpuTarget(detail)
+
+    @property
+    def name(self) -> str:
+        return self.family if self.cpu == "host" else f"{self.family}:{self.cpu}"
+
+    @property
+    def compile_flags(self) -> tuple[str, ...]:
+        return (
+            "--iree-hal-target-device=local",
+            "--iree-hal-local-target-device-backends=llvm-cpu",
+            f"--iree-llvmcpu-target-cpu={self.cpu}",
+            # Without this the compiler turns every f64 into f32.
+            "--iree-input-demote-f64-to-f32=false",
+        )
+
+    @property
+    def device_uri(self) -> str:
+        return "local-task"
+
+    @property
+    def limits(self) -> Limits:
+        if self.cpu != "host":
+            return Limits()
+        return Limits(max_vector_bytes=_MAX_NATIVE_VECTORS * host_cpu().vector_bytes)
+
+    @property
+    def fingerprint(self) -> str:
+        flags = " ".join(self.compile_flags)
+        return f"{flags} [{host_cpu().fingerprint}]" if self.cpu == "host" else flags

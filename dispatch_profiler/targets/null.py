@@ -1,0 +1,40 @@
+"""A target without compiler and device, for trying commands and testing every verdict in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dispatch_profiler.configurations import Limits
+from dispatch_profiler.targets._base import Target
+
+
+@dataclass(frozen=True)
+class NullTarget(Target):
+    """`null`, or `null:FILE` with a YAML file of faults and times (see `compiler.null`)."""
+
+    family: ClassVar[str] = "null"
+    shipped_list: ClassVar[str] = "llvm-cpu"
+
+    faults: str = ""
+
+    @staticmethod
+    def parse(detail: str) -> NullTarget:
+        """Read what stands behind `null:`, the path of a file of faults."""
+        return NullTarget(detail)
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}:{self.faults}" if self.faults else self.family
+
+    @property
+    def compile_flags(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def device_uri(self) -> str:
+        return "null"
+
+    @property
+    def limits(self) -> Limits:
+        return Limits()

@@ -1,0 +1,37 @@
+"""A workload: operations, how often each runs, and where that was read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dispatch_profiler.operations import Operation
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One operation of a workload. `origin` says where it stands, for people."""
+
+    operation: Operation
+    count: int = 1
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Entries in the order in which they were read; the operations are all different."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        return tuple(entry.operation for entry in self.entries)
+
+
+def merged(entries: list[Entry]) -> Workload:
+    """A workload in which equal operations are one entry, with their counts added up."""
+    counts: dict[Operation, int] = {}
+    origins: dict[Operation, str] = {}
+    for entry in entries:
+        counts[entry.operation] = counts.get(entry.operation, 0) + entry.count
+        origins.setdefault(entry.operation, entry.origin)
+    return Workload(tuple(Entry(op, count, origins[op]) for op, count in counts.items()))

@@ -1,0 +1,56 @@
+"""Numeric arguments: `v`, `start:end`, `start:end:step`, and comma lists of these; ends included."""
+
+from __future__ import annotations
+
+import re
+
+from dispatch_profiler.errors import RangeError
+
+_HINT = "write a value (64), a range with its end included (64:1024 or 64:1024:128), or a comma list of these"
+
+
+def parse_range(text: str, *, minimum: int = 1) -> tuple[int, ...]:
+    """All values that `text` names, in its order, each once.
+
+    `parse_range("64:1024:128,1000")` -> (64, 192, 320, ..., 960, 1000)
+
+    Raises RangeError for anything else: an empty part, a sign, a fraction, a value under
+    `minimum`, an end before its start, a step of 0.
+    """
+    values: dict[int, None] = {}
+    for part in text.split(","):
+        values.update(dict.fromkeys(_part(part.strip(), text, minimum)))
+    return tuple(values)
+
+
+def _part(part: str, text: str, minimum: int) -> range:
+    where = f" in {text!r}" if part != text else ""
+    numbers = part.split(":")
+    if len(numbers) > 3 or not all(re.fullmatch(r"[0-9]+", number) for number in numbers):
+        raise RangeError(f"malformed range {part!r}{where}", hint=_HINT)
+    start, end, step = (*map(int, numbers), *(None, None))[:3]
+    if start is None or start < minimum:
+        raise RangeError(f"the least value is {minimum}, but got {part!r}{where}", hint=_HINT)
+    if end is None:
+        return range(start, start + 1)
+    if end < start:
+        raise RangeError(f"a range must not end before it starts, but got {part!r}{where}", hint=_HINT)
+    if step == 0:
+        raise RangeError(f"a step must be at least 1, but got {part!r}{where}", hint=_HINT)
+    return range(start, end + 1, step or 1)
+
+
+def parse_pairs(text: str, *, minimum: int = 1) -> tuple[tuple[int, int], ...]:
+    """Height and width pairs: a range gives equal pairs, `2x1` one pair; comma lists of both.
+
+    `parse_pairs("1:2,2x1")` -> ((1, 1), (2, 2), (2, 1))
+    """
+    pairs: dict[tuple[int, int], None] = {}
+    for part in text.split(","):
+        first, x, second = part.strip().partition("x")
+        if x:
+            height, width = (_part(value, text, minimum) for value in (first, second))
+            pairs.update(dict.fromkeys((h, w) for h in height for w in width))
+        else:
+            pairs.update(dict.fromkeys((v, v) for v in _part(first, text, minimum)))
+    return tuple(pairs)
