@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean
 
@@ -94,6 +97,18 @@ def positive_number(text: str) -> float:
 def folder(text: str) -> Path:
     """A path with `~` resolved."""
     return Path(text).expanduser()
+
+
+Item = TypeVar("Item")
+
+
+def track(items: Iterable[Item], total: int, label: str, *, visible: bool = True) -> Iterator[Item]:
+    """`items`, with a progress bar on standard error while they last, if that is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    hidden = not (visible and console.is_terminal)
+    with Progress(*columns, console=console, disable=hidden, transient=True) as bar:
+        yield from bar.track(items, total=total)
 
 
 def say(message: str) -> None:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,6 +32,8 @@ from dispatch_profiler.errors import (
 )
 
 _GIB = 2**30
+#: How long an idle process may take to leave.
+_LEAVE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Worker:
     """A process that serves calls of importable functions.
 
     `start` is called in the process before its first call, with `start_arguments`. Arguments,
-    results and errors are pickled. After a call that raised WorkerCrashed, WorkerTimedOut or
-    WorkerOutOfMemory the next call starts a fresh process.
+    results and errors are pickled. `environment` is added to ours. After a call that raised
+    WorkerCrashed, WorkerTimedOut or WorkerOutOfMemory the next call starts a fresh process.
     """
 
     def __init__(
@@ -55,10 +57,13 @@ class Worker:
         limits: WorkerLimits = WorkerLimits(),
         start: Callable[..., None] | None = None,
         start_arguments: tuple[Any, ...] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._limits = limits
         self._start = start
         self._start_arguments = start_arguments
+        self._environment = dict(environment or {})
+        self._busy = False
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._log: Any = None
@@ -73,6 +78,7 @@ class Worker:
         """
         connection = self._ready()
         limit = seconds if seconds is not None else self._limits.seconds
+        self._busy = True
         try:
             connection.send((_locate(function), arguments))
             if not connection.poll(limit):
@@ -85,6 +91,7 @@ class Worker:
             # Interrupted half-way: the answer of this call must not be taken for that of the next.
             self.close()
             raise
+        self._busy = False
         if kind == "value":
             return value
         if isinstance(value, WorkerOutOfMemory):
@@ -129,7 +136,7 @@ class Worker:
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                env={**os.environ, **self._environment, "PYTHONPATH": os.pathsep.join(paths)},
                 start_new_session=True,  # Ctrl-C at the terminal is ours to handle
             )
         self._connection = Connection(ours.detach())
@@ -153,16 +160,20 @@ class Worker:
         if process is not None and process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """End the process: an idle one may clean up after itself, a busy one is killed."""
         if self._connection is not None:
-            self._connection.close()
+            self._connection.close()  # an idle process takes this as its end
             self._connection = None
         if self._process is not None:
+            if not self._busy:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout=_LEAVE_SECONDS)
             self.kill()
-            self._process.wait()
             self._process = None
+        self._busy = False
         if self._log is not None:
             self._log.close()
             self._log = None

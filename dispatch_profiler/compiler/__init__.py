@@ -12,6 +12,7 @@ from dispatch_profiler.compiler.tree import (
     Progress,
     artifact_of,
     compile_tree,
+    count_modules,
     repeat_count,
 )
 from dispatch_profiler.targets import NullTarget, Target
@@ -37,5 +38,6 @@ __all__ = [
     "artifact_of",
     "compile_tree",
     "compiler_for",
+    "count_modules",
     "repeat_count",
 ]

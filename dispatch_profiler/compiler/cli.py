@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
-from collections.abc import Sequence
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from collections.abc import Iterable, Sequence
 
 from dispatch_profiler.command import (
     FAILED,
@@ -20,9 +16,9 @@ from dispatch_profiler.command import (
     positive_number,
     run,
     say,
+    track,
 )
-from dispatch_profiler.compiler import CompileOptions, compile_tree, compiler_for
-from dispatch_profiler.compiler import Progress as Done
+from dispatch_profiler.compiler import CompileOptions, Progress, compile_tree, compiler_for, count_modules
 from dispatch_profiler.generator import DispatchEntry, Manifest, Selection, State, Tree, load_manifest
 from dispatch_profiler.isolation import available_memory
 from dispatch_profiler.targets import Target, parse_target
@@ -54,7 +50,8 @@ def _main(arguments: Sequence[str]) -> int:
         seconds=options.timeout,
         memory_bytes=available_memory() // workers,
     )
-    return _report(compile_tree(manifest, compiler, chosen), manifest.tree, len(manifest.entries))
+    modules = count_modules(manifest, chosen.selection)
+    return _report(compile_tree(manifest, compiler, chosen), manifest.tree, modules)
 
 
 def _cut(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -103,26 +100,19 @@ def _cpus() -> int:
 # -- output ----------------------------------------------------------------------------------------
 
 
-def _report(results: object, tree: Tree, total: int) -> int:
-    console = Console(stderr=True)
+def _report(results: Iterable[Progress], tree: Tree, modules: int) -> int:
     entries: list[DispatchEntry] = []
     kept = 0
-    columns = (TextColumn("Compiling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        seen = set()
-        for done in results:  # type: ignore[attr-defined]
-            entries.extend(done.entries)
-            kept += len(done.entries) if done.kept else 0
-            if done.operation not in seen:
-                seen.add(done.operation)
-                bar.advance(task)
-            if not done.kept:
-                bar.console.print(_line(done, tree), highlight=False, markup=False, soft_wrap=True)
+    for done in track(results, modules, "Compiling"):
+        entries.extend(done.entries)
+        if done.kept:
+            kept += len(done.entries)
+        else:
+            say(_line(done, tree))
     return _summarize(entries, kept)
 
 
-def _line(done: Done, tree: Tree) -> str:
+def _line(done: Progress, tree: Tree) -> str:
     states = Counter(entry.state for entry in done.entries)
     counts = ", ".join(f"{count} {state.value}" for state, count in states.items())
     flow = f" ({done.module})" if done.module else ""
@@ -139,5 +129,4 @@ def _summarize(entries: list[DispatchEntry], kept: int) -> int:
         say(f"    {count} x {reason}")
     if len(reasons) > 5:
         say(f"    and {len(reasons) - 5} other reasons; manifest.json holds the reason of each dispatch")
-    sys.stdout.flush()
     return FAILED if failed else SUCCESS

@@ -82,22 +82,32 @@ class Progress:
     kept: bool
 
 
-def plan_tasks(manifest: Manifest, compiler: Compiler, options: CompileOptions) -> list[Task]:
-    """Every module that holds a selected dispatch, up to date or not.
-
-    Raises SelectionError, TargetError, and TreeError if a source is missing.
-    """
-    chosen = options.selection.choose(
+def _asked_modules(manifest: Manifest, selection: Selection) -> dict[tuple[Operation, str], set[str]]:
+    """(operation, module) -> names of the selected dispatches in it."""
+    chosen = selection.choose(
         manifest.dispatches(), lambda pair: pair[0].operation.kind, lambda pair: pair[1].dispatch.name
     )
     asked: dict[tuple[Operation, str], set[str]] = {}
     for entry, d in chosen:
         asked.setdefault((entry.operation, d.dispatch.configuration.module), set()).add(d.dispatch.name)
+    return asked
+
+
+def count_modules(manifest: Manifest, selection: Selection) -> int:
+    """How many modules `compile_tree` will report on. Raises SelectionError."""
+    return len(_asked_modules(manifest, selection))
+
+
+def plan_tasks(manifest: Manifest, compiler: Compiler, options: CompileOptions) -> list[Task]:
+    """Every module that holds a selected dispatch, up to date or not.
+
+    Raises SelectionError, TargetError, and TreeError if a source is missing.
+    """
     entries = {entry.operation: entry for entry in manifest.entries}
     revision = compiler.revision
     return [
         _task(manifest.tree, entries[operation], module, frozenset(names), revision, options)
-        for (operation, module), names in asked.items()
+        for (operation, module), names in _asked_modules(manifest, options.selection).items()
     ]
 
 

@@ -154,10 +154,16 @@ class CpuTiles(Configuration):
         yield from self._too_wide(operation, limits)
 
     def _too_wide(self, operation: Operation, limits: Limits) -> Iterator[str]:
-        # The initial zeros are one vector of the innermost parallel tile outside the registers.
-        level, tiles = ("cache", self.cache) if self.cache else ("vector", self.vector)
-        elements = math.prod(tiles[: len(operation.parallel_axes)])
-        size = elements * operation.types.accumulator.bytes
+        # The initial zeros are one vector: of the vector tile, or of the cache tile if the reduction
+        # is cut there, because then they stay outside its loop.
+        axes = operation.parallel_axes
+        cut = any(
+            self._tiles(operation, self.cache).get(loop.name, loop.extent) < loop.extent
+            for loop in split_loops(operation, self.split_k)
+            if loop.iterator == "reduction"
+        )
+        level, tiles = ("cache", self.cache) if cut else ("vector", self.vector)
+        size = math.prod(tiles[: len(axes)]) * operation.types.accumulator.bytes
         if limits.max_vector_bytes is not None and size >= limits.max_vector_bytes:
             yield (
                 f"the {level} tile holds {size} B of {operation.types.accumulator.name}, but the compiler "

@@ -19,13 +19,14 @@ from dispatch_profiler.command import (
     positive_number,
     run,
     say,
+    track,
 )
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator import DispatchEntry, OperationEntry, Selection, Tree, load_manifest
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED
 from dispatch_profiler.profiler.measure import MeasureOptions
 from dispatch_profiler.profiler.records import Record, Verdict
-from dispatch_profiler.profiler.report import CsvReport, block
+from dispatch_profiler.profiler.report import CsvReport, block, table
 from dispatch_profiler.profiler.session import ProfileOptions, Session
 from dispatch_profiler.runtime import find_runtime_tools
 from dispatch_profiler.targets import parse_target
@@ -59,7 +60,9 @@ def _main(arguments: Sequence[str]) -> int:
             else nullcontext()
         )
         with report as csv:
-            records = _run(session, pairs, csv)
+            records = _run(session, pairs, csv, blocks=options.format == "blocks")
+        if options.format == "table":
+            print(table(records))
         return _summarize(records, session, options)
 
 
@@ -97,6 +100,10 @@ def _parser() -> Parser:
     parser.add_argument(
         "--memory-limit", type=positive, metavar="MIB", help="memory a dispatch may use beyond its start"
     )
+    parser.add_argument(
+        "--format", choices=["blocks", "table"], default="blocks",
+        help="a block for each dispatch as it is done, or one table in the end (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--output", metavar="FILE", help="also write CSV, row by row")
     parser.add_argument("--append", action="store_true", help="add to the file instead of replacing it")
     parser.add_argument("--tags", default="", metavar="KEY:VALUE,...", help="leading columns of the CSV")
@@ -138,10 +145,11 @@ def _tags(text: str) -> dict[str, str]:
 # -- running ---------------------------------------------------------------------------------------
 
 
-def _run(session: Session, pairs: Pairs, csv: CsvReport | None) -> list[Record]:
+def _run(session: Session, pairs: Pairs, csv: CsvReport | None, *, blocks: bool) -> list[Record]:
     records = []
-    for record in session.records(pairs):
-        print(block(record), flush=True)
+    for record in track(session.records(pairs), len(pairs), "Profiling", visible=not blocks):
+        if blocks:
+            print(block(record), flush=True)
         if csv is not None:
             csv.add(record)
         records.append(record)
@@ -158,4 +166,4 @@ def _summarize(records: list[Record], session: Session, options: argparse.Namesp
         say(f"{PROG}: error: {path} is damaged or missing\nhint: run compile.py again")
     if session.damaged:
         return USAGE
-    return FAILED if any(record.verdict.is_failure for record in records) else SUCCESS
+    return FAILED if any(record.is_failure for record in records) else SUCCESS

@@ -1,4 +1,7 @@
-"""What the worker process does: it owns the device, runs dispatches and times them.
+"""What the two worker processes do: one owns the device and runs dispatches, one checks results.
+
+They are apart because numpy's BLAS keeps its threads spinning after a product: beside a kernel
+that is being timed they made it look up to twice as slow.
 
 Modules and inputs of the last few calls are kept: all configurations of an operation share them.
 """
@@ -14,9 +17,15 @@ import numpy as np
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.inputs import Distribution, draw
 from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, measure, prefers_single
+from dispatch_profiler.profiler.references import References
+from dispatch_profiler.profiler.verify import Comparison, compare
 from dispatch_profiler.runtime import Call, Device, Program, open_device
 
+#: Lets the threads of BLAS sleep as soon as they are done.
+CHECKER_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4", "OMP_WAIT_POLICY": "passive"}
+
 _device: Device | None = None
+_references: References | None = None
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,18 @@ def start(uri: str, build_dir: str) -> None:
     """Open the device of this process. Raises TargetError if there is none."""
     global _device
     _device = open_device(uri, Path(build_dir) if build_dir else None)
+
+
+def start_checker(folder: str, seed: int) -> None:
+    """Make this process one that checks results, with the cache of references in `folder`."""
+    global _references
+    _references = References(Path(folder), seed)
+
+
+def check(operation: Operation, distribution: Distribution, actual: np.ndarray) -> Comparison:
+    """Compare a result with its reference. Raises ShapeMismatch."""
+    assert _references is not None
+    return compare(operation, actual, _references.get(operation, distribution))
 
 
 @lru_cache(maxsize=4)

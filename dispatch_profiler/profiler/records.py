@@ -24,7 +24,7 @@ class Verdict(str, Enum):
 
     @property
     def is_failure(self) -> bool:
-        """Does it make the exit status 1?"""
+        """Is the dispatch wrong, or kept from running?"""
         return self not in (Verdict.SUCCESS, Verdict.NOT_VERIFIED)
 
 
@@ -43,7 +43,7 @@ class Provenance:
 class Record:
     """One dispatch's outcome: a verdict with its reason, and a measurement or none.
 
-    `reason` is empty for SUCCESS and Not verified.
+    `reason` is empty for SUCCESS, and for Not verified where nobody asked for verification.
     """
 
     dispatch: Dispatch
@@ -55,6 +55,11 @@ class Record:
     def failed(self, verdict: Verdict, reason: str) -> Record:
         """The same dispatch with a failure, and no measurement: a wrong kernel has no speed."""
         return replace(self, verdict=verdict, reason=reason, measurement=None)
+
+    @property
+    def is_failure(self) -> bool:
+        """Does it make the exit status 1? Also if it was to be verified and could not be."""
+        return self.verdict.is_failure or (self.verdict is Verdict.NOT_VERIFIED and bool(self.reason))
 
     @property
     def op_kind(self) -> str:

@@ -1,8 +1,9 @@
-"""Records as people and programs read them: the document's block, and CSV."""
+"""Records as people and programs read them: the document's block, a table, and CSV."""
 
 from __future__ import annotations
 
 import csv
+import math
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,6 +59,46 @@ def gflops_text(record: Record) -> str:
     if record.measurement is None:
         return "Not profiled"
     return f"{record.measurement.gflops(record.dispatch.operation.flops):.2f}"
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+#: The configuration that the others are compared with.
+_BASELINE = Default().name
+
+
+def table(records: Sequence[Record]) -> str:
+    """Every operation with its dispatches, the fastest first; what was not measured comes last.
+
+    `vs default` is the speed relative to the compiler's own choice for the same operation.
+    """
+    groups: dict[Operation, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.dispatch.operation, []).append(record)
+    return "\n\n".join(_group(operation, group) for operation, group in groups.items())
+
+
+def _group(operation: Operation, group: list[Record]) -> str:
+    head = f"  {'Runtime(ms)':>11} {'GFLOPs':>9} {'vs default':>10} {'spread':>7}  {'Verification':<12}  Configuration"
+    base = next((_median(r) for r in group if r.dispatch.configuration.name == _BASELINE), math.inf)
+    rows = sorted(group, key=_median)
+    return "\n".join([operation.name, head, *(_table_row(record, base) for record in rows)])
+
+
+def _median(record: Record) -> float:
+    return math.inf if record.measurement is None else record.measurement.median_ms
+
+
+def _table_row(record: Record, base: float) -> str:
+    runtime = gflops = speed = spread = "-"
+    if record.measurement is not None:
+        runtime = runtime_text(record)
+        gflops = f"{record.measurement.gflops(record.dispatch.operation.flops):.1f}"
+        speed = f"{base / record.measurement.median_ms:.2f}x" if base < math.inf else "-"
+        spread = f"{record.measurement.spread:.1%}"
+    name = record.dispatch.configuration.name
+    line = f"  {runtime:>11} {gflops:>9} {speed:>10} {spread:>7}  {record.verdict.value:<12}  {name}"
+    return f"{line}\n{'':>14}{record.reason}" if record.reason else line
 
 
 # -- CSV -------------------------------------------------------------------------------------------

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
 from dispatch_profiler.compiler import artifact_of
-from dispatch_profiler.errors import ToolError, WorkerOutOfMemory, WorkerTimedOut
+from dispatch_profiler.errors import ToolError, WorkerTimedOut
 from dispatch_profiler.generator import DispatchEntry, ModuleEntry, OperationEntry, State, Tree
 from dispatch_profiler.generator.tree import Purpose
 from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
@@ -16,8 +16,7 @@ from dispatch_profiler.profiler import job
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED, Distribution
 from dispatch_profiler.profiler.measure import Measurement, MeasureOptions
 from dispatch_profiler.profiler.records import Provenance, Record, Verdict
-from dispatch_profiler.profiler.references import References
-from dispatch_profiler.profiler.verify import ShapeMismatch, compare
+from dispatch_profiler.profiler.verify import ShapeMismatch
 
 _STATES = {State.NOT_COMPILED: Verdict.NOT_COMPILED, State.NOT_APPLIED: Verdict.NOT_APPLIED}
 
@@ -37,7 +36,7 @@ class ProfileOptions:
 
 
 class Session:
-    """Makes records. Kernels run in a worker process that owns the device.
+    """Makes records. Kernels run in a worker process that owns the device; another checks results.
 
     `damaged` collects the vmfbs that are not what was compiled.
     """
@@ -45,7 +44,6 @@ class Session:
     def __init__(self, tree: Tree, options: ProfileOptions) -> None:
         self._tree = tree
         self._options = options
-        self._references = References(tree.references, options.seed)
         self._checked: dict[Path, bool] = {}
         self._runtime = f"runtime {_version('iree-base-runtime')}"
         memory = options.memory_bytes if options.memory_bytes is not None else available_memory()
@@ -53,6 +51,12 @@ class Session:
             WorkerLimits(options.seconds, memory),
             job.start,
             (options.device, str(options.build_dir) if options.build_dir else ""),
+        )
+        self._checker = Worker(
+            WorkerLimits(options.seconds, memory),
+            job.start_checker,
+            (str(tree.references), options.seed),
+            job.CHECKER_ENVIRONMENT,
         )
         self.damaged: list[Path] = []
 
@@ -86,35 +90,31 @@ class Session:
     def _guarded(self, record: Record, verify: job.Module, profile: job.Module) -> Record:
         try:
             if self._options.verify:
-                wrong = self._verify(record, verify)
-                if wrong:
-                    return record.failed(Verdict.FAILED, wrong)
-                record = _with(record, Verdict.SUCCESS, None)
-            if self._options.profile:
-                record = _with(record, record.verdict, self._measure(record, verify, profile))
+                record = self._verified(record, verify)
+            if self._options.profile and not record.verdict.is_failure:
+                record = replace(record, measurement=self._measure(record, verify, profile))
             return record
         except WorkerTimedOut as error:
             return record.failed(Verdict.TIMED_OUT, f"{error.message}; --timeout sets the limit")
-        except WorkerOutOfMemory as error:
-            return record.failed(Verdict.CRASHED, error.message)
         except ToolError as error:
             return record.failed(Verdict.CRASHED, error.message)
 
-    def _verify(self, record: Record, module: job.Module) -> str:
-        """Why the dispatch is wrong; empty if it is right, on integers and on reals."""
-        operation, name = record.dispatch.operation, record.dispatch.name
+    def _verified(self, record: Record, module: job.Module) -> Record:
+        """The record with its verdict: on integers first, then on reals."""
+        operation, name, seed = record.dispatch.operation, record.dispatch.name, self._options.seed
         for distribution in Distribution:
-            actual = self._worker.call(
-                job.run_once, module, name, operation, distribution, self._options.seed
-            )
-            expected = self._references.get(operation, distribution)
+            actual = self._worker.call(job.run_once, module, name, operation, distribution, seed)
             try:
-                comparison = compare(operation, actual, expected)
+                comparison = self._checker.call(job.check, operation, distribution, actual)
             except ShapeMismatch as error:
-                return str(error)
+                return record.failed(Verdict.FAILED, error.message)
+            except ToolError as error:
+                reason = f"the reference could not be computed: {error.message}"
+                return record.failed(Verdict.NOT_VERIFIED, reason)
             if not comparison.passed:
-                return f"{comparison.message} ({distribution.value}, seed {self._options.seed})"
-        return ""
+                reason = f"{comparison.message} ({distribution.value}, seed {seed})"
+                return record.failed(Verdict.FAILED, reason)
+        return replace(record, verdict=Verdict.SUCCESS)
 
     def _measure(self, record: Record, verify: job.Module, profile: job.Module) -> Measurement:
         operation, options = record.dispatch.operation, self._options
@@ -135,8 +135,9 @@ class Session:
         return job.Module(str(path), wanted.sha256, module.repeat if purpose == "profile" else 1)
 
     def close(self) -> None:
-        """End the worker process."""
+        """End the worker processes."""
         self._worker.close()
+        self._checker.close()
 
     def __enter__(self) -> Session:
         return self
@@ -151,10 +152,6 @@ class _Damaged(Exception):
 
 def _nothing() -> None:
     """A call that only starts the worker."""
-
-
-def _with(record: Record, verdict: Verdict, measurement: Measurement | None) -> Record:
-    return Record(record.dispatch, record.provenance, verdict, record.reason, measurement)
 
 
 def _version(package: str) -> str:

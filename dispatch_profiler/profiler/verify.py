@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dispatch_profiler.errors import ToolError
 from dispatch_profiler.operations import Operation, Reference
 
 
@@ -34,7 +35,7 @@ class Comparison:
         )
 
 
-class ShapeMismatch(ValueError):
+class ShapeMismatch(ToolError):
     """The result has another shape or type than the operation says."""
 
 

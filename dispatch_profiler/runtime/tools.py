@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -47,8 +49,7 @@ class ToolProgram:
 
     def __init__(self, device: ToolDevice, vmfb: bytes) -> None:
         self._device = device
-        self._folder = tempfile.TemporaryDirectory()
-        self.path = Path(self._folder.name, "module.vmfb")
+        self.path = _scratch_folder(self) / "module.vmfb"
         self.path.write_bytes(vmfb)
 
     def bind(self, function: str, operation: Operation, inputs: Sequence[np.ndarray]) -> ToolCall:
@@ -70,7 +71,7 @@ class ToolCall:
         self._device = device
         self._program = program
         self._operation = operation
-        self._folder = tempfile.TemporaryDirectory()
+        self._folder = _scratch_folder(self)
         result = operation.result
         arrays = [*inputs, poison(result.type, result.shape)]
         self._arguments = [
@@ -81,13 +82,13 @@ class ToolCall:
         ]
 
     def _input(self, tensor: Tensor, array: np.ndarray) -> str:
-        path = Path(self._folder.name, f"{tensor.role}.bin")
+        path = self._folder / f"{tensor.role}.bin"
         path.write_bytes(np.ascontiguousarray(array).tobytes())
         return f"--input={'x'.join(map(str, tensor.shape))}x{tensor.type.name}=@{path}"
 
     def run(self) -> np.ndarray:
         """See `Call.run`."""
-        output, result = Path(self._folder.name, "output.bin"), self._operation.result
+        output, result = self._folder / "output.bin", self._operation.result
         _call([str(self._device.run_module), *self._arguments, f"--output=@{output}"])
         return np.frombuffer(output.read_bytes(), result.type.dtype).reshape(result.shape)
 
@@ -100,6 +101,13 @@ class ToolCall:
             return float(row["real_time"]) * _SECONDS[row["time_unit"]] * calls
         except (ValueError, LookupError) as error:
             raise RunError(f"iree-benchmark-module answered {said[:200]!r}") from error
+
+
+def _scratch_folder(owner: object) -> Path:
+    """A folder that lives as long as `owner`."""
+    folder = tempfile.mkdtemp(prefix="dispatch_profiler.")
+    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}

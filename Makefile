@@ -1,0 +1,46 @@
+# Two commands: `make quickstart` and `make test`. Each makes its own virtual environment.
+PYTHON ?= python3
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test test-slow lint golden clean
+
+help:
+	@echo "make quickstart  generate, compile and profile a small sweep on this CPU; leaves data.csv"
+	@echo "make test        the test suite with coverage (under 20 minutes on 2 cores)"
+	@echo "make test-slow   the same with the slow tests"
+	@echo "make lint        ruff, mypy, import-linter"
+
+# A stamp a kind of environment: made again when the project's dependencies change.
+.venv/stamp: setup.cfg pyproject.toml
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --upgrade pip
+	.venv/bin/python -m pip install --quiet --editable .
+	touch $@
+
+.venv-test/stamp: setup.cfg pyproject.toml tests/constraints.txt
+	$(PYTHON) -m venv .venv-test
+	.venv-test/bin/python -m pip install --quiet --upgrade pip
+	.venv-test/bin/python -m pip install --quiet --constraint tests/constraints.txt --editable '.[test,lint]'
+	touch $@
+
+quickstart: .venv/stamp
+	.venv/bin/python generator.py --op-kind=matmul,batch_matmul,conv2d --lhs=f32 \
+	    --problem-m=100,256 --problem-n=512 --problem-k=128 --batch-count=4 \
+	    --conv-n=1 --conv-h=28 --conv-w=28 --conv-c=64 --conv-k=64 --conv-padding=1
+	.venv/bin/python compile.py
+	.venv/bin/python profiler.py --format=table --output=data.csv
+
+test: .venv-test/stamp
+	.venv-test/bin/python -m pytest --cov --cov-report=term $(ARGS)
+
+test-slow: .venv-test/stamp
+	.venv-test/bin/python -m pytest --cov --cov-report=term -m 'slow or not slow' $(ARGS)
+
+lint: .venv-test/stamp
+	.venv-test/bin/ruff check .
+	.venv-test/bin/ruff format --check .
+	.venv-test/bin/mypy
+	.venv-test/bin/lint-imports
+
+clean:
+	rm -rf .venv .venv-test generated data.csv

@@ -1,0 +1,28 @@
+"""Small real modules, compiled once for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from dispatch_profiler.compiler import ModuleJob
+from dispatch_profiler.configurations import Configuration
+from dispatch_profiler.generator import Dispatch, render_module
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.targets import parse_target
+
+MakeJob = Callable[..., ModuleJob]
+
+
+@pytest.fixture(scope="session")
+def make_job() -> MakeJob:
+    """`make_job(operation, [configuration, ...], repeat=2)` for this CPU."""
+    target = parse_target("llvm-cpu")
+
+    def make(operation: Operation, configurations: Sequence[Configuration], repeat: int = 2) -> ModuleJob:
+        dispatches = tuple(Dispatch(operation, c) for c in configurations)
+        flags = (*target.compile_flags, *configurations[0].flags)
+        return ModuleJob(render_module(operation, dispatches), dispatches, flags, repeat)
+
+    return make

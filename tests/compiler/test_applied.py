@@ -1,0 +1,200 @@
+"""What the compiler configured is what was asked for: read from its own IR and generated code."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+
+from dispatch_profiler.compiler.configured import ConfiguredModule
+from dispatch_profiler.compiler.in_process import InProcess
+from dispatch_profiler.compiler.iree import IreeCompiler
+from dispatch_profiler.configurations import CpuTiles, Default, Flow
+from dispatch_profiler.generator import State
+from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
+
+
+def workgroups(job) -> dict[str, list[int]]:
+    """Function -> workgroups of each of its dispatches, from the IR after code generation.
+
+    The compiler computes these counts from the tiles that it distributed by: they are what ran.
+    """
+    phases = InProcess()
+    module = ConfiguredModule(phases.configure(job.source.encode() + b"\0", job.flags))
+    module.settle(job.dispatches)
+    text = ConfiguredModule(phases.advance(module.bytecode(), job.flags, "executable-targets")).text()
+    counts = {}
+    for name, body in re.findall(r"hal\.executable private @([\w$]+) \{(.*?)\n  \}", text, flags=re.S):
+        constants = dict(re.findall(r"%(\S+) = arith.constant (\d+) : index", body))
+        returned = re.search(r"hal\.return ([^:]*) : index", body)
+        values = [v.strip().lstrip("%") for v in returned.group(1).split(",")]
+        counts[name] = math.prod(int(constants.get(v) or v.removeprefix("c").split("_")[0]) for v in values)
+    uses = re.findall(r"util\.func public @([\w$]+)\(.*?\n  \}", text, flags=re.S)
+    bodies = dict(
+        zip(uses, re.findall(r"util\.func public @[\w$]+\((.*?)\n  \}", text, flags=re.S), strict=True)
+    )
+    return {
+        function: [counts[exe] for exe in dict.fromkeys(re.findall(r"@([\w$]+)::@", body)) if exe in counts]
+        for function, body in bodies.items()
+    }
+
+
+def expected_workgroups(operation: Operation, tiles: CpuTiles) -> int:
+    """Pieces that the distribution tiles cut the parallel loops into."""
+    lowering = tiles.lowering(operation)
+    level = dict(lowering.levels)["distribution"]
+    return math.prod(
+        math.ceil(loop.extent / tile)
+        for loop, tile in zip(lowering.loops, level, strict=True)
+        if loop.iterator == "parallel"
+    )
+
+
+ONE_IMAGE = Conv2d(1, 30, 30, 32, 64, 3, 3)
+POINTWISE = Conv2d(8, 56, 56, 64, 256, 1, 1)
+TILES = (
+    CpuTiles((1, 7, 14, 64), (1, 1, 7, 16, 1, 1, 8)),
+    CpuTiles((1, 4, 4, 16), (1, 1, 4, 8, 1, 1, 1)),
+    CpuTiles((1, 14, 28, 32), (1, 1, 14, 32, 1, 1, 1)),
+)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        ONE_IMAGE,
+        POINTWISE,
+        Conv2d(1, 28, 28, 64, 64, 1, 1),
+        Conv2d(4, 56, 56, 64, 64, 1, 1, stride=(2, 2)),
+        Conv2d(1, 30, 30, 32, 64, 3, 3, layout="nchw"),
+        Conv2d(1, 30, 30, 64, 64, 3, 3, groups=64),
+        Conv2d(1, 30, 28, 32, 64, 3, 1),
+    ],
+    ids=lambda op: op.name,
+)
+def test_convolutions_with_unit_loops_run_their_configured_tiles(operation: Operation, make_job):
+    """Three configurations of one module are distributed into three different numbers of workgroups.
+
+    The compiler drops the attribute of such convolutions and gives all of them one executable.
+    """
+    tiles = [t for t in TILES if t.invalid_reason(operation, _LIMITS) is None]
+    assert len(tiles) >= 2
+    job = make_job(operation, [Default(), *tiles])
+
+    found = workgroups(job)
+
+    expected = {d.name: expected_workgroups(operation, d.configuration) for d in job.dispatches[1:]}
+    assert {name: found[name][-1] for name in expected} == expected
+
+
+def test_a_padded_image_keeps_its_tiles_behind_the_padding(make_job):
+    padded = Conv2d(1, 28, 28, 32, 64, 3, 3, padding=(1, 1))
+    job = make_job(padded, [Default(), TILES[0], TILES[1]])
+
+    found = workgroups(job)
+
+    assert [found[d.name][-1] for d in job.dispatches[1:]] == [8, 196]
+
+
+def test_the_default_keeps_what_the_compiler_chose_beside_imposed_tiles(make_job):
+    """Imposing tiles on a neighbour must not change the default."""
+    alone = workgroups(make_job(ONE_IMAGE, [Default()]))
+    beside = workgroups(make_job(ONE_IMAGE, [Default(), TILES[1]]))
+
+    name = make_job(ONE_IMAGE, [Default()]).dispatches[0].name
+    assert beside[name] == alone[name]
+
+
+@pytest.mark.parametrize(
+    ("operation", "tiles"),
+    [
+        (Matmul(256, 128, 64), CpuTiles((64, 64), (8, 32, 4))),
+        (Matmul(256, 128, 64, lhs_layout="n", rhs_layout="n"), CpuTiles((32, 64), (8, 32, 4))),
+        (Matmul(1, 256, 64), CpuTiles((1, 64), (1, 32, 8))),
+        (Matmul(100, 100, 50), CpuTiles((32, 32), (8, 16, 4), peel=True)),
+        (Matmul(64, 64, 256), CpuTiles((32, 32), (8, 16, 4), split_k=4)),
+        (BatchMatmul(1, 64, 64, 32), CpuTiles((32, 32), (8, 16, 4))),
+        (BatchMatmul(3, 64, 64, 32), CpuTiles((32, 16), (8, 16, 4), (16, 16, 32))),
+    ],
+    ids=lambda x: x.name,
+)
+def test_matmuls_run_their_configured_tiles(operation: Operation, tiles: CpuTiles, make_job):
+    job = make_job(operation, [tiles])
+
+    found = workgroups(job)[job.dispatches[0].name]
+
+    assert found[0] == expected_workgroups(operation, tiles)
+
+
+def test_what_was_applied_is_recorded_in_the_compilers_words(make_job):
+    built = IreeCompiler().build(make_job(POINTWISE, [TILES[0]]))
+
+    (outcome,) = built.outcomes.values()
+    assert outcome.state is State.COMPILED
+    assert outcome.applied == (
+        "#iree_cpu.lowering_config<distribution = [98, 64, 0], "
+        "vector_common_parallel = [7, 16, 0], vector_reduction = [0, 0, 8]>"
+    )
+
+
+def test_peeling_survives_folding(make_job):
+    """A pointwise convolution whose pixels no tile divides still peels."""
+    operation = Conv2d(1, 15, 15, 16, 32, 1, 1)
+    tiles = CpuTiles((1, 4, 8, 32), (1, 1, 4, 16, 1, 1, 1), peel=True)
+    job = make_job(operation, [tiles])
+    module = ConfiguredModule(InProcess().configure(job.source.encode() + b"\0", job.flags))
+
+    module.settle(job.dispatches)
+
+    assert "enable_loop_peeling" in module.text()
+
+
+def test_a_flow_that_took_effect_is_compiled(make_job):
+    for flow in ("data_tiling", "ukernels"):
+        built = IreeCompiler().build(make_job(Matmul(64, 64, 64), [Flow(flow)]))
+
+        assert [o.state for o in built.outcomes.values()] == [State.COMPILED]
+
+
+def test_a_flow_that_changes_nothing_is_not_applied(make_job, monkeypatch):
+    """Without its flag the evidence is missing, and no vmfb is made under its name."""
+    job = make_job(Matmul(64, 64, 64), [Flow("data_tiling")])
+    without = tuple(flag for flag in job.flags if "data-tiling" not in flag)
+
+    built = IreeCompiler().build(type(job)(job.source, job.dispatches, without, 1))
+
+    (outcome,) = built.outcomes.values()
+    assert (outcome.state, built.verify) == (State.NOT_APPLIED, b"")
+    assert "no Mmt4dTilingExpert: it changed nothing here" in outcome.reason
+
+
+def test_tiles_on_another_operation_are_not_applied(make_job):
+    """A source whose root has other loops than the operation says: nothing to set the tiles on."""
+    job = make_job(Matmul(64, 64, 64), [CpuTiles((32, 32), (8, 16, 4))])
+    bare = job.source.replace("compilation_info", "ignored")
+    other = make_job(Matmul(64, 64, 32), [Default()])
+    renamed = other.source.replace(other.dispatches[0].name, job.dispatches[0].name)
+    assert bare != job.source
+
+    built = IreeCompiler().build(type(job)(renamed, job.dispatches, job.flags, 1))
+
+    (outcome,) = built.outcomes.values()
+    assert outcome.state is State.NOT_APPLIED
+    assert outcome.reason.startswith("asked for #iree_cpu.lowering_config<distribution = [32, 32, 0]")
+
+
+def test_types_do_not_change_what_is_applied(make_job):
+    for types in (ElementTypes("f16", "f16", "f16"), ElementTypes("i8", "i8", "i32")):
+        built = IreeCompiler().build(make_job(Matmul(64, 64, 64, types), [CpuTiles((32, 32), (8, 16, 4))]))
+
+        assert [o.state for o in built.outcomes.values()] == [State.COMPILED]
+
+
+def _limits():
+    from dispatch_profiler.targets import parse_target
+
+    return parse_target("llvm-cpu").limits
+
+
+_LIMITS = _limits()

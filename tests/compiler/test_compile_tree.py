@@ -1,0 +1,267 @@
+"""Compiling a tree does what is left to do, and keeps what it did."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dispatch_profiler.compiler import (
+    BuildError,
+    Built,
+    CompileOptions,
+    ModuleJob,
+    NullCompiler,
+    Outcome,
+    artifact_of,
+    compile_tree,
+    repeat_count,
+)
+from dispatch_profiler.compiler.pool import BuildPool
+from dispatch_profiler.errors import SelectionError, TargetError, ToolError, TreeError
+from dispatch_profiler.generator import Manifest, Selection, State, Tree, load_manifest
+from dispatch_profiler.operations import Matmul
+from dispatch_profiler.targets import parse_target
+
+NULL = NullCompiler()
+
+
+def load() -> Manifest:
+    return load_manifest(Tree(Path()))
+
+
+def compiled(**options: object) -> list[tuple[str, bool]]:
+    """(configuration module, was it kept) of each module that a run dealt with."""
+    return [(p.module, p.kept) for p in compile_tree(load(), NULL, CompileOptions(**options))]
+
+
+def states() -> set[State]:
+    return {d.state for _, d in load().dispatches()}
+
+
+def vmfbs() -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted(Path("generated").rglob("*.vmfb"))}
+
+
+@pytest.fixture
+def tree(run) -> Tree:
+    assert (
+        run(
+            "generator", "--target=null", "--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32"
+        ).status
+        == 0
+    )
+    return Tree(Path())
+
+
+def test_every_module_gets_its_two_vmfbs(tree: Tree):
+    compiled()
+
+    operation = load().entries[0].operation
+    modules = {"", "_data_tiling", "_ukernels"}
+    assert set(vmfbs()) == {f"{operation.name}{m}_{p}.vmfb" for m in modules for p in ("verify", "profile")}
+    assert states() == {State.COMPILED}
+
+
+def test_an_unchanged_tree_is_kept(tree: Tree):
+    compiled()
+    before = vmfbs()
+
+    assert all(kept for _, kept in compiled())
+    assert vmfbs() == before
+
+
+def test_force_compiles_again(tree: Tree):
+    compiled()
+
+    assert not any(kept for _, kept in compiled(force=True))
+
+
+@pytest.mark.parametrize(
+    "change", [{"repeat": 3}, {"flags": ("--iree-opt-level=O1",)}], ids=["repeat count", "flags"]
+)
+def test_a_change_of_what_goes_in_compiles_again(tree: Tree, change: dict[str, object]):
+    compiled()
+
+    assert not any(kept for _, kept in compiled(**change))
+
+
+def test_another_compiler_compiles_again(tree: Tree):
+    compiled()
+
+    class Newer(NullCompiler):
+        revision = "null 2"
+
+    assert not any(p.kept for p in compile_tree(load(), _importable(Newer), CompileOptions()))
+
+
+def test_a_changed_source_compiles_again(tree: Tree):
+    compiled()
+    source = tree.source(load().entries[0].operation)
+    source.write_text(source.read_text() + "// changed\n")
+
+    assert not any(kept for _, kept in compiled())
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", None], ids=["empty", "garbage", "removed"])
+def test_a_damaged_vmfb_is_made_again(tree: Tree, damage: bytes | None):
+    compiled()
+    good = vmfbs()
+    victim = next(Path("generated").rglob("*32t_verify.vmfb"))
+    victim.unlink() if damage is None else victim.write_bytes(damage)
+
+    assert sorted(compiled()) == [("", False), ("data_tiling", True), ("ukernels", True)]
+    assert vmfbs() == good
+
+
+def test_only_the_selected_are_compiled(tree: Tree):
+    assert compiled(selection=Selection(("*_default",))) == [("", False)]
+
+    by_state = {d.dispatch.configuration.name: d.state for _, d in load().dispatches()}
+    assert by_state.pop("tile_config_default") is State.COMPILED
+    assert set(by_state.values()) == {State.GENERATED}
+
+
+def test_a_later_selection_keeps_what_was_compiled_before(tree: Tree):
+    """A vmfb holds all configurations of its module: the second run must not lose the first's."""
+    compiled()
+
+    compiled(selection=Selection(("*_default",)), force=True)
+
+    functions = json.loads(next(Path("generated").rglob("*32t_verify.vmfb")).read_bytes())["functions"]
+    assert len(functions) == sum(not d.dispatch.configuration.module for _, d in load().dispatches())
+
+
+def test_nothing_selected_is_refused(tree: Tree):
+    with pytest.raises(SelectionError, match="no dispatch matches 'nothing'"):
+        compiled(selection=Selection(("nothing",)))
+
+
+def test_another_family_of_targets_is_refused(tree: Tree):
+    with pytest.raises(TargetError, match="was generated for null, not for llvm-cpu") as caught:
+        compiled(target=parse_target("llvm-cpu"))
+
+    assert "generator.py --target=llvm-cpu" in caught.value.hint
+
+
+def test_a_missing_source_is_refused(tree: Tree):
+    tree.source(load().entries[0].operation).unlink()
+
+    with pytest.raises(TreeError, match="cannot read"):
+        compiled()
+
+
+def test_what_does_not_compile_is_told_and_leaves_no_vmfb(tree: Tree):
+    @dataclass(frozen=True)
+    class Refuses(NullCompiler):
+        def build(self, job: ModuleJob) -> Built:
+            raise BuildError("no", diagnostics="all of it")
+
+    compiled()
+    list(compile_tree(load(), _importable(Refuses), CompileOptions(force=True)))
+
+    assert states() == {State.NOT_COMPILED}
+    assert vmfbs() == {}
+    assert "all of it" in next(Path("generated").rglob("iree_compile_cmd_stdout.mlir")).read_text()
+
+
+def _importable(kind: type) -> NullCompiler:
+    """A stand-in that is built in this process: local classes do not cross a process border."""
+    from unittest import mock
+
+    mock.patch("dispatch_profiler.compiler.pool.Worker", _InThisProcess).start()
+    return kind()
+
+
+class _InThisProcess:
+    """A worker that is no process."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def call(self, function, *arguments, seconds=None):
+        return function(*arguments)
+
+    def kill(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _unpatched():
+    yield
+    from unittest import mock
+
+    mock.patch.stopall()
+
+
+def test_an_interrupt_keeps_what_was_finished(tree: Tree, run):
+    run("generator", "--target=null", "--problem-m=8,16,32", "--problem-n=32", "--problem-k=8", "--lhs=f32")
+    results = compile_tree(load(), NULL, CompileOptions(selection=Selection(("*_default",))))
+    next(results)
+    results.close()
+
+    finished = [d for _, d in load().dispatches() if d.state is State.COMPILED]
+    assert len(finished) == 1
+
+
+def test_the_next_run_does_only_what_is_left(tree: Tree):
+    results = compile_tree(load(), NULL, CompileOptions())
+    next(results)
+    results.close()
+
+    assert sorted(kept for _, kept in compiled()) == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("operation", "expected"),
+    [(Matmul(8, 8, 8), 100), (Matmul(512, 512, 512), 7), (Matmul(2560, 2560, 2560), 1)],
+)
+def test_small_operations_are_repeated_more_often(operation: Matmul, expected: int):
+    """2e9 operations a call: 2 * 512**3 = 2.7e8 goes into it 7.45 times."""
+    assert repeat_count(operation) == expected
+
+
+def test_the_hash_of_a_file_that_is_not_there_is_none(tmp_path: Path):
+    assert artifact_of(tmp_path / "nothing") is None
+
+
+# -- the pool --------------------------------------------------------------------------------------
+
+
+def test_a_compiler_that_kills_its_process_costs_only_its_dispatch(tree: Tree):
+    """Three modules, of which one takes its worker process down whenever it is built."""
+    jobs = [(i, ModuleJob(str(i), (), (), 1)) for i in range(3)]
+    entry = load().entries[0]
+    jobs[1] = (1, ModuleJob("die", (entry.dispatches[0].dispatch,), (), 1))
+
+    with BuildPool(Deadly(), 2, 20.0) as pool:
+        results = dict(pool.results(jobs))
+
+    (outcome,) = results[1].outcomes.values()
+    assert outcome == Outcome(State.NOT_COMPILED, "killed by SIGABRT")
+    assert set(results) == {0, 1, 2}
+
+
+@dataclass(frozen=True)
+class Deadly(NullCompiler):
+    """Aborts on the source `die`."""
+
+    def build(self, job: ModuleJob) -> Built:
+        import os
+
+        if job.source == "die":
+            os.abort()
+        return Built(b"v", b"p", {})
+
+
+@pytest.fixture(autouse=True)
+def _helpers_are_importable(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+
+def test_a_closed_pool_builds_nothing_more(tree: Tree):
+    pool = BuildPool(NULL, 1, 5.0)
+    pool.close()
+
+    with pytest.raises(ToolError, match="interrupted"):
+        pool._call(pool._take(), ModuleJob("", (), (), 1))

@@ -1,0 +1,301 @@
+"""What operations mean, element by element: the independent truth, with strategies to draw from.
+
+Nothing here calls the package's arithmetic. Sums are Fractions, rounding is done on Fractions, and
+activations come from `math`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, Operation
+
+#: Of every property here: the same examples in every run, and no clock.
+PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
+
+FLOATS = ("f64", "f32", "f16", "bf16", "f8E4M3FN")
+#: name -> (bits of the significand, exponent of the least normal number, largest finite value)
+FORMATS = {
+    "f64": (53, -1022, 1.7976931348623157e308),
+    "f32": (24, -126, 3.4028234663852886e38),
+    "f16": (11, -14, 65504.0),
+    "bf16": (8, -126, 3.3895313892515355e38),
+    "f8E4M3FN": (4, -6, 448.0),
+}
+DTYPES = {
+    "f64": np.float64,
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "f8E4M3FN": ml_dtypes.float8_e4m3fn,
+    "i8": np.int8,
+    "i32": np.int32,
+}
+ACCUMULATORS = {"f64": "f64", "f32": "f32", "f16": "f32", "bf16": "f32", "f8E4M3FN": "f32", "i8": "i32"}
+#: Every (input, result) that there is: sums are never held in less than the result.
+TYPE_PAIRS = (
+    *((input_, result) for input_ in FLOATS for result in FLOATS if result != "f64" or input_ == "f64"),
+    ("i8", "i32"),
+)
+FLOAT_PAIRS = TYPE_PAIRS[:-1]
+ACTIVATION_NAMES = ("none", "relu", "gelu", "sigmoid", "tanh")
+
+Index = tuple[int, ...]
+Pairs = list[tuple[float, float]]
+
+
+# -- strategies ------------------------------------------------------------------------------------
+
+
+def element_types(pair: tuple[str, str]) -> ElementTypes:
+    """`("f16", "f32")` -> f16 inputs with an f32 result."""
+    return ElementTypes(pair[0], pair[0], pair[1])
+
+
+def _epilogues(types: ElementTypes, names: Sequence[str]) -> st.SearchStrategy[Epilogue]:
+    allowed = [name for name in names if types.result != "i32" or name in ("none", "relu")]
+    return st.builds(Epilogue, st.booleans(), st.sampled_from(allowed))
+
+
+@st.composite
+def matmuls(
+    draw: st.DrawFn,
+    pairs: Sequence[tuple[str, str]] = TYPE_PAIRS,
+    activations: Sequence[str] = ACTIVATION_NAMES,
+    extents: st.SearchStrategy[int] = st.integers(1, 5),
+) -> Operation:
+    """A matmul or a batch_matmul."""
+    types = element_types(draw(st.sampled_from(pairs)))
+    shape = [draw(extents) for _ in range(3)]
+    rest = (types, draw(st.sampled_from("tn")), draw(st.sampled_from("tn")), draw(_epilogues(types, activations)))
+    batch = draw(st.none() | st.integers(1, 3))
+    return Matmul(*shape, *rest) if batch is None else BatchMatmul(batch, *shape, *rest)
+
+
+@st.composite
+def convolutions(
+    draw: st.DrawFn,
+    pairs: Sequence[tuple[str, str]] = TYPE_PAIRS,
+    activations: Sequence[str] = ACTIVATION_NAMES,
+) -> Conv2d:
+    """A convolution that exists: dense, grouped or depthwise, in either layout."""
+    types = element_types(draw(st.sampled_from(pairs)))
+    two = lambda low, high: (draw(st.integers(low, high)), draw(st.integers(low, high)))  # noqa: E731
+    (r, s), stride, padding, dilation = two(1, 3), two(1, 3), two(0, 2), two(1, 2)
+    least = [
+        max(1, (size - 1) * step + 1 - 2 * pad)
+        for size, step, pad in zip((r, s), dilation, padding, strict=True)
+    ]
+    h, w = (draw(st.integers(size, size + 2)) for size in least)
+    groups = draw(st.integers(1, 3))
+    c, k = (groups * each for each in two(1, 2))
+    return Conv2d(
+        draw(st.integers(1, 2)), h, w, c, k, r, s, stride, padding, dilation, groups,
+        draw(st.sampled_from(("nhwc", "nchw"))), types, draw(_epilogues(types, activations)),
+    )  # fmt: skip
+
+
+def operations(
+    pairs: Sequence[tuple[str, str]] = TYPE_PAIRS, activations: Sequence[str] = ACTIVATION_NAMES
+) -> st.SearchStrategy[Operation]:
+    """Any operation, with so few elements that it can be computed by hand."""
+    return matmuls(pairs, activations) | convolutions(pairs, activations)
+
+
+def seeds() -> st.SearchStrategy[int]:
+    """Of the numbers that fill the inputs."""
+    return st.integers(0, 2**32 - 1)
+
+
+# -- inputs ----------------------------------------------------------------------------------------
+
+
+def _holds(name: str) -> int:
+    """Every whole number up to this is a value of the type."""
+    return 127 if name == "i8" else 2 ** FORMATS[name][0]
+
+
+def _amplitude(operation: Operation) -> int:
+    """The largest whole numbers whose sums are exact in the accumulator and finite in the result."""
+    input_, result = operation.types.lhs, operation.types.result
+    if input_ == "i8":
+        return 127
+    room = min(2 ** FORMATS[ACCUMULATORS[input_]][0], int(FORMATS[result][2]))
+    return max(1, min(_holds(input_), math.isqrt(room // (2 * reduction_size(operation)))))
+
+
+def whole_numbers(operation: Operation, seed: int) -> list[np.ndarray]:
+    """Inputs of whole numbers as large as the exact path takes, so that narrow results round.
+
+    A bias may be as large as the result holds whole; of i32, any: its sums wrap around.
+    """
+    rng = np.random.default_rng(seed)
+    largest = _amplitude(operation)
+    arrays = [
+        rng.integers(-largest, largest, tensor.shape, endpoint=True).astype(DTYPES[operation.types.lhs])
+        for tensor in operation.inputs[:2]
+    ]
+    for tensor in operation.inputs[2:]:
+        result = operation.types.result
+        limit = 2**31 - 1 if result == "i32" else min(_holds(result), 100)
+        arrays.append(rng.integers(-limit, limit, tensor.shape, endpoint=True).astype(DTYPES[result]))
+    return arrays
+
+
+def reals(operation: Operation, seed: int) -> list[np.ndarray]:
+    """Inputs below 2 in magnitude, their exponents scattered."""
+    rng = np.random.default_rng(seed)
+    return [
+        (rng.uniform(-1, 1, tensor.shape) * 2.0 ** rng.integers(-4, 1, tensor.shape, endpoint=True)).astype(
+            tensor.type.dtype
+        )
+        for tensor in operation.inputs
+    ]
+
+
+# -- meaning ---------------------------------------------------------------------------------------
+
+
+def starts(size: int, window: int, stride: int) -> range:
+    """Where a window of `window` stands in `size` padded pixels."""
+    return range(0, size - window + 1, stride)
+
+
+def reduction_size(operation: Operation) -> int:
+    """How many products are summed into one element."""
+    if isinstance(operation, Conv2d):
+        return operation.r * operation.s * (operation.c // operation.groups)
+    return operation.k
+
+
+def output_shape(operation: Operation) -> Index:
+    """The result's shape, by counting where a filter can stand."""
+    if isinstance(operation, Conv2d):
+        oh, ow = (
+            len(starts(size + 2 * pad, (taps - 1) * step + 1, stride))
+            for size, pad, taps, step, stride in zip(
+                (operation.h, operation.w), operation.padding, (operation.r, operation.s),
+                operation.dilation, operation.stride, strict=True,
+            )
+        )  # fmt: skip
+        n, k = operation.n, operation.k
+        return (n, oh, ow, k) if operation.layout == "nhwc" else (n, k, oh, ow)
+    batch = (operation.batch,) if isinstance(operation, BatchMatmul) else ()
+    return (*batch, operation.m, operation.n)
+
+
+def products(operation: Operation, lhs: np.ndarray, rhs: np.ndarray) -> dict[Index, Pairs]:
+    """Result index -> the factors of the products that are summed there (padding left out)."""
+    lhs, rhs = lhs.astype(np.float64), rhs.astype(np.float64)
+    factors = _conv_factors if isinstance(operation, Conv2d) else _matmul_factors
+    return {
+        index: [(float(lhs[a]), float(rhs[b])) for a, b in factors(operation, index)]
+        for index in np.ndindex(output_shape(operation))
+    }
+
+
+def _matmul_factors(operation: Matmul | BatchMatmul, index: Index) -> Iterator[tuple[Index, Index]]:
+    *batch, m, n = index
+    for k in range(operation.k):
+        yield (
+            (*batch, m, k) if operation.lhs_layout == "t" else (*batch, k, m),
+            (*batch, k, n) if operation.rhs_layout == "t" else (*batch, n, k),
+        )
+
+
+def _conv_factors(op: Conv2d, index: Index) -> Iterator[tuple[Index, Index]]:
+    last = op.layout == "nhwc"
+    image, y, x, f = index if last else (index[0], index[2], index[3], index[1])
+    channels = op.c // op.groups
+    group = f // (op.k // op.groups)
+    for r in range(op.r):
+        for s in range(op.s):
+            row = y * op.stride[0] + r * op.dilation[0] - op.padding[0]
+            column = x * op.stride[1] + s * op.dilation[1] - op.padding[1]
+            if not (0 <= row < op.h and 0 <= column < op.w):
+                continue
+            for c in range(channels):
+                channel = group * channels + c
+                yield (
+                    (image, row, column, channel) if last else (image, channel, row, column),
+                    (r, s, c, f) if last else (f, c, r, s),
+                )
+
+
+def exact_sum(pairs: Iterable[tuple[float, float]]) -> Fraction:
+    """The sum of products, without any rounding."""
+    return sum((Fraction(a) * Fraction(b) for a, b in pairs), Fraction(0))
+
+
+def bias_at(operation: Operation, inputs: Sequence[np.ndarray], index: Index) -> float:
+    """The bias of one element: of its column, or of its output channel; 0 without one."""
+    if not operation.epilogue.bias:
+        return 0.0
+    channel = index[1] if isinstance(operation, Conv2d) and operation.layout == "nchw" else index[-1]
+    return float(inputs[2][channel])
+
+
+def activated(name: str, x: float) -> float:
+    """The activation in float64, with no cancellation anywhere."""
+    functions: dict[str, Callable[[float], float]] = {
+        "none": lambda x: x,
+        "relu": lambda x: max(x, 0.0),
+        "gelu": lambda x: 0.5 * x * math.erfc(-x / math.sqrt(2.0)),
+        "sigmoid": lambda x: 1.0 / (1.0 + math.exp(-x)),
+        "tanh": math.tanh,
+    }
+    return functions[name](x)
+
+
+def rounded(value: Fraction, type_: str) -> float:
+    """`value` rounded once to the nearest number of a type, ties to even (no overflow)."""
+    if value == 0:
+        return 0.0
+    bits, least, _ = FORMATS[type_]
+    exponent = _exponent(value)
+    quantum = Fraction(2) ** (max(exponent, least) - bits + 1)
+    return float(round(value / quantum) * quantum)
+
+
+def _exponent(value: Fraction) -> int:
+    """The e of 2**e <= |value| < 2**(e + 1)."""
+    guess = abs(value.numerator).bit_length() - value.denominator.bit_length()
+    return guess if abs(value) >= Fraction(2) ** guess else guess - 1
+
+
+def wrapped(value: int) -> int:
+    """What a 32-bit register holds of `value`."""
+    return (value + 2**31) % 2**32 - 2**31
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+
+def kernel_value(operation: Operation, pairs: Pairs, bias: float) -> float:
+    """What a kernel stores that adds `pairs` one by one in the accumulator's own arithmetic."""
+    held = DTYPES[ACCUMULATORS[operation.types.lhs]]
+    total = held(0)
+    for a, b in pairs:
+        total = total + held(a) * held(b)
+    if operation.epilogue.bias:
+        total = total + held(bias)
+    value = _kernel_activation(operation.epilogue.activation, total, held)
+    return float(np.asarray(value, held).astype(DTYPES[operation.types.result]))
+
+
+def _kernel_activation(name: str, x: np.floating, held: type) -> np.floating:
+    one, half = held(1), held(0.5)
+    if name == "relu":
+        return max(x, held(0))
+    if name == "gelu":
+        return half * x * (one + held(math.erf(x * held(math.sqrt(0.5)))))
+    if name == "sigmoid":
+        return one / (one + held(math.exp(-x)))
+    return held(math.tanh(x)) if name == "tanh" else x

@@ -1,0 +1,206 @@
+"""Operations are values: frozen, hashable, written and read back, and named apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from naive_operations import PROPERTY, TYPE_PAIRS, convolutions, element_types, matmuls, operations
+
+from dispatch_profiler.errors import OperationError
+from dispatch_profiler.operations import (
+    KINDS,
+    BatchMatmul,
+    Conv2d,
+    ElementTypes,
+    Epilogue,
+    Matmul,
+    operation_from_dict,
+    operation_kind,
+)
+
+LARGE = matmuls(extents=st.integers(1, 100_000))
+ANY = operations() | LARGE
+
+
+@PROPERTY
+@given(ANY)
+def test_an_operation_is_read_back_from_its_dict(operation):
+    """Through JSON too, where tuples become lists."""
+    assert operation == operation_from_dict(operation.to_dict())
+    assert operation == operation_from_dict(json.loads(json.dumps(operation.to_dict())))
+
+
+@PROPERTY
+@given(ANY)
+def test_reading_a_dict_leaves_it_as_it_is(operation):
+    """The caller's data is not used up."""
+    data = operation.to_dict()
+    operation_from_dict(data)
+    assert operation.to_dict() == data
+
+
+@PROPERTY
+@given(ANY)
+def test_equal_operations_are_one_key(operation):
+    """Identity is the frozen object."""
+    again = dataclasses.replace(operation)
+    assert {operation: 1} == {again: 1}
+    assert hash(operation) == hash(again)
+
+
+@PROPERTY
+@given(ANY, st.data())
+def test_an_operation_is_frozen(operation, data):
+    """No field can be set."""
+    field = data.draw(st.sampled_from([field.name for field in dataclasses.fields(operation)]))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(operation, field, getattr(operation, field))
+
+
+@PROPERTY
+@given(matmuls() | convolutions(), st.data())
+def test_operations_that_differ_in_one_field_have_different_names(operation, data):
+    """Whichever field it is that differs."""
+    same_kind = matmuls() if operation.kind != "conv2d" else convolutions()
+    other = data.draw(same_kind.filter(lambda each: each.kind == operation.kind))
+    field = data.draw(st.sampled_from([field.name for field in dataclasses.fields(operation)]))
+    try:
+        changed = dataclasses.replace(operation, **{field: getattr(other, field)})
+    except OperationError:
+        assume(False)
+    assert (operation == changed) == (operation.name == changed.name)
+
+
+def test_no_two_small_matmuls_share_a_name():
+    """All with extents of 1, 2, 11 and 12, where digits could run together."""
+    extents, layouts = (1, 2, 11, 12), ("t", "n")
+    plain = [Matmul(m, n, k, lhs_layout=x, rhs_layout=y)
+             for m, n, k in itertools.product(extents, repeat=3)
+             for x, y in itertools.product(layouts, repeat=2)]  # fmt: skip
+    batched = [BatchMatmul(b, op.m, op.n, op.k, op.types, op.lhs_layout, op.rhs_layout)
+               for b in extents for op in plain]  # fmt: skip
+    assert len(plain) + len(batched) == len({op.name for op in (*plain, *batched)})
+
+
+def test_no_two_small_convolutions_share_a_name():
+    """All with one or two of everything that there is."""
+    few = (1, 2)
+    pairs = tuple(itertools.product(few, repeat=2))
+    shapes = list(itertools.product(few, few, few, (3, 4), ((1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 4, 2))))
+    made = [Conv2d(n, 8, w, c, k, r, s, stride, padding, dilation, groups, layout)
+            for n, r, s, w, (c, k, groups) in shapes
+            for stride, padding, dilation in itertools.product(pairs, ((0, 0), (0, 1), (1, 0)), pairs)
+            for layout in ("nhwc", "nchw")]  # fmt: skip
+    assert len(set(made)) == len({op.name for op in made})
+
+
+def test_no_two_types_and_epilogues_share_a_name():
+    """All pairs of types with all epilogues that they take."""
+    epilogues = [Epilogue(bias, name) for bias in (False, True) for name in ("none", "relu")]
+    made = [Matmul(1, 1, 1, element_types(p), epilogue=e) for p in TYPE_PAIRS for e in epilogues]
+    assert len(made) == len({op.name for op in made})
+
+
+@PROPERTY
+@given(operations(), operations())
+def test_two_operations_share_a_name_only_if_they_are_equal(one, other):
+    """Of any kinds."""
+    assert (one == other) == (one.name == other.name)
+
+
+@PROPERTY
+@given(ANY)
+def test_a_name_is_an_mlir_symbol_and_a_file_name(operation):
+    """Letters, digits and underscores, so that nothing needs quoting anywhere."""
+    assert operation.name.isascii()
+    assert operation.name.isidentifier()
+
+
+@PROPERTY
+@given(ANY)
+def test_arguments_rebuild_the_operation(operation):
+    """Reading them as a person would gives an equal operation."""
+    arguments = dict(operation.arguments())
+    assert operation == _rebuilt(operation.kind, arguments)
+
+
+def _rebuilt(kind, arguments):
+    tags = ("nhwc", "nchw", "hwcf", "fchw") if kind == "conv2d" else ("t", "n")
+    typed = {}
+    for role in ("lhs", "rhs", "result"):
+        tag = next(tag for tag in tags if arguments[role].endswith(tag))
+        typed[role] = (arguments[role].removesuffix(tag), tag)
+    types = ElementTypes(*(typed[role][0] for role in ("lhs", "rhs", "result")))
+    epilogue = Epilogue.parse(arguments.get("epilogue", "none"))
+    if kind == "conv2d":
+        extents = [int(arguments[f"conv-{x}"]) for x in "nhwckrs"]
+        pairs = [tuple(map(int, arguments[f"conv-{x}"].split("x"))) for x in ("stride", "padding", "dilation")]
+        return Conv2d(*extents, *pairs, int(arguments["conv-groups"]), typed["lhs"][1], types, epilogue)
+    shape = [int(arguments[x]) for x in "mnk"]
+    rest = (types, typed["lhs"][1], typed["rhs"][1], epilogue)
+    batch = int(arguments["batch_count"])
+    return Matmul(*shape, *rest) if kind == "matmul" else BatchMatmul(batch, *shape, *rest)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        Matmul(2, 3, 4, ElementTypes("f16", "f16", "f32"), "n", "t", Epilogue(True, "gelu")),
+        BatchMatmul(5, 2, 3, 4, ElementTypes("i8", "i8", "i32"), "t", "n"),
+        Conv2d(1, 9, 9, 4, 6, 3, 2, (2, 1), (1, 0), (1, 2), 2, "nchw", ElementTypes("f8", "f8", "bf16")),
+    ],
+    ids=lambda operation: operation.kind,
+)
+def test_the_generator_takes_the_arguments(run, operation):
+    """The command itself, given the arguments, would generate this operation and no other."""
+    arguments = [f"--{name}={value}" for name, value in operation.arguments().items()]
+    outcome = run("generator", "--target=null", "--default-config=only", "--dry-run", *arguments)
+    assert 0 == outcome.status, outcome.err
+    sources = [line for line in outcome.out.splitlines() if line.startswith("[Generating]")]
+    assert 1 == len(sources)
+    assert sources[0].endswith(f"/{operation.name}.mlir")
+
+
+def test_every_kind_is_found_by_its_name():
+    """matmul, batch_matmul and conv2d."""
+    assert {"matmul": Matmul, "batch_matmul": BatchMatmul, "conv2d": Conv2d} == KINDS
+    assert [Matmul, BatchMatmul, Conv2d] == [operation_kind(name) for name in KINDS]
+
+
+@pytest.mark.parametrize(
+    ("operation", "label"),
+    [
+        (Matmul(1, 1, 1), "OperationKind.Matmul"),
+        (BatchMatmul(1, 1, 1, 1), "OperationKind.BatchMatmul"),
+        (Conv2d(1, 1, 1, 1, 1, 1, 1), "OperationKind.Conv2d"),
+    ],
+)
+def test_a_kind_has_the_label_of_the_console_block(operation, label):
+    """As the document prints it."""
+    assert label == operation.label
+
+
+def test_an_unknown_kind_is_refused_with_the_nearest():
+    """Asked for by name, or read from data."""
+    hint = "did you mean 'matmul'? There is: matmul, batch_matmul, conv2d"
+    with pytest.raises(OperationError, match="^unknown operation kind 'matmull'$") as caught:
+        operation_kind("matmull")
+    assert hint == caught.value.hint
+    with pytest.raises(OperationError, match="^unknown operation kind 'matmull'$"):
+        operation_from_dict({**Matmul(1, 2, 3).to_dict(), "kind": "matmull"})
+
+
+def test_data_that_is_no_operation_is_refused_as_such():
+    """A shape of 0 in a damaged file is the same mistake as on a command line."""
+    data = Matmul(1, 2, 3).to_dict()
+    with pytest.raises(OperationError, match="m=0"):
+        operation_from_dict({**data, "m": 0})
+    with pytest.raises(OperationError, match="malformed epilogue"):
+        operation_from_dict({**data, "epilogue": "relu+relu"})
+    with pytest.raises(OperationError, match="unknown element type 'f99'"):
+        operation_from_dict({**data, "types": ["f99", "f99", "f32"]})

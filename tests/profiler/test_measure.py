@@ -1,0 +1,168 @@
+"""Samples: how many executions, which are dropped, and what the numbers say, without a clock."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatch_profiler.profiler import Measurement, MeasureOptions, measure
+from dispatch_profiler.profiler.measure import calls_per_sample, prefers_single
+
+examples = settings(deadline=None, derandomize=True)
+
+
+class FakeClock:
+    """Answers `time(calls)` with `seconds` of a call, the calls numbered from 0 as they are asked."""
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds = seconds
+        self.asked: list[int] = []
+
+    def __call__(self, calls: int) -> float:
+        self.asked.append(calls)
+        return calls * self.seconds[min(len(self.asked), len(self.seconds)) - 1]
+
+
+# -- taking samples --------------------------------------------------------------------------------
+
+
+def test_samples_are_milliseconds_of_one_execution_in_the_order_taken():
+    """4 calls of 5 executions: a call of 0.1 s is 20 ms an execution."""
+    clock = FakeClock(9.0, 0.1, 0.2, 0.05)
+    measurement = measure(clock, 5, MeasureOptions(repetitions=3, batch=20))
+    assert measurement.samples_ms == pytest.approx((20.0, 40.0, 10.0))
+    assert measurement.executions == 20
+
+
+def test_the_first_call_is_no_sample():
+    """A first call that takes a thousand times longer leaves no trace in the figures."""
+    cold = measure(FakeClock(1.0, 0.001), 1, MeasureOptions(repetitions=4, batch=1))
+    assert cold.samples_ms == pytest.approx((1.0,) * 4)
+
+
+@pytest.mark.parametrize("repetitions", [1, 2, 5, 50])
+def test_there_are_as_many_samples_as_asked_for(repetitions):
+    """No more, no fewer."""
+    measurement = measure(FakeClock(0.5), 1, MeasureOptions(repetitions))
+    assert len(measurement.samples_ms) == repetitions
+
+
+def test_a_short_dispatch_is_repeated_until_a_sample_lasts_20_ms():
+    """Calls of 0.3 ms: 67 of them are the fewest that last 20 ms."""
+    clock = FakeClock(0.0003)
+    measurement = measure(clock, 10, MeasureOptions(repetitions=2))
+    assert clock.asked[-2:] == [67, 67]
+    assert measurement.executions == 670
+    assert measurement.samples_ms == pytest.approx((0.03, 0.03))
+
+
+def test_a_cold_first_call_does_not_make_samples_short():
+    """The first call takes 50 ms, the others 0.1 ms: a sample lasts 20 ms all the same."""
+    clock = FakeClock(0.05, 0.0001)
+    measure(clock, 1, MeasureOptions(repetitions=3))
+    assert all(calls * 0.0001 >= 0.02 for calls in clock.asked[-3:]), clock.asked
+
+
+def test_a_slow_call_is_a_sample_by_itself():
+    """What lasts 20 ms or more is called once a sample."""
+    clock = FakeClock(0.02)
+    assert measure(clock, 3, MeasureOptions(repetitions=2)).executions == 3
+    assert set(clock.asked) == {1}
+
+
+@examples
+@given(
+    seconds=st.floats(1e-7, 10.0),
+    repeat=st.integers(1, 100),
+    batch=st.none() | st.integers(1, 10**6),
+    repetitions=st.integers(1, 9),
+)
+def test_a_steady_dispatch_gives_its_own_time_however_it_is_sampled(seconds, repeat, batch, repetitions):
+    """Neither `repeat` nor `batch` nor the number of samples shifts the figure."""
+    clock = FakeClock(seconds * repeat)
+    measurement = measure(clock, repeat, MeasureOptions(repetitions, batch))
+    assert measurement.median_ms == pytest.approx(1e3 * seconds)
+    assert measurement.spread == pytest.approx(0.0, abs=1e-9)
+    assert measurement.executions >= (batch or 1)
+
+
+# -- calls in a sample -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("repeat", "batch", "calls"), [(1, 1, 1), (1, 7, 7), (100, 1, 1), (100, 100, 1), (100, 101, 2), (3, 10, 4)]
+)
+def test_a_batch_is_reached_by_the_fewest_calls(repeat, batch, calls):
+    """Calls of `repeat` executions are rounded up, however long they take."""
+    for seconds in (0.0, 1e-9, 100.0):
+        assert calls_per_sample(seconds, repeat, batch) == calls
+
+
+@pytest.mark.parametrize(
+    ("seconds", "calls"), [(0.02, 1), (0.0201, 1), (0.0199, 2), (0.01, 2), (0.001, 20), (5.0, 1)]
+)
+def test_without_a_batch_a_sample_lasts_20_ms(seconds, calls):
+    """The fewest calls that last so long, whatever `repeat` is."""
+    assert calls_per_sample(seconds, 1, None) == calls_per_sample(seconds, 100, None) == calls
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1e-9])
+def test_a_clock_that_did_not_move_gives_one_call(seconds):
+    """No division by zero, and no endless sample."""
+    assert calls_per_sample(seconds, 1, None) == 1
+
+
+@examples
+@given(st.floats(1e-9, 100.0))
+def test_a_sample_never_lasts_less_than_20_ms_nor_a_call_longer(seconds):
+    """Enough calls, and one fewer would not be."""
+    calls = calls_per_sample(seconds, 1, None)
+    assert calls * seconds >= 0.02 * (1 - 1e-9)
+    assert calls == 1 or (calls - 1) * seconds < 0.02 * (1 + 1e-9)
+
+
+# -- slow profile vmfbs ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("single", "repeat", "prefers"),
+    [(0.021, 100, True), (0.019, 100, False), (2.1, 1, True), (0.0, 100, False), (0.2, 10, False)],
+)
+def test_a_call_of_more_than_two_seconds_is_not_used(single, repeat, prefers):
+    """`repeat` executions of a slow dispatch are too long to be a sample; exactly 2 s are not."""
+    assert prefers_single(single, repeat) is prefers
+
+
+# -- what the samples say --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("samples", "median", "low", "high", "spread"),
+    [
+        ((2.0,), 2.0, 2.0, 2.0, 0.0),
+        ((1.0, 3.0), 2.0, 1.0, 3.0, 1.0),
+        ((5.0, 1.0, 2.0), 2.0, 1.0, 5.0, 2.0),
+        ((4.0, 4.0, 4.0, 4.0), 4.0, 4.0, 4.0, 0.0),
+        ((1.0, 1.0, 1.0, 1.0, 101.0), 1.0, 1.0, 101.0, 100.0),
+    ],
+)
+def test_known_samples_give_known_figures(samples, median, low, high, spread):
+    """Median, smallest, largest, and (largest - smallest) / median."""
+    m = Measurement(samples, 1)
+    assert (m.median_ms, m.min_ms, m.max_ms, m.spread) == (median, low, high, spread)
+
+
+def test_gflops_are_taken_at_the_median():
+    """The document's figure: 2 * 3456 * 1024 * 2048 operations in 0.062 ms."""
+    m = Measurement((0.062, 0.05, 9.0), 1)
+    assert f"{m.gflops(2 * 3456 * 1024 * 2048):.2f}" == "233798.62"
+
+
+def test_figures_of_no_time_at_all_are_infinite_not_an_error():
+    """A clock that did not move says nothing about speed, and must not end the run."""
+    m = Measurement((0.0, 0.0), 1)
+    assert m.spread == math.inf
+    assert m.gflops(100) == math.inf

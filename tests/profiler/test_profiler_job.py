@@ -1,0 +1,123 @@
+"""What the worker processes do, called in this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dispatch_profiler.compiler import ModuleJob, NullCompiler
+from dispatch_profiler.compiler.null import Rule
+from dispatch_profiler.configurations import Default
+from dispatch_profiler.errors import TargetError, ToolError
+from dispatch_profiler.files import sha256
+from dispatch_profiler.generator import Dispatch
+from dispatch_profiler.operations import Matmul, reference
+from dispatch_profiler.profiler import Distribution, MeasureOptions, compare, draw, job
+from dispatch_profiler.runtime import RunError
+
+OPERATION = Matmul(4, 6, 8)
+NAME = Dispatch(OPERATION, Default()).name
+SEED = 3
+
+pytestmark = pytest.mark.usefixtures("in_process")
+
+
+def modules(tmp_path: Path, *, repeat: int = 10, **rule: object) -> tuple[job.Module, job.Module]:
+    """verify and profile of one dispatch, compiled under one rule, on disk."""
+    compiler = NullCompiler((Rule("*", **rule),))
+    built = compiler.build(ModuleJob("", (Dispatch(OPERATION, Default()),), (), repeat))
+    made = []
+    for name, vmfb, times in (("verify", built.verify, 1), ("profile", built.profile, repeat)):
+        path = tmp_path / f"{name}.vmfb"
+        path.write_bytes(vmfb)
+        made.append(job.Module(str(path), sha256(vmfb), times))
+    return made[0], made[1]
+
+
+def samples(tmp_path: Path, options: MeasureOptions, *, repeat: int = 10, **rule: object):
+    job.start("null", "")
+    return job.take_samples(*modules(tmp_path, repeat=repeat, **rule), NAME, OPERATION, SEED, options)
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("distribution", list(Distribution))
+def test_one_run_gives_the_result_for_the_drawn_inputs(tmp_path, distribution):
+    """Shape, type and values are those of the operation under this seed."""
+    job.start("null", "")
+    actual = job.run_once(modules(tmp_path)[0], NAME, OPERATION, distribution, SEED)
+    assert compare(OPERATION, actual, reference(OPERATION, draw(OPERATION, distribution, SEED))).passed
+    assert not compare(OPERATION, actual, reference(OPERATION, draw(OPERATION, distribution, SEED + 1))).passed
+
+
+def test_a_vmfb_that_changed_since_it_was_checked_is_not_run(tmp_path):
+    """What is run is what the manifest names by its hash, not what lies there by now."""
+    verify, _ = modules(tmp_path)
+    stale = job.Module(verify.path, sha256(b"what was compiled"), 1)
+    job.start("null", "")
+    with pytest.raises(ToolError, match="changed"):
+        job.run_once(stale, NAME, OPERATION, Distribution.REALS, SEED)
+
+
+def test_a_new_vmfb_at_an_old_path_is_loaded_anew(tmp_path):
+    """Modules are kept by content."""
+    job.start("null", "")
+    right = job.run_once(modules(tmp_path)[0], NAME, OPERATION, Distribution.REALS, SEED)
+    wrong = job.run_once(modules(tmp_path, fault="nan")[0], NAME, OPERATION, Distribution.REALS, SEED)
+    assert np.isfinite(right).all() and not np.isfinite(wrong).all()
+
+
+def test_a_function_that_is_not_there_is_an_error_of_the_run(tmp_path):
+    """The session makes it a verdict."""
+    job.start("null", "")
+    with pytest.raises(RunError, match="no function nobody"):
+        job.run_once(modules(tmp_path)[0], "nobody", OPERATION, Distribution.REALS, SEED)
+
+
+def test_a_device_that_does_not_exist_does_not_start():
+    """The message names it and the drivers that there are."""
+    with pytest.raises(TargetError, match="no device 'nonsense'") as caught:
+        job.start("nonsense", "")
+    assert "local-task" in caught.value.hint
+
+
+# -- samples ---------------------------------------------------------------------------------------
+
+
+def test_samples_are_taken_from_the_profile_vmfb(tmp_path):
+    """Calls of ten executions: a batch of 25 takes three of them."""
+    measurement = samples(tmp_path, MeasureOptions(4, 25), time_ms=0.5)
+    assert measurement.executions == 30
+    assert measurement.samples_ms == pytest.approx((0.5,) * 4)
+
+
+def test_a_slow_dispatch_is_measured_one_by_one(tmp_path):
+    """Ten executions of 300 ms are too long for a call: the verify vmfb, which does one, is used."""
+    measurement = samples(tmp_path, MeasureOptions(2), time_ms=300.0)
+    assert measurement.executions == 1
+    assert measurement.samples_ms == pytest.approx((300.0, 300.0))
+
+
+def test_a_profile_vmfb_that_repeats_nothing_is_not_needed(tmp_path):
+    """With `repeat` 1 both vmfbs do the same."""
+    assert samples(tmp_path, MeasureOptions(2, 5), repeat=1, time_ms=1.0).executions == 5
+
+
+def test_a_dispatch_without_any_time_is_measured(tmp_path):
+    """A clock that does not move ends nothing."""
+    assert samples(tmp_path, MeasureOptions(3), time_ms=0.0).samples_ms == (0.0, 0.0, 0.0)
+
+
+# -- checking --------------------------------------------------------------------------------------
+
+
+def test_the_checker_finds_right_and_wrong(tmp_path):
+    """It compares with the reference for the same seed, which it keeps on disk."""
+    job.start_checker(str(tmp_path / "cache"), SEED)
+    right = reference(OPERATION, draw(OPERATION, Distribution.INTEGERS, SEED)).expected
+    assert job.check(OPERATION, Distribution.INTEGERS, right).passed
+    assert not job.check(OPERATION, Distribution.INTEGERS, right + 1).passed
+    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 1

@@ -1,0 +1,238 @@
+"""The edge that the three commands share: sentences, exit statuses, argument types."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dispatch_profiler import command
+from dispatch_profiler.command import FAILED, INTERRUPTED, SUCCESS, USAGE, Parser
+from dispatch_profiler.errors import MissingDependency, RangeError, ToolError, UsageError
+
+ROOT = Path(__file__).parents[1]
+
+
+def raising(error: BaseException):
+    """A main function that raises `error`."""
+
+    def main(arguments: object) -> int:
+        raise error
+
+    return main
+
+
+# -- exit statuses ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [SUCCESS, FAILED])
+def test_what_main_answers_is_the_exit_status(status: int):
+    """Nothing is changed when nothing is raised."""
+    assert command.run("prog", lambda arguments: status, []) == status
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (UsageError("the rule"), USAGE),
+        (RangeError("the rule"), USAGE),
+        (MissingDependency("the rule"), USAGE),
+        (ToolError("the rule"), FAILED),
+        (OSError(28, "the rule"), FAILED),
+        (FileNotFoundError(2, "the rule", "x"), FAILED),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_an_error_becomes_a_sentence_and_a_status(error, status, capsys):
+    """On standard error, with the command's name, without a traceback; standard output stays clean."""
+    assert command.run("prog", raising(error), []) == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("prog: error: ")
+    assert "the rule" in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_a_hint_is_a_line_of_its_own(capsys):
+    """The next step stands below the error."""
+    command.run("prog", raising(UsageError("the rule", hint="the next step")), [])
+    assert capsys.readouterr().err == "prog: error: the rule\nhint: the next step\n"
+
+
+def test_no_hint_no_line(capsys):
+    """An empty hint is not announced."""
+    command.run("prog", raising(UsageError("the rule")), [])
+    assert capsys.readouterr().err == "prog: error: the rule\n"
+
+
+def test_ctrl_c_says_what_is_kept(capsys):
+    """The status is that of shells, and the user learns that the work is not lost."""
+    assert command.run("prog", raising(KeyboardInterrupt()), []) == INTERRUPTED == 130
+    assert "interrupted; what was finished is kept" in capsys.readouterr().err
+
+
+def test_a_mistake_of_ours_is_not_hidden():
+    """An exception that nobody planned keeps its traceback."""
+    with pytest.raises(ZeroDivisionError):
+        command.run("prog", raising(ZeroDivisionError()), [])
+
+
+def test_arguments_come_from_the_command_line_if_none_are_given(monkeypatch):
+    """`run(prog, main)` reads sys.argv without the program's name."""
+    monkeypatch.setattr(sys, "argv", ["prog", "--a", "b"])
+    seen: list[str] = []
+    command.run("prog", lambda arguments: seen.extend(arguments) or 0)
+    assert seen == ["--a", "b"]
+
+
+# -- a reader that has gone ------------------------------------------------------------------------
+
+
+def with_closed_output(lines: int, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command that prints `lines` lines into a pipe that nobody reads."""
+    program = (
+        "import sys; from dispatch_profiler.command import run\n"
+        f"sys.exit(run('prog', lambda arguments: [print('x' * 80) for _ in range({lines})] and 0, []))"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    clean = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    try:
+        return subprocess.run(
+            [sys.executable, "-c", program],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**clean, "PYTHONPATH": str(ROOT), **environment},
+        )
+    finally:
+        os.close(write)
+
+
+@pytest.mark.parametrize("lines", [10_000, 3], ids=["while it writes", "when it ends"])
+def test_a_reader_that_goes_costs_no_traceback(lines: int):
+    """`| head` ends the command with a status and without a word, however little it has written."""
+    ended = with_closed_output(lines)
+    assert (ended.returncode, ended.stderr) == (FAILED, "")
+
+
+# -- the parser ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parser() -> Parser:
+    parser = Parser("prog", "A program.")
+    command.add_tree_arguments(parser)
+    parser.add_argument("--hidden-thing", help=argparse.SUPPRESS)
+    return parser
+
+
+@pytest.mark.parametrize(
+    ("argument", "hint"),
+    [
+        ("--dispatchs=x", "did you mean '--dispatches'?"),
+        ("--operation-kin", "did you mean '--operation-kind'?"),
+        ("--zzz", "prog --help lists the options"),
+        ("--hidden-thin=1", "prog --help lists the options"),
+        ("stray", "prog --help lists the options"),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_nearest(parser: Parser, argument: str, hint: str):
+    """Hidden options are never proposed."""
+    with pytest.raises(UsageError, match="unrecognized arguments: ") as caught:
+        parser.parse_args([argument])
+    assert caught.value.hint == hint
+
+
+def test_options_are_never_abbreviated(parser: Parser):
+    """A short form would change its meaning when an option is added."""
+    with pytest.raises(UsageError, match="unrecognized"):
+        parser.parse_args(["--generated", "x"])
+
+
+def test_the_help_ends_with_status_0(parser: Parser, capsys):
+    """It names every option that is not hidden."""
+    with pytest.raises(SystemExit) as caught:
+        parser.parse_args(["--help"])
+    assert caught.value.code == 0
+    assert "--generated-dir" in (text := capsys.readouterr().out)
+    assert "hidden" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "folder"), [([], "."), (["--generated-dir"], "."), (["--generated-dir=x"], "x")]
+)
+def test_the_folder_is_here_unless_named(parser: Parser, arguments: list[str], folder: str):
+    """Without an option, and with the option alone."""
+    assert parser.parse_args(arguments).generated_dir == folder
+
+
+@pytest.mark.parametrize("option", ["--dispatches", "--dispatch"])
+def test_the_documents_spellings_of_dispatches(parser: Parser, option: str):
+    """The document writes both."""
+    assert parser.parse_args([f"{option}=a,b"]).dispatches == "a,b"
+
+
+# -- argument types --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["true", "True", "1", "yes", "on"])
+def test_true_is_true(text: str):
+    """In its usual spellings."""
+    assert command.boolean(text) is True
+
+
+@pytest.mark.parametrize("text", ["false", "FALSE", "0", "no", "off"])
+def test_false_is_false(text: str):
+    """In its usual spellings; `bool("false")` would be True."""
+    assert command.boolean(text) is False
+
+
+@pytest.mark.parametrize("text", ["", "maybe", "2", "truee"])
+def test_what_is_neither_is_refused(text: str):
+    """The message says what was expected and what came."""
+    with pytest.raises(argparse.ArgumentTypeError, match=f"expected true or false, but got {text!r}"):
+        command.boolean(text)
+
+
+@pytest.mark.parametrize("text", ["1", "64", "007"])
+def test_positive_reads_whole_numbers(text: str):
+    """From 1."""
+    assert command.positive(text) == int(text)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "1e3", "x", "²", "٣", " 1"])
+def test_positive_refuses_everything_else(text: str):
+    """Digits of other scripts and superscripts too."""
+    with pytest.raises(argparse.ArgumentTypeError, match="whole number of at least 1, but got"):
+        command.positive(text)
+
+
+@pytest.mark.parametrize(("text", "value"), [("0.5", 0.5), ("1e3", 1000.0), ("7", 7.0)])
+def test_positive_number_reads_fractions(text: str, value: float):
+    """In decimal or with an exponent."""
+    assert command.positive_number(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "0", "-0.0", "-1", "nan", "inf", "1e999", "x"])
+def test_positive_number_refuses_everything_else(text: str):
+    """Infinity and NaN are no limits."""
+    with pytest.raises(argparse.ArgumentTypeError, match="number above 0, but got"):
+        command.positive_number(text)
+
+
+def test_a_folder_may_start_at_home(monkeypatch):
+    """`--generated-dir=~/x` works where the shell does not expand it."""
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert command.folder("~/x") == Path("/somewhere/x")
+    assert command.folder("x/~") == Path("x/~")
+
+
+def test_the_home_of_nobody_is_refused():
+    """A user that does not exist is a request that cannot be met."""
+    with pytest.raises(UsageError, match="~nobody-of-this-name"):
+        command.folder("~nobody-of-this-name/x")

@@ -1,0 +1,176 @@
+"""Generate, compile, profile: the three commands as their users type them, in processes of their own."""
+
+from __future__ import annotations
+
+import csv
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+
+
+def command(script: str, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    """`python <script> <arguments>` in the working folder of the test."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / script), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+def rows(path: str = "data.csv") -> list[dict[str, str]]:
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+SMALL = ("--problem-m=64", "--problem-n=64", "--problem-k=64", "--lhs=f32")
+
+
+def test_three_commands_from_a_shape_to_verified_figures():
+    assert command("generator.py", *SMALL).returncode == 0
+    assert command("compile.py", "--generated-dir").returncode == 0
+    profiled = command("profiler.py", r"--dispatches=matmul_64x64x64_.*", "--output=data.csv")
+
+    assert profiled.returncode == 0, profiled.stderr
+    assert {row["Verification"] for row in rows()} == {"SUCCESS"}
+    assert all(float(row["Runtime(ms)"]) > 0 for row in rows())
+
+
+SWEEP = [
+    ("every layout", ["--problem-m=24", "--problem-n=32", "--problem-k=40", "--layout=tt,tn,nt,nn", "--lhs=f32"]),
+    ("every type", ["--problem-m=32", "--problem-n=32", "--problem-k=64", "--lhs=f64,f32,f16,bf16,f8,i8"]),
+    ("mixed types", ["--problem-m=32", "--problem-n=32", "--problem-k=64", "--lhs=f16,bf16,f8", "--result=f32"]),
+    ("narrow f8 result", ["--problem-m=32", "--problem-n=32", "--problem-k=64", "--lhs=f8", "--result=f8"]),
+    ("epilogues", [*SMALL, "--epilogue=bias,relu,gelu,sigmoid,tanh,bias+relu,bias+gelu"]),
+    ("epilogues in f16", [*SMALL[:3], "--lhs=f16", "--epilogue=bias,bias+relu,gelu,sigmoid,bias+tanh"]),
+    ("epilogues on integers", [*SMALL[:3], "--lhs=i8", "--epilogue=bias,relu,bias+relu"]),
+    ("epilogues in f64", [*SMALL[:3], "--lhs=f64", "--epilogue=bias,relu,sigmoid,tanh"]),
+    ("batches", ["--batch-count=1:3", "--problem-m=32", "--problem-n=16", "--problem-k=24", "--layout=tt,nn"]),
+    ("batches with a bias", ["--batch-count=2", "--problem-m=32", "--problem-n=16", "--epilogue=bias+gelu"]),
+    ("split-k", ["--problem-m=32", "--problem-n=64", "--problem-k=128", "--split-k-slices=2:4:2", "--layout=tt,nt,tn,nn"]),
+    ("split-k with a bias", ["--problem-m=32", "--problem-n=64", "--problem-k=128", "--split-k-slices=4", "--epilogue=bias+relu"]),
+    ("no tile divides", ["--problem-m=17", "--problem-n=33", "--problem-k=19", "--lhs=f32,f16,i8"]),
+    ("a vector", ["--problem-m=1", "--problem-n=64", "--problem-k=64"]),
+    ("a column", ["--problem-m=64", "--problem-n=1", "--problem-k=64"]),
+    ("nothing to sum", ["--problem-m=16", "--problem-n=16", "--problem-k=1"]),
+]  # fmt: skip
+
+CONV = ["--conv-n=1,2", "--conv-h=14", "--conv-w=16", "--conv-c=16", "--conv-k=32"]
+CONV_SWEEP = [
+    ("3x3 in both layouts", [*CONV, "--layout=nhwc,nchw", "--lhs=f32"]),
+    ("padding", [*CONV, "--conv-padding=1,2x0", "--layout=nhwc,nchw", "--lhs=f32"]),
+    ("stride and dilation", [*CONV, "--conv-stride=2,1x2", "--conv-dilation=1,2", "--lhs=f32"]),
+    ("pointwise", [*CONV, "--conv-r=1", "--conv-s=1", "--conv-stride=1,2", "--layout=nhwc,nchw"]),
+    ("a row", [*CONV, "--conv-r=1", "--conv-s=3", "--lhs=f32"]),
+    ("groups", [*CONV, "--conv-groups=4", "--layout=nhwc,nchw", "--conv-padding=1", "--lhs=f32"]),
+    ("depthwise", [*CONV[:4], "--conv-k=16", "--conv-groups=16", "--layout=nhwc,nchw", "--conv-padding=1"]),
+    ("depthwise with two filters", [*CONV, "--conv-groups=16", "--layout=nhwc,nchw", "--lhs=f32"]),
+    ("types", [*CONV[1:], "--lhs=f64,f16,bf16,f8,i8", "--conv-padding=1"]),
+    ("types in nchw", [*CONV[1:], "--lhs=f16,i8", "--layout=nchw"]),
+    ("epilogues", [*CONV, "--epilogue=bias,bias+relu,gelu,sigmoid,tanh", "--layout=nhwc,nchw", "--lhs=f32"]),
+    ("an image as large as its filter", ["--conv-n=2", "--conv-h=3", "--conv-w=3", "--conv-c=16", "--conv-k=16"]),
+    ("odd extents", ["--conv-n=1", "--conv-h=15", "--conv-w=13", "--conv-c=7", "--conv-k=9", "--lhs=f32,f16"]),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "arguments"), [*SWEEP, *CONV_SWEEP], ids=lambda x: x if isinstance(x, str) else ""
+)
+def test_every_configuration_of_every_operation_is_right(what: str, arguments: list[str], run):
+    """Every dispatch of the sweep compiles, is applied and is SUCCESS."""
+    assert run("generator", *arguments).status == 0
+    compiled = run("compile")
+    assert compiled.status == 0, compiled.err
+    verified = run("profiler", "--profiling-enabled=false", "--output=data.csv")
+
+    wrong = [
+        (r["Dispatch"], r["Verification"], r["reason"]) for r in rows() if r["Verification"] != "SUCCESS"
+    ]
+    assert wrong == []
+    assert verified.status == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_default_sweep_is_right():
+    """Every dispatch of the predefined sweep is SUCCESS, and has a figure."""
+    assert command("generator.py").returncode == 0
+    compiled = command("compile.py")
+    assert compiled.returncode == 0, compiled.stderr
+    profiled = command("profiler.py", "--output=data.csv")
+
+    assert profiled.returncode == 0, profiled.stderr
+    assert {row["Verification"] for row in rows()} == {"SUCCESS"}
+    assert all(row["Runtime(ms)"] for row in rows())
+
+
+def test_a_build_directory_serves_all_the_way():
+    """The wheels' commands stand in for someone's own IREE build."""
+    command("generator.py", *SMALL, "--default-config=only")
+    assert command("compile.py", f"--build-dir={BIN}").returncode == 0
+    profiled = command("profiler.py", f"--build-dir={BIN}", "--output=data.csv", "--benchmark-repetitions=2")
+
+    assert profiled.returncode == 0, profiled.stderr
+    assert [row["Verification"] for row in rows()] == ["SUCCESS"]
+
+
+def test_output_into_a_pipe_that_closes_is_no_traceback():
+    command("generator.py", *SMALL, "--default-config=only")
+    command("compile.py")
+    script = f"{sys.executable} {ROOT}/profiler.py --dry-run | head -0; true"
+
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+
+    assert "Traceback" not in done.stderr
+
+
+@contextmanager
+def compiling(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`compile.py` in a process group of its own, after its first line of progress."""
+    command("generator.py", "--problem-m=32:512:32", "--problem-n=64", "--problem-k=64", "--lhs=f32")
+    with subprocess.Popen(
+        [sys.executable, str(ROOT / "compile.py"), *arguments],
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        process.stderr.readline()
+        yield process
+
+
+def test_an_interrupted_compilation_goes_on_where_it_stopped():
+    """After Ctrl-C what is done is kept, nothing is half-written, and the next run does the rest."""
+    with compiling("-j1") as process:
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+
+    assert process.returncode == 130
+    assert "interrupted; what was finished is kept" in rest
+    assert "Traceback" not in rest
+    assert not list(Path("generated").rglob("*.tmp"))
+    again = command("compile.py")
+    assert again.returncode == 0
+    assert int(again.stderr.split(";")[-1].split()[0]) >= 1
+
+
+def test_no_process_is_left_behind():
+    """After an interrupt the workers are gone too."""
+    with compiling("-j2") as process:
+        children = [
+            int(stat.parent.name)
+            for stat in Path("/proc").glob("[0-9]*/stat")
+            if stat.read_text().rsplit(")", 1)[1].split()[1] == str(process.pid)
+        ]
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+
+    assert children
+    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []

@@ -1,0 +1,147 @@
+"""Files are whole or not there, and a lock keeps processes apart."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dispatch_profiler.files import locked, sha256, write_atomic
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_sha256_is_that_of_the_bytes():
+    """As any other tool computes it."""
+    assert sha256(b"abc") == hashlib.sha256(b"abc").hexdigest()
+    assert sha256(b"").startswith("e3b0c44298fc1c149afbf4c8996fb924")
+
+
+@pytest.mark.parametrize("data", ["tile → wave", b"\x00\xff"], ids=["text", "bytes"])
+def test_a_file_is_written_with_its_folders(tmp_path, data):
+    """Text as UTF-8, bytes as they are."""
+    path = tmp_path / "a" / "b" / "c.txt"
+    write_atomic(path, data)
+    assert path.read_bytes() == (data.encode() if isinstance(data, str) else data)
+
+
+def test_a_file_is_replaced(tmp_path):
+    """Nothing of what was there stays, and nothing lies beside it."""
+    path = tmp_path / "folder" / "x"
+    write_atomic(path, "a long text")
+    write_atomic(path, "short")
+    assert path.read_text() == "short"
+    assert os.listdir(path.parent) == ["x"]
+
+
+@pytest.mark.parametrize("broken", ["fdopen", "chmod", "replace"])
+def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path, monkeypatch, broken):
+    """Whichever step fails, the old content stays and no temporary file is left."""
+    folder = tmp_path / "folder"
+    write_atomic(folder / "x", "old")
+    monkeypatch.setattr(os, broken, lambda *_, **__: (_ for _ in ()).throw(OSError(28, "no space")))
+    with pytest.raises(OSError, match="no space"):
+        write_atomic(folder / "x", "new")
+    assert [(p.name, p.read_text()) for p in folder.iterdir()] == [("x", "old")]
+
+
+def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
+    """Ctrl-C too."""
+    folder = tmp_path / "folder"
+    write_atomic(folder / "x", "old")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        write_atomic(folder / "x", "new")
+    assert [(p.name, p.read_text()) for p in folder.iterdir()] == [("x", "old")]
+
+
+def test_a_folder_in_the_way_is_an_error(tmp_path):
+    """It is not replaced, and nothing is left beside it."""
+    (tmp_path / "folder" / "x").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        write_atomic(tmp_path / "folder" / "x", "new")
+    assert os.listdir(tmp_path / "folder") == ["x"]
+
+
+def test_whoever_shares_the_tree_can_read_it(tmp_path):
+    """The mode is what the umask leaves, not that of a temporary file."""
+    old = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "x", "")
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
+
+
+def test_a_long_name_fits(tmp_path):
+    """The temporary name is shorter than the limit of the file system for the name itself."""
+    path = tmp_path / ("x" * 250)
+    write_atomic(path, "text")
+    assert path.read_text() == "text"
+
+
+# -- locks -----------------------------------------------------------------------------------------
+
+
+def other_process(path: Path, then: str = "") -> subprocess.Popen[str]:
+    """A process that locks `path`, prints `held`, and goes on with `then`."""
+    program = (
+        "import os, sys, pathlib; from dispatch_profiler.files import locked\n"
+        f"with locked(pathlib.Path({str(path)!r})): print('held', flush=True); {then or 'pass'}"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+    )  # fmt: skip
+
+
+def is_held(path: Path) -> bool:
+    """Does another open file hold the lock on `path`?"""
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def test_a_lock_is_held_inside_and_free_outside(tmp_path):
+    """The folder is made if it is missing."""
+    path = tmp_path / "new" / "lock"
+    with locked(path):
+        assert is_held(path)
+    assert not is_held(path)
+
+
+def test_a_lock_is_free_after_an_error(tmp_path):
+    """What fails inside does not keep others out."""
+    with pytest.raises(ZeroDivisionError), locked(tmp_path / "lock"):
+        raise ZeroDivisionError
+    assert not is_held(tmp_path / "lock")
+
+
+def test_a_lock_waits_for_another_process(tmp_path):
+    """The other one comes in when we go out, and not before."""
+    path, done = tmp_path / "lock", tmp_path / "done"
+    with locked(path):
+        other = other_process(path, f"print(os.path.exists({str(done)!r}))")
+        done.touch()
+    with other:
+        assert other.stdout.read() == "held\nTrue\n"
+
+
+def test_a_process_that_dies_holds_no_lock(tmp_path):
+    """The system lets go, however it died."""
+    with other_process(tmp_path / "lock", "sys.stdin.read()") as other:
+        assert other.stdout.readline() == "held\n"
+        assert is_held(tmp_path / "lock")
+        other.kill()
+    assert not is_held(tmp_path / "lock")

@@ -1,0 +1,188 @@
+"""Kernels that are wrong on purpose, compiled by IREE and run: every one of them is caught."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SQUARE = ("--problem-m=32", "--problem-n=32", "--problem-k=32")
+
+
+@pytest.fixture
+def verdict_of(run) -> Callable[..., tuple[str, str]]:
+    """Generate the default of a problem, change its MLIR, compile, verify: (verdict, reason)."""
+
+    def verify(change: Callable[[str], str], *arguments: str) -> tuple[str, str]:
+        shapes = arguments or (*SQUARE, "--lhs=f32")
+        assert run("generator", *shapes, "--default-config=only").status == 0
+        (source,) = Path("generated").rglob("*.mlir")
+        text = source.read_text()
+        changed = change(text)
+        assert changed != text or change is unchanged
+        source.write_text(changed)
+        assert run("compile").status == 0, run("compile").err
+        run("profiler", "--profiling-enabled=false", "--output=data.csv", "--device=local-sync")
+        (row,) = csv.DictReader(Path("data.csv").read_text().splitlines())
+        return row["Verification"], row["reason"]
+
+    return verify
+
+
+def unchanged(text: str) -> str:
+    return text
+
+
+def before_return(addition: str) -> Callable[[str], str]:
+    """Put operations between the result and its return; they take %sums and make %wrong."""
+
+    def change(text: str) -> str:
+        value = re.search(r"return %(\w+) :", text).group(1)
+        return re.sub(r"  return %\w+ :", addition.replace("%sums", f"%{value}") + "  return %wrong :", text)
+
+    return change
+
+
+def swapped_operands(text: str) -> str:
+    return text.replace("ins(%lhs, %rhs :", "ins(%rhs, %lhs :")
+
+
+def transposed_operand(text: str) -> str:
+    return text.replace("-> (k, n)>", "-> (n, k)>")
+
+
+AT_ONE_PLACE = """
+  %wrong = linalg.generic {{
+    indexing_maps = [affine_map<(d0, d1) -> (d0, d1)>],
+    iterator_types = ["parallel", "parallel"]
+  }} outs(%sums : tensor<32x32xf32>) {{
+  ^bb0(%old: f32):
+    %row = linalg.index 0 : index
+    %column = linalg.index 1 : index
+    %i = arith.constant {row} : index
+    %j = arith.constant {column} : index
+    %at_row = arith.cmpi eq, %row, %i : index
+    %at_column = arith.cmpi eq, %column, %j : index
+    %here = arith.andi %at_row, %at_column : i1
+    %one = arith.constant 1.0 : f32
+    %off_by_one = arith.addf %old, %one : f32
+    %nan = arith.constant 0x7FC00000 : f32
+    %chosen = arith.select %here, %{value}, %old : f32
+    linalg.yield %chosen : f32
+  }} -> tensor<32x32xf32>
+"""
+ONE_ELEMENT = AT_ONE_PLACE.format(row=17, column=5, value="off_by_one")
+NOT_A_NUMBER = AT_ONE_PLACE.format(row=31, column=31, value="nan")
+UNWRITTEN_TAIL = """
+  %head = tensor.extract_slice %sums[0, 0] [31, 32] [1, 1] : tensor<32x32xf32> to tensor<31x32xf32>
+  %wrong = tensor.insert_slice %head into %result[0, 0] [31, 32] [1, 1] : tensor<31x32xf32> into tensor<32x32xf32>
+"""
+
+
+def test_the_kernel_without_a_fault_passes(verdict_of):
+    assert verdict_of(unchanged) == ("SUCCESS", "")
+
+
+def test_swapped_operands_of_a_square_problem_are_caught(verdict_of):
+    """lhs and rhs are drawn apart, so that B @ A differs from A @ B."""
+    verdict, reason = verdict_of(swapped_operands)
+
+    assert verdict == "FAILED"
+    assert "of 1024 elements are wrong" in reason
+
+
+def test_a_transposed_operand_is_caught(verdict_of):
+    assert verdict_of(transposed_operand)[0] == "FAILED"
+
+
+def test_one_wrong_element_is_caught_and_named(verdict_of):
+    verdict, reason = verdict_of(before_return(ONE_ELEMENT))
+
+    assert verdict == "FAILED"
+    assert reason.startswith("1 of 1024 elements are wrong; the worst: result[17, 5] = ")
+
+
+def test_a_nan_is_caught_and_named(verdict_of):
+    verdict, reason = verdict_of(before_return(NOT_A_NUMBER))
+
+    assert verdict == "FAILED"
+    assert "result[31, 31] = nan" in reason
+
+
+def test_an_unwritten_tail_is_caught(verdict_of):
+    """The last row is never stored: what was in memory before shows."""
+    verdict, reason = verdict_of(before_return(UNWRITTEN_TAIL))
+
+    assert verdict == "FAILED"
+    assert reason.startswith("32 of 1024 elements are wrong; the worst: result[31, 0] = nan")
+
+
+def test_an_unwritten_integer_tail_is_caught(verdict_of):
+    """Integers have no NaN; the poison is a sum that no kernel can reach."""
+    tail = UNWRITTEN_TAIL.replace("f32", "i32")
+
+    verdict, reason = verdict_of(before_return(tail), *SQUARE, "--lhs=i8")
+
+    assert verdict == "FAILED"
+    assert reason.startswith("32 of 1024 elements are wrong")
+
+
+@pytest.mark.parametrize(
+    ("fault", "change"),
+    [
+        ("filter rows swapped", lambda t: t.replace("strides = dense<[1, 1]>", "strides = dense<[1, 1]>").replace("low[0, 1, 1, 0] high[0, 1, 1, 0]", "low[0, 0, 1, 0] high[0, 2, 1, 0]")),
+        ("border not zero", lambda t: t.replace("%border = arith.constant 0.0", "%border = arith.constant 1.0")),
+        ("sums not cleared", lambda t: t.replace("%zero = arith.constant 0.0", "%zero = arith.constant 1.0")),
+    ],
+    ids=["shifted padding", "border", "initial value"],
+)  # fmt: skip
+def test_faults_of_a_convolution_are_caught(verdict_of, fault: str, change):
+    shapes = (
+        "--conv-n=1",
+        "--conv-h=8",
+        "--conv-w=8",
+        "--conv-c=4",
+        "--conv-k=8",
+        "--conv-padding=1",
+        "--lhs=f32",
+    )
+
+    assert verdict_of(change, *shapes)[0] == "FAILED", fault
+
+
+def test_a_bias_added_along_the_wrong_axis_is_caught(verdict_of):
+    def change(text: str) -> str:
+        return text.replace("affine_map<(d0, d1) -> (d1)>", "affine_map<(d0, d1) -> (d0)>")
+
+    assert verdict_of(change, *SQUARE, "--lhs=f32", "--epilogue=bias")[0] == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("given", "emitted"), [("relu", "arith.maximumf"), ("gelu", "math.erf"), ("tanh", "math.tanh")]
+)
+def test_a_missing_activation_is_caught(verdict_of, given: str, emitted: str):
+    """The activation's result is dropped and its argument stored."""
+
+    def change(text: str) -> str:
+        assert emitted in text
+        return text.replace("linalg.yield %active", "linalg.yield %v")
+
+    assert verdict_of(change, *SQUARE, "--lhs=f32", f"--epilogue={given}")[0] == "FAILED"
+
+
+def test_sums_in_too_narrow_a_type_are_caught(verdict_of):
+    """f16 products summed in f16: real values are off by more than sums in f32 may be."""
+
+    def change(text: str) -> str:
+        text = text.replace("arith.constant 0.0 : f32", "arith.constant 0.0 : f16")
+        text = text.replace("x512xf32>", "x512xf16>").replace("ins(%zero : f32)", "ins(%zero : f16)")
+        text = text.replace("%v: f32", "%v: f16")
+        return re.sub(r"    %narrow = .*\n    linalg.yield %narrow", "    linalg.yield %v", text)
+
+    shapes = ("--problem-m=16", "--problem-n=512", "--problem-k=2048", "--lhs=f16")
+    verdict, reason = verdict_of(change, *shapes)
+
+    assert verdict == "FAILED", reason
