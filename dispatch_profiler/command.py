@@ -116,8 +116,17 @@ def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def run(prog: str, main: Callable[[Sequence[str]], int], arguments: Sequence[str] | None = None) -> int:
-    """Call `main` and turn what it raises into a sentence and an exit status."""
+def run(
+    prog: str,
+    main: Callable[[Sequence[str]], int],
+    arguments: Sequence[str] | None = None,
+    *,
+    kept: str = "what was finished is kept, and the next run goes on from there",
+) -> int:
+    """Call `main` and turn what it raises into a sentence and an exit status.
+
+    `kept` tells after Ctrl-C what became of the work.
+    """
     try:
         return main(sys.argv[1:] if arguments is None else arguments)
     except DispatchProfilerError as error:
@@ -126,7 +135,7 @@ def run(prog: str, main: Callable[[Sequence[str]], int], arguments: Sequence[str
             say(f"hint: {error.hint}")
         return error.exit_status
     except KeyboardInterrupt:
-        say(f"{prog}: interrupted; what was finished is kept, and the next run goes on from there")
+        say(f"{prog}: interrupted; {kept}")
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone (`| head`); Python would complain once more at exit.

@@ -32,6 +32,8 @@ from dispatch_profiler.errors import (
 )
 
 _GIB = 2**30
+#: How long a process may take to start, its device opened.
+_START_SECONDS = 120.0
 #: How long an idle process may take to leave.
 _LEAVE_SECONDS = 5.0
 
@@ -143,6 +145,8 @@ class Worker:
         setup = (self._limits.memory_bytes, self._start and _locate(self._start), self._start_arguments)
         try:
             self._connection.send(setup)
+            if not self._connection.poll(_START_SECONDS):
+                raise WorkerTimedOut(f"the worker did not start within {_START_SECONDS:g} s")
             kind, value = self._connection.recv()
         except (EOFError, ConnectionError) as error:
             raise self._post_mortem() from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -79,6 +80,18 @@ def leave_a_child(note: str, inherited: bool) -> None:
     child = subprocess.Popen(["sleep", "100"], close_fds=not inherited)
     Path(note).write_text(str(child.pid))
     os._exit(3)
+
+
+def leave_a_note_at_exit(note: str) -> int:
+    """Register what an orderly end does, and tell our process id."""
+    atexit.register(Path(note).touch)
+    return os.getpid()
+
+
+def hang_at_exit() -> int:
+    """Register an end that never comes, and tell our process id."""
+    atexit.register(hang)
+    return os.getpid()
 
 
 # -- waiting ---------------------------------------------------------------------------------------

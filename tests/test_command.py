@@ -177,6 +177,26 @@ def test_the_documents_spellings_of_dispatches(parser: Parser, option: str):
     assert parser.parse_args([f"{option}=a,b"]).dispatches == "a,b"
 
 
+# -- progress --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("visible", [True, False])
+def test_progress_passes_everything_on_and_is_silent(visible, capsys):
+    """Standard error is no terminal here; standard output is never touched."""
+    assert list(command.track(iter("abc"), 3, "letters", visible=visible)) == ["a", "b", "c"]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_shows_on_a_terminal(monkeypatch, capsys):
+    """On standard error, with its label and how many are done."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert list(command.track(iter("abc"), 3, "letters")) == ["a", "b", "c"]
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "letters" in captured.err and "3/3" in captured.err
+
+
 # -- argument types --------------------------------------------------------------------------------
 
 

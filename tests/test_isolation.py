@@ -306,6 +306,29 @@ def test_close_ends_the_process():
     assert is_gone(process)
 
 
+def test_an_idle_process_may_clean_up(worker, tmp_path):
+    """What it registered for its end is done."""
+    process = worker.call(helpers.leave_a_note_at_exit, str(tmp_path / "note"))
+    worker.close()
+    assert is_gone(process) and (tmp_path / "note").exists()
+
+
+def test_an_idle_process_that_does_not_leave_is_killed(worker, monkeypatch):
+    """It gets some seconds, and no more."""
+    monkeypatch.setattr(isolation, "_LEAVE_SECONDS", 0.05)
+    process = worker.call(helpers.hang_at_exit)
+    worker.close()
+    assert is_gone(process)
+
+
+def test_a_busy_process_is_not_waited_for(worker, tmp_path):
+    """Its end is not orderly."""
+    worker.call(helpers.leave_a_note_at_exit, str(tmp_path / "note"))
+    with pytest.raises(WorkerTimedOut):
+        worker.call(helpers.hang, seconds=0.05)
+    assert not (tmp_path / "note").exists()
+
+
 def test_a_worker_outlives_the_thread_that_started_it(worker):
     """Pools start workers in one thread and call them from another."""
     seen: list[int] = []

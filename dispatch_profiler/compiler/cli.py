@@ -90,7 +90,8 @@ def _parser() -> Parser:
 
 
 def _generated_for(manifest: Manifest) -> Target:
-    return parse_target(manifest.entries[0].target) if manifest.entries else parse_target("null")
+    family = manifest.family  # one family: one compiler serves all
+    return next(t for t in map(parse_target, (e.target for e in manifest.entries)) if t.family == family)
 
 
 def _cpus() -> int:

@@ -47,7 +47,7 @@ def load_rules(path: Path) -> tuple[Rule, ...]:
     """Read a file of faults. UsageError names the rule and the key."""
     try:
         data = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"cannot read the faults {path}: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise UsageError(f"{path}: expected patterns with faults, but got {data!r}")
@@ -65,6 +65,13 @@ def _rule(pattern: str, values: Any, path: Path) -> Rule:
         raise UsageError(
             f"{path}, {pattern!r}: unknown fault {fault!r}", hint=did_you_mean(str(fault), RUN_FAULTS)
         )
+    if not isinstance(values.get("not_applied", False), bool):
+        got = values["not_applied"]
+        raise UsageError(f"{path}, {pattern!r}: not_applied must be true or false, but got {got!r}")
+    time_ms = values.get("time_ms", 0)
+    is_number = isinstance(time_ms, (int, float)) and not isinstance(time_ms, bool)
+    if not is_number or not 0 <= time_ms < float("inf"):
+        raise UsageError(f"{path}, {pattern!r}: time_ms must be a number of at least 0, but got {time_ms!r}")
     return Rule(pattern, **values)
 
 

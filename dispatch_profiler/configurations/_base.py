@@ -76,6 +76,8 @@ class Configuration(abc.ABC):
     """
 
     kind: ClassVar[str]
+    #: Columns that `fields` fills.
+    field_names: ClassVar[tuple[str, ...]] = ()
     #: Slices that the reduction is split into; 1 means not split.
     split_k: int
 
@@ -108,7 +110,7 @@ class Configuration(abc.ABC):
         return None
 
     def fields(self) -> dict[str, str]:
-        """Columns of the report that describe the tiles."""
+        """Columns of the report that describe the tiles, by `field_names`."""
         return {}
 
     def to_dict(self) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class CpuTiles(Configuration):
     """
 
     kind: ClassVar[str] = "cpu_tiles"
+    field_names: ClassVar[tuple[str, ...]] = ("distribution_tile", "cache_tile", "vector_tile", "peel")
 
     distribution: tuple[int, ...]
     vector: tuple[int, ...]
@@ -74,12 +75,8 @@ class CpuTiles(Configuration):
         return "_".join(["tile_config", *tiles]) + ("_peel" if self.peel else "") + split_suffix(self.split_k)
 
     def fields(self) -> dict[str, str]:
-        return {
-            "distribution_tile": _by(self.distribution),
-            "cache_tile": _by(self.cache),
-            "vector_tile": _by(self.vector),
-            "peel": str(self.peel).lower(),
-        }
+        values = (_by(self.distribution), _by(self.cache), _by(self.vector), str(self.peel).lower())
+        return dict(zip(self.field_names, values, strict=True))
 
     # -- tiles by loop ------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from dispatch_profiler.errors import TreeError
+from dispatch_profiler.errors import TargetError, TreeError
 from dispatch_profiler.files import sha256, write_atomic
 from dispatch_profiler.generator.dispatch import Dispatch
 from dispatch_profiler.generator.manifest import DispatchEntry, OperationEntry, load_manifest, update_manifest
@@ -23,7 +23,13 @@ def emit(plan: Plan, tree: Tree) -> Iterator[tuple[Path, tuple[Dispatch, ...]]]:
     """
     if tree.folder.exists() and not tree.folder.is_dir():
         raise TreeError(f"{tree.folder} is a file, not a folder")
-    known = {e.operation: e for e in load_manifest(tree).entries} if tree.manifest.exists() else {}
+    old_manifest = load_manifest(tree) if tree.manifest.exists() else None
+    if old_manifest is not None and old_manifest.entries and old_manifest.family != plan.target.family:
+        raise TargetError(
+            f"the tree in {tree.folder} is for {old_manifest.family}, not for {plan.target.name}",
+            hint="use another --generated-dir for another family of targets",
+        )
+    known = {e.operation: e for e in old_manifest.entries} if old_manifest else {}
     entries: list[OperationEntry] = []
     try:
         for operation, dispatches in plan.groups:

@@ -87,6 +87,18 @@ class Manifest:
     tree: Tree
     entries: tuple[OperationEntry, ...]
 
+    @property
+    def family(self) -> str:
+        """The family of targets that the tree is for. TreeError if it is not one."""
+        families = {entry.target.partition(":")[0] for entry in self.entries}
+        if len(families) != 1:
+            names = ", ".join(sorted(families)) or "none"
+            raise TreeError(
+                f"{self.tree.manifest} holds dispatches for several families of targets or none: {names}",
+                hint="use one --generated-dir for each",
+            )
+        return families.pop()
+
     def dispatches(self) -> Iterator[tuple[OperationEntry, DispatchEntry]]:
         for entry in self.entries:
             for dispatch in entry.dispatches:

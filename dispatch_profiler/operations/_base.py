@@ -144,6 +144,11 @@ class Operation(abc.ABC):
     def shape_arguments(self) -> dict[str, str]:
         """Command-line arguments of the shape; with the types they rebuild the operation."""
 
+    @classmethod
+    @abc.abstractmethod
+    def smallest(cls, epilogue: Epilogue) -> Operation:
+        """A problem of extent 1 with `epilogue`: it has every argument that the kind has."""
+
     @abc.abstractmethod
     def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
         """The contraction without its epilogue, in the arithmetic of the given arrays.

@@ -174,6 +174,10 @@ class Conv2d(Operation):
         pairs = {f"conv-{x}": "x".join(map(str, getattr(self, x))) for x in ("stride", "padding", "dilation")}
         return {**shape, **pairs, "conv-groups": str(self.groups)}
 
+    @classmethod
+    def smallest(cls, epilogue: Epilogue) -> Conv2d:
+        return cls(1, 1, 1, 1, 1, 1, 1, epilogue=epilogue)
+
     def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
         """One BLAS product for each filter tap and group, summed over the taps."""
         images, filters = (lhs, rhs) if self.layout == "nhwc" else (_to_nhwc(lhs), rhs.transpose(2, 3, 1, 0))

@@ -84,6 +84,10 @@ class Matmul(Operation):
     def shape_arguments(self) -> dict[str, str]:
         return {"batch_count": "1", "m": str(self.m), "n": str(self.n), "k": str(self.k)}
 
+    @classmethod
+    def smallest(cls, epilogue: Epilogue) -> Matmul:
+        return cls(1, 1, 1, epilogue=epilogue)
+
     def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
         return _transposed(lhs, self.lhs_layout) @ _transposed(rhs, self.rhs_layout)
 
@@ -147,6 +151,10 @@ class BatchMatmul(Operation):
 
     def shape_arguments(self) -> dict[str, str]:
         return {**self.each.shape_arguments(), "batch_count": str(self.batch)}
+
+    @classmethod
+    def smallest(cls, epilogue: Epilogue) -> BatchMatmul:
+        return cls(1, 1, 1, 1, epilogue=epilogue)
 
     def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
         return _transposed(lhs, self.lhs_layout) @ _transposed(rhs, self.rhs_layout)

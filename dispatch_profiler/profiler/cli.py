@@ -37,13 +37,17 @@ Pairs = list[tuple[OperationEntry, DispatchEntry]]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
-    return run(PROG, _main, arguments)
+    return run(PROG, _main, arguments, kept="rows that were written stay in the file of --output")
 
 
 def _main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
+    tags = _tags(options.tags)
+    if (options.append or tags) and not options.output:
+        raise UsageError("--append and --tags say how to write a file", hint="add --output=FILE")
     tree = Tree(folder(options.generated_dir))
     manifest = load_manifest(tree)
+    default_device = parse_target(manifest.family).device_uri
     selection = Selection.parse(options.dispatches, options.operation_kind)
     pairs = selection.choose(
         manifest.dispatches(), lambda pair: pair[0].operation.kind, lambda pair: pair[1].dispatch.name
@@ -52,10 +56,10 @@ def _main(arguments: Sequence[str]) -> int:
         for _, dispatch in pairs:
             print(dispatch.dispatch.name)
         return SUCCESS
-    with Session(tree, _profile_options(options, pairs)) as session:
+    with Session(tree, _profile_options(options, default_device)) as session:
         session.check_device()
         report = (
-            CsvReport(folder(options.output), append=options.append, tags=_tags(options.tags))
+            CsvReport(folder(options.output), append=options.append, tags=tags)
             if options.output
             else nullcontext()
         )
@@ -111,14 +115,14 @@ def _parser() -> Parser:
     return parser
 
 
-def _profile_options(options: argparse.Namespace, pairs: Pairs) -> ProfileOptions:
+def _profile_options(options: argparse.Namespace, default_device: str) -> ProfileOptions:
     build_dir = folder(options.build_dir) if options.build_dir else None
     if build_dir is not None:
         find_runtime_tools(build_dir)
     if options.seed < 0:
         raise UsageError(f"--seed: expected a whole number of at least 0, but got {options.seed}")
     return ProfileOptions(
-        device=options.device or parse_target(pairs[0][0].target).device_uri,
+        device=options.device or default_device,
         verify=options.verification_enabled,
         profile=options.profiling_enabled,
         measure=MeasureOptions(options.benchmark_repetitions, options.batch_size),

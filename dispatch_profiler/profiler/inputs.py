@@ -58,6 +58,10 @@ def _draw(
     if tensor.role == "rhs" and operation.types.input.bits > 8:
         # Keep sums near 1, where activations bend; f8 has no room for small factors.
         values *= math.sqrt(3.0 / operation.accumulations)
+    elif tensor.role == "rhs":
+        # A sum of K products has a deviation of sqrt(K) / 3: keep eight of them in the result.
+        room = float(operation.types.output.finfo().max) / 8.0
+        values *= min(1.0, 3.0 * room / math.sqrt(operation.accumulations))
     return values.astype(tensor.type.dtype)
 
 

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
+from dispatch_profiler.files import sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.inputs import Distribution, draw
-from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, measure, prefers_single
+from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, measure
 from dispatch_profiler.profiler.references import References
 from dispatch_profiler.profiler.verify import Comparison, compare
-from dispatch_profiler.runtime import Call, Device, Program, open_device
+from dispatch_profiler.runtime import Call, Device, Program, RunError, open_device
 
 #: Lets the threads of BLAS sleep as soon as they are done.
 CHECKER_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4", "OMP_WAIT_POLICY": "passive"}
@@ -59,7 +60,10 @@ def check(operation: Operation, distribution: Distribution, actual: np.ndarray) 
 @lru_cache(maxsize=4)
 def _program(module: Module) -> Program:
     assert _device is not None
-    return _device.load(Path(module.path).read_bytes())
+    data = Path(module.path).read_bytes()
+    if sha256(data) != module.sha256:
+        raise RunError(f"{module.path} has changed since it was checked")
+    return _device.load(data)
 
 
 @lru_cache(maxsize=2)
@@ -78,12 +82,17 @@ def run_once(
     return _bind(module, function, operation, distribution, seed).run()
 
 
-def take_samples(
-    verify: Module, profile: Module, function: str, operation: Operation, seed: int, options: MeasureOptions
-) -> Measurement:
-    """Time `function` through its profile vmfb, or through the verify vmfb if it is very slow."""
+def estimate(verify: Module, function: str, operation: Operation, seed: int) -> float:
+    """Seconds of one warm execution, roughly."""
     single = _bind(verify, function, operation, Distribution.REALS, seed)
-    if profile.repeat == 1 or prefers_single(single.time(1), profile.repeat):
-        return measure(single.time, 1, options)
-    repeated = _bind(profile, function, operation, Distribution.REALS, seed)
-    return measure(repeated.time, profile.repeat, options)
+    single.time(1)
+    return single.time(1)
+
+
+def take_samples(
+    module: Module, function: str, operation: Operation, seed: int, options: MeasureOptions
+) -> tuple[Measurement, np.ndarray]:
+    """Time `function`; also the result of what was timed, for real values, to be checked."""
+    call = _bind(module, function, operation, Distribution.REALS, seed)
+    measurement = measure(call.time, module.repeat, options)
+    return measurement, call.run()

@@ -50,7 +50,7 @@ class Measurement:
 
     def gflops(self, flops: int) -> float:
         """10**9 operations a second at the median."""
-        return flops / self.median_ms / 1e6
+        return flops / self.median_ms / 1e6 if self.median_ms > 0 else math.inf
 
 
 def prefers_single(single_seconds: float, repeat: int) -> bool:
@@ -73,8 +73,9 @@ def calls_per_sample(call_seconds: float, repeat: int, batch: int | None) -> int
 def measure(time: Callable[[int], float], repeat: int, options: MeasureOptions) -> Measurement:
     """Take samples with `time(calls) -> seconds`, where a call is `repeat` executions.
 
-    The first call warms caches and is dropped.
+    The first call warms caches and is dropped; a second, warm one says how long a sample must be.
     """
+    time(1)
     calls = calls_per_sample(time(1), repeat, options.batch)
     executions = calls * repeat
     samples = tuple(1e3 * time(calls) / executions for _ in range(options.repetitions))

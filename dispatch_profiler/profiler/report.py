@@ -6,13 +6,16 @@ import csv
 import math
 import textwrap
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from dispatch_profiler.configurations import CpuTiles, Default
+from dispatch_profiler.configurations import KINDS as CONFIGURATION_KINDS
+from dispatch_profiler.configurations import Default
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator import Dispatch
-from dispatch_profiler.operations import BatchMatmul, Conv2d, Epilogue, Matmul, Operation
+from dispatch_profiler.operations import KINDS as OPERATION_KINDS
+from dispatch_profiler.operations import Epilogue, Operation
 from dispatch_profiler.profiler.records import PROVIDER, Record
 
 _RULE = "-" * 64
@@ -51,7 +54,7 @@ def runtime_text(record: Record) -> str:
     if record.measurement is None:
         return "Not profiled"
     median = record.measurement.median_ms
-    return f"{median:.3f}" if median >= 1.0 else f"{median:.4g}"
+    return f"{median:.3f}" if median >= 1.0 else format(Decimal(f"{median:.4g}"), "f")
 
 
 def gflops_text(record: Record) -> str:
@@ -94,7 +97,8 @@ def _table_row(record: Record, base: float) -> str:
     if record.measurement is not None:
         runtime = runtime_text(record)
         gflops = f"{record.measurement.gflops(record.dispatch.operation.flops):.1f}"
-        speed = f"{base / record.measurement.median_ms:.2f}x" if base < math.inf else "-"
+        comparable = base < math.inf and record.measurement.median_ms > 0
+        speed = f"{base / record.measurement.median_ms:.2f}x" if comparable else "-"
         spread = f"{record.measurement.spread:.1%}"
     name = record.dispatch.configuration.name
     line = f"  {runtime:>11} {gflops:>9} {speed:>10} {spread:>7}  {record.verdict.value:<12}  {name}"
@@ -110,18 +114,12 @@ _MAIN = (
 _MEASURED = ("min(ms)", "max(ms)", "spread", "samples", "executions_per_sample")
 _ORIGIN = ("device", "target", "iree", "seed", "reason")
 
-#: One operation of each kind with everything that an argument can name.
-_SAMPLES: tuple[Operation, ...] = (
-    Matmul(1, 1, 1, epilogue=Epilogue(bias=True)),
-    BatchMatmul(1, 1, 1, 1, epilogue=Epilogue(bias=True)),
-    Conv2d(1, 1, 1, 1, 1, 1, 1, epilogue=Epilogue(bias=True)),
-)
-
 
 def columns() -> tuple[str, ...]:
     """Every column after the tags; the same for every run, so that files can be appended to."""
-    arguments = dict.fromkeys(name for op in _SAMPLES for name in Dispatch(op, Default()).arguments())
-    tiles = dict.fromkeys(CpuTiles((1, 1), (1, 1, 1)).fields())
+    samples = [kind.smallest(Epilogue(bias=True)) for kind in OPERATION_KINDS.values()]
+    arguments = dict.fromkeys(name for op in samples for name in Dispatch(op, Default()).arguments())
+    tiles = dict.fromkeys(name for kind in CONFIGURATION_KINDS.values() for name in kind.field_names)
     return (*_MAIN, "bytes", "flops", *arguments, *tiles, *_MEASURED, *_ORIGIN)
 
 
@@ -178,7 +176,10 @@ class CsvReport:
         old = _first_row(path) if append else None
         if old is not None and old != self._header:
             raise UsageError(f"--append: {path} has other columns ({_difference(old, self._header)})")
+        unfinished = old is not None and not path.read_bytes().endswith(b"\n")
         self._file = path.open("a" if append else "w", newline="")
+        if unfinished:
+            self._file.write("\r\n")
         self._writer = csv.DictWriter(self._file, self._header)
         if old is None:
             self._writer.writeheader()
@@ -203,8 +204,11 @@ def _first_row(path: Path) -> list[str] | None:
     """The header of an existing file; None if there is none yet."""
     if not path.exists():
         return None
-    with path.open(newline="") as file:
-        return next(csv.reader(file), None)
+    try:
+        with path.open(newline="") as file:
+            return next(csv.reader(file), None)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"--append: {path} is no CSV: {error}") from error
 
 
 def _difference(old: Sequence[str], new: Sequence[str]) -> str:

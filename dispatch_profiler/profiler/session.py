@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
+
 from dispatch_profiler.compiler import artifact_of
-from dispatch_profiler.errors import ToolError, WorkerTimedOut
+from dispatch_profiler.errors import DispatchProfilerError, ToolError, WorkerTimedOut
 from dispatch_profiler.generator import DispatchEntry, ModuleEntry, OperationEntry, State, Tree
 from dispatch_profiler.generator.tree import Purpose
 from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
 from dispatch_profiler.profiler import job
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED, Distribution
-from dispatch_profiler.profiler.measure import Measurement, MeasureOptions
+from dispatch_profiler.profiler.measure import MeasureOptions, prefers_single
 from dispatch_profiler.profiler.records import Provenance, Record, Verdict
 from dispatch_profiler.profiler.verify import ShapeMismatch
 
@@ -92,11 +94,11 @@ class Session:
             if self._options.verify:
                 record = self._verified(record, verify)
             if self._options.profile and not record.verdict.is_failure:
-                record = replace(record, measurement=self._measure(record, verify, profile))
+                record = self._measured(record, verify, profile)
             return record
         except WorkerTimedOut as error:
             return record.failed(Verdict.TIMED_OUT, f"{error.message}; --timeout sets the limit")
-        except ToolError as error:
+        except DispatchProfilerError as error:
             return record.failed(Verdict.CRASHED, error.message)
 
     def _verified(self, record: Record, module: job.Module) -> Record:
@@ -104,24 +106,41 @@ class Session:
         operation, name, seed = record.dispatch.operation, record.dispatch.name, self._options.seed
         for distribution in Distribution:
             actual = self._worker.call(job.run_once, module, name, operation, distribution, seed)
-            try:
-                comparison = self._checker.call(job.check, operation, distribution, actual)
-            except ShapeMismatch as error:
-                return record.failed(Verdict.FAILED, error.message)
-            except ToolError as error:
-                reason = f"the reference could not be computed: {error.message}"
-                return record.failed(Verdict.NOT_VERIFIED, reason)
-            if not comparison.passed:
-                reason = f"{comparison.message} ({distribution.value}, seed {seed})"
-                return record.failed(Verdict.FAILED, reason)
+            record = self._checked_result(record, distribution, actual)
+            if record.is_failure:
+                return record
         return replace(record, verdict=Verdict.SUCCESS)
 
-    def _measure(self, record: Record, verify: job.Module, profile: job.Module) -> Measurement:
-        operation, options = record.dispatch.operation, self._options
-        measurement: Measurement = self._worker.call(
-            job.take_samples, verify, profile, record.dispatch.name, operation, options.seed, options.measure
-        )
-        return measurement
+    def _checked_result(self, record: Record, distribution: Distribution, actual: np.ndarray) -> Record:
+        """The record, failed if `actual` is not what the reference says."""
+        try:
+            comparison = self._checker.call(job.check, record.dispatch.operation, distribution, actual)
+        except ShapeMismatch as error:
+            return record.failed(Verdict.FAILED, error.message)
+        except ToolError as error:
+            reason = f"the reference could not be computed: {error.message}"
+            return record.failed(Verdict.NOT_VERIFIED, reason)
+        if comparison.passed:
+            return record
+        where = f"({distribution.value}, seed {self._options.seed})"
+        return record.failed(Verdict.FAILED, f"{comparison.message} {where}")
+
+    def _measured(self, record: Record, verify: job.Module, profile: job.Module) -> Record:
+        """The record with its measurement; what was measured is verified once more."""
+        operation, name, options = record.dispatch.operation, record.dispatch.name, self._options
+        single = self._worker.call(job.estimate, verify, name, operation, options.seed)
+        module = verify if prefers_single(single, profile.repeat) else profile
+        # The limit is for a step that hangs, not for samples of a kernel that is only slow.
+        expected = single * module.repeat * (options.measure.repetitions + 3)
+        measurement, result = self._worker.call(
+            job.take_samples, module, name, operation, options.seed, options.measure,
+            seconds=options.seconds + 3.0 * expected,
+        )  # fmt: skip
+        if record.verdict is Verdict.SUCCESS:
+            record = self._checked_result(record, Distribution.REALS, result)
+            if record.is_failure:
+                return replace(record, reason=f"in the profile vmfb {record.reason}")
+        return replace(record, measurement=measurement)
 
     def _module(self, entry: OperationEntry, module: ModuleEntry, purpose: Purpose) -> job.Module:
         path = self._tree.vmfb(entry.operation, module.name, purpose)

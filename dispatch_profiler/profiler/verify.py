@@ -24,14 +24,17 @@ class Comparison:
 
     @property
     def message(self) -> str:
-        """`3 of 512 elements are wrong; the worst: result[0, 7] = 2.5, but should be 1 (within 0)`"""
+        """`3 of 512 elements are wrong; the worst: result[0, 7] = 2.5, but should be 1 exactly`"""
         if self.passed:
             return ""
         where = ", ".join(map(str, self.index))
+        actual, expected = f"{self.actual:.9g}", f"{self.expected:.9g}"
+        if actual == expected or float(actual) != self.actual or float(expected) != self.expected:
+            actual, expected = (repr(x).removesuffix(".0") for x in (self.actual, self.expected))
         within = f"within {self.tolerance:.3g}" if self.tolerance else "exactly"
         return (
             f"{self.wrong} of {self.elements} elements are wrong; the worst: "
-            f"result[{where}] = {self.actual:.9g}, but should be {self.expected:.9g} {within}"
+            f"result[{where}] = {actual}, but should be {expected} {within}"
         )
 
 

@@ -60,6 +60,7 @@ class NullCall:
         self._inputs = inputs
         self._fault = fault
         self._seconds = seconds
+        self._right: np.ndarray | None = None
 
     def run(self) -> np.ndarray:
         """See `Call.run`."""
@@ -69,17 +70,20 @@ class NullCall:
             threading.Event().wait()
         if self._fault == "memory":
             raise MemoryError("the null device was told to run out of memory")
-        dtype = self._operation.result.type.dtype
-        result = np.array(reference(self._operation, self._inputs).expected.astype(dtype))
-        return self._spoiled(result)
+        if self._right is None:
+            dtype = self._operation.result.type.dtype
+            self._right = reference(self._operation, self._inputs).expected.astype(dtype)
+        return self._spoiled(self._right.copy())
 
     def _spoiled(self, result: np.ndarray) -> np.ndarray:
         type_ = self._operation.result.type
         flat = result.reshape(-1)
         middle = flat.size // 2
         if self._fault == "wrong_element":
-            # The next larger number that the type can hold with a margin over any tolerance.
-            flat[middle] = np.asarray(float(flat[middle]) * 1.5 + 3.0).astype(type_.dtype)
+            # Across zero, further than any tolerance reaches and any type rounds back.
+            value = float(flat[middle])
+            away = (4.0 + abs(value)) * (1.0 if value < 0 else -1.0)
+            flat[middle] = np.asarray(value + away).astype(type_.dtype)
         elif self._fault == "unwritten":
             flat[middle:] = poison(type_, (flat.size - middle,))
         elif self._fault in ("nan", "inf"):

@@ -106,6 +106,14 @@ def test_golden(case, golden, context):
     golden(text)
 
 
+def test_a_golden_file_refuses_another_text(golden, request):
+    """The check above fails on a change of one character."""
+    golden("a text\n")
+    if not request.config.getoption("--update-golden"):
+        with pytest.raises(AssertionError):
+            golden("a test\n")
+
+
 # -- everything parses -----------------------------------------------------------------------------
 
 

@@ -112,7 +112,7 @@ def test_a_glob_is_not_warned_about():
 
 def test_no_match_names_the_nearest():
     """And says how patterns match."""
-    with pytest.raises(SelectionError, match="no dispatch matches 'matmul_128x64x65_.*default'") as caught:
+    with pytest.raises(SelectionError, match=r"no dispatch matches 'matmul_128x64x65_\*default'") as caught:
         chosen("matmul_128x64x65_*default")
     assert caught.value.hint == (
         "the nearest is 'matmul_128x64x64_f32t_f32t_f32t_tile_config_default'; "
@@ -145,17 +145,11 @@ def test_kinds_select_by_the_operation(kinds, selected):
     assert numbers("", kinds) == selected
 
 
-@pytest.mark.parametrize(
-    ("kinds", "hint"), [("matmull", "did you mean 'matmul'"), ("", ""), ("mamul,conv2d", "mat")]
-)
-def test_an_unknown_kind_is_refused_with_the_nearest(kinds, hint):
-    """One unknown kind among known ones too."""
-    if not kinds:
-        assert Selection.parse("", kinds).kinds == ()
-        return
-    with pytest.raises(OperationError, match="unknown operation kind 'ma") as caught:
-        Selection.parse("", kinds)
-    assert hint in caught.value.hint
+def test_an_unknown_kind_is_refused_with_the_nearest():
+    """And with every kind that there is."""
+    with pytest.raises(OperationError, match="unknown operation kind 'matmull'") as caught:
+        Selection.parse("", "matmull")
+    assert caught.value.hint == "did you mean 'matmul'? There is: matmul, batch_matmul, conv2d"
 
 
 @pytest.mark.parametrize("kinds", ["conv", "all,conv", "matmul,", ","])

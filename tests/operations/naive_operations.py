@@ -74,7 +74,12 @@ def matmuls(
     """A matmul or a batch_matmul."""
     types = element_types(draw(st.sampled_from(pairs)))
     shape = [draw(extents) for _ in range(3)]
-    rest = (types, draw(st.sampled_from("tn")), draw(st.sampled_from("tn")), draw(_epilogues(types, activations)))
+    rest = (
+        types,
+        draw(st.sampled_from("tn")),
+        draw(st.sampled_from("tn")),
+        draw(_epilogues(types, activations)),
+    )
     batch = draw(st.none() | st.integers(1, 3))
     return Matmul(*shape, *rest) if batch is None else BatchMatmul(batch, *shape, *rest)
 

@@ -130,10 +130,10 @@ def test_a_triple_that_no_kernel_computes_is_refused_with_the_rule(triple, messa
 def test_element_types_tell_their_roles():
     """Input, result and accumulator are three questions with three answers."""
     types = ElementTypes("f16", "f16", "bf16")
-    assert ("f16", "bf16", "f32") == (types.input.name, types.output.name, types.accumulator.name)
+    assert (types.input.name, types.output.name, types.accumulator.name) == ("f16", "bf16", "f32")
 
 
 def test_a_tensor_knows_its_size_and_its_mlir_type():
     """Elements, bytes and MLIR text of 256 x 128 of f16."""
     tensor = Tensor("lhs", (256, 128), element_type("f16"))
-    assert (32768, 65536, "tensor<256x128xf16>") == (tensor.elements, tensor.bytes, tensor.mlir)
+    assert (tensor.elements, tensor.bytes, tensor.mlir) == (32768, 65536, "tensor<256x128xf16>")

@@ -43,7 +43,7 @@ def test_a_malformed_epilogue_is_refused(text):
     with pytest.raises(OperationError) as caught:
         Epilogue.parse(text)
     assert f"malformed epilogue {text!r}" == str(caught.value)
-    assert "write none, bias, relu or bias+relu" == caught.value.hint
+    assert caught.value.hint == "write none, bias, relu or bias+relu"
 
 
 @pytest.mark.parametrize("text", ["gellu", "bias+gellu"])
@@ -51,7 +51,7 @@ def test_an_unknown_activation_is_refused_with_the_nearest(text):
     """The hint names what was probably meant, and all that there are."""
     with pytest.raises(OperationError, match="unknown activation 'gellu'") as caught:
         Epilogue.parse(text)
-    assert "did you mean 'gelu'? There is: none, relu, gelu, sigmoid, tanh" == caught.value.hint
+    assert caught.value.hint == "did you mean 'gelu'? There is: none, relu, gelu, sigmoid, tanh"
 
 
 def test_a_mistyped_bias_is_refused_with_bias():
@@ -63,12 +63,12 @@ def test_a_mistyped_bias_is_refused_with_bias():
 
 def test_only_the_epilogue_that_does_nothing_is_empty():
     """A bias or an activation makes it something."""
-    assert [True, False, False] == [Epilogue.parse(t).is_empty for t in ("none", "bias", "tanh")]
+    assert [Epilogue.parse(t).is_empty for t in ("none", "bias", "tanh")] == [True, False, False]
 
 
 def test_the_table_holds_five_activations():
     """Their order is that of the hints."""
-    assert ACTIVATION_NAMES == tuple(ACTIVATIONS)
+    assert tuple(ACTIVATIONS) == ACTIVATION_NAMES
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,8 @@ def test_operands_come_in_order_with_their_types():
     """lhs and rhs have the type of the inputs, bias and result that of the result."""
     operation = Matmul(2, 3, 4, ElementTypes("i8", "i8", "i32"), epilogue=Epilogue(bias=True))
     tensors = (*operation.inputs, operation.result)
-    assert ["lhs", "rhs", "bias", "result"] == [tensor.role for tensor in tensors]
-    assert ["i8", "i8", "i32", "i32"] == [tensor.type.name for tensor in tensors]
+    assert [tensor.role for tensor in tensors] == ["lhs", "rhs", "bias", "result"]
+    assert [tensor.type.name for tensor in tensors] == ["i8", "i8", "i32", "i32"]
     assert operation.inputs[:2] == operation.contraction_inputs
 
 
@@ -78,8 +78,8 @@ def test_loops_are_in_the_order_of_the_linalg_form():
 
 def test_flops_of_the_document():
     """Its 233798.62 GFLOP/s is 2 * 3456 * 1024 * 2048 operations; 16 batches are 16 times as many."""
-    assert 14_495_514_624 == Matmul(3456, 1024, 2048, F16).flops
-    assert 16 * 2 * 512 * 64 * 512 == BatchMatmul(16, 512, 64, 512, F16).flops
+    assert Matmul(3456, 1024, 2048, F16).flops == 14_495_514_624
+    assert BatchMatmul(16, 512, 64, 512, F16).flops == 16 * 2 * 512 * 64 * 512
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_arguments_are_those_of_the_command_line(batch):
 
 def test_every_extent_below_one_is_named():
     """All that is wrong with a shape is said at once."""
-    with pytest.raises(OperationError, match="^matmul: every extent must be at least 1, but got m=0, k=-4$"):
+    with pytest.raises(OperationError, match=r"^matmul: every extent must be at least 1, but got m=0, k=-4$"):
         Matmul(0, 3, -4)
-    with pytest.raises(OperationError, match="^batch_matmul: every extent must .* but got batch=0$"):
+    with pytest.raises(OperationError, match=r"^batch_matmul: every extent must .* but got batch=0$"):
         BatchMatmul(0, 2, 3, 4)
 
 
@@ -157,7 +157,7 @@ def test_an_unknown_layout_is_refused_with_the_operand(role, layout):
     for kind, shape in ((Matmul, (2, 3, 4)), (BatchMatmul, (5, 2, 3, 4))):
         with pytest.raises(OperationError, match=f"^unknown layout '{layout}' of {role}$") as caught:
             kind(*shape, **{f"{role}_layout": layout})
-        assert "there is: t (row major), n (column major)" == caught.value.hint
+        assert caught.value.hint == "there is: t (row major), n (column major)"
 
 
 def test_a_column_major_result_is_refused_with_the_way_around_it():
@@ -165,7 +165,9 @@ def test_a_column_major_result_is_refused_with_the_way_around_it():
     from dispatch_profiler.operations.matmul import check_layouts
 
     assert check_layouts("n", "n", "t") is None
-    with pytest.raises(OperationError, match=r"^the result is stored row major \('t'\), but got 'n'$") as caught:
+    with pytest.raises(
+        OperationError, match=r"^the result is stored row major \('t'\), but got 'n'$"
+    ) as caught:
         check_layouts("t", "t", "n")
     assert "with lhs and rhs exchanged" in caught.value.hint
 
@@ -178,5 +180,5 @@ def test_an_activation_of_real_numbers_is_refused_on_integers(kind, shape, activ
     message = rf"^epilogue bias\+{activation} needs a floating-point result, but got i32$"
     with pytest.raises(OperationError, match=message) as caught:
         kind(*shape, types, epilogue=Epilogue(True, activation))
-    assert "integer results take none, bias, relu or bias+relu" == caught.value.hint
-    assert "relu" == kind(*shape, types, epilogue=BIAS_RELU).epilogue.activation
+    assert caught.value.hint == "integer results take none, bias, relu or bias+relu"
+    assert kind(*shape, types, epilogue=BIAS_RELU).epilogue.activation == "relu"

@@ -139,7 +139,9 @@ def _rebuilt(kind, arguments):
     epilogue = Epilogue.parse(arguments.get("epilogue", "none"))
     if kind == "conv2d":
         extents = [int(arguments[f"conv-{x}"]) for x in "nhwckrs"]
-        pairs = [tuple(map(int, arguments[f"conv-{x}"].split("x"))) for x in ("stride", "padding", "dilation")]
+        pairs = [
+            tuple(map(int, arguments[f"conv-{x}"].split("x"))) for x in ("stride", "padding", "dilation")
+        ]
         return Conv2d(*extents, *pairs, int(arguments["conv-groups"]), typed["lhs"][1], types, epilogue)
     shape = [int(arguments[x]) for x in "mnk"]
     rest = (types, typed["lhs"][1], typed["rhs"][1], epilogue)
@@ -160,9 +162,9 @@ def test_the_generator_takes_the_arguments(run, operation):
     """The command itself, given the arguments, would generate this operation and no other."""
     arguments = [f"--{name}={value}" for name, value in operation.arguments().items()]
     outcome = run("generator", "--target=null", "--default-config=only", "--dry-run", *arguments)
-    assert 0 == outcome.status, outcome.err
+    assert outcome.status == 0, outcome.err
     sources = [line for line in outcome.out.splitlines() if line.startswith("[Generating]")]
-    assert 1 == len(sources)
+    assert len(sources) == 1
     assert sources[0].endswith(f"/{operation.name}.mlir")
 
 
@@ -185,13 +187,22 @@ def test_a_kind_has_the_label_of_the_console_block(operation, label):
     assert label == operation.label
 
 
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_the_smallest_problem_of_a_kind_has_every_argument(kind):
+    """All loops run once, and the epilogue is the one that was asked for."""
+    operation = kind.smallest(Epilogue(True, "relu"))
+    assert {loop.extent for loop in operation.loops} == {1}
+    assert _rebuilt(kind.kind, operation.arguments()) == operation
+    assert operation.epilogue == Epilogue(True, "relu")
+
+
 def test_an_unknown_kind_is_refused_with_the_nearest():
     """Asked for by name, or read from data."""
     hint = "did you mean 'matmul'? There is: matmul, batch_matmul, conv2d"
-    with pytest.raises(OperationError, match="^unknown operation kind 'matmull'$") as caught:
+    with pytest.raises(OperationError, match=r"^unknown operation kind 'matmull'$") as caught:
         operation_kind("matmull")
     assert hint == caught.value.hint
-    with pytest.raises(OperationError, match="^unknown operation kind 'matmull'$"):
+    with pytest.raises(OperationError, match=r"^unknown operation kind 'matmull'$"):
         operation_from_dict({**Matmul(1, 2, 3).to_dict(), "kind": "matmull"})
 
 

@@ -97,11 +97,25 @@ def test_a_kernel_that_writes_tanh_of_f64_with_exp_is_within_the_tolerance(argum
 
 def test_a_fused_multiply_add_of_f64_is_within_the_tolerance():
     """A kernel that rounds a * b + bias once is right, though the reference rounds twice."""
-    a, b, bias = A, B, 1.0
+    a, b, bias = 0.130004, 1.1, 1.0
     fused = rounded(Fraction(a) * Fraction(b) + Fraction(bias), "f64")
     operation = Matmul(1, 1, 1, ElementTypes("f64", "f64", "f64"), epilogue=Epilogue(bias=True))
     found = reference(operation, [np.array([[a]]), np.array([[b]]), np.array([bias])])
     assert abs(fused - found.expected[0, 0]) <= found.tolerance[0, 0]
+
+
+@PROPERTY
+@given(st.sampled_from(FLOAT_PAIRS), st.floats(2.0**-12, 2.0**-6), st.floats(0.5, 2))
+def test_the_rounding_of_a_bias_is_within_the_tolerance(pair, small, bias):
+    """A bias that is far larger than the sum decides the rounding error."""
+    operation = Matmul(1, 1, 1, element_types(pair), epilogue=Epilogue(bias=True))
+    inputs = [*filled(operation, small, 0.7), np.array([bias]).astype(DTYPES[pair[1]])]
+    found = reference(operation, inputs)
+    assume(found.tolerance is not None)
+    pairs = products(operation, *inputs[:2])[0, 0]
+    truth = exact_sum(pairs) + Fraction(bias_at(operation, inputs, (0, 0)))
+    for actual in (float(truth), kernel_value(operation, pairs, bias_at(operation, inputs, (0, 0)))):
+        assert abs(actual - found.expected[0, 0]) <= found.tolerance[0, 0]
 
 
 @PROPERTY
@@ -134,15 +148,17 @@ def test_a_sum_beyond_the_result_is_expected_as_infinity():
 # -- and no further --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("type_", "roundoff", "both"), [("f32", 2.0**-24, 1), ("f64", 2.0**-53, 2)])
+@given(k=st.integers(1, 90), seed=seeds())
 @PROPERTY
-@given(st.integers(1, 90), seeds())
-def test_the_tolerance_of_short_sums_is_the_bound_that_always_holds(k, seed):
-    """K * u * sum|a||b| (Higham, section 3.1), one step and a percent more, and flushing."""
-    operation = Matmul(1, 1, k)
+def test_the_tolerance_of_short_sums_is_the_bound_that_always_holds(type_, roundoff, both, k, seed):
+    """K * u * sum|a||b| (Higham, section 3.1), twice in f64, where the reference rounds as well."""
+    operation = Matmul(1, 1, k, element_types((type_, type_)))
     lhs, rhs = reals(operation, seed)
     tolerance = float(reference(operation, [lhs, rhs]).tolerance[0, 0])
     magnitude = float((np.abs(lhs.astype(np.float64)) @ np.abs(rhs.astype(np.float64)))[0, 0])
-    assert k * F32_ROUNDOFF * magnitude <= tolerance <= 1.02 * (k + 1) * F32_ROUNDOFF * magnitude + 1e-37
+    assert both * k * roundoff * magnitude <= tolerance
+    assert tolerance <= both * 1.02 * (k + 1) * roundoff * magnitude + 1e-37
 
 
 @pytest.mark.parametrize("k", [1_000, 10_000, 100_000])
@@ -197,12 +213,22 @@ def test_a_dropped_product_of_typical_size_is_noticed(result, k, seed):
     assert float(found.tolerance[0, 0]) < typical
 
 
+@pytest.mark.parametrize(("name", "slope"), [("relu", 1), ("gelu", 1.13), ("sigmoid", 0.25), ("tanh", 1)])
+def test_an_activation_stretches_the_tolerance_by_its_slope(name, slope):
+    """Of a sum of 40,000 products, whose error is far above that of the activation."""
+    plain, active = (Matmul(1, 1, 40_000, epilogue=Epilogue(activation=each)) for each in ("none", name))
+    tolerances = [float(reference(each, filled(each)).tolerance[0, 0]) for each in (plain, active)]
+    assert tolerances[1] / tolerances[0] == pytest.approx(slope, rel=0.01)
+
+
 @pytest.mark.parametrize("name", ACTIVATION_NAMES)
 def test_the_tolerance_is_carried_through_an_activation(name):
     """No wider than its steepest slope and some roundoffs allow: a gelu for a relu is noticed."""
     operation = Matmul(1, 1, 8, epilogue=Epilogue(activation=name))
     found = reference(operation, filled(operation, 0.3, 0.4))
-    others = [activated(other, float(exact_sum([(0.3, 0.4)] * 8))) for other in ACTIVATION_NAMES if other != name]
+    others = [
+        activated(other, float(exact_sum([(0.3, 0.4)] * 8))) for other in ACTIVATION_NAMES if other != name
+    ]
     far = [abs(other - found.expected[0, 0]) > found.tolerance[0, 0] for other in others]
     same = {"none", "relu"} - {name} if name in ("none", "relu") else set()
     assert len(others) - len(same) == sum(far)
@@ -234,7 +260,7 @@ def test_nan_is_expected_only_where_it_is_summed():
     operation = Matmul(2, 2, 2)
     lhs, rhs = filled(operation)
     lhs[0, 1] = np.nan
-    assert [[True, True], [False, False]] == np.isnan(reference(operation, [lhs, rhs]).expected).tolist()
+    assert np.isnan(reference(operation, [lhs, rhs]).expected).tolist() == [[True, True], [False, False]]
 
 
 def test_a_finite_result_is_never_within_an_infinite_sum():
@@ -280,6 +306,6 @@ def test_f16_and_bf16_are_summed_as_precisely_as_f32():
     dims = (1, 1, 64)
     found = [reference(op, filled(op, 0.75, 0.3125)) for op in
              (Matmul(*dims, ElementTypes(name, name, "f32")) for name in ("f32", "f16", "bf16"))]  # fmt: skip
-    assert 1 == len({float(each.tolerance[0, 0]) for each in found})
+    assert len({float(each.tolerance[0, 0]) for each in found}) == 1
     assert {"f32"} == {element_type(name).accumulator_name for name in ("f32", "f16", "bf16")}
     assert DTYPES["f32"] is np.float32

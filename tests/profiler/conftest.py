@@ -17,9 +17,7 @@ _made: dict[str, Path] = {}
 
 
 @pytest.fixture
-def tree(
-    null_tree: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Path]:
+def tree(null_tree: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """As `null_tree`, but a tree that was asked for before is copied from the last time."""
 
     def make(*arguments: str, faults: dict[str, dict[str, object]] | None = None) -> Path:

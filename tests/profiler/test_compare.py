@@ -272,7 +272,7 @@ def test_another_type_is_refused(result, other):
     if other == result:
         assert compare(operation, actual, expected).passed
     else:
-        with pytest.raises(ShapeMismatch, match="the result is .*, but should be"):
+        with pytest.raises(ShapeMismatch, match=r"the result is .*, but should be"):
             compare(operation, actual.astype(ELEMENT_TYPES[other].dtype), expected)
 
 

@@ -85,11 +85,15 @@ def test_every_argument_of_every_kind_has_its_column():
 
 
 def test_an_argument_without_a_column_would_be_noticed(monkeypatch):
-    """The checker above can fail: here a kind names something new."""
+    """The checker above can fail: here a kind names something that its smallest problem lacks."""
 
     class Sparse(Matmul):
         def shape_arguments(self) -> dict[str, str]:
             return {**super().shape_arguments(), "sparsity": "2:4"}
+
+        @classmethod
+        def smallest(cls, epilogue: Epilogue) -> Matmul:
+            return Matmul(1, 1, 1, epilogue=epilogue)
 
     monkeypatch.setitem(operations.KINDS, "sparse", Sparse)
     assert list(without_column()) == ["sparsity"]
@@ -134,9 +138,7 @@ def test_a_failure_has_its_reason_and_no_figure(tmp_path):
     """Commas, quotes and line breaks of the reason survive; figures are empty, not zero."""
     (row,) = written(tmp_path / "a.csv", FAILED)
     assert row["reason"] == FAILED.reason and row["Verification"] == "FAILED"
-    assert not any(
-        row[name] for name in ("Runtime(ms)", "GFLOPs", "min(ms)", "max(ms)", "spread", "samples")
-    )
+    assert not any(row[name] for name in ("Runtime(ms)", "GFLOPs", "min(ms)", "max(ms)", "spread", "samples"))
 
 
 def test_pandas_reads_numbers_as_numbers(tmp_path):
@@ -144,7 +146,18 @@ def test_pandas_reads_numbers_as_numbers(tmp_path):
     written(tmp_path / "a.csv", RECORD, TILED, run="3")
     frame = pandas.read_csv(tmp_path / "a.csv")
     numbers = ["Runtime(ms)", "GFLOPs", "min(ms)", "max(ms)", "spread"]
-    counts = ["run", "bytes", "flops", "batch_count", "m", "n", "k", "samples", "executions_per_sample", "seed"]
+    counts = [
+        "run",
+        "bytes",
+        "flops",
+        "batch_count",
+        "m",
+        "n",
+        "k",
+        "samples",
+        "executions_per_sample",
+        "seed",
+    ]
     assert {str(frame[name].dtype) for name in numbers} == {"float64"}
     assert {str(frame[name].dtype) for name in counts} == {"int64"}
     assert frame["Runtime(ms)"].tolist() == [MEASUREMENT.median_ms] * 2
@@ -261,7 +274,7 @@ def test_a_tag_with_the_name_of_a_column_is_refused(tmp_path, name):
 
 def test_a_missing_folder_is_refused_by_its_name(tmp_path):
     """It is not made: a slip of the pen would scatter reports."""
-    with pytest.raises(UsageError, match="there is no folder .*nowhere"):
+    with pytest.raises(UsageError, match=r"there is no folder .*nowhere"):
         CsvReport(tmp_path / "nowhere" / "a.csv")
     assert not (tmp_path / "nowhere").exists()
 

@@ -30,9 +30,11 @@ class FakeClock:
 
 
 def test_samples_are_milliseconds_of_one_execution_in_the_order_taken():
-    """4 calls of 5 executions: a call of 0.1 s is 20 ms an execution."""
-    clock = FakeClock(9.0, 0.1, 0.2, 0.05)
-    measurement = measure(clock, 5, MeasureOptions(repetitions=3, batch=20))
+    """4 calls of 5 executions: 0.4 s are 20 ms an execution."""
+    samples = iter((0.4, 0.8, 0.2))
+    measurement = measure(
+        lambda calls: next(samples) if calls == 4 else 9.0, 5, MeasureOptions(repetitions=3, batch=20)
+    )
     assert measurement.samples_ms == pytest.approx((20.0, 40.0, 10.0))
     assert measurement.executions == 20
 
@@ -93,7 +95,8 @@ def test_a_steady_dispatch_gives_its_own_time_however_it_is_sampled(seconds, rep
 
 
 @pytest.mark.parametrize(
-    ("repeat", "batch", "calls"), [(1, 1, 1), (1, 7, 7), (100, 1, 1), (100, 100, 1), (100, 101, 2), (3, 10, 4)]
+    ("repeat", "batch", "calls"),
+    [(1, 1, 1), (1, 7, 7), (100, 1, 1), (100, 100, 1), (100, 101, 2), (3, 10, 4)],
 )
 def test_a_batch_is_reached_by_the_fewest_calls(repeat, batch, calls):
     """Calls of `repeat` executions are rounded up, however long they take."""

@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, Operation, Reference, reference
+from dispatch_profiler.operations import (
+    BatchMatmul,
+    Conv2d,
+    ElementTypes,
+    Epilogue,
+    Matmul,
+    Operation,
+    Reference,
+    reference,
+)
 from dispatch_profiler.profiler import Distribution, References, draw, references
 
 OPERATION = Matmul(4, 6, 8)

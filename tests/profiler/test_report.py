@@ -189,7 +189,15 @@ def test_the_table_puts_the_fastest_first_and_compares_with_the_default():
     slow, fast = record_of(matmul, 2.0), record_of(matmul, 1.0, configuration=TILES)
     rows = table([slow, fast]).splitlines()
     assert rows[0] == matmul.name
-    assert rows[1].split() == ["Runtime(ms)", "GFLOPs", "vs", "default", "spread", "Verification", "Configuration"]
+    assert rows[1].split() == [
+        "Runtime(ms)",
+        "GFLOPs",
+        "vs",
+        "default",
+        "spread",
+        "Verification",
+        "Configuration",
+    ]
     assert rows[2].split() == ["1.000", "0.0", "2.00x", "0.0%", "SUCCESS", TILES.name]
     assert rows[3].split() == ["2.000", "0.0", "1.00x", "0.0%", "SUCCESS", "tile_config_default"]
 

@@ -19,8 +19,15 @@ from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator import Dispatch, State
 from dispatch_profiler.operations import (
-    ELEMENT_TYPES, BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, Operation, reference,
-)  # fmt: skip
+    ELEMENT_TYPES,
+    BatchMatmul,
+    Conv2d,
+    ElementTypes,
+    Epilogue,
+    Matmul,
+    Operation,
+    reference,
+)
 from dispatch_profiler.profiler import Distribution, compare, draw
 from dispatch_profiler.runtime import NullDevice, RunError, open_device, poison
 from dispatch_profiler.targets import parse_target
@@ -318,9 +325,7 @@ def test_a_malformed_file_is_refused_by_rule_and_key(tmp_path, text, message):
     assert "faults.yaml" in caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("text", "near"), [("'*': {fault: nans}", "nan"), ("'*': {tme_ms: 1}", "time_ms")]
-)
+@pytest.mark.parametrize(("text", "near"), [("'*': {fault: nans}", "nan"), ("'*': {tme_ms: 1}", "time_ms")])
 def test_a_slip_of_the_pen_is_answered_by_the_nearest_name(tmp_path, text, near):
     """The hint names it."""
     with pytest.raises(UsageError) as caught:

@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, Operation, reference
+from dispatch_profiler.operations import (
+    BatchMatmul,
+    Conv2d,
+    ElementTypes,
+    Epilogue,
+    Matmul,
+    Operation,
+    reference,
+)
 from dispatch_profiler.profiler import Comparison, Distribution, compare, draw
 from dispatch_profiler.runtime import poison
 
@@ -123,9 +131,7 @@ def test_a_layout_that_was_ignored_fails(layouts, distribution):
     def read(array, layout):
         return array.T if layout == "n" else array
 
-    assert verified(
-        operation, distribution, lambda a, b: read(a, layouts[0]) @ read(b, layouts[1])
-    ).passed
+    assert verified(operation, distribution, lambda a, b: read(a, layouts[0]) @ read(b, layouts[1])).passed
     assert not verified(operation, distribution, product).passed
 
 

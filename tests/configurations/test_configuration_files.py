@@ -1,0 +1,246 @@
+"""Lists of configurations: the shipped one, and what users write, with every mistake in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dispatch_profiler.configurations import (
+    CpuTiles,
+    Default,
+    Entry,
+    Flow,
+    Limits,
+    load_configurations,
+    shipped_configurations,
+)
+from dispatch_profiler.errors import ConfigurationError
+from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul
+from dispatch_profiler.workloads import Sweep, sweep_workload
+
+TILES = "distribution: [64, 128], vector: [8, 32, 4]"
+SHIPPED = shipped_configurations("llvm-cpu")
+
+
+def load(text, tmp_path):
+    """Write `text` into a file of the user's and read it."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    return load_configurations(file)
+
+
+def entries(*rows):
+    """A file with these entries, one a line."""
+    return "configurations:\n" + "".join(f"  - {row}\n" for row in rows)
+
+
+def refusal(text, tmp_path):
+    """What is said of a file that cannot be read."""
+    with pytest.raises(ConfigurationError) as caught:
+        load(text, tmp_path)
+    return caught.value
+
+
+# -- what ships ------------------------------------------------------------------------------------
+
+
+def test_the_shipped_list_loads():
+    """All its entries are different, and tiles and flows are both there."""
+    kinds = {type(entry.configuration) for entry in SHIPPED}
+    assert {CpuTiles, Flow} == kinds
+    assert len(SHIPPED) == len(set(SHIPPED)) > 10
+
+
+# A vector, a problem that nothing divides, and the predefined ones.
+PROBLEMS = (*sweep_workload(Sweep()).workload.operations, Matmul(1, 1024, 1024), Matmul(100, 100, 100),
+            Matmul(9, 31, 5), Conv2d(1, 13, 13, 3, 10, 3, 3), Conv2d(1, 35, 35, 16, 48, 3, 3))  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", SHIPPED, ids=lambda entry: entry.configuration.name)
+def test_every_shipped_entry_is_valid_for_some_problem(entry):
+    """On the narrowest CPU that there is; an entry that fits nothing would only be left out."""
+    limits = Limits(max_vector_bytes=512 * 16)
+    assert any(
+        entry.is_for(operation) and entry.configuration.invalid_reason(operation, limits) is None
+        for operation in PROBLEMS
+    )
+
+
+@pytest.mark.parametrize("operation", sweep_workload(Sweep()).workload.operations, ids=lambda op: op.name)
+def test_every_predefined_problem_has_a_shipped_configuration(operation):
+    """There is something to compare the compiler's choice with."""
+    reasons = [
+        each.configuration.invalid_reason(operation, Limits()) for each in SHIPPED if each.is_for(operation)
+    ]
+    assert None in reasons
+
+
+def test_a_family_without_a_list_has_no_entries():
+    """Its default is still there, which needs no list."""
+    assert shipped_configurations("abacus") == ()
+
+
+# -- what users write ------------------------------------------------------------------------------
+
+
+def test_a_file_is_read_in_its_order(tmp_path):
+    """Every kind of entry, with every key."""
+    text = entries(
+        "{kinds: [matmul, batch_matmul], types: [f32, f8], distribution: [64, 128], vector: [8, 32, 4]}",
+        f"{{kinds: matmul, {TILES}, cache: [8, 128, 256], peel: true, split_k: 4}}",
+        "{flow: data_tiling}",
+        "{default: true}",
+        "{default: true, split_k: 16}",
+    )
+    assert load(text, tmp_path) == (
+        Entry(CpuTiles((64, 128), (8, 32, 4)), ("matmul", "batch_matmul"), ("f32", "f8E4M3FN")),
+        Entry(CpuTiles((64, 128), (8, 32, 4), (8, 128, 256), True, 4), ("matmul",)),
+        Entry(Flow("data_tiling")),
+        Entry(Default()),
+        Entry(Default(16)),
+    )
+
+
+def test_a_file_may_be_json(tmp_path):
+    """JSON is YAML."""
+    text = '{"configurations": [{"flow": "ukernels"}, {"distribution": [1], "vector": [1, 1]}]}'
+    assert (Entry(Flow("ukernels")), Entry(CpuTiles((1,), (1, 1)))) == load(text, tmp_path)
+
+
+def test_an_empty_list_is_a_list(tmp_path):
+    """It leaves the compiler's default alone in the running."""
+    assert load("configurations: []", tmp_path) == ()
+
+
+def test_an_entry_is_for_the_kinds_and_types_that_it_names():
+    """Both narrow it; without them it is for everything."""
+    f16 = ElementTypes("f16", "f16", "f32")
+    wide, narrow, batched = Matmul(1, 1, 1), Matmul(1, 1, 1, f16), BatchMatmul(1, 1, 1, 1, f16)
+    rows = [Entry(Default()), Entry(Default(), kinds=("matmul",)), Entry(Default(), types=("f16",)),
+            Entry(Default(), ("matmul",), ("f16",))]  # fmt: skip
+    expected = [[True, True, True], [True, True, False], [False, True, True], [False, True, False]]
+    assert expected == [[row.is_for(op) for op in (wide, narrow, batched)] for row in rows]
+
+
+ENTRY_MISTAKES = [
+    ("5", "expected keys and values, but got 5", ""),
+    ("{1: 2}", "expected keys and values, but got {1: 2}", ""),
+    ("", "expected keys and values, but got None", ""),
+    ("{kinds: [matmul]}", "needs one of distribution, flow, default", ""),
+    ("{}", "needs one of distribution, flow, default", ""),
+    (
+        "{distribution: [64, 128], vectr: [8, 32, 4]}",
+        "unknown key 'vectr'",
+        "did you mean 'vector'? There is: kinds, types, distribution, vector, cache, peel, split_k",
+    ),
+    (
+        "{flow: data_tiling, split_k: 2}",
+        "unknown key 'split_k'",
+        "there is: kinds, types, flow",
+    ),
+    (
+        "{defalt: true}",
+        "unknown key 'defalt'",
+        "did you mean 'default'? There is: kinds, types, distribution, flow, default",
+    ),
+    ("{flow: data-tiling}", "unknown flow 'data-tiling'",
+     "did you mean 'data_tiling'? There is: data_tiling, ukernels"),
+    ("{flow: 5}", "unknown flow '5'", "there is: data_tiling, ukernels"),
+    ("{default: true, split_k: 0}", "split_k must be a whole number of at least 1, but got 0", ""),
+    ("{default: true, split_k: true}", "split_k must be a whole number of at least 1, but got True", ""),
+    ("{distribution: [64, 128]}", "needs 'vector' beside 'distribution'", ""),
+    ("{distribution: 64, vector: [8, 32]}", "distribution must be a list of tiles, but got 64", ""),
+    ("{distribution: [64], vector: 8x32}", "vector must be a list of tiles, but got '8x32'", ""),
+    (f"{{{TILES}, cache: null}}", "cache must be a list of tiles, but got None", ""),
+    (f"{{{TILES}, peel: 1}}", "peel must be true or false, but got 1", ""),
+    (f"{{{TILES}, split_k: two}}", "split_k must be a whole number of at least 1, but got 'two'", ""),
+    (
+        "{distribution: [64, 128], vector: [8, 32.5, 4]}",
+        "vector: every tile must be a whole number of at least 1, but got [8, 32.5, 4]",
+        "",
+    ),
+    (f"{{{TILES}, cache: [8]}}", "cache needs as many tiles as vector, but got [8], [8, 32, 4]", ""),
+    (f"{{{TILES}, kinds: 5}}", "kinds must be a list of names, but got 5", ""),
+    (f"{{{TILES}, kinds: [matmul, 5]}}", "kinds must be a list of names, but got ['matmul', 5]", ""),
+    (f"{{{TILES}, types: {{f32: 1}}}}", "types must be a list of names, but got {'f32': 1}", ""),
+    (
+        f"{{{TILES}, kinds: [conv]}}",
+        "unknown name 'conv' under kinds",
+        "did you mean 'conv2d'? There is: matmul, batch_matmul, conv2d",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "message", "hint"), ENTRY_MISTAKES)
+def test_a_mistake_in_an_entry_is_refused_with_its_place(row, message, hint, tmp_path):
+    """File, entry and key, the rule and the value; the entry before it is fine."""
+    error = refusal(entries(f"{{{TILES}}}", row), tmp_path)
+    assert (f"{tmp_path / 'mine.yaml'}, entry 2: {message}", hint) == (str(error), error.hint)
+
+
+def test_an_unknown_type_is_refused_with_its_place_and_key(tmp_path):
+    """The key is `types`, and the hint names the nearest type."""
+    error = refusal(entries(f"{{{TILES}, types: [f32, f61]}}"), tmp_path)
+    assert str(error).startswith(f"{tmp_path / 'mine.yaml'}, entry 1: ")
+    assert "'f61'" in str(error)
+    assert error.hint.startswith("did you mean 'f16'?")
+    assert "types" in str(error)
+
+
+@pytest.mark.parametrize("row", ["{vector: [8, 32, 4]}", "{split_k: 4}", "{peel: true, cache: [8, 8, 8]}"])
+def test_an_entry_whose_first_key_was_forgotten_is_told_so(row, tmp_path):
+    """`vector` is no unknown key: what lacks is `distribution` beside it."""
+    assert "needs one of distribution, flow, default" in str(refusal(entries(row), tmp_path))
+
+
+@pytest.mark.parametrize("value", ["false", "null", "5", "[1]"])
+def test_a_default_is_true_or_not_written(value, tmp_path):
+    """`default: false` must not mean the default."""
+    assert "entry 1: default must be true" in str(refusal(entries(f"{{default: {value}}}"), tmp_path))
+
+
+@pytest.mark.parametrize("text", ["", "5", "[]", "configurations:", "configurations: 5", "other: []"])
+def test_a_file_without_a_list_is_refused_with_an_example(text, tmp_path):
+    """The hint shows how a list begins."""
+    error = refusal(text, tmp_path)
+    assert f"{tmp_path / 'mine.yaml'} has no list under 'configurations'" == str(error)
+    assert "such as '- {distribution: [64, 128], vector: [8, 32, 4]}'" in error.hint
+
+
+@pytest.mark.parametrize("text", ["configurations: [", "{a: b: c}", "a:\n\t- b", "configurations: *nowhere"])
+def test_a_file_that_is_not_yaml_is_refused_in_one_line(text, tmp_path):
+    """With the place that the YAML reader gives."""
+    error = refusal(text, tmp_path)
+    assert str(error).startswith(f"{tmp_path / 'mine.yaml'} is not YAML: ")
+    assert "line " in str(error)
+    assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "value", ["2026-99-99", "0b", "1__:2_", "!!int x", "!!timestamp never"]
+)  # fmt: skip
+def test_a_value_that_yaml_cannot_convert_is_refused_with_the_file(value, tmp_path):
+    """A day that does not exist is the reader's ValueError, but the user's mistake."""
+    assert str(tmp_path / "mine.yaml") in str(refusal(entries(f"{{flow: {value}}}"), tmp_path))
+
+
+def test_a_file_that_is_missing_is_refused_with_its_path(tmp_path):
+    """And with the system's own reason."""
+    path = tmp_path / "none.yaml"
+    with pytest.raises(ConfigurationError, match="No such file") as caught:
+        load_configurations(path)
+    assert str(caught.value).startswith(f"cannot read the configurations {path}: ")
+
+
+def test_a_folder_is_no_file(tmp_path):
+    """Refused as a file that cannot be read."""
+    with pytest.raises(ConfigurationError, match=r"cannot read the configurations .*[Dd]irectory"):
+        load_configurations(tmp_path)
+
+
+def test_a_file_that_is_not_utf_8_is_refused_with_its_path(tmp_path):
+    """Bytes that are no text."""
+    path = tmp_path / "bytes.yaml"
+    path.write_bytes(b"configurations: [\xff\xfe]")
+    with pytest.raises(ConfigurationError, match="codec can't decode") as caught:
+        load_configurations(path)
+    assert str(caught.value).startswith(f"cannot read the configurations {path}: ")

@@ -1,0 +1,116 @@
+"""Configurations are values: frozen, hashable, written and read back, and named apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatch_profiler.configurations import FLOWS, KINDS, CpuTiles, Default, Flow, configuration_from_dict
+from dispatch_profiler.errors import ConfigurationError
+
+PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
+TILE = st.integers(1, 999)
+
+
+@st.composite
+def cpu_tiles(draw, tile=TILE):
+    """Tiles of any rank, with and without a cache level."""
+    outer = draw(st.integers(1, 4))
+    rank = outer + draw(st.integers(1, 3))
+    vector = draw(st.tuples(*[tile] * rank))
+    cache = draw(st.just(()) | st.tuples(*[tile] * rank))
+    return CpuTiles(
+        draw(st.tuples(*[tile] * outer)), vector, cache, draw(st.booleans()), draw(st.integers(1, 64))
+    )
+
+
+CONFIGURATIONS = (
+    cpu_tiles() | st.builds(Default, st.integers(1, 64)) | st.sampled_from([Flow(x) for x in FLOWS])
+)
+
+
+@PROPERTY
+@given(CONFIGURATIONS)
+def test_a_configuration_is_read_back_from_its_dict(configuration):
+    """Through JSON too, where tuples become lists."""
+    assert configuration == configuration_from_dict(configuration.to_dict())
+    assert configuration == configuration_from_dict(json.loads(json.dumps(configuration.to_dict())))
+
+
+@PROPERTY
+@given(CONFIGURATIONS)
+def test_equal_configurations_are_one_key(configuration):
+    """Identity is the frozen object."""
+    assert {configuration: 1} == {dataclasses.replace(configuration): 1}
+
+
+@PROPERTY
+@given(CONFIGURATIONS, st.data())
+def test_a_configuration_is_frozen(configuration, data):
+    """No field can be set."""
+    field = data.draw(st.sampled_from([field.name for field in dataclasses.fields(configuration)]))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(configuration, field, getattr(configuration, field))
+
+
+@PROPERTY
+@given(CONFIGURATIONS, CONFIGURATIONS)
+def test_two_configurations_share_a_name_only_if_they_are_equal(one, other):
+    """Of any kinds."""
+    assert (one == other) == (one.name == other.name)
+
+
+def test_no_two_small_configurations_share_a_name():
+    """Every one with tiles of 1 and 11, where digits could run together, and every kind beside."""
+    few = (1, 11)
+    made = [
+        CpuTiles(outer, vector, cache, peel, split)
+        for outer in itertools.product(few, repeat=2)
+        for vector in itertools.product(few, repeat=3)
+        for cache in ((), *itertools.product(few, repeat=3))
+        for peel, split in itertools.product((False, True), (1, 2, 11))
+    ]
+    longer = [CpuTiles((1,), (1, 1), (1, 1)), CpuTiles((1,), (1, 1)), CpuTiles((1, 1, 1), (1, 1, 1, 1))]
+    others = [Default(), Default(2), Default(11), *map(Flow, FLOWS), *longer]
+    assert len(made) + len(others) == len({each.name for each in (*made, *others)})
+
+
+@PROPERTY
+@given(CONFIGURATIONS)
+def test_a_name_is_part_of_an_mlir_symbol(configuration):
+    """Letters, digits and underscores, so that nothing needs quoting anywhere."""
+    assert configuration.name.isidentifier()
+
+
+def test_data_of_every_kind_tells_its_kind():
+    """The key under which it is found again."""
+    examples = [Default(), CpuTiles((1,), (1, 1)), Flow("ukernels")]
+    assert list(KINDS) == [each.to_dict()["kind"] for each in examples]
+
+
+@PROPERTY
+@given(CONFIGURATIONS)
+def test_columns_of_the_report_are_those_that_the_kind_announces(configuration):
+    """In their order, so that a report can have them before any row."""
+    assert list(configuration.field_names) == list(configuration.fields())
+
+
+def test_an_unknown_kind_is_refused_with_the_nearest():
+    """As with operations."""
+    with pytest.raises(ConfigurationError, match=r"^unknown kind of configuration 'cpu_tile'$") as caught:
+        configuration_from_dict({"kind": "cpu_tile"})
+    assert caught.value.hint == "did you mean 'cpu_tiles'? There is: default, cpu_tiles, flow"
+
+
+def test_data_that_is_no_configuration_is_refused_as_such():
+    """A tile of 0 in a damaged file is the same mistake as in a list of configurations."""
+    data = CpuTiles((64, 128), (8, 32, 4)).to_dict()
+    with pytest.raises(ConfigurationError, match="vector: every tile must be"):
+        configuration_from_dict({**data, "vector": [8, 0, 4]})
+    with pytest.raises(ConfigurationError, match="unknown flow 'none'"):
+        configuration_from_dict({"kind": "flow", "flow": "none"})

@@ -1,0 +1,262 @@
+"""CPU tiles: what they are called, what they refuse, and which operations they fit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatch_profiler.configurations import CpuTiles, Limits
+from dispatch_profiler.errors import ConfigurationError
+from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul
+
+PROPERTY = settings(max_examples=100, deadline=None, derandomize=True)
+ANY = Limits()
+MATMUL = Matmul(256, 512, 128)
+CONV = Conv2d(2, 58, 58, 64, 128, 3, 3)
+DEPTHWISE = Conv2d(2, 58, 58, 64, 64, 3, 3, groups=64)
+GROUPED = Conv2d(2, 58, 58, 64, 128, 3, 3, groups=4)
+
+
+@pytest.mark.parametrize(
+    ("configuration", "name"),
+    [
+        (CpuTiles((64, 128), (8, 32, 4)), "tile_config_64x128_8x32x4"),
+        (CpuTiles((64, 128), (8, 32, 4), (8, 128, 256)), "tile_config_64x128_8x128x256_8x32x4"),
+        (CpuTiles((64, 128), (8, 32, 4), peel=True), "tile_config_64x128_8x32x4_peel"),
+        (CpuTiles((64, 128), (8, 32, 4), split_k=4), "tile_config_64x128_8x32x4_splitk4"),
+        (
+            CpuTiles((8, 8), (4, 4, 2), (8, 8, 2), peel=True, split_k=16),
+            "tile_config_8x8_8x8x2_4x4x2_peel_splitk16",
+        ),
+        (
+            CpuTiles((1, 14, 28, 64), (1, 1, 14, 32, 1, 1, 1)),
+            "tile_config_1x14x28x64_1x1x14x32x1x1x1",
+        ),
+    ],
+)
+def test_a_name_holds_every_field(configuration, name):
+    """Distribution, cache if any, vector, then what else was asked for."""
+    assert name == configuration.name
+
+
+def test_columns_of_the_report():
+    """Tiles as in the name; no cache tile is an empty column."""
+    columns = {"distribution_tile": "64x128", "cache_tile": "", "vector_tile": "8x32x4", "peel": "false"}
+    assert columns == CpuTiles((64, 128), (8, 32, 4)).fields()
+    with_cache = CpuTiles((64, 128), (8, 32, 4), (8, 128, 256), peel=True).fields()
+    assert {**columns, "cache_tile": "8x128x256", "peel": "true"} == with_cache
+
+
+def test_tiles_may_be_given_as_lists():
+    """A list from a file is the same configuration, and hashes as such."""
+    listed = CpuTiles([64, 128], [8, 32, 4], [8, 128, 256])
+    assert {CpuTiles((64, 128), (8, 32, 4), (8, 128, 256)): 1} == {listed: 1}
+
+
+def test_tiles_are_no_flags():
+    """They go on the operation, so that all of them share the plain module."""
+    tiles = CpuTiles((64, 128), (8, 32, 4))
+    assert (tiles.flags, tiles.module, tiles.evidence) == ((), "", None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"distribution": (64, 0)},
+            "distribution: every tile must be a whole number of at least 1, but got [64, 0]",
+        ),
+        (
+            {"vector": (8, -1, 4)},
+            "vector: every tile must be a whole number of at least 1, but got [8, -1, 4]",
+        ),
+        (
+            {"vector": (8, 2.0, 4)},
+            "vector: every tile must be a whole number of at least 1, but got [8, 2.0, 4]",
+        ),
+        (
+            {"cache": (8, True, 4)},
+            "cache: every tile must be a whole number of at least 1, but got [8, True, 4]",
+        ),
+        (
+            {"cache": (8, "4", 4)},
+            "cache: every tile must be a whole number of at least 1, but got [8, '4', 4]",
+        ),
+        (
+            {"distribution": ()},
+            "vector needs a tile for each axis of distribution and at least one reduction, "
+            "but got distribution=[], vector=[8, 32, 4]",
+        ),
+        (
+            {"vector": (8, 32)},
+            "vector needs a tile for each axis of distribution and at least one reduction, "
+            "but got distribution=[64, 128], vector=[8, 32]",
+        ),
+        ({"cache": (8, 128)}, "cache needs as many tiles as vector, but got [8, 128], [8, 32, 4]"),
+        ({"split_k": 0}, "split_k must be a whole number of at least 1, but got 0"),
+        ({"split_k": True}, "split_k must be a whole number of at least 1, but got True"),
+        ({"split_k": 2.0}, "split_k must be a whole number of at least 1, but got 2.0"),
+    ],
+)
+def test_a_malformed_configuration_is_refused(fields, message):
+    """The message has the field, the rule and the values."""
+    with pytest.raises(ConfigurationError) as caught:
+        CpuTiles(**{"distribution": (64, 128), "vector": (8, 32, 4), **fields})
+    assert message == str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("configuration", "operation"),
+    [
+        (CpuTiles((64, 128), (8, 32, 4)), MATMUL),
+        (CpuTiles((64, 128), (8, 32, 4)), BatchMatmul(3, 256, 512, 128)),
+        (CpuTiles((64, 128), (8, 32, 4), (8, 128, 64)), MATMUL),
+        (CpuTiles((64, 128), (8, 32, 4), split_k=4), MATMUL),
+        (CpuTiles((64, 128), (8, 32, 3), peel=True), MATMUL),
+        (CpuTiles((1024, 1024), (8, 32, 4)), MATMUL),
+        (CpuTiles((1, 14, 28, 64), (1, 1, 14, 32, 1, 1, 8)), CONV),
+        (CpuTiles((1, 14, 28, 32), (1, 1, 14, 32, 3, 3, 16)), GROUPED),
+        (CpuTiles((1, 14, 28, 64), (1, 1, 14, 32, 1, 1, 1)), DEPTHWISE),
+    ],
+)
+def test_a_configuration_that_fits_has_no_reason(configuration, operation):
+    """Beside every refusal below there is a neighbour that is accepted."""
+    assert configuration.invalid_reason(operation, ANY) is None
+
+
+MATMUL_REASONS = [
+    (
+        CpuTiles((64, 128), (8, 32, 4, 4)),
+        "matmul takes 2 distribution and 3 vector tiles (m, n, k), but got 2 and 4",
+    ),
+    (
+        CpuTiles((64,), (8, 32, 4)),
+        "matmul takes 2 distribution and 3 vector tiles (m, n, k), but got 1 and 3",
+    ),
+    (CpuTiles((64, 128), (8, 32, 4), split_k=3), "3 slices do not divide k=128"),
+    (CpuTiles((512, 128), (512, 32, 4)), "vector tile 512 exceeds m=256"),
+    (CpuTiles((512, 128), (512, 32, 4), peel=True), "vector tile 512 exceeds m=256"),
+    (CpuTiles((64, 128), (8, 32, 64), split_k=4), "vector tile 64 exceeds k=32"),
+    (CpuTiles((64, 128), (8, 32, 3)), "vector tile 3 does not divide k=128, and nothing is peeled"),
+    (CpuTiles((60, 128), (8, 32, 4)), "distribution tile 60 is no multiple of vector tile 8 along m"),
+    (
+        CpuTiles((64, 128), (8, 32, 4), (8, 48, 4)),
+        "cache tile 48 is no multiple of vector tile 32 along n",
+    ),
+    (
+        CpuTiles((64, 128), (8, 32, 4), (8, 32, 6)),
+        "cache tile 6 is no multiple of vector tile 4 along k",
+    ),
+    (
+        CpuTiles((64, 128), (8, 32, 4), peel=True),
+        "every vector tile divides the problem: there is nothing to peel",
+    ),
+]
+
+
+@pytest.mark.parametrize(("configuration", "reason"), MATMUL_REASONS)
+def test_why_a_configuration_does_not_fit_a_matmul(configuration, reason):
+    """The reason has the rule and the values."""
+    assert reason == configuration.invalid_reason(MATMUL, ANY)
+
+
+@pytest.mark.parametrize(
+    ("operation", "reason"),
+    [
+        (BatchMatmul(3, 256, 512, 128), "split-k is defined for matmul, not for batch_matmul"),
+        (
+            CONV,
+            "conv2d takes 4 distribution and 7 vector tiles (n, oh, ow, oc, kh, kw, ic), but got 2 and 3",
+        ),
+    ],
+)
+def test_only_a_matmul_is_split(operation, reason):
+    """Another kind of operation has another reason."""
+    assert reason == CpuTiles((64, 128), (8, 32, 4), split_k=4).invalid_reason(operation, ANY)
+
+
+@pytest.mark.parametrize(
+    ("operation", "vector", "reason"),
+    [
+        (CONV, (1, 1, 57, 32, 1, 1, 1), "vector tile 57 exceeds ow=56"),
+        (CONV, (1, 1, 16, 32, 1, 1, 1), "vector tile 16 does not divide ow=56, and nothing is peeled"),
+        (GROUPED, (1, 1, 14, 64, 1, 1, 1), "vector tile 64 exceeds oc=32"),
+        (GROUPED, (1, 1, 14, 32, 1, 1, 32), "vector tile 32 exceeds ic=16"),
+        (DEPTHWISE, (1, 1, 14, 32, 1, 1, 8), "this conv2d has no loop ic, but its vector tile is 8"),
+    ],
+)
+def test_why_a_configuration_does_not_fit_a_convolution(operation, vector, reason):
+    """Extents are those of the loops: of a group's channels, and none where a loop is missing."""
+    assert reason == CpuTiles((1, 14, 56, 64), vector).invalid_reason(operation, ANY)
+
+
+@pytest.mark.parametrize(
+    ("types", "accumulator", "size"),
+    [(("f16", "f16", "f16"), "f32", 4), (("f64", "f64", "f32"), "f64", 8), (("i8", "i8", "i32"), "i32", 4)],
+)
+def test_a_vector_that_the_compiler_refuses_is_left_out(types, accumulator, size):
+    """Its bytes are those of the accumulator; one byte below the limit is accepted."""
+    operation = Matmul(256, 512, 128, ElementTypes(*types))
+    tiles, held = CpuTiles((64, 128), (8, 32, 4)), 8 * 32 * size
+    assert tiles.invalid_reason(operation, Limits(held + 1)) is None
+    reason = (
+        f"the vector tile holds {held} B of {accumulator}, but the compiler takes vectors under {held} B: "
+        "use a smaller vector tile"
+    )
+    assert reason == tiles.invalid_reason(operation, Limits(max_vector_bytes=held))
+
+
+def test_where_a_cache_tile_cuts_the_reduction_it_is_the_widest_vector():
+    """Its zeros are written at once, outside the loop over the reduction."""
+    tiles = CpuTiles((64, 128), (8, 32, 4), (16, 128, 4))
+    assert tiles.invalid_reason(MATMUL, Limits(16 * 128 * 4 + 1)) is None
+    reason = tiles.invalid_reason(MATMUL, Limits(16 * 128 * 4))
+    assert reason.startswith("the cache tile holds 8192 B of f32, but")
+    assert reason.endswith("use a smaller cache tile")
+
+
+def test_where_a_cache_tile_leaves_the_reduction_whole_the_vector_tile_is_the_widest():
+    """k=128 in one piece: 8 x 32 of f32 are written at once, not 16 x 128; in two slices, 64 is whole."""
+    limits = Limits(max_vector_bytes=8 * 32 * 4 + 1)
+    assert CpuTiles((64, 128), (8, 32, 4), (16, 128, 128)).invalid_reason(MATMUL, limits) is None
+    assert CpuTiles((64, 128), (8, 32, 4), (16, 128, 64), split_k=2).invalid_reason(MATMUL, limits) is None
+    assert "cache tile" in CpuTiles((64, 128), (8, 32, 4), (16, 128, 64)).invalid_reason(MATMUL, limits)
+
+
+def test_a_split_is_checked_against_its_slices():
+    """128 in 4 slices is 32 at a time, so that a tile of 32 is the largest along k."""
+    fits = [
+        CpuTiles((64, 128), (8, 32, k), split_k=4).invalid_reason(MATMUL, ANY) is None for k in (16, 32, 64)
+    ]
+    assert fits == [True, True, False]
+
+
+small = st.integers(1, 8)
+
+
+@PROPERTY
+@given(
+    st.tuples(small, small, small), st.tuples(small, small), st.tuples(small, small, small),
+    st.none() | st.tuples(small, small, small), st.booleans(), st.integers(1, 3), st.integers(1, 600),
+)  # fmt: skip
+def test_tiles_fit_exactly_the_matmuls_that_the_rules_allow(
+    extents, outer, vector, cache, peel, split, limit
+):
+    """The rules written out once more, for any tiles on any small problem."""
+    tiles = CpuTiles(outer, vector, cache or (), peel, split)
+    reason = tiles.invalid_reason(Matmul(*extents), Limits(limit))
+    m, n, k = extents
+    sliced = (m, n, k // split)
+    widest = cache if cache and cache[2] < sliced[2] else vector
+    rules = [
+        k % split == 0,
+        all(tile <= extent for tile, extent in zip(vector, sliced, strict=True)),
+        peel != all(extent % tile == 0 for tile, extent in zip(vector, sliced, strict=True)),
+        all(tile % inner == 0 for tile, inner in zip(outer, vector, strict=False)),
+        all(tile % inner == 0 for tile, inner in zip(cache or vector, vector, strict=True)),
+        math.prod(widest[:2]) * 4 < limit,
+    ]
+    assert all(rules) == (reason is None)

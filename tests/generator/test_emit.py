@@ -1,0 +1,261 @@
+"""A plan becomes files and a manifest, whoever stops it, and again without losing anything."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Entry
+from dispatch_profiler.errors import TreeError
+from dispatch_profiler.files import sha256
+from dispatch_profiler.generator import (
+    Choices,
+    ModuleEntry,
+    OperationEntry,
+    Plan,
+    State,
+    Tree,
+    emit,
+    load_manifest,
+    plan_generation,
+    render_module,
+    update_manifest,
+)
+from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul, Operation
+from dispatch_profiler.targets import CpuTarget, NullTarget, Target
+from dispatch_profiler.workloads import Entry as WorkloadEntry
+from dispatch_profiler.workloads import merged
+
+MATMUL, BATCH, CONV = Matmul(16, 32, 8), BatchMatmul(2, 16, 32, 8), Conv2d(1, 8, 8, 4, 8, 3, 3)
+TILES = CpuTiles((16, 32), (4, 8, 2))
+
+
+def plan(
+    *operations: Operation,
+    configurations: tuple[Configuration, ...] = (TILES,),
+    target: Target = NullTarget(),
+) -> Plan:
+    workload = merged([WorkloadEntry(operation) for operation in operations])
+    return plan_generation(workload, target, Choices([Entry(c) for c in configurations]))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path / "tree")
+
+
+def states(tree: Tree) -> dict[Operation, set[State]]:
+    return {e.operation: {d.state for d in e.dispatches} for e in load_manifest(tree).entries}
+
+
+def compile_everything(tree: Tree) -> None:
+    """What a compiler would put into the manifest."""
+    update_manifest(tree, [as_compiled(entry) for entry in load_manifest(tree).entries])
+
+
+def as_compiled(entry: OperationEntry) -> OperationEntry:
+    dispatches = tuple(replace(d, state=State.COMPILED, applied="yes") for d in entry.dispatches)
+    return replace(entry, dispatches=dispatches, modules=(ModuleEntry("", "key", 1, "IREE", None, None),))
+
+
+def files_of(tree: Tree) -> dict[str, bytes]:
+    return {str(p.relative_to(tree.folder)): p.read_bytes() for p in tree.folder.rglob("*") if p.is_file()}
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def test_every_operation_gets_its_file(tree):
+    """Each is announced with its dispatches, in the order of the plan, when it is written."""
+    planned = plan(MATMUL, CONV)
+    for (path, dispatches), (operation, expected) in zip(emit(planned, tree), planned.groups, strict=True):
+        assert (path, dispatches) == (tree.source(operation), expected)
+        assert path.read_text() == render_module(operation, dispatches)
+
+
+def test_the_manifest_holds_what_was_written(tree):
+    """The target, the hash of the text, and every dispatch as generated."""
+    planned = plan(MATMUL, CONV, target=CpuTarget("znver4"))
+    list(emit(planned, tree))
+    for entry, (operation, dispatches) in zip(load_manifest(tree).entries, planned.groups, strict=True):
+        assert (entry.operation, entry.target, entry.modules) == (operation, "llvm-cpu:znver4", ())
+        assert entry.source_sha256 == sha256(tree.source(operation).read_bytes())
+        assert [(d.dispatch, d.state) for d in entry.dispatches] == [(d, State.GENERATED) for d in dispatches]
+
+
+def test_two_trees_of_one_plan_are_equal_byte_for_byte(tmp_path):
+    """Nothing of time, place or chance is in a tree."""
+    planned = plan(MATMUL, BATCH, CONV)
+    trees = Tree(tmp_path / "a"), Tree(tmp_path / "b")
+    for tree in trees:
+        list(emit(planned, tree))
+    assert files_of(trees[0]) == files_of(trees[1])
+    assert len(files_of(trees[0])) == 3 + 2  # manifest and lock
+
+
+def test_nothing_temporary_is_left(tree):
+    """Only sources, manifest and lock."""
+    list(emit(plan(MATMUL), tree))
+    names = [MATMUL.name + ".mlir", ".manifest.lock", "manifest.json"]
+    assert sorted(Path(name).name for name in files_of(tree)) == sorted(names)
+
+
+# -- again -----------------------------------------------------------------------------------------
+
+
+def test_the_same_again_keeps_what_was_compiled(tree):
+    """And touches no source."""
+    list(emit(plan(MATMUL, CONV), tree))
+    compile_everything(tree)
+    before = load_manifest(tree)
+    os.utime(tree.source(MATMUL), (1, 1))
+    list(emit(plan(MATMUL, CONV), tree))
+    assert load_manifest(tree) == before
+    assert tree.source(MATMUL).stat().st_mtime == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"configurations": ()},
+        {"configurations": (TILES, CpuTiles((16, 16), (4, 4, 1)))},
+        {"configurations": (replace(TILES, distribution=(8, 32)),)},
+        {"target": NullTarget("other")},
+    ],
+    ids=["fewer", "more", "others", "target"],
+)
+def test_another_list_or_target_resets_the_operation(tree, changed):
+    """What was compiled was of another text, or for another machine."""
+    list(emit(plan(MATMUL), tree))
+    compile_everything(tree)
+    list(emit(plan(MATMUL, **changed), tree))
+    assert states(tree) == {MATMUL: {State.GENERATED}}
+    (entry,) = load_manifest(tree).entries
+    assert entry.source_sha256 == sha256(tree.source(MATMUL).read_bytes())
+    assert entry.modules == ()
+
+
+def test_operations_that_are_not_in_the_plan_stay(tree):
+    """With what was compiled of them, and in their place."""
+    list(emit(plan(MATMUL, CONV), tree))
+    compile_everything(tree)
+    list(emit(plan(BATCH), tree))
+    assert states(tree) == {MATMUL: {State.COMPILED}, CONV: {State.COMPILED}, BATCH: {State.GENERATED}}
+    assert tree.source(MATMUL).exists()
+
+
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, lambda path: path.write_text("func.func @")], ids=["gone", "cut"]
+)
+def test_a_source_that_was_damaged_is_written_again(tree, damage):
+    """`run generator.py again` is the way out that errors name."""
+    list(emit(plan(MATMUL), tree))
+    whole = tree.source(MATMUL).read_text()
+    damage(tree.source(MATMUL))
+    list(emit(plan(MATMUL), tree))
+    assert tree.source(MATMUL).read_text() == whole
+
+
+def test_a_manifest_that_was_lost_is_made_again(tree):
+    """Sources stay as they are."""
+    list(emit(plan(MATMUL), tree))
+    before = files_of(tree)
+    tree.manifest.unlink()
+    list(emit(plan(MATMUL), tree))
+    assert files_of(tree) == before
+
+
+def test_what_a_compiler_finishes_meanwhile_is_kept(tree):
+    """Generating and compiling may run side by side."""
+    list(emit(plan(MATMUL, CONV), tree))
+    again = emit(plan(MATMUL, CONV), tree)
+    next(again)
+    compile_everything(tree)
+    list(again)
+    assert states(tree) == {MATMUL: {State.COMPILED}, CONV: {State.COMPILED}}
+
+
+# -- stopped ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError, ZeroDivisionError])
+def test_what_was_written_before_a_stop_is_in_the_manifest(tree, error):
+    """Whatever stopped the caller."""
+
+    def stop_after_two() -> None:
+        for count, _ in enumerate(emit(plan(MATMUL, BATCH, CONV), tree), 1):
+            if count == 2:
+                raise error
+
+    with pytest.raises(error):
+        stop_after_two()
+    assert list(states(tree)) == [MATMUL, BATCH]
+    assert not tree.source(CONV).exists()
+
+
+def test_a_write_that_fails_leaves_the_others(tree, monkeypatch):
+    """What came before it is in the manifest, and no half of it lies there."""
+    replace_file = os.replace
+
+    def fail(source: object, to: object) -> None:
+        if str(to).endswith(f"{BATCH.name}.mlir"):
+            raise OSError(28, "no space")
+        replace_file(source, to)
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        list(emit(plan(MATMUL, BATCH, CONV), tree))
+    assert list(states(tree)) == [MATMUL]
+    assert not list(tree.folder.rglob("*.tmp"))
+
+
+def test_the_next_run_goes_on(tree):
+    """A stop costs nothing of what was done."""
+    interrupted = emit(plan(MATMUL, CONV), tree)
+    next(interrupted)
+    interrupted.close()
+    compile_everything(tree)
+    list(emit(plan(MATMUL, CONV), tree))
+    assert states(tree) == {MATMUL: {State.COMPILED}, CONV: {State.GENERATED}}
+
+
+# -- refused ---------------------------------------------------------------------------------------
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
+    """It stays as it is."""
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(TreeError, match="file is a file, not a folder"):
+        list(emit(plan(MATMUL), Tree(tmp_path / "file")))
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.mark.parametrize("at", ["generated", "generated/linalg"])
+def test_a_file_in_place_of_a_folder_below_is_refused(tree, at):
+    """With its path, as a request that cannot be met."""
+    blocker = tree.folder / at
+    blocker.parent.mkdir(parents=True)
+    blocker.write_text("precious")
+    with pytest.raises(TreeError, match=str(blocker)):
+        list(emit(plan(MATMUL), tree))
+    assert blocker.read_text() == "precious"
+
+
+def test_a_damaged_manifest_stops_before_anything_is_written(tree):
+    """It is not written over, and no source is."""
+    tree.root.mkdir(parents=True)
+    tree.manifest.write_text("damaged")
+    with pytest.raises(TreeError, match="is damaged"):
+        list(emit(plan(MATMUL), tree))
+    assert tree.manifest.read_text() == "damaged"
+    assert not tree.source(MATMUL).exists()
+
+
+def test_an_empty_default_plan_is_the_default(tree):
+    """Without a list every operation has its default."""
+    list(emit(plan(MATMUL, configurations=()), tree))
+    ((_, only),) = load_manifest(tree).dispatches()
+    assert only.dispatch.configuration == Default()

@@ -1,0 +1,500 @@
+"""`profiler.py` on the null target: verdicts, exit statuses, refusals, and what is written."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatch_profiler.errors import TargetError
+from dispatch_profiler.isolation import WorkerLimits
+from dispatch_profiler.profiler import Session, job, session
+from dispatch_profiler.runtime import NullDevice
+
+in_process = pytest.mark.usefixtures("in_process")
+
+TWO = ("--problem-m=16,32", "--problem-n=32", "--problem-k=8", "--lhs=f32", "--default-config=only")
+FIRST = "matmul_16x32x8_f32t_f32t_f32t"
+SECOND = "matmul_32x32x8_f32t_f32t_f32t"
+EXHIBITION = ("--problem-m=16,32", "--problem-n=32", "--problem-k=8", "--lhs=f32")
+
+#: configuration of the first operation -> fault, verdict, reason
+EXHIBITS: dict[str, tuple[dict[str, object], str, str]] = {
+    "tile_config_default": ({"fault": "hang"}, "Timed out", r"no answer within 2 s; --timeout sets the limit"),
+    "tile_config_64x128_8x32x4": ({"not_compiled": "no such tile"}, "Not compiled", r"no such tile"),
+    "tile_config_128x128_8x32x1": (
+        {"not_applied": True}, "Not applied", r"asked for #iree_cpu\.lowering_config<.*>, but configured nothing",
+    ),
+    "tile_config_64x128_8x128x256_8x32x1": (
+        {"fault": "wrong_element"}, "FAILED", r"1 of 512 elements are wrong; .*result\[8, 0\] = .*\(integers, seed 2026\)",
+    ),
+    "tile_config_64x128_16x16x1": ({"fault": "nan"}, "FAILED", r"1 of 512 .*result\[8, 0\] = nan, but should be .*"),
+    "tile_config_16x64_4x16x1": ({"fault": "inf"}, "FAILED", r"1 of 512 .*result\[8, 0\] = inf, but should be .*"),
+    "tile_config_1x128_1x32x8": ({"fault": "unwritten"}, "FAILED", r"256 of 512 .* = nan, but should be .*"),
+    "flow_config_data_tiling": ({"fault": "crash"}, "Crashed", r"killed by SIGSEGV"),
+    "flow_config_ukernels": ({"fault": "memory"}, "Crashed", r"out of memory: .*"),
+}  # fmt: skip
+FAULTS = {f"{FIRST}_{name}": fault for name, (fault, _, _) in EXHIBITS.items()}
+
+
+def rows_of(path: Path) -> dict[str, dict[str, str]]:
+    with path.open(newline="") as file:
+        return {row["Dispatch"]: row for row in csv.DictReader(file)}
+
+
+def blocks_of(out: str) -> list[dict[str, str]]:
+    """label -> value of each block; lines that go on are joined."""
+    joined = out.replace("\n" + " " * 16, " ")
+    blocks = re.split(r"^-{64}\n", joined, flags=re.MULTILINE)[1:]
+    return [{k.strip(): v for k, v in (x.split(": ", 1) for x in b.splitlines())} for b in blocks]
+
+
+# -- every fault, in one run of real worker processes ----------------------------------------------
+
+_seen: dict[str, Any] = {}
+
+
+@pytest.fixture
+def exhibition(tree: Callable[..., Path], run: Any) -> dict[str, Any]:
+    """The outcome of one run over every fault, and its CSV; done once."""
+    if not _seen:
+        tree(*EXHIBITION, faults=FAULTS)
+        _seen["outcome"] = run("profiler", "--timeout=2", "--output=out.csv")
+        _seen["rows"] = rows_of(Path("out.csv"))
+    return _seen
+
+
+@pytest.mark.parametrize("configuration", EXHIBITS)
+def test_every_fault_has_its_verdict_with_a_reason(exhibition, configuration):
+    """In the CSV and in the block."""
+    _, verdict, reason = EXHIBITS[configuration]
+    name = f"{FIRST}_{configuration}"
+    row = exhibition["rows"][name]
+    block = next(b for b in blocks_of(exhibition["outcome"].out) if b["Dispatch"] == name)
+    assert (row["Verification"], block["Verification"]) == (verdict, verdict)
+    assert re.fullmatch(reason, row["reason"]), row["reason"]
+    assert block["Reason"].split() == row["reason"].split()
+
+
+@pytest.mark.parametrize("configuration", EXHIBITS)
+def test_nothing_that_failed_has_a_figure(exhibition, configuration):
+    """A wrong kernel has no speed, wherever one looks."""
+    row = exhibition["rows"][f"{FIRST}_{configuration}"]
+    measured = ("Runtime(ms)", "GFLOPs", "min(ms)", "max(ms)", "spread", "samples", "executions_per_sample")
+    assert not any(row[name] for name in measured)
+    (block,) = [b for b in blocks_of(exhibition["outcome"].out) if b["Dispatch"] == row["Dispatch"]]
+    assert block["Runtime(ms)"] == block["GFLOPs"] == "Not profiled"
+
+
+def test_what_comes_after_a_fault_runs_as_if_there_was_none(exhibition):
+    """All nine dispatches of the second operation are right and measured."""
+    rows = [row for name, row in exhibition["rows"].items() if name.startswith(SECOND)]
+    assert len(rows) == 9
+    assert {row["Verification"] for row in rows} == {"SUCCESS"}
+    assert all(float(row["Runtime(ms)"]) > 0 and not row["reason"] for row in rows)
+
+
+def test_a_failure_makes_the_exit_status_one_and_the_summary_counts(exhibition):
+    """Eighteen dispatches, each counted under its verdict, the seed named."""
+    outcome = exhibition["outcome"]
+    assert outcome.status == 1
+    assert (
+        "18 dispatches: 9 SUCCESS, 4 FAILED, 1 Not applied, 1 Not compiled, 2 Crashed, 1 Timed out"
+        " (inputs from seed 2026)" in outcome.err
+    )
+
+
+# -- all good --------------------------------------------------------------------------------------
+
+
+def test_a_run_without_faults_ends_with_status_zero(tree, run):
+    """Real workers; blocks on standard output and nothing else there."""
+    tree(*TWO)
+    outcome = run("profiler")
+    assert outcome.status == 0, outcome.err
+    assert [b["Dispatch"] for b in blocks_of(outcome.out)] == [
+        f"{FIRST}_tile_config_default",
+        f"{SECOND}_tile_config_default",
+    ]
+    assert all(b["Verification"] == "SUCCESS" and "Reason" not in b for b in blocks_of(outcome.out))
+    assert "2 dispatches: 2 SUCCESS (inputs from seed 2026)" in outcome.err
+
+
+@in_process
+def test_the_figures_are_those_of_the_device(tree, run):
+    """A dispatch of 0.25 ms has 2 * 16 * 32 * 8 operations: 0.03 GFLOPs."""
+    tree(*TWO, faults={"*": {"time_ms": 0.25}})
+    first, _ = blocks_of(run("profiler").out)
+    assert (first["Runtime(ms)"], first["GFLOPs"]) == ("0.25", "0.03")
+
+
+@in_process
+def test_a_dispatch_that_takes_no_time_at_all_costs_no_other(tree, run):
+    """A clock that did not move is no reason to end."""
+    tree(*TWO, faults={f"{FIRST}*": {"time_ms": 0}})
+    outcome = run("profiler", "--output=out.csv")
+    assert outcome.status == 0, outcome.err
+    assert list(rows_of(Path("out.csv"))) == [f"{FIRST}_tile_config_default", f"{SECOND}_tile_config_default"]
+
+
+@in_process
+@pytest.mark.parametrize(
+    ("verify", "profile", "verdict", "measured"),
+    [
+        ("true", "true", "SUCCESS", True),
+        ("true", "false", "SUCCESS", False),
+        ("false", "true", "Not verified", True),
+        ("FALSE", "no", "Not verified", False),
+    ],
+)
+def test_verification_and_profiling_can_be_left_out(tree, run, verify, profile, verdict, measured):
+    """Each by itself, or both; what was not asked for is no failure."""
+    tree(*TWO)
+    outcome = run("profiler", f"--verification-enabled={verify}", f"--profiling-enabled={profile}")
+    assert outcome.status == 0
+    for block in blocks_of(outcome.out):
+        assert block["Verification"] == verdict and "Reason" not in block
+        assert (block["Runtime(ms)"] != "Not profiled") is measured
+
+
+@in_process
+def test_without_verification_no_reference_is_computed(tree, run):
+    """That is what it is for: references of large problems take long."""
+    folder = tree(*TWO)
+    run("profiler", "--verification-enabled=false")
+    assert not list((folder / "generated").rglob("*.npz"))
+    run("profiler")
+    assert len(list((folder / "generated").rglob("*.npz"))) == 4
+
+
+@in_process
+def test_another_seed_is_named_in_the_summary_and_the_csv(tree, run):
+    """And has references of its own."""
+    folder = tree(*TWO)
+    outcome = run("profiler", "--seed=7", "--output=out.csv")
+    assert "inputs from seed 7" in outcome.err
+    assert {row["seed"] for row in rows_of(Path("out.csv")).values()} == {"7"}
+    run("profiler", "--seed=8")
+    assert len(list((folder / "generated").rglob("*.npz"))) == 8
+
+
+@in_process
+def test_repetitions_and_batch_size_reach_the_samples(tree, run):
+    """As the CSV says."""
+    tree(*TWO)
+    run("profiler", "--benchmark-repetitions=3", "--batch-size=1000", "--output=out.csv")
+    for row in rows_of(Path("out.csv")).values():
+        assert row["samples"] == "3" and int(row["executions_per_sample"]) >= 1000
+
+
+@in_process
+def test_a_table_stands_in_the_place_of_blocks(tree, run):
+    """One part for each operation, no block, the same status."""
+    tree(*TWO)
+    outcome = run("profiler", "--format=table")
+    assert outcome.status == 0
+    assert outcome.out.startswith(f"{FIRST}\n") and f"\n\n{SECOND}\n" in outcome.out
+    assert "Dispatch " not in outcome.out
+
+
+# -- choosing --------------------------------------------------------------------------------------
+
+
+@in_process
+def test_dispatches_are_chosen_by_a_comma_list(tree, run):
+    """Globs and whole names, in the order of the tree."""
+    tree()
+    outcome = run("profiler", f"--dispatches=*_ukernels,{FIRST}_tile_config_default,*_8x32x?")
+    assert outcome.status == 0
+    assert [b["Configuration"] for b in blocks_of(outcome.out)] == [
+        "tile_config_default",
+        "tile_config_64x128_8x32x4",
+        "tile_config_128x128_8x32x1",
+        "tile_config_64x128_8x128x256_8x32x1",
+        "flow_config_ukernels",
+    ]
+
+
+@in_process
+def test_dispatches_are_chosen_by_kind(tree, run):
+    """`--op-kind` leaves out the other kinds; together with a pattern both must hold."""
+    tree("--op-kind=matmul,batch_matmul", "--batch-count=2", *TWO)
+    assert len(blocks_of(run("profiler").out)) == 4
+    chosen = blocks_of(run("profiler", "--op-kind=batch_matmul").out)
+    assert {b["OpKind"] for b in chosen} == {"OperationKind.BatchMatmul"} and len(chosen) == 2
+    assert len(blocks_of(run("profiler", "--op-kind=batch_matmul", "--dispatch=*_2x16x*").out)) == 1
+
+
+def test_a_dry_run_lists_names_and_runs_nothing(tree, run, monkeypatch):
+    """No device is opened and no file written."""
+    monkeypatch.setattr(Session, "__init__", None)
+    tree(*TWO)
+    outcome = run("profiler", "--dry-run", "--output=out.csv")
+    assert outcome.status == 0
+    assert outcome.out.splitlines() == [f"{FIRST}_tile_config_default", f"{SECOND}_tile_config_default"]
+    assert not Path("out.csv").exists()
+
+
+# -- vmfbs that are not what was compiled ----------------------------------------------------------
+
+
+@in_process
+@pytest.mark.parametrize("purpose", ["verify", "profile"])
+@pytest.mark.parametrize("damage", ["overwritten", "truncated", "removed", "another's"])
+def test_a_damaged_vmfb_is_not_run_and_said_clearly(tree, run, purpose, damage):
+    """Status 2 and one sentence with its path and the remedy; the other operation runs."""
+    folder = tree(*TWO)
+    path = folder / f"generated/linalg/matmul/{FIRST}/{FIRST}_{purpose}.vmfb"
+    content = path.read_bytes()
+    if damage == "removed":
+        path.unlink()
+    else:
+        other = Path(str(path).replace(FIRST, SECOND)).read_bytes()
+        path.write_bytes({"overwritten": b"x" * len(content), "truncated": content[:-1]}.get(damage, other))
+    outcome = run("profiler", "--output=out.csv")
+    rows = list(rows_of(Path("out.csv")).values())
+    assert outcome.status == 2
+    assert (
+        f"profiler.py: error: generated/linalg/matmul/{FIRST}/{path.name} is damaged or missing"
+        in outcome.err
+    )
+    assert "run compile.py again" in outcome.err
+    assert [row["Verification"] for row in rows] == ["Not compiled", "SUCCESS"]
+    assert not rows[0]["Runtime(ms)"] and f"{path.name} is damaged or missing" in rows[0]["reason"]
+
+
+def test_compiling_again_repairs_a_damaged_vmfb(tree, run):
+    """The remedy that the message names is one."""
+    folder = tree(*TWO)
+    (folder / f"generated/linalg/matmul/{FIRST}/{FIRST}_verify.vmfb").write_bytes(b"")
+    assert run("profiler", "--profiling-enabled=false").status == 2
+    assert run("compile", "-j1").status == 0
+    assert run("profiler", "--profiling-enabled=false").status == 0
+
+
+def test_a_tree_that_was_only_generated_is_not_compiled(run):
+    """Each dispatch says so, with the next step; status 1."""
+    run("generator", "--target=null", *TWO)
+    outcome = run("profiler", "--output=out.csv")
+    rows = rows_of(Path("out.csv")).values()
+    assert outcome.status == 1 and "2 dispatches: 2 Not compiled" in outcome.err
+    assert {(r["Verification"], r["reason"]) for r in rows} == {
+        ("Not compiled", "it was only generated: run compile.py")
+    }
+
+
+# -- requests that cannot be met -------------------------------------------------------------------
+
+
+@pytest.fixture
+def refused(run: Any) -> Callable[..., str]:
+    """`refused("--seed=-1")`: the profiler ends with status 2 and a sentence, and writes nothing."""
+
+    def call(*arguments: str) -> str:
+        before = set(Path.cwd().rglob("*"))
+        outcome = run("profiler", *arguments)
+        assert (outcome.status, outcome.out) == (2, ""), outcome
+        assert outcome.err.startswith("profiler.py: error: ") and "Traceback" not in outcome.err
+        assert set(Path.cwd().rglob("*")) == before
+        return outcome.err
+
+    return call
+
+
+def test_a_folder_that_is_not_there_is_refused(refused):
+    """By its path."""
+    assert "there is no folder nowhere" in refused("--generated-dir=nowhere")
+
+
+def test_a_folder_without_a_tree_is_refused(refused):
+    """The next step is to generate one."""
+    said = refused()
+    assert "there is no generated tree" in said and "run generator.py" in said
+
+
+@pytest.mark.parametrize(
+    ("manifest", "said"),
+    [
+        ("{}", "is not a manifest of dispatch_profiler"),
+        ('{"format": "somebody else\'s"}', "is not a manifest of dispatch_profiler"),
+        ('{"format": "dispatch_profiler manifest", "version": 99}', "has version 99"),
+        ("{", "is damaged"),
+        ("", "is damaged"),
+        ('{"format": "dispatch_profiler manifest", "version": 1, "operations": [{}]}', "is damaged"),
+    ],
+)
+def test_a_foreign_or_damaged_manifest_is_refused(refused, manifest, said):
+    """By its path, with what to do."""
+    path = Path("generated/linalg/manifest.json")
+    path.parent.mkdir(parents=True)
+    path.write_text(manifest)
+    answer = refused()
+    assert said in answer and "manifest.json" in answer and "run generator.py again" in answer
+
+
+def test_a_manifest_that_was_cut_off_is_refused(tree, refused):
+    """Half of a real one."""
+    path = tree(*TWO) / "generated/linalg/manifest.json"
+    path.write_text(path.read_text()[:-300])
+    assert "is damaged" in refused()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--dispatches=matmul_16x32x8_f32t_f32t_f32t_tile_config_defalt",), f"the nearest is '{FIRST}_tile"),
+        (("--dispatches=conv*",), "no dispatch matches 'conv*'"),
+        (("--dispatches=*,nothing*",), "no dispatch matches 'nothing*'"),
+        (("--dispatches=a,,b",), "an empty pattern"),
+        (("--op-kind=conv2d",), "there is no dispatch of conv2d"),
+        (("--op-kind=matmull",), "did you mean 'matmul'?"),
+        (("--verification-enabled=maybe",), "expected true or false, but got 'maybe'"),
+        (("--profiling-enabled=",), "expected true or false, but got ''"),
+        (("--benchmark-repetitions=0",), "expected a whole number of at least 1, but got '0'"),
+        (("--benchmark-repetitions=1.5",), "but got '1.5'"),
+        (("--batch-size=-3",), "but got '-3'"),
+        (("--timeout=0",), "expected a number above 0, but got '0'"),
+        (("--timeout=nan",), "but got 'nan'"),
+        (("--timeout=soon",), "but got 'soon'"),
+        (("--memory-limit=0",), "but got '0'"),
+        (("--seed=-1",), "--seed: expected a whole number of at least 0, but got -1"),
+        (("--seed=x",), "invalid int value: 'x'"),
+        (("--build-dir=nowhere",), "there is no iree-run-module with iree-benchmark-module in nowhere"),
+        (("--format=xml",), "invalid choice: 'xml'"),
+        (("--ouput=a.csv",), "did you mean '--output'?"),
+        (("--verification=false",), "unrecognized arguments: --verification=false"),
+        (("--output=nowhere/out.csv",), "--output: there is no folder nowhere"),
+        (("--output=generated",), "--output: generated is a folder"),
+        (("--output=out.csv", "--tags=card"), "--tags: expected key:value, but got 'card'"),
+        (("--output=out.csv", "--tags=a:1,:2"), "--tags: expected key:value, but got ':2'"),
+        (("--output=out.csv", "--tags=a:1,a:2"), "--tags: 'a' is given twice"),
+        (("--output=out.csv", "--tags=m:1"), "--tags: 'm' is the name of a column already"),
+        (("--tags=card",), "--tags: expected key:value, but got 'card'"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, tuple) else "",
+)
+@in_process
+def test_a_request_that_cannot_be_met_is_refused(tree, refused, arguments, said):
+    """One sentence that says what was given and what is expected; nothing is run or written."""
+    tree(*TWO)
+    answer = refused(*arguments)
+    assert said in answer, answer
+
+
+@in_process
+def test_a_device_that_is_not_there_is_refused(tree, refused, monkeypatch):
+    """Before anything is written, with the drivers that there are."""
+
+    def nothing(uri, build_dir):
+        raise TargetError(f"no device {uri!r}: not registered", hint="drivers of this runtime: local-task")
+
+    monkeypatch.setattr(job, "open_device", nothing)
+    tree(*TWO)
+    said = refused("--device=cuda://7", "--output=out.csv")
+    assert "no device 'cuda://7'" in said and "drivers of this runtime: local-task" in said
+
+
+@in_process
+def test_a_device_may_be_named(tree, run):
+    """The name stands in every row."""
+    tree(*TWO)
+    assert run("profiler", "--device=null", "--output=out.csv").status == 0
+    assert {row["device"] for row in rows_of(Path("out.csv")).values()} == {"null"}
+
+
+@in_process
+def test_what_is_for_another_device_is_not_run_on_this_one(tree, run):
+    """A tree may hold operations of two targets: figures of one device are never given out under the other."""
+    path = tree(*TWO) / "generated/linalg/manifest.json"
+    before, mark, after = path.read_text().rpartition('"target":"null"')
+    path.write_text(before + mark.replace("null", "llvm-cpu") + after)
+    outcome = run("profiler", "--output=out.csv")
+    assert outcome.status in (1, 2)
+    rows = rows_of(Path("out.csv")).values() if Path("out.csv").exists() else []
+    assert [r for r in rows if (r["target"], r["Verification"]) == ("llvm-cpu", "SUCCESS")] == []
+
+
+# -- the CSV ---------------------------------------------------------------------------------------
+
+
+@in_process
+def test_a_csv_begins_with_the_tags_and_may_be_appended_to(tree, run):
+    """Two runs, one header; a value may hold colons."""
+    tree(*TWO)
+    for count in ("1", "2"):
+        outcome = run("profiler", "--output=out.csv", "--append", f"--tags=url:cuda://0, run:{count}")
+        assert outcome.status == 0 and "Writing performance report to out.csv" in outcome.err
+    lines = Path("out.csv").read_text().splitlines()
+    assert lines[0].startswith("url,run,Dispatch,") and len(lines) == 5
+    assert [line.split(",")[:2] for line in lines[1:]] == [["cuda://0", r] for r in "1122"]
+
+
+@in_process
+def test_appending_to_other_columns_is_refused_before_anything_runs(tree, refused):
+    """The old file stays as it is."""
+    tree(*TWO)
+    Path("out.csv").write_text("a,b\n1,2\n")
+    assert "--append: out.csv has other columns" in refused("--output=out.csv", "--append")
+    assert Path("out.csv").read_text() == "a,b\n1,2\n"
+
+
+@in_process
+def test_the_path_of_a_csv_may_begin_at_home(tree, run):
+    """As in every other program."""
+    tree(*TWO)
+    assert run("profiler", "--output=~/out.csv").status == 0
+    assert len(rows_of(Path.home() / "out.csv")) == 2
+
+
+@in_process
+def test_what_was_done_before_ctrl_c_is_kept(tree, run, monkeypatch):
+    """Interrupted at the third dispatch: two whole rows, two blocks, status 130."""
+    tree()
+    whole, done = Session.record, []
+
+    def record(self, *pair):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(pair)
+        return whole(self, *pair)
+
+    monkeypatch.setattr(Session, "record", record)
+    outcome = run("profiler", "--output=out.csv")
+    assert outcome.status == 130 and "interrupted" in outcome.err
+    assert [row["Verification"] for row in rows_of(Path("out.csv")).values()] == ["SUCCESS"] * 2
+    assert len(blocks_of(outcome.out)) == 2
+
+
+# -- limits and builds -----------------------------------------------------------------------------
+
+
+@in_process
+def test_the_limits_reach_the_worker_of_the_device(tree, run, monkeypatch):
+    """Seconds as given, MiB as bytes."""
+    limits, real = [], session.Worker
+
+    def worker(given, *arguments):
+        limits.append(given)
+        return real(given, *arguments)
+
+    monkeypatch.setattr(session, "Worker", worker)
+    tree(*TWO)
+    assert run("profiler", "--timeout=7.5", "--memory-limit=512").status == 0
+    assert limits[0] == WorkerLimits(seconds=7.5, memory_bytes=512 * 2**20)
+
+
+@in_process
+def test_a_build_reaches_the_device(tree, run, monkeypatch):
+    """The folder that holds both tools, together with the device's name."""
+    opened = []
+    monkeypatch.setattr(job, "open_device", lambda *given: opened.append(given) or NullDevice())
+    tree(*TWO)
+    Path("b/tools").mkdir(parents=True)
+    for name in ("iree-run-module", "iree-benchmark-module"):
+        (Path("b/tools") / name).touch()
+    assert run("profiler", "--build-dir=b", "--device=local-sync").status == 0
+    assert opened == [("local-sync", Path("b"))]

@@ -1,0 +1,186 @@
+"""A session: dispatch after dispatch, each with a verdict, each costing no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dispatch_profiler.errors import TargetError, ToolError, WorkerOutOfMemory, WorkerTimedOut
+from dispatch_profiler.generator import Tree, load_manifest
+from dispatch_profiler.profiler import MeasureOptions, ProfileOptions, Record, Session, Verdict, job, session
+
+pytestmark = pytest.mark.usefixtures("in_process")
+
+ONLY_DEFAULTS = ("--problem-m=16,32", "--problem-n=32", "--problem-k=8", "--lhs=f32", "--default-config=only")
+
+
+def records_of(folder: Path, **options: object) -> list[Record]:
+    """Records of every dispatch of a tree."""
+    made = Tree(folder)
+    with Session(made, ProfileOptions("null", **options)) as opened:
+        return list(opened.records(load_manifest(made).dispatches()))
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`broken("run_once", error)`: the first call of a step of the job raises `error`."""
+
+    def plant(step: str, error: BaseException, *, always: bool = False) -> None:
+        whole, left = getattr(job, step), [error]
+
+        def call(*arguments):
+            if left:
+                raise left[0] if always else left.pop()
+            return whole(*arguments)
+
+        monkeypatch.setattr(job, step, call)
+
+    return plant
+
+
+def test_every_record_says_where_it_was_made(tree):
+    """Device, target, compiler, runtime and seed."""
+    (first, *_) = records_of(tree(), seed=9)
+    assert (first.provenance.device, first.provenance.target, first.provenance.seed) == ("null", "null", 9)
+    assert first.provenance.iree.startswith("compiler null ") and ", runtime " in first.provenance.iree
+
+
+def test_records_come_in_the_order_of_the_manifest_as_they_are_done(tree):
+    """The first is there before the second begins."""
+    made = Tree(tree(*ONLY_DEFAULTS))
+    manifest = load_manifest(made)
+    with Session(made, ProfileOptions("null")) as opened:
+        names = [record.dispatch.name for record in opened.records(manifest.dispatches())]
+        assert names == [dispatch.dispatch.name for _, dispatch in manifest.dispatches()]
+        begun = opened.records(manifest.dispatches())
+        assert next(begun).dispatch.name == names[0]
+
+
+def test_a_measured_record_holds_what_was_asked_for(tree):
+    """Three samples of at least 1000 executions."""
+    (first, *_) = records_of(tree(), measure=MeasureOptions(3, 1000))
+    assert first.measurement is not None
+    assert len(first.measurement.samples_ms) == 3 and first.measurement.executions >= 1000
+
+
+def test_the_default_options_verify_and_measure(tree):
+    """Nobody must ask for correctness."""
+    records = records_of(tree(*ONLY_DEFAULTS))
+    assert [(r.verdict, r.measurement is not None) for r in records] == [(Verdict.SUCCESS, True)] * 2
+
+
+def test_verification_needs_integers_and_reals(tree, monkeypatch):
+    """Both distributions are compared, integers first; then the result of the profile vmfb."""
+    seen, whole = [], job.check
+    monkeypatch.setattr(job, "check", lambda op, d, actual: seen.append(d.value) or whole(op, d, actual))
+    records_of(tree("--problem-m=8", "--problem-n=8", "--problem-k=8", "--lhs=f16", "--default-config=only"))
+    assert seen == ["integers", "reals", "reals"]
+
+
+@pytest.mark.parametrize(("call", "name"), [(0, "integers"), (1, "reals")])
+def test_a_wrong_result_on_either_distribution_is_a_failure(tree, monkeypatch, call, name):
+    """The reason names the distribution and the seed, so that it can be had again."""
+    calls, whole = [], job.run_once
+
+    def run_once(*arguments):
+        calls.append(arguments)
+        return whole(*arguments) + (len(calls) == call + 1) * np.float32(9)
+
+    monkeypatch.setattr(job, "run_once", run_once)
+    first, second = records_of(tree(*ONLY_DEFAULTS), seed=5)
+    assert (first.verdict, first.measurement) == (Verdict.FAILED, None)
+    assert first.reason.startswith("512 of 512 elements are wrong")
+    assert first.reason.endswith(f"({name}, seed 5)")
+    assert second.verdict is Verdict.SUCCESS
+
+
+def test_a_result_of_another_shape_is_a_failure(tree, monkeypatch):
+    """It is compared with nothing."""
+    whole = job.run_once
+    monkeypatch.setattr(job, "run_once", lambda *arguments: whole(*arguments).T)
+    first, _ = records_of(tree(*ONLY_DEFAULTS))
+    assert first.verdict is Verdict.FAILED and first.measurement is None
+    assert "the result is float32 (32, 16), but should be float32 (16, 32)" in first.reason
+
+
+@pytest.mark.parametrize("step", ["run_once", "take_samples"])
+@pytest.mark.parametrize(
+    ("error", "verdict", "reason"),
+    [
+        (ToolError("the runtime refused"), Verdict.CRASHED, "the runtime refused"),
+        (WorkerOutOfMemory("out of memory"), Verdict.CRASHED, "out of memory"),
+        (WorkerTimedOut("no answer"), Verdict.TIMED_OUT, "no answer; --timeout sets the limit"),
+        (ValueError("surprise"), Verdict.CRASHED, "ValueError: surprise"),
+    ],
+    ids=["tool", "memory", "time", "other"],
+)
+def test_a_step_that_breaks_costs_one_dispatch(tree, broken, step, error, verdict, reason):
+    """Also after it was verified: what cannot be measured is no success, and the next one runs."""
+    broken(step, error)
+    first, second = records_of(tree(*ONLY_DEFAULTS))
+    assert (first.verdict, first.reason, first.measurement) == (verdict, reason, None)
+    assert second.verdict is Verdict.SUCCESS and second.measurement is not None
+
+
+def test_a_device_that_does_not_open_again_costs_one_dispatch(tree, broken):
+    """After a crash a fresh worker may find no device: a verdict, and the run goes on."""
+    broken("run_once", TargetError("no device 'cuda'"))
+    first, second = records_of(tree(*ONLY_DEFAULTS))
+    assert first.verdict is Verdict.CRASHED and "no device" in first.reason
+    assert second.verdict is Verdict.SUCCESS
+
+
+def test_a_reference_that_cannot_be_had_is_no_success(tree, broken):
+    """Nothing is called correct that was not compared, and the record says why it was not."""
+    broken("check", WorkerOutOfMemory("out of memory"), always=True)
+    first, _ = records_of(tree(*ONLY_DEFAULTS))
+    assert first.verdict is Verdict.NOT_VERIFIED and first.is_failure
+    assert first.reason == "the reference could not be computed: out of memory"
+
+
+def test_a_slow_dispatch_is_measured_one_by_one(null_tree):
+    """Three hundred milliseconds a hundred times are too long for a call: the verify vmfb is used."""
+    folder = null_tree(*ONLY_DEFAULTS, faults={"*": {"time_ms": 300.0}})
+    first, _ = records_of(folder)
+    assert first.measurement.executions == 1
+    assert first.measurement.samples_ms == pytest.approx((300.0,) * 5)
+
+
+def test_a_profile_vmfb_that_computes_something_else_is_a_failure(tree, monkeypatch):
+    """What is measured is verified, not only its sibling."""
+    whole = job.take_samples
+
+    def take_samples(*arguments):
+        measurement, result = whole(*arguments)
+        return measurement, result + np.float32(9)
+
+    monkeypatch.setattr(job, "take_samples", take_samples)
+    first, _ = records_of(tree(*ONLY_DEFAULTS))
+    assert (first.verdict, first.measurement) == (Verdict.FAILED, None)
+    assert first.reason.startswith("in the profile vmfb 512 of 512 elements are wrong")
+
+
+def test_a_damaged_file_is_looked_at_once(tree):
+    """All its dispatches say so; the path is listed once."""
+    made = Tree(tree())
+    manifest = load_manifest(made)
+    path = made.vmfb(manifest.entries[0].operation, "", "profile")
+    path.write_bytes(b"damaged")
+    with Session(made, ProfileOptions("null")) as opened:
+        records = list(opened.records(manifest.dispatches()))
+    bad = [r for r in records if r.verdict is Verdict.NOT_COMPILED]
+    assert opened.damaged == [path] and len(bad) == 7 and len(records) == 9
+    assert {r.reason for r in bad} == {f"{path.name} is damaged or missing: run compile.py again"}
+
+
+def test_a_runtime_whose_version_is_not_known_is_said_to_be_so(tree, monkeypatch):
+    """Someone's own build has no package."""
+
+    def unknown(name):
+        raise session.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(session.metadata, "version", unknown)
+    assert records_of(tree())[0].provenance.iree.endswith("runtime of unknown version")

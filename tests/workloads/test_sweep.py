@@ -1,0 +1,243 @@
+"""Sweeps: which operations they hold, what is left out, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatch_profiler.errors import OperationError, UsageError
+from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul
+from dispatch_profiler.workloads import SPLIT_K_PROBLEMS, ConvSweep, MatmulSweep, Sweep, sweep_workload
+
+PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
+F32 = (ElementTypes(),)
+F16 = ElementTypes("f16", "f16", "f16")
+I8 = ElementTypes("i8", "i8", "i32")
+
+
+def operations(**fields):
+    """The operations of a sweep of f32, nothing of which is left out."""
+    result = sweep_workload(Sweep(**{"types": F32, **fields}))
+    assert result.left_out == ()
+    return list(result.workload.operations)
+
+
+# -- predefined ------------------------------------------------------------------------------------
+
+
+def test_a_sweep_of_nothing_in_particular_holds_the_predefined_problems():
+    """Four matmuls, a batch_matmul and six convolutions, in f16 and f32 each."""
+    found = sweep_workload(Sweep()).workload.operations
+    kinds = [op.kind for op in found]
+    assert tuple(kinds.count(kind) for kind in ("matmul", "batch_matmul", "conv2d")) == (8, 2, 12)
+    assert {F16, ElementTypes()} == {op.types for op in found}
+
+
+def test_the_problems_of_the_document_are_among_them():
+    """Those that its tables and names show."""
+    found = sweep_workload(Sweep()).workload.operations
+    document = {
+        Matmul(256, 512, 128, F16),
+        Matmul(2560, 2560, 2560, F16),
+        Matmul(3456, 1024, 2048, F16),
+        Matmul(128, 128, 12288, F16),
+        BatchMatmul(16, 512, 64, 512, F16),
+    }
+    assert document <= set(found)
+
+
+def test_convolutions_of_every_form_are_predefined():
+    """Dense, grouped and depthwise, with and without padding and stride."""
+    found = operations(kinds=("conv2d",))
+    assert {"dense", "grouped", "depthwise"} == {op.form for op in found}
+    assert {(1, 1), (2, 2)} == {op.stride for op in found}
+
+
+def test_a_split_problem_can_be_split():
+    """Each number of slices divides k."""
+    assert all(k % each == 0 for (_, _, k), slices in SPLIT_K_PROBLEMS.items() for each in slices)
+
+
+@pytest.mark.parametrize("kind", ["matmul", "batch_matmul", "conv2d"])
+def test_a_kind_that_is_asked_for_comes_alone(kind):
+    """With its predefined problems."""
+    assert {kind} == {op.kind for op in operations(kinds=(kind,))}
+
+
+def test_kinds_come_in_the_order_in_which_they_are_asked_for():
+    """Which is that of the tree."""
+    kinds = [op.kind for op in operations(kinds=("conv2d", "matmul"))]
+    assert list(dict.fromkeys(kinds)) == ["conv2d", "matmul"]
+
+
+def test_every_entry_comes_from_the_sweep_once():
+    """There are no logs behind it that could count."""
+    entries = sweep_workload(Sweep()).workload.entries
+    assert {(1, "sweep")} == {(entry.count, entry.origin) for entry in entries}
+
+
+# -- given shapes ----------------------------------------------------------------------------------
+
+
+def test_given_extents_replace_the_predefined_problems():
+    """What was not given is 256; nothing predefined is left, of this kind or another."""
+    assert [Matmul(64, 256, 256), Matmul(128, 256, 256)] == operations(matmul=MatmulSweep(m=(64, 128)))
+    assert [Matmul(256, 8, 16)] == operations(matmul=MatmulSweep(n=(8,), k=(16,)))
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ((1,), [Matmul(2, 3, 4)]),
+        ((16,), [BatchMatmul(16, 2, 3, 4)]),
+        ((1, 16), [BatchMatmul(1, 2, 3, 4), BatchMatmul(16, 2, 3, 4)]),
+    ],
+)
+def test_a_batch_count_above_one_means_batch_matmul(batch, expected):
+    """A count of 1 stands in the arguments of every matmul."""
+    assert expected == operations(matmul=MatmulSweep((2,), (3,), (4,), batch))
+
+
+def test_a_batch_of_one_can_be_asked_for():
+    """By the kind's name."""
+    sweep = {"matmul": MatmulSweep((2,), (3,), (4,)), "kinds": ("batch_matmul",)}
+    assert [BatchMatmul(1, 2, 3, 4)] == operations(**sweep)
+    both = operations(matmul=MatmulSweep((2,), (3,), (4,), (1, 5)), kinds=("matmul", "batch_matmul"))
+    assert [Matmul(2, 3, 4), BatchMatmul(1, 2, 3, 4), BatchMatmul(5, 2, 3, 4)] == both
+
+
+def test_given_extents_of_a_convolution_replace_the_predefined_ones():
+    """What was not given is one image of 56 x 56 with 64 channels, 64 filters of 3 x 3, stride 1."""
+    found = operations(conv=ConvSweep(given={"c": (8, 16)}, padding=((0, 0), (1, 1))))
+    assert [
+        Conv2d(1, 56, 56, c, 64, 3, 3, padding=padding)
+        for c, padding in itertools.product((8, 16), ((0, 0), (1, 1)))
+    ] == found
+
+
+@pytest.mark.parametrize(
+    ("given_", "field", "value"),
+    [
+        ({"stride": ((2, 1),)}, "stride", (2, 1)),
+        ({"padding": ((0, 0),)}, "padding", (0, 0)),
+        ({"dilation": ((2, 2),)}, "dilation", (2, 2)),
+        ({"groups": (4,)}, "groups", 4),
+    ],
+)
+def test_a_stride_alone_is_a_shape(given_, field, value):
+    """So are padding, dilation and groups: one convolution with the usual extents."""
+    (operation,) = operations(conv=ConvSweep(**given_))
+    assert value == getattr(operation, field)
+    assert (operation.n, operation.h, operation.w, operation.c, operation.k) == (1, 56, 56, 64, 64)
+
+
+def test_shapes_of_two_kinds_give_both():
+    """And nothing predefined."""
+    found = operations(matmul=MatmulSweep(m=(2,)), conv=ConvSweep(given={"n": (4,)}))
+    assert [Matmul(2, 256, 256), Conv2d(4, 56, 56, 64, 64, 3, 3)] == found
+
+
+ints = st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True).map(tuple)
+
+
+@PROPERTY
+@given(
+    ints, ints, ints, st.lists(st.sampled_from(["tt", "nt", "tn"]), min_size=1, unique=True), st.booleans()
+)
+def test_a_sweep_is_the_cross_product_of_all_that_was_given(m, n, k, layouts, with_bias):
+    """Every combination once."""
+    epilogues = (Epilogue(), Epilogue(True, "relu")) if with_bias else (Epilogue(),)
+    types = (*F32, F16, I8)
+    found = operations(
+        matmul=MatmulSweep(m, n, k), layouts=tuple(map(tuple, layouts)), types=types, epilogues=epilogues
+    )
+    expected = {
+        Matmul(*shape, type_, *layout, epilogue)
+        for shape in itertools.product(m, n, k)
+        for type_, layout, epilogue in itertools.product(types, layouts, epilogues)
+    }
+    assert expected == set(found)
+    assert len(expected) == len(found)
+
+
+def test_convolutions_cross_their_own_layouts():
+    """Those of a matmul mean nothing to them."""
+    found = operations(
+        conv=ConvSweep(given={"n": (1,)}), conv_layouts=("nhwc", "nchw"), layouts=(("n", "n"),)
+    )
+    assert [op.layout for op in found] == ["nhwc", "nchw"]
+
+
+# -- left out and refused --------------------------------------------------------------------------
+
+
+def test_a_point_that_is_no_operation_is_left_out_with_its_reason():
+    """The others are kept."""
+    conv = ConvSweep({"h": (2, 9), "w": (9,), "r": (3,)}, groups=(1, 3))
+    result = sweep_workload(Sweep(conv=conv, types=F32))
+    assert (Conv2d(1, 9, 9, 64, 64, 3, 3),) == result.workload.operations
+    larger = (
+        "the filter is larger than its padded input along h: 3 > 2 (filter with dilation, input with padding)"
+    )
+    uneven = "groups must divide the input channels c, but got groups=3, input channels c=64"
+    assert (larger, uneven, uneven) == result.left_out
+
+
+def test_an_epilogue_that_a_type_does_not_take_is_left_out():
+    """gelu of integers is no operation, gelu of f32 is."""
+    sweep = Sweep(
+        matmul=MatmulSweep(m=(2,)), types=(*F32, I8), epilogues=(Epilogue(), Epilogue(activation="gelu"))
+    )
+    result = sweep_workload(sweep)
+    assert len(result.workload.operations) == 3
+    assert result.left_out == ("epilogue gelu needs a floating-point result, but got i32",)
+
+
+def test_a_sweep_without_any_operation_is_refused_with_the_first_reason():
+    """And with its hint."""
+    with pytest.raises(
+        OperationError, match="the filter is larger than its padded input along h: 3 > 2"
+    ) as caught:
+        sweep_workload(Sweep(conv=ConvSweep({"h": (2, 1)})))
+    assert caught.value.hint == "use a smaller filter or dilation, or more padding"
+
+
+def test_shapes_of_a_kind_that_is_not_asked_for_are_refused():
+    """Leaving them out in silence would generate something else than was asked for."""
+    with pytest.raises(
+        UsageError, match=r"^shapes of matmul were given, but the kinds asked for are conv2d$"
+    ):
+        sweep_workload(Sweep(kinds=("conv2d",), matmul=MatmulSweep(m=(2,))))
+    message = "^shapes of conv2d were given, but the kinds asked for are matmul, batch_matmul$"
+    with pytest.raises(UsageError, match=message):
+        sweep_workload(Sweep(kinds=("matmul", "batch_matmul"), conv=ConvSweep({"n": (2,)})))
+
+
+def test_shapes_of_a_kind_that_is_asked_for_among_others_are_taken():
+    """The others come with their predefined problems."""
+    found = operations(kinds=("matmul", "conv2d"), matmul=MatmulSweep(m=(2,)))
+    assert Matmul(2, 256, 256) == found[0]
+    assert {"conv2d"} == {op.kind for op in found[1:]}
+
+
+def test_a_batch_count_for_plain_matmuls_is_refused():
+    """Asked for matmul with 16 batches, nobody means one batch."""
+    with pytest.raises(UsageError, match="batch"):
+        sweep_workload(Sweep(kinds=("matmul",), matmul=MatmulSweep(m=(2,), batch=(16,))))
+
+
+def test_an_unknown_kind_is_refused_with_the_nearest():
+    """In a call from Python as on the command line."""
+    with pytest.raises(UsageError, match="'matmull'") as caught:
+        sweep_workload(Sweep(kinds=("matmull",)))
+    assert "'matmul'" in caught.value.hint
+
+
+@pytest.mark.parametrize("field", ["types", "layouts", "epilogues"])
+def test_a_sweep_over_nothing_is_refused(field):
+    """No types, or no layouts, or no epilogues: there is no point, and no reason to raise."""
+    with pytest.raises(UsageError):
+        sweep_workload(Sweep(kinds=("matmul",), **{field: ()}))
