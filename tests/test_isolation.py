@@ -402,7 +402,10 @@ def bare_worker(parent: int) -> Iterator[tuple[subprocess.Popen[bytes], Connecti
             pass_fds=[theirs.fileno()], stderr=subprocess.DEVNULL,
         )  # fmt: skip
     with Connection(ours.detach()) as connection, process:
-        yield process, connection
+        try:
+            yield process, connection
+        finally:
+            process.kill()
 
 
 def test_a_worker_whose_socket_closes_ends_by_itself():
@@ -414,13 +417,13 @@ def test_a_worker_whose_socket_closes_ends_by_itself():
             connection.send((("isolation_helpers", call[0]), call[1]))
             assert connection.recv()[0] == kind
         connection.close()
-        assert process.wait() == 0
+        assert process.wait(timeout=60) == 0
 
 
 def test_a_worker_whose_parent_has_gone_before_ends_at_once():
     """The parent may die before the worker has asked to be told."""
     with bare_worker(parent=os.getpid() + 1) as (process, _):
-        assert process.wait() == 1
+        assert process.wait(timeout=60) == 1
 
 
 def test_a_worker_ends_when_its_parent_is_killed(tmp_path):

@@ -6,6 +6,7 @@ import abc
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Loop, Operation
 
 
@@ -122,6 +123,12 @@ class Configuration(abc.ABC):
         return data
 
 
+def check_split(split_k: int) -> None:
+    """ConfigurationError unless it is a whole number of at least 1."""
+    if type(split_k) is not int or split_k < 1:
+        raise ConfigurationError(f"split_k must be a whole number of at least 1, but got {split_k!r}")
+
+
 def split_suffix(split_k: int) -> str:
     """What a split adds to a configuration's name."""
     return f"_splitk{split_k}" if split_k > 1 else ""
@@ -159,6 +166,9 @@ class Default(Configuration):
     kind: ClassVar[str] = "default"
 
     split_k: int = 1
+
+    def __post_init__(self) -> None:
+        check_split(self.split_k)
 
     @property
     def name(self) -> str:

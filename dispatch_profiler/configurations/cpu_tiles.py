@@ -17,6 +17,7 @@ from dispatch_profiler.configurations._base import (
     Configuration,
     Limits,
     Lowering,
+    check_split,
     split_invalid_reason,
     split_loops,
     split_suffix,
@@ -66,8 +67,9 @@ class CpuTiles(Configuration):
             raise ConfigurationError(
                 f"cache needs as many tiles as vector, but got {list(self.cache)}, {list(self.vector)}"
             )
-        if isinstance(self.split_k, bool) or not isinstance(self.split_k, int) or self.split_k < 1:
-            raise ConfigurationError(f"split_k must be a whole number of at least 1, but got {self.split_k}")
+        if not isinstance(self.peel, bool):
+            raise ConfigurationError(f"peel must be true or false, but got {self.peel!r}")
+        check_split(self.split_k)
 
     @property
     def name(self) -> str:

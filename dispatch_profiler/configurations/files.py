@@ -52,13 +52,13 @@ class Entry:
 def shipped_configurations(family: str) -> tuple[Entry, ...]:
     """The package's own list for a family of targets, such as `llvm-cpu`; empty if there is none."""
     file = resources.files("dispatch_profiler.configurations") / "shipped" / f"{family}.yaml"
-    return _parse(file.read_text(), f"{family}.yaml") if file.is_file() else ()
+    return _parse(file.read_text(encoding="utf-8"), f"{family}.yaml") if file.is_file() else ()
 
 
 def load_configurations(path: Path) -> tuple[Entry, ...]:
     """Read a user's file. ConfigurationError names the file, the entry and the key."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read the configurations {path}: {error}") from error
     return _parse(text, str(path))
@@ -67,7 +67,7 @@ def load_configurations(path: Path) -> tuple[Entry, ...]:
 def _parse(text: str, where: str) -> tuple[Entry, ...]:
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, AttributeError) as error:
         raise ConfigurationError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict) or not isinstance(data.get("configurations"), list):
         raise ConfigurationError(
@@ -83,8 +83,9 @@ def _entry(row: Any, where: str) -> Entry:
         raise ConfigurationError(f"{where}: expected keys and values, but got {row!r}")
     marker = next((key for key in _KEYS if key in row), None)
     known = [*_NARROWING, *([marker, *_KEYS[marker]] if marker else _KEYS)]
+    options = {key for keys in _KEYS.values() for key in keys}
     for key in row:
-        if key not in known:
+        if key not in known and (marker is not None or key not in options):
             raise ConfigurationError(f"{where}: unknown key {key!r}", hint=did_you_mean(key, known))
     if marker is None:
         raise ConfigurationError(f"{where}: needs one of {', '.join(_KEYS)}")
@@ -92,7 +93,7 @@ def _entry(row: Any, where: str) -> Entry:
         return Entry(
             _configuration(marker, {k: v for k, v in row.items() if k not in _NARROWING}),
             _names(row.get("kinds", ()), "kinds", KINDS),
-            tuple(element_type(name).name for name in _names(row.get("types", ()), "types", None)),
+            _types(row.get("types", ())),
         )
     except (ConfigurationError, OperationError) as error:
         raise ConfigurationError(f"{where}: {error}", hint=error.hint) from error
@@ -108,28 +109,29 @@ def _names(value: Any, key: str, known: Iterable[str] | None) -> tuple[str, ...]
     return names
 
 
+def _types(value: Any) -> tuple[str, ...]:
+    try:
+        return tuple(element_type(name).name for name in _names(value, "types", None))
+    except OperationError as error:
+        raise ConfigurationError(f"{error} under types", hint=error.hint) from error
+
+
 def _configuration(marker: str, values: dict[str, Any]) -> Configuration:
     if marker == "flow":
         return Flow(str(values["flow"]))
     if marker == "default":
-        return Default(_whole(values.get("split_k", 1), "split_k"))
+        if values["default"] is not True:
+            raise ConfigurationError(f"default must be true, but got {values['default']!r}")
+        return Default(values.get("split_k", 1))
     if "vector" not in values:
         raise ConfigurationError("needs 'vector' beside 'distribution'")
     for key in ("distribution", "vector", "cache"):
         if not isinstance(values.get(key, []), list):
             raise ConfigurationError(f"{key} must be a list of tiles, but got {values[key]!r}")
-    if not isinstance(values.get("peel", False), bool):
-        raise ConfigurationError(f"peel must be true or false, but got {values['peel']!r}")
     return CpuTiles(
         tuple(values["distribution"]),
         tuple(values["vector"]),
         tuple(values.get("cache", ())),
         values.get("peel", False),
-        _whole(values.get("split_k", 1), "split_k"),
+        values.get("split_k", 1),
     )
-
-
-def _whole(value: Any, key: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"{key} must be a whole number of at least 1, but got {value!r}")
-    return value

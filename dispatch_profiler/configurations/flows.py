@@ -12,10 +12,11 @@ from dispatch_profiler.operations import Operation
 
 @dataclass(frozen=True)
 class FlowRow:
-    """One flow: its flags, the operation kinds it changes, and how to see that it took effect."""
+    """One flow: its flags, what it changes (kinds and input types), and how to see that it did."""
 
     flags: tuple[str, ...]
     kinds: tuple[str, ...]
+    types: tuple[str, ...]
     evidence: Evidence
 
 
@@ -26,12 +27,14 @@ FLOWS: dict[str, FlowRow] = {
     "data_tiling": FlowRow(
         (_DATA_TILING,),
         ("matmul", "batch_matmul"),
+        ("f32", "f16", "bf16", "f8E4M3FN", "i8"),
         Evidence("executable-configurations", "Mmt4dTilingExpert"),
     ),
     # The packed product is done by IREE's hand-written micro-kernels.
     "ukernels": FlowRow(
         (_DATA_TILING, "--iree-llvmcpu-enable-ukernels=all"),
         ("matmul", "batch_matmul"),
+        ("f32", "f16", "bf16", "i8"),
         Evidence("executable-targets", "iree_uk_mmt4d"),
     ),
 }
@@ -70,7 +73,8 @@ class Flow(Configuration):
         return FLOWS[self.flow].evidence
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
-        kinds = FLOWS[self.flow].kinds
-        if operation.kind not in kinds:
-            return f"the flow {self.flow} changes {', '.join(kinds)}, not {operation.kind}"
+        row, given = FLOWS[self.flow], operation.types.lhs
+        for value, known in ((operation.kind, row.kinds), (given, row.types)):
+            if value not in known:
+                return f"the flow {self.flow} changes {', '.join(known)}, not {value}"
         return None

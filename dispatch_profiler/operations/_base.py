@@ -245,7 +245,13 @@ class Operation(abc.ABC):
 
 def check_positive(kind: str, **extents: int) -> None:
     """Every extent must be a whole number of at least 1; OperationError names those that are not."""
-    bad = {name: value for name, value in extents.items() if value < 1}
+    check_whole(kind, 1, "every extent", **extents)
+
+
+def check_whole(kind: str, least: int, what: str, **values: int) -> None:
+    """OperationError unless each of `values` is an int (no bool, no 2.0) of at least `least`."""
+    # 2.0 and True equal whole numbers, but would be named otherwise.
+    bad = {name: value for name, value in values.items() if type(value) is not int or value < least}
     if bad:
-        got = ", ".join(f"{name}={value}" for name, value in bad.items())
-        raise OperationError(f"{kind}: every extent must be at least 1, but got {got}")
+        got = ", ".join(f"{name}={value!r}" for name, value in bad.items())
+        raise OperationError(f"{kind}: {what} must be at least {least}, but got {got}")

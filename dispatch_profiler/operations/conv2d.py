@@ -50,7 +50,12 @@ class Conv2d(Operation):
 
     def __post_init__(self) -> None:
         for pair in ("stride", "padding", "dilation"):
-            object.__setattr__(self, pair, tuple(getattr(self, pair)))
+            value = tuple(getattr(self, pair))
+            if len(value) != 2 or any(type(each) is not int for each in value):
+                raise OperationError(
+                    f"conv2d: {pair} must be two whole numbers (height, width), but got {value}"
+                )
+            object.__setattr__(self, pair, value)
         check_positive(
             self.kind,
             **{x: getattr(self, x) for x in "nhwckrs"},

@@ -70,7 +70,12 @@ class Epilogue:
         rest = parts[1:] if bias else parts
         if len(rest) > 1 or "" in parts:
             raise OperationError(f"malformed epilogue {text!r}", hint="write none, bias, relu or bias+relu")
-        return Epilogue(bias, rest[0] if rest else "none")
+        activation = rest[0] if rest else "none"
+        if activation not in ACTIVATIONS and not bias:
+            raise OperationError(
+                f"unknown activation {activation!r}", hint=did_you_mean(activation, [*ACTIVATIONS, "bias"])
+            )
+        return Epilogue(bias, activation)
 
     @property
     def is_empty(self) -> bool:

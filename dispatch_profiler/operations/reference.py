@@ -50,9 +50,9 @@ def reference(operation: Operation, inputs: Sequence[np.ndarray]) -> Reference:
     """What `operation` makes of `inputs` (shapes and types as `operation.inputs`)."""
     lhs, rhs = inputs[0], inputs[1]
     bias = operation.broadcast_bias(inputs[2]) if operation.epilogue.bias else None
-    reach = _reach(operation, lhs, rhs)
-    whole = _is_whole(lhs) and _is_whole(rhs)
     with np.errstate(all="ignore"):
+        reach = _reach(operation, lhs, rhs)
+        whole = _is_whole(lhs) and _is_whole(rhs)
         if operation.types.output.is_integer:
             return Reference(_integers(operation, lhs, rhs, bias), None)
         if whole and reach <= operation.types.accumulator.exact_integers:
@@ -66,7 +66,8 @@ def _reach(operation: Operation, lhs: np.ndarray, rhs: np.ndarray) -> float:
 
 
 def _largest(array: np.ndarray) -> float:
-    return float(np.max(np.abs(array.astype(np.float32)))) if array.size else 0.0
+    wide = array.astype(np.float64 if array.dtype.itemsize > 2 else np.float32)
+    return float(np.max(np.abs(wide))) if array.size else 0.0
 
 
 def _is_whole(array: np.ndarray) -> bool:
@@ -97,8 +98,8 @@ def _exact_sums(
         exact = exact and _is_whole(bias) and widest <= operation.types.accumulator.exact_integers
     value = operation.epilogue.function.function(sums)
     if exact:
-        return Reference(value.astype(operation.result.type.dtype), None)
-    return Reference(value, _stored_tolerance(operation, value, sums, np.zeros(())))
+        return Reference(_stored(value, operation.types.output), None)
+    return _bounded(operation, value, sums, np.zeros(()))
 
 
 def _rounded_sums(
@@ -106,24 +107,44 @@ def _rounded_sums(
 ) -> Reference:
     wide_lhs, wide_rhs = lhs.astype(np.float64), rhs.astype(np.float64)
     sums = operation.contract(wide_lhs, wide_rhs)
-    # An upper bound needs no more than float32; the factor covers its own rounding.
-    magnitudes = 1.01 * operation.contract(
-        np.abs(wide_lhs).astype(np.float32), np.abs(wide_rhs).astype(np.float32)
-    )
+    # An upper bound needs no more than the accumulator; the factor covers its own rounding.
+    held = operation.types.accumulator.dtype
+    magnitudes = 1.01 * operation.contract(np.abs(wide_lhs).astype(held), np.abs(wide_rhs).astype(held))
     error = accumulation_factor(operation.accumulations, operation.types.accumulator) * magnitudes
-    if operation.types.accumulator.name == "f64":
-        error = 2.0 * error  # the reference is in float64 itself and as far off as the kernel
     if bias is not None:
         sums = sums + bias.astype(np.float64)
     value = operation.epilogue.function.function(sums)
-    return Reference(value, _stored_tolerance(operation, value, sums, error))
+    return _bounded(operation, value, sums, error)
 
 
 def accumulation_factor(products: int, accumulator: ElementType) -> float:
     """Bound of the relative error of a sum of `products` products, against the sum of magnitudes."""
     u = accumulator.unit_roundoff
     steps = products + 1
-    return min(steps * u / (1.0 - steps * u), math.expm1(_LAMBDA * math.sqrt(steps) * u))
+    certain = steps * u / (1.0 - steps * u) if steps * u < 1.0 else math.inf
+    return min(certain, math.expm1(_LAMBDA * math.sqrt(steps) * u))
+
+
+def _stored(value: np.ndarray, type_: ElementType) -> np.ndarray:
+    """float64 -> the type, rounded once.
+
+    ml_dtypes goes through float32. Two roundings equal one if the first is to odd (Boldo and
+    Melquiond, "Emulation of a FMA and correctly rounded sums", IEEE Trans. Comput. 57(4), 2008).
+    """
+    if type_.dtype.kind == "f":
+        return value.astype(type_.dtype)
+    near = value.astype(np.float32)
+    down = np.where(np.abs(near) > np.abs(value), np.nextafter(near, np.float32(0)), near)
+    odd = np.where(down == value, down, (down.view(np.uint32) | 1).view(np.float32))
+    return np.where(np.isfinite(value), odd, near).astype(type_.dtype)
+
+
+def _bounded(operation: Operation, value: np.ndarray, sums: np.ndarray, error: np.ndarray) -> Reference:
+    """What the result cannot hold is expected as what conversion makes of it, and nothing near it."""
+    tolerance = _stored_tolerance(operation, value, sums, error)
+    over = np.abs(value) > 2.0 * float(operation.types.output.finfo().max)
+    value = np.where(over, _stored(value, operation.types.output).astype(np.float64), value)
+    return Reference(value, np.where(np.isfinite(value), tolerance, 0.0))
 
 
 def _stored_tolerance(
@@ -134,14 +155,18 @@ def _stored_tolerance(
     u = accumulator.unit_roundoff
     if operation.epilogue.bias:
         error = error + u * np.abs(sums)
+    if accumulator.name == "f64":
+        error = 2.0 * error  # the reference is in float64 itself and as far off as the kernel
     activation = operation.epilogue.function
     error = activation.slope * error
     if not activation.is_exact:
         # Relative to the larger of argument and value: gelu subtracts near-equal numbers below 0.
         scale = np.maximum(np.abs(value), np.minimum(np.abs(sums), 1.0))
+        if activation.name == "tanh" and accumulator.name == "f64":
+            scale = np.ones(())  # the template writes it as 1 - 2 / (1 + exp(2x))
         error = error + _ACTIVATION_ROUNDOFFS * u * scale
     if result != accumulator:
         smallest = float(result.finfo().smallest_subnormal)
         error = error + result.unit_roundoff * (np.abs(value) + error) + smallest
-    tiny = float(np.finfo(np.float32).tiny)  # below this, kernels may flush to zero
+    tiny = float(accumulator.finfo().tiny)  # below this, kernels may flush to zero
     return (error + tiny).astype(np.float64) * np.ones(value.shape)

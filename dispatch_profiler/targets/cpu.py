@@ -36,7 +36,8 @@ class HostCpu:
     @property
     def fingerprint(self) -> str:
         features = " ".join(sorted(self.features))
-        return f"{platform.machine()} {hashlib.sha256(features.encode()).hexdigest()[:16]}"
+        # The model decides scheduling, the features what may be emitted.
+        return f"{platform.machine()} {self.model} {hashlib.sha256(features.encode()).hexdigest()[:16]}"
 
 
 def parse_cpuinfo(text: str) -> HostCpu:

@@ -7,6 +7,7 @@ import re
 from dispatch_profiler.errors import RangeError
 
 _HINT = "write a value (64), a range with its end included (64:1024 or 64:1024:128), or a comma list of these"
+_PAIR_HINT = _HINT.replace("a value (64)", "a value (2), a pair (2x1)")
 
 
 def parse_range(text: str, *, minimum: int = 1) -> tuple[int, ...]:
@@ -23,20 +24,20 @@ def parse_range(text: str, *, minimum: int = 1) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _part(part: str, text: str, minimum: int) -> range:
+def _part(part: str, text: str, minimum: int, hint: str = _HINT) -> range:
     where = f" in {text!r}" if part != text else ""
     numbers = part.split(":")
-    if len(numbers) > 3 or not all(re.fullmatch(r"[0-9]+", number) for number in numbers):
-        raise RangeError(f"malformed range {part!r}{where}", hint=_HINT)
+    if len(numbers) > 3 or not all(re.fullmatch(r"[0-9]{1,18}", number) for number in numbers):
+        raise RangeError(f"malformed range {part!r}{where}", hint=hint)
     start, end, step = (*map(int, numbers), *(None, None))[:3]
     if start is None or start < minimum:
-        raise RangeError(f"the least value is {minimum}, but got {part!r}{where}", hint=_HINT)
+        raise RangeError(f"the least value is {minimum}, but got {part!r}{where}", hint=hint)
     if end is None:
         return range(start, start + 1)
     if end < start:
-        raise RangeError(f"a range must not end before it starts, but got {part!r}{where}", hint=_HINT)
+        raise RangeError(f"a range must not end before it starts, but got {part!r}{where}", hint=hint)
     if step == 0:
-        raise RangeError(f"a step must be at least 1, but got {part!r}{where}", hint=_HINT)
+        raise RangeError(f"a step must be at least 1, but got {part!r}{where}", hint=hint)
     return range(start, end + 1, step or 1)
 
 
@@ -49,8 +50,8 @@ def parse_pairs(text: str, *, minimum: int = 1) -> tuple[tuple[int, int], ...]:
     for part in text.split(","):
         first, x, second = part.strip().partition("x")
         if x:
-            height, width = (_part(value, text, minimum) for value in (first, second))
+            height, width = (_part(value, text, minimum, _PAIR_HINT) for value in (first, second))
             pairs.update(dict.fromkeys((h, w) for h in height for w in width))
         else:
-            pairs.update(dict.fromkeys((v, v) for v in _part(first, text, minimum)))
+            pairs.update(dict.fromkeys((v, v) for v in _part(first, text, minimum, _PAIR_HINT)))
     return tuple(pairs)

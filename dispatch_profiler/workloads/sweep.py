@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from dispatch_profiler.errors import OperationError, UsageError
-from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, Operation
+from dispatch_profiler.operations import (
+    BatchMatmul,
+    Conv2d,
+    ElementTypes,
+    Epilogue,
+    Matmul,
+    Operation,
+    operation_kind,
+)
 from dispatch_profiler.workloads._base import Entry, Workload, merged
 
 Ints = tuple[int, ...]
@@ -134,12 +142,18 @@ def sweep_workload(sweep: Sweep) -> SweepResult:
             except OperationError as error:
                 errors.append(error)
     if not entries:
-        raise errors[0]
+        raise (
+            errors[0]
+            if errors
+            else UsageError("the sweep has no point: types, layouts or epilogues are empty")
+        )
     return SweepResult(merged(entries), tuple(str(error) for error in errors))
 
 
 def _kinds(sweep: Sweep) -> tuple[str, ...]:
     shapes, asked = sweep.matmul, sweep.kinds
+    for kind in asked:
+        operation_kind(kind)  # refuses what is none
     implied: list[str] = []
     if shapes.is_given:
         # --batch-count=1 stands in the arguments of every plain matmul.
@@ -150,6 +164,11 @@ def _kinds(sweep: Sweep) -> tuple[str, ...]:
         return tuple(implied) or (Matmul.kind, BatchMatmul.kind, Conv2d.kind)
     if shapes.is_given and Matmul.kind not in asked and BatchMatmul.kind not in asked:
         raise UsageError(f"shapes of matmul were given, but the kinds asked for are {', '.join(asked)}")
+    if max(shapes.batch or (1,)) > 1 and BatchMatmul.kind not in asked:
+        raise UsageError(
+            f"a batch count above 1 was given, but the kinds asked for are {', '.join(asked)}",
+            hint="ask for batch_matmul too",
+        )
     if sweep.conv.is_given and Conv2d.kind not in asked:
         raise UsageError(f"shapes of conv2d were given, but the kinds asked for are {', '.join(asked)}")
     return asked

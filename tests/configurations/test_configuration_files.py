@@ -179,10 +179,10 @@ def test_a_mistake_in_an_entry_is_refused_with_its_place(row, message, hint, tmp
 
 def test_an_unknown_type_is_refused_with_its_place_and_key(tmp_path):
     """The key is `types`, and the hint names the nearest type."""
-    error = refusal(entries(f"{{{TILES}, types: [f32, f61]}}"), tmp_path)
+    error = refusal(entries(f"{{{TILES}, types: [f32, bf17]}}"), tmp_path)
     assert str(error).startswith(f"{tmp_path / 'mine.yaml'}, entry 1: ")
-    assert "'f61'" in str(error)
-    assert error.hint.startswith("did you mean 'f16'?")
+    assert "'bf17'" in str(error)
+    assert error.hint.startswith("did you mean 'bf16'?")
     assert "types" in str(error)
 
 

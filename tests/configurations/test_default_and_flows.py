@@ -6,7 +6,7 @@ import pytest
 
 from dispatch_profiler.configurations import FLOWS, Default, Evidence, Flow, Limits
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul
+from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul
 
 ANY = Limits()
 OPERATIONS = (Matmul(4, 6, 12), BatchMatmul(2, 4, 6, 12), Conv2d(1, 5, 5, 2, 2, 3, 3))
@@ -89,6 +89,22 @@ def test_a_flow_is_valid_for_the_kinds_that_it_changes(flow):
     """Under a name that changes nothing, the default would be measured."""
     reasons = [Flow(flow).invalid_reason(operation, ANY) for operation in OPERATIONS]
     assert [None, None, f"the flow {flow} changes matmul, batch_matmul, not conv2d"] == reasons
+
+
+@pytest.mark.parametrize(
+    ("flow", "type_", "reason"),
+    [
+        ("data_tiling", "f8", None),
+        ("data_tiling", "f64", "the flow data_tiling changes f32, f16, bf16, f8E4M3FN, i8, not f64"),
+        ("ukernels", "f16", None),
+        ("ukernels", "f64", "the flow ukernels changes f32, f16, bf16, i8, not f64"),
+        ("ukernels", "f8", "the flow ukernels changes f32, f16, bf16, i8, not f8E4M3FN"),
+    ],
+)
+def test_a_flow_is_valid_for_the_types_that_it_changes(flow, type_, reason):
+    """There are no packed kernels for the others."""
+    operation = Matmul(4, 6, 12, ElementTypes(type_, type_, "f64" if type_ == "f64" else "f32"))
+    assert Flow(flow).invalid_reason(operation, ANY) == reason
 
 
 def test_an_unknown_flow_is_refused_with_the_nearest():

@@ -62,6 +62,7 @@ epilogues = st.builds(Epilogue, st.booleans(), st.sampled_from(list(ACTIVATIONS)
 extents = st.integers(1, 5000)
 layouts = st.sampled_from("tn")
 pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
+margins = st.tuples(st.integers(0, 3), st.integers(0, 3))
 
 
 def built(make, *values: object, **named: object) -> Operation:
@@ -92,27 +93,14 @@ def test_a_batch_matmul_is_rebuilt(b, m, n, k, types, lhs, rhs, epilogue):
 
 @FEW
 @given(
-    st.tuples(*[st.integers(1, 40)] * 3), st.tuples(*[st.integers(1, 4)] * 5), pairs, pairs, pairs,
+    st.tuples(*[st.integers(1, 40)] * 3), st.tuples(*[st.integers(1, 4)] * 5), pairs, margins, pairs,
     st.sampled_from(["nhwc", "nchw"]), types, epilogues,
 )  # fmt: skip
 def test_a_convolution_is_rebuilt(image, small, stride, padding, dilation, layout, types, epilogue):
     """Dense, grouped and depthwise, in both layouts."""
     c, k, r, s, groups = small
-    operation = built(
-        Conv2d,
-        *image,
-        c * groups,
-        k * groups,
-        r,
-        s,
-        stride,
-        padding,
-        dilation,
-        groups,
-        layout,
-        types,
-        epilogue,
-    )
+    shape = (*image, c * groups, k * groups, r, s)
+    operation = built(Conv2d, *shape, stride, padding, dilation, groups, layout, types, epilogue)
     assert [d.operation for d in rebuilt(operation, Path("x"))] == [operation]
 
 
