@@ -96,7 +96,10 @@ def positive_number(text: str) -> float:
 
 def folder(text: str) -> Path:
     """A path with `~` resolved."""
-    return Path(text).expanduser()
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{text}: there is no such user", hint="write the path without ~") from error
 
 
 Item = TypeVar("Item")
@@ -128,7 +131,9 @@ def run(
     `kept` tells after Ctrl-C what became of the work.
     """
     try:
-        return main(sys.argv[1:] if arguments is None else arguments)
+        status = main(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()  # a reader that has gone shows here, not when Python ends
+        return status
     except DispatchProfilerError as error:
         say(f"{prog}: error: {error}")
         if error.hint:

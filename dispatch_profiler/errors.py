@@ -116,7 +116,7 @@ class MissingDependency(DispatchProfilerError):
 def did_you_mean(got: str, known: Iterable[str]) -> str:
     """A hint that names the nearest of `known`, or lists them all.
 
-    `did_you_mean("matmull", ["matmul", "conv2d"])` -> "did you mean 'matmul'?"
+    `did_you_mean("matmull", ["matmul", "conv2d"])` -> "did you mean 'matmul'? There is: matmul, conv2d"
     """
     names = list(known)
     near = difflib.get_close_matches(got, names, n=1, cutoff=0.6)

@@ -7,7 +7,6 @@ goes to a file, of which the end becomes part of the message when it dies.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import os
 import resource
@@ -16,6 +15,8 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,12 @@ from dispatch_profiler.errors import (
 _GIB = 2**30
 #: How long a process may take to start, its device opened.
 _START_SECONDS = 120.0
+#: How often a process looks whether its parent still lives.
+_WATCH_SECONDS = 0.5
+#: How often a waiting call looks whether the process still lives.
+_SLICE_SECONDS = 0.25
+#: Exit status of a process that could not even answer for lack of memory.
+_OUT_OF_MEMORY = 77
 #: How long an idle process may take to leave.
 _LEAVE_SECONDS = 5.0
 
@@ -83,7 +90,7 @@ class Worker:
         self._busy = True
         try:
             connection.send((_locate(function), arguments))
-            if not connection.poll(limit):
+            if not self._answers_within(limit):
                 self.close()
                 raise WorkerTimedOut(f"no answer within {limit:g} s")
             kind, value = connection.recv()
@@ -100,6 +107,22 @@ class Worker:
             self.close()
         raise value
 
+    def _answers_within(self, limit: float | None) -> bool:
+        """Wait for an answer, or for the end of the process. False if neither comes in time."""
+        assert self._connection is not None and self._process is not None
+        waited = 0.0
+        # In slices: what the process has started may keep the socket open after its death.
+        while limit is None or waited < limit:
+            part = _SLICE_SECONDS if limit is None else min(_SLICE_SECONDS, limit - waited)
+            if self._connection.poll(part):
+                return True
+            if self._process.poll() is not None:
+                if self._connection.poll(0):
+                    return True
+                raise EOFError
+            waited += part
+        return False
+
     def _post_mortem(self) -> ToolError:
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -107,8 +130,10 @@ class Worker:
         code, log = self._process.returncode, self.stderr_tail()
         self.close()
         said = f": {log.splitlines()[-1].strip()}" if log.strip() else ""
+        if code == _OUT_OF_MEMORY:
+            return WorkerOutOfMemory("out of memory while arguments or results were passed")
         if code is not None and code < 0:
-            name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
+            name = _signal_name(-code)
             ran_out = " (the system may have run out of memory)" if code == -signal.SIGKILL else ""
             return WorkerCrashed(f"killed by {name}{ran_out}{said}")
         return WorkerCrashed(f"the process ended with status {code}{said}")
@@ -145,7 +170,7 @@ class Worker:
         setup = (self._limits.memory_bytes, self._start and _locate(self._start), self._start_arguments)
         try:
             self._connection.send(setup)
-            if not self._connection.poll(_START_SECONDS):
+            if not self._answers_within(_START_SECONDS):
                 raise WorkerTimedOut(f"the worker did not start within {_START_SECONDS:g} s")
             kind, value = self._connection.recv()
         except (EOFError, ConnectionError) as error:
@@ -176,6 +201,8 @@ class Worker:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(timeout=_LEAVE_SECONDS)
             self.kill()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # what it has started
             self._process = None
         self._busy = False
         if self._log is not None:
@@ -191,6 +218,13 @@ class Worker:
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self.close()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no names
+        return f"signal {number}"
 
 
 def _locate(function: Callable[..., Any]) -> tuple[str, str]:
@@ -213,13 +247,16 @@ def serve() -> None:
         if memory is not None:
             limit_memory(memory)
 
-    connection.send(_answer(prepare))
-    while True:
-        try:
+    try:
+        connection.send(_answer(prepare))
+        while True:
             located, arguments = connection.recv()
-        except EOFError:
-            return
-        connection.send(_answer(lambda: _find(located)(*arguments)))  # noqa: B023 (called at once)
+            connection.send(_answer(lambda: _find(located)(*arguments)))  # noqa: B023 (called at once)
+    except EOFError:
+        return
+    except MemoryError:
+        # Half a message may be on its way: only a new process can go on.
+        os._exit(_OUT_OF_MEMORY)
 
 
 def _find(located: tuple[str, str]) -> Callable[..., Any]:
@@ -242,12 +279,17 @@ def _answer(call: Callable[[], Any]) -> tuple[str, Any]:
 
 
 def _die_with_parent(parent: int) -> None:
-    """On Linux, ask for SIGKILL when the parent goes; elsewhere a closed socket ends us."""
-    with contextlib.suppress(OSError, AttributeError):
-        set_parent_death_signal = 1  # PR_SET_PDEATHSIG
-        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
+    """End this process soon after its parent has gone, even in the middle of a call.
+
+    Linux could send a signal, but it does so when the *thread* goes that started the process.
+    """
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def limit_memory(extra: int) -> None:

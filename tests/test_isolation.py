@@ -217,8 +217,9 @@ def test_the_limit_of_one_call_comes_first():
         worker.call(helpers.hang, seconds=0.05)
 
 
-def test_a_start_that_hangs_is_ended_at_the_limit():
-    """A device that does not open is a hang like any other."""
+def test_a_start_that_hangs_is_ended_at_the_limit(monkeypatch):
+    """A device that does not open is a hang like any other; a start has a limit of its own."""
+    monkeypatch.setattr("dispatch_profiler.isolation._START_SECONDS", 1.0)
     with Worker(WorkerLimits(seconds=0.2), helpers.hang) as worker:
         rescue = threading.Timer(5, worker.kill)
         rescue.start()

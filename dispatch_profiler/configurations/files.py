@@ -60,7 +60,9 @@ def load_configurations(path: Path) -> tuple[Entry, ...]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read the configurations {path}: {error}") from error
+        raise ConfigurationError(
+            f"cannot read the configurations {path}: {error}", hint="--configurations takes a YAML file"
+        ) from error
     return _parse(text, str(path))
 
 

@@ -1,7 +1,7 @@
 """Operations x configurations -> a generated tree with its manifest."""
 
 from dispatch_profiler.generator.dispatch import Dispatch
-from dispatch_profiler.generator.emit import emit
+from dispatch_profiler.generator.emit import check_tree, emit
 from dispatch_profiler.generator.manifest import (
     Artifact,
     DispatchEntry,
@@ -30,6 +30,7 @@ __all__ = [
     "Selection",
     "State",
     "Tree",
+    "check_tree",
     "emit",
     "load_manifest",
     "plan_generation",

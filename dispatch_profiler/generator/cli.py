@@ -5,19 +5,32 @@ from __future__ import annotations
 import argparse
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from dispatch_profiler.command import SUCCESS, Parser, add_tree_arguments, folder, run, say
 from dispatch_profiler.configurations import load_configurations, shipped_configurations
-from dispatch_profiler.errors import OperationError, UsageError
+from dispatch_profiler.errors import OperationError, RangeError, UsageError
 from dispatch_profiler.generator.dispatch import Dispatch
-from dispatch_profiler.generator.emit import emit
+from dispatch_profiler.generator.emit import check_tree, emit
 from dispatch_profiler.generator.plan import Choices, LeftOut, Plan, plan_generation
 from dispatch_profiler.generator.selection import Selection
 from dispatch_profiler.generator.tree import Tree
-from dispatch_profiler.operations import CONV_LAYOUTS, ELEMENT_TYPES, ElementTypes, Epilogue, element_type
+from dispatch_profiler.operations import (
+    CONV_LAYOUTS,
+    ELEMENT_TYPES,
+    BatchMatmul,
+    Conv2d,
+    ElementTypes,
+    Epilogue,
+    Matmul,
+    check_layouts,
+    element_type,
+    is_element_type,
+)
 from dispatch_profiler.targets import DEFAULT_TARGET, FAMILIES, parse_target
 from dispatch_profiler.workloads import (
     ConvSweep,
@@ -30,6 +43,7 @@ from dispatch_profiler.workloads import (
 from dispatch_profiler.workloads.sweep import DEFAULT_TYPES
 
 PROG = "generator.py"
+T = TypeVar("T")
 _RANGE = "V | START:END[:STEP],..."
 _CONV = {
     "n": "images",
@@ -61,6 +75,7 @@ def _main(arguments: Sequence[str]) -> int:
     plan = plan_generation(result.workload, target, choices)
     tree = Tree(folder(options.generated_dir))
     if options.dry_run:
+        check_tree(plan, tree)
         for operation, dispatches in plan.groups:
             _announce(tree.source(operation), dispatches)
     else:
@@ -119,23 +134,23 @@ def _parser() -> Parser:
 
 
 def _sweep(options: argparse.Namespace, kinds: tuple[str, ...]) -> Sweep:
-    conv = {name: getattr(options, f"conv_{name}") for name in _CONV}
-    typed = _types(options)
-    epilogues = tuple(dict.fromkeys(Epilogue.parse(text) for text in options.epilogue.split(",")))
+    conv = {name: values for name in _CONV if (values := _range(options, f"conv_{name}")) is not None}
+    typed = _types(options, kinds)
+    epilogues = tuple(dict.fromkeys(Epilogue.parse(text) for text in _items(options.epilogue)))
     return Sweep(
         kinds=kinds,
         matmul=MatmulSweep(
-            m=_range(options.problem_m),
-            n=_range(options.problem_n),
-            k=_range(options.problem_k),
-            batch=_range(options.batch_count),
+            m=_range(options, "problem_m"),
+            n=_range(options, "problem_n"),
+            k=_range(options, "problem_k"),
+            batch=_range(options, "batch_count"),
         ),
         conv=ConvSweep(
-            given={name: parse_range(text) for name, text in conv.items() if text is not None},
-            stride=_pairs(options.conv_stride),
-            padding=_pairs(options.conv_padding, minimum=0),
-            dilation=_pairs(options.conv_dilation),
-            groups=_range(options.conv_groups),
+            given=conv,
+            stride=_given(options, "conv_stride", parse_pairs),
+            padding=_given(options, "conv_padding", partial(parse_pairs, minimum=0)),
+            dilation=_given(options, "conv_dilation", parse_pairs),
+            groups=_range(options, "conv_groups"),
         ),
         types=typed.types,
         layouts=typed.layouts,
@@ -144,17 +159,23 @@ def _sweep(options: argparse.Namespace, kinds: tuple[str, ...]) -> Sweep:
     )
 
 
-def _range(text: str | None) -> tuple[int, ...] | None:
-    return None if text is None else parse_range(text)
+def _range(options: argparse.Namespace, name: str) -> tuple[int, ...] | None:
+    return _given(options, name, parse_range)
 
 
-def _pairs(text: str | None, minimum: int = 1) -> tuple[tuple[int, int], ...] | None:
-    return None if text is None else parse_pairs(text, minimum=minimum)
+def _given(options: argparse.Namespace, name: str, parse: Callable[[str], T]) -> T | None:
+    """What an option holds; None if it was not given. RangeError names the option."""
+    text = getattr(options, name)
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except RangeError as error:
+        raise RangeError(f"--{name.replace('_', '-')}: {error}", hint=error.hint) from error
 
 
 def _slices(options: argparse.Namespace) -> tuple[int, ...] | None:
-    text = options.split_k_slices
-    return None if text is None else () if text == "N/A" else parse_range(text)
+    return () if options.split_k_slices == "N/A" else _range(options, "split_k_slices")
 
 
 # -- types and layouts -----------------------------------------------------------------------------
@@ -168,31 +189,40 @@ class _Typed:
 
 
 _MATMUL_LAYOUTS = {"tt": ("t", "t"), "tn": ("t", "n"), "nt": ("n", "t"), "nn": ("n", "n")}
-_TAGS = ("t", "n", *CONV_LAYOUTS, *(filter_ for _, filter_ in CONV_LAYOUTS.values()))
+_CONV_TAGS = tuple(tag for pair in CONV_LAYOUTS.values() for tag in pair)
+_TAGS = ("t", "n", *_CONV_TAGS)
 
 
-def _types(options: argparse.Namespace) -> _Typed:
-    lhs, lhs_tags = _tagged(options.lhs)
-    rhs, rhs_tags = _tagged(options.rhs)
-    result, result_tags = _tagged(options.result)
-    if not (lhs or rhs or result):
-        types: tuple[ElementTypes, ...] = DEFAULT_TYPES
-    else:
-        lhs = lhs or rhs or [element_type(name).name for name in result]
+def _types(options: argparse.Namespace, kinds: tuple[str, ...]) -> _Typed:
+    lhs, lhs_tag = _tagged(options.lhs)
+    rhs, rhs_tag = _tagged(options.rhs)
+    result, result_tag = _tagged(options.result)
+    types: tuple[ElementTypes, ...] = DEFAULT_TYPES
+    if lhs or rhs or result:
+        lhs = lhs or rhs or result
         rhs = rhs or lhs
         result = result or [_natural_result(name) for name in lhs]
         types = tuple(ElementTypes(*triple) for triple in _aligned(lhs, rhs, result))
-    return _with_layouts(types, options.layout, lhs_tags, rhs_tags, result_tags)
+    return _with_layouts(types, _listed(options.layout), (lhs_tag, rhs_tag, result_tag), kinds)
 
 
-def _tagged(text: str | None) -> tuple[list[str], set[str]]:
-    """`f16t,bf16t` -> (["f16", "bf16"], {"t"})."""
-    names, tags = [], set()
-    for part in text.split(",") if text else []:
-        tag = next((t for t in _TAGS if part.endswith(t) and part.removesuffix(t) in ELEMENT_TYPES), "")
+def _tagged(text: str | None) -> tuple[list[str], str]:
+    """`f16t,bf16t` -> (["f16", "bf16"], "t")."""
+    names: list[str] = []
+    tags: dict[str, None] = {}
+    for part in _items(text):
+        tag = next((t for t in _TAGS if part.endswith(t) and is_element_type(part.removesuffix(t))), "")
         names.append(element_type(part.removesuffix(tag) if tag else part).name)
-        tags |= {tag} if tag else set()
-    return names, tags
+        tags[tag] = None
+    if len(tags) > 1:
+        raise UsageError(
+            f"one layout a tensor goes with its type, but got {text}", hint="list several with --layout"
+        )
+    return names, next(iter(tags), "")
+
+
+def _items(text: str | None) -> list[str]:
+    return [part.strip() for part in text.split(",")] if text is not None else []
 
 
 def _natural_result(name: str) -> str:
@@ -204,40 +234,57 @@ def _aligned(*columns: list[str]) -> list[tuple[str, ...]]:
     longest = max(map(len, columns))
     if any(len(column) not in (1, longest) for column in columns):
         counts = ", ".join(str(len(column)) for column in columns)
-        raise UsageError(f"--lhs, --rhs and --result must list one type or equally many, but got {counts}")
+        raise UsageError(
+            f"--lhs, --rhs and --result must list one type or equally many, but got {counts}",
+            hint="write --lhs=f16,f32 --result=f32 or --lhs=f16,f32 --result=f16,f32",
+        )
     return list(zip(*(column * longest if len(column) == 1 else column for column in columns), strict=True))
 
 
 def _with_layouts(
-    types: tuple[ElementTypes, ...], layout: str | None, lhs: set[str], rhs: set[str], result: set[str]
+    types: tuple[ElementTypes, ...], listed: list[str], tags: tuple[str, str, str], kinds: tuple[str, ...]
 ) -> _Typed:
-    matmul = tuple(_MATMUL_LAYOUTS[x] for x in _listed(layout) if x in _MATMUL_LAYOUTS)
-    conv = tuple(x for x in _listed(layout) if x in CONV_LAYOUTS)
-    if any(len(tags) > 1 for tags in (lhs, rhs, result)):
-        raise UsageError("give one layout a tensor with its type, or several with --layout")
-    tags = ["".join(each) for each in (lhs, rhs, result)]
-    data = next((name for name, pair in CONV_LAYOUTS.items() if tags[0] in pair or tags[1] in pair), None)
-    if data is not None:
-        if any(tag not in ("", *CONV_LAYOUTS[data]) for tag in tags) or tags[2] not in ("", data):
-            raise OperationError(f"layouts {', '.join(tags)} are of no convolution that there is")
-        conv = (data,)
-    elif tags[2] == "n":
-        raise OperationError(
-            "the result is stored row major ('t'), but got 'n'",
-            hint="a column-major result is the row-major result of the problem with lhs and rhs exchanged",
+    """Layouts from --layout or from the tags of the types, checked against the kinds asked for."""
+    if any(tags) and listed:
+        raise UsageError(
+            f"layouts stand with the types ({', '.join(filter(None, tags))}) and in --layout ({', '.join(listed)})",
+            hint="give them in one place",
         )
-    elif tags[0] or tags[1]:
+    conv = tuple(x for x in listed if x in CONV_LAYOUTS)
+    matmul = tuple(_MATMUL_LAYOUTS[x] for x in listed if x in _MATMUL_LAYOUTS)
+    if any(tag in _CONV_TAGS for tag in tags):
+        conv = (_conv_layout(tags),)
+    elif any(tags):
+        check_layouts(tags[0] or "t", tags[1] or "t", tags[2] or "t")
         matmul = ((tags[0] or "t", tags[1] or "t"),)
+    for given, names, other in ((conv, (Conv2d.kind,), "conv2d"), (matmul, _PRODUCTS, "matmul")):
+        if given and kinds and not any(kind in names for kind in kinds):
+            said = ", ".join(listed or filter(None, tags))
+            raise UsageError(
+                f"the layout {said} is one of {other}, but the kinds asked for are {', '.join(kinds)}",
+                hint="matmul and batch_matmul take t and n, conv2d takes nhwc and nchw",
+            )
     return _Typed(types, matmul or (("t", "t"),), conv or ("nhwc",))
 
 
+_PRODUCTS = (Matmul.kind, BatchMatmul.kind)
+
+
+def _conv_layout(tags: tuple[str, str, str]) -> str:
+    for data, filter_ in CONV_LAYOUTS.values():
+        if all(tag in ("", want) for tag, want in zip(tags, (data, filter_, data), strict=True)):
+            return data
+    said = ", ".join(f"{role}={tag}" for role, tag in zip(("lhs", "rhs", "result"), tags, strict=True) if tag)
+    known = " or ".join(f"{data}, {filter_}, {data}" for data, filter_ in CONV_LAYOUTS.values())
+    raise OperationError(f"no convolution has the layouts {said}", hint=f"lhs, rhs and result are {known}")
+
+
 def _listed(layout: str | None) -> list[str]:
-    parts = [part.strip() for part in layout.split(",")] if layout else []
     known = [*_MATMUL_LAYOUTS, *CONV_LAYOUTS]
-    for part in parts:
+    for part in _items(layout):
         if part not in known:
             raise UsageError(f"unknown layout {part!r}", hint=f"there is: {', '.join(known)}")
-    return parts
+    return _items(layout)
 
 
 # -- output ----------------------------------------------------------------------------------------

@@ -21,15 +21,7 @@ def emit(plan: Plan, tree: Tree) -> Iterator[tuple[Path, tuple[Dispatch, ...]]]:
     with the same text keeps what was compiled of it. If the caller stops half-way, what has been
     written is in the manifest.
     """
-    if tree.folder.exists() and not tree.folder.is_dir():
-        raise TreeError(f"{tree.folder} is a file, not a folder")
-    old_manifest = load_manifest(tree) if tree.manifest.exists() else None
-    if old_manifest is not None and old_manifest.entries and old_manifest.family != plan.target.family:
-        raise TargetError(
-            f"the tree in {tree.folder} is for {old_manifest.family}, not for {plan.target.name}",
-            hint="use another --generated-dir for another family of targets",
-        )
-    known = {e.operation: e for e in old_manifest.entries} if old_manifest else {}
+    known = {entry.operation: entry for entry in check_tree(plan, tree)}
     entries: list[OperationEntry] = []
     try:
         for operation, dispatches in plan.groups:
@@ -39,14 +31,36 @@ def emit(plan: Plan, tree: Tree) -> Iterator[tuple[Path, tuple[Dispatch, ...]]]:
             )
             path = tree.source(operation)
             old = known.get(operation)
-            unchanged = old is not None and _made(old) == _made(entry)
-            if not unchanged or not path.exists():
+            if not _holds(path, text):
                 write_atomic(path, text)
-            entries.append(old if old is not None and unchanged else entry)
+            entries.append(old if old is not None and old.same_source(entry) else entry)
             yield path, dispatches
     finally:
         update_manifest(tree, entries, generated=True)
 
 
-def _made(entry: OperationEntry) -> tuple[object, ...]:
-    return entry.target, entry.source_sha256, tuple(d.dispatch for d in entry.dispatches)
+def check_tree(plan: Plan, tree: Tree) -> tuple[OperationEntry, ...]:
+    """Entries of the tree as it is; empty if there is none yet.
+
+    Raises TreeError if a file stands where a folder must be, TargetError if the tree is for
+    another family of targets.
+    """
+    for folder in (tree.folder, tree.root.parent, tree.root):
+        if folder.exists() and not folder.is_dir():
+            raise TreeError(f"{folder} is a file, not a folder", hint="use another --generated-dir")
+    if not tree.manifest.exists():
+        return ()
+    old = load_manifest(tree)
+    if old.entries and old.family != plan.target.family:
+        raise TargetError(
+            f"the tree in {tree.folder} is for {old.family}, not for {plan.target.name}",
+            hint="use another --generated-dir for another family of targets",
+        )
+    return old.entries
+
+
+def _holds(path: Path, text: str) -> bool:
+    try:
+        return path.read_text(encoding="utf-8") == text
+    except (OSError, UnicodeDecodeError):
+        return False

@@ -75,9 +75,17 @@ class OperationEntry:
     dispatches: tuple[DispatchEntry, ...]
     modules: tuple[ModuleEntry, ...] = ()
 
+    def same_source(self, other: OperationEntry) -> bool:
+        """Does `other` stand for the same dispatches of the same text for the same target?"""
+        return _made(self) == _made(other)
+
     def module_of(self, dispatch: Dispatch) -> ModuleEntry | None:
         """The module that holds `dispatch`; None until it is compiled."""
         return next((m for m in self.modules if m.name == dispatch.configuration.module), None)
+
+
+def _made(entry: OperationEntry) -> tuple[object, ...]:
+    return entry.target, entry.source_sha256, tuple(d.dispatch for d in entry.dispatches)
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,7 @@ def load_manifest(tree: Tree) -> Manifest:
         )
     try:
         data = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise TreeError(f"the manifest {path} is damaged: {error}", hint=_again(path)) from error
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise TreeError(f"{path} is not a manifest of dispatch_profiler", hint=_again(path))
@@ -142,15 +150,21 @@ def _again(path: Any) -> str:
 def update_manifest(tree: Tree, changed: Iterable[OperationEntry], *, generated: bool = False) -> Manifest:
     """Put `changed` into the manifest on disk, under a lock, beside what others put there.
 
-    With `generated`, entries are added or replaced. Without it, an entry whose source has been
-    generated anew in the meantime is left as it is, and its result is dropped.
+    With `generated`, entries are added, and replaced where their source is another one. Without
+    it, an entry whose source has been generated anew in the meantime is left as it is, and its
+    result is dropped.
     """
     with locked(tree.root / ".manifest.lock"):
         old = load_manifest(tree).entries if tree.manifest.exists() else ()
         entries = {entry.operation: entry for entry in old}
         for entry in changed:
             known = entries.get(entry.operation)
-            if generated or (known is not None and known.source_sha256 == entry.source_sha256):
+            if generated:
+                # What a compiler has finished since then is kept.
+                replaced = known is None or not known.same_source(entry)
+            else:
+                replaced = known is not None and known.source_sha256 == entry.source_sha256
+            if replaced:
                 entries[entry.operation] = entry
         manifest = Manifest(tree, tuple(entries.values()))
         write_atomic(tree.manifest, _to_json(manifest))

@@ -71,13 +71,16 @@ def plan_generation(workload: Workload, target: Target, choices: Choices) -> Pla
 
 
 def _choose(valid: list[Dispatch], left_out: list[LeftOut], selection: Selection) -> list[Dispatch]:
-    try:
-        return selection.choose(valid, lambda d: d.operation.kind, lambda d: d.name)
-    except SelectionError as error:
-        if left_out and selection.patterns:
-            first = left_out[0]
-            raise SelectionError(f"{error}; {first.name} was left out: {first.reason}") from error
-        raise
+    """The selected dispatches; if a pattern names only what was left out, the error says why it was."""
+    for pattern in selection.patterns:
+        alone = Selection((pattern,))
+        hit = next((each for each in left_out if alone.matches("", each.name)), None)
+        if hit and not any(alone.matches("", dispatch.name) for dispatch in valid):
+            raise SelectionError(
+                f"no dispatch matches {pattern!r}; {hit.name} was left out: {hit.reason}",
+                hint="--verbose without --dispatches lists all that was left out",
+            )
+    return selection.choose(valid, lambda d: d.operation.kind, lambda d: d.name)
 
 
 def _configurations(operation: Operation, choices: Choices) -> list[Configuration]:
@@ -86,12 +89,13 @@ def _configurations(operation: Operation, choices: Choices) -> list[Configuratio
     )
     plain = dict.fromkeys([Default(), *fitting])
     # A split is a variant of the configurations that have none of their own.
-    return [*plain, *(_split(c, s) for s in _slices(operation, choices) for c in plain if _can_split(c))]
+    split = (_split(c, slices) for slices in _slices(operation, choices) for c in plain if _can_split(c))
+    return list(dict.fromkeys([*plain, *split]))
 
 
 def _slices(operation: Operation, choices: Choices) -> tuple[int, ...]:
     if choices.split_k is not None:
-        return tuple(slices for slices in choices.split_k if slices > 1)
+        return tuple(dict.fromkeys(slices for slices in choices.split_k if slices > 1))
     if isinstance(operation, Matmul) and not choices.default_only:
         predefined: Mapping[tuple[int, int, int], tuple[int, ...]] = SPLIT_K_PROBLEMS
         return predefined.get((operation.m, operation.n, operation.k), ())

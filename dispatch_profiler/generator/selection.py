@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,8 +35,8 @@ class Selection:
         `all` stands for every kind.
         """
         names = [kind.strip() for kind in kinds.split(",")] if kinds else []
-        wanted = () if "all" in names else tuple(operation_kind(name).kind for name in names)
-        return Selection(_split(patterns), wanted)
+        known = tuple(operation_kind(name).kind for name in names if name != "all")
+        return Selection(_split(patterns), () if "all" in names else known)
 
     @cached_property
     def _matchers(self) -> tuple[tuple[str, tuple[re.Pattern[str], ...]], ...]:
@@ -86,11 +87,14 @@ def _split(patterns: str) -> tuple[str, ...]:
 def _compile(pattern: str) -> tuple[re.Pattern[str], ...]:
     forms = [re.compile(fnmatch.translate(pattern))]
     try:
-        forms.append(re.compile(pattern))
-    except re.error as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # "possible nested set": it is a glob
+            forms.append(re.compile(pattern))
+    except (re.error, OverflowError) as error:
         if not re.search(r"[*?\[]", pattern):
             raise SelectionError(
-                f"the pattern {pattern!r} is neither a glob nor a regular expression: {error}"
+                f"the pattern {pattern!r} is neither a glob nor a regular expression: {error}",
+                hint="write matmul_256*_default or matmul_256.*_default",
             ) from error
     return tuple(forms)
 

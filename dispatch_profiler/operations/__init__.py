@@ -8,9 +8,14 @@ from typing import Any
 from dispatch_profiler.errors import OperationError, did_you_mean
 from dispatch_profiler.operations._base import ElementTypes, Loop, Operation, Tensor
 from dispatch_profiler.operations.conv2d import CONV_LAYOUTS, Conv2d
-from dispatch_profiler.operations.element_types import ELEMENT_TYPES, ElementType, element_type
+from dispatch_profiler.operations.element_types import (
+    ELEMENT_TYPES,
+    ElementType,
+    element_type,
+    is_element_type,
+)
 from dispatch_profiler.operations.epilogues import ACTIVATIONS, Epilogue
-from dispatch_profiler.operations.matmul import BatchMatmul, Matmul
+from dispatch_profiler.operations.matmul import BatchMatmul, Matmul, check_layouts
 from dispatch_profiler.operations.reference import Reference, accumulation_factor, reference
 
 KINDS: dict[str, type[Operation]] = {kind.kind: kind for kind in (Matmul, BatchMatmul, Conv2d)}
@@ -48,7 +53,9 @@ __all__ = [
     "Reference",
     "Tensor",
     "accumulation_factor",
+    "check_layouts",
     "element_type",
+    "is_element_type",
     "operation_from_dict",
     "operation_kind",
     "reference",

@@ -63,7 +63,8 @@ class ElementTypes:
         lhs, rhs, result = (element_type(getattr(self, f.name)) for f in fields(self))
         if lhs != rhs:
             raise OperationError(
-                f"lhs and rhs must have one element type, but got lhs={lhs.name}, rhs={rhs.name}"
+                f"lhs and rhs must have one element type, but got lhs={lhs.name}, rhs={rhs.name}",
+                hint=f"use --rhs={lhs.name}",
             )
         if lhs.name == "i32":
             raise OperationError("i32 is the result type of i8 inputs, not an input type", hint="use i8")
@@ -75,7 +76,8 @@ class ElementTypes:
             )
         if not lhs.is_integer and result.precision > self.accumulator.precision:
             raise OperationError(
-                f"{lhs.name} inputs are summed in {self.accumulator.name}, which result={result.name} exceeds"
+                f"{lhs.name} inputs are summed in {self.accumulator.name}, which result={result.name} exceeds",
+                hint=f"use --result={self.accumulator.name}",
             )
 
     @property

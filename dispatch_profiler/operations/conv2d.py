@@ -6,6 +6,7 @@ with C channels and F filters a group, and zeros outside the input.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -72,7 +73,8 @@ class Conv2d(Operation):
         for name, channels in (("input channels c", self.c), ("filters k", self.k)):
             if channels % self.groups:
                 raise OperationError(
-                    f"groups must divide the {name}, but got groups={self.groups}, {name}={channels}"
+                    f"groups must divide the {name}, but got groups={self.groups}, {name}={channels}",
+                    hint=f"groups may be {_few_divisors(self.c, self.k)}",
                 )
         for axis, size, padded in zip("hw", self.window, self.padded, strict=True):
             if size > padded:
@@ -201,6 +203,12 @@ class Conv2d(Operation):
                 total += _grouped_product(window.transpose(1, 0, 2), filters[i, j])
         result = total.transpose(1, 0, 2).reshape(self.n, oh, ow, self.k)
         return result if self.layout == "nhwc" else result.transpose(0, 3, 1, 2)
+
+
+def _few_divisors(c: int, k: int) -> str:
+    common = math.gcd(c, k)
+    divisors = [str(d) for d in range(1, common + 1) if common % d == 0]
+    return ", ".join(divisors[:8]) + (", ..." if len(divisors) > 8 else "")
 
 
 def _to_nhwc(array: np.ndarray) -> np.ndarray:

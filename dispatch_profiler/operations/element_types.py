@@ -68,6 +68,11 @@ ELEMENT_TYPES: dict[str, ElementType] = {
 _ALIASES = {"f8": "f8E4M3FN"}
 
 
+def is_element_type(name: str) -> bool:
+    """Is there a type, or a short name of one, called `name`?"""
+    return _ALIASES.get(name, name) in ELEMENT_TYPES
+
+
 def element_type(name: str) -> ElementType:
     """The type called `name` (`f8` is short for `f8E4M3FN`).
 

@@ -163,14 +163,20 @@ def _kinds(sweep: Sweep) -> tuple[str, ...]:
     if not asked:
         return tuple(implied) or (Matmul.kind, BatchMatmul.kind, Conv2d.kind)
     if shapes.is_given and Matmul.kind not in asked and BatchMatmul.kind not in asked:
-        raise UsageError(f"shapes of matmul were given, but the kinds asked for are {', '.join(asked)}")
+        raise UsageError(
+            f"shapes of matmul were given, but the kinds asked for are {', '.join(asked)}",
+            hint="ask for matmul or batch_matmul too",
+        )
     if max(shapes.batch or (1,)) > 1 and BatchMatmul.kind not in asked:
         raise UsageError(
             f"a batch count above 1 was given, but the kinds asked for are {', '.join(asked)}",
             hint="ask for batch_matmul too",
         )
     if sweep.conv.is_given and Conv2d.kind not in asked:
-        raise UsageError(f"shapes of conv2d were given, but the kinds asked for are {', '.join(asked)}")
+        raise UsageError(
+            f"shapes of conv2d were given, but the kinds asked for are {', '.join(asked)}",
+            hint="ask for conv2d too",
+        )
     return asked
 
 

@@ -148,7 +148,6 @@ def test_all_kinds_are_all(names):
         (["--problem-m=8", "--problem-n=4", "--problem-k=2"], ["matmul_8x4x2"]),
         (["--m=8", "--n=4", "--k=2", "--batch_count=1"], ["matmul_8x4x2"]),
         (["--m=8", "--n=4", "--k=2", "--batch-count=3"], ["batch_matmul_3x8x4x2"]),
-        (["--m=8", "--n=4", "--k=2", "--batch-count=3", "--op-kind=matmul"], ["matmul_8x4x2"]),
         (["--m=8", "--n=4", "--k=2", "--op-kind=batch_matmul"], ["batch_matmul_1x8x4x2"]),
         (
             ["--m=8", "--n=4", "--k=2", "--batch-count=2:3", "--op-kind=matmul,batch_matmul"],

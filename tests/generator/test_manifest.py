@@ -214,8 +214,8 @@ def test_a_missing_key_is_refused(tree, path, keys):
     [
         (("operation", "kind"), "softmax", "unknown operation kind 'softmax'"),
         (("operation", "n"), 0, "every extent must be at least 1"),
-        (("operation", "n"), "1", "not supported between"),
-        (("operation", "n"), None, "not supported between"),
+        (("operation", "n"), "1", "every extent must be at least 1"),
+        (("operation", "n"), None, "every extent must be at least 1"),
         (("operation", "types"), ["f32", "f16", "f32"], "must have one element type"),
         (("operation", "depth"), 3, "depth"),
         (("dispatches", 0, "configuration", "kind"), "magic", "unknown kind of configuration 'magic'"),
