@@ -7,18 +7,19 @@ goes to a file, of which the end becomes part of the message when it dies.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import os
+import pickle
 import resource
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -35,8 +36,8 @@ from dispatch_profiler.errors import (
 _GIB = 2**30
 #: How long a process may take to start, its device opened.
 _START_SECONDS = 120.0
-#: How often a process looks whether its parent still lives.
-_WATCH_SECONDS = 0.5
+#: Starts every process: the parent-death signal comes when the *thread* ends that started one.
+_SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
 #: How often a waiting call looks whether the process still lives.
 _SLICE_SECONDS = 0.25
 #: Exit status of a process that could not even answer for lack of memory.
@@ -157,7 +158,8 @@ class Worker:
         paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
         command = "from dispatch_profiler.isolation import serve; serve()"
         with theirs:
-            self._process = subprocess.Popen(
+            self._process = _SPAWNER.submit(
+                subprocess.Popen,
                 [sys.executable, "-c", command, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -165,7 +167,8 @@ class Worker:
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **self._environment, "PYTHONPATH": os.pathsep.join(paths)},
                 start_new_session=True,  # Ctrl-C at the terminal is ours to handle
-            )
+            ).result()
+        self._busy = True
         self._connection = Connection(ours.detach())
         setup = (self._limits.memory_bytes, self._start and _locate(self._start), self._start_arguments)
         try:
@@ -178,6 +181,7 @@ class Worker:
         except BaseException:
             self.close()
             raise
+        self._busy = False
         if kind != "value":
             self.close()
             raise value
@@ -248,15 +252,23 @@ def serve() -> None:
             limit_memory(memory)
 
     try:
-        connection.send(_answer(prepare))
+        _send(connection, _answer(prepare))
         while True:
             located, arguments = connection.recv()
-            connection.send(_answer(lambda: _find(located)(*arguments)))  # noqa: B023 (called at once)
+            _send(connection, _answer(lambda: _find(located)(*arguments)))  # noqa: B023 (called at once)
     except EOFError:
         return
     except MemoryError:
         # Half a message may be on its way: only a new process can go on.
         os._exit(_OUT_OF_MEMORY)
+
+
+def _send(connection: Connection, answer: tuple[str, Any]) -> None:
+    try:
+        connection.send(answer)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        # Nothing has been sent yet: pickling comes first.
+        connection.send(("error", ToolError(f"the answer cannot be passed on: {error}")))
 
 
 def _find(located: tuple[str, str]) -> Callable[..., Any]:
@@ -279,17 +291,15 @@ def _answer(call: Callable[[], Any]) -> tuple[str, Any]:
 
 
 def _die_with_parent(parent: int) -> None:
-    """End this process soon after its parent has gone, even in the middle of a call.
+    """On Linux, ask for SIGKILL when the parent goes, even in the middle of native code.
 
-    Linux could send a signal, but it does so when the *thread* goes that started the process.
+    Elsewhere an idle process ends with its socket, and a busy one after its call.
     """
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_WATCH_SECONDS)
+    with contextlib.suppress(OSError, AttributeError):
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:
         os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def limit_memory(extra: int) -> None:

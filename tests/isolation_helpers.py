@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import signal
 import subprocess
@@ -100,10 +101,20 @@ def hang_at_exit() -> int:
 def hang(note: str = "") -> None:
     """Never answer; with `note`, write our process id there first."""
     if note:
-        Path(f"{note}.new").write_text(str(os.getpid()))
-        os.replace(f"{note}.new", note)
+        os.replace(_written(f"{note}.new"), note)
     while True:
         time.sleep(100)
+
+
+def hang_in_native_code(note: str) -> None:
+    """Never answer, in native code that lets no other Python thread run, as some bindings do."""
+    os.replace(_written(f"{note}.new"), note)
+    ctypes.PyDLL(None).sleep(100)
+
+
+def _written(path: str) -> str:
+    Path(path).write_text(str(os.getpid()))
+    return path
 
 
 # -- noise -----------------------------------------------------------------------------------------

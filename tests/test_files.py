@@ -69,14 +69,12 @@ def test_a_folder_in_the_way_is_an_error(tmp_path):
     assert os.listdir(tmp_path / "folder") == ["x"]
 
 
-def test_whoever_shares_the_tree_can_read_it(tmp_path):
-    """The mode is what the umask leaves, not that of a temporary file."""
-    old = os.umask(0o027)
-    try:
-        write_atomic(tmp_path / "x", "")
-        assert os.umask(0o027) == 0o027
-    finally:
-        os.umask(old)
+def test_whoever_shares_the_tree_can_read_it(tmp_path, monkeypatch):
+    """The mode is what the umask leaves, not that of a temporary file; the umask stays as it is."""
+    monkeypatch.setattr("dispatch_profiler.files._UMASK", 0o027)
+    before = os.umask(0o022)
+    write_atomic(tmp_path / "x", "")
+    assert os.umask(before) == 0o022
     assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
 
 

@@ -217,17 +217,37 @@ def test_the_limit_of_one_call_comes_first():
         worker.call(helpers.hang, seconds=0.05)
 
 
-def test_a_start_that_hangs_is_ended_at_the_limit(monkeypatch):
+@pytest.fixture
+def orderly_ends(monkeypatch) -> list[float]:
+    """Grows by one for each process that is given time to leave by itself."""
+    seen: list[float] = []
+    wait = subprocess.Popen.wait
+
+    def spy(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        seen.extend([timeout] if timeout == isolation._LEAVE_SECONDS else [])
+        return wait(process, timeout)
+
+    monkeypatch.setattr(isolation, "_LEAVE_SECONDS", 0.125)
+    monkeypatch.setattr(subprocess.Popen, "wait", spy)
+    return seen
+
+
+def test_an_orderly_end_is_seen(orderly_ends):
+    """The spy above sees an idle process leave."""
+    with Worker() as worker:
+        worker.call(helpers.pid)
+    assert orderly_ends == [0.125]
+
+
+def test_a_start_that_hangs_is_ended_at_the_limit(monkeypatch, orderly_ends):
     """A device that does not open is a hang like any other; a start has a limit of its own."""
-    monkeypatch.setattr("dispatch_profiler.isolation._START_SECONDS", 1.0)
-    with Worker(WorkerLimits(seconds=0.2), helpers.hang) as worker:
-        rescue = threading.Timer(5, worker.kill)
-        rescue.start()
-        try:
-            with pytest.raises(WorkerTimedOut):
-                worker.call(helpers.pid)
-        finally:
-            rescue.cancel()
+    monkeypatch.setattr(isolation, "_START_SECONDS", 0.5)
+    with (
+        Worker(WorkerLimits(seconds=1000), helpers.hang) as worker,
+        pytest.raises(WorkerTimedOut, match=r"did not start within 0\.5 s"),
+    ):
+        worker.call(helpers.pid)
+    assert orderly_ends == []
 
 
 def test_memory_beyond_the_limit_is_refused():
@@ -370,8 +390,8 @@ def test_a_death_of_the_start_function_is_told():
         worker.call(helpers.pid)
 
 
-def test_ctrl_c_at_the_start_leaves_no_process(tmp_path):
-    """The next call starts a fresh one."""
+def test_ctrl_c_at_the_start_leaves_no_process(tmp_path, orderly_ends):
+    """What is busy with its start is killed at once, as what is busy with a call."""
     note = tmp_path / "note"
     thread = when(note, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
     with Worker(start=helpers.hang, start_arguments=(str(note),)) as worker:
@@ -379,6 +399,7 @@ def test_ctrl_c_at_the_start_leaves_no_process(tmp_path):
             worker.call(helpers.pid)
         thread.join()
         assert is_gone(int(note.read_text()))
+    assert orderly_ends == []
 
 
 def test_the_environment_is_ours_with_what_was_given(monkeypatch):
@@ -427,19 +448,24 @@ def test_a_worker_whose_parent_has_gone_before_ends_at_once():
         assert process.wait(timeout=60) == 1
 
 
-def test_a_worker_ends_when_its_parent_is_killed(tmp_path):
+@pytest.mark.parametrize("hang", [helpers.hang, helpers.hang_in_native_code])
+def test_a_worker_ends_when_its_parent_is_killed(tmp_path, hang):
     """However busy it is."""
     note = tmp_path / "note"
     program = (
         "import isolation_helpers; from dispatch_profiler.isolation import Worker\n"
-        f"Worker().call(isolation_helpers.hang, {str(note)!r})"
+        f"Worker().call(isolation_helpers.{hang.__name__}, {str(note)!r})"
     )
     with subprocess.Popen([sys.executable, "-c", program]) as parent:
         until(note.exists)
         worker = int(note.read_text())
         assert not is_gone(worker)
         parent.kill()
-    until(lambda: is_gone(worker))
+    try:
+        until(lambda: is_gone(worker))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
 
 
 # -- memory of the system --------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from dispatch_profiler.compiler._base import BuildError, Built, ModuleJob, Outcome
-from dispatch_profiler.compiler.tools import Tools, find_tool
+from dispatch_profiler.compiler.tools import Tools
 from dispatch_profiler.configurations import Evidence
+from dispatch_profiler.files import find_tools
 from dispatch_profiler.generator import State
 
 
@@ -38,7 +39,7 @@ class IreeCompiler:
     @property
     def _phases(self) -> Phases:
         if self.build_dir is not None:
-            return Tools(find_tool(self.build_dir))
+            return Tools(*find_tools(self.build_dir, ["iree-compile"]))
         # Loading the compiler costs 0.2 s and 100 MB: only where something is compiled.
         from dispatch_profiler.compiler.in_process import InProcess
 

@@ -12,22 +12,6 @@ from pathlib import Path
 from dispatch_profiler.compiler._base import BuildError
 from dispatch_profiler.errors import ToolError, UsageError
 
-#: Where a build, an install tree or a folder of tools keeps iree-compile.
-_PLACES = ("", "tools", "bin", "install/bin", "compiler")
-
-
-def find_tool(build_dir: Path) -> Path:
-    """The `iree-compile` of a build directory. UsageError names the places that were looked at."""
-    for place in _PLACES:
-        tool = build_dir / place / "iree-compile"
-        if tool.is_file():
-            return tool
-    places = ", ".join(str(build_dir / place) for place in _PLACES)
-    raise UsageError(
-        f"there is no iree-compile in {build_dir}",
-        hint=f"looked in {places}; leave --build-dir out to use the installed wheel",
-    )
-
 
 @dataclass(frozen=True)
 class Tools:

@@ -126,7 +126,7 @@ def _parser() -> Parser:
     tuning.add_argument("--split_k_mode", choices=["N/A", "parallel"], help=argparse.SUPPRESS)
     tuning.add_argument(
         "--default-config", nargs="?", const="true", default="true", choices=["true", "only"],
-        help="the compiler's own choice is always generated; 'only' generates nothing else",
+        help="the compiler's own choice is among them, unless --dispatches leaves it out; 'only': nothing else",
     )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="say what would be generated, write nothing")
     parser.add_argument("--verbose", action="store_true", help="name each dispatch that is left out")

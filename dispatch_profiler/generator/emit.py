@@ -32,11 +32,12 @@ def emit(plan: Plan, tree: Tree) -> Iterator[tuple[Path, tuple[Dispatch, ...]]]:
             path = tree.source(operation)
             old = known.get(operation)
             if not _holds(path, text):
-                write_atomic(path, text)
+                _write(path, text)
             entries.append(old if old is not None and old.same_source(entry) else entry)
             yield path, dispatches
     finally:
-        update_manifest(tree, entries, generated=True)
+        if entries:
+            update_manifest(tree, entries, generated=True)
 
 
 def check_tree(plan: Plan, tree: Tree) -> tuple[OperationEntry, ...]:
@@ -57,6 +58,15 @@ def check_tree(plan: Plan, tree: Tree) -> tuple[OperationEntry, ...]:
             hint="use another --generated-dir for another family of targets",
         )
     return old.entries
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_atomic(path, text)
+    except PermissionError as error:
+        raise TreeError(
+            f"cannot write {path}: {error.strerror}", hint="use another --generated-dir"
+        ) from error
 
 
 def _holds(path: Path, text: str) -> bool:

@@ -28,4 +28,4 @@ def render_module(operation: Operation, dispatches: Sequence[Dispatch]) -> str:
     after:  func.func @matmul_4x4x4_f32t_f32t_f32t_tile_config_default(%lhs: tensor<4x4xf32>, ...
     """
     template = _environment().get_template(f"{operation.kind}.mlir.j2")
-    return template.render(op=operation, dispatches=dispatches).lstrip("\n")
+    return template.render(op=operation, dispatches=dispatches).strip("\n") + "\n"

@@ -29,14 +29,38 @@ def check_layouts(lhs: str, rhs: str, result: str = "t") -> None:
         )
 
 
+class _Product(Operation):
+    """What both kinds share: layouts of two operands, a bias along n, one reduction."""
+
+    parallel_axes: ClassVar[tuple[str, ...]] = ("m", "n")
+    reduction_axes: ClassVar[tuple[str, ...]] = ("k",)
+
+    lhs_layout: str
+    rhs_layout: str
+
+    def _check(self, **extents: int) -> None:
+        check_positive(self.kind, **extents)
+        check_layouts(self.lhs_layout, self.rhs_layout)
+        self._check_epilogue()
+
+    @property
+    def layouts(self) -> tuple[str, str, str]:
+        return self.lhs_layout, self.rhs_layout, "t"
+
+    @property
+    def bias_axis(self) -> int:
+        return len(self.result.shape) - 1
+
+    def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+        return _transposed(lhs, self.lhs_layout) @ _transposed(rhs, self.rhs_layout)
+
+
 @dataclass(frozen=True)
-class Matmul(Operation):
+class Matmul(_Product):
     """An M x N x K product; `lhs_layout='n'` means that A is stored as K x M, and so on."""
 
     kind: ClassVar[str] = "matmul"
     label: ClassVar[str] = "OperationKind.Matmul"
-    parallel_axes: ClassVar[tuple[str, ...]] = ("m", "n")
-    reduction_axes: ClassVar[tuple[str, ...]] = ("k",)
 
     m: int
     n: int
@@ -47,17 +71,11 @@ class Matmul(Operation):
     epilogue: Epilogue = Epilogue()
 
     def __post_init__(self) -> None:
-        check_positive(self.kind, m=self.m, n=self.n, k=self.k)
-        check_layouts(self.lhs_layout, self.rhs_layout)
-        self._check_epilogue()
+        self._check(m=self.m, n=self.n, k=self.k)
 
     @property
     def problem(self) -> str:
         return f"{self.m}x{self.n}x{self.k}"
-
-    @property
-    def layouts(self) -> tuple[str, str, str]:
-        return self.lhs_layout, self.rhs_layout, "t"
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -77,10 +95,6 @@ class Matmul(Operation):
     def loops(self) -> tuple[Loop, ...]:
         return (Loop("m", self.m, "parallel"), Loop("n", self.n, "parallel"), Loop("k", self.k, "reduction"))
 
-    @property
-    def bias_axis(self) -> int:
-        return 1
-
     def shape_arguments(self) -> dict[str, str]:
         return {"batch_count": "1", "m": str(self.m), "n": str(self.n), "k": str(self.k)}
 
@@ -88,18 +102,13 @@ class Matmul(Operation):
     def smallest(cls, epilogue: Epilogue) -> Matmul:
         return cls(1, 1, 1, epilogue=epilogue)
 
-    def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
-        return _transposed(lhs, self.lhs_layout) @ _transposed(rhs, self.rhs_layout)
-
 
 @dataclass(frozen=True)
-class BatchMatmul(Operation):
+class BatchMatmul(_Product):
     """`batch` independent M x N x K products; named B x M x N x K."""
 
     kind: ClassVar[str] = "batch_matmul"
     label: ClassVar[str] = "OperationKind.BatchMatmul"
-    parallel_axes: ClassVar[tuple[str, ...]] = ("m", "n")
-    reduction_axes: ClassVar[tuple[str, ...]] = ("k",)
 
     batch: int
     m: int
@@ -111,9 +120,7 @@ class BatchMatmul(Operation):
     epilogue: Epilogue = Epilogue()
 
     def __post_init__(self) -> None:
-        check_positive(self.kind, batch=self.batch, m=self.m, n=self.n, k=self.k)
-        check_layouts(self.lhs_layout, self.rhs_layout)
-        self._check_epilogue()
+        self._check(batch=self.batch, m=self.m, n=self.n, k=self.k)
 
     @property
     def each(self) -> Matmul:
@@ -123,10 +130,6 @@ class BatchMatmul(Operation):
     @property
     def problem(self) -> str:
         return f"{self.batch}x{self.each.problem}"
-
-    @property
-    def layouts(self) -> tuple[str, str, str]:
-        return self.each.layouts
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -145,19 +148,12 @@ class BatchMatmul(Operation):
     def loops(self) -> tuple[Loop, ...]:
         return (Loop("batch", self.batch, "parallel"), *self.each.loops)
 
-    @property
-    def bias_axis(self) -> int:
-        return 2
-
     def shape_arguments(self) -> dict[str, str]:
         return {**self.each.shape_arguments(), "batch_count": str(self.batch)}
 
     @classmethod
     def smallest(cls, epilogue: Epilogue) -> BatchMatmul:
         return cls(1, 1, 1, 1, epilogue=epilogue)
-
-    def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
-        return _transposed(lhs, self.lhs_layout) @ _transposed(rhs, self.rhs_layout)
 
 
 def _transposed(array: np.ndarray, layout: str) -> np.ndarray:

@@ -12,24 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from dispatch_profiler.errors import UsageError
+from dispatch_profiler.files import find_tools
 from dispatch_profiler.operations import Operation, Tensor
 from dispatch_profiler.runtime._base import RunError, poison
 
-_PLACES = ("", "tools", "bin", "install/bin")
+_COMMANDS = ("iree-run-module", "iree-benchmark-module")
 
 
 def find_runtime_tools(build_dir: Path) -> tuple[Path, Path]:
     """`iree-run-module` and `iree-benchmark-module` of a build. UsageError names what is missing."""
-    for place in _PLACES:
-        run, benchmark = (build_dir / place / f"iree-{name}-module" for name in ("run", "benchmark"))
-        if run.is_file() and benchmark.is_file():
-            return run, benchmark
-    raise UsageError(
-        f"there is no iree-run-module with iree-benchmark-module in {build_dir}",
-        hint=f"looked in {', '.join(str(build_dir / place) for place in _PLACES)}; "
-        "leave --build-dir out to use the installed runtime",
-    )
+    run, benchmark = find_tools(build_dir, _COMMANDS)
+    return run, benchmark
 
 
 class ToolDevice:

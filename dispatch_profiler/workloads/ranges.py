@@ -7,6 +7,8 @@ import re
 from dispatch_profiler.errors import RangeError
 
 _HINT = "write a value (64), a range with its end included (64:1024 or 64:1024:128), or a comma list of these"
+#: More values in one range are a slip of the pen, and would not fit into memory.
+_MOST = 1_000_000
 _PAIR_HINT = _HINT.replace("a value (64)", "a value (2), a pair (2x1)")
 
 
@@ -38,7 +40,10 @@ def _part(part: str, text: str, minimum: int, hint: str = _HINT) -> range:
         raise RangeError(f"a range must not end before it starts, but got {part!r}{where}", hint=hint)
     if step == 0:
         raise RangeError(f"a step must be at least 1, but got {part!r}{where}", hint=hint)
-    return range(start, end + 1, step or 1)
+    values = range(start, end + 1, step or 1)
+    if len(values) > _MOST:
+        raise RangeError(f"{part!r}{where} names {len(values)} values, more than {_MOST}", hint=hint)
+    return values
 
 
 def parse_pairs(text: str, *, minimum: int = 1) -> tuple[tuple[int, int], ...]:

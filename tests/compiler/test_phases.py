@@ -11,9 +11,10 @@ import pytest
 from dispatch_profiler.compiler import BuildError, IreeCompiler
 from dispatch_profiler.compiler.configured import ConfiguredModule, dispatch_commands
 from dispatch_profiler.compiler.in_process import InProcess, _repeated
-from dispatch_profiler.compiler.tools import Tools, find_tool
+from dispatch_profiler.compiler.tools import Tools
 from dispatch_profiler.configurations import CpuTiles, Default, Flow
 from dispatch_profiler.errors import ToolError, UsageError
+from dispatch_profiler.files import find_tools
 from dispatch_profiler.generator import State
 from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, Matmul
 
@@ -146,12 +147,12 @@ def test_the_compiler_of_a_build_is_found_where_builds_keep_it(tmp_path: Path, p
     tool.parent.mkdir(parents=True, exist_ok=True)
     tool.touch()
 
-    assert find_tool(tmp_path) == tool
+    assert find_tools(tmp_path, ["iree-compile"]) == [tool]
 
 
 def test_a_build_directory_without_the_tools_is_refused(tmp_path: Path):
     with pytest.raises(UsageError, match="there is no iree-compile in") as caught:
-        find_tool(tmp_path)
+        find_tools(tmp_path, ["iree-compile"])
 
     assert "installed wheel" in caught.value.hint
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Entry
-from dispatch_profiler.errors import TreeError
+from dispatch_profiler.errors import TargetError, TreeError
 from dispatch_profiler.files import sha256
 from dispatch_profiler.generator import (
     Choices,
@@ -252,6 +252,17 @@ def test_a_damaged_manifest_stops_before_anything_is_written(tree):
         list(emit(plan(MATMUL), tree))
     assert tree.manifest.read_text() == "damaged"
     assert not tree.source(MATMUL).exists()
+
+
+def test_a_tree_is_for_one_family_of_targets(tree):
+    """Another member of the family may add to it, another family not."""
+    list(emit(plan(MATMUL, target=CpuTarget()), tree))
+    list(emit(plan(BATCH, target=CpuTarget("znver4")), tree))
+    before = files_of(tree)
+    with pytest.raises(TargetError, match="is for llvm-cpu, not for null") as caught:
+        list(emit(plan(CONV), tree))
+    assert "another --generated-dir" in caught.value.hint
+    assert files_of(tree) == before
 
 
 def test_an_empty_default_plan_is_the_default(tree):

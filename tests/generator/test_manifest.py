@@ -97,6 +97,15 @@ def test_the_dispatches_of_a_manifest_come_in_order(tree):
     assert all(d.dispatch.operation == entry.operation for entry, d in pairs)
 
 
+def test_the_family_of_a_tree_is_that_of_its_targets(tree):
+    """Whatever their detail is; targets of two families are damage."""
+    entries = [generated(op, target=t) for op, t in zip(EVERY_OPERATION, ("null", "null:x"), strict=False)]
+    assert Manifest(tree, tuple(entries)).family == "null"
+    mixed = Manifest(tree, (*entries, generated(EVERY_OPERATION[2], target="llvm-cpu")))
+    with pytest.raises(TreeError, match="llvm-cpu"):
+        _ = mixed.family
+
+
 def test_a_dispatch_is_in_the_module_of_its_flags():
     """In none until that is compiled."""
     entry = compiled(generated(EVERY_OPERATION[0]))

@@ -269,7 +269,7 @@ def test_an_unfilled_name_is_an_error(text, monkeypatch):
 def test_a_filled_name_is_none(monkeypatch):
     """The same environment renders what it knows, so that it is the name that was refused."""
     broken_environment("{{ op.name }}", monkeypatch)
-    assert rendered(Matmul(8, 16, 4)) == "matmul_8x16x4_f32t_f32t_f32t"
+    assert rendered(Matmul(8, 16, 4)) == "matmul_8x16x4_f32t_f32t_f32t\n"
 
 
 def test_every_kind_has_a_template_that_ships():
