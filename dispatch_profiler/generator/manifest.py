@@ -144,7 +144,7 @@ def load_manifest(tree: Tree) -> Manifest:
 
 
 def _again(path: Any) -> str:
-    return f"remove {path} and run generator.py again; what was compiled stays usable"
+    return f"remove {path} and run generator.py and compile.py again"
 
 
 def update_manifest(tree: Tree, changed: Iterable[OperationEntry], *, generated: bool = False) -> Manifest:

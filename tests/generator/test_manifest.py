@@ -176,7 +176,7 @@ def test_a_file_that_is_not_ours_is_refused(tree, data, message):
     """With its path, what is wrong, and what to do."""
     files.write_atomic(tree.manifest, data)
     error = refusal(tree, f"{tree.manifest} ({message})")
-    assert error.hint.startswith(f"remove {tree.manifest} and run generator.py again")
+    assert error.hint.startswith(f"remove {tree.manifest} and run generator.py and compile.py again")
 
 
 def test_a_manifest_that_cannot_be_read_is_refused(tree, monkeypatch):

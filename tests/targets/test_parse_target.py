@@ -23,7 +23,7 @@ CPU_NAMES = st.from_regex(r"\A[A-Za-z0-9_.+-]+\Z")
         ("llvm-cpu:host", CpuTarget()),
         ("llvm-cpu:znver4", CpuTarget("znver4")),
         ("null", NullTarget()),
-        ("null:/tmp/a:b.yaml", NullTarget("/tmp/a:b.yaml")),
+        ("null:/faults/a:b.yaml", NullTarget("/faults/a:b.yaml")),
     ],
 )
 def test_a_target_is_a_family_with_or_without_detail(text, target):
