@@ -244,7 +244,7 @@ def test_a_wrong_value_is_refused(tree, path, value, message):
     place(data, path[:-1])[path[-1]] = value
     files.write_atomic(tree.manifest, json.dumps(data))
     error = refusal(tree, f"the manifest {tree.manifest} is damaged: .*{message}")
-    assert "run generator.py again" in error.hint
+    assert "run generator.py and compile.py again" in error.hint
 
 
 # -- updates ---------------------------------------------------------------------------------------
