@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dispatch_profiler.compiler._base import BuildError, Built, Compiler, ModuleJob, Outcome
+from dispatch_profiler.compiler.cache import Cache, CacheInfo
 from dispatch_profiler.compiler.iree import IreeCompiler
 from dispatch_profiler.compiler.null import NullCompiler, load_rules
 from dispatch_profiler.compiler.tree import (
@@ -28,6 +29,8 @@ def compiler_for(target: Target, build_dir: Path | None = None) -> Compiler:
 __all__ = [
     "BuildError",
     "Built",
+    "Cache",
+    "CacheInfo",
     "CompileOptions",
     "Compiler",
     "IreeCompiler",

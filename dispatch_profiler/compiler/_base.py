@@ -32,6 +32,8 @@ class Outcome:
     reason: str = ""
     #: What the compiler configured, in its own words.
     applied: str = ""
+    #: May it be another one if it is tried again (a time limit, a crash)?
+    is_transient: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,15 @@ from dispatch_profiler.command import (
     say,
     track,
 )
-from dispatch_profiler.compiler import CompileOptions, Progress, compile_tree, compiler_for, count_modules
+from dispatch_profiler.compiler import (
+    Cache,
+    CompileOptions,
+    Progress,
+    compile_tree,
+    compiler_for,
+    count_modules,
+)
+from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator import DispatchEntry, Manifest, Selection, State, Tree, load_manifest
 from dispatch_profiler.isolation import available_memory
 from dispatch_profiler.targets import Target, parse_target
@@ -34,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str]) -> int:
     ours, flags = _cut(arguments)
     options = _parser().parse_args(ours)
+    cache = _cache(options)
+    if options.cache_info or options.cache_clear:
+        return _tend(cache, clear=options.cache_clear)
     manifest = load_manifest(Tree(folder(options.generated_dir)))
     target = parse_target(options.target) if options.target else None
     compiler = compiler_for(
@@ -51,7 +63,7 @@ def _main(arguments: Sequence[str]) -> int:
         memory_bytes=available_memory() // workers,
     )
     modules = count_modules(manifest, chosen.selection)
-    return _report(compile_tree(manifest, compiler, chosen), manifest.tree, modules)
+    return _report(compile_tree(manifest, compiler, chosen, cache), manifest.tree, modules)
 
 
 def _cut(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -86,7 +98,36 @@ def _parser() -> Parser:
         "--timeout", type=positive_number, default=120.0, metavar="SECONDS",
         help="time limit of one dispatch (default: %(default)g)",
     )  # fmt: skip
+    parser.add_argument(
+        "--cache-dir", metavar="DIR",
+        help="what was compiled once, shared by all trees (default: $XDG_CACHE_HOME/dispatch_profiler)",
+    )  # fmt: skip
+    parser.add_argument("--no-cache", action="store_true", help="neither read nor write it")
+    parser.add_argument(
+        "--cache-info", action="store_true", help="say where it lies and what it holds, and end"
+    )
+    parser.add_argument("--cache-clear", action="store_true", help="empty it, and end")
     return parser
+
+
+def _cache(options: argparse.Namespace) -> Cache | None:
+    if options.no_cache and (options.cache_info or options.cache_clear or options.cache_dir):
+        raise UsageError("--no-cache goes with no other option of the cache", hint="leave one of them out")
+    if options.no_cache:
+        return None
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Cache(folder(options.cache_dir or f"{home}/dispatch_profiler"))
+
+
+def _tend(cache: Cache | None, *, clear: bool) -> int:
+    assert cache is not None  # refused by _cache
+    if clear:
+        print(f"removed {cache.clear()} entries from {cache.info().folder}")
+    else:
+        info = cache.info()
+        size, bound = info.bytes / 2**20, info.max_bytes / 2**20
+        print(f"{info.folder}: {info.entries} entries, {size:.1f} of {bound:.0f} MiB")
+    return SUCCESS
 
 
 def _generated_for(manifest: Manifest) -> Target:
@@ -103,14 +144,16 @@ def _cpus() -> int:
 
 def _report(results: Iterable[Progress], tree: Tree, modules: int) -> int:
     entries: list[DispatchEntry] = []
-    kept = 0
+    kept = cached = 0
     for done in track(results, modules, "Compiling"):
         entries.extend(done.entries)
         if done.kept:
             kept += len(done.entries)
+        elif done.cached:
+            cached += len(done.entries)
         else:
             say(_line(done, tree))
-    return _summarize(entries, kept)
+    return _summarize(entries, kept, cached)
 
 
 def _line(done: Progress, tree: Tree) -> str:
@@ -120,10 +163,11 @@ def _line(done: Progress, tree: Tree) -> str:
     return f"[Compiling]: {tree.source(done.operation)}{flow}: {counts}"
 
 
-def _summarize(entries: list[DispatchEntry], kept: int) -> int:
+def _summarize(entries: list[DispatchEntry], kept: int, cached: int) -> int:
     states = Counter(entry.state for entry in entries)
     counts = ", ".join(f"{states[state]} {state.value}" for state in State if states[state])
-    say(f"{len(entries)} dispatches: {counts}; {kept} were up to date")
+    from_cache = f", {cached} from the cache" if cached else ""
+    say(f"{len(entries)} dispatches: {counts}; {kept} were up to date{from_cache}")
     failed = [entry for entry in entries if entry.state is not State.COMPILED]
     reasons = Counter(entry.reason for entry in failed)
     for reason, count in reasons.most_common(5):

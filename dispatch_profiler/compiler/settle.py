@@ -64,7 +64,9 @@ def _together(job: ModuleJob, build: Build, failed: dict[str, Outcome], said: li
     except ToolError as error:
         # Each compiled alone, all together did not: say so for each rather than drop them silently.
         said.append(_diagnostics(error))
-        reason = Outcome(State.NOT_COMPILED, f"compiles alone, but not with its neighbours: {error}")
+        reason = replace(
+            _failure(error), reason=f"compiles alone, but not with its neighbours: {error.message}"
+        )
         return _with(Built(b"", b"", {d.name: reason for d in job.dispatches}), failed, said)
 
 
@@ -75,7 +77,7 @@ def _with(built: Built, failed: dict[str, Outcome], said: list[str]) -> Built:
 
 def _failure(error: ToolError) -> Outcome:
     prefix = "the compiler gave " if isinstance(error, WorkerTimedOut) else ""
-    return Outcome(State.NOT_COMPILED, prefix + error.message)
+    return Outcome(State.NOT_COMPILED, prefix + error.message, is_transient=not isinstance(error, BuildError))
 
 
 def _diagnostics(error: ToolError) -> str:

@@ -6,10 +6,12 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache as cached_function
 from pathlib import Path
 
 from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import Built, Compiler, ModuleJob
+from dispatch_profiler.compiler.cache import Cache
 from dispatch_profiler.compiler.pool import BuildPool
 from dispatch_profiler.errors import TargetError, TreeError
 from dispatch_profiler.files import sha256, write_atomic
@@ -80,6 +82,8 @@ class Progress:
     entries: tuple[DispatchEntry, ...]
     #: True if it was up to date and nothing was compiled.
     kept: bool
+    #: True if it was compiled before, for this tree or another, and taken from the cache.
+    cached: bool = False
 
 
 def _asked_modules(manifest: Manifest, selection: Selection) -> dict[tuple[Operation, str], set[str]]:
@@ -132,9 +136,17 @@ def _task(
     repeat = options.repeat or repeat_count(entry.operation)
     source = _read(tree.source(entry.operation))
     job = ModuleJob(source, wanted, flags, repeat)
-    fingerprint = [__version__, revision, target.fingerprint, *flags, str(repeat), source]
+    fingerprint = [__version__, _code_version(), revision, target.fingerprint, *flags, str(repeat), source]
     key = sha256("\0".join([*fingerprint, *(d.name for d in wanted)]).encode())
     return Task(entry, module, target, job, key, asked)
+
+
+@cached_function
+def _code_version() -> str:
+    """Hash of our own sources that decide what comes out of a build."""
+    package = Path(__file__).parent.parent
+    files = sorted([*(package / "compiler").glob("*.py"), *(package / "configurations").glob("*.py")])
+    return sha256(b"".join(file.read_bytes() for file in files))
 
 
 def _read(path: Path) -> str:
@@ -168,30 +180,45 @@ def artifact_of(path: Path) -> Artifact | None:
     return Artifact(sha256(data), len(data))
 
 
-def compile_tree(manifest: Manifest, compiler: Compiler, options: CompileOptions) -> Iterator[Progress]:
+def compile_tree(
+    manifest: Manifest, compiler: Compiler, options: CompileOptions, cache: Cache | None = None
+) -> Iterator[Progress]:
     """Compile what is selected and not up to date; yields a Progress for each module.
 
     What was finished is in the manifest even if the caller stops or is interrupted.
     """
     tree = manifest.tree
-    tasks = plan_tasks(manifest, compiler, options)
     open_tasks = []
-    for task in tasks:
-        if not options.force and is_current(tree, task):
-            yield Progress(task.entry.operation, task.module, _asked(task, task.entry), kept=True)
-        else:
-            open_tasks.append(task)
+    with _Results(tree) as results:
+        for task in plan_tasks(manifest, compiler, options):
+            if not options.force and is_current(tree, task):
+                yield Progress(task.entry.operation, task.module, _asked(task, task.entry), kept=True)
+            elif cache is not None and not options.force and (built := cache.get(task.key)):
+                entry = results.add(task, built, compiler.revision)
+                yield Progress(task.entry.operation, task.module, _asked(task, entry), False, cached=True)
+            else:
+                open_tasks.append(task)
+        yield from _compile(open_tasks, results, compiler, options, cache)
+
+
+def _compile(
+    open_tasks: list[Task],
+    results: _Results,
+    compiler: Compiler,
+    options: CompileOptions,
+    cache: Cache | None,
+) -> Iterator[Progress]:
     if not open_tasks:
         return
     compiler.check_flags(open_tasks[0].job.flags)
+    revision = compiler.revision
     workers = min(options.workers, len(open_tasks))
-    with (
-        _Results(tree) as results,
-        BuildPool[int](compiler, workers, options.seconds, options.memory_bytes) as pool,
-    ):
+    with BuildPool[int](compiler, workers, options.seconds, options.memory_bytes) as pool:
         for index, built in pool.results((i, task.job) for i, task in enumerate(open_tasks)):
             task = open_tasks[index]
-            entry = results.add(task, built, compiler.revision)
+            if cache is not None:
+                cache.put(task.key, built)
+            entry = results.add(task, built, revision)
             yield Progress(task.entry.operation, task.module, _asked(task, entry), kept=False)
 
 

@@ -1,0 +1,186 @@
+"""What was compiled once is found again, by content; what is damaged is never given out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dispatch_profiler.compiler import Built, Cache, Outcome
+from dispatch_profiler.generator import State
+
+ROOT = Path(__file__).parents[2]
+BUILT = Built(
+    b"verify \x00\xff",
+    b"profile",
+    {"good": Outcome(State.COMPILED, applied="tiles"), "bad": Outcome(State.NOT_COMPILED, "no such tile")},
+    "all that was said",
+)
+KEY = "ab" + "0" * 62
+
+
+def entry(folder: Path) -> Path:
+    (path,) = folder.rglob("*.built")
+    return path
+
+
+def test_what_was_put_is_got(tmp_path: Path):
+    """Vmfbs, outcomes and diagnostics, as they were."""
+    cache = Cache(tmp_path)
+    cache.put(KEY, BUILT)
+
+    assert cache.get(KEY) == BUILT
+    assert cache.get(KEY.replace("a", "c")) is None
+
+
+def test_a_build_without_vmfbs_is_kept_too(tmp_path: Path):
+    """That nothing compiled need not be found out twice."""
+    nothing = Built(b"", b"", {"bad": Outcome(State.NOT_COMPILED, "no")})
+    cache = Cache(tmp_path)
+    cache.put(KEY, nothing)
+
+    assert cache.get(KEY) == nothing
+
+
+def test_what_may_come_out_otherwise_is_not_kept(tmp_path: Path):
+    """A time limit or a crash may be the machine's fault."""
+    cache = Cache(tmp_path)
+    cache.put(KEY, Built(b"", b"", {"x": Outcome(State.NOT_COMPILED, "killed", is_transient=True)}))
+
+    assert cache.get(KEY) is None
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(position=st.floats(0, 1), junk=st.binary(min_size=1, max_size=40))
+def test_random_bytes_over_an_entry_never_reach_a_user(tmp_path: Path, position: float, junk: bytes):
+    """It is a miss and goes; what is right is put in its place."""
+    cache = Cache(tmp_path / "cache")
+    cache.put(KEY, BUILT)
+    path = entry(tmp_path / "cache")
+    whole = path.read_bytes()
+    at = int(position * (len(whole) - 1))
+    damaged = whole[:at] + junk + whole[at + len(junk) :]
+    path.write_bytes(damaged)
+
+    assert cache.get(KEY) == (BUILT if damaged == whole else None)
+    cache.put(KEY, BUILT)
+    assert cache.get(KEY) == BUILT
+
+
+@pytest.mark.parametrize("size", [0, 10, 64, 80, 100])
+def test_an_entry_that_was_cut_is_a_miss_and_goes(tmp_path: Path, size: int):
+    cache = Cache(tmp_path)
+    cache.put(KEY, BUILT)
+    path = entry(tmp_path)
+    path.write_bytes(path.read_bytes()[:size])
+
+    assert cache.get(KEY) is None
+    assert not path.exists()
+
+
+def test_the_longest_unused_goes_first(tmp_path: Path):
+    """Three fit; the first was used again, so the second goes when a fourth comes."""
+    keys = [f"{i:02d}" + "0" * 62 for i in range(4)]
+    Cache(tmp_path).put(keys[0], BUILT)
+    cache = Cache(tmp_path, max_bytes=3 * entry(tmp_path).stat().st_size)
+    for age, key in enumerate(keys[:3]):
+        cache.put(key, BUILT)
+        os.utime(next(tmp_path.rglob(f"{key}.built")), (age + 1, age + 1))
+    cache.get(keys[0])
+
+    cache.put(keys[3], BUILT)
+
+    assert [cache.get(key) is not None for key in keys] == [True, False, True, True]
+
+
+def test_a_cache_that_cannot_be_written_is_only_slower(tmp_path: Path):
+    (tmp_path / "file").touch()
+    cache = Cache(tmp_path / "file" / "below")
+
+    cache.put(KEY, BUILT)
+
+    assert cache.get(KEY) is None
+
+
+def test_info_counts_and_clear_removes(tmp_path: Path):
+    cache = Cache(tmp_path)
+    cache.put(KEY, BUILT)
+    size = entry(tmp_path).stat().st_size
+
+    assert (cache.info().entries, cache.info().bytes) == (1, size)
+    assert cache.clear() == 1
+    assert (cache.info().entries, cache.info().bytes) == (0, 0)
+
+
+# -- through compile.py ----------------------------------------------------------------------------
+
+SHAPE = ("--target=null", "--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
+
+
+def test_another_tree_takes_it_from_the_cache(run):
+    for folder in ("one", "two"):
+        run("generator", f"--generated-dir={folder}", *SHAPE)
+
+    first = run("compile", "--generated-dir=one")
+    second = run("compile", "--generated-dir=two")
+
+    assert first.err.splitlines()[-1].endswith("0 were up to date")
+    assert second.err == "9 dispatches: 9 compiled; 0 were up to date, 9 from the cache\n"
+    vmfbs = [sorted(p.read_bytes() for p in Path(folder).rglob("*.vmfb")) for folder in ("one", "two")]
+    assert vmfbs[0] == vmfbs[1]
+
+
+@pytest.mark.parametrize("option", ["--no-cache", "--force-compile"])
+def test_the_cache_can_be_passed_over(run, option: str):
+    run("generator", *SHAPE)
+    run("compile")
+    shutil.rmtree("generated")
+    run("generator", *SHAPE)
+
+    assert "from the cache" not in run("compile", option).err
+
+
+def test_the_cache_says_what_it_holds_and_is_cleared(run):
+    run("generator", *SHAPE)
+    run("compile", "--cache-dir=mine")
+
+    assert run("compile", "--cache-dir=mine", "--cache-info").out.startswith(
+        "mine: 3 entries, 0.0 of 5120 MiB"
+    )
+    assert run("compile", "--cache-dir=mine", "--cache-clear").out == "removed 3 entries from mine\n"
+    assert run("compile", "--cache-dir=mine", "--cache-info").out.startswith("mine: 0 entries")
+
+
+def test_contradicting_options_are_refused(run):
+    outcome = run("compile", "--no-cache", "--cache-info")
+
+    assert outcome.status == 2
+    assert "--no-cache goes with no other option of the cache" in outcome.err
+
+
+def test_it_lies_where_the_system_says(run, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path("elsewhere").absolute()))
+    run("generator", *SHAPE)
+    run("compile")
+
+    assert len(list(Path("elsewhere/dispatch_profiler").rglob("*.built"))) == 3
+
+
+def test_many_processes_leave_one_right_copy_of_each_entry(run):
+    """Eight compile the same tree at once, on one cache."""
+    run("generator", *SHAPE)
+    command = [sys.executable, str(ROOT / "compile.py"), "-j1", "--cache-dir=mine", "--force-compile"]
+    processes = [subprocess.Popen(command, stderr=subprocess.DEVNULL) for _ in range(8)]
+
+    assert [process.wait() for process in processes] == [0] * 8
+    assert len(list(Path("mine").rglob("*.built"))) == 3
+    shutil.rmtree("generated")
+    run("generator", *SHAPE)
+    assert "9 from the cache" in run("compile", "--cache-dir=mine").err
+    assert not list(Path().rglob("*.tmp"))
