@@ -1,0 +1,47 @@
+"""What every benchmark shares: rows with a goal, printed as a table and written as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured claim. `must` is the goal; `holds` tells whether it was reached."""
+
+    name: str
+    value: float
+    unit: str
+    must: str
+    holds: bool
+
+
+def at_least(name: str, value: float, unit: str, goal: float) -> Row:
+    """A row that holds from `goal` upwards."""
+    return Row(name, value, unit, f">= {goal:g}", value >= goal)
+
+
+def below(name: str, value: float, unit: str, goal: float) -> Row:
+    """A row that holds below `goal`."""
+    return Row(name, value, unit, f"< {goal:g}", value < goal)
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """`--quick` and `--json PATH`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="under five minutes")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the rows as JSON")
+    return parser.parse_args()
+
+
+def report(rows: list[Row], path: Path | None) -> int:
+    """Print the table, write the JSON; the exit status is 1 if a goal was missed."""
+    for row in rows:
+        verdict = "holds" if row.holds else "MISSED"
+        print(f"{row.name:<72} {row.value:>10.2f} {row.unit:<22} {row.must:>8}  {verdict}")
+    if path is not None:
+        path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return 0 if all(row.holds for row in rows) else 1

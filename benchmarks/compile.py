@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""Compiling: against two `iree-compile` commands an operation, which is how the original did it.
+
+Both sides compile the same `.mlir` files on the same cores, in one run, alternating; figures are
+medians. "Per core-second" divides by the processor time of all processes, so that it says what the
+machine had to do and not how long one waited.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks._table import Row, arguments, at_least, below, report
+from dispatch_profiler.compiler import repeat_count
+from dispatch_profiler.generator import Tree, load_manifest
+from dispatch_profiler.targets import parse_target
+
+ROOT = Path(__file__).parent.parent
+#: Tiles without peeling and flows: one module an operation, on both sides.
+TILES = """configurations:
+  - {distribution: [64, 128], vector: [8, 32, 4]}
+  - {distribution: [64, 128], vector: [8, 64, 1]}
+  - {distribution: [128, 128], vector: [8, 32, 1]}
+  - {distribution: [64, 128], vector: [16, 16, 1]}
+  - {distribution: [16, 64], vector: [4, 16, 1]}
+"""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run took: seconds waited for, processor seconds, largest process in bytes."""
+
+    wall: float
+    cpu: float
+    peak: int
+
+
+def cost(work: Callable[[], None]) -> Cost:
+    """Run `work`, which starts processes and waits for them."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = time.perf_counter()
+    work()
+    wall = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Cost(wall, cpu, after.ru_maxrss * 1024)
+
+
+def ours(script: str, *options: str) -> None:
+    """One of the three commands, quietly; it must succeed."""
+    command = [sys.executable, str(ROOT / script), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stderr}")
+
+
+def generate(folder: Path, *shapes: str) -> int:
+    """A tree of tile configurations; how many dispatches it has."""
+    (folder / "tiles.yaml").write_text(TILES)
+    ours("generator.py", f"--generated-dir={folder}", f"--configurations={folder / 'tiles.yaml'}", *shapes)
+    return sum(len(entry.dispatches) for entry in load_manifest(Tree(folder)).entries)
+
+
+def two_commands(folder: Path, workers: int) -> None:
+    """`iree-compile` twice for each operation, `workers` at a time."""
+    tree, flags = Tree(folder), parse_target("llvm-cpu").compile_flags
+    tool = Path(sys.executable).parent / "iree-compile"
+
+    def compile_one(source: Path, repeat: int, output: Path) -> None:
+        repeats = f"--iree-hal-benchmark-dispatch-repeat-count={repeat}"
+        subprocess.run([tool, *flags, repeats, source, "-o", output], check=True, capture_output=True)
+
+    with ThreadPoolExecutor(workers) as pool:
+        jobs = []
+        for entry in load_manifest(tree).entries:
+            source = tree.source(entry.operation)
+            for purpose, repeat in (("verify", 1), ("profile", repeat_count(entry.operation))):
+                jobs.append(pool.submit(compile_one, source, repeat, source.with_suffix(f".{purpose}")))
+        for job in jobs:
+            job.result()
+
+
+def compared(folder: Path, runs: int, dispatches: int) -> list[Row]:
+    """Cold, again, and one worker against two."""
+    cores = len(os.sched_getaffinity(0))
+    cold = ("--no-cache", "--force-compile", f"--generated-dir={folder}")
+    theirs, two, one, again = [], [], [], []
+    for _ in range(runs):
+        theirs.append(cost(lambda: two_commands(folder, cores)))
+        two.append(cost(lambda: ours("compile.py", *cold, f"-j{cores}")))
+        again.append(cost(lambda: ours("compile.py", f"--generated-dir={folder}", "--no-cache")))
+        one.append(cost(lambda: ours("compile.py", *cold, "-j1")))
+
+    def median(costs: list[Cost], field: str) -> float:
+        return statistics.median(getattr(each, field) for each in costs)
+
+    rate, their_rate = (dispatches / median(costs, "cpu") for costs in (two, theirs))
+    print(f"{dispatches} dispatches; commands: {their_rate:.2f}, ours: {rate:.2f} dispatches per core-second")
+    return [
+        at_least("cold, dispatches per core-second against two commands", rate / their_rate, "times", 2.5),
+        at_least(
+            "unchanged, against two commands", median(theirs, "wall") / median(again, "wall"), "times", 100
+        ),
+        at_least("two workers against one", median(one, "wall") / median(two, "wall"), "times", 1.8),
+        below("largest process of a sweep", max(c.peak for c in two) / 2**30, "GiB", 1.5),
+    ]
+
+
+def generating(folder: Path) -> list[Row]:
+    """Ten thousand dispatches from one sweep."""
+    shapes = ("--problem-m=64:2048:64", "--problem-n=64:2048:64", "--problem-k=1024", "--lhs=f32")
+    took = cost(lambda: ours("generator.py", f"--generated-dir={folder}", *shapes))
+    count = sum(len(entry.dispatches) for entry in load_manifest(Tree(folder)).entries)
+    return [
+        at_least("dispatches generated", count, "dispatches", 10_000),
+        below("generating them", took.wall, "s", 10),
+        below("the process that generated them", took.peak / 2**20, "MiB", 500),
+    ]
+
+
+def main() -> int:
+    """Measure, print, and tell by the exit status whether every goal was reached."""
+    options = arguments(__doc__ or "")
+    shapes = ("--problem-m=64:1024:128", "--problem-n=64:1024:128", "--problem-k=4096")
+    if options.quick:
+        shapes = ("--problem-m=128:512:128", "--problem-n=128:256:128", "--problem-k=4096")
+    with tempfile.TemporaryDirectory() as folder:
+        generated = Path(folder, "ten_thousand")
+        generated.mkdir()
+        rows = generating(generated)
+        sweep = Path(folder, "sweep")
+        sweep.mkdir()
+        dispatches = generate(sweep, *shapes)
+        rows += compared(sweep, 3 if options.quick else 5, dispatches)
+    return report(rows, options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
