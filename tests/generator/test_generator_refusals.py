@@ -180,7 +180,7 @@ def test_a_damaged_manifest_is_refused(run):
     outcome = run("generator", "--problem-m=8")
     assert outcome.status == 2
     assert f"the manifest {manifest} is damaged" in outcome.err
-    assert f"hint: remove {manifest} and run generator.py again" in outcome.err
+    assert f"hint: remove {manifest} and run generator.py and compile.py again" in outcome.err
     assert manifest.read_text() == "damaged"
     assert [path.name for path in manifest.parent.iterdir()] == ["manifest.json"]
 

@@ -333,7 +333,7 @@ def test_a_foreign_or_damaged_manifest_is_refused(refused, manifest, said):
     path.parent.mkdir(parents=True)
     path.write_text(manifest)
     answer = refused()
-    assert said in answer and "manifest.json" in answer and "run generator.py again" in answer
+    assert said in answer and "manifest.json" in answer and "run generator.py and compile.py again" in answer
 
 
 def test_a_manifest_that_was_cut_off_is_refused(tree, refused):
