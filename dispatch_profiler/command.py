@@ -11,6 +11,8 @@ from typing import NoReturn, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean
 
@@ -103,20 +105,59 @@ def folder(text: str) -> Path:
 
 
 Item = TypeVar("Item")
+#: Columns of a line that is to stay whole.
+_UNFOLDED = 1000
 
 
-def track(items: Iterable[Item], total: int, label: str, *, visible: bool = True) -> Iterator[Item]:
-    """`items`, with a progress bar on standard error while they last, if that is a terminal."""
+def on_terminal() -> bool:
+    """Does somebody look at standard error?"""
+    return Console(stderr=True).is_terminal
+
+
+def track(
+    items: Iterable[Item],
+    total: int,
+    label: str,
+    *,
+    visible: bool = True,
+    size: Callable[[Item], int] = lambda item: 1,
+    note: Callable[[], str] = str,
+) -> Iterator[Item]:
+    """`items`, with a progress bar on standard error while they last, if that is a terminal.
+
+    `size` is what an item counts towards `total`; `note` is asked for a few words after each.
+    """
     console = Console(stderr=True)
-    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn(label),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+    )
     hidden = not (visible and console.is_terminal)
-    with Progress(*columns, console=console, disable=hidden, transient=True) as bar:
-        yield from bar.track(items, total=total)
+    with Progress(*columns, console=console, disable=hidden, transient=True, expand=True) as bar:
+        task = bar.add_task(label, total=total, note=note())
+        for item in items:
+            yield item
+            bar.update(task, advance=size(item), note=note())
 
 
 def say(message: str) -> None:
     """To standard error: everything that is not data."""
     print(message, file=sys.stderr, flush=True)
+
+
+def say_table(rows: Iterable[Sequence[str]]) -> None:
+    """Aligned columns to standard error; on a terminal the last one is folded to its width."""
+    console = Console(stderr=True)
+    table = Table.grid(padding=(0, 2))
+    for row in rows:
+        table.add_row("", *map(Text, row))  # a reason may hold [brackets], which are no markup
+    with console.capture() as capture:
+        # A file has no width: nobody wants its lines broken.
+        console.print(table, width=console.width if console.is_terminal else _UNFOLDED)
+    say("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def run(

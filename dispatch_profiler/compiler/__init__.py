@@ -13,7 +13,7 @@ from dispatch_profiler.compiler.tree import (
     Progress,
     artifact_of,
     compile_tree,
-    count_modules,
+    count_dispatches,
     repeat_count,
 )
 from dispatch_profiler.targets import NullTarget, Target
@@ -41,6 +41,6 @@ __all__ = [
     "artifact_of",
     "compile_tree",
     "compiler_for",
-    "count_modules",
+    "count_dispatches",
     "repeat_count",
 ]

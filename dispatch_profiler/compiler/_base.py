@@ -67,5 +67,8 @@ class Compiler(Protocol):
     def check_flags(self, flags: Sequence[str]) -> None:
         """Raise UsageError if the compiler does not know one of `flags`."""
 
+    def resolve(self, flags: Sequence[str]) -> tuple[str, ...]:
+        """Flags that mean on every machine what `flags` mean on this one."""
+
     def build(self, job: ModuleJob) -> Built:
         """Compile every dispatch of `job`. Raises BuildError if the compiler refuses the module."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from dispatch_profiler.command import (
     FAILED,
@@ -13,10 +15,12 @@ from dispatch_profiler.command import (
     Parser,
     add_tree_arguments,
     folder,
+    on_terminal,
     positive,
     positive_number,
     run,
     say,
+    say_table,
     track,
 )
 from dispatch_profiler.compiler import (
@@ -25,7 +29,7 @@ from dispatch_profiler.compiler import (
     Progress,
     compile_tree,
     compiler_for,
-    count_modules,
+    count_dispatches,
 )
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator import DispatchEntry, Manifest, Selection, State, Tree, load_manifest
@@ -33,6 +37,8 @@ from dispatch_profiler.isolation import available_memory
 from dispatch_profiler.targets import Target, parse_target
 
 PROG = "compile.py"
+#: Reasons of failures that the summary lists.
+_REASONS = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,19 +57,45 @@ def _main(arguments: Sequence[str]) -> int:
     compiler = compiler_for(
         target or _generated_for(manifest), folder(options.build_dir) if options.build_dir else None
     )
+    _check_executor(options)
     workers = min(options.num_cpu or _cpus(), _cpus())
     chosen = CompileOptions(
         selection=Selection.parse(options.dispatches, options.operation_kind),
         target=target,
         flags=flags,
+        executor=options.executor,
         workers=workers,
+        scheduler=options.scheduler or "",
         force=options.force_compile,
+        retry=options.retry,
+        reproducers=options.keep_reproducers,
         repeat=options.batch_size,
         seconds=options.timeout,
-        memory_bytes=available_memory() // workers,
+        memory_bytes=_memory_limit(options, workers),
     )
-    modules = count_modules(manifest, chosen.selection)
-    return _report(compile_tree(manifest, compiler, chosen, cache), manifest.tree, modules)
+    total = count_dispatches(manifest, chosen.selection)
+    return _report(compile_tree(manifest, compiler, chosen, cache), manifest.tree, total)
+
+
+def _memory_limit(options: argparse.Namespace, workers: int) -> int | None:
+    if options.memory_limit:
+        return int(options.memory_limit * 2**30)
+    # Of another machine's memory we know nothing.
+    return None if options.executor == "dask" else available_memory() // workers
+
+
+def _check_executor(options: argparse.Namespace) -> None:
+    if options.executor == "dask" and not options.scheduler:
+        raise UsageError(
+            "--executor=dask needs --scheduler",
+            hint="give the address that `dask scheduler` printed, such as --scheduler=tcp://HOST:8786",
+        )
+    if options.scheduler and options.executor != "dask":
+        raise UsageError("--scheduler goes with --executor=dask", hint="add --executor=dask")
+    if options.num_cpu and options.executor == "dask":
+        raise UsageError(
+            "--num-cpu does not bound a cluster", hint="bound its workers: dask worker --nthreads=N"
+        )
 
 
 def _cut(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -98,6 +130,23 @@ def _parser() -> Parser:
         "--timeout", type=positive_number, default=120.0, metavar="SECONDS",
         help="time limit of one dispatch (default: %(default)g)",
     )  # fmt: skip
+    parser.add_argument(
+        "--memory-limit", type=positive_number, metavar="GIB",
+        help="memory limit of one dispatch (default: what is free, shared by the workers)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--retry", action="store_true", help="compile again what failed for time, memory or a crash"
+    )
+    parser.add_argument(
+        "--keep-reproducers", action="store_true",
+        help="write each dispatch that does not compile alone to a file, with the command",
+    )  # fmt: skip
+    parser.add_argument(
+        "--executor", choices=("loky", "threads", "dask"), default="loky",
+        help="who hands modules to compilers: processes or threads here, or a Dask cluster "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--scheduler", metavar="tcp://HOST:PORT", help="the cluster's, with --executor=dask")
     parser.add_argument(
         "--cache-dir", metavar="DIR",
         help="what was compiled once, shared by all trees (default: $XDG_CACHE_HOME/dispatch_profiler)",
@@ -142,36 +191,69 @@ def _cpus() -> int:
 # -- output ----------------------------------------------------------------------------------------
 
 
-def _report(results: Iterable[Progress], tree: Tree, modules: int) -> int:
-    entries: list[DispatchEntry] = []
-    kept = cached = 0
-    for done in track(results, modules, "Compiling"):
-        entries.extend(done.entries)
-        if done.kept:
-            kept += len(done.entries)
-        elif done.cached:
-            cached += len(done.entries)
-        else:
-            say(_line(done, tree))
-    return _summarize(entries, kept, cached)
+@dataclass
+class _Tally:
+    """What has become of the dispatches so far."""
+
+    total: int
+    entries: list[DispatchEntry] = field(default_factory=list)
+    kept: int = 0
+    cached: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def add(self, done: Progress) -> None:
+        self.entries.extend(done.entries)
+        self.kept += len(done.entries) if done.kept else 0
+        self.cached += len(done.entries) if done.cached else 0
+
+    @property
+    def failed(self) -> list[DispatchEntry]:
+        return [entry for entry in self.entries if entry.state is not State.COMPILED]
+
+    @property
+    def rate(self) -> float:
+        """Dispatches a second that were really compiled."""
+        compiled = len(self.entries) - self.kept - self.cached
+        return compiled / max(1e-3, time.monotonic() - self.started)
+
+    def note(self) -> str:
+        return f"{len(self.failed)} failed, {self.cached} cached, {self.rate:.1f}/s"
 
 
-def _line(done: Progress, tree: Tree) -> str:
+def _report(results: Iterable[Progress], tree: Tree, total: int) -> int:
+    tally = _Tally(total)
+    shows_bar = on_terminal()
+    for done in track(results, total, "Compiling", size=lambda p: len(p.entries), note=tally.note):
+        tally.add(done)
+        is_new = not (done.kept or done.cached)
+        # Where a bar counts, only what went wrong needs a line.
+        if is_new and not (shows_bar and all(e.state is State.COMPILED for e in done.entries)):
+            say(_line(done, tree, tally))
+    return _summarize(tally)
+
+
+def _line(done: Progress, tree: Tree, tally: _Tally) -> str:
     states = Counter(entry.state for entry in done.entries)
     counts = ", ".join(f"{count} {state.value}" for state, count in states.items())
     flow = f" ({done.module})" if done.module else ""
-    return f"[Compiling]: {tree.source(done.operation)}{flow}: {counts}"
+    where = f"{len(tally.entries)} of {tally.total}"
+    return f"[Compiling]: {tree.source(done.operation)}{flow}: {counts}  [{where}, {tally.rate:.1f}/s]"
 
 
-def _summarize(entries: list[DispatchEntry], kept: int, cached: int) -> int:
-    states = Counter(entry.state for entry in entries)
+def _summarize(tally: _Tally) -> int:
+    states = Counter(entry.state for entry in tally.entries)
     counts = ", ".join(f"{states[state]} {state.value}" for state in State if states[state])
-    from_cache = f", {cached} from the cache" if cached else ""
-    say(f"{len(entries)} dispatches: {counts}; {kept} were up to date{from_cache}")
-    failed = [entry for entry in entries if entry.state is not State.COMPILED]
-    reasons = Counter(entry.reason for entry in failed)
-    for reason, count in reasons.most_common(5):
-        say(f"    {count} x {reason}")
-    if len(reasons) > 5:
-        say(f"    and {len(reasons) - 5} other reasons; manifest.json holds the reason of each dispatch")
-    return FAILED if failed else SUCCESS
+    from_cache = f", {tally.cached} from the cache" if tally.cached else ""
+    count = f"{tally.total} dispatch{'' if tally.total == 1 else 'es'}"
+    say(f"{count}: {counts}; {tally.kept} {'was' if tally.kept == 1 else 'were'} up to date{from_cache}")
+    if not tally.failed:
+        return SUCCESS
+    reasons = Counter((entry.state.value, entry.reason) for entry in tally.failed)
+    rows = [(f"{n} x", state, reason) for (state, reason), n in reasons.most_common(_REASONS)]
+    say_table(rows)
+    if len(reasons) > _REASONS:
+        say(f"and {len(reasons) - _REASONS} other reasons; manifest.json holds the reason of each dispatch")
+    transient = sum(entry.is_transient for entry in tally.failed)
+    if transient:
+        say(f"{transient} failed for time, memory or a crash: --retry compiles these again")
+    return FAILED

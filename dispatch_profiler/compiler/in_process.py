@@ -11,7 +11,7 @@ import iree.compiler.api.ctypes_dl as native
 from iree.compiler import api
 
 from dispatch_profiler.compiler._base import BuildError
-from dispatch_profiler.compiler.configured import dispatch_commands
+from dispatch_profiler.compiler.module import Module
 from dispatch_profiler.errors import ToolError, UsageError
 
 _ERROR = 2  # IREE_COMPILER_DIAGNOSTIC_SEVERITY_ERROR
@@ -21,7 +21,10 @@ _Callback = ctypes.CFUNCTYPE(
 
 
 class InProcess:
-    """Phases of the compiler, in this process. Picklable: it holds nothing."""
+    """Phases of the compiler, in this process. Picklable: it holds nothing.
+
+    A module stays in the MLIR context of its session from the source to the vmfb.
+    """
 
     @property
     def revision(self) -> str:
@@ -35,29 +38,31 @@ class InProcess:
         """UsageError if the compiler does not know one of `flags`."""
         _session(tuple(flags))
 
-    def configure(self, source: bytes, flags: tuple[str, ...]) -> bytes:
-        """Source -> IR in which every dispatch is configured, as bytecode."""
-        return _run(source, flags, stop="executable-configurations")
+    def parse(self, source: str, flags: tuple[str, ...]) -> Module:
+        """See `Phases.parse`."""
+        return Module.parse(source, _session(flags).context)
 
-    def advance(self, configured: bytes, flags: tuple[str, ...], phase: str) -> bytes:
-        """Configured IR -> IR at a later phase, as bytecode."""
-        return _run(configured, flags, start="executable-configurations", stop=phase)
+    def advance(
+        self, module: Module, flags: tuple[str, ...], start: str | None = None, *, stop: str
+    ) -> Module:
+        """See `Phases.advance`."""
+        _run(module, flags, start=start, stop=stop)
+        return module
 
-    def translate(self, configured: bytes, flags: tuple[str, ...], repeat: int) -> tuple[bytes, bytes]:
-        """Configured IR -> the verify vmfb and the profile vmfb, from one code generation."""
-        translated = self.advance(configured, flags, "hal")
-        verify = _run(translated, flags, start="hal")
-        if repeat == 1:
-            return verify, verify
-        return verify, _run(_repeated(translated, flags, repeat), flags, start="hal")
+    def finish(self, module: Module, flags: tuple[str, ...], start: str, repeat: int) -> tuple[bytes, bytes]:
+        """See `Phases.finish`. Code is generated once."""
+        _run(module, flags, start=start, stop="hal")
+        repeated = None if repeat == 1 else _repeated(module, flags, repeat)
+        verify = _run(module, flags, start="hal")
+        return verify, verify if repeated is None else _run(repeated, flags, start="hal")
 
 
-def _repeated(translated: bytes, flags: tuple[str, ...], repeat: int) -> bytes:
-    """IR at phase `hal` in which every dispatch is done `repeat` times, as bytecode."""
+def _repeated(module: Module, flags: tuple[str, ...], repeat: int) -> Module:
+    """A copy of a module at phase `hal` in which every dispatch is done `repeat` times."""
+    repeated = module.clone()
     # Wrapped in builtin.module(...) the same pipeline does nothing, and says nothing.
-    pipeline = f"util.func(iree-hal-repeat-dispatches{{count={repeat}}})"
-    repeated = _run(translated, flags, pipeline=pipeline)
-    before, after = (dispatch_commands(ir) for ir in (translated, repeated))
+    _run(repeated, flags, pipeline=f"util.func(iree-hal-repeat-dispatches{{count={repeat}}})")
+    before, after = module.dispatch_commands(), repeated.dispatch_commands()
     if after != repeat * before:
         raise ToolError(
             f"the profile module should do {repeat} x {before} dispatches, but does {after}",
@@ -87,20 +92,23 @@ def _session(flags: tuple[str, ...]) -> api.Session:
         raise UsageError(
             f"iree-compile refuses its flags: {detail}", hint="see iree-compile --help-hidden"
         ) from error
+    # A worker is one core's: threads within it would only take turns with the other workers.
+    session.context.enable_multithreading(False)
     return session
 
 
 def _run(
-    data: bytes,
+    module: Module,
     flags: tuple[str, ...],
     *,
     start: str | None = None,
     stop: str | None = None,
     pipeline: str | None = None,
 ) -> bytes:
-    """Compile `data` from phase `start` to `stop`: bytecode, or a vmfb if there is no `stop`.
+    """Take `module` from phase `start` to `stop`; without `stop` to a vmfb, which is the answer.
 
-    With `pipeline`, run those passes and nothing else; the answer is bytecode.
+    With `pipeline`, run those passes and nothing else. Changes `module`; after an error it is of
+    no more use.
     """
     session, library = _session(flags), _library()
     errors: list[str] = []
@@ -116,24 +124,20 @@ def _run(
             library.ireeCompilerInvocationSetCompileFromPhase(invocation._inv_p, start.encode())
         if stop:
             library.ireeCompilerInvocationSetCompileToPhase(invocation._inv_p, stop.encode())
-        done = invocation.parse_source(api.Source.wrap_buffer(session, data)) and (
-            invocation.execute_text_pass_pipeline(pipeline) if pipeline else invocation.execute()
-        )
+        invocation.import_module(module.operation)
+        done = invocation.execute_text_pass_pipeline(pipeline) if pipeline else invocation.execute()
         if not done:
             raise BuildError(
                 errors[0] if errors else "the compiler failed without a diagnostic",
                 diagnostics="\n".join(errors),
             )
-        return _output(invocation, is_vmfb=stop is None and pipeline is None)
+        return b"" if stop or pipeline else _vmfb(invocation)
 
 
-def _output(invocation: api.Invocation, *, is_vmfb: bool) -> bytes:
+def _vmfb(invocation: api.Invocation) -> bytes:
     output = api.Output.open_membuffer()
     try:
-        if is_vmfb:
-            invocation.output_vm_bytecode(output)
-        else:
-            invocation.output_ir_bytecode(output)
+        invocation.output_vm_bytecode(output)
         return bytes(output.map_memory())
     finally:
         output.close()

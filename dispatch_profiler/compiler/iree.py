@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import runpy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dispatch_profiler.compiler._base import BuildError, Built, ModuleJob, Outcome
-from dispatch_profiler.compiler.tools import Tools
 from dispatch_profiler.configurations import Evidence
+from dispatch_profiler.errors import ToolError
 from dispatch_profiler.files import find_tools
 from dispatch_profiler.generator import State
+
+if TYPE_CHECKING:
+    from dispatch_profiler.compiler.module import Module
+
+#: The phase at which every dispatch is an executable of its own, with its source.
+_OUTLINED = "executable-sources"
+#: The phase at which the compiler has chosen tiles and pipeline for each.
+_CONFIGURED = "executable-configurations"
+
+_CPU = "--iree-llvmcpu-target-cpu"
+_HOST = f"{_CPU}=host"
+#: The smallest module with a dispatch.
+_TRIVIAL = """func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %y = arith.addf %x, %x : tensor<4xf32>
+  return %y : tensor<4xf32>
+}
+"""
 
 
 class Phases(Protocol):
@@ -23,11 +43,16 @@ class Phases(Protocol):
 
     def check_flags(self, flags: Sequence[str]) -> None: ...
 
-    def configure(self, source: bytes, flags: tuple[str, ...]) -> bytes: ...
+    def parse(self, source: str, flags: tuple[str, ...]) -> Module:
+        """Source -> a module that the other steps take."""
 
-    def advance(self, configured: bytes, flags: tuple[str, ...], phase: str) -> bytes: ...
+    def advance(
+        self, module: Module, flags: tuple[str, ...], start: str | None = None, *, stop: str
+    ) -> Module:
+        """Take a module from one phase (None: a source) to another. `module` is used up."""
 
-    def translate(self, configured: bytes, flags: tuple[str, ...], repeat: int) -> tuple[bytes, bytes]: ...
+    def finish(self, module: Module, flags: tuple[str, ...], start: str, repeat: int) -> tuple[bytes, bytes]:
+        """A module at phase `start` -> verify vmfb and profile vmfb. `module` is used up."""
 
 
 @dataclass(frozen=True)
@@ -38,62 +63,99 @@ class IreeCompiler:
 
     @property
     def _phases(self) -> Phases:
-        if self.build_dir is not None:
-            return Tools(*find_tools(self.build_dir, ["iree-compile"]))
         # Loading the compiler costs 0.2 s and 100 MB: only where something is compiled.
+        if self.build_dir is not None:
+            from dispatch_profiler.compiler.tools import Tools
+
+            return Tools(*find_tools(self.build_dir, ["iree-compile"]))
         from dispatch_profiler.compiler.in_process import InProcess
 
         return InProcess()
 
     @property
     def revision(self) -> str:
-        return self._phases.revision
+        """`3.13.0rc20261016 @ 89ece87b...`"""
+        return (self.build_dir is None and _wheel_revision()) or self._phases.revision
 
     def check_flags(self, flags: Sequence[str]) -> None:
         """Raise UsageError if the compiler does not know one of `flags`."""
         self._phases.check_flags(flags)
 
+    def resolve(self, flags: Sequence[str]) -> tuple[str, ...]:
+        """See `Compiler.resolve`: `host` becomes the CPU that the compiler finds here."""
+        if _HOST not in flags:
+            return tuple(flags)
+        cpu, features = self._cpu_of(flags)
+        # The compiler puts the features that a name stands for before those that it is given.
+        _, implied = self._cpu_of([f"{_CPU}={cpu}" if flag == _HOST else flag for flag in flags])
+        named = (f"{_CPU}={cpu}", f"{_CPU}-features={features.removeprefix(implied).strip(',')}")
+        return tuple(new for flag in flags for new in (named if flag == _HOST else (flag,)))
+
+    def _cpu_of(self, flags: Sequence[str]) -> tuple[str, str]:
+        """Name and features of the CPU that `flags` stand for, as the compiler sees them."""
+        phases, given = self._phases, tuple(flags)
+        text = phases.advance(phases.parse(_TRIVIAL, given), given, stop=_OUTLINED).text()
+        found = re.search(r'\bcpu = "([^"]*)", cpu_features = "([^"]*)"', text)
+        if found is None:
+            raise ToolError(f"the compiler does not say what {_HOST} is", hint="name it: llvm-cpu:CPU")
+        return found[1], found[2]
+
     def build(self, job: ModuleJob) -> Built:
         """See `Compiler.build`."""
-        from dispatch_profiler.compiler.configured import ConfiguredModule
+        from dispatch_profiler.compiler.applied import settle_configurations
+        from dispatch_profiler.compiler.sharing import fan_out, share
 
-        source = ConfiguredModule(job.source)
+        phases, flags = self._phases, job.flags
+        source = phases.parse(job.source, flags)
         lines = source.lines()
         names = [dispatch.name for dispatch in job.dispatches]
         source.keep_functions(names)
+        groups = share(source)
         try:
-            module = ConfiguredModule(self._phases.configure(source.bytecode(), job.flags))
-            outcomes = module.settle(job.dispatches)
-            outcomes |= self._without_evidence(job, module.text(), module.bytecode())
+            module = phases.advance(source, flags, stop=_OUTLINED)
+            fan_out(module, groups, lines)
+            module = phases.advance(module, flags, _OUTLINED, stop=_CONFIGURED)
+            outcomes = settle_configurations(module, job.dispatches)
+            outcomes |= self._without_evidence(job, module)
             dropped = [name for name in names if outcomes[name].state is not State.COMPILED]
             if len(dropped) == len(names):
                 return Built(b"", b"", outcomes)
             module.drop_dispatches(dropped)
-            verify, profile = self._phases.translate(module.bytecode(), job.flags, job.repeat)
+            verify, profile = phases.finish(module, flags, _CONFIGURED, job.repeat)
         except BuildError as error:
             culprits = tuple(name for name in _culprits(error.diagnostics, lines) if name in names)
             message = _sentence(error.message)
             raise BuildError(message, diagnostics=error.diagnostics, culprits=culprits) from error
         return Built(verify, profile, outcomes)
 
-    def _without_evidence(self, job: ModuleJob, text: str, configured: bytes) -> dict[str, Outcome]:
+    def _without_evidence(self, job: ModuleJob, module: Module) -> dict[str, Outcome]:
         """Outcomes of the whole-flow dispatches of which the compiler's IR shows nothing."""
         found: dict[str, Outcome] = {}
         for dispatch in job.dispatches:
             evidence = dispatch.configuration.evidence
-            if evidence is not None and not self._shows(evidence, job, text, configured):
+            if evidence is not None and not self._shows(evidence, job, module):
                 reason = f"the compiler took {' '.join(dispatch.configuration.flags)}, but its IR at "
                 reason += f"{evidence.phase} has no {evidence.text}: it changed nothing here"
                 found[dispatch.name] = Outcome(State.NOT_APPLIED, reason)
         return found
 
-    def _shows(self, evidence: Evidence, job: ModuleJob, text: str, configured: bytes) -> bool:
-        if evidence.phase == "executable-configurations":
-            return evidence.text in text
-        from dispatch_profiler.compiler.configured import ConfiguredModule
+    def _shows(self, evidence: Evidence, job: ModuleJob, module: Module) -> bool:
+        if evidence.phase == _CONFIGURED:
+            return evidence.text in module.text()
+        later = self._phases.advance(module.clone(), job.flags, _CONFIGURED, stop=evidence.phase)
+        return evidence.text in later.text()
 
-        later = self._phases.advance(configured, job.flags, evidence.phase)
-        return evidence.text in ConfiguredModule(later).text()
+
+@cache
+def _wheel_revision() -> str:
+    """What the wheel says of itself, without loading the compiler; empty for a build that does not."""
+    spec = importlib.util.find_spec("iree.compiler")
+    origin = Path(spec.origin if spec and spec.origin else "").with_name("version.py")
+    try:
+        found = runpy.run_path(str(origin))
+        return f"{found['VERSION']} @ {found['REVISIONS']['IREE']}"
+    except (OSError, KeyError):
+        return ""
 
 
 def _culprits(diagnostics: str, lines: dict[str, int]) -> list[str]:

@@ -88,6 +88,10 @@ class NullCompiler:
     def check_flags(self, flags: Sequence[str]) -> None:
         """Every flag is known: none has an effect."""
 
+    def resolve(self, flags: Sequence[str]) -> tuple[str, ...]:
+        """See `Compiler.resolve`."""
+        return tuple(flags)
+
     def build(self, job: ModuleJob) -> Built:
         """See `Compiler.build`."""
         for dispatch in job.dispatches:

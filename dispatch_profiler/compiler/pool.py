@@ -1,13 +1,20 @@
-"""Builds in parallel: a joblib thread for each worker process, which is where the compiler runs."""
+"""Builds in parallel, here or on other machines, each in a process that it cannot take others down with.
+
+joblib hands the modules out: to threads of this process, to processes of its own (loky) or to the
+workers of a Dask cluster. Whoever is handed one has it built by a compiler process that lives as
+long as nothing kills it, so that a module that crashes, hangs or eats memory costs only itself.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import joblib
+from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from dispatch_profiler.compiler._base import Built, Compiler, ModuleJob
 from dispatch_profiler.compiler.settle import settle
@@ -16,76 +23,159 @@ from dispatch_profiler.isolation import Worker, WorkerLimits
 
 Key = TypeVar("Key")
 
+#: How often what a lost worker had in hand is given to another before we give up.
+_ATTEMPTS = 3
+
+
+class WorkerSet:
+    """Compiler processes of this process, one for each of its threads that builds."""
+
+    def __init__(self) -> None:
+        self._idle: list[tuple[WorkerLimits, Worker]] = []
+        self._all: list[Worker] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @contextlib.contextmanager
+    def borrow(self, limits: WorkerLimits) -> Iterator[Worker]:
+        """A process with these limits that nobody else uses meanwhile."""
+        worker = self._take(limits)
+        try:
+            yield worker
+        finally:
+            with self._lock:
+                self._idle.append((limits, worker))
+
+    def _take(self, limits: WorkerLimits) -> Worker:
+        with self._lock:
+            for index, (has, worker) in enumerate(self._idle):
+                if has == limits:
+                    del self._idle[index]
+                    return worker
+            worker = Worker(limits)
+            self._all.append(worker)
+            return worker
+
+    def check_open(self) -> None:
+        """ToolError after `close`."""
+        if self._closed:
+            raise ToolError("interrupted")
+
+    def close(self) -> None:
+        """End every process, also in the middle of a build."""
+        self._closed = True
+        for worker in self._all:
+            worker.kill()
+
+
+#: For joblib's own processes and for Dask's, which live longer than one call.
+_OF_THIS_PROCESS = WorkerSet()
+
 
 def _build(compiler: Compiler, job: ModuleJob) -> Built:
     return compiler.build(job)
 
 
-class BuildPool(Generic[Key]):
-    """`workers` processes that build modules; a module that kills its process costs only itself.
+def _do(
+    key: Any, job: ModuleJob, compiler: Compiler, limits: WorkerLimits, workers: WorkerSet | None = None
+) -> tuple[Any, Built]:
+    """One task, wherever it is done."""
+    ours = workers or _OF_THIS_PROCESS
+    with ours.borrow(limits) as worker:
 
-    `seconds` is the time limit of one dispatch, `memory_bytes` the memory limit of one process.
+        def call(part: ModuleJob) -> Built:
+            ours.check_open()
+            # A module of many dispatches may take longer than one, but not without bound.
+            seconds = (limits.seconds or 0.0) + 10.0 * (len(part.dispatches) - 1)
+            built: Built = worker.call(_build, compiler, part, seconds=seconds)
+            return built
+
+        return key, settle(job, call)
+
+
+@dataclass(frozen=True)
+class Executor:
+    """Who is handed the modules: `threads`, `loky`, or `dask` with the address of a scheduler.
+
+    `workers` is how many build at once; a cluster has as many as its workers have threads.
     """
 
-    def __init__(
-        self, compiler: Compiler, workers: int, seconds: float, memory_bytes: int | None = None
-    ) -> None:
+    kind: str = "loky"
+    workers: int = 1
+    scheduler: str = ""
+
+    @property
+    def uses_threads(self) -> bool:
+        """Do threads of this process wait for the compilers?"""
+        # A single worker needs no process around its compiler's process.
+        return self.kind == "threads" or (self.kind == "loky" and self.workers == 1)
+
+    @contextlib.contextmanager
+    def parallel(self, compiler: Compiler) -> Iterator[joblib.Parallel]:
+        """joblib, set up for modules of some seconds each."""
+        with contextlib.ExitStack() as stack:
+            backend, options = "threading" if self.uses_threads else self.kind, {}
+            if self.kind == "dask":
+                from dispatch_profiler.compiler.cluster import connect
+
+                options = {"client": stack.enter_context(connect(self.scheduler, compiler))}
+            stack.enter_context(joblib.parallel_config(backend=backend, **options))
+            yield joblib.Parallel(
+                n_jobs=self.workers,
+                return_as="generator_unordered",
+                pre_dispatch="2*n_jobs",
+                batch_size=1,
+            )
+
+
+class BuildPool(Generic[Key]):
+    """Builds modules as `executor` says. `limits` are those of one dispatch."""
+
+    def __init__(self, compiler: Compiler, executor: Executor, limits: WorkerLimits) -> None:
         self._compiler = compiler
-        self._workers = workers
-        self._seconds = seconds
-        self._memory = memory_bytes
-        self._idle: list[Worker] = []
-        self._all: list[Worker] = []
-        self._lock = threading.Lock()
-        self._closed = False
+        self._executor = executor
+        self._limits = limits
+        self._threads = WorkerSet()
 
-    def results(self, jobs: Iterable[tuple[Key, ModuleJob]]) -> Iterator[tuple[Key, Built]]:
-        """Every job's result as it comes, with the key that it was given under."""
-        parallel = joblib.Parallel(
-            n_jobs=self._workers,
-            backend="threading",
-            return_as="generator_unordered",
-            pre_dispatch="2*n_jobs",
-        )
-        results = parallel(joblib.delayed(self._do)(key, job) for key, job in jobs)
-        try:
-            yield from results
-        except BaseException:
-            # Kill what is running first: joblib waits for its threads.
-            self.close()
-            with contextlib.suppress(Exception):
-                results.close()
-            raise
+    def results(self, jobs: Mapping[Key, ModuleJob]) -> Iterator[tuple[Key, Built]]:
+        """Every job's result as it comes, with the key that it was given under.
 
-    def _do(self, key: Key, job: ModuleJob) -> tuple[Key, Built]:
-        worker = self._take()
-        try:
-            return key, settle(job, lambda part: self._call(worker, part))
-        finally:
-            with self._lock:
-                self._idle.append(worker)
+        Raises ToolError if workers are lost again and again.
+        """
+        left = dict(jobs)
+        for attempt in range(_ATTEMPTS):
+            try:
+                for key, built in self._attempt(left.items()):
+                    del left[key]
+                    yield key, built
+                return
+            except TerminatedWorkerError as error:
+                # Not the compiler, which has a process of its own: somebody has ended joblib's.
+                if attempt == _ATTEMPTS - 1:
+                    raise ToolError(
+                        f"processes of joblib were killed {_ATTEMPTS} times; {len(left)} modules are left",
+                        hint="try fewer at once (--num-cpu), or --executor=threads",
+                    ) from error
 
-    def _call(self, worker: Worker, job: ModuleJob) -> Built:
-        if self._closed:
-            raise ToolError("interrupted")
-        # A module of many dispatches may take longer than one, but not without bound.
-        seconds = self._seconds + 10.0 * (len(job.dispatches) - 1)
-        built: Built = worker.call(_build, self._compiler, job, seconds=seconds)
-        return built
-
-    def _take(self) -> Worker:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-            worker = Worker(WorkerLimits(self._seconds, self._memory))
-            self._all.append(worker)
-            return worker
+    def _attempt(self, jobs: Iterable[tuple[Key, ModuleJob]]) -> Iterator[tuple[Key, Built]]:
+        workers = (self._threads,) if self._executor.uses_threads else ()
+        with self._executor.parallel(self._compiler) as parallel:
+            results = parallel(
+                joblib.delayed(_do)(key, job, self._compiler, self._limits, *workers)
+                for key, job in list(jobs)
+            )
+            try:
+                yield from results
+            except BaseException:
+                # Kill what is running first: joblib waits for its threads.
+                self.close()
+                with contextlib.suppress(Exception):
+                    results.close()
+                raise
 
     def close(self) -> None:
-        """End every worker process."""
-        self._closed = True
-        for worker in self._all:
-            worker.kill()
+        """End what this process builds."""
+        self._threads.close()
 
     def __enter__(self) -> BuildPool[Key]:
         return self

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dispatch_profiler.compiler._base import BuildError
+from dispatch_profiler.compiler.module import Module
 from dispatch_profiler.errors import ToolError, UsageError
 
 
@@ -35,25 +36,27 @@ class Tools:
             except BuildError as error:
                 raise UsageError(f"iree-compile refuses its flags: {error}") from error
 
-    def configure(self, source: bytes, flags: tuple[str, ...]) -> bytes:
-        """Source -> IR in which every dispatch is configured, as bytecode."""
-        return self._run(source, flags, "--compile-to=executable-configurations", "--emit-mlir-bytecode")
+    def parse(self, source: str, flags: tuple[str, ...]) -> Module:
+        """See `Phases.parse`."""
+        return Module.parse(source)
 
-    def advance(self, configured: bytes, flags: tuple[str, ...], phase: str) -> bytes:
-        """Configured IR -> IR at a later phase, as bytecode."""
-        start = "--compile-from=executable-configurations"
-        return self._run(configured, flags, start, f"--compile-to={phase}", "--emit-mlir-bytecode")
+    def advance(
+        self, module: Module, flags: tuple[str, ...], start: str | None = None, *, stop: str
+    ) -> Module:
+        """See `Phases.advance`."""
+        begin = [f"--compile-from={start}"] if start else []
+        return Module.parse(self._run(module, flags, *begin, f"--compile-to={stop}", "--emit-mlir-bytecode"))
 
-    def translate(self, configured: bytes, flags: tuple[str, ...], repeat: int) -> tuple[bytes, bytes]:
-        """Configured IR -> the verify vmfb and the profile vmfb; the commands generate code twice."""
-        start = "--compile-from=executable-configurations"
+    def finish(self, module: Module, flags: tuple[str, ...], start: str, repeat: int) -> tuple[bytes, bytes]:
+        """See `Phases.finish`. The commands generate code twice."""
+        begin = f"--compile-from={start}"
         repeats = f"--iree-hal-benchmark-dispatch-repeat-count={repeat}"
-        return self._run(configured, flags, start), self._run(configured, flags, start, repeats)
+        return self._run(module, flags, begin), self._run(module, flags, begin, repeats)
 
-    def _run(self, data: bytes, flags: tuple[str, ...], *more: str) -> bytes:
+    def _run(self, module: Module, flags: tuple[str, ...], *more: str) -> bytes:
         with tempfile.TemporaryDirectory() as folder:
             source, output = Path(folder, "source.mlir"), Path(folder, "output")
-            source.write_bytes(data)
+            source.write_bytes(module.bytecode())
             self._call([*flags, *more, str(source), "-o", str(output)])
             return output.read_bytes()
 

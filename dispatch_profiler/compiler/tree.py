@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache as cached_function
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import Built, Compiler, ModuleJob
 from dispatch_profiler.compiler.cache import Cache
-from dispatch_profiler.compiler.pool import BuildPool
+from dispatch_profiler.compiler.reproducer import reproducer
 from dispatch_profiler.errors import TargetError, TreeError
 from dispatch_profiler.files import sha256, write_atomic
 from dispatch_profiler.generator import (
@@ -24,9 +23,11 @@ from dispatch_profiler.generator import (
     Selection,
     State,
     Tree,
+    note_result,
     update_manifest,
 )
 from dispatch_profiler.generator.tree import Purpose
+from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, parse_target
 
@@ -34,8 +35,6 @@ from dispatch_profiler.targets import Target, parse_target
 _FLOPS_PER_CALL = 2e9
 #: ... but never more often than the original did.
 _MOST_REPEATS = 100
-#: Seconds between two writes of the manifest while results come in.
-_SAVE_EVERY = 1.0
 
 
 def repeat_count(operation: Operation) -> int:
@@ -47,15 +46,21 @@ def repeat_count(operation: Operation) -> int:
 class CompileOptions:
     """How to compile a tree.
 
-    `target` None means what the tree was generated for; `repeat` None means `repeat_count`;
-    `seconds` is the time limit of one dispatch.
+    `target` None means what the tree was generated for; `repeat` None means `repeat_count`.
+    `executor`, `workers` and `scheduler` say where it is done (see `pool.Executor`); `seconds` and
+    `memory_bytes` are the limits of one dispatch. `force` compiles also what is up to date, `retry`
+    what failed for time, memory or a crash. `reproducers` keeps what does not compile, each alone.
     """
 
     selection: Selection = Selection()
     target: Target | None = None
     flags: tuple[str, ...] = ()
+    executor: str = "loky"
     workers: int = 1
+    scheduler: str = ""
     force: bool = False
+    retry: bool = False
+    reproducers: bool = False
     repeat: int | None = None
     seconds: float = 120.0
     memory_bytes: int | None = None
@@ -97,9 +102,9 @@ def _asked_modules(manifest: Manifest, selection: Selection) -> dict[tuple[Opera
     return asked
 
 
-def count_modules(manifest: Manifest, selection: Selection) -> int:
-    """How many modules `compile_tree` will report on. Raises SelectionError."""
-    return len(_asked_modules(manifest, selection))
+def count_dispatches(manifest: Manifest, selection: Selection) -> int:
+    """How many dispatches `compile_tree` will report on. Raises SelectionError."""
+    return sum(map(len, _asked_modules(manifest, selection).values()))
 
 
 def plan_tasks(manifest: Manifest, compiler: Compiler, options: CompileOptions) -> list[Task]:
@@ -189,37 +194,46 @@ def compile_tree(
     """
     tree = manifest.tree
     open_tasks = []
-    with _Results(tree) as results:
+    with _Results(tree, compiler.revision, keep_reproducers=options.reproducers) as results:
         for task in plan_tasks(manifest, compiler, options):
-            if not options.force and is_current(tree, task):
+            is_wanted = options.force or (options.retry and _may_end_otherwise(task))
+            if not is_wanted and is_current(tree, task):
                 yield Progress(task.entry.operation, task.module, _asked(task, task.entry), kept=True)
-            elif cache is not None and not options.force and (built := cache.get(task.key)):
-                entry = results.add(task, built, compiler.revision)
+            elif not is_wanted and cache is not None and (built := cache.get(task.key)):
+                entry = results.add(task, built)
                 yield Progress(task.entry.operation, task.module, _asked(task, entry), False, cached=True)
             else:
                 open_tasks.append(task)
-        yield from _compile(open_tasks, results, compiler, options, cache)
+        for task, built in _compile(open_tasks, compiler, options):
+            if cache is not None:
+                cache.put(task.key, built)
+            entry = results.add(task, built)
+            yield Progress(task.entry.operation, task.module, _asked(task, entry), kept=False)
+
+
+def _may_end_otherwise(task: Task) -> bool:
+    return any(d.is_transient for d in _asked(task, task.entry))
 
 
 def _compile(
-    open_tasks: list[Task],
-    results: _Results,
-    compiler: Compiler,
-    options: CompileOptions,
-    cache: Cache | None,
-) -> Iterator[Progress]:
+    open_tasks: Sequence[Task], compiler: Compiler, options: CompileOptions
+) -> Iterator[tuple[Task, Built]]:
     if not open_tasks:
         return
+    # joblib takes a while to import, and most runs of a sweep that is done compile nothing.
+    from dispatch_profiler.compiler.pool import BuildPool, Executor
+
     compiler.check_flags(open_tasks[0].job.flags)
-    revision = compiler.revision
-    workers = min(options.workers, len(open_tasks))
-    with BuildPool[int](compiler, workers, options.seconds, options.memory_bytes) as pool:
-        for index, built in pool.results((i, task.job) for i, task in enumerate(open_tasks)):
-            task = open_tasks[index]
-            if cache is not None:
-                cache.put(task.key, built)
-            entry = results.add(task, built, revision)
-            yield Progress(task.entry.operation, task.module, _asked(task, entry), kept=False)
+    jobs = {index: task.job for index, task in enumerate(open_tasks)}
+    if options.executor == "dask":
+        # Another machine's `host` is another CPU.
+        resolved = {flags: compiler.resolve(flags) for flags in {job.flags for job in jobs.values()}}
+        jobs = {i: replace(job, flags=resolved[job.flags]) for i, job in jobs.items()}
+    executor = Executor(options.executor, min(options.workers, len(jobs)), options.scheduler)
+    limits = WorkerLimits(options.seconds, options.memory_bytes)
+    with BuildPool[int](compiler, executor, limits) as pool:
+        for index, built in pool.results(jobs):
+            yield open_tasks[index], built
 
 
 def _asked(task: Task, entry: OperationEntry) -> tuple[DispatchEntry, ...]:
@@ -227,29 +241,30 @@ def _asked(task: Task, entry: OperationEntry) -> tuple[DispatchEntry, ...]:
 
 
 class _Results:
-    """Writes vmfbs at once and the manifest every second and at the end."""
+    """Writes vmfbs and what became of them at once, and the manifest at the end."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, revision: str, *, keep_reproducers: bool) -> None:
         self._tree = tree
+        self._revision = revision
+        self._keep_reproducers = keep_reproducers
         self._changed: dict[Operation, OperationEntry] = {}
-        self._saved = time.monotonic()
-        self._said: dict[tuple[Operation, str], str] = {}
 
-    def add(self, task: Task, built: Built, revision: str) -> OperationEntry:
+    def add(self, task: Task, built: Built) -> OperationEntry:
         operation = task.entry.operation
-        self._write_diagnostics(operation, task.module, built.diagnostics)
+        self._write(self._tree.compiler_output(operation, task.module), built.diagnostics.encode())
+        if self._keep_reproducers:
+            self._write_reproducers(task, built)
         module = ModuleEntry(
             name=task.module,
             key=task.key,
             repeat=task.job.repeat,
-            compiler=revision,
+            compiler=self._revision,
             verify=self._write(self._tree.vmfb(operation, task.module, "verify"), built.verify),
             profile=self._write(self._tree.vmfb(operation, task.module, "profile"), built.profile),
         )
         entry = _updated(self._changed.get(operation, task.entry), task, built, module)
         self._changed[operation] = entry
-        if time.monotonic() - self._saved > _SAVE_EVERY:
-            self._save()
+        note_result(self._tree, entry)
         return entry
 
     def _write(self, path: Path, data: bytes) -> Artifact | None:
@@ -260,27 +275,31 @@ class _Results:
         write_atomic(path, data)
         return Artifact(sha256(data), len(data))
 
-    def _write_diagnostics(self, operation: Operation, module: str, text: str) -> None:
-        self._said[operation, module] = text
-        said = [t for (op, _), t in self._said.items() if op == operation and t]
-        write_atomic(self._tree.compiler_output(operation), "\n".join(said))
-
-    def _save(self) -> None:
-        update_manifest(self._tree, self._changed.values())
-        self._saved = time.monotonic()
+    def _write_reproducers(self, task: Task, built: Built) -> None:
+        for dispatch in task.job.dispatches:
+            outcome = built.outcomes.get(dispatch.name)
+            if outcome is not None and outcome.state is State.NOT_COMPILED:
+                path = self._tree.reproducer(task.entry.operation, dispatch.name)
+                write_atomic(path, reproducer(task.job, dispatch.name, outcome.reason))
 
     def __enter__(self) -> _Results:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._changed:
-            self._save()
+        if self._tree.journal.exists():  # ours, or that of a run that was killed
+            update_manifest(self._tree, ())
 
 
 def _updated(entry: OperationEntry, task: Task, built: Built, module: ModuleEntry) -> OperationEntry:
     outcomes = built.outcomes
     dispatches = tuple(
-        replace(d, state=outcome.state, reason=outcome.reason, applied=outcome.applied)
+        replace(
+            d,
+            state=outcome.state,
+            reason=outcome.reason,
+            applied=outcome.applied,
+            is_transient=outcome.is_transient,
+        )
         if (outcome := outcomes.get(d.dispatch.name)) is not None
         else d
         for d in entry.dispatches

@@ -10,6 +10,7 @@ from dispatch_profiler.generator.manifest import (
     OperationEntry,
     State,
     load_manifest,
+    note_result,
     update_manifest,
 )
 from dispatch_profiler.generator.plan import Choices, LeftOut, Plan, plan_generation
@@ -33,6 +34,7 @@ __all__ = [
     "check_tree",
     "emit",
     "load_manifest",
+    "note_result",
     "plan_generation",
     "render_module",
     "update_manifest",

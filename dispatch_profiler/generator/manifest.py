@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -33,12 +34,14 @@ class DispatchEntry:
     """One dispatch of the tree.
 
     `applied` is what the compiler configured for it, in its own words; empty until compiled.
+    `is_transient` tells of a failure that another time or another machine may not see.
     """
 
     dispatch: Dispatch
     state: State = State.GENERATED
     reason: str = ""
     applied: str = ""
+    is_transient: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,9 +141,11 @@ def load_manifest(tree: Tree) -> Manifest:
             hint=_again(path),
         )
     try:
-        return Manifest(tree, tuple(_read_operation(row) for row in data["operations"]))
+        entries = {row.operation: row for row in map(_read_operation, data["operations"])}
     except (KeyError, TypeError, ValueError, AttributeError, DispatchProfilerError) as error:
         raise TreeError(f"the manifest {path} is damaged: {error!r}", hint=_again(path)) from error
+    _put(entries, _read_journal(tree), generated=False)
+    return Manifest(tree, tuple(entries.values()))
 
 
 def _again(path: Any) -> str:
@@ -148,27 +153,63 @@ def _again(path: Any) -> str:
 
 
 def update_manifest(tree: Tree, changed: Iterable[OperationEntry], *, generated: bool = False) -> Manifest:
-    """Put `changed` into the manifest on disk, under a lock, beside what others put there.
+    """Put `changed` and the journal into the manifest on disk, under a lock, beside what others put there.
 
     With `generated`, entries are added, and replaced where their source is another one. Without
     it, an entry whose source has been generated anew in the meantime is left as it is, and its
     result is dropped.
     """
-    with locked(tree.root / ".manifest.lock"):
+    with _locked(tree):
         old = load_manifest(tree).entries if tree.manifest.exists() else ()
         entries = {entry.operation: entry for entry in old}
-        for entry in changed:
-            known = entries.get(entry.operation)
-            if generated:
-                # What a compiler has finished since then is kept.
-                replaced = known is None or not known.same_source(entry)
-            else:
-                replaced = known is not None and known.source_sha256 == entry.source_sha256
-            if replaced:
-                entries[entry.operation] = entry
+        _put(entries, changed, generated=generated)
         manifest = Manifest(tree, tuple(entries.values()))
         write_atomic(tree.manifest, _to_json(manifest))
+        tree.journal.unlink(missing_ok=True)
     return manifest
+
+
+def note_result(tree: Tree, entry: OperationEntry) -> None:
+    """Add what has become of one operation to the journal: at once, whatever happens to us next.
+
+    Writing the manifest of ten thousand dispatches for each of them would take longer than they do.
+    """
+    row = json.dumps(_write_operation(entry), separators=(",", ":"))
+    with _locked(tree), tree.journal.open("a") as journal:
+        # Whoever was killed while it wrote has left half a line: ours starts on a new one.
+        journal.write(f"\n{row}\n")
+
+
+def _read_journal(tree: Tree) -> list[OperationEntry]:
+    try:
+        lines = tree.journal.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in filter(None, lines):
+        # Half a line is a result that was in flight.
+        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, DispatchProfilerError):
+            found.append(_read_operation(json.loads(line)))
+    return found
+
+
+def _locked(tree: Tree) -> contextlib.AbstractContextManager[None]:
+    return locked(tree.root / ".manifest.lock")
+
+
+def _put(
+    entries: dict[Operation, OperationEntry], changed: Iterable[OperationEntry], *, generated: bool
+) -> None:
+    """Put `changed` among `entries`; see `update_manifest`."""
+    for entry in changed:
+        known = entries.get(entry.operation)
+        if generated:
+            # What a compiler has finished since then is kept.
+            replaced = known is None or not known.same_source(entry)
+        else:
+            replaced = known is not None and known.source_sha256 == entry.source_sha256
+        if replaced:
+            entries[entry.operation] = entry
 
 
 # -- JSON ----------------------------------------------------------------------------------------
@@ -194,6 +235,7 @@ def _write_operation(entry: OperationEntry) -> dict[str, Any]:
                 "state": d.state.value,
                 "reason": d.reason,
                 "applied": d.applied,
+                "is_transient": d.is_transient,
             }
             for d in entry.dispatches
         ],
@@ -223,6 +265,7 @@ def _read_operation(row: Mapping[str, Any]) -> OperationEntry:
                 State(d["state"]),
                 str(d["reason"]),
                 str(d["applied"]),
+                bool(d.get("is_transient", False)),
             )
             for d in row["dispatches"]
         ),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-
-import jinja2
+from typing import TYPE_CHECKING
 
 from dispatch_profiler.generator.dispatch import Dispatch
 from dispatch_profiler.operations import Operation
 
+if TYPE_CHECKING:
+    import jinja2
+
 
 @cache
 def _environment() -> jinja2.Environment:
+    import jinja2  # which only those need who generate
+
     return jinja2.Environment(
         loader=jinja2.PackageLoader("dispatch_profiler", "templates"),
         undefined=jinja2.StrictUndefined,  # an unfilled name is an error, never empty text

@@ -27,6 +27,11 @@ class Tree:
         return self.root / "manifest.json"
 
     @property
+    def journal(self) -> Path:
+        """What has been added to the manifest since it was last written."""
+        return self.root / "manifest.journal"
+
+    @property
     def references(self) -> Path:
         """Reference results, by content."""
         return self.folder / "generated" / "reference_cache"
@@ -43,6 +48,11 @@ class Tree:
         flow = f"_{module}" if module else ""
         return self.operation(operation) / f"{operation.name}{flow}_{purpose}.vmfb"
 
-    def compiler_output(self, operation: Operation) -> Path:
-        """What the compiler said about this operation."""
-        return self.operation(operation) / "iree_compile_cmd_stdout.mlir"
+    def compiler_output(self, operation: Operation, module: str = "") -> Path:
+        """What the compiler said about one module of this operation."""
+        flow = f"_{module}" if module else ""
+        return self.operation(operation) / f"iree_compile_cmd_stdout{flow}.mlir"
+
+    def reproducer(self, operation: Operation, dispatch: str) -> Path:
+        """One dispatch that does not compile, alone, with the command."""
+        return self.operation(operation) / "reproducers" / f"{dispatch}.mlir"

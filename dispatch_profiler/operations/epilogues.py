@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.special
 
 from dispatch_profiler.errors import OperationError, did_you_mean
 
@@ -29,8 +28,16 @@ class Activation:
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
+    from scipy.special import erf  # as long to import as all else together
+
     # Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016: x * Phi(x), the exact form.
-    return 0.5 * x * (1.0 + scipy.special.erf(x / np.sqrt(2.0)))
+    return 0.5 * x * (1.0 + erf(x / np.sqrt(2.0)))
+
+
+def _sigmoid(x: np.ndarray) -> np.ndarray:
+    from scipy.special import expit
+
+    return expit(x)
 
 
 #: The slope of gelu peaks at x = sqrt(2): Phi(x) + x * phi(x) = 1.1290.
@@ -40,7 +47,7 @@ ACTIVATIONS: dict[str, Activation] = {
         Activation("none", lambda x: x, True, 1.0, 0, True),
         Activation("relu", lambda x: np.maximum(x, 0), True, 1.0, 1, True),
         Activation("gelu", _gelu, False, 1.13, 5, False),
-        Activation("sigmoid", scipy.special.expit, False, 0.25, 4, False),
+        Activation("sigmoid", _sigmoid, False, 0.25, 4, False),
         Activation("tanh", np.tanh, False, 1.0, 5, False),
     )
 }

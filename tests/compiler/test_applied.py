@@ -7,12 +7,24 @@ import re
 
 import pytest
 
-from dispatch_profiler.compiler.configured import ConfiguredModule
+from dispatch_profiler.compiler.applied import settle_configurations
 from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.compiler.iree import IreeCompiler
+from dispatch_profiler.compiler.sharing import fan_out, share
 from dispatch_profiler.configurations import CpuTiles, Default, Flow
 from dispatch_profiler.generator import State
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
+
+
+def configured(job):
+    """The module with every configuration settled as a build does it, and the outcomes."""
+    phases, flags = InProcess(), job.flags
+    module = phases.parse(job.source, flags)
+    lines, groups = module.lines(), share(module)
+    phases.advance(module, flags, stop="executable-sources")
+    fan_out(module, groups, lines)
+    phases.advance(module, flags, "executable-sources", stop="executable-configurations")
+    return module, settle_configurations(module, job.dispatches)
 
 
 def workgroups(job) -> dict[str, list[int]]:
@@ -20,10 +32,9 @@ def workgroups(job) -> dict[str, list[int]]:
 
     The compiler computes these counts from the tiles that it distributed by: they are what ran.
     """
-    phases = InProcess()
-    module = ConfiguredModule(phases.configure(job.source.encode() + b"\0", job.flags))
-    module.settle(job.dispatches)
-    text = ConfiguredModule(phases.advance(module.bytecode(), job.flags, "executable-targets")).text()
+    module, _ = configured(job)
+    start = "executable-configurations"
+    text = InProcess().advance(module, job.flags, start, stop="executable-targets").text()
     counts = {}
     for name, body in re.findall(r"hal\.executable private @([\w$]+) \{(.*?)\n  \}", text, flags=re.S):
         constants = dict(re.findall(r"%(\S+) = arith.constant (\d+) : index", body))
@@ -143,9 +154,8 @@ def test_peeling_survives_folding(make_job):
     operation = Conv2d(1, 15, 15, 16, 32, 1, 1)
     tiles = CpuTiles((1, 4, 8, 32), (1, 1, 4, 16, 1, 1, 1), peel=True)
     job = make_job(operation, [tiles])
-    module = ConfiguredModule(InProcess().configure(job.source.encode() + b"\0", job.flags))
 
-    module.settle(job.dispatches)
+    module, _ = configured(job)
 
     assert "enable_loop_peeling" in module.text()
 

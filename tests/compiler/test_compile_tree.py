@@ -14,13 +14,11 @@ from dispatch_profiler.compiler import (
     CompileOptions,
     ModuleJob,
     NullCompiler,
-    Outcome,
     artifact_of,
     compile_tree,
     repeat_count,
 )
-from dispatch_profiler.compiler.pool import BuildPool
-from dispatch_profiler.errors import SelectionError, TargetError, ToolError, TreeError
+from dispatch_profiler.errors import SelectionError, TargetError, TreeError
 from dispatch_profiler.generator import Manifest, Selection, State, Tree, load_manifest
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.targets import parse_target
@@ -223,45 +221,3 @@ def test_small_operations_are_repeated_more_often(operation: Matmul, expected: i
 
 def test_the_hash_of_a_file_that_is_not_there_is_none(tmp_path: Path):
     assert artifact_of(tmp_path / "nothing") is None
-
-
-# -- the pool --------------------------------------------------------------------------------------
-
-
-def test_a_compiler_that_kills_its_process_costs_only_its_dispatch(tree: Tree):
-    """Three modules, of which one takes its worker process down whenever it is built."""
-    jobs = [(i, ModuleJob(str(i), (), (), 1)) for i in range(3)]
-    entry = load().entries[0]
-    jobs[1] = (1, ModuleJob("die", (entry.dispatches[0].dispatch,), (), 1))
-
-    with BuildPool(Deadly(), 2, 20.0) as pool:
-        results = dict(pool.results(jobs))
-
-    (outcome,) = results[1].outcomes.values()
-    assert outcome == Outcome(State.NOT_COMPILED, "killed by SIGABRT", is_transient=True)
-    assert set(results) == {0, 1, 2}
-
-
-@dataclass(frozen=True)
-class Deadly(NullCompiler):
-    """Aborts on the source `die`."""
-
-    def build(self, job: ModuleJob) -> Built:
-        import os
-
-        if job.source == "die":
-            os.abort()
-        return Built(b"v", b"p", {})
-
-
-@pytest.fixture(autouse=True)
-def _helpers_are_importable(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-
-
-def test_a_closed_pool_builds_nothing_more(tree: Tree):
-    pool = BuildPool(NULL, 1, 5.0)
-    pool.close()
-
-    with pytest.raises(ToolError, match="interrupted"):
-        pool._call(pool._take(), ModuleJob("", (), (), 1))

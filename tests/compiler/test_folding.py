@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch_profiler.compiler.configured import fold_groups, fold_levels
+from dispatch_profiler.compiler.folding import fold_groups, fold_levels
 from dispatch_profiler.operations import Conv2d, Loop, Matmul
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dispatch_profiler.compiler import BuildError, IreeCompiler
-from dispatch_profiler.compiler.configured import ConfiguredModule, dispatch_commands
 from dispatch_profiler.compiler.in_process import InProcess, _repeated
+from dispatch_profiler.compiler.module import Module
 from dispatch_profiler.compiler.tools import Tools
 from dispatch_profiler.configurations import CpuTiles, Default, Flow
 from dispatch_profiler.errors import ToolError, UsageError
@@ -31,29 +31,35 @@ def compiler(request: pytest.FixtureRequest) -> IreeCompiler:
     return IreeCompiler(BIN if request.param == "tools" else None)
 
 
+def configured_by_wheel(job) -> Module:
+    phases = InProcess()
+    return phases.advance(phases.parse(job.source, job.flags), job.flags, stop="executable-configurations")
+
+
 def test_both_name_the_same_revision():
     assert InProcess().revision in IreeCompiler(BIN).revision
+    assert InProcess().revision == IreeCompiler().revision
 
 
 def test_the_profile_module_repeats_every_dispatch(make_job):
     """Counted in the compiler's own IR: a padded convolution has two dispatches, five times each."""
     job = make_job(Conv2d(2, 8, 8, 16, 16, 3, 3, padding=(1, 1)), [Default()])
     phases = InProcess()
-    configured = phases.configure(job.source.encode() + b"\0", job.flags)
-    translated = phases.advance(configured, job.flags, "hal")
+    translated = phases.advance(phases.parse(job.source, job.flags), job.flags, stop="hal")
 
-    assert dispatch_commands(translated) == 2
-    assert dispatch_commands(_repeated(translated, job.flags, 5)) == 10
+    assert translated.dispatch_commands() == 2
+    assert _repeated(translated, job.flags, 5).dispatch_commands() == 10
+    assert translated.dispatch_commands() == 2
 
 
 def test_a_pipeline_that_repeats_nothing_is_an_error(make_job, monkeypatch):
     """If the compiler took the request and did nothing, times would be wrong by that factor."""
-    monkeypatch.setattr("dispatch_profiler.compiler.in_process.dispatch_commands", lambda data: 3)
+    monkeypatch.setattr(Module, "dispatch_commands", lambda module: 3)
     job = make_job(SMALL, [Default()])
-    configured = InProcess().configure(job.source.encode() + b"\0", job.flags)
+    configured = configured_by_wheel(job)
 
     with pytest.raises(ToolError, match="should do 4 x 3 dispatches, but does 3"):
-        InProcess().translate(configured, job.flags, 4)
+        InProcess().finish(configured, job.flags, "executable-configurations", 4)
 
 
 def test_both_build_two_vmfbs_with_every_function(compiler: IreeCompiler, make_job):
@@ -124,7 +130,7 @@ def test_a_source_that_is_no_mlir_is_told(make_job):
 
 def test_a_configuration_that_is_left_out_leaves_no_trace(make_job):
     job = make_job(SMALL, [Default(), TILES])
-    module = ConfiguredModule(InProcess().configure(job.source.encode() + b"\0", job.flags))
+    module = configured_by_wheel(job)
 
     module.drop_dispatches([job.dispatches[1].name])
 
@@ -171,4 +177,4 @@ def test_a_tool_that_says_nothing_is_told(tmp_path: Path):
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
 
     with pytest.raises(BuildError, match="ended with status 3"):
-        Tools(tool).configure(b"", ())
+        Tools(tool).advance(Module.parse("module {}"), (), stop="hal")

@@ -1,0 +1,206 @@
+"""An MLIR module of IREE between two phases: its functions, its executables, and copies of them.
+
+Nothing here may keep a handle to an operation inside the module: passes erase and replace these.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from iree.compiler import ir
+
+from dispatch_profiler.errors import ToolError
+
+
+class Module:
+    """A module, in the MLIR context that it was parsed in."""
+
+    def __init__(self, operation: Any) -> None:
+        self.operation = operation
+
+    @classmethod
+    def parse(cls, data: bytes | str, context: Any = None) -> Module:
+        """Read MLIR as text or bytecode. Raises ToolError if it is neither."""
+        try:
+            return cls(ir.Module.parse(data, context or ir.Context()).operation)
+        except (ir.MLIRError, ValueError) as error:
+            lines = [line for line in str(error).splitlines() if "error:" in line] or str(error).splitlines()
+            raise ToolError(f"cannot read the compiler's IR: {lines[0].strip()}") from error
+
+    def bytecode(self) -> bytes:
+        """The module as MLIR bytecode."""
+        buffer = io.BytesIO()
+        self.operation.write_bytecode(buffer)
+        return buffer.getvalue()
+
+    def text(self) -> str:
+        return str(self.operation)
+
+    def clone(self) -> Module:
+        return Module(self.operation.clone())
+
+    def symbols(self, kind: str) -> dict[str, Any]:
+        """Name -> operation, of the module's own operations of one kind such as `util.func`."""
+        return {symbol_of(op): op for op in self._top() if op.name == kind}
+
+    def _top(self) -> Iterator[Any]:
+        return (op.operation for op in self.operation.regions[0].blocks[0].operations)
+
+    # -- before the front end: func.func --------------------------------------------------------
+
+    def lines(self) -> dict[str, int]:
+        """Function -> the line of the source on which it starts."""
+        found = {}
+        for name, op in self.symbols("func.func").items():
+            line = re.search(r":(\d+):\d+", str(op.location))
+            if line:
+                found[name] = int(line.group(1))
+        return found
+
+    def keep_functions(self, names: Sequence[str]) -> None:
+        """Erase every function that is not among `names`. ToolError if one of these is not there."""
+        present = self.symbols("func.func")
+        missing = set(names) - present.keys()
+        if missing:
+            raise ToolError(f"the source has no function {sorted(missing)[0]}", hint="run generator.py again")
+        for name in present.keys() - set(names):
+            present[name].erase()
+
+    # -- after it: util.func and the hal.executable that they dispatch --------------------------
+
+    def entry_points(self) -> list[str]:
+        return list(self.symbols("util.func"))
+
+    def executables_of(self, function: str) -> dict[str, Any]:
+        """Name -> operation, of every executable that `function` dispatches."""
+        executables = self.symbols("hal.executable")
+        body = str(self.symbols("util.func").get(function, ""))
+        used = set(re.findall(r"@\"?([\w.$-]+)\"?::@", body))
+        return {name: op for name, op in executables.items() if name in used}
+
+    def drop_dispatches(self, names: Sequence[str]) -> None:
+        """Erase entry points with the executables that only they use."""
+        used = {name: set(self.executables_of(name)) for name in self.entry_points()}
+        kept = set().union(*(executables for name, executables in used.items() if name not in names))
+        dead = set().union(*(used.get(name, set()) for name in names)) - kept
+        for op in list(self._top()):
+            if symbol_of(op) in dead or symbol_of(op) in names:
+                op.erase()
+
+    def copy_function(self, name: str, copy: str, *, line_shift: int = 0) -> None:
+        """Add an entry point `copy` that does what `name` does, with the same executables."""
+        original = self.symbols("util.func")[name]
+        made = original.clone(ir.InsertionPoint(original))
+        for key in attribute_names(made):
+            # The declaration for reflection holds the name a second time.
+            text = str(made.attributes[key]).replace(f"@{name}(", f"@{copy}(")
+            if text != str(made.attributes[key]):
+                made.attributes[key] = ir.Attribute.parse(text, self.operation.context)
+        made.attributes["sym_name"] = ir.StringAttr.get(copy, self.operation.context)
+        _shift_lines(made, line_shift)
+
+    def own_executable(self, function: str, executable: str, *, line_shift: int = 0) -> Any:
+        """Give `function` a copy of an executable that others use too; the copy."""
+        original = self.symbols("hal.executable")[executable]
+        name = self._free_name(_renamed(executable, function))
+        copy = original.clone(ir.InsertionPoint(original))
+        copy.attributes["sym_name"] = ir.StringAttr.get(name, self.operation.context)
+        entries = _rename_entries(copy, executable, name)
+        for op in operations_in(self.symbols("util.func")[function]):
+            _redirect(op, executable, name, entries)
+        _shift_lines(copy, line_shift)
+        return copy
+
+    def users_of(self, executable: str) -> list[str]:
+        """Entry points that dispatch `executable`."""
+        return [name for name in self.entry_points() if executable in self.executables_of(name)]
+
+    def _free_name(self, wanted: str) -> str:
+        taken = self.symbols("hal.executable")
+        number, name = 1, wanted
+        while name in taken:
+            number, name = number + 1, f"{wanted}_copy{number}"
+        return name
+
+    def dispatch_commands(self) -> int:
+        """How many dispatches the command buffers of a module at phase `hal` hold in all."""
+        return sum(op.name == "hal.command_buffer.dispatch" for op in operations_in(self.operation))
+
+
+# -- operations ------------------------------------------------------------------------------------
+
+
+def symbol_of(op: Any) -> str:
+    """The name of a function or executable; empty if it has none."""
+    return ir.StringAttr(op.attributes["sym_name"]).value if "sym_name" in op.attributes else ""
+
+
+def operations_in(op: Any) -> list[Any]:
+    """`op` and every operation nested in it."""
+    found: list[Any] = []
+
+    def visit(inner: Any) -> Any:
+        found.append(inner.operation)
+        return ir.WalkResult.ADVANCE
+
+    op.walk(visit)
+    return found
+
+
+def attribute_names(op: Any) -> list[str]:
+    """Names of the attributes of `op`."""
+    # The bindings give names or named attributes, depending on their version.
+    return [named if isinstance(named, str) else named.name for named in op.attributes]
+
+
+def _renamed(executable: str, function: str) -> str:
+    """`<another function>_dispatch_0` -> `<function>_dispatch_0`: traces show these names."""
+    return re.sub(r"^.*?(?=_dispatch_\d+)", function, executable, count=1)
+
+
+def _rename_entries(executable: Any, old: str, new: str) -> dict[str, str]:
+    """Give the entry points of a copied executable names of their own: all are linked together.
+
+    Entry -> its new name.
+    """
+    inner = operations_in(executable)
+    exports = [symbol_of(op) for op in inner if op.name == "hal.executable.export"]
+    entries = {
+        entry: new + entry.removeprefix(old) if entry.startswith(old) else f"{entry}_{new}"
+        for entry in exports
+    }
+    moved = {f'"{entry}"': f'"{name}"' for entry, name in entries.items()}  # the entry's own name
+    moved |= {f"@{entry}": f"@{name}" for entry, name in entries.items()}  # references to it
+    for op in inner:
+        for key in attribute_names(op):
+            text = str(op.attributes[key])
+            if text in moved:
+                op.attributes[key] = ir.Attribute.parse(moved[text], op.context)
+    return entries
+
+
+def _redirect(op: Any, old: str, new: str, entries: dict[str, str]) -> None:
+    """Make references `@executable::@variant::@entry` of one operation those of the copy."""
+
+    def moved(match: re.Match[str]) -> str:
+        return f"@{new}::@{match[1]}::@{entries.get(match[2], match[2])}"
+
+    for key in attribute_names(op):
+        text = str(op.attributes[key])
+        changed = re.sub(rf"@{re.escape(old)}::@([\w.$-]+)::@([\w.$-]+)", moved, text)
+        if changed != text:
+            op.attributes[key] = ir.Attribute.parse(changed, op.context)
+
+
+def _shift_lines(op: Any, lines: int) -> None:
+    """Move the locations of `op` and all in it: diagnostics name the function by its line."""
+    if not lines:
+        return
+    for inner in operations_in(op):
+        place = re.search(r'"([^"]*)":(\d+):(\d+)', str(inner.location))
+        if place and int(place[2]):
+            line, column = int(place[2]) + lines, int(place[3])
+            inner.location = ir.Location.file(place[1], line, column, op.context)

@@ -1,0 +1,83 @@
+"""One run of the front end for all configurations of an operation.
+
+Functions of a source that differ in nothing but their `compilation_info` come out of the front end
+as the same code. So one of them goes through it, and each other gets a copy of what came out with
+its own `compilation_info`:
+
+    source a, b, c  ->  a  ->  front end  ->  a  ->  a, b, c
+
+A function without `compilation_info`, which leaves the choice to the compiler, goes through it as it
+is: what the compiler would do with it stays the compiler's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from iree.compiler import ir
+
+from dispatch_profiler.compiler.module import Module, operations_in
+
+_INFO = "compilation_info"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Functions with the same body. `infos`: function -> what the compiler is told for it."""
+
+    representative: str
+    infos: dict[str, str]
+
+
+def share(source: Module) -> list[Group]:
+    """Leave one function of each group in `source`; the groups of more than one."""
+    groups: dict[str, Group] = {}
+    for name, function in source.symbols("func.func").items():
+        infos = [str(op.attributes[_INFO]) for op in operations_in(function) if _INFO in op.attributes]
+        if len(infos) == 1:
+            group = groups.setdefault(_body(function), Group(name, {}))
+            group.infos[name] = infos[0]
+    shared = [group for group in groups.values() if len(group.infos) > 1]
+    spared = {name for group in shared for name in group.infos if name != group.representative}
+    source.keep_functions([name for name in source.symbols("func.func") if name not in spared])
+    return shared
+
+
+def _body(function: Any) -> str:
+    """The text of a function without its name and without what the compiler is told."""
+    copy = function.clone()
+    copy.attributes["sym_name"] = ir.StringAttr.get("function", function.context)
+    for op in operations_in(copy):
+        if _INFO in op.attributes:
+            del op.attributes[_INFO]
+    return str(copy)
+
+
+def fan_out(module: Module, groups: Sequence[Group], lines: dict[str, int]) -> None:
+    """Add to a module at phase `executable-sources` what `share` has spared the front end.
+
+    `lines` are where the functions start in the source. Where the front end has dropped the
+    `compilation_info` the copies have none either, and share the executable (see `applied`).
+    """
+    for group in groups:
+        first = group.representative
+        marked = [
+            name
+            for name, op in module.executables_of(first).items()
+            if any(map(_has_info, operations_in(op)))
+        ]
+        for member, info in group.infos.items():
+            if member == first:
+                continue
+            shift = lines.get(member, 0) - lines.get(first, 0)
+            module.copy_function(first, member, line_shift=shift)
+            for executable in marked:
+                copy = module.own_executable(member, executable, line_shift=shift)
+                for op in filter(_has_info, operations_in(copy)):
+                    op.attributes[_INFO] = ir.Attribute.parse(info, op.context)
+
+
+def _has_info(op: Any) -> bool:
+    return _INFO in op.attributes

@@ -1,0 +1,36 @@
+"""Compilers that the processes of the pool tests import."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from dispatch_profiler.compiler import Built, ModuleJob, NullCompiler
+
+
+@dataclass(frozen=True)
+class Deadly(NullCompiler):
+    """Aborts on the source `die`."""
+
+    def build(self, job: ModuleJob) -> Built:
+        if job.source == "die":
+            os.abort()
+        return Built(b"v", b"p", {})
+
+
+@dataclass(frozen=True)
+class KillsItsParent(NullCompiler):
+    """Takes the process that waits for it down, as often as `times`; counts in a file."""
+
+    counter: str = ""
+    times: int = 1
+
+    def build(self, job: ModuleJob) -> Built:
+        file = Path(self.counter)
+        killed = len(file.read_text()) if file.exists() else 0
+        if job.source == "die" and killed < self.times:
+            file.write_text("x" * (killed + 1))
+            os.kill(os.getppid(), signal.SIGKILL)
+        return Built(b"v", b"p", {})

@@ -1,0 +1,84 @@
+"""Builds in threads and processes: what dies costs itself, what is lost is done again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pool_helpers import Deadly, KillsItsParent
+
+from dispatch_profiler.compiler import ModuleJob, Outcome
+from dispatch_profiler.compiler.pool import BuildPool, Executor, WorkerSet
+from dispatch_profiler.configurations import Default
+from dispatch_profiler.errors import ToolError
+from dispatch_profiler.generator import Dispatch, State
+from dispatch_profiler.isolation import WorkerLimits
+from dispatch_profiler.operations import Matmul
+
+LIMITS = WorkerLimits(seconds=20.0)
+DISPATCH = Dispatch(Matmul(8, 8, 8), Default())
+
+
+@pytest.fixture(autouse=True)
+def _helpers_are_importable(monkeypatch):
+    import os
+
+    from joblib.externals.loky import get_reusable_executor
+
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", path)
+    get_reusable_executor().shutdown(wait=True)  # those of other tests have another path
+    yield
+    get_reusable_executor().shutdown(wait=True)
+
+
+@pytest.mark.parametrize("kind", ["threads", "loky"])
+def test_a_compiler_that_kills_its_process_costs_only_its_dispatch(kind: str):
+    """Three modules, of which one takes its worker process down whenever it is built."""
+    jobs = {i: ModuleJob(str(i), (), (), 1) for i in range(3)}
+    jobs[1] = ModuleJob("die", (DISPATCH,), (), 1)
+
+    with BuildPool[int](Deadly(), Executor(kind, 2), LIMITS) as pool:
+        results = dict(pool.results(jobs))
+
+    (outcome,) = results[1].outcomes.values()
+    assert outcome == Outcome(State.NOT_COMPILED, "killed by SIGABRT", is_transient=True)
+    assert set(results) == {0, 1, 2}
+
+
+def test_what_a_killed_process_of_joblib_had_in_hand_is_done_by_another(tmp_path: Path):
+    jobs = {i: ModuleJob("die" if i == 1 else str(i), (DISPATCH,), (), 1) for i in range(6)}
+    compiler = KillsItsParent(counter=str(tmp_path / "killed"), times=2)
+
+    with BuildPool[int](compiler, Executor("loky", 2), LIMITS) as pool:
+        results = list(pool.results(jobs))
+
+    assert sorted(key for key, _ in results) == [0, 1, 2, 3, 4, 5]
+    assert all(built.verify == b"v" for _, built in results)
+
+
+def test_processes_that_are_killed_again_and_again_end_the_run_with_a_sentence(tmp_path: Path):
+    jobs = {i: ModuleJob("die" if i == 1 else str(i), (DISPATCH,), (), 1) for i in range(3)}
+    compiler = KillsItsParent(counter=str(tmp_path / "killed"), times=99)
+
+    with (
+        BuildPool[int](compiler, Executor("loky", 2), LIMITS) as pool,
+        pytest.raises(ToolError, match="processes of joblib were killed 3 times") as caught,
+    ):
+        list(pool.results(jobs))
+
+    assert "--executor=threads" in caught.value.hint
+
+
+def test_a_closed_set_of_workers_builds_nothing_more():
+    workers = WorkerSet()
+    workers.close()
+
+    with pytest.raises(ToolError, match="interrupted"):
+        workers.check_open()
+
+
+def test_one_worker_needs_no_process_around_its_compiler():
+    assert Executor("loky", 1).uses_threads
+    assert not Executor("loky", 2).uses_threads
+    assert not Executor("dask", 1).uses_threads
