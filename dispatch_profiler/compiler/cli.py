@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -90,6 +91,10 @@ def _check_executor(options: argparse.Namespace) -> None:
             "--executor=dask needs --scheduler",
             hint="give the address that `dask scheduler` printed, such as --scheduler=tcp://HOST:8786",
         )
+    if options.scheduler and not re.fullmatch(r"\w+://\S+:\d+", options.scheduler):
+        raise UsageError(
+            f"malformed address of a scheduler {options.scheduler!r}", hint="write tcp://HOST:PORT"
+        )
     if options.scheduler and options.executor != "dask":
         raise UsageError("--scheduler goes with --executor=dask", hint="add --executor=dask")
     if options.num_cpu and options.executor == "dask":
@@ -142,8 +147,8 @@ def _parser() -> Parser:
         help="write each dispatch that does not compile alone to a file, with the command",
     )  # fmt: skip
     parser.add_argument(
-        "--executor", choices=("loky", "threads", "dask"), default="loky",
-        help="who hands modules to compilers: processes or threads here, or a Dask cluster "
+        "--executor", choices=("threads", "loky", "dask"), default="threads",
+        help="who hands modules to the compiler processes: threads, processes (loky), or a Dask cluster "
         "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--scheduler", metavar="tcp://HOST:PORT", help="the cluster's, with --executor=dask")

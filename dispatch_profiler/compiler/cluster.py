@@ -1,19 +1,69 @@
-"""A Dask cluster as the place where modules are compiled (`--executor=dask`)."""
+"""A Dask cluster as the place where modules are compiled (`--executor=dask`).
+
+Sources and vmfbs travel with the tasks, so its workers share no disk with us. What a lost worker had
+in hand the scheduler gives to another. This speaks to Dask itself and not through joblib's backend
+for it: that one never hears of a task that the scheduler has given up, and waits for it forever.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from dispatch_profiler import __version__
-from dispatch_profiler.compiler._base import Compiler
+from dispatch_profiler.compiler._base import Built, Compiler, ModuleJob, Outcome
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError
+from dispatch_profiler.generator import State
 
 _INSTALL = "pip install 'dispatch_profiler[cluster]'"
 #: How long a scheduler may take to answer, in seconds.
 _ANSWER_SECONDS = 10
+
+
+Key = TypeVar("Key")
+
+
+def cluster_results(
+    scheduler: str,
+    compiler: Compiler,
+    jobs: Mapping[Key, ModuleJob],
+    task: Callable[..., tuple[Key, Built]],
+    *arguments: Any,
+) -> Iterator[tuple[Key, Built]]:
+    """Every job's result as it comes: what `task(key, job, *arguments)` gives on some worker.
+
+    A job that the scheduler gives up, because workers died of it, has that as its outcome.
+    Raises what `connect` raises.
+    """
+    distributed = _distributed()
+    left = dict(jobs)
+    futures: dict[Any, Key] = {}
+    with connect(scheduler, compiler) as client:
+        done = distributed.as_completed(loop=client.loop)
+
+        def submit() -> None:
+            # Some more than there are threads, so that none waits; the rest stays here.
+            for key in list(left)[: max(0, 2 * sum(client.nthreads().values()) - len(futures))]:
+                future = client.submit(task, key, left.pop(key), *arguments, pure=False)
+                futures[future] = key
+                done.add(future)
+
+        submit()
+        for future in done:
+            key = futures.pop(future)
+            try:
+                yield future.result()
+            except distributed.KilledWorker as error:
+                yield key, _lost(jobs[key], error)
+            submit()
+
+
+def _lost(job: ModuleJob, error: Exception) -> Built:
+    reason = "the workers that the cluster gave it to died, one after the other"
+    outcome = Outcome(State.NOT_COMPILED, reason, is_transient=True)
+    return Built(b"", b"", {d.name: outcome for d in job.dispatches}, diagnostics=str(error))
 
 
 @contextlib.contextmanager
@@ -24,14 +74,7 @@ def connect(scheduler: str, compiler: Compiler) -> Iterator[Any]:
     or have another compiler than ours, under whose revision results are kept.
     """
     try:
-        import distributed
-    except ImportError as error:
-        raise MissingDependency(
-            "--executor=dask needs the package distributed", hint=f"run: {_INSTALL}"
-        ) from error
-    start: Any = distributed.Client  # it has no types
-    try:
-        client = start(scheduler, timeout=_ANSWER_SECONDS, set_as_default=False)
+        client = _distributed().Client(scheduler, timeout=_ANSWER_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"no scheduler answers at {scheduler}: {' '.join(str(error).split())[:200]}",
@@ -40,6 +83,17 @@ def connect(scheduler: str, compiler: Compiler) -> Iterator[Any]:
     with client:
         _check_workers(client, scheduler, compiler)
         yield client
+
+
+def _distributed() -> Any:
+    """The package, which has no types. Raises MissingDependency."""
+    try:
+        import distributed
+    except ImportError as error:
+        raise MissingDependency(
+            "--executor=dask needs the package distributed", hint=f"run: {_INSTALL}"
+        ) from error
+    return distributed
 
 
 def _check_workers(client: Any, scheduler: str, compiler: Compiler) -> None:

@@ -1,7 +1,7 @@
 """Builds in parallel, here or on other machines, each in a process that it cannot take others down with.
 
-joblib hands the modules out: to threads of this process, to processes of its own (loky) or to the
-workers of a Dask cluster. Whoever is handed one has it built by a compiler process that lives as
+joblib hands the modules out to threads of this process or to processes of its own (loky); with
+`dask` the scheduler of a cluster does (see `cluster`). Whoever is handed one has it built by a compiler process that lives as
 long as nothing kills it, so that a module that crashes, hangs or eats memory costs only itself.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -76,10 +76,10 @@ def _build(compiler: Compiler, job: ModuleJob) -> Built:
     return compiler.build(job)
 
 
-def _do(
+def build_task(
     key: Any, job: ModuleJob, compiler: Compiler, limits: WorkerLimits, workers: WorkerSet | None = None
 ) -> tuple[Any, Built]:
-    """One task, wherever it is done."""
+    """Build `job`, as much of it as compiles, wherever this is done; `key` comes back with it."""
     ours = workers or _OF_THIS_PROCESS
     with ours.borrow(limits) as worker:
 
@@ -100,7 +100,7 @@ class Executor:
     `workers` is how many build at once; a cluster has as many as its workers have threads.
     """
 
-    kind: str = "loky"
+    kind: str = "threads"
     workers: int = 1
     scheduler: str = ""
 
@@ -109,23 +109,6 @@ class Executor:
         """Do threads of this process wait for the compilers?"""
         # A single worker needs no process around its compiler's process.
         return self.kind == "threads" or (self.kind == "loky" and self.workers == 1)
-
-    @contextlib.contextmanager
-    def parallel(self, compiler: Compiler) -> Iterator[joblib.Parallel]:
-        """joblib, set up for modules of some seconds each."""
-        with contextlib.ExitStack() as stack:
-            backend, options = "threading" if self.uses_threads else self.kind, {}
-            if self.kind == "dask":
-                from dispatch_profiler.compiler.cluster import connect
-
-                options = {"client": stack.enter_context(connect(self.scheduler, compiler))}
-            stack.enter_context(joblib.parallel_config(backend=backend, **options))
-            yield joblib.Parallel(
-                n_jobs=self.workers,
-                return_as="generator_unordered",
-                pre_dispatch="2*n_jobs",
-                batch_size=1,
-            )
 
 
 class BuildPool(Generic[Key]):
@@ -142,10 +125,17 @@ class BuildPool(Generic[Key]):
 
         Raises ToolError if workers are lost again and again.
         """
+        if self._executor.kind == "dask":
+            from dispatch_profiler.compiler.cluster import cluster_results
+
+            yield from cluster_results(
+                self._executor.scheduler, self._compiler, jobs, build_task, self._compiler, self._limits
+            )
+            return
         left = dict(jobs)
         for attempt in range(_ATTEMPTS):
             try:
-                for key, built in self._attempt(left.items()):
+                for key, built in self._here(left):
                     del left[key]
                     yield key, built
                 return
@@ -157,21 +147,27 @@ class BuildPool(Generic[Key]):
                         hint="try fewer at once (--num-cpu), or --executor=threads",
                     ) from error
 
-    def _attempt(self, jobs: Iterable[tuple[Key, ModuleJob]]) -> Iterator[tuple[Key, Built]]:
+    def _here(self, jobs: Mapping[Key, ModuleJob]) -> Iterator[tuple[Key, Built]]:
         workers = (self._threads,) if self._executor.uses_threads else ()
-        with self._executor.parallel(self._compiler) as parallel:
-            results = parallel(
-                joblib.delayed(_do)(key, job, self._compiler, self._limits, *workers)
-                for key, job in list(jobs)
-            )
-            try:
-                yield from results
-            except BaseException:
-                # Kill what is running first: joblib waits for its threads.
-                self.close()
-                with contextlib.suppress(Exception):
-                    results.close()
-                raise
+        parallel = joblib.Parallel(
+            n_jobs=self._executor.workers,
+            backend="threading" if workers else "loky",
+            return_as="generator_unordered",
+            pre_dispatch="2*n_jobs",
+            batch_size=1,
+        )
+        results = parallel(
+            joblib.delayed(build_task)(key, job, self._compiler, self._limits, *workers)
+            for key, job in list(jobs.items())
+        )
+        try:
+            yield from results
+        except BaseException:
+            # Kill what is running first: joblib waits for its threads.
+            self.close()
+            with contextlib.suppress(Exception):
+                results.close()
+            raise
 
     def close(self) -> None:
         """End what this process builds."""

@@ -55,7 +55,7 @@ class CompileOptions:
     selection: Selection = Selection()
     target: Target | None = None
     flags: tuple[str, ...] = ()
-    executor: str = "loky"
+    executor: str = "threads"
     workers: int = 1
     scheduler: str = ""
     force: bool = False

@@ -1,0 +1,277 @@
+"""A Dask cluster of real processes: the same vmfbs as here, also when a worker is killed half-way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from pool_helpers import KillsItsParent
+
+from dispatch_profiler.compiler import CompileOptions, IreeCompiler, ModuleJob, NullCompiler, compile_tree
+from dispatch_profiler.compiler.cluster import connect
+from dispatch_profiler.compiler.pool import BuildPool, Executor
+from dispatch_profiler.configurations import Default
+from dispatch_profiler.errors import MissingDependency, ToolError, UsageError
+from dispatch_profiler.generator import Dispatch, Tree, load_manifest
+from dispatch_profiler.isolation import WorkerLimits
+from dispatch_profiler.operations import Matmul
+
+ROOT = Path(__file__).parent.parent.parent
+#: Long enough for the slowest machine: what is waited for comes in seconds.
+PATIENCE = 120.0
+
+
+@dataclass
+class Cluster:
+    """A scheduler with workers, each in a folder and a home of its own."""
+
+    folder: Path
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        return str(json.loads((self.folder / "scheduler.json").read_text())["address"])
+
+    def start(self, *command: str, **environment: str) -> subprocess.Popen[bytes]:
+        place = self.folder / str(len(self.processes))
+        place.mkdir(parents=True)
+        with (self.folder / f"{place.name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "dask", *command, "--no-dashboard"],
+                cwd=place,
+                env={**os.environ, "HOME": str(place), "PYTHONPATH": PATHS, **environment},
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+            )
+        self.processes.append(process)
+        return process
+
+    def start_scheduler(self, **environment: str) -> None:
+        file = self.folder / "scheduler.json"
+        self.start("scheduler", "--host=127.0.0.1", "--port=0", f"--scheduler-file={file}", **environment)
+        self.wait_for(file.exists)
+
+    def start_worker(self, **environment: str) -> subprocess.Popen[bytes]:
+        # Without a nanny: a worker that is killed stays dead.
+        return self.start("worker", self.address, "--nthreads=1", "--no-nanny", **environment)
+
+    def wait_for_workers(self, count: int) -> None:
+        import distributed
+
+        with distributed.Client(self.address, set_as_default=False) as client:
+            self.wait_for(lambda: len(client.nthreads()) == count)
+
+    def wait_for(self, condition) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert all(p.poll() is None for p in self.processes), self.logs()
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.05)
+
+    def logs(self) -> str:
+        return "\n".join(file.read_text() for file in sorted(self.folder.glob("*.log")))
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+PATHS = os.pathsep.join(
+    filter(None, [str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path / "cluster")
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def two_workers(cluster: Cluster) -> Cluster:
+    cluster.start_scheduler()
+    cluster.start_worker()
+    cluster.start_worker()
+    cluster.wait_for_workers(2)
+    return cluster
+
+
+def vmfbs(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.rglob("*.vmfb")}
+
+
+SWEEP = ("--problem-m=16,32,48", "--problem-n=32", "--problem-k=16", "--lhs=f32")
+
+
+def test_two_workers_give_the_vmfbs_of_this_machine(two_workers: Cluster, run, tmp_path: Path):
+    for place in ("here", "there"):
+        assert run("generator", f"--generated-dir={tmp_path / place}", *SWEEP).status == 0
+    here = run("compile", f"--generated-dir={tmp_path / 'here'}", "--no-cache")
+    there = run(
+        "compile",
+        f"--generated-dir={tmp_path / 'there'}",
+        "--no-cache",
+        "--executor=dask",
+        f"--scheduler={two_workers.address}",
+    )
+
+    assert (here.status, there.status) == (0, 0), there.err
+    assert vmfbs(tmp_path / "there") == vmfbs(tmp_path / "here")
+    assert len(vmfbs(tmp_path / "there")) > 6
+    assert not list((tmp_path / "cluster").rglob("*.mlir"))  # the workers saw no tree
+
+
+def test_what_a_killed_worker_had_in_hand_is_done_by_the_other(two_workers: Cluster, run, tmp_path: Path):
+    run("generator", f"--generated-dir={tmp_path}", *SWEEP)
+    options = CompileOptions(executor="dask", workers=2, scheduler=two_workers.address)
+
+    states = []
+    for done in compile_tree(load_manifest(Tree(tmp_path)), IreeCompiler(), options):
+        if not states:
+            two_workers.processes[1].send_signal(signal.SIGKILL)  # it has other modules in hand
+        states.extend(entry.state.value for entry in done.entries)
+
+    assert set(states) == {"compiled"}
+    assert len(states) == len(list(load_manifest(Tree(tmp_path)).dispatches()))
+
+
+JOBS = {
+    i: ModuleJob("die" if i == 1 else str(i), (Dispatch(Matmul(8, 8, 8), Default()),), (), 1)
+    for i in range(4)
+}
+
+
+def test_a_module_that_its_workers_die_of_is_given_up_and_the_others_are_done(
+    cluster: Cluster, tmp_path: Path
+):
+    """The scheduler gives a task up when a first worker has died of it; another worker is left."""
+    cluster.start_scheduler(DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES="0")
+    cluster.start_worker()
+    cluster.start_worker()
+    cluster.wait_for_workers(2)
+    compiler = KillsItsParent(counter=str(tmp_path / "killed"), times=1)
+
+    with BuildPool[int](
+        compiler, Executor("dask", 2, cluster.address), WorkerLimits(seconds=PATIENCE)
+    ) as pool:
+        results = dict(pool.results(JOBS))
+
+    (outcome,) = results[1].outcomes.values()
+    assert "the workers that the cluster gave it to died" in outcome.reason
+    assert outcome.is_transient
+    assert set(results) == {0, 1, 2, 3}
+
+
+def test_a_cluster_without_workers_is_told(cluster: Cluster):
+    cluster.start_scheduler()
+
+    with pytest.raises(ToolError, match="has no workers") as caught, connect(cluster.address, NullCompiler()):
+        pass
+
+    assert f"dask worker {cluster.address}" in caught.value.hint
+
+
+def test_a_worker_with_another_compiler_is_refused(cluster: Cluster, monkeypatch):
+    """Results are kept under our compiler's revision: another's must not get there."""
+    cluster.start_scheduler()
+    cluster.start_worker()
+    cluster.wait_for_workers(1)
+    monkeypatch.setattr("dispatch_profiler.compiler.cluster.__version__", "99")
+
+    with (
+        pytest.raises(ToolError, match=r"has dispatch_profiler .* this machine has 99") as caught,
+        connect(cluster.address, NullCompiler()),
+    ):
+        pass
+
+    assert "same versions" in caught.value.hint
+
+
+def test_a_worker_without_this_package_is_refused_by_name(cluster: Cluster, tmp_path: Path):
+    broken = tmp_path / "broken" / "dispatch_profiler"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ModuleNotFoundError('no dispatch_profiler here')")
+    cluster.start_scheduler()
+    cluster.start_worker(PYTHONPATH=str(broken.parent))
+    cluster.wait_for_workers(1)
+
+    with (
+        pytest.raises(ToolError, match="cannot compile: no dispatch_profiler here") as caught,
+        connect(cluster.address, NullCompiler()),
+    ):
+        pass
+
+    assert "pip install 'dispatch_profiler[cluster]'" in caught.value.hint
+
+
+def test_a_scheduler_that_is_not_there_is_told(monkeypatch):
+    monkeypatch.setattr("dispatch_profiler.compiler.cluster._ANSWER_SECONDS", 1)
+
+    with (
+        pytest.raises(UsageError, match=r"no scheduler answers at tcp://127\.0\.0\.1:1"),
+        connect("tcp://127.0.0.1:1", NullCompiler()),
+    ):
+        pass
+
+
+def test_without_distributed_the_install_line_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+
+    with (
+        pytest.raises(MissingDependency, match="needs the package distributed") as caught,
+        connect("tcp://127.0.0.1:1", NullCompiler()),
+    ):
+        pass
+
+    assert caught.value.hint == "run: pip install 'dispatch_profiler[cluster]'"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--executor=dask"], "--executor=dask needs --scheduler"),
+        (["--scheduler=tcp://a:1"], "--scheduler goes with --executor=dask"),
+        (["--executor=dask", "--scheduler=nonsense"], "malformed address of a scheduler 'nonsense'"),
+        (["--executor=dask", "--scheduler=tcp://a:1", "-j2"], "--num-cpu does not bound a cluster"),
+        (["--executor=ray"], "invalid choice: 'ray'"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(run, arguments, message):
+    run("generator", "--target=null", *SWEEP)
+
+    outcome = run("compile", *arguments)
+
+    assert outcome.status == 2
+    assert message in outcome.err
+
+
+# -- what `host` means -----------------------------------------------------------------------------
+
+
+def test_host_is_resolved_before_it_travels(make_job):
+    """Flags without `host` give the same bytes: no other machine's CPU gets into them."""
+    compiler = IreeCompiler()
+    job = make_job(Matmul(16, 16, 16), [Default()])
+    resolved = compiler.resolve(job.flags)
+
+    assert not any(flag.endswith("=host") for flag in resolved)
+    other = compiler.build(ModuleJob(job.source, job.dispatches, resolved, job.repeat))
+    assert other == compiler.build(job)
+
+
+def test_a_named_cpu_stays_as_it_is():
+    flags = ("--iree-llvmcpu-target-cpu=znver4",)
+
+    assert IreeCompiler().resolve(flags) == flags
