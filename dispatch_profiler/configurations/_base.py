@@ -12,12 +12,14 @@ from dispatch_profiler.operations import Loop, Operation
 
 @dataclass(frozen=True)
 class Limits:
-    """What the hardware of a target sets; None where it is not known.
+    """What a target sets; None where it is not known.
 
     `max_vector_bytes`: the compiler refuses a vector of this many bytes or more.
+    `backend`: the part of the compiler that makes the code; each has attributes and flags of its own.
     """
 
     max_vector_bytes: int | None = None
+    backend: str = "llvm-cpu"
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,11 @@ def split_invalid_reason(operation: Operation, split_k: int) -> str | None:
     if operation.accumulations % split_k:
         return f"{split_k} slices do not divide k={operation.accumulations}"
     return None
+
+
+def backend_invalid_reason(what: str, backend: str, limits: Limits) -> str | None:
+    """`what` means something to one backend only; another would refuse it, or do nothing with it."""
+    return None if limits.backend == backend else f"{what} for {backend}, but the target is {limits.backend}"
 
 
 @dataclass(frozen=True)

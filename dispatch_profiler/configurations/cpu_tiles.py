@@ -17,6 +17,7 @@ from dispatch_profiler.configurations._base import (
     Configuration,
     Limits,
     Lowering,
+    backend_invalid_reason,
     check_split,
     split_invalid_reason,
     split_loops,
@@ -117,6 +118,9 @@ class CpuTiles(Configuration):
     # -- validity -----------------------------------------------------------------------------
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
+        foreign = backend_invalid_reason("these tiles are", "llvm-cpu", limits)
+        if foreign:
+            return foreign
         axes = (*operation.parallel_axes, *operation.reduction_axes)
         if len(self.vector) != len(axes) or len(self.distribution) != len(operation.parallel_axes):
             return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dispatch_profiler.configurations._base import Configuration, Evidence, Limits
+from dispatch_profiler.configurations._base import Configuration, Evidence, Limits, backend_invalid_reason
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
 from dispatch_profiler.operations import Operation
 
@@ -73,6 +73,9 @@ class Flow(Configuration):
         return FLOWS[self.flow].evidence
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
+        foreign = backend_invalid_reason(f"the flow {self.flow} is", "llvm-cpu", limits)
+        if foreign:
+            return foreign
         row, given = FLOWS[self.flow], operation.types.lhs
         for value, known in ((operation.kind, row.kinds), (given, row.types)):
             if value not in known:

@@ -22,7 +22,14 @@ from dispatch_profiler.command import (
     track,
 )
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.generator import DispatchEntry, OperationEntry, Selection, Tree, load_manifest
+from dispatch_profiler.generator import (
+    DispatchEntry,
+    Manifest,
+    OperationEntry,
+    Selection,
+    Tree,
+    load_manifest,
+)
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED
 from dispatch_profiler.profiler.measure import MeasureOptions
 from dispatch_profiler.profiler.records import Record, Verdict
@@ -47,7 +54,7 @@ def _main(arguments: Sequence[str]) -> int:
         raise UsageError("--append and --tags say how to write a file", hint="add --output=FILE")
     tree = Tree(folder(options.generated_dir))
     manifest = load_manifest(tree)
-    default_device = parse_target(manifest.family).device_uri
+    default_device = _device_uri(manifest)
     selection = Selection.parse(options.dispatches, options.operation_kind)
     pairs = selection.choose(
         manifest.dispatches(), lambda pair: pair[0].operation.kind, lambda pair: pair[1].dispatch.name
@@ -68,6 +75,12 @@ def _main(arguments: Sequence[str]) -> int:
         if options.format == "table":
             print(table(records))
         return _summarize(records, session, options)
+
+
+def _device_uri(manifest: Manifest) -> str:
+    family = manifest.family  # one family: one device runs all
+    targets = map(parse_target, (entry.target for entry in manifest.entries))
+    return next(target.device_uri for target in targets if target.family == family)
 
 
 def _parser() -> Parser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -37,16 +38,26 @@ def _hal_device(uri: str) -> Any:
         return rt.get_device(uri)
     except (ValueError, RuntimeError) as error:
         drivers = ", ".join(rt.query_available_drivers())
-        first = str(error).splitlines()[0].split("; ")[-1]
         raise TargetError(
-            f"no device {uri!r}: {first}", hint=f"drivers of this runtime: {drivers}"
+            f"no device {uri!r} on this machine: {_why(error)}",
+            hint=f"--device names another; drivers of this runtime: {drivers}",
         ) from error
+
+
+def _why(error: Exception) -> str:
+    """`...: libvulkan.c:641: NOT_FOUND; Vulkan loader library not found; ensure ...` -> its third clause."""
+    first = str(error).splitlines()[0]
+    said = re.sub(r"^.*?: [A-Z_]+; ", "", first)
+    return re.split(r"; |: please ", said)[0].strip()
 
 
 def _refused(what: str, error: Exception) -> Exception:
     text = " ".join(str(error).split())
     if "RESOURCE_EXHAUSTED" in text or isinstance(error, MemoryError):
         return WorkerOutOfMemory(f"out of memory while {what}")
+    foreign = re.search(r"INCOMPATIBLE; .*?#hal\.executable\.target<\"([^\"]+)\", \"([^\"]+)\"", text)
+    if foreign:
+        return RunError(f"{what} failed: it is {foreign[1]} code ({foreign[2]}) for another device than this")
     return RunError(f"{what} failed: {text[:300]}")
 
 

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from dispatch_profiler.errors import TargetError, did_you_mean
 from dispatch_profiler.targets._base import Target
 from dispatch_profiler.targets.cpu import CpuTarget, HostCpu, host_cpu, parse_cpuinfo
+from dispatch_profiler.targets.cpu_names import CPU_NAMES
+from dispatch_profiler.targets.cuda import CudaTarget
+from dispatch_profiler.targets.metal import MetalTarget
 from dispatch_profiler.targets.null import NullTarget
+from dispatch_profiler.targets.rocm import RocmTarget
+from dispatch_profiler.targets.vmvx import VmvxTarget
+from dispatch_profiler.targets.vulkan import VulkanTarget
 
-#: family -> (the target without detail, how to read the detail behind the colon)
-FAMILIES: dict[str, tuple[Target, Callable[[str], Target]]] = {
-    CpuTarget.family: (CpuTarget(), CpuTarget.parse),
-    NullTarget.family: (NullTarget(), NullTarget.parse),
+FAMILIES: dict[str, type[Target]] = {
+    target.family: target
+    for target in (
+        CpuTarget,
+        CudaTarget,
+        RocmTarget,
+        VulkanTarget,
+        MetalTarget,
+        VmvxTarget,
+        NullTarget,
+    )
 }
 
 DEFAULT_TARGET = CpuTarget.family
@@ -23,17 +34,22 @@ def parse_target(text: str) -> Target:
     family, colon, detail = text.partition(":")
     if family not in FAMILIES:
         raise TargetError(f"unknown target {text!r}", hint=did_you_mean(family, FAMILIES))
-    plain, parse = FAMILIES[family]
-    return parse(detail) if colon else plain
+    return FAMILIES[family].parse(detail if colon else None)
 
 
 __all__ = [
+    "CPU_NAMES",
     "DEFAULT_TARGET",
     "FAMILIES",
     "CpuTarget",
+    "CudaTarget",
     "HostCpu",
+    "MetalTarget",
     "NullTarget",
+    "RocmTarget",
     "Target",
+    "VmvxTarget",
+    "VulkanTarget",
     "host_cpu",
     "parse_cpuinfo",
     "parse_target",

@@ -7,6 +7,9 @@ from typing import ClassVar
 
 from dispatch_profiler.configurations import Limits
 
+#: Without this the compiler turns every f64 into f32.
+KEEP_F64 = "--iree-input-demote-f64-to-f32=false"
+
 
 class Target(abc.ABC):
     """Compiler flags, device and hardware limits. Subclasses are frozen dataclasses.
@@ -15,8 +18,13 @@ class Target(abc.ABC):
     """
 
     family: ClassVar[str]
-    #: Which shipped list of configurations goes with it.
+    #: Which shipped list of configurations goes with it; there need not be one.
     shipped_list: ClassVar[str]
+
+    @classmethod
+    @abc.abstractmethod
+    def parse(cls, detail: str | None) -> Target:
+        """Read what stands behind `family:`, None where nothing does. TargetError if it names no target."""
 
     @property
     @abc.abstractmethod

@@ -1,18 +1,17 @@
-"""Code for a CPU, this one (`llvm-cpu`) or a named one (`llvm-cpu:znver4`)."""
+"""Code for a CPU: this one (`llvm-cpu`), or a named one of any architecture (`llvm-cpu:neoverse-v2`)."""
 
 from __future__ import annotations
 
 import hashlib
 import platform
-import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
 from dispatch_profiler.configurations import Limits
-from dispatch_profiler.errors import TargetError
-from dispatch_profiler.targets._base import Target
+from dispatch_profiler.targets._base import KEEP_F64, Target
+from dispatch_profiler.targets.cpu_names import triple_of
 
 #: iree-compile refuses vectors of this many native vectors or more
 #: (--iree-llvmcpu-max-allowed-number-of-native-vectors).
@@ -61,19 +60,20 @@ def host_cpu() -> HostCpu:
 
 @dataclass(frozen=True)
 class CpuTarget(Target):
-    """`cpu` is `host` or a name that LLVM knows, such as `znver4` or `cascadelake`."""
+    """`cpu` is `host` or a name that LLVM knows, such as `znver4`; TargetError if it is neither."""
 
     family: ClassVar[str] = "llvm-cpu"
     shipped_list: ClassVar[str] = "llvm-cpu"
 
     cpu: str = "host"
 
-    @staticmethod
-    def parse(detail: str) -> CpuTarget:
-        """Read what stands behind `llvm-cpu:`; TargetError if it cannot be a CPU's name."""
-        if not re.fullmatch(r"[\w.+-]+", detail):
-            raise TargetError(f"malformed CPU name {detail!r}", hint="write llvm-cpu or llvm-cpu:znver4")
-        return CpuTarget(detail)
+    def __post_init__(self) -> None:
+        if self.cpu != "host":
+            triple_of(self.cpu)
+
+    @classmethod
+    def parse(cls, detail: str | None) -> CpuTarget:
+        return cls() if detail is None else cls(detail)
 
     @property
     def name(self) -> str:
@@ -81,12 +81,13 @@ class CpuTarget(Target):
 
     @property
     def compile_flags(self) -> tuple[str, ...]:
+        triple = () if self.cpu == "host" else (f"--iree-llvmcpu-target-triple={triple_of(self.cpu)}",)
         return (
             "--iree-hal-target-device=local",
             "--iree-hal-local-target-device-backends=llvm-cpu",
             f"--iree-llvmcpu-target-cpu={self.cpu}",
-            # Without this the compiler turns every f64 into f32.
-            "--iree-input-demote-f64-to-f32=false",
+            *triple,
+            KEEP_F64,
         )
 
     @property

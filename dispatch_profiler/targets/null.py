@@ -18,10 +18,9 @@ class NullTarget(Target):
 
     faults: str = ""
 
-    @staticmethod
-    def parse(detail: str) -> NullTarget:
-        """Read what stands behind `null:`, the path of a file of faults."""
-        return NullTarget(detail)
+    @classmethod
+    def parse(cls, detail: str | None) -> NullTarget:
+        return cls(detail or "")
 
     @property
     def name(self) -> str:

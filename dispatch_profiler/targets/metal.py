@@ -1,0 +1,18 @@
+"""The Metal shading language, which an Apple device compiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dispatch_profiler.targets._by_architecture import ByArchitecture
+
+
+@dataclass(frozen=True)
+class MetalTarget(ByArchitecture):
+    """One target for all Apple GPUs."""
+
+    family: ClassVar[str] = "metal-spirv"
+    shipped_list: ClassVar[str] = "metal-spirv"
+    family_flags: ClassVar[tuple[str, ...]] = ("--iree-hal-target-device=metal",)
+    device: ClassVar[str] = "metal"

@@ -1,0 +1,36 @@
+"""Code for AMD GPUs: machine code of one architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dispatch_profiler.errors import TargetError
+from dispatch_profiler.targets._by_architecture import ByArchitecture
+
+_NAMES = """
+    gfx908 gfx90a gfx942 gfx950 gfx1100 gfx1101 gfx1103 gfx1150 gfx1151 gfx1200 gfx1201 gfx1250
+    cdna1 cdna2 mi100 mi210 mi250 mi250x mi300a mi300x mi308x mi325x mi350x mi355x rx7700xt rx7800xt
+    rx7900xt rx7900xtx rx9060xt rx9070 rx9070xt r9700 v710 w7700 w7800 w7900 phoenix strix-point
+    strix-halo
+"""
+
+
+@dataclass(frozen=True)
+class RocmTarget(ByArchitecture):
+    """`arch` is the architecture or a GPU that has it; there is no default, because nothing runs on all."""
+
+    family: ClassVar[str] = "rocm"
+    shipped_list: ClassVar[str] = "rocm"
+    architectures: ClassVar[tuple[str, ...]] = tuple(_NAMES.split())
+    family_flags: ClassVar[tuple[str, ...]] = ("--iree-hal-target-device=hip",)
+    arch_flag: ClassVar[str] = "--iree-rocm-target"
+    device: ClassVar[str] = "hip"
+
+    def __post_init__(self) -> None:
+        if not self.arch:
+            raise TargetError(
+                "rocm needs an architecture",
+                hint=f"write rocm:gfx942; there is: {', '.join(self.architectures)}",
+            )
+        super().__post_init__()

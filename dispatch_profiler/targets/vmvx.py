@@ -1,0 +1,21 @@
+"""Byte code that IREE's runtime interprets on every machine: slow, and a second opinion on results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dispatch_profiler.targets._by_architecture import ByArchitecture
+
+
+@dataclass(frozen=True)
+class VmvxTarget(ByArchitecture):
+    """One target for all machines."""
+
+    family: ClassVar[str] = "vmvx"
+    shipped_list: ClassVar[str] = "vmvx"
+    family_flags: ClassVar[tuple[str, ...]] = (
+        "--iree-hal-target-device=local",
+        "--iree-hal-local-target-device-backends=vmvx",
+    )
+    device: ClassVar[str] = "local-task"
