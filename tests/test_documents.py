@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ["README.md", "docs/null.md"]
+DOCUMENTS = ["README.md", "docs/null.md", "docs/targets.md"]
 #: `make` is run by the slow test below and by CI itself.
 OURS = "python "
 

@@ -33,7 +33,7 @@ class CudaTarget(ByArchitecture):
         if arch.lower().startswith(_NEWER):
             return TargetError(
                 f"IREE 3.13 makes no CUDA code for {arch}",
-                hint="use cuda:sm_80 or cuda:sm_89: the driver compiles their PTX for the GPU that it has",
+                hint="use cuda:sm_80 or cuda:sm_89: the driver's JIT makes Hopper's code of theirs",
             )
         return super()._refused(arch)
 

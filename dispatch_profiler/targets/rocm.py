@@ -29,8 +29,12 @@ class RocmTarget(ByArchitecture):
 
     def __post_init__(self) -> None:
         if not self.arch:
-            raise TargetError(
-                "rocm needs an architecture",
-                hint=f"write rocm:gfx942; there is: {', '.join(self.architectures)}",
-            )
+            raise self._refused(self.arch)
         super().__post_init__()
+
+    @classmethod
+    def _refused(cls, arch: str) -> TargetError:
+        if not arch:
+            hint = f"write rocm:gfx942; there is: {', '.join(cls.architectures)}"
+            return TargetError("rocm needs an architecture", hint=hint)
+        return super()._refused(arch)

@@ -327,12 +327,34 @@ def test_a_pattern_narrows_what_is_generated(run):
 # -- the target ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", ["llvm-cpu", "llvm-cpu:znver4", "null", "null:faults.yaml"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("llvm-cpu", "llvm-cpu:znver4", "cuda:sm_80", "rocm:gfx942", "vulkan-spirv", "vulkan-spirv:rdna3"),
+        *("metal-spirv", "vmvx", "null", "null:faults.yaml"),
+    ],
+)
 def test_the_target_is_remembered(run, target):
     """The compiler asks the manifest for it."""
     outcome = run("generator", *ONE, f"--target={target}")
     assert f" for {target};" in outcome.err
     assert load_manifest(Tree(Path())).entries[0].target == target
+
+
+def test_what_is_for_the_cpu_is_left_out_for_a_gpu(run):
+    """Also what the user asks for by file and pattern; the default is generated."""
+    Path("own.yaml").write_text(
+        "configurations: [{distribution: [8, 8], vector: [8, 8, 8]}, {flow: data_tiling}]"
+    )
+    arguments = ("--m=16", "--n=16", "--k=16", "--lhs=f32", "--target=cuda", "--configurations=own.yaml")
+
+    outcome = run("generator", *arguments, "--verbose")
+    refused = run("generator", *arguments, "--dispatches=*_data_tiling")
+
+    assert "Generated 1 dispatches of 1 operations for cuda:sm_80; left out 2:" in outcome.err
+    assert "tile_config_8x8_8x8x8: these tiles are for llvm-cpu, but the target is cuda" in outcome.err
+    assert refused.status == 2
+    assert "was left out: the flow data_tiling is for llvm-cpu, but the target is cuda" in refused.err
 
 
 # -- dry runs and summaries ------------------------------------------------------------------------

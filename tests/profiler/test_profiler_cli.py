@@ -399,6 +399,26 @@ def test_a_device_that_is_not_there_is_refused(tree, refused, monkeypatch):
 
 
 @in_process
+@pytest.mark.parametrize(
+    ("target", "device"),
+    [("cuda:sm_80", "cuda"), ("rocm:gfx942", "hip"), ("vulkan-spirv", "vulkan"), ("metal-spirv", "metal")],
+)
+def test_a_machine_without_the_targets_device_is_told(run, monkeypatch, target, device):
+    """In one sentence, with the status of a request that cannot be met."""
+
+    def nothing(uri, build_dir):
+        raise TargetError(f"no device {uri!r} on this machine: no driver", hint="--device names another")
+
+    monkeypatch.setattr(job, "open_device", nothing)
+    assert run("generator", "--m=4", "--n=4", "--k=4", "--lhs=f32", f"--target={target}").status == 0
+    outcome = run("profiler")
+    assert outcome.status == 2
+    assert (
+        outcome.err.splitlines()[0] == f"profiler.py: error: no device {device!r} on this machine: no driver"
+    )
+
+
+@in_process
 def test_a_device_may_be_named(tree, run):
     """The name stands in every row."""
     tree(*TWO)

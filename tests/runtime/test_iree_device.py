@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 from pathlib import Path
 
+import iree.runtime as rt
 import numpy as np
 import pytest
 
@@ -141,6 +143,52 @@ def test_an_unknown_device_names_the_drivers_that_there_are():
 def test_a_device_that_the_machine_lacks_is_told():
     with pytest.raises(TargetError, match="no device 'cuda://99'"):
         open_device("cuda://99")
+
+
+#: What IREE 3.13 says, shortened at the end -> what of it is said on.
+DRIVER_ERRORS = {
+    "Error creating driver: c/runtime/src/iree/hal/drivers/cuda/cuda_dynamic_symbols.c:66: UNAVAILABLE; CUDA "
+    "driver library 'libcuda.so'/'nvcuda.dll' not available; please ensure installed": (
+        "CUDA driver library 'libcuda.so'/'nvcuda.dll' not available"
+    ),
+    "Error creating driver: c/runtime/src/iree/hal/drivers/hip/dynamic_symbols.c:155: UNAVAILABLE; HIP runtime "
+    "library 'amdhip64.dll'/'libamdhip64.so' not available: please ensure installed: \n  Tried: libamdhip64.so": (
+        "HIP runtime library 'amdhip64.dll'/'libamdhip64.so' not available"
+    ),
+    "Error creating driver: c/runtime/src/iree/hal/drivers/vulkan/util/libvulkan.c:641: NOT_FOUND; Vulkan loader "
+    "library not found; ensure it is installed: \n  Tried: libvulkan.so.1": "Vulkan loader library not found",
+    "Error creating driver: c/runtime/src/iree/hal/driver_registry.c:319: NOT_FOUND; no driver 'metal' registered": (
+        "no driver 'metal' registered"
+    ),
+    "something new": "something new",
+}
+
+
+@pytest.mark.parametrize("said", DRIVER_ERRORS)
+def test_why_there_is_no_device_is_one_clause(said: str, monkeypatch: pytest.MonkeyPatch):
+    def refuse(uri: str) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(rt, "get_device", refuse)
+
+    with pytest.raises(TargetError) as caught:
+        open_device("gpu://nowhere")
+    assert str(caught.value) == f"no device 'gpu://nowhere' on this machine: {DRIVER_ERRORS[said]}"
+    assert caught.value.hint.startswith("--device names another; drivers of this runtime: ")
+
+
+def test_code_for_another_device_is_told():
+    """An aarch64 program on x86-64, or the other way round."""
+    operation, cpu = Matmul(4, 4, 4), "znver4" if platform.machine() == "aarch64" else "neoverse-v2"
+    dispatches = (Dispatch(operation, Default()),)
+    flags = parse_target(f"llvm-cpu:{cpu}").compile_flags
+    job = ModuleJob(render_module(operation, dispatches), dispatches, flags, 1)
+    vmfb = IreeCompiler().build(job).verify
+
+    with pytest.raises(
+        RunError, match=r"it is llvm-cpu code \(embedded-elf-\w+\) for another device than this$"
+    ):
+        open_device("local-task").load(vmfb)
 
 
 @pytest.mark.parametrize("name", ["f64", "f32", "f16", "bf16", "f8E4M3FN"])

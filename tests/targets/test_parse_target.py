@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch_profiler.configurations import Limits, shipped_configurations
+from dispatch_profiler.configurations import CpuTiles, Default, Flow, Limits, shipped_configurations
 from dispatch_profiler.errors import TargetError
-from dispatch_profiler.targets import DEFAULT_TARGET, FAMILIES, CpuTarget, NullTarget, parse_target
+from dispatch_profiler.operations import Matmul
+from dispatch_profiler.targets import (
+    CPU_NAMES,
+    DEFAULT_TARGET,
+    FAMILIES,
+    CpuTarget,
+    CudaTarget,
+    MetalTarget,
+    NullTarget,
+    RocmTarget,
+    VmvxTarget,
+    VulkanTarget,
+    parse_target,
+)
 
 PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
-CPU_NAMES = st.from_regex(r"\A[A-Za-z0-9_.+-]+\Z")
+A_CPU = st.sampled_from(["host", "generic", *(name for names in CPU_NAMES.values() for name in names)])
+A_TARGET = (
+    st.builds(CpuTarget, A_CPU)
+    | st.builds(NullTarget, st.text())
+    | st.builds(CudaTarget, st.sampled_from(CudaTarget.architectures))
+    | st.builds(RocmTarget, st.sampled_from(RocmTarget.architectures))
+    | st.builds(VulkanTarget, st.sampled_from(["", *VulkanTarget.architectures]))
+    | st.sampled_from([MetalTarget(), VmvxTarget()])
+)
+FAMILY_NAMES = "llvm-cpu, cuda, rocm, vulkan-spirv, metal-spirv, vmvx, null"
 
 
 @pytest.mark.parametrize(
@@ -22,6 +45,14 @@ CPU_NAMES = st.from_regex(r"\A[A-Za-z0-9_.+-]+\Z")
         ("llvm-cpu", CpuTarget()),
         ("llvm-cpu:host", CpuTarget()),
         ("llvm-cpu:znver4", CpuTarget("znver4")),
+        ("llvm-cpu:neoverse-v2", CpuTarget("neoverse-v2")),
+        ("cuda", CudaTarget("sm_80")),
+        ("cuda:sm_89", CudaTarget("sm_89")),
+        ("rocm:gfx942", RocmTarget("gfx942")),
+        ("vulkan-spirv", VulkanTarget()),
+        ("vulkan-spirv:rdna3", VulkanTarget("rdna3")),
+        ("metal-spirv", MetalTarget()),
+        ("vmvx", VmvxTarget()),
         ("null", NullTarget()),
         ("null:/faults/a:b.yaml", NullTarget("/faults/a:b.yaml")),
     ],
@@ -32,7 +63,7 @@ def test_a_target_is_a_family_with_or_without_detail(text, target):
 
 
 @PROPERTY
-@given(st.builds(CpuTarget, CPU_NAMES) | st.builds(NullTarget, st.text()))
+@given(A_TARGET)
 def test_a_target_is_read_back_from_its_name(target):
     """The name is what stands on the command line."""
     assert target == parse_target(target.name)
@@ -46,11 +77,12 @@ def test_the_default_is_this_cpu():
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("llvmcpu", "did you mean 'llvm-cpu'? There is: llvm-cpu, null"),
-        ("llvm_cpu:znver4", "did you mean 'llvm-cpu'? There is: llvm-cpu, null"),
-        ("Null", "did you mean 'null'? There is: llvm-cpu, null"),
-        ("", "there is: llvm-cpu, null"),
-        (":znver4", "there is: llvm-cpu, null"),
+        ("llvmcpu", f"did you mean 'llvm-cpu'? There is: {FAMILY_NAMES}"),
+        ("llvm_cpu:znver4", f"did you mean 'llvm-cpu'? There is: {FAMILY_NAMES}"),
+        ("Null", f"did you mean 'null'? There is: {FAMILY_NAMES}"),
+        ("kuda", f"did you mean 'cuda'? There is: {FAMILY_NAMES}"),
+        ("", f"there is: {FAMILY_NAMES}"),
+        (":znver4", f"there is: {FAMILY_NAMES}"),
     ],
 )
 def test_an_unknown_target_is_refused_with_the_nearest(text, hint):
@@ -60,13 +92,40 @@ def test_an_unknown_target_is_refused_with_the_nearest(text, hint):
     assert (f"unknown target {text!r}", hint) == (str(caught.value), caught.value.hint)
 
 
-@pytest.mark.parametrize("detail", ["", " ", "zn ver4", "znver4;ls", "znver4\n", "a/b", "a:b", "a=b"])
-def test_what_cannot_be_a_cpu_is_refused(detail):
-    """The name goes into a compiler flag, so that it is one word."""
+REFUSED = {
+    "llvm-cpu:": ("unknown CPU ''", "it takes names of LLVM, such as znver4 or neoverse-v2"),
+    "llvm-cpu:zenver4": ("unknown CPU 'zenver4'", "did you mean 'znver4'?"),
+    "llvm-cpu:a;ls": ("unknown CPU 'a;ls'", "it takes names of LLVM"),
+    "cuda:sm_90": ("IREE 3.13 makes no CUDA code for sm_90", "use cuda:sm_80 or cuda:sm_89"),
+    "cuda:sm_90a": ("IREE 3.13 makes no CUDA code for sm_90a", "use cuda:sm_80 or cuda:sm_89"),
+    "cuda:sm_100": ("IREE 3.13 makes no CUDA code for sm_100", "use cuda:sm_80 or cuda:sm_89"),
+    "cuda:H100": ("IREE 3.13 makes no CUDA code for H100", "use cuda:sm_80 or cuda:sm_89"),
+    "cuda:sm80": ("IREE 3.13 has no cuda architecture 'sm80'", "did you mean 'sm_80'?"),
+    "cuda:": ("IREE 3.13 has no cuda architecture ''", "there is: sm_60"),
+    "rocm": ("rocm needs an architecture", "write rocm:gfx942; there is: gfx908"),
+    "rocm:": ("rocm needs an architecture", "write rocm:gfx942; there is: gfx908"),
+    "rocm:gfx94": ("IREE 3.13 has no rocm architecture 'gfx94'", "did you mean 'gfx942'?"),
+    "vulkan-spirv:rdna5": ("IREE 3.13 has no vulkan-spirv architecture 'rdna5'", "did you mean 'rdna"),
+    "metal-spirv:m1": ("metal-spirv has no architectures, but got 'm1'", "write metal-spirv"),
+    "vmvx:x": ("vmvx has no architectures, but got 'x'", "write vmvx"),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_a_detail_that_names_no_target_is_refused_with_the_next_step(text):
+    """It goes into a compiler flag, and the compiler ends its process for many of these."""
+    message, hint = REFUSED[text]
     with pytest.raises(TargetError) as caught:
-        parse_target(f"llvm-cpu:{detail}")
-    assert f"malformed CPU name {detail!r}" == str(caught.value)
-    assert caught.value.hint == "write llvm-cpu or llvm-cpu:znver4"
+        parse_target(text)
+    assert message == str(caught.value)
+    assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize("make", [CpuTarget, CudaTarget, RocmTarget, VulkanTarget, MetalTarget, VmvxTarget])
+def test_a_program_is_refused_what_a_command_is(make):
+    """The check belongs to the target, not to the reading of it."""
+    with pytest.raises(TargetError):
+        make("nosuch")
 
 
 def test_flags_of_a_named_cpu():
@@ -75,22 +134,75 @@ def test_flags_of_a_named_cpu():
         "--iree-hal-target-device=local",
         "--iree-hal-local-target-device-backends=llvm-cpu",
         "--iree-llvmcpu-target-cpu=znver4",
+        "--iree-llvmcpu-target-triple=x86_64-linux-gnu",
         "--iree-input-demote-f64-to-f32=false",
     )
 
 
-@pytest.mark.parametrize(("target", "uri"), [(CpuTarget(), "local-task"), (NullTarget(), "null")])
+def test_flags_of_another_architecture():
+    """The triple follows from the CPU's name; `generic` is of this machine, and its flags say so."""
+    assert "--iree-llvmcpu-target-triple=aarch64-linux-gnu" in CpuTarget("neoverse-v2").compile_flags
+    here = f"--iree-llvmcpu-target-triple={platform.machine()}-linux-gnu"
+    assert here in CpuTarget("generic").compile_flags
+    assert not any("triple" in flag for flag in CpuTarget("host").compile_flags)
+
+
+@pytest.mark.parametrize(
+    ("target", "flags"),
+    [
+        (CudaTarget("sm_89"), ["--iree-hal-target-device=cuda", "--iree-cuda-target=sm_89"]),
+        (RocmTarget("mi300x"), ["--iree-hal-target-device=hip", "--iree-rocm-target=mi300x"]),
+        (VulkanTarget(), ["--iree-hal-target-device=vulkan"]),
+        (VulkanTarget("rdna3"), ["--iree-hal-target-device=vulkan", "--iree-vulkan-target=rdna3"]),
+        (MetalTarget(), ["--iree-hal-target-device=metal"]),
+        (VmvxTarget(), ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=vmvx"]),
+    ],
+)
+def test_flags_of_targets_by_architecture(target, flags):
+    """The device, the architecture where there is one, and f64 kept as it is."""
+    assert (*flags, "--iree-input-demote-f64-to-f32=false") == target.compile_flags
+
+
+@pytest.mark.parametrize(
+    ("target", "uri"),
+    [
+        (CpuTarget(), "local-task"),
+        (CudaTarget(), "cuda"),
+        (RocmTarget("gfx942"), "hip"),
+        (VulkanTarget(), "vulkan"),
+        (MetalTarget(), "metal"),
+        (VmvxTarget(), "local-task"),
+        (NullTarget(), "null"),
+    ],
+)
 def test_a_target_names_the_device_that_runs_it(target, uri):
     """Unless the user names another."""
     assert uri == target.device_uri
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_has_a_plain_target_and_a_list_of_configurations(family):
-    """What stands in the table under a name is what the name says."""
-    plain = parse_target(family)
-    assert (family, family) == (plain.family, plain.name)
-    assert shipped_configurations(plain.shipped_list)
+def test_a_family_stands_under_its_name(family):
+    """And its targets say the same, with their detail behind a colon."""
+    target = parse_target("rocm:gfx942" if family == "rocm" else family)
+    assert family == target.family == target.name.partition(":")[0]
+
+
+def test_the_cpu_has_a_list_of_configurations():
+    """The others have the compiler's own choice."""
+    assert shipped_configurations(CpuTarget.shipped_list)
+
+
+@pytest.mark.parametrize("target", [CudaTarget(), RocmTarget("gfx942"), VulkanTarget(), VmvxTarget()])
+@pytest.mark.parametrize(
+    "configuration", [CpuTiles((8, 8), (8, 8, 8)), Flow("data_tiling"), Flow("ukernels")]
+)
+def test_what_is_for_the_cpu_is_invalid_for_another_backend(target, configuration):
+    """The reason names both; for the CPU it is valid."""
+    operation = Matmul(8, 8, 8)
+    reason = configuration.invalid_reason(operation, target.limits)
+    assert reason.endswith(f"for llvm-cpu, but the target is {target.family}")
+    assert configuration.invalid_reason(operation, CpuTarget("znver4").limits) is None
+    assert Default().invalid_reason(operation, target.limits) is None
 
 
 def test_the_null_target_needs_nothing():
