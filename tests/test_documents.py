@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,32 @@ def test_every_command_line_runs_as_it_stands(document: str, checkout: Path):
         assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr}"
 
 
+def test_the_cluster_of_the_documents_compiles(checkout: Path):
+    """Its commands in their order, on this machine and a free port; those of Dask in the background."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    background = []
+    try:
+        for line in commands("docs/cluster.md"):
+            here = line.replace("8786", port).replace("tcp://head", "tcp://127.0.0.1")
+            if line.startswith("dask "):
+                background.append(subprocess.Popen(["sh", "-c", f"exec {here} >{len(background)}.log 2>&1"]))
+                continue
+            done = subprocess.run(["sh", "-c", here], capture_output=True, text=True, check=False)
+            # A scheduler that is up may not have its workers yet.
+            while "has no workers" in done.stderr or "no scheduler answers" in done.stderr:
+                assert all(process.poll() is None for process in background)
+                done = subprocess.run(["sh", "-c", here], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{line}\n{done.stderr}"
+    finally:
+        for process in background:
+            process.terminate()
+            process.wait()
+    assert len(background) == 3
+    assert len(list(checkout.rglob("*_verify.vmfb"))) >= 2
+
+
 def test_no_command_line_is_left_untested():
     every = [line for document in DOCUMENTS for line in commands(document)]
 
@@ -82,7 +109,7 @@ def test_the_faults_of_the_documents_are_those_of_the_file():
 
 
 def test_every_link_of_the_documents_leads_somewhere():
-    for document in [*DOCUMENTS, "CONTRIBUTING.md"]:
+    for document in [*DOCUMENTS, "docs/cluster.md", "CONTRIBUTING.md"]:
         folder = (ROOT / document).parent
         for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text()):
             assert (folder / link).exists(), f"{document}: {link}"
