@@ -6,21 +6,15 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from dispatch_profiler.errors import UsageError
 
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-#: Read once: it can only be read by setting it, which other threads would notice.
-_UMASK = _umask()
+#: How the names of temporary files end.
+_UNFINISHED = ".tmp"
 #: Where an IREE build, an install tree or a folder of tools keeps its commands.
 _PLACES = ("", "tools", "bin", "install/bin")
 
@@ -46,24 +40,47 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write `path` whole or not at all: to a temporary file beside it, then rename.
+def write_atomic(path: Path, data: bytes | str, *, scratch: Path | None = None) -> None:
+    """Write `path` whole or not at all: to a temporary file, then rename.
 
-    Makes the folder if it is missing. Text is written as UTF-8.
+    The temporary file lies beside it, or in the folder `scratch` of the same file system; its writer
+    holds a lock on it (see `remove_leftovers`). Makes folders that are missing. Text is written as
+    UTF-8.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = scratch or path.parent
+    for each in {folder, path.parent}:
+        each.mkdir(parents=True, exist_ok=True)
     raw = data.encode() if isinstance(data, str) else data
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".tmp")
+    temporary = folder / f".{path.name[:40]}.{secrets.token_hex(8)}{_UNFINISHED}"
     try:
-        with os.fdopen(handle, "wb") as file:
+        with _locked_file(temporary) as file:
             file.write(raw)
-        # mkstemp makes files that only their owner reads; these are for everyone who shares the tree.
-        os.chmod(temporary, 0o666 & ~_UMASK)
-        os.replace(temporary, path)
+            file.flush()
+            os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _locked_file(path: Path) -> BinaryIO:
+    """A new file that `remove_leftovers` leaves alone until it is closed."""
+    while True:
+        # Not only for its owner: these are for everyone who shares the tree.
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        file = os.fdopen(handle, "wb")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return file
+        file.close()  # removed before it was locked
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of writers that were killed: nobody holds a lock on these."""
+    for path in folder.glob(f".*{_UNFINISHED}"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_profiler.files import locked, sha256, write_atomic
+from dispatch_profiler.files import _locked_file, locked, remove_leftovers, sha256, write_atomic
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,7 +40,7 @@ def test_a_file_is_replaced(tmp_path):
     assert os.listdir(path.parent) == ["x"]
 
 
-@pytest.mark.parametrize("broken", ["fdopen", "chmod", "replace"])
+@pytest.mark.parametrize("broken", ["fdopen", "replace"])
 def test_a_failure_in_the_middle_leaves_the_old_file(tmp_path, monkeypatch, broken):
     """Whichever step fails, the old content stays and no temporary file is left."""
     folder = tmp_path / "folder"
@@ -69,12 +69,11 @@ def test_a_folder_in_the_way_is_an_error(tmp_path):
     assert os.listdir(tmp_path / "folder") == ["x"]
 
 
-def test_whoever_shares_the_tree_can_read_it(tmp_path, monkeypatch):
+def test_whoever_shares_the_tree_can_read_it(tmp_path):
     """The mode is what the umask leaves, not that of a temporary file; the umask stays as it is."""
-    monkeypatch.setattr("dispatch_profiler.files._UMASK", 0o027)
-    before = os.umask(0o022)
+    before = os.umask(0o027)
     write_atomic(tmp_path / "x", "")
-    assert os.umask(before) == 0o022
+    assert os.umask(before) == 0o027
     assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
 
 
@@ -143,3 +142,35 @@ def test_a_process_that_dies_holds_no_lock(tmp_path):
         assert is_held(tmp_path / "lock")
         other.kill()
     assert not is_held(tmp_path / "lock")
+
+
+def test_what_a_killed_writer_left_is_removed_and_what_is_being_written_stays(tmp_path):
+    killed = "import os, sys; from pathlib import Path; from dispatch_profiler.files import write_atomic\n"
+    killed += "os.replace = lambda *_: os._exit(9); write_atomic(Path(sys.argv[1]), 'half')"
+    subprocess.run([sys.executable, "-c", killed, str(tmp_path / "x")], cwd=ROOT, check=False)
+    (left,) = (path.name for path in tmp_path.glob(".*"))
+    busy = _locked_file(tmp_path / ".busy.tmp")
+
+    remove_leftovers(tmp_path)
+
+    assert left.endswith(".tmp")
+    assert [path.name for path in tmp_path.glob(".*")] == [".busy.tmp"]
+    busy.close()
+    remove_leftovers(tmp_path)
+    assert list(tmp_path.glob(".*")) == []
+
+
+def test_a_file_that_was_removed_before_it_was_locked_is_made_again(tmp_path, monkeypatch):
+    """The one moment at which a writer's file looks like one that was left."""
+    lock, calls = fcntl.flock, []
+
+    def removed_once(file, mode):
+        if not calls:
+            os.unlink(tmp_path / ".x.tmp")
+        calls.append(mode)
+        return lock(file, mode)
+
+    monkeypatch.setattr(fcntl, "flock", removed_once)
+    with _locked_file(tmp_path / ".x.tmp"):
+        assert len(calls) == 2
+        assert (tmp_path / ".x.tmp").exists()

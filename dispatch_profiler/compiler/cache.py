@@ -1,9 +1,9 @@
 """What was compiled once, for every generated tree of a user: by the content of all that went in.
 
 An entry is one file: the SHA-256 of the rest in hexadecimal, the length of a JSON header, the
-header (outcomes), then both vmfbs. It is written whole or not at all and checked when read; one
-that is damaged is a miss and is removed. The least recently used entries go first when the cache
-grows beyond its bound. Several processes may use one cache at once.
+header (key and outcomes), then both vmfbs. It is written whole or not at all and checked when read;
+one that is damaged, or is another's, is a miss and is removed. The least recently used entries go
+first when the cache grows beyond its bound. Several processes may use one cache at once.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
 from dispatch_profiler.compiler._base import Built, Outcome
-from dispatch_profiler.files import locked, sha256, write_atomic
+from dispatch_profiler.files import locked, remove_leftovers, sha256, write_atomic
 from dispatch_profiler.generator import State
 
 DEFAULT_BYTES = 5 * 2**30
 _DIGEST = 64
 _LENGTH = 16
 _SUFFIX = ".built"
+_SIZE = "size"
 
 
 @dataclass(frozen=True)
@@ -40,29 +43,37 @@ class Cache:
     def __init__(self, folder: Path, max_bytes: int = DEFAULT_BYTES) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
+        # What goes next, from when we last looked.
+        self._oldest: deque[tuple[float, int, Path]] = deque()
 
     def get(self, key: str) -> Built | None:
         """What was built under `key`; None if it is not here, or not whole."""
         path = self._path(key)
         try:
-            data = path.read_bytes()
-        except OSError:
+            built = _unpack(path.read_bytes(), key)
+        except FileNotFoundError:
             return None
-        built = _unpack(data)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            # Not readable, or not what we have written.
+            _remove(path)
+            return None
         with contextlib.suppress(OSError):
-            if built is None:
-                path.unlink()
-            else:
-                os.utime(path)  # used now: among the last to go
+            os.utime(path)  # used now: among the last to go
         return built
 
     def put(self, key: str, built: Built) -> None:
         """Keep `built`, unless some outcome may be another next time (a time limit, a crash)."""
         if any(outcome.is_transient for outcome in built.outcomes.values()):
             return
+        data = _pack(built, key)
+        if len(data) > self._max_bytes:
+            return
         with contextlib.suppress(OSError):
-            write_atomic(self._path(key), _pack(built))
-            self._evict()
+            remove_leftovers(self._scratch)
+            with locked(self._folder / ".lock"):
+                self._forget(self._path(key))
+                self._make_room(len(data))
+                write_atomic(self._path(key), data, scratch=self._scratch)
 
     def info(self) -> CacheInfo:
         """Count entries and bytes."""
@@ -73,8 +84,14 @@ class Cache:
         """Remove every entry; how many there were."""
         files = self._files()
         for _, _, path in files:
-            path.unlink(missing_ok=True)
+            _remove(path)
+        (self._folder / _SIZE).unlink(missing_ok=True)
         return len(files)
+
+    @property
+    def _scratch(self) -> Path:
+        """Where files are written before they get their names."""
+        return self._folder / "unfinished"
 
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / f"{key}{_SUFFIX}"
@@ -88,32 +105,74 @@ class Cache:
                 found.append((status.st_mtime, status.st_size, path))
         return sorted(found)
 
-    def _evict(self) -> None:
-        with locked(self._folder / ".lock"):
-            files = self._files()
-            excess = sum(size for _, size, _ in files) - self._max_bytes
-            for _, size, path in files:
-                if excess <= 0:
-                    return
-                path.unlink(missing_ok=True)
-                excess -= size
+    def _forget(self, path: Path) -> None:
+        """Remove the entry that is about to be replaced. To be called under the lock."""
+        with contextlib.suppress(OSError):
+            size = path.stat().st_size
+            _remove(path)
+            self._note_size(self._noted_size() - size)
+
+    def _make_room(self, size: int) -> None:
+        """See that `size` more bytes stay within the bound. To be called under the lock."""
+        total = self._noted_size() + size
+        for _ in range(2):  # what we remember, then what is there
+            if total <= self._max_bytes:
+                break
+            if not self._oldest:
+                self._oldest.extend(self._files())
+                total = sum(bytes_ for _, bytes_, _ in self._oldest) + size
+            total -= self._evict(total - self._max_bytes)
+        self._note_size(total)
+
+    def _evict(self, wanted: int) -> int:
+        """Remove the longest unused, `wanted` bytes of them or all that we know of; how many it were."""
+        freed = 0
+        while freed < wanted and self._oldest:
+            used, size, path = self._oldest.popleft()
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime == used:  # else used since then, or gone
+                    _remove(path)
+                    freed += size
+        return freed
+
+    def _noted_size(self) -> int:
+        """Bytes in the cache, as the last who wrote noted it: to count takes seconds when it is full."""
+        try:
+            return int((self._folder / _SIZE).read_text())
+        except (OSError, ValueError):
+            return sum(size for _, size, _ in self._files())
+
+    def _note_size(self, size: int) -> None:
+        write_atomic(self._folder / _SIZE, str(size), scratch=self._scratch)
 
 
-def _pack(built: Built) -> bytes:
+def _remove(path: Path) -> None:
+    """Remove what stands in the place of an entry, whatever it is, if that can be."""
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
+
+
+def _pack(built: Built, key: str) -> bytes:
     outcomes = {name: [o.state.value, o.reason, o.applied] for name, o in built.outcomes.items()}
     header = json.dumps(
-        {"verify": len(built.verify), "outcomes": outcomes, "diagnostics": built.diagnostics}
+        {"key": key, "verify": len(built.verify), "outcomes": outcomes, "diagnostics": built.diagnostics}
     ).encode()
     body = f"{len(header):0{_LENGTH}d}".encode() + header + built.verify + built.profile
     return sha256(body).encode() + body
 
 
-def _unpack(data: bytes) -> Built | None:
+def _unpack(data: bytes, key: str) -> Built:
+    """Raises ValueError and its like if `data` is no whole entry of `key`."""
     body = data[_DIGEST:]
     if sha256(body).encode() != data[:_DIGEST]:
-        return None
+        raise ValueError("damaged")
     start = _LENGTH + int(body[:_LENGTH])
     header = json.loads(body[_LENGTH:start])
+    if header["key"] != key:
+        raise ValueError("another's")
     middle = start + header["verify"]
     outcomes = {
         name: Outcome(State(state), reason, applied)

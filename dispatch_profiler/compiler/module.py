@@ -43,7 +43,10 @@ class Module:
         return Module(self.operation.clone())
 
     def symbols(self, kind: str) -> dict[str, Any]:
-        """Name -> operation, of the module's own operations of one kind such as `util.func`."""
+        """Name -> operation, of the module's own operations of one kind such as `util.func`.
+
+        They must not outlive the module: the bindings do not keep it alive for them.
+        """
         return {symbol_of(op): op for op in self._top() if op.name == kind}
 
     def _top(self) -> Iterator[Any]:

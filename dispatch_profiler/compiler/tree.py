@@ -11,9 +11,9 @@ from pathlib import Path
 from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import Built, Compiler, ModuleJob
 from dispatch_profiler.compiler.cache import Cache
-from dispatch_profiler.compiler.reproducer import reproducer
+from dispatch_profiler.compiler.source import relevant_source, reproducer
 from dispatch_profiler.errors import TargetError, TreeError
-from dispatch_profiler.files import sha256, write_atomic
+from dispatch_profiler.files import remove_leftovers, sha256, write_atomic
 from dispatch_profiler.generator import (
     Artifact,
     DispatchEntry,
@@ -23,8 +23,8 @@ from dispatch_profiler.generator import (
     Selection,
     State,
     Tree,
+    fold_journal,
     note_result,
-    update_manifest,
 )
 from dispatch_profiler.generator.tree import Purpose
 from dispatch_profiler.isolation import WorkerLimits
@@ -141,7 +141,9 @@ def _task(
     repeat = options.repeat or repeat_count(entry.operation)
     source = _read(tree.source(entry.operation))
     job = ModuleJob(source, wanted, flags, repeat)
-    fingerprint = [__version__, _code_version(), revision, target.fingerprint, *flags, str(repeat), source]
+    # Of the source only what goes into this module: an edit elsewhere does not touch it.
+    text = relevant_source(source, [d.name for d in wanted])
+    fingerprint = [__version__, _code_version(), revision, target.fingerprint, *flags, str(repeat), text]
     key = sha256("\0".join([*fingerprint, *(d.name for d in wanted)]).encode())
     return Task(entry, module, target, job, key, asked)
 
@@ -241,16 +243,17 @@ def _asked(task: Task, entry: OperationEntry) -> tuple[DispatchEntry, ...]:
 
 
 class _Results:
-    """Writes vmfbs and what became of them at once, and the manifest at the end."""
+    """Writes vmfbs and notes what became of them at once; the manifest follows at the end."""
 
     def __init__(self, tree: Tree, revision: str, *, keep_reproducers: bool) -> None:
         self._tree = tree
         self._revision = revision
         self._keep_reproducers = keep_reproducers
-        self._changed: dict[Operation, OperationEntry] = {}
 
     def add(self, task: Task, built: Built) -> OperationEntry:
+        """What the manifest says of this module now."""
         operation = task.entry.operation
+        remove_leftovers(self._tree.operation(operation))
         self._write(self._tree.compiler_output(operation, task.module), built.diagnostics.encode())
         if self._keep_reproducers:
             self._write_reproducers(task, built)
@@ -262,10 +265,9 @@ class _Results:
             verify=self._write(self._tree.vmfb(operation, task.module, "verify"), built.verify),
             profile=self._write(self._tree.vmfb(operation, task.module, "profile"), built.profile),
         )
-        entry = _updated(self._changed.get(operation, task.entry), task, built, module)
-        self._changed[operation] = entry
-        note_result(self._tree, entry)
-        return entry
+        part = _part(task, built, module)
+        note_result(self._tree, part)
+        return part
 
     def _write(self, path: Path, data: bytes) -> Artifact | None:
         if not data:
@@ -286,12 +288,11 @@ class _Results:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._tree.journal.exists():  # ours, or that of a run that was killed
-            update_manifest(self._tree, ())
+        fold_journal(self._tree)
 
 
-def _updated(entry: OperationEntry, task: Task, built: Built, module: ModuleEntry) -> OperationEntry:
-    outcomes = built.outcomes
+def _part(task: Task, built: Built, module: ModuleEntry) -> OperationEntry:
+    """The entry of one operation with the one module that was built, and the dispatches in it."""
     dispatches = tuple(
         replace(
             d,
@@ -300,9 +301,7 @@ def _updated(entry: OperationEntry, task: Task, built: Built, module: ModuleEntr
             applied=outcome.applied,
             is_transient=outcome.is_transient,
         )
-        if (outcome := outcomes.get(d.dispatch.name)) is not None
-        else d
-        for d in entry.dispatches
+        for d in task.entry.dispatches
+        if (outcome := built.outcomes.get(d.dispatch.name)) is not None
     )
-    others = tuple(m for m in entry.modules if m.name != module.name)
-    return replace(entry, target=task.target.name, dispatches=dispatches, modules=(*others, module))
+    return replace(task.entry, target=task.target.name, dispatches=dispatches, modules=(module,))

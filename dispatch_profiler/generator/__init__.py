@@ -9,9 +9,10 @@ from dispatch_profiler.generator.manifest import (
     ModuleEntry,
     OperationEntry,
     State,
+    add_generated,
+    fold_journal,
     load_manifest,
     note_result,
-    update_manifest,
 )
 from dispatch_profiler.generator.plan import Choices, LeftOut, Plan, plan_generation
 from dispatch_profiler.generator.render import render_module
@@ -31,11 +32,12 @@ __all__ = [
     "Selection",
     "State",
     "Tree",
+    "add_generated",
     "check_tree",
     "emit",
+    "fold_journal",
     "load_manifest",
     "note_result",
     "plan_generation",
     "render_module",
-    "update_manifest",
 ]

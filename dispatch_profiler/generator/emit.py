@@ -8,7 +8,7 @@ from pathlib import Path
 from dispatch_profiler.errors import TargetError, TreeError
 from dispatch_profiler.files import sha256, write_atomic
 from dispatch_profiler.generator.dispatch import Dispatch
-from dispatch_profiler.generator.manifest import DispatchEntry, OperationEntry, load_manifest, update_manifest
+from dispatch_profiler.generator.manifest import DispatchEntry, OperationEntry, add_generated, load_manifest
 from dispatch_profiler.generator.plan import Plan
 from dispatch_profiler.generator.render import render_module
 from dispatch_profiler.generator.tree import Tree
@@ -37,7 +37,7 @@ def emit(plan: Plan, tree: Tree) -> Iterator[tuple[Path, tuple[Dispatch, ...]]]:
             yield path, dispatches
     finally:
         if entries:
-            update_manifest(tree, entries, generated=True)
+            add_generated(tree, entries)
 
 
 def check_tree(plan: Plan, tree: Tree) -> tuple[OperationEntry, ...]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from dispatch_profiler.configurations import configuration_from_dict
 from dispatch_profiler.errors import DispatchProfilerError, TreeError
-from dispatch_profiler.files import locked, write_atomic
+from dispatch_profiler.files import locked, remove_leftovers, write_atomic
 from dispatch_profiler.generator.dispatch import Dispatch
 from dispatch_profiler.generator.tree import Tree
 from dispatch_profiler.operations import Operation, operation_from_dict
@@ -144,7 +144,8 @@ def load_manifest(tree: Tree) -> Manifest:
         entries = {row.operation: row for row in map(_read_operation, data["operations"])}
     except (KeyError, TypeError, ValueError, AttributeError, DispatchProfilerError) as error:
         raise TreeError(f"the manifest {path} is damaged: {error!r}", hint=_again(path)) from error
-    _put(entries, _read_journal(tree), generated=False)
+    for part in _read_journal(tree):
+        _merge(entries, part)
     return Manifest(tree, tuple(entries.values()))
 
 
@@ -152,32 +153,48 @@ def _again(path: Any) -> str:
     return f"remove {path} and run generator.py and compile.py again"
 
 
-def update_manifest(tree: Tree, changed: Iterable[OperationEntry], *, generated: bool = False) -> Manifest:
-    """Put `changed` and the journal into the manifest on disk, under a lock, beside what others put there.
+def add_generated(tree: Tree, entries: Iterable[OperationEntry]) -> None:
+    """Put generated operations into the manifest on disk, under a lock, beside what others put there.
 
-    With `generated`, entries are added, and replaced where their source is another one. Without
-    it, an entry whose source has been generated anew in the meantime is left as it is, and its
-    result is dropped.
+    One whose source and dispatches are known keeps what was compiled of it.
     """
     with _locked(tree):
-        old = load_manifest(tree).entries if tree.manifest.exists() else ()
-        entries = {entry.operation: entry for entry in old}
-        _put(entries, changed, generated=generated)
-        manifest = Manifest(tree, tuple(entries.values()))
-        write_atomic(tree.manifest, _to_json(manifest))
-        tree.journal.unlink(missing_ok=True)
-    return manifest
+        known = _entries_on_disk(tree)
+        for entry in entries:
+            old = known.get(entry.operation)
+            if old is None or not old.same_source(entry):
+                known[entry.operation] = entry
+        _write(tree, known)
 
 
-def note_result(tree: Tree, entry: OperationEntry) -> None:
-    """Add what has become of one operation to the journal: at once, whatever happens to us next.
+def note_result(tree: Tree, part: OperationEntry) -> None:
+    """Add what has become of some dispatches and modules of one operation to the journal.
 
-    Writing the manifest of ten thousand dispatches for each of them would take longer than they do.
+    At once, whatever happens to us next: writing the manifest of ten thousand dispatches for each
+    of them would take longer than they do.
     """
-    row = json.dumps(_write_operation(entry), separators=(",", ":"))
+    row = json.dumps(_write_operation(part), separators=(",", ":"))
     with _locked(tree), tree.journal.open("a") as journal:
         # Whoever was killed while it wrote has left half a line: ours starts on a new one.
         journal.write(f"\n{row}\n")
+
+
+def fold_journal(tree: Tree) -> None:
+    """Put what the journal holds, ours and that of a run that was killed, into the manifest."""
+    with _locked(tree):
+        if tree.journal.exists():
+            _write(tree, _entries_on_disk(tree))
+
+
+def _entries_on_disk(tree: Tree) -> dict[Operation, OperationEntry]:
+    entries = load_manifest(tree).entries if tree.manifest.exists() else ()
+    return {entry.operation: entry for entry in entries}
+
+
+def _write(tree: Tree, entries: Mapping[Operation, OperationEntry]) -> None:
+    remove_leftovers(tree.root)
+    write_atomic(tree.manifest, _to_json(Manifest(tree, tuple(entries.values()))))
+    tree.journal.unlink(missing_ok=True)
 
 
 def _read_journal(tree: Tree) -> list[OperationEntry]:
@@ -197,19 +214,22 @@ def _locked(tree: Tree) -> contextlib.AbstractContextManager[None]:
     return locked(tree.root / ".manifest.lock")
 
 
-def _put(
-    entries: dict[Operation, OperationEntry], changed: Iterable[OperationEntry], *, generated: bool
-) -> None:
-    """Put `changed` among `entries`; see `update_manifest`."""
-    for entry in changed:
-        known = entries.get(entry.operation)
-        if generated:
-            # What a compiler has finished since then is kept.
-            replaced = known is None or not known.same_source(entry)
-        else:
-            replaced = known is not None and known.source_sha256 == entry.source_sha256
-        if replaced:
-            entries[entry.operation] = entry
+def _merge(entries: dict[Operation, OperationEntry], part: OperationEntry) -> None:
+    """Put the dispatches and modules of `part` in the place of those that `entries` has of them.
+
+    Nothing if the operation has been generated anew in the meantime: its results are dropped.
+    """
+    known = entries.get(part.operation)
+    if known is None or known.source_sha256 != part.source_sha256:
+        return
+    done = {d.dispatch: d for d in part.dispatches}
+    names = {m.name for m in part.modules}
+    entries[part.operation] = replace(
+        known,
+        target=part.target,
+        dispatches=tuple(done.get(d.dispatch, d) for d in known.dispatches),
+        modules=(*(m for m in known.modules if m.name not in names), *part.modules),
+    )
 
 
 # -- JSON ----------------------------------------------------------------------------------------

@@ -95,9 +95,6 @@ def test_a_sweep_killed_five_times_is_the_sweep_that_was_not(generate, seed: int
     assert_same(vmfbs(tree), vmfbs(calm))
 
 
-@pytest.mark.xfail(
-    strict=False, reason="without a cache, what the last second finished is not in the manifest"
-)
 def test_without_a_cache_finished_work_is_kept_too(generate, seed: int):
     tree = generate("killed", "--problem-m=8:256:8", "--problem-n=16,32", *THOUSAND[2:])
 
@@ -187,7 +184,6 @@ def test_it_goes_on_from_every_change_of_a_file(generate):
     assert operation > 20
 
 
-@pytest.mark.xfail(strict=False, reason="temporary files of a killed process are never removed")
 def test_the_next_run_removes_the_temporary_files_of_a_killed_one(generate):
     """Killed between writing a file and giving it its name, in the tree and in the cache."""
     for number in (1, 2):  # the first renames: an entry of the cache, and what lies beside the source
@@ -232,7 +228,6 @@ def test_ctrl_c_keeps_what_was_told(generate, group: bool):
     assert_all_is_right(tree)
 
 
-@pytest.mark.xfail(strict=False, reason="between making a temporary file and guarding it, Ctrl-C leaves it")
 def test_ctrl_c_leaves_no_temporary_file(generate, run, monkeypatch: pytest.MonkeyPatch):
     """Pressed just when the file has been made: that is when Python tells of it."""
     tree = generate("tree")
@@ -315,7 +310,6 @@ def test_an_edited_function_compiles_its_operation_alone(two, compiled):
     assert {name for name, _ in done} == {operation}
 
 
-@pytest.mark.xfail(strict=False, reason="the key of a module covers the whole file, not its own functions")
 def test_an_edited_function_compiles_its_module_alone(two, compiled):
     edited = edit_one_function()
 
@@ -381,7 +375,6 @@ def mine(generate, compiled) -> list[tuple[str, str]]:
     return done
 
 
-@pytest.mark.xfail(strict=False, reason="the key of a module covers the whole file, not its own functions")
 def test_another_configuration_compiles_its_module_alone(generate, mine, compiled):
     generate(".", *TWO, "--configurations=mine.yaml")
 
@@ -457,7 +450,6 @@ def test_a_vmfb_in_the_place_of_another_is_not_taken_for_it(two, compiled):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=False, reason="what the compiler said of the modules that are kept is written over")
 def test_what_the_compiler_said_of_a_kept_module_stays(generate, run):
     """Of two modules of one operation, one holds a tile that is refused; the other is made again."""
     refused = "  - {distribution: [64, 256], vector: [8, 16, 1], cache: [64, 256, 1]}\n"

@@ -20,9 +20,9 @@ from dispatch_profiler.generator import (
     Tree,
     emit,
     load_manifest,
+    note_result,
     plan_generation,
     render_module,
-    update_manifest,
 )
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul, Operation
 from dispatch_profiler.targets import CpuTarget, NullTarget, Target
@@ -53,7 +53,8 @@ def states(tree: Tree) -> dict[Operation, set[State]]:
 
 def compile_everything(tree: Tree) -> None:
     """What a compiler would put into the manifest."""
-    update_manifest(tree, [as_compiled(entry) for entry in load_manifest(tree).entries])
+    for entry in load_manifest(tree).entries:
+        note_result(tree, as_compiled(entry))
 
 
 def as_compiled(entry: OperationEntry) -> OperationEntry:

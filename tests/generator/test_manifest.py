@@ -26,8 +26,10 @@ from dispatch_profiler.generator import (
     OperationEntry,
     State,
     Tree,
+    add_generated,
+    fold_journal,
     load_manifest,
-    update_manifest,
+    note_result,
 )
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, Operation
 
@@ -79,13 +81,13 @@ def tree(tmp_path: Path) -> Tree:
 def test_a_manifest_is_read_as_it_was_written(tree):
     """Operations, configurations, states, reasons and artifacts, in their order."""
     entries = tuple(compiled(generated(operation)) for operation in EVERY_OPERATION)
-    written = update_manifest(tree, entries, generated=True)
-    assert written == load_manifest(tree) == Manifest(tree, entries)
+    add_generated(tree, entries)
+    assert load_manifest(tree) == Manifest(tree, entries)
 
 
 def test_an_empty_manifest_is_one(tree):
     """A tree of which nothing was generated yet."""
-    update_manifest(tree, [], generated=True)
+    add_generated(tree, [])
     assert load_manifest(tree).entries == ()
 
 
@@ -117,7 +119,7 @@ def test_a_dispatch_is_in_the_module_of_its_flags():
 
 def test_the_file_says_what_it_is(tree):
     """JSON for other tools: format, version, one operation a line, names for people."""
-    update_manifest(tree, map(generated, EVERY_OPERATION[:2]), generated=True)
+    add_generated(tree, map(generated, EVERY_OPERATION[:2]))
     data = json.loads(tree.manifest.read_text())
     assert (data["format"], data["version"]) == ("dispatch_profiler manifest", 1)
     assert [row["name"] for row in data["operations"]] == [op.name for op in EVERY_OPERATION[:2]]
@@ -187,7 +189,7 @@ def test_a_manifest_that_cannot_be_read_is_refused(tree, monkeypatch):
 
 
 def written(tree: Tree) -> dict[str, Any]:
-    update_manifest(tree, [compiled(generated(EVERY_OPERATION[3]))], generated=True)
+    add_generated(tree, [compiled(generated(EVERY_OPERATION[3]))])
     return json.loads(tree.manifest.read_text())
 
 
@@ -253,8 +255,8 @@ def test_a_wrong_value_is_refused(tree, path, value, message):
 def test_an_update_leaves_the_others(tree):
     """What is new comes last, what is known keeps its place."""
     first, second, third = map(generated, EVERY_OPERATION[:3])
-    update_manifest(tree, [first, second], generated=True)
-    update_manifest(tree, [third, replace(first, source_sha256="b")], generated=True)
+    add_generated(tree, [first, second])
+    add_generated(tree, [third, replace(first, source_sha256="b")])
     entries = load_manifest(tree).entries
     assert [e.operation for e in entries] == [e.operation for e in (first, second, third)]
     assert [e.source_sha256 for e in entries] == ["b", "a", "a"]
@@ -263,38 +265,81 @@ def test_an_update_leaves_the_others(tree):
 def test_a_result_is_put_beside_what_others_put_there(tree):
     """Two who read the same manifest lose nothing of each other."""
     first, second = map(generated, EVERY_OPERATION[:2])
-    update_manifest(tree, [first, second], generated=True)
-    update_manifest(tree, [compiled(first)])
-    update_manifest(tree, [compiled(second)])
+    add_generated(tree, [first, second])
+    note_result(tree, compiled(first))
+    note_result(tree, compiled(second))
     assert load_manifest(tree).entries == (compiled(first), compiled(second))
+
+
+def test_results_of_two_modules_of_one_operation_are_put_together(tree):
+    """Whoever compiled one of them has read the manifest before the other was done."""
+    entry = generated(EVERY_OPERATION[0])
+    add_generated(tree, [entry])
+    whole = compiled(entry)
+    for module in reversed(whole.modules):
+        members = tuple(d for d in whole.dispatches if d.dispatch.configuration.module == module.name)
+        note_result(tree, replace(whole, dispatches=members, modules=(module,)))
+
+    (found,) = load_manifest(tree).entries
+    assert found.dispatches == whole.dispatches
+    assert set(found.modules) == set(whole.modules)
+
+
+def test_the_journal_is_folded_into_the_manifest(tree):
+    """Then it is gone, and what it held is there for other tools."""
+    entry = generated(EVERY_OPERATION[0])
+    add_generated(tree, [entry])
+    note_result(tree, compiled(entry))
+    before = load_manifest(tree)
+
+    fold_journal(tree)
+
+    assert not tree.journal.exists()
+    assert load_manifest(tree) == before
+    assert "not compiled" in tree.manifest.read_text() or "compiled" in tree.manifest.read_text()
+    fold_journal(tree)  # nothing to do is no error
+    assert load_manifest(tree) == before
+
+
+@pytest.mark.parametrize("cut", [1, 30, -1])
+def test_half_a_line_of_a_killed_writer_costs_only_itself(tree, cut):
+    first, second = map(generated, EVERY_OPERATION[:2])
+    add_generated(tree, [first, second])
+    note_result(tree, compiled(first))
+    line = tree.journal.read_text().strip()
+    tree.journal.write_text(f"\n{line[:cut]}")
+
+    note_result(tree, compiled(second))
+
+    assert load_manifest(tree).entries == (first, compiled(second))
 
 
 def test_a_result_of_a_source_that_was_generated_anew_is_dropped(tree):
     """It is of another text."""
     old, new = generated(EVERY_OPERATION[0], "old"), generated(EVERY_OPERATION[0], "new")
-    update_manifest(tree, [new], generated=True)
-    update_manifest(tree, [compiled(old)])
+    add_generated(tree, [new])
+    note_result(tree, compiled(old))
     assert load_manifest(tree).entries == (new,)
 
 
 def test_a_result_of_what_is_no_longer_there_is_dropped(tree):
     """A result adds no operation."""
-    update_manifest(tree, [generated(EVERY_OPERATION[0])], generated=True)
-    update_manifest(tree, [compiled(generated(EVERY_OPERATION[1]))])
+    add_generated(tree, [generated(EVERY_OPERATION[0])])
+    note_result(tree, compiled(generated(EVERY_OPERATION[1])))
     assert [e.operation for e in load_manifest(tree).entries] == [EVERY_OPERATION[0]]
 
 
 def test_a_failure_in_the_middle_leaves_the_old_manifest(tree, monkeypatch):
     """Whole, with no temporary file beside it and no lock held."""
-    update_manifest(tree, [generated(EVERY_OPERATION[0])], generated=True)
+    add_generated(tree, [generated(EVERY_OPERATION[0])])
     before = tree.manifest.read_bytes()
     with monkeypatch.context() as broken:
         broken.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "no space")))
         with pytest.raises(OSError, match="no space"):
-            update_manifest(tree, [generated(EVERY_OPERATION[1])], generated=True)
+            add_generated(tree, [generated(EVERY_OPERATION[1])])
     assert tree.manifest.read_bytes() == before
     assert not list(tree.folder.rglob("*.tmp"))
-    update_manifest(tree, [generated(EVERY_OPERATION[1])], generated=True)
+    add_generated(tree, [generated(EVERY_OPERATION[1])])
     assert len(load_manifest(tree).entries) == 2
 
 
@@ -302,7 +347,7 @@ def test_a_damaged_manifest_is_not_written_over(tree):
     """Whoever damaged it may want it back."""
     files.write_atomic(tree.manifest, "damaged")
     with pytest.raises(TreeError, match="is damaged"):
-        update_manifest(tree, [generated(EVERY_OPERATION[0])], generated=True)
+        add_generated(tree, [generated(EVERY_OPERATION[0])])
     assert tree.manifest.read_text() == "damaged"
 
 
@@ -317,7 +362,7 @@ sys.stdin.readline()
 for m in range(first, first + 10):
     operation = Matmul(m, 1, 1)
     entry = OperationEntry(operation, "null", "a", (DispatchEntry(Dispatch(operation, Default())),))
-    update_manifest(tree, [entry], generated=True)
+    add_generated(tree, [entry])
 """
 
 

@@ -1,0 +1,31 @@
+"""Cutting functions out of a generated source, as text: no compiler is loaded for it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection
+
+from dispatch_profiler.compiler._base import ModuleJob
+
+#: A function as the templates write it: from the start of a line to the brace that starts one.
+_FUNCTION = re.compile(r"^func\.func (?:\w+ )?@([\w$.-]+)\(.*?^}\n?", flags=re.DOTALL | re.MULTILINE)
+
+
+def relevant_source(source: str, functions: Collection[str]) -> str:
+    """`source` without its functions other than `functions`.
+
+    All of it if these cannot be found in it, as when somebody has written it by hand.
+    """
+    found = {match[1] for match in _FUNCTION.finditer(source)}
+    if not found.issuperset(functions):
+        return source
+    left = _FUNCTION.sub(lambda match: match[0] if match[1] in functions else "", source)
+    return re.sub(r"\n{2,}", "\n", left).lstrip("\n")
+
+
+def reproducer(job: ModuleJob, dispatch: str, reason: str) -> str:
+    """MLIR text with one function of `job`, headed by `reason` and by the command that shows it."""
+    command = shlex.join(["iree-compile", *job.flags, f"{dispatch}.mlir", "-o", f"{dispatch}.vmfb"])
+    text = relevant_source(job.source, [dispatch])
+    return f"// {' '.join(reason.split())}\n// {command}\n{text}"
