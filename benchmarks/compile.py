@@ -8,6 +8,7 @@ machine had to do and not how long one waited.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import statistics
@@ -36,11 +37,13 @@ TILES = """configurations:
   - {distribution: [64, 128], vector: [16, 16, 1]}
   - {distribution: [16, 64], vector: [4, 16, 1]}
 """
+#: The sweep of the original's document, in both of its types.
+DOCUMENT = ("--problem-m=64:1024:128", "--problem-n=64:1024:128", "--problem-k=4096", "--lhs=f16,f32")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run took: seconds waited for, processor seconds, largest process in bytes."""
+    """What one run took: seconds waited for, processor seconds, largest process so far in bytes."""
 
     wall: float
     cpu: float
@@ -114,8 +117,45 @@ def compared(folder: Path, runs: int, dispatches: int) -> list[Row]:
             "unchanged, against two commands", median(theirs, "wall") / median(again, "wall"), "times", 100
         ),
         at_least("two workers against one", median(one, "wall") / median(two, "wall"), "times", 1.8),
-        below("largest process of a sweep", max(c.peak for c in two) / 2**30, "GiB", 1.5),
     ]
+
+
+def memory(folder: Path) -> list[Row]:
+    """Of the largest compiler process, over one sweep: its peak, and how it grows once all is loaded."""
+    command = [sys.executable, str(ROOT / "compile.py"), f"--generated-dir={folder}", "--no-cache"]
+    sizes: list[int] = []
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        while running.poll() is None:
+            sizes.append(max(map(resident_bytes, processes_below(running.pid)), default=0))
+            time.sleep(0.2)
+    if running.returncode:
+        sys.exit(f"{' '.join(command)} ended with status {running.returncode}")
+    third = len(sizes) // 3
+    growth = max(sizes[2 * third :]) / max(sizes[third : 2 * third])
+    return [
+        below("largest process of the sweep of the document", max(sizes) / 2**30, "GiB", 1.5),
+        below("its peak in the last third against the second", growth, "times", 1.1),
+    ]
+
+
+def processes_below(pid: int) -> list[int]:
+    """Every process that `pid` has started, and those that these have started."""
+    parents: dict[int, int] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
+    found, new = [], [pid]
+    while new:
+        new = [child for child, parent in parents.items() if parent in new]
+        found += new
+    return found
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that a process holds; 0 if it has ended."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    return 0
 
 
 def generating(folder: Path) -> list[Row]:
@@ -133,7 +173,7 @@ def generating(folder: Path) -> list[Row]:
 def main() -> int:
     """Measure, print, and tell by the exit status whether every goal was reached."""
     options = arguments(__doc__ or "")
-    shapes = ("--problem-m=64:1024:128", "--problem-n=64:1024:128", "--problem-k=4096")
+    shapes = ("--problem-m=128:512:128", "--problem-n=128:512:128", "--problem-k=4096")
     if options.quick:
         shapes = ("--problem-m=128:512:128", "--problem-n=128:256:128", "--problem-k=4096")
     with tempfile.TemporaryDirectory() as folder:
@@ -144,6 +184,11 @@ def main() -> int:
         sweep.mkdir()
         dispatches = generate(sweep, *shapes)
         rows += compared(sweep, 3 if options.quick else 5, dispatches)
+        if not options.quick:
+            document = Path(folder, "document")
+            document.mkdir()
+            generate(document, *DOCUMENT)
+            rows += memory(document)
     return report(rows, options.json)
 
 
