@@ -5,16 +5,20 @@ a YAML file, by a glob over dispatch names; the first that matches counts:
 
     "*_peel":            {not_compiled: no such tile}
     "matmul_64*":        {not_applied: true}
+    "*_16x16x1":         {compiler: crash}
     "*_8x64x1":          {fault: wrong_element}
     "*":                 {time_ms: 0.25}
 
-Faults of a run: wrong_element, nan, inf, unwritten, crash, hang, memory.
+Faults of the compiler: crash, hang, memory. Faults of a run: wrong_element, nan, inf, unwritten,
+crash, hang, memory.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import json
+import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +32,8 @@ from dispatch_profiler.files import sha256
 from dispatch_profiler.generator import Dispatch, State
 
 RUN_FAULTS = ("wrong_element", "nan", "inf", "unwritten", "crash", "hang", "memory")
-_KEYS = ("not_compiled", "not_applied", "fault", "time_ms")
+COMPILER_FAULTS = ("crash", "hang", "memory")
+_KEYS = ("not_compiled", "not_applied", "compiler", "fault", "time_ms")
 MAGIC = "null vmfb"
 
 
@@ -39,6 +44,7 @@ class Rule:
     pattern: str
     not_compiled: str = ""
     not_applied: bool = False
+    compiler: str = ""
     fault: str = ""
     time_ms: float | None = None
 
@@ -60,11 +66,12 @@ def _rule(pattern: str, values: Any, path: Path) -> Rule:
     for key in values:
         if key not in _KEYS:
             raise UsageError(f"{path}, {pattern!r}: unknown key {key!r}", hint=did_you_mean(str(key), _KEYS))
-    fault = values.get("fault", "")
-    if fault and fault not in RUN_FAULTS:
-        raise UsageError(
-            f"{path}, {pattern!r}: unknown fault {fault!r}", hint=did_you_mean(str(fault), RUN_FAULTS)
-        )
+    for key, known in (("fault", RUN_FAULTS), ("compiler", COMPILER_FAULTS)):
+        fault = values.get(key, "")
+        if fault and fault not in known:
+            raise UsageError(
+                f"{path}, {pattern!r}: unknown {key} {fault!r}", hint=did_you_mean(str(fault), known)
+            )
     if not isinstance(values.get("not_applied", False), bool):
         got = values["not_applied"]
         raise UsageError(f"{path}, {pattern!r}: not_applied must be true or false, but got {got!r}")
@@ -73,6 +80,16 @@ def _rule(pattern: str, values: Any, path: Path) -> Rule:
     if not is_number or not 0 <= time_ms < float("inf"):
         raise UsageError(f"{path}, {pattern!r}: time_ms must be a number of at least 0, but got {time_ms!r}")
     return Rule(pattern, **values)
+
+
+def _suffer(fault: str) -> None:
+    """Do to this process what a compiler may do to its own."""
+    if fault == "crash":
+        os.abort()
+    if fault == "hang":
+        time.sleep(3600)
+    if fault == "memory":
+        raise MemoryError("the null compiler was told to run out of memory")
 
 
 @dataclass(frozen=True)
@@ -96,6 +113,7 @@ class NullCompiler:
         """See `Compiler.build`."""
         for dispatch in job.dispatches:
             rule = self._rule_for(dispatch)
+            _suffer(rule.compiler)
             if rule.not_compiled:
                 raise BuildError(str(rule.not_compiled), culprits=(dispatch.name,))
         outcomes = {dispatch.name: self._outcome(dispatch) for dispatch in job.dispatches}

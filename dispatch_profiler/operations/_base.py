@@ -209,11 +209,6 @@ class Operation(abc.ABC):
         """Every operand read once and the result written once."""
         return sum(tensor.bytes for tensor in self.inputs) + self.result.bytes
 
-    @property
-    def contraction_inputs(self) -> tuple[Tensor, Tensor]:
-        """The two operands of the contraction, without a bias."""
-        return self.inputs[0], self.inputs[1]
-
     def _bias_inputs(self, length: int) -> tuple[Tensor, ...]:
         return (Tensor("bias", (length,), self.types.output),) if self.epilogue.bias else ()
 

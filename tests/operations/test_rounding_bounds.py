@@ -42,7 +42,7 @@ F32_ROUNDOFF = 2.0**-24
 
 def filled(operation, lhs=0.1, rhs=0.1):
     """Inputs of one value each, as near as their types come."""
-    a, b = operation.contraction_inputs
+    a, b = operation.inputs[:2]
     return [np.full(a.shape, lhs).astype(a.type.dtype), np.full(b.shape, rhs).astype(b.type.dtype)]
 
 

@@ -1,0 +1,194 @@
+"""What the compiler hangs on, crashes on or cannot find room for costs itself and can be tried again."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dispatch_profiler.generator import DispatchEntry, State, Tree, load_manifest
+
+ROOT = Path(__file__).parent.parent.parent
+SHAPE = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
+
+
+@pytest.fixture
+def faulty(run):
+    """`faulty("crash")`: a null tree in which one tile does that to the compiler."""
+
+    def make(fault: str) -> None:
+        Path("faults.yaml").write_text(f'"*_8x32x4": {{compiler: {fault}}}\n"*": {{}}\n')
+        assert run("generator", "--target=null:faults.yaml", *SHAPE).status == 0
+
+    return make
+
+
+def entries() -> dict[str, DispatchEntry]:
+    found = (d for _, d in load_manifest(Tree(Path())).dispatches())
+    return {d.dispatch.configuration.name.removeprefix("tile_config_"): d for d in found}
+
+
+def the_failed() -> DispatchEntry:
+    (failed,) = (d for d in entries().values() if d.state is not State.COMPILED)
+    return failed
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("crash", "killed by SIGABRT"),
+        ("hang", "the compiler gave no answer within 1 s"),
+        ("memory", "out of memory: the null compiler was told to run out of memory"),
+    ],
+)
+def test_it_costs_itself_and_none_of_its_module(run, faulty, fault: str, reason: str):
+    faulty(fault)
+
+    outcome = run("compile", "--timeout=1", "-j1")
+
+    assert outcome.status == 1
+    assert f"  1 x  not compiled  {reason}\n" in outcome.err
+    assert "1 failed for time, memory or a crash: --retry compiles these again\n" in outcome.err
+    assert the_failed().reason == reason
+    assert the_failed().is_transient
+    assert len(entries()) > 5
+
+
+def test_it_is_not_tried_again_unasked(run, faulty):
+    faulty("crash")
+    run("compile", "-j1")
+    every = len(entries())
+
+    again = run("compile", "-j1")
+    assert again.status == 1
+    assert f"{every} were up to date" in again.err
+    assert "[Compiling]" not in again.err
+
+
+def test_retry_compiles_the_modules_of_what_failed_so(run, faulty):
+    faulty("crash")
+    run("compile", "-j1")
+    flows = sum(bool(d.dispatch.configuration.module) for d in entries().values())
+
+    outcome = run("compile", "-j1", "--retry")
+
+    assert outcome.status == 1
+    assert f"{flows} were up to date" in outcome.err
+    assert outcome.err.count("[Compiling]") == 1
+
+
+def test_a_refusal_is_no_matter_of_luck(run, faulty):
+    """What the compiler says no to is not tried again by --retry."""
+    Path("faults.yaml").write_text('"*_8x32x4": {not_compiled: no such tile}\n')
+    run("generator", "--target=null:faults.yaml", *SHAPE)
+    run("compile", "-j1")
+
+    outcome = run("compile", "-j1", "--retry")
+
+    assert "[Compiling]" not in outcome.err
+    assert "--retry" not in outcome.err
+
+
+def test_what_ended_by_luck_is_not_in_the_cache(run, faulty):
+    """Another tree compiles it anew."""
+    faulty("crash")
+    run("compile", "-j1")
+    run("generator", "--generated-dir=other", "--target=null:faults.yaml", *SHAPE)
+
+    outcome = run("compile", "-j1", "--generated-dir=other")
+
+    assert outcome.err.count("[Compiling]") == 1
+    assert "from the cache" in outcome.err
+
+
+def test_a_memory_limit_reaches_the_compiler(run):
+    """0.0001 GiB beyond what is mapped at its start is too little for any compiler."""
+    Path("none.yaml").write_text("configurations: []\n")
+    assert run("generator", *SHAPE, "--configurations=none.yaml").status == 0
+
+    outcome = run("compile", "-j1", "--no-cache", "--memory-limit=0.0001")
+
+    assert outcome.status == 1
+    assert the_failed().is_transient
+    assert run("compile", "-j1", "--no-cache", "--retry", "--memory-limit=8").status == 0
+
+
+# -- reproducers -----------------------------------------------------------------------------------
+
+
+def test_a_reproducer_is_kept_on_request(run, faulty):
+    faulty("crash")
+    run("compile", "-j1")
+    assert not list(Path("generated").rglob("reproducers"))
+
+    run("compile", "-j1", "--retry", "--keep-reproducers")
+
+    (file,) = Path("generated").rglob("reproducers/*")
+    name = the_failed().dispatch.name
+    assert file.name == f"{name}.mlir"
+    reason, command, *text = file.read_text().splitlines()
+    assert reason == "// killed by SIGABRT"
+    assert command.startswith("// iree-compile ")
+    assert sum("func.func" in line for line in text) == 1
+    assert f"@{name}(" in text[0]
+
+
+# -- a terminal ------------------------------------------------------------------------------------
+
+
+def on_a_terminal(columns: int, *arguments: str) -> tuple[int, str]:
+    """Exit status, and what is shown on a terminal that is so wide."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "compile.py"), *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        ready, _, _ = select.select([ours], [], [], 60)
+        try:
+            part = os.read(ours, 65536) if ready else b""
+        except OSError:  # so Linux tells that the other end is closed
+            part = b""
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    return process.wait(timeout=60), shown.decode()
+
+
+@pytest.mark.parametrize("columns", [40, 120])
+def test_a_terminal_shows_a_bar_and_only_what_went_wrong(faulty, columns: int):
+    faulty("crash")
+
+    status, shown = on_a_terminal(columns, "-j1", "--no-cache")
+
+    assert status == 1
+    assert "Traceback" not in shown
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert "Compiling" in plain
+    assert "failed" in plain
+    assert "killed by SIGABRT" in " ".join(plain.split())
+    assert plain.count("[Compiling]:") == 1  # of three modules
+
+
+def test_without_a_terminal_each_module_is_a_plain_line(run, faulty):
+    faulty("crash")
+
+    err = run("compile", "-j1", "--no-cache").err
+
+    assert "\x1b" not in err
+    lines = [line for line in err.splitlines() if line.startswith("[Compiling]:")]
+    assert len(lines) == 3
+    assert all(re.search(r"\[\d+ of \d+, [\d.]+/s\]$", line) for line in lines)
