@@ -80,7 +80,7 @@ def _main(arguments: Sequence[str]) -> int:
 
 def _memory_limit(options: argparse.Namespace, workers: int) -> int | None:
     if options.memory_limit:
-        return int(options.memory_limit * 2**30)
+        return int(options.memory_limit) * 2**20
     # Of another machine's memory we know nothing.
     return None if options.executor == "dask" else available_memory() // workers
 
@@ -136,8 +136,8 @@ def _parser() -> Parser:
         help="time limit of one dispatch (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
-        "--memory-limit", type=positive_number, metavar="GIB",
-        help="memory limit of one dispatch (default: what is free, shared by the workers)",
+        "--memory-limit", type=positive, metavar="MIB",
+        help="memory the compiler may use for one dispatch (default: what is free, shared by the workers)",
     )  # fmt: skip
     parser.add_argument(
         "--retry", action="store_true", help="compile again what failed for time, memory or a crash"
