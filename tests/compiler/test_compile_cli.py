@@ -112,7 +112,7 @@ def test_patterns_and_kinds_choose(run, generated):
         (["--op-kind=matmull"], "unknown operation kind 'matmull'", "did you mean 'matmul'"),
         (["--op-kind=conv2d"], "there is no dispatch of conv2d", ""),
         (["--target=nul"], "unknown target 'nul'", "did you mean 'null'"),
-        (["--target=llvm-cpu:zn ver"], "malformed CPU name", "llvm-cpu:znver4"),
+        (["--target=llvm-cpu:znver44"], "unknown CPU 'znver44'", "did you mean 'znver4'"),
         (["--num-cpu=0"], "expected a whole number of at least 1, but got '0'", ""),
         (["--timeout=-1"], "expected a number above 0, but got '-1'", ""),
         (["--force"], "unrecognized arguments: --force", "did you mean '--force-compile'?"),
