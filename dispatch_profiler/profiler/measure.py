@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dispatch_profiler.profiler.statistics import median_interval, quantile
+
 #: A sample lasts at least this long, so that the clock and the call cost little of it.
 _SAMPLE_SECONDS = 0.02
 #: A profile vmfb that takes longer than this for one call is not used: one execution is enough.
@@ -25,11 +27,17 @@ class MeasureOptions:
 class Measurement:
     """Samples in milliseconds for one execution of the dispatch, in the order taken.
 
-    A sample is `executions` executions in a row on the same, warm buffers.
+    A sample is `executions` executions in a row: `warm` on the same buffers, `cold` on buffers that
+    no cache holds. `overhead_ms` is what a call costs whatever it does, for one execution; it has
+    been taken off the samples. `ended_by` tells why no more samples were taken.
     """
 
     samples_ms: tuple[float, ...]
     executions: int
+    mode: str = "warm"
+    overhead_ms: float = 0.0
+    ended_by: str = "count"
+    warnings: tuple[str, ...] = ()
 
     @property
     def median_ms(self) -> float:
@@ -42,6 +50,19 @@ class Measurement:
     @property
     def max_ms(self) -> float:
         return max(self.samples_ms)
+
+    @property
+    def p20_ms(self) -> float:
+        return quantile(self.samples_ms, 0.2)
+
+    @property
+    def p80_ms(self) -> float:
+        return quantile(self.samples_ms, 0.8)
+
+    @property
+    def interval_ms(self) -> tuple[float, float]:
+        """95 % confidence interval of the median."""
+        return median_interval(self.samples_ms)
 
     @property
     def spread(self) -> float:

@@ -37,6 +37,8 @@ class Provenance:
     #: Revisions of compiler and runtime.
     iree: str
     seed: int
+    #: When it was made, as ISO 8601 with the offset from UTC.
+    when: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Record:
     """One dispatch's outcome: a verdict with its reason, and a measurement or none.
 
     `reason` is empty for SUCCESS, and for Not verified where nobody asked for verification.
+    `provider` is whose kernel it is. `limit_ms` is the time that the hardware allows at best, 0 if
+    that is not known. `reproduce` is the command line that makes this record again.
     """
 
     dispatch: Dispatch
@@ -51,6 +55,9 @@ class Record:
     verdict: Verdict
     reason: str = ""
     measurement: Measurement | None = None
+    provider: str = PROVIDER
+    limit_ms: float = 0.0
+    reproduce: str = ""
 
     def failed(self, verdict: Verdict, reason: str) -> Record:
         """The same dispatch with a failure, and no measurement: a wrong kernel has no speed."""

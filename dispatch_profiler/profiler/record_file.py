@@ -1,0 +1,121 @@
+"""Records on disk: JSON lines, one record a line with all its samples, beside the CSV.
+
+`data.csv` has its `data.jsonl`. A line that was cut off by a kill is left out when read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.profiler.measure import Measurement
+from dispatch_profiler.profiler.records import Provenance, Record, Verdict
+
+_FORMAT = "dispatch_profiler record"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    """A record as a file holds it: names and numbers, without the objects that they came from.
+
+    `configuration_fields` are the tiles and options by name, `arguments` the extents and types.
+    `measurement` is None if it was not measured.
+    """
+
+    dispatch: str
+    provider: str
+    op_kind: str
+    operation: str
+    configuration: str
+    arguments: Mapping[str, Any]
+    configuration_fields: Mapping[str, Any]
+    verdict: Verdict
+    reason: str
+    flops: int
+    bytes: int
+    measurement: Measurement | None
+    limit_ms: float
+    reproduce: str
+    provenance: Provenance
+    tags: Mapping[str, str]
+
+
+def stored(record: Record, tags: Mapping[str, str] | None = None) -> StoredRecord:
+    """What a file holds of `record`."""
+    operation, configuration = record.dispatch.operation, record.dispatch.configuration
+    return StoredRecord(
+        dispatch=record.dispatch.name,
+        provider=record.provider,
+        op_kind=record.op_kind,
+        operation=operation.name,
+        configuration=configuration.name,
+        arguments=dict(record.dispatch.arguments()),
+        configuration_fields=dict(configuration.fields()),
+        verdict=record.verdict,
+        reason=record.reason,
+        flops=operation.flops,
+        bytes=operation.bytes,
+        measurement=record.measurement,
+        limit_ms=record.limit_ms,
+        reproduce=record.reproduce,
+        provenance=record.provenance,
+        tags=dict(tags or {}),
+    )
+
+
+def to_line(record: StoredRecord) -> str:
+    """One line of JSON. What follows from the samples stands beside them, for other programs."""
+    row = {"format": _FORMAT, "version": _VERSION, **asdict(record), "verdict": record.verdict.value}
+    measurement = record.measurement
+    if measurement is not None:
+        low, high = measurement.interval_ms
+        row["derived"] = {
+            "median_ms": measurement.median_ms,
+            "min_ms": measurement.min_ms,
+            "p20_ms": measurement.p20_ms,
+            "p80_ms": measurement.p80_ms,
+            "interval_ms": [low, high],
+            "gflops": measurement.gflops(record.flops),
+        }
+    return json.dumps(row)
+
+
+def read_records(path: Path) -> tuple[StoredRecord, ...]:
+    """Every record of a file, in its order.
+
+    Raises UsageError if there is no such file, or if a line other than the last is no record.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the records {path}: {error}") from error
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(_from_dict(json.loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if number == len(lines) and found:
+                break  # whoever wrote it was killed
+            raise UsageError(
+                f"{path}, line {number}: no record of dispatch_profiler ({error!r})",
+                hint="give the .jsonl file that profiler.py --output wrote beside the CSV",
+            ) from error
+    return tuple(found)
+
+
+def _from_dict(row: dict[str, Any]) -> StoredRecord:
+    if row["format"] != _FORMAT or row["version"] != _VERSION:
+        raise ValueError(f"{row['format']} {row['version']}")
+    measured = row["measurement"]
+    values = {name: row[name] for name in StoredRecord.__dataclass_fields__}
+    values["verdict"] = Verdict(row["verdict"])
+    values["provenance"] = Provenance(**row["provenance"])
+    if measured is not None:
+        samples, warnings = tuple(measured["samples_ms"]), tuple(measured["warnings"])
+        values["measurement"] = Measurement(**{**measured, "samples_ms": samples, "warnings": warnings})
+    return StoredRecord(**values)
