@@ -8,6 +8,7 @@ long as nothing kills it, so that a module that crashes, hangs or eats memory co
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -93,6 +94,11 @@ def build_task(
         return key, settle(job, call)
 
 
+def _ignore_interrupts() -> None:
+    """Ctrl-C at the terminal reaches joblib's processes too, but it is ours to handle."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 @dataclass(frozen=True)
 class Executor:
     """Who is handed the modules: `threads`, `loky`, or `dask` with the address of a scheduler.
@@ -149,12 +155,13 @@ class BuildPool(Generic[Key]):
 
     def _here(self, jobs: Mapping[Key, ModuleJob]) -> Iterator[tuple[Key, Built]]:
         workers = (self._threads,) if self._executor.uses_threads else ()
+        processes = {"backend": "loky", "initializer": _ignore_interrupts}
         parallel = joblib.Parallel(
             n_jobs=self._executor.workers,
-            backend="threading" if workers else "loky",
             return_as="generator_unordered",
             pre_dispatch="2*n_jobs",
             batch_size=1,
+            **({"backend": "threading"} if workers else processes),
         )
         results = parallel(
             joblib.delayed(build_task)(key, job, self._compiler, self._limits, *workers)
