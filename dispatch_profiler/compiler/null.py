@@ -10,7 +10,7 @@ a YAML file, by a glob over dispatch names; the first that matches counts:
     "*":                 {time_ms: 0.25}
 
 Faults of the compiler: crash, hang, memory. Faults of a run: wrong_element, nan, inf, unwritten,
-crash, hang, memory.
+crash, hang, memory, clock_zero, clock_back, clock_stalls, clock_drifts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.files import sha256
 from dispatch_profiler.generator import Dispatch, State
 
-RUN_FAULTS = ("wrong_element", "nan", "inf", "unwritten", "crash", "hang", "memory")
+RUN_FAULTS = (
+    "wrong_element", "nan", "inf", "unwritten", "crash", "hang", "memory",
+    "clock_zero", "clock_back", "clock_stalls", "clock_drifts",
+)  # fmt: skip
 COMPILER_FAULTS = ("crash", "hang", "memory")
 _KEYS = ("not_compiled", "not_applied", "compiler", "fault", "time_ms")
 MAGIC = "null vmfb"

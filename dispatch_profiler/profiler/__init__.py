@@ -1,10 +1,11 @@
 """vmfbs -> verified, measured records."""
 
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED, Distribution, draw
-from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, measure
+from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, Timer, measure
 from dispatch_profiler.profiler.records import Provenance, Record, Verdict
 from dispatch_profiler.profiler.references import References
 from dispatch_profiler.profiler.session import ProfileOptions, Session
+from dispatch_profiler.profiler.stopping import StopRule
 from dispatch_profiler.profiler.verify import Comparison, compare
 
 __all__ = [
@@ -18,6 +19,8 @@ __all__ = [
     "Record",
     "References",
     "Session",
+    "StopRule",
+    "Timer",
     "Verdict",
     "compare",
     "draw",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 
 from dispatch_profiler.command import (
     FAILED,
@@ -32,9 +32,11 @@ from dispatch_profiler.generator import (
 )
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED
 from dispatch_profiler.profiler.measure import MeasureOptions
+from dispatch_profiler.profiler.record_file import JsonLines, beside_csv
 from dispatch_profiler.profiler.records import Record, Verdict
 from dispatch_profiler.profiler.report import CsvReport, block, table
 from dispatch_profiler.profiler.session import ProfileOptions, Session
+from dispatch_profiler.profiler.stopping import Ended, StopRule
 from dispatch_profiler.runtime import find_runtime_tools
 from dispatch_profiler.targets import parse_target
 
@@ -65,13 +67,14 @@ def _main(arguments: Sequence[str]) -> int:
         return SUCCESS
     with Session(tree, _profile_options(options, default_device)) as session:
         session.check_device()
-        report = (
-            CsvReport(folder(options.output), append=options.append, tags=tags)
-            if options.output
-            else nullcontext()
-        )
-        with report as csv:
-            records = _run(session, pairs, csv, blocks=options.format == "blocks")
+        with ExitStack() as files:
+            writers: list[CsvReport | JsonLines] = []
+            if options.output:
+                output = folder(options.output)
+                writers.append(files.enter_context(CsvReport(output, append=options.append, tags=tags)))
+                beside = JsonLines(beside_csv(output), append=options.append, tags=tags)
+                writers.append(files.enter_context(beside))
+            records = _run(session, pairs, writers, blocks=options.format == "blocks")
         if options.format == "table":
             print(table(records))
         return _summarize(records, session, options)
@@ -97,15 +100,20 @@ def _parser() -> Parser:
         "--profiling-enabled", "--benchmark", type=boolean, default=True, metavar="true|false", help="measure"
     )
     parser.add_argument(
-        "--benchmark-repetitions",
-        type=positive,
-        default=5,
-        metavar="N",
-        help="samples of each dispatch (default: 5)",
-    )
+        "--benchmark-repetitions", type=positive, metavar="N",
+        help="take N samples of each dispatch (default: as many as --precision needs)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--precision", type=positive_number, default=1.0, metavar="PERCENT",
+        help="go on until the median is known to so much, with 95 %% confidence (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--budget", type=positive_number, default=2.0, metavar="SECONDS",
+        help="but no longer than this for each dispatch (default: %(default)g)",
+    )  # fmt: skip
     parser.add_argument(
         "--batch-size", type=positive, metavar="N",
-        help="executions in each sample, at least (default: as many as fill 20 ms)",
+        help="executions in each sample, at least (default: as many as fill 10 ms)",
     )  # fmt: skip
     parser.add_argument(
         "--seed", type=int, default=DEFAULT_SEED, help="seed of the inputs (default: %(default)s)"
@@ -138,7 +146,10 @@ def _profile_options(options: argparse.Namespace, default_device: str) -> Profil
         device=options.device or default_device,
         verify=options.verification_enabled,
         profile=options.profiling_enabled,
-        measure=MeasureOptions(options.benchmark_repetitions, options.batch_size),
+        measure=MeasureOptions(
+            StopRule(options.precision / 100.0, options.budget, options.benchmark_repetitions),
+            options.batch_size,
+        ),
         seed=options.seed,
         seconds=options.timeout,
         memory_bytes=options.memory_limit * 2**20 if options.memory_limit else None,
@@ -162,13 +173,15 @@ def _tags(text: str) -> dict[str, str]:
 # -- running ---------------------------------------------------------------------------------------
 
 
-def _run(session: Session, pairs: Pairs, csv: CsvReport | None, *, blocks: bool) -> list[Record]:
+def _run(
+    session: Session, pairs: Pairs, writers: Sequence[CsvReport | JsonLines], *, blocks: bool
+) -> list[Record]:
     records = []
     for record in track(session.records(pairs), len(pairs), "Profiling", visible=not blocks):
         if blocks:
             print(block(record), flush=True)
-        if csv is not None:
-            csv.add(record)
+        for writer in writers:
+            writer.add(record)
         records.append(record)
     return records
 
@@ -178,7 +191,19 @@ def _summarize(records: list[Record], session: Session, options: argparse.Namesp
     counts = ", ".join(f"{verdicts[v]} {v.value}" for v in Verdict if verdicts[v])
     say(f"\n{len(records)} dispatches: {counts} (inputs from seed {options.seed})")
     if options.output:
-        say(f"Writing performance report to {options.output}")
+        say(
+            f"Writing performance report to {options.output}, every sample to {beside_csv(folder(options.output))}"
+        )
+    measured = [record.measurement for record in records if record.measurement]
+    wide = sum(m.ended_by == Ended.BUDGET.value and 100 * m.half_width > options.precision for m in measured)
+    if wide:
+        say(
+            f"{wide} of {len(measured)} figures are known less well than to {options.precision:g} %: "
+            "time ran out (--budget)"
+        )
+    doubtful = sum(bool(m.warnings) for m in measured)
+    if doubtful:
+        say(f"{doubtful} of {len(measured)} figures come with a warning")
     for path in session.damaged:
         say(f"{PROG}: error: {path} is damaged or missing\nhint: run compile.py again")
     if session.damaged:

@@ -8,6 +8,7 @@ Modules and inputs of the last few calls are kept: all configurations of an oper
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 from dispatch_profiler.files import sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.inputs import Distribution, draw
-from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, measure
+from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, Timer, measure
 from dispatch_profiler.profiler.references import References
 from dispatch_profiler.profiler.verify import Comparison, compare
 from dispatch_profiler.runtime import Call, Device, Program, RunError, open_device
@@ -27,6 +28,10 @@ CHECKER_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4", "OMP_WAIT_POLICY": "passi
 
 _device: Device | None = None
 _references: References | None = None
+#: A call and how many of it make a sample: what tells whether the machine is as it was.
+_sentinel: tuple[Call, int] | None = None
+_SENTINEL_SECONDS = 3e-3
+_SENTINEL_SAMPLES = 7
 
 
 @dataclass(frozen=True)
@@ -90,9 +95,32 @@ def estimate(verify: Module, function: str, operation: Operation, seed: int) -> 
 
 
 def take_samples(
-    module: Module, function: str, operation: Operation, seed: int, options: MeasureOptions
+    module: Module,
+    function: str,
+    operation: Operation,
+    seed: int,
+    options: MeasureOptions,
+    single_seconds: float = 0.0,
+    best_ms: float | None = None,
 ) -> tuple[Measurement, np.ndarray]:
-    """Time `function`; also the result of what was timed, for real values, to be checked."""
+    """Time `function`; also the result of what was timed, for real values, to be checked.
+
+    The first that is timed becomes the sentinel of this process.
+    """
+    global _sentinel
     call = _bind(module, function, operation, Distribution.REALS, seed)
-    measurement = measure(call.time, module.repeat, options)
+    timer = Timer(call.time, module.repeat, call.now, single_seconds)
+    measurement = measure(timer, options, best_ms=best_ms)
+    if _sentinel is None:
+        seconds = 1e-3 * measurement.median_ms * module.repeat
+        _sentinel = call, max(1, math.ceil(_SENTINEL_SECONDS / max(seconds, 1e-9)))
     return measurement, call.run()
+
+
+def sentinel_samples() -> tuple[float, ...]:
+    """Seconds that the same kernel takes as ever; empty if nothing has been timed yet."""
+    if _sentinel is None:
+        return ()
+    call, calls = _sentinel
+    call.time(1)  # another kernel's data is in the caches
+    return tuple(call.time(calls) for _ in range(_SENTINEL_SAMPLES))

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import math
 import statistics
+import time as clock
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from dispatch_profiler.profiler.statistics import median_interval, quantile
+from dispatch_profiler.profiler.stopping import (
+    Reading,
+    StopRule,
+    clock_warnings,
+    drift_warning,
+)
 
 #: A sample lasts at least this long, so that the clock and the call cost little of it.
-_SAMPLE_SECONDS = 0.02
+_SAMPLE_SECONDS = 0.01
 #: A profile vmfb that takes longer than this for one call is not used: one execution is enough.
 _LONG_CALL_SECONDS = 2.0
+#: Below so many executions in a call, what a call costs cannot be told from what they take.
+_FEWEST_REPEATS = 10
 
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """`repetitions` samples of at least `batch` executions each; None: as many as fill 20 ms."""
+    """When to stop, and how many executions make a sample: at least `batch`; None: as many as fill 10 ms."""
 
-    repetitions: int = 5
+    stop: StopRule = StopRule()
     batch: int | None = None
 
 
@@ -69,6 +78,13 @@ class Measurement:
         """(max - min) / median of the samples; 0 for a single one."""
         return (self.max_ms - self.min_ms) / self.median_ms if self.median_ms > 0 else math.inf
 
+    @property
+    def half_width(self) -> float:
+        """How far the interval of the median reaches from it, relative to it."""
+        low, high = self.interval_ms
+        reach = max(high - self.median_ms, self.median_ms - low)
+        return reach / self.median_ms if self.median_ms > 0 else math.inf
+
     def gflops(self, flops: int) -> float:
         """10**9 operations a second at the median."""
         return flops / self.median_ms / 1e6 if self.median_ms > 0 else math.inf
@@ -82,7 +98,7 @@ def prefers_single(single_seconds: float, repeat: int) -> bool:
 def calls_per_sample(call_seconds: float, repeat: int, batch: int | None) -> int:
     """Calls of `repeat` executions each that make a sample.
 
-    With `batch`, enough for that many executions; without, enough to last 20 ms.
+    With `batch`, enough for that many executions; without, enough to last 10 ms.
     """
     if batch is not None:
         return max(1, math.ceil(batch / repeat))
@@ -91,13 +107,69 @@ def calls_per_sample(call_seconds: float, repeat: int, batch: int | None) -> int
     return max(1, math.ceil(_SAMPLE_SECONDS / call_seconds))
 
 
-def measure(time: Callable[[int], float], repeat: int, options: MeasureOptions) -> Measurement:
-    """Take samples with `time(calls) -> seconds`, where a call is `repeat` executions.
+def call_overhead(single_seconds: float, call_seconds: float, repeat: int) -> float:
+    """Seconds that a call costs beside its executions, from calls of one and of `repeat` executions.
 
-    The first call warms caches and is dropped; a second, warm one says how long a sample must be.
+    single = overhead + execution, call = overhead + repeat * execution. 0 where the two are too
+    close to tell, and never more than a twentieth of the call.
     """
-    time(1)
-    calls = calls_per_sample(time(1), repeat, options.batch)
-    executions = calls * repeat
-    samples = tuple(1e3 * time(calls) / executions for _ in range(options.repetitions))
-    return Measurement(samples, executions)
+    if repeat < _FEWEST_REPEATS:
+        return 0.0
+    overhead = (repeat * single_seconds - call_seconds) / (repeat - 1)
+    return min(max(0.0, overhead), single_seconds, 0.05 * call_seconds)
+
+
+@dataclass(frozen=True)
+class Timer:
+    """How a dispatch is timed: `time(calls) -> seconds`, where a call is `repeat` executions.
+
+    `now` is a second clock that does not depend on it, in seconds, or None if there is none.
+    `single_seconds` is what a call of one execution takes, 0 if that is not known.
+    """
+
+    time: Callable[[int], float]
+    repeat: int
+    now: Callable[[], float] | None = None
+    single_seconds: float = 0.0
+
+    def read(self, calls: int) -> Reading:
+        """Time `calls` calls by both clocks."""
+        before = self.now() if self.now else None
+        claimed = self.time(calls)
+        return Reading(claimed, self.now() - before if self.now and before is not None else None)
+
+
+def measure(
+    timer: Timer,
+    options: MeasureOptions,
+    *,
+    best_ms: float | None = None,
+    elapsed: Callable[[], float] = clock.monotonic,
+) -> Measurement:
+    """Take samples until `options.stop` says that there are enough.
+
+    The first call warms caches and is dropped; warm ones say how long a sample must be and what a
+    call costs. `best_ms` is what the best dispatch of the operation surely reaches; `elapsed` is the
+    clock of the budget, in seconds.
+    """
+    timer.time(1)
+    call = min(timer.time(1) for _ in range(3))
+    calls = calls_per_sample(call, timer.repeat, options.batch)
+    executions = calls * timer.repeat
+    overhead = call_overhead(timer.single_seconds, call, timer.repeat)
+    readings: list[Reading] = []
+    samples: list[float] = []
+    start, ended = elapsed(), None
+    while ended is None:
+        reading = timer.read(calls)
+        readings.append(reading)
+        samples.append(1e3 * (reading.claimed - calls * overhead) / executions)
+        ended = options.stop.ended(samples, elapsed() - start, best_ms)
+    found = (*clock_warnings(readings), drift_warning(samples))
+    return Measurement(
+        samples_ms=tuple(samples),
+        executions=executions,
+        overhead_ms=1e3 * overhead / timer.repeat,
+        ended_by=ended.value,
+        warnings=tuple(filter(None, found)),
+    )

@@ -85,6 +85,36 @@ def to_line(record: StoredRecord) -> str:
     return json.dumps(row)
 
 
+def beside_csv(path: Path) -> Path:
+    """Where the samples of `data.csv` go: `data.jsonl`. UsageError if that is the same file."""
+    beside = path.with_suffix(".jsonl")
+    if beside == path:
+        raise UsageError(f"--output: {path} is where the samples go", hint="name the CSV: FILE.csv")
+    return beside
+
+
+class JsonLines:
+    """Writes records as they come. Use as a context manager."""
+
+    def __init__(self, path: Path, *, append: bool = False, tags: Mapping[str, str] | None = None) -> None:
+        self._tags = dict(tags or {})
+        unfinished = append and path.exists() and not path.read_bytes().endswith(b"\n")
+        self._file = path.open("a" if append else "w")
+        if unfinished:
+            self._file.write("\n")
+
+    def add(self, record: Record) -> None:
+        """Write one line, so that it is on disk before the next dispatch begins."""
+        self._file.write(to_line(stored(record, self._tags)) + "\n")
+        self._file.flush()
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+
 def read_records(path: Path) -> tuple[StoredRecord, ...]:
     """Every record of a file, in its order.
 

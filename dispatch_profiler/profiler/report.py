@@ -16,7 +16,8 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator import Dispatch
 from dispatch_profiler.operations import KINDS as OPERATION_KINDS
 from dispatch_profiler.operations import Epilogue, Operation
-from dispatch_profiler.profiler.records import PROVIDER, Record
+from dispatch_profiler.profiler.records import Record
+from dispatch_profiler.profiler.stopping import Ended
 
 _RULE = "-" * 64
 _LABEL_WIDTH = 14
@@ -29,7 +30,7 @@ def block(record: Record) -> str:
     """The document's block, field for field, with a Reason where there is one."""
     fields = [
         ("Dispatch", record.dispatch.name),
-        ("Provider", PROVIDER),
+        ("Provider", record.provider),
         ("OpKind", record.op_kind),
         ("Operation", record.dispatch.operation.name),
         ("Configuration", record.dispatch.configuration.name),
@@ -40,6 +41,8 @@ def block(record: Record) -> str:
     ]
     if record.reason:
         fields.append(("Reason", _wrapped(record.reason)))
+    if record.measurement is not None:
+        fields += [("Warning", _wrapped(warning)) for warning in record.measurement.warnings]
     return "\n".join([_RULE, *(f"{label:<{_LABEL_WIDTH}}: {value}" for label, value in fields)])
 
 
@@ -73,7 +76,8 @@ _BASELINE = Default().name
 def table(records: Sequence[Record]) -> str:
     """Every operation with its dispatches, the fastest first; what was not measured comes last.
 
-    `vs default` is the speed relative to the compiler's own choice for the same operation.
+    `vs default` is the speed relative to the compiler's own choice for the same operation, `within`
+    how far the 95 % interval of the median reaches from it.
     """
     groups: dict[Operation, list[Record]] = {}
     for record in records:
@@ -82,7 +86,7 @@ def table(records: Sequence[Record]) -> str:
 
 
 def _group(operation: Operation, group: list[Record]) -> str:
-    head = f"  {'Runtime(ms)':>11} {'GFLOPs':>9} {'vs default':>10} {'spread':>7}  {'Verification':<12}  Configuration"
+    head = f"  {'Runtime(ms)':>11} {'GFLOPs':>9} {'vs default':>10} {'within':>7}  {'Verification':<12}  Configuration"
     base = next((_median(r) for r in group if r.dispatch.configuration.name == _BASELINE), math.inf)
     rows = sorted(group, key=_median)
     return "\n".join([operation.name, head, *(_table_row(record, base) for record in rows)])
@@ -93,16 +97,20 @@ def _median(record: Record) -> float:
 
 
 def _table_row(record: Record, base: float) -> str:
-    runtime = gflops = speed = spread = "-"
+    runtime = gflops = speed = within = "-"
+    notes = [record.reason] if record.reason else []
     if record.measurement is not None:
         runtime = runtime_text(record)
         gflops = f"{record.measurement.gflops(record.dispatch.operation.flops):.1f}"
         comparable = base < math.inf and record.measurement.median_ms > 0
         speed = f"{base / record.measurement.median_ms:.2f}x" if comparable else "-"
-        spread = f"{record.measurement.spread:.1%}"
+        within = f"{record.measurement.half_width:.1%}"
+        notes += record.measurement.warnings
+        if record.measurement.ended_by == Ended.ABANDONED.value:
+            notes.append("given up early: surely slower than the best")
     name = record.dispatch.configuration.name
-    line = f"  {runtime:>11} {gflops:>9} {speed:>10} {spread:>7}  {record.verdict.value:<12}  {name}"
-    return f"{line}\n{'':>14}{record.reason}" if record.reason else line
+    line = f"  {runtime:>11} {gflops:>9} {speed:>10} {within:>7}  {record.verdict.value:<12}  {name}"
+    return "\n".join([line, *(f"{'':>14}{note}" for note in notes)])
 
 
 # -- CSV -------------------------------------------------------------------------------------------
@@ -111,8 +119,11 @@ _MAIN = (
     "Dispatch", "Provider", "OpKind", "Operation", "Configuration", "Arguments",
     "Verification", "Runtime(ms)", "GFLOPs",
 )  # fmt: skip
-_MEASURED = ("min(ms)", "max(ms)", "spread", "samples", "executions_per_sample")
-_ORIGIN = ("device", "target", "iree", "seed", "reason")
+_MEASURED = (
+    "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
+    "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings",
+)  # fmt: skip
+_ORIGIN = ("device", "target", "iree", "seed", "when", "reason", "reproduce")
 
 
 def columns() -> tuple[str, ...]:
@@ -130,14 +141,22 @@ def row(record: Record) -> dict[str, Any]:
         "Runtime(ms)": repr(measurement.median_ms),
         "GFLOPs": repr(measurement.gflops(operation.flops)),
         "min(ms)": repr(measurement.min_ms),
+        "p20(ms)": repr(measurement.p20_ms),
+        "p80(ms)": repr(measurement.p80_ms),
         "max(ms)": repr(measurement.max_ms),
+        "low(ms)": repr(measurement.interval_ms[0]),
+        "high(ms)": repr(measurement.interval_ms[1]),
         "spread": repr(measurement.spread),
         "samples": len(measurement.samples_ms),
         "executions_per_sample": measurement.executions,
+        "mode": measurement.mode,
+        "overhead(ms)": repr(measurement.overhead_ms),
+        "ended_by": measurement.ended_by,
+        "warnings": "; ".join(measurement.warnings),
     }  # fmt: skip
     return {
         "Dispatch": record.dispatch.name,
-        "Provider": PROVIDER,
+        "Provider": record.provider,
         "OpKind": record.op_kind,
         "Operation": operation.name,
         "Configuration": record.dispatch.configuration.name,
@@ -152,7 +171,9 @@ def row(record: Record) -> dict[str, Any]:
         "target": record.provenance.target,
         "iree": record.provenance.iree,
         "seed": record.provenance.seed,
+        "when": record.provenance.when,
         "reason": record.reason,
+        "reproduce": record.reproduce,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import cache
 
 
@@ -36,10 +37,11 @@ def _rank(count: int, confidence: float) -> int:
 
     P(median below sample r) = P(Binomial(count, 1/2) <= r) must be at most (1 - confidence) / 2.
     """
-    allowed = (1.0 - confidence) / 2.0
-    rank, below = 0, 0.5**count
+    # Whole numbers of 2**count: for a thousand samples no float holds them.
+    allowed = int(Fraction((1.0 - confidence) / 2.0) * 2**count)
+    rank, below = 0, 1
     while rank + 1 <= (count - 1) // 2:
-        below += math.comb(count, rank + 1) * 0.5**count
+        below += math.comb(count, rank + 1)
         if below > allowed:
             break
         rank += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +17,10 @@ class RunError(ToolError):
 
 class Call(Protocol):
     """One entry point with its operands on the device, ready to be run again and again."""
+
+    @property
+    def now(self) -> Callable[[], float] | None:
+        """A clock in seconds that `time` does not read, to check it by; None if there is none."""
 
     def run(self) -> np.ndarray:
         """Run once, into memory that held no plausible value before; returns the result."""

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,9 @@ import numpy as np
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations import Operation, operation_from_dict, reference
 from dispatch_profiler.runtime._base import RunError, poison
+
+#: How often a clock that stalls is asked before it does.
+_HONEST = 8
 
 
 class NullDevice:
@@ -53,7 +56,10 @@ class NullProgram:
 
 
 class NullCall:
-    """See `Call`. Time passes only in what it answers."""
+    """See `Call`. Time passes only in what it answers, and a clock of its own tells how much did.
+
+    The faults `clock_*` make it answer something else.
+    """
 
     def __init__(self, operation: Operation, inputs: list[np.ndarray], fault: str, seconds: float) -> None:
         self._operation = operation
@@ -61,6 +67,13 @@ class NullCall:
         self._fault = fault
         self._seconds = seconds
         self._right: np.ndarray | None = None
+        self._passed = 0.0
+        self._asked = 0
+
+    @property
+    def now(self) -> Callable[[], float]:
+        """See `Call.now`."""
+        return lambda: self._passed
 
     def run(self) -> np.ndarray:
         """See `Call.run`."""
@@ -93,4 +106,19 @@ class NullCall:
     def time(self, calls: int) -> float:
         """See `Call.time`."""
         self.run()
-        return self._seconds * calls
+        seconds = self._seconds * calls
+        self._passed += seconds
+        self._asked += 1
+        return self._told(seconds)
+
+    def _told(self, seconds: float) -> float:
+        """What the clock says instead of `seconds`."""
+        if self._fault == "clock_zero":
+            return 0.0
+        if self._fault == "clock_back":
+            return -seconds
+        if self._fault == "clock_stalls":
+            return seconds if self._asked < _HONEST else 0.3 * seconds
+        if self._fault == "clock_drifts":
+            return seconds * (1.0 + 0.03 * self._asked)
+        return seconds

@@ -61,5 +61,6 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No worker processes: for tests that need no crash, hang or memory limit."""
     monkeypatch.setattr(session, "Worker", InProcess)
     monkeypatch.setattr(job, "_device", None)
+    monkeypatch.setattr(job, "_sentinel", None)
     job._program.cache_clear()
     job._inputs.cache_clear()

@@ -52,10 +52,11 @@ def test_columns_stand_in_the_documented_order(tmp_path):
         "Verification", "Runtime(ms)", "GFLOPs",
     ]  # fmt: skip
     assert header[11:20] == ["bytes", "flops", "batch_count", "m", "n", "k", "lhs", "rhs", "result"]
-    assert header[-14:] == [
+    assert header[-24:] == [
         "distribution_tile", "cache_tile", "vector_tile", "peel",
-        "min(ms)", "max(ms)", "spread", "samples", "executions_per_sample",
-        "device", "target", "iree", "seed", "reason",
+        "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
+        "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings",
+        "device", "target", "iree", "seed", "when", "reason", "reproduce",
     ]  # fmt: skip
 
 
@@ -128,8 +129,11 @@ def test_a_row_says_what_the_record_says(tmp_path):
         "batch_count": "1", "m": "4", "n": "6", "k": "8",
         "lhs": "f32t", "rhs": "f32t", "result": "f32t", "split_k_mode": "N/A", "split_k_slices": "N/A",
         "distribution_tile": "64x128", "cache_tile": "8x64x64", "vector_tile": "8x32x4", "peel": "false",
-        "min(ms)": "0.125", "max(ms)": repr(1 / 3), "spread": repr(MEASUREMENT.spread),
-        "samples": "3", "executions_per_sample": "640",
+        "min(ms)": "0.125", "p20(ms)": repr(0.125 + 0.4 * (0.1 + 0.2 - 0.125)),
+        "p80(ms)": repr((0.1 + 0.2) + 0.6 * (1 / 3 - (0.1 + 0.2))), "max(ms)": repr(1 / 3),
+        "low(ms)": "0.125", "high(ms)": repr(1 / 3), "spread": repr(MEASUREMENT.spread),
+        "samples": "3", "executions_per_sample": "640", "mode": "warm", "overhead(ms)": "0.0",
+        "ended_by": "count",
         "device": "local-task", "target": "llvm-cpu", "iree": "compiler 1, runtime 2", "seed": "7",
     }  # fmt: skip
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch_profiler.profiler import Measurement, MeasureOptions, measure
-from dispatch_profiler.profiler.measure import calls_per_sample, prefers_single
+from dispatch_profiler.profiler import Measurement, MeasureOptions, StopRule, Timer, measure
+from dispatch_profiler.profiler.measure import call_overhead, calls_per_sample, prefers_single
 
 examples = settings(deadline=None, derandomize=True)
 
@@ -26,52 +27,56 @@ class FakeClock:
         return calls * self.seconds[min(len(self.asked), len(self.seconds)) - 1]
 
 
+def taken(
+    clock, repeat: int = 1, *, count: int | None = None, batch: int | None = None, **more
+) -> Measurement:
+    """A measurement of so many samples, or of as many as the rule asks for."""
+    return measure(Timer(clock, repeat), MeasureOptions(StopRule(count=count), batch), **more)
+
+
 # -- taking samples --------------------------------------------------------------------------------
 
 
 def test_samples_are_milliseconds_of_one_execution_in_the_order_taken():
     """4 calls of 5 executions: 0.4 s are 20 ms an execution."""
     samples = iter((0.4, 0.8, 0.2))
-    measurement = measure(
-        lambda calls: next(samples) if calls == 4 else 9.0, 5, MeasureOptions(repetitions=3, batch=20)
-    )
+    measurement = taken(lambda calls: next(samples) if calls == 4 else 9.0, 5, count=3, batch=20)
     assert measurement.samples_ms == pytest.approx((20.0, 40.0, 10.0))
     assert measurement.executions == 20
 
 
 def test_the_first_call_is_no_sample():
     """A first call that takes a thousand times longer leaves no trace in the figures."""
-    cold = measure(FakeClock(1.0, 0.001), 1, MeasureOptions(repetitions=4, batch=1))
+    cold = taken(FakeClock(1.0, 0.001), count=4, batch=1)
     assert cold.samples_ms == pytest.approx((1.0,) * 4)
 
 
-@pytest.mark.parametrize("repetitions", [1, 2, 5, 50])
-def test_there_are_as_many_samples_as_asked_for(repetitions):
+@pytest.mark.parametrize("count", [1, 2, 5, 50])
+def test_there_are_as_many_samples_as_asked_for(count):
     """No more, no fewer."""
-    measurement = measure(FakeClock(0.5), 1, MeasureOptions(repetitions))
-    assert len(measurement.samples_ms) == repetitions
+    assert len(taken(FakeClock(0.5), count=count).samples_ms) == count
 
 
-def test_a_short_dispatch_is_repeated_until_a_sample_lasts_20_ms():
-    """Calls of 0.3 ms: 67 of them are the fewest that last 20 ms."""
+def test_a_short_dispatch_is_repeated_until_a_sample_lasts_10_ms():
+    """Calls of 0.3 ms: 34 of them are the fewest that last 10 ms."""
     clock = FakeClock(0.0003)
-    measurement = measure(clock, 10, MeasureOptions(repetitions=2))
-    assert clock.asked[-2:] == [67, 67]
-    assert measurement.executions == 670
+    measurement = taken(clock, 10, count=2)
+    assert clock.asked[-2:] == [34, 34]
+    assert measurement.executions == 340
     assert measurement.samples_ms == pytest.approx((0.03, 0.03))
 
 
 def test_a_cold_first_call_does_not_make_samples_short():
-    """The first call takes 50 ms, the others 0.1 ms: a sample lasts 20 ms all the same."""
+    """The first call takes 50 ms, the others 0.1 ms: a sample lasts 10 ms all the same."""
     clock = FakeClock(0.05, 0.0001)
-    measure(clock, 1, MeasureOptions(repetitions=3))
-    assert all(calls * 0.0001 >= 0.02 for calls in clock.asked[-3:]), clock.asked
+    taken(clock, count=3)
+    assert all(calls * 0.0001 >= 0.01 for calls in clock.asked[-3:]), clock.asked
 
 
 def test_a_slow_call_is_a_sample_by_itself():
-    """What lasts 20 ms or more is called once a sample."""
-    clock = FakeClock(0.02)
-    assert measure(clock, 3, MeasureOptions(repetitions=2)).executions == 3
+    """What lasts 10 ms or more is called once a sample."""
+    clock = FakeClock(0.01)
+    assert taken(clock, 3, count=2).executions == 3
     assert set(clock.asked) == {1}
 
 
@@ -80,15 +85,80 @@ def test_a_slow_call_is_a_sample_by_itself():
     seconds=st.floats(1e-7, 10.0),
     repeat=st.integers(1, 100),
     batch=st.none() | st.integers(1, 10**6),
-    repetitions=st.integers(1, 9),
+    count=st.none() | st.integers(1, 9),
 )
-def test_a_steady_dispatch_gives_its_own_time_however_it_is_sampled(seconds, repeat, batch, repetitions):
+def test_a_steady_dispatch_gives_its_own_time_however_it_is_sampled(seconds, repeat, batch, count):
     """Neither `repeat` nor `batch` nor the number of samples shifts the figure."""
-    clock = FakeClock(seconds * repeat)
-    measurement = measure(clock, repeat, MeasureOptions(repetitions, batch))
+    measurement = taken(FakeClock(seconds * repeat), repeat, count=count, batch=batch)
     assert measurement.median_ms == pytest.approx(1e3 * seconds)
     assert measurement.spread == pytest.approx(0.0, abs=1e-9)
     assert measurement.executions >= (batch or 1)
+    assert measurement.ended_by == ("interval" if count is None else "count")
+    assert measurement.warnings == ()
+
+
+# -- what a call costs -----------------------------------------------------------------------------
+
+
+@examples
+@given(overhead=st.floats(0.0, 1e-4), execution=st.floats(1e-5, 1e-2), repeat=st.integers(10, 100))
+def test_what_a_call_costs_is_taken_off(overhead, execution, repeat):
+    """A call takes its overhead and its executions; the figure is that of the executions."""
+    call = overhead + repeat * execution
+    timer = Timer(lambda calls: calls * call, repeat, single_seconds=overhead + execution)
+    measurement = measure(timer, MeasureOptions(StopRule(count=3)))
+
+    known = min(overhead, 0.05 * call)  # more than that is not believed
+    assert measurement.median_ms == pytest.approx(1e3 * (call - known) / repeat, rel=1e-6)
+    assert measurement.overhead_ms == pytest.approx(1e3 * known / repeat, rel=1e-3, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("single", "call", "repeat"),
+    [(1.0, 2.0, 2), (1.0, 9.0, 9), (0.5, 20.0, 20), (0.0, 1.0, 100)],
+    ids=["two", "nine", "a call of one that is too short", "not known"],
+)
+def test_nothing_is_taken_off_where_it_cannot_be_told(single, call, repeat):
+    assert call_overhead(single, call, repeat) == 0.0
+
+
+# -- two clocks ------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_another_one_contradicts_is_told():
+    passed = 0.0
+
+    def lying(calls: int) -> float:
+        nonlocal passed
+        passed += calls * 0.02
+        return calls * 0.01
+
+    measurement = measure(Timer(lying, 1, now=lambda: passed), MeasureOptions(StopRule(count=4)))
+
+    assert measurement.warnings == ("two clocks disagree in 4 of 4 samples: 10 ms and 20 ms",)
+
+
+def test_an_honest_clock_is_not_doubted():
+    passed = 0.0
+
+    def honest(calls: int) -> float:
+        nonlocal passed
+        passed += calls * 0.02
+        return calls * 0.0199
+
+    measurement = measure(Timer(honest, 1, now=lambda: passed), MeasureOptions(StopRule(count=4)))
+
+    assert measurement.warnings == ()
+
+
+def test_a_measurement_that_ran_out_of_time_says_so():
+    samples = itertools.cycle((0.010, 0.013))
+    seconds = itertools.count(0.0, 0.5)
+
+    measurement = taken(lambda calls: next(samples), elapsed=lambda: next(seconds))
+
+    assert measurement.ended_by == "budget"
+    assert measurement.half_width == pytest.approx(0.13, abs=0.01)
 
 
 # -- calls in a sample -----------------------------------------------------------------------------
@@ -105,9 +175,9 @@ def test_a_batch_is_reached_by_the_fewest_calls(repeat, batch, calls):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "calls"), [(0.02, 1), (0.0201, 1), (0.0199, 2), (0.01, 2), (0.001, 20), (5.0, 1)]
+    ("seconds", "calls"), [(0.01, 1), (0.0101, 1), (0.0099, 2), (0.005, 2), (0.001, 10), (5.0, 1)]
 )
-def test_without_a_batch_a_sample_lasts_20_ms(seconds, calls):
+def test_without_a_batch_a_sample_lasts_10_ms(seconds, calls):
     """The fewest calls that last so long, whatever `repeat` is."""
     assert calls_per_sample(seconds, 1, None) == calls_per_sample(seconds, 100, None) == calls
 
@@ -120,11 +190,11 @@ def test_a_clock_that_did_not_move_gives_one_call(seconds):
 
 @examples
 @given(st.floats(1e-9, 100.0))
-def test_a_sample_never_lasts_less_than_20_ms_nor_a_call_longer(seconds):
+def test_a_sample_never_lasts_less_than_10_ms_nor_a_call_longer(seconds):
     """Enough calls, and one fewer would not be."""
     calls = calls_per_sample(seconds, 1, None)
-    assert calls * seconds >= 0.02 * (1 - 1e-9)
-    assert calls == 1 or (calls - 1) * seconds < 0.02 * (1 + 1e-9)
+    assert calls * seconds >= 0.01 * (1 - 1e-9)
+    assert calls == 1 or (calls - 1) * seconds < 0.01 * (1 + 1e-9)
 
 
 # -- slow profile vmfbs ----------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ import pytest
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.profiler import Session, job, session
+from dispatch_profiler.profiler.record_file import read_records
 from dispatch_profiler.runtime import NullDevice
 
 in_process = pytest.mark.usefixtures("in_process")
 
 TWO = ("--problem-m=16,32", "--problem-n=32", "--problem-k=8", "--lhs=f32", "--default-config=only")
+ONE_DEFAULT = ("--problem-m=16", *TWO[1:])
 FIRST = "matmul_16x32x8_f32t_f32t_f32t"
 SECOND = "matmul_32x32x8_f32t_f32t_f32t"
 EXHIBITION = ("--problem-m=16,32", "--problem-n=32", "--problem-k=8", "--lhs=f32")
@@ -518,3 +521,62 @@ def test_a_build_reaches_the_device(tree, run, monkeypatch):
         (Path("b/tools") / name).touch()
     assert run("profiler", "--build-dir=b", "--device=local-sync").status == 0
     assert opened == [("local-sync", Path("b"))]
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("clock_zero", "the clock stood still or went back"),
+        ("clock_back", "the clock stood still or went back"),
+        ("clock_stalls", "two clocks disagree"),
+        ("clock_drifts", "two clocks disagree"),
+    ],
+)
+@in_process
+def test_a_device_that_lies_about_time_gives_no_figure_without_a_warning(null_tree, run, fault, says):
+    null_tree(*ONE_DEFAULT, faults={"*": {"fault": fault, "time_ms": 0.25}})
+
+    outcome = run("profiler", "--output=data.csv")
+
+    assert says in " ".join(outcome.out.split())
+    assert "1 of 1 figures come with a warning" in outcome.err
+    (record,) = read_records(Path("data.jsonl"))
+    assert any(warning.startswith(says) for warning in record.measurement.warnings)
+
+
+@in_process
+def test_an_honest_device_gives_figures_without_a_warning(null_tree, run):
+    null_tree()
+
+    outcome = run("profiler", "--output=data.csv")
+
+    assert "Warning" not in outcome.out
+    assert "warning" not in outcome.err
+    assert {r.measurement.ended_by for r in read_records(Path("data.jsonl"))} <= {"interval", "abandoned"}
+
+
+@in_process
+def test_each_record_can_be_made_again_by_its_own_line(null_tree, run):
+    null_tree()
+    run("profiler", "--output=data.csv")
+    record = read_records(Path("data.jsonl"))[3]
+
+    python, command, *arguments = shlex.split(record.reproduce)
+
+    assert (python, command) == ("python", "profiler.py")
+    again = run("profiler", *arguments)
+    assert f"Dispatch      : {record.dispatch}\n" in again.out
+    assert again.out.count("Dispatch      :") == 1
+
+
+@in_process
+def test_a_slow_configuration_is_given_up_early_and_the_default_never(null_tree, run):
+    faults = {"*_default": {"time_ms": 90.0}, "*_8x32x4": {"time_ms": 1.0}, "*": {"time_ms": 50.0}}
+    null_tree(faults=faults)
+
+    outcome = run("profiler", "--output=data.csv", "--format=table")
+
+    ended = {r.configuration: r.measurement.ended_by for r in read_records(Path("data.jsonl"))}
+    assert ended["tile_config_default"] == "interval"
+    assert "abandoned" in ended.values()
+    assert "given up early: surely slower than the best" in outcome.out

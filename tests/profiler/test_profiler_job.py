@@ -14,7 +14,7 @@ from dispatch_profiler.errors import TargetError, ToolError
 from dispatch_profiler.files import sha256
 from dispatch_profiler.generator import Dispatch
 from dispatch_profiler.operations import Matmul, reference
-from dispatch_profiler.profiler import Distribution, MeasureOptions, compare, draw, job
+from dispatch_profiler.profiler import Distribution, MeasureOptions, StopRule, compare, draw, job
 from dispatch_profiler.runtime import RunError
 from dispatch_profiler.runtime.null import NullCall
 
@@ -93,14 +93,14 @@ def test_a_device_that_does_not_exist_does_not_start():
 
 def test_samples_are_taken_from_the_profile_vmfb(tmp_path):
     """Calls of ten executions: a batch of 25 takes three of them."""
-    measurement, _ = samples(tmp_path, MeasureOptions(4, 25), time_ms=0.5)
+    measurement, _ = samples(tmp_path, MeasureOptions(StopRule(count=4), 25), time_ms=0.5)
     assert measurement.executions == 30
     assert measurement.samples_ms == pytest.approx((0.5,) * 4)
 
 
 def test_the_result_of_what_was_timed_comes_with_the_samples(tmp_path):
     """So that the profile vmfb is verified too, not only its sibling."""
-    _, result = samples(tmp_path, MeasureOptions(2))
+    _, result = samples(tmp_path, MeasureOptions(StopRule(count=2)))
     assert compare(OPERATION, result, reference(OPERATION, draw(OPERATION, Distribution.REALS, SEED))).passed
 
 
@@ -121,7 +121,7 @@ def test_the_estimate_is_that_of_a_warm_execution(tmp_path, monkeypatch):
 
 def test_a_dispatch_without_any_time_is_measured(tmp_path):
     """A clock that does not move ends nothing."""
-    assert samples(tmp_path, MeasureOptions(3), time_ms=0.0)[0].samples_ms == (0.0, 0.0, 0.0)
+    assert samples(tmp_path, MeasureOptions(StopRule(count=3)), time_ms=0.0)[0].samples_ms == (0.0, 0.0, 0.0)
 
 
 # -- checking --------------------------------------------------------------------------------------

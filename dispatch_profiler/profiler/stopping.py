@@ -1,0 +1,132 @@
+"""When enough samples of a dispatch have been taken, and whether what was read can be a time at all.
+
+Pure rules: they are fed numbers and know no clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from dispatch_profiler.profiler.statistics import median_interval
+
+#: Samples below which no interval is trusted to end a measurement: 6 are needed for 95 %.
+_FEWEST = 8
+#: Samples beyond which more say nothing new.
+_MOST = 1000
+#: A dispatch is given up when it is surely slower than the best of its operation by this factor.
+_ABANDON_FACTOR = 1.5
+#: What two clocks may differ by: relative, and in seconds for what they cannot resolve.
+_CLOCK_PART = 0.05
+_CLOCK_SECONDS = 50e-6
+#: A drift below this is not worth a word.
+_DRIFT = 0.05
+
+
+class Ended(str, Enum):
+    """What ended a measurement."""
+
+    COUNT = "count"
+    INTERVAL = "interval"
+    BUDGET = "budget"
+    ABANDONED = "abandoned"
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """Stop when the 95 % interval of the median is within `width` of it, or after `seconds`.
+
+    With `count`, after that many samples whatever they say.
+    """
+
+    width: float = 0.01
+    seconds: float = 2.0
+    count: int | None = None
+
+    def ended(self, samples: Sequence[float], elapsed: float, best: float | None = None) -> Ended | None:
+        """Why no further sample is needed; None if one is.
+
+        `elapsed` is in seconds. `best` is the time, in the unit of `samples`, that the best
+        dispatch of the operation surely reaches: one that surely does not comes near it is given up.
+        """
+        if self.count is not None:
+            return Ended.COUNT if len(samples) >= self.count else None
+        if len(samples) >= _FEWEST:
+            low, high = median_interval(samples)
+            median = statistics.median(samples)
+            if best is not None and low > _ABANDON_FACTOR * best:
+                return Ended.ABANDONED
+            if max(high - median, median - low) <= self.width * median:
+                return Ended.INTERVAL
+        elif best is not None and len(samples) >= 3 and min(samples) > 2.0 * _ABANDON_FACTOR * best:
+            return Ended.ABANDONED  # so far off that no interval is needed
+        is_over = elapsed >= self.seconds and len(samples) >= 3
+        return Ended.BUDGET if is_over or len(samples) >= _MOST else None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One sample as two clocks saw it, in seconds. `waited` None: there is no second clock."""
+
+    claimed: float
+    waited: float | None = None
+
+
+def clock_warnings(readings: Sequence[Reading]) -> tuple[str, ...]:
+    """What is wrong with a clock that stood still, went back or runs at another rate than ours."""
+    found = []
+    if any(reading.claimed <= 0 for reading in readings):
+        found.append("the clock stood still or went back")
+    apart = [r for r in readings if r.waited is not None and _differ(r.claimed, r.waited)]
+    if apart:
+        worst = max(apart, key=lambda r: abs(r.claimed - (r.waited or 0.0)))
+        found.append(
+            f"two clocks disagree in {len(apart)} of {len(readings)} samples: "
+            f"{1e3 * worst.claimed:.4g} ms and {1e3 * (worst.waited or 0.0):.4g} ms"
+        )
+    return tuple(found)
+
+
+def _differ(claimed: float, waited: float) -> bool:
+    return abs(claimed - waited) > _CLOCK_SECONDS + _CLOCK_PART * max(claimed, waited)
+
+
+def drift_warning(samples: Sequence[float]) -> str:
+    """A sentence if the last third of the samples is surely not like the first; else empty."""
+    third = len(samples) // 3
+    if third < 3:
+        return ""
+    first, last = samples[:third], samples[-third:]
+    ratio = statistics.median(last) / statistics.median(first) if statistics.median(first) > 0 else 1.0
+    apart = min(last) > max(first) or max(last) < min(first)
+    return f"drifted by {ratio - 1.0:+.0%} while it was measured" if apart and abs(ratio - 1) > _DRIFT else ""
+
+
+@dataclass
+class SentinelWatch:
+    """Judges whether the machine is as fast as it was: fed the samples of one kernel, again and again."""
+
+    tolerance: float = 0.05
+    usual: float | None = None
+
+    def is_disturbed(self, samples: Sequence[float]) -> bool:
+        """Were these taken while the machine was surely slower (or faster) than is usual?
+
+        The usual time follows slowly what was not disturbed, as a machine warms up.
+        """
+        low, high = median_interval(samples)
+        median = statistics.median(samples)
+        if self.usual is None:
+            self.usual = median
+            return False
+        bound = self.tolerance * self.usual
+        if low > self.usual + bound or high < self.usual - bound:
+            return True
+        self.usual += 0.25 * (median - self.usual)
+        return False
+
+    def reset(self) -> None:
+        """Forget what was usual: the machine has changed and stays so."""
+        self.usual = None

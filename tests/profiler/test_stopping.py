@@ -1,0 +1,168 @@
+"""When a measurement ends, when a clock is doubted, and when a machine is disturbed: rules fed numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from dispatch_profiler.profiler.statistics import median_interval, quantile
+from dispatch_profiler.profiler.stopping import (
+    Ended,
+    Reading,
+    SentinelWatch,
+    StopRule,
+    clock_warnings,
+    drift_warning,
+)
+
+RULE = StopRule(width=0.01, seconds=2.0)
+STEADY = [1.0, 1.001, 0.999, 1.0, 1.002, 0.998, 1.0, 1.001]
+WILD = [1.0, 1.5, 0.7, 1.2, 0.9, 1.4, 0.8, 1.1]
+TIMES = st.lists(st.floats(1e-3, 1e3), min_size=6, max_size=60)
+
+
+# -- intervals -------------------------------------------------------------------------------------
+
+
+@given(TIMES)
+def test_the_interval_of_the_median_is_that_of_scipy(samples: list[float]):
+    found = stats.quantile_test(samples, p=0.5).confidence_interval(0.95)
+
+    assert median_interval(samples) == (found.low, found.high)
+
+
+@given(TIMES, st.floats(0, 1))
+def test_quantiles_are_those_of_numpy(samples: list[float], part: float):
+    assert quantile(samples, part) == pytest.approx(np.quantile(samples, part), rel=1e-12)
+
+
+@pytest.mark.parametrize("count", [61, 200, 1000])
+def test_the_interval_of_many_samples_is_that_of_scipy(count: int):
+    samples = np.random.default_rng(count).normal(size=count).tolist()
+    found = stats.quantile_test(samples, p=0.5).confidence_interval(0.95)
+
+    assert median_interval(samples) == (found.low, found.high)
+
+
+def test_a_thousand_samples_are_enough():
+    assert RULE.ended(WILD * 124, 0.1) is None
+    assert RULE.ended(WILD * 125, 0.1) is Ended.BUDGET
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_of_few_samples_the_interval_is_all_of_them(count: int):
+    samples = [float(i) for i in range(count)]
+
+    assert median_interval(samples) == (0.0, count - 1.0)
+
+
+@pytest.mark.parametrize("count", [8, 15, 40])
+def test_the_interval_holds_the_median_as_often_as_it_says(count: int):
+    """2,000 draws of a skewed distribution whose median is known: 95 % or a little more."""
+    draws = np.random.default_rng(1).lognormal(size=(2000, count))
+    held = sum(low <= 1.0 <= high for low, high in map(median_interval, draws.tolist()))
+
+    assert 0.94 <= held / 2000 <= 0.995
+
+
+# -- stopping --------------------------------------------------------------------------------------
+
+
+def test_a_median_that_is_known_well_enough_ends_it():
+    assert RULE.ended(STEADY, 0.1) is Ended.INTERVAL
+    assert RULE.ended(STEADY[:7], 0.1) is None  # seven are too few to believe it
+
+
+def test_a_wild_one_goes_on_until_the_time_is_over():
+    assert RULE.ended(WILD, 1.9) is None
+    assert RULE.ended(WILD, 2.0) is Ended.BUDGET
+
+
+def test_three_samples_are_taken_however_long_they_last():
+    assert RULE.ended([9.0, 9.0], 18.0) is None
+    assert RULE.ended([9.0, 9.0, 9.0], 27.0) is Ended.BUDGET
+
+
+def test_what_is_surely_slower_than_the_best_is_given_up():
+    assert RULE.ended(WILD, 0.1, best=0.4) is Ended.ABANDONED
+    assert RULE.ended(WILD, 0.1, best=0.6) is None  # its interval reaches down to 0.7 < 1.5 * 0.6
+
+
+def test_what_is_far_off_needs_no_interval():
+    assert RULE.ended([4.0, 4.1, 3.9], 0.1, best=1.0) is Ended.ABANDONED
+    assert RULE.ended([4.0, 4.1, 2.9], 0.1, best=1.0) is None
+    assert RULE.ended([4.0, 4.1], 0.1, best=1.0) is None
+
+
+def test_a_count_is_a_count():
+    rule = StopRule(count=3)
+
+    assert [rule.ended(WILD[:n], 99.0, best=0.001) for n in (1, 2, 3)] == [None, None, Ended.COUNT]
+
+
+# -- clocks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("readings", "says"),
+    [
+        ([Reading(0.01, 0.01)], ()),
+        ([Reading(0.01)], ()),
+        ([Reading(10e-6, 40e-6)], ()),  # what no clock resolves
+        ([Reading(0.0, 0.01)], ("the clock stood still or went back", "two clocks disagree")),
+        ([Reading(-0.01)], ("the clock stood still or went back",)),
+        ([Reading(0.01, 0.011)], ("two clocks disagree in 1 of 1 samples: 10 ms and 11 ms",)),
+        ([Reading(0.011, 0.01)], ("two clocks disagree in 1 of 1 samples: 11 ms and 10 ms",)),
+    ],
+)
+def test_a_clock_is_doubted_for_what_it_says(readings: list[Reading], says: tuple[str, ...]):
+    found = clock_warnings(readings)
+
+    assert len(found) == len(says)
+    assert all(sentence.startswith(start) for sentence, start in zip(found, says, strict=True))
+
+
+def test_a_drift_is_told_and_noise_is_not():
+    assert drift_warning([1.0, 1.01, 1.02, 1.05, 1.06, 1.08, 1.1, 1.12, 1.13]) == (
+        "drifted by +11% while it was measured"
+    )
+    assert drift_warning(STEADY) == ""
+    assert drift_warning(WILD * 3) == ""
+    assert drift_warning([1.0, 1.2]) == ""
+
+
+# -- the sentinel ----------------------------------------------------------------------------------
+
+
+def test_a_machine_as_it_was_is_not_disturbed():
+    watch = SentinelWatch()
+
+    assert not any(watch.is_disturbed([x * 1.01**i for x in STEADY]) for i in range(4))
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.1, 3.0])
+def test_a_machine_that_is_surely_another_is_disturbed(factor: float):
+    watch = SentinelWatch()
+    watch.is_disturbed(STEADY)
+
+    assert watch.is_disturbed([x * factor for x in STEADY])
+    assert not watch.is_disturbed(STEADY)  # what was disturbed has not become usual
+
+
+def test_one_slow_sample_is_no_disturbance():
+    watch = SentinelWatch()
+    watch.is_disturbed(STEADY)
+
+    assert not watch.is_disturbed([*STEADY[:-1], 50.0])
+
+
+def test_what_is_reset_is_usual_again():
+    watch = SentinelWatch()
+    watch.is_disturbed(STEADY)
+    watch.reset()
+
+    assert not watch.is_disturbed([x * 3 for x in STEADY])
+    assert not watch.is_disturbed([x * 3 for x in STEADY])
