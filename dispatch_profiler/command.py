@@ -104,6 +104,11 @@ def folder(text: str) -> Path:
         raise UsageError(f"{text}: there is no such user", hint="write the path without ~") from error
 
 
+def user_cache() -> Path:
+    """The folder of this program among the user's caches."""
+    return folder(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "dispatch_profiler"
+
+
 Item = TypeVar("Item")
 #: Columns of a line that is to stay whole.
 _UNFOLDED = 1000

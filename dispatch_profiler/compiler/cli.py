@@ -23,6 +23,7 @@ from dispatch_profiler.command import (
     say,
     say_table,
     track,
+    user_cache,
 )
 from dispatch_profiler.compiler import (
     Cache,
@@ -169,8 +170,7 @@ def _cache(options: argparse.Namespace) -> Cache | None:
         raise UsageError("--no-cache goes with no other option of the cache", hint="leave one of them out")
     if options.no_cache:
         return None
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Cache(folder(options.cache_dir or f"{home}/dispatch_profiler"))
+    return Cache(folder(options.cache_dir) if options.cache_dir else user_cache())
 
 
 def _tend(cache: Cache | None, *, clear: bool) -> int:

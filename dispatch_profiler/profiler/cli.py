@@ -20,6 +20,7 @@ from dispatch_profiler.command import (
     run,
     say,
     track,
+    user_cache,
 )
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator import (
@@ -154,6 +155,7 @@ def _profile_options(options: argparse.Namespace, default_device: str) -> Profil
         seconds=options.timeout,
         memory_bytes=options.memory_limit * 2**20 if options.memory_limit else None,
         build_dir=build_dir,
+        ceilings=user_cache() / "machines",
     )
 
 

@@ -19,6 +19,7 @@ class Verdict(str, Enum):
     NOT_VERIFIED = "Not verified"
     NOT_APPLIED = "Not applied"
     NOT_COMPILED = "Not compiled"
+    IMPLAUSIBLE = "Implausible"
     CRASHED = "Crashed"
     TIMED_OUT = "Timed out"
 

@@ -77,7 +77,8 @@ def table(records: Sequence[Record]) -> str:
     """Every operation with its dispatches, the fastest first; what was not measured comes last.
 
     `vs default` is the speed relative to the compiler's own choice for the same operation, `within`
-    how far the 95 % interval of the median reaches from it.
+    how far the 95 % interval of the median reaches from it, `of limit` what part of the machine's
+    FLOP/s it uses.
     """
     groups: dict[Operation, list[Record]] = {}
     for record in records:
@@ -86,7 +87,7 @@ def table(records: Sequence[Record]) -> str:
 
 
 def _group(operation: Operation, group: list[Record]) -> str:
-    head = f"  {'Runtime(ms)':>11} {'GFLOPs':>9} {'vs default':>10} {'within':>7}  {'Verification':<12}  Configuration"
+    head = f"  {'Runtime(ms)':>11} {'GFLOPs':>9} {'vs default':>10} {'of limit':>8} {'within':>7}  {'Verification':<12}  Configuration"
     base = next((_median(r) for r in group if r.dispatch.configuration.name == _BASELINE), math.inf)
     rows = sorted(group, key=_median)
     return "\n".join([operation.name, head, *(_table_row(record, base) for record in rows)])
@@ -97,19 +98,23 @@ def _median(record: Record) -> float:
 
 
 def _table_row(record: Record, base: float) -> str:
-    runtime = gflops = speed = within = "-"
+    runtime = gflops = speed = limit = within = "-"
     notes = [record.reason] if record.reason else []
     if record.measurement is not None:
         runtime = runtime_text(record)
         gflops = f"{record.measurement.gflops(record.dispatch.operation.flops):.1f}"
         comparable = base < math.inf and record.measurement.median_ms > 0
         speed = f"{base / record.measurement.median_ms:.2f}x" if comparable else "-"
+        if record.limit_ms and record.measurement.median_ms > 0:
+            limit = f"{record.limit_ms / record.measurement.median_ms:.0%}"
         within = f"{record.measurement.half_width:.1%}"
         notes += record.measurement.warnings
         if record.measurement.ended_by == Ended.ABANDONED.value:
             notes.append("given up early: surely slower than the best")
     name = record.dispatch.configuration.name
-    line = f"  {runtime:>11} {gflops:>9} {speed:>10} {within:>7}  {record.verdict.value:<12}  {name}"
+    line = (
+        f"  {runtime:>11} {gflops:>9} {speed:>10} {limit:>8} {within:>7}  {record.verdict.value:<12}  {name}"
+    )
     return "\n".join([line, *(f"{'':>14}{note}" for note in notes)])
 
 
@@ -121,7 +126,7 @@ _MAIN = (
 )  # fmt: skip
 _MEASURED = (
     "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
-    "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings",
+    "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings", "limit(ms)",
 )  # fmt: skip
 _ORIGIN = ("device", "target", "iree", "seed", "when", "reason", "reproduce")
 
@@ -152,6 +157,7 @@ def row(record: Record) -> dict[str, Any]:
         "mode": measurement.mode,
         "overhead(ms)": repr(measurement.overhead_ms),
         "ended_by": measurement.ended_by,
+        "limit(ms)": repr(record.limit_ms) if record.limit_ms else "",
         "warnings": "; ".join(measurement.warnings),
     }  # fmt: skip
     return {

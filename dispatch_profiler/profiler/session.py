@@ -21,6 +21,7 @@ from dispatch_profiler.generator.tree import Purpose
 from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler import job
+from dispatch_profiler.profiler.ceilings import CeilingFile, Ceilings, measure_ceilings
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED, Distribution
 from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, prefers_single
 from dispatch_profiler.profiler.records import Provenance, Record, Verdict
@@ -34,7 +35,10 @@ _STATES = {State.NOT_COMPILED: Verdict.NOT_COMPILED, State.NOT_APPLIED: Verdict.
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What to do with each dispatch. `seconds` is the time limit of one step of one dispatch."""
+    """What to do with each dispatch. `seconds` is the time limit of one step of one dispatch.
+
+    `ceilings` is the folder that keeps what this machine can do at best; None: nothing is too fast.
+    """
 
     device: str
     verify: bool = True
@@ -44,6 +48,7 @@ class ProfileOptions:
     seconds: float = 120.0
     memory_bytes: int | None = None
     build_dir: Path | None = None
+    ceilings: Path | None = None
 
 
 class Session:
@@ -71,6 +76,10 @@ class Session:
         )
         self._best: dict[Operation, float] = {}
         self._watch = SentinelWatch()
+        # Of the machine that we run on: of a GPU it says nothing.
+        self._ceilings: CeilingFile | None = None
+        if options.ceilings is not None and options.device.startswith("local-"):
+            self._ceilings = CeilingFile(options.ceilings, self._measured_ceilings)
         self.damaged: list[Path] = []
 
     def check_device(self) -> None:
@@ -166,9 +175,29 @@ class Session:
             record = self._checked_result(record, Distribution.REALS, result)
             if record.is_failure:
                 return replace(record, reason=f"in the profile vmfb {record.reason}")
+        record = self._bounded(record, measurement.median_ms)
+        if record.is_failure:
+            return record
         surely = measurement.interval_ms[1]
         self._best[operation] = min(surely, self._best.get(operation, math.inf))
         return replace(record, measurement=measurement)
+
+    def _bounded(self, record: Record, milliseconds: float) -> Record:
+        """The record with the time that the hardware allows; failed if the figure is below it."""
+        if self._ceilings is None:
+            return record
+        operation, ceilings = record.dispatch.operation, self._ceilings.get()
+        if milliseconds < ceilings.limit_ms(operation):
+            ceilings = self._ceilings.again()  # something may have disturbed it the first time
+        limit = ceilings.limit_ms(operation)
+        if ceilings.is_plausible(operation, milliseconds):
+            return replace(record, limit_ms=limit)
+        reason = f"{milliseconds:.4g} ms were read, but this machine needs {limit:.4g} ms at least"
+        return replace(record.failed(Verdict.IMPLAUSIBLE, reason), limit_ms=limit)
+
+    def _measured_ceilings(self) -> Ceilings:
+        found: Ceilings = self._checker.call(measure_ceilings)
+        return found
 
     def _samples(self, record: Record, module: job.Module, single: float) -> tuple[Measurement, np.ndarray]:
         operation, name, options = record.dispatch.operation, record.dispatch.name, self._options

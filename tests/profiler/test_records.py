@@ -14,9 +14,10 @@ RECORD = Record(Dispatch(Matmul(4, 6, 8), Default()), PROVENANCE, Verdict.SUCCES
 
 
 def test_verdicts_are_spelled_as_the_document_and_the_reports_spell_them():
-    """These seven, and no other."""
+    """These eight, and no other."""
     assert [v.value for v in Verdict] == [
-        "SUCCESS", "FAILED", "Not verified", "Not applied", "Not compiled", "Crashed", "Timed out",
+        "SUCCESS", "FAILED", "Not verified", "Not applied", "Not compiled", "Implausible",
+        "Crashed", "Timed out",
     ]  # fmt: skip
 
 

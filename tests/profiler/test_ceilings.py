@@ -1,0 +1,97 @@
+"""No figure is reported that the machine cannot reach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dispatch_profiler.operations import ElementTypes, Matmul
+from dispatch_profiler.profiler import ProfileOptions, Session, Verdict
+from dispatch_profiler.profiler.ceilings import CeilingFile, Ceilings, measure_ceilings
+
+#: 100 GFLOP/s in f32, 50 in f64, 10 GB/s.
+KNOWN = Ceilings({"f32": 100e9, "f64": 50e9}, 10e9)
+LOWER = Ceilings({"f32": 10e9, "f64": 60e9}, 1e9)
+
+
+@pytest.mark.parametrize(
+    ("types", "milliseconds"),
+    [
+        (ElementTypes("f32", "f32", "f32"), 1.0),
+        (ElementTypes("f64", "f64", "f64"), 2.0),
+        (ElementTypes("f16", "f16", "f32"), 0.5),  # half as wide: at most twice as fast
+        (ElementTypes("i8", "i8", "i32"), 0.25),
+    ],
+    ids=lambda x: x.lhs if isinstance(x, ElementTypes) else "",
+)
+def test_the_limit_follows_from_the_operations_and_the_type(types: ElementTypes, milliseconds: float):
+    """100 MFLOP: 2 * 500 * 500 * 200."""
+    operation = Matmul(500, 500, 200, types)
+
+    assert KNOWN.limit_ms(operation) == pytest.approx(milliseconds)
+    assert KNOWN.is_plausible(operation, milliseconds)
+    assert KNOWN.is_plausible(operation, 0.81 * milliseconds)  # BLAS does not reach the limit quite
+    assert not KNOWN.is_plausible(operation, 0.79 * milliseconds)
+
+
+def test_the_higher_of_two_measurements_counts():
+    assert KNOWN.best_of(LOWER) == LOWER.best_of(KNOWN) == Ceilings({"f32": 100e9, "f64": 60e9}, 10e9)
+
+
+def test_what_was_measured_once_is_kept(tmp_path: Path):
+    answers = iter([LOWER, KNOWN])
+    file = CeilingFile(tmp_path, lambda: next(answers))
+
+    assert file.get() == file.get() == LOWER
+    assert CeilingFile(tmp_path, lambda: next(answers)).get() == LOWER  # by the next run too
+    assert file.again() == LOWER.best_of(KNOWN)
+    assert file.get() == LOWER.best_of(KNOWN)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"flops_per_second": 3, "bytes_per_second": 1}'])
+def test_a_damaged_file_is_measured_anew(tmp_path: Path, text: str):
+    CeilingFile(tmp_path, lambda: KNOWN).get()
+    next(tmp_path.iterdir()).write_text(text)
+
+    assert CeilingFile(tmp_path, lambda: LOWER).get() == LOWER
+
+
+def test_this_machine_has_ceilings():
+    found = measure_ceilings()
+
+    assert 1e8 < found.flops_per_second["f64"] <= found.flops_per_second["f32"] * 1.5 < 1e15
+    assert 1e8 < found.bytes_per_second < 1e13
+    a = np.ones((8, 8))
+    assert (a @ a == 8).all()
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(("peak", "verdict"), [(1e9, "Implausible"), (1e15, "SUCCESS")])
+def test_a_figure_below_the_limit_is_implausible(null_tree, monkeypatch, tmp_path, peak: float, verdict: str):
+    """The null device answers as fast as it is told to; here it passes for this machine."""
+    from dispatch_profiler.profiler import session
+    from dispatch_profiler.runtime import NullDevice
+
+    measured = []
+
+    def ceilings() -> Ceilings:
+        measured.append(peak)
+        return Ceilings({"f32": peak, "f64": peak}, 1e12)
+
+    folder = null_tree()
+    monkeypatch.setattr("dispatch_profiler.profiler.job.open_device", lambda *_: NullDevice())
+    monkeypatch.setattr(session, "measure_ceilings", ceilings)
+    options = ProfileOptions("local-null", ceilings=tmp_path / "machines")
+    from dispatch_profiler.generator import Tree, load_manifest
+
+    with Session(Tree(folder), options) as running:
+        (first, *_) = running.records(load_manifest(Tree(folder)).dispatches())
+
+    assert first.verdict.value == verdict
+    assert first.limit_ms == pytest.approx(1e3 * first.dispatch.operation.flops / peak)
+    if first.verdict is Verdict.IMPLAUSIBLE:
+        assert first.measurement is None
+        assert "were read, but this machine needs" in first.reason
+        assert len(measured) > 1  # it was measured once more before anything was said
