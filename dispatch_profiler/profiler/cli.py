@@ -6,6 +6,7 @@ import argparse
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from dispatch_profiler.command import (
     FAILED,
@@ -33,7 +34,7 @@ from dispatch_profiler.generator import (
 )
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED
 from dispatch_profiler.profiler.measure import MeasureOptions
-from dispatch_profiler.profiler.record_file import JsonLines, beside_csv
+from dispatch_profiler.profiler.record_file import JsonLines, beside_csv, read_records
 from dispatch_profiler.profiler.records import Record, Verdict
 from dispatch_profiler.profiler.report import CsvReport, block, table
 from dispatch_profiler.profiler.session import ProfileOptions, Session
@@ -53,8 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     tags = _tags(options.tags)
-    if (options.append or tags) and not options.output:
-        raise UsageError("--append and --tags say how to write a file", hint="add --output=FILE")
+    if (options.append or options.resume or tags) and not options.output:
+        raise UsageError("--append, --resume and --tags say how to write a file", hint="add --output=FILE")
+    if options.top and options.format != "table":
+        raise UsageError("--top shortens the table", hint="add --format=table")
     tree = Tree(folder(options.generated_dir))
     manifest = load_manifest(tree)
     default_device = _device_uri(manifest)
@@ -71,13 +74,14 @@ def _main(arguments: Sequence[str]) -> int:
         with ExitStack() as files:
             writers: list[CsvReport | JsonLines] = []
             if options.output:
-                output = folder(options.output)
-                writers.append(files.enter_context(CsvReport(output, append=options.append, tags=tags)))
-                beside = JsonLines(beside_csv(output), append=options.append, tags=tags)
-                writers.append(files.enter_context(beside))
+                output, append = folder(options.output), options.append or options.resume
+                if options.resume:
+                    pairs = _left(pairs, session, beside_csv(output))
+                writers.append(files.enter_context(CsvReport(output, append=append, tags=tags)))
+                writers.append(files.enter_context(JsonLines(beside_csv(output), append=append, tags=tags)))
             records = _run(session, pairs, writers, blocks=options.format == "blocks")
         if options.format == "table":
-            print(table(records))
+            print(table(records, top=options.top))
         return _summarize(records, session, options)
 
 
@@ -130,7 +134,16 @@ def _parser() -> Parser:
         "--format", choices=["blocks", "table"], default="blocks",
         help="a block for each dispatch as it is done, or one table in the end (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--output", metavar="FILE", help="also write CSV, row by row")
+    parser.add_argument(
+        "--top", type=positive, metavar="N", help="in the table, only the N fastest of each operation"
+    )
+    parser.add_argument(
+        "--output", metavar="FILE.csv", help="also write CSV, row by row, and every sample to FILE.jsonl"
+    )
+    parser.add_argument(
+        "--resume", action="store_true",
+        help="leave out what FILE.jsonl holds already from the same device, compiler and seed",
+    )  # fmt: skip
     parser.add_argument("--append", action="store_true", help="add to the file instead of replacing it")
     parser.add_argument("--tags", default="", metavar="KEY:VALUE,...", help="leading columns of the CSV")
     parser.add_argument("--dry-run", action="store_true", help="list the dispatches, run nothing")
@@ -173,6 +186,20 @@ def _tags(text: str) -> dict[str, str]:
 
 
 # -- running ---------------------------------------------------------------------------------------
+
+
+def _left(pairs: Pairs, session: Session, path: Path) -> Pairs:
+    """What `path` has no record of that this run would make again the same way."""
+    if not path.exists():
+        return pairs
+    done = {(record.dispatch, record.provenance.origin) for record in read_records(path)}
+    left = [
+        (entry, dispatch)
+        for entry, dispatch in pairs
+        if (dispatch.dispatch.name, session.provenance(entry, dispatch).origin) not in done
+    ]
+    say(f"{len(pairs) - len(left)} of {len(pairs)} dispatches are in {path} already")
+    return left
 
 
 def _run(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -98,10 +99,10 @@ class JsonLines:
 
     def __init__(self, path: Path, *, append: bool = False, tags: Mapping[str, str] | None = None) -> None:
         self._tags = dict(tags or {})
-        unfinished = append and path.exists() and not path.read_bytes().endswith(b"\n")
+        if append and path.exists():
+            whole = path.read_bytes()
+            os.truncate(path, whole.rfind(b"\n") + 1)  # whoever was killed while it wrote left half a line
         self._file = path.open("a" if append else "w")
-        if unfinished:
-            self._file.write("\n")
 
     def add(self, record: Record) -> None:
         """Write one line, so that it is on disk before the next dispatch begins."""

@@ -41,6 +41,11 @@ class Provenance:
     #: When it was made, as ISO 8601 with the offset from UTC.
     when: str = ""
 
+    @property
+    def origin(self) -> tuple[str, str, str, int]:
+        """All but the time: records of one origin say the same of a dispatch."""
+        return self.device, self.target, self.iree, self.seed
+
 
 @dataclass(frozen=True)
 class Record:

@@ -73,23 +73,28 @@ def gflops_text(record: Record) -> str:
 _BASELINE = Default().name
 
 
-def table(records: Sequence[Record]) -> str:
+def table(records: Sequence[Record], *, top: int | None = None) -> str:
     """Every operation with its dispatches, the fastest first; what was not measured comes last.
 
     `vs default` is the speed relative to the compiler's own choice for the same operation, `within`
     how far the 95 % interval of the median reaches from it, `of limit` what part of the machine's
-    FLOP/s it uses.
+    FLOP/s it uses. With `top`, only so many of each operation, and the default.
     """
     groups: dict[Operation, list[Record]] = {}
     for record in records:
         groups.setdefault(record.dispatch.operation, []).append(record)
-    return "\n\n".join(_group(operation, group) for operation, group in groups.items())
+    return "\n\n".join(_group(operation, group, top) for operation, group in groups.items())
 
 
-def _group(operation: Operation, group: list[Record]) -> str:
+def _group(operation: Operation, group: list[Record], top: int | None) -> str:
     head = f"  {'Runtime(ms)':>11} {'GFLOPs':>9} {'vs default':>10} {'of limit':>8} {'within':>7}  {'Verification':<12}  Configuration"
     base = next((_median(r) for r in group if r.dispatch.configuration.name == _BASELINE), math.inf)
-    rows = sorted(group, key=_median)
+    ordered = sorted(group, key=_median)
+    rows = [
+        r
+        for i, r in enumerate(ordered)
+        if top is None or i < top or r.dispatch.configuration.name == _BASELINE
+    ]
     return "\n".join([operation.name, head, *(_table_row(record, base) for record in rows)])
 
 

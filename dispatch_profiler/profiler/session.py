@@ -94,14 +94,7 @@ class Session:
     def record(self, entry: OperationEntry, dispatch: DispatchEntry) -> Record:
         """Verify and measure one dispatch, as far as it goes."""
         module = entry.module_of(dispatch.dispatch)
-        revision = module.compiler if module else "not compiled"
-        provenance = Provenance(
-            device=self._options.device,
-            target=entry.target,
-            iree=f"compiler {revision}, {self._runtime}",
-            seed=self._options.seed,
-            when=datetime.now().astimezone().isoformat(timespec="seconds"),
-        )
+        provenance = self.provenance(entry, dispatch)
         reproduce = self._command(dispatch.dispatch.name)
         record = Record(dispatch.dispatch, provenance, Verdict.NOT_VERIFIED, reproduce=reproduce)
         if dispatch.state is not State.COMPILED or module is None:
@@ -113,6 +106,18 @@ class Session:
         except _Damaged as error:
             return record.failed(Verdict.NOT_COMPILED, str(error))
         return self._guarded(record, verify, profile)
+
+    def provenance(self, entry: OperationEntry, dispatch: DispatchEntry) -> Provenance:
+        """Where and with what a record of this dispatch is made now."""
+        module = entry.module_of(dispatch.dispatch)
+        revision = module.compiler if module else "not compiled"
+        return Provenance(
+            device=self._options.device,
+            target=entry.target,
+            iree=f"compiler {revision}, {self._runtime}",
+            seed=self._options.seed,
+            when=datetime.now().astimezone().isoformat(timespec="seconds"),
+        )
 
     def _command(self, name: str) -> str:
         """The line that makes the record of one dispatch again."""

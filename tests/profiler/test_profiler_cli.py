@@ -580,3 +580,54 @@ def test_a_slow_configuration_is_given_up_early_and_the_default_never(null_tree,
     assert ended["tile_config_default"] == "interval"
     assert "abandoned" in ended.values()
     assert "given up early: surely slower than the best" in outcome.out
+
+
+@in_process
+def test_resume_does_only_what_is_left(null_tree, run):
+    null_tree()
+    run("profiler", "--output=data.csv")
+    whole, rows = read_records(Path("data.jsonl")), Path("data.csv").read_text().splitlines()
+    lines = Path("data.jsonl").read_text().splitlines()
+    Path("data.jsonl").write_text("\n".join(lines[:4]) + "\n" + lines[4][:50])  # killed in the fifth
+    Path("data.csv").write_text("\n".join(rows[:5]) + "\n")
+
+    outcome = run("profiler", "--output=data.csv", "--resume")
+
+    assert f"4 of {len(whole)} dispatches are in data.jsonl already" in outcome.err
+    assert outcome.out.count("Dispatch      :") == len(whole) - 4
+    assert [r.dispatch for r in read_records(Path("data.jsonl"))] == [r.dispatch for r in whole]
+    assert len(Path("data.csv").read_text().splitlines()) == len(rows)
+
+
+@in_process
+def test_resume_does_again_what_was_made_another_way(null_tree, run):
+    null_tree()
+    run("profiler", "--output=data.csv", "--dispatches=*_default")
+
+    outcome = run("profiler", "--output=data.csv", "--dispatches=*_default", "--resume", "--seed=7")
+
+    assert "0 of 1 dispatches are in data.jsonl already" in outcome.err
+    assert [r.provenance.seed for r in read_records(Path("data.jsonl"))] == [2026, 7]
+
+
+@in_process
+def test_top_shortens_the_table_and_keeps_the_default(null_tree, run):
+    null_tree(faults={"*_default": {"time_ms": 9.0}, "*": {"time_ms": 1.0}})
+
+    rows = run("profiler", "--format=table", "--top=2").out.splitlines()
+
+    assert len(rows) == 2 + 2 + 1
+    assert rows[-1].endswith("tile_config_default")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--resume"], "say how to write a file"), (["--top=3"], "--top shortens the table")],
+)
+def test_options_that_need_another_are_refused(null_tree, run, arguments, message):
+    null_tree()
+
+    outcome = run("profiler", *arguments)
+
+    assert outcome.status == 2
+    assert message in outcome.err
