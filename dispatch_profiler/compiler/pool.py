@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -170,6 +171,8 @@ class BuildPool(Generic[Key]):
         try:
             yield from results
         except BaseException:
+            # What is left undone is ours to tell, not joblib's, from whatever thread.
+            warnings.filterwarnings("ignore", message=r"\d+ tasks ", category=UserWarning)
             # Kill what is running first: joblib waits for its threads.
             self.close()
             with contextlib.suppress(Exception):

@@ -113,7 +113,7 @@ def _parser() -> Parser:
         help="go on until the median is known to so much, with 95 %% confidence (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
-        "--budget", type=positive_number, default=2.0, metavar="SECONDS",
+        "--budget", type=positive_number, default=1.0, metavar="SECONDS",
         help="but no longer than this for each dispatch (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(

@@ -42,7 +42,7 @@ class StopRule:
     """
 
     width: float = 0.01
-    seconds: float = 2.0
+    seconds: float = 1.0
     count: int | None = None
 
     def ended(self, samples: Sequence[float], elapsed: float, best: float | None = None) -> Ended | None:
