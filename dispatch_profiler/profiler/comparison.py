@@ -38,11 +38,13 @@ class Outcome(str, Enum):
     FASTER = "faster"
     SAME = "same"
     UNCLEAR = "unclear"
-    #: It is in one of the files only.
-    MISSING = "missing"
-    #: It was wrong, or kept from running, on one side at least.
+    #: New was wrong, or kept from running.
     FAILED = "failed"
-    #: There are no samples on one side at least.
+    #: Only base has it.
+    MISSING = "missing"
+    #: Only new has it.
+    ADDED = "added"
+    #: One side has no samples, or base failed.
     NOT_MEASURED = "not measured"
 
 
@@ -81,7 +83,9 @@ class Ratio:
         if outcome is Outcome.SAME:
             return f"no difference above {percent(threshold)}"
         above, below = self.high > 1.0 + threshold, self.low < 1.0 / (1.0 + threshold)
-        might = "faster or slower" if above and below else "the same or slower" if above else "the same or faster"
+        might = (
+            "faster or slower" if above and below else "the same or slower" if above else "the same or faster"
+        )
         return f"the interval is too wide to tell: it may be {might}"
 
 
@@ -96,6 +100,10 @@ class Location:
     low: float
     high: float
     independent: float
+
+    @property
+    def center_ms(self) -> float:
+        return math.exp(self.center)
 
 
 def percent(part: float) -> str:
