@@ -107,7 +107,7 @@ def _summary(comparison: RunComparison, fail_on: FailOn) -> list[str]:
     """The sums, in sentences."""
     counts = ", ".join(f"{count} {outcome.value}" for outcome, count in comparison.counts.items())
     lines = [
-        f"{len(comparison.pairs)} compared at a threshold of {percent(comparison.options.threshold)}: {counts}."
+        f"{len(comparison.pairs)} dispatches, same within {percent(comparison.options.threshold)}: {counts}."
     ]
     mean = comparison.mean
     if mean is not None:
