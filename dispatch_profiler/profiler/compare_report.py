@@ -106,9 +106,7 @@ def _side(label: str, side: SideSummary) -> str:
 def _summary(comparison: RunComparison, fail_on: FailOn) -> list[str]:
     """The sums, in sentences."""
     counts = ", ".join(f"{count} {outcome.value}" for outcome, count in comparison.counts.items())
-    lines = [
-        f"{len(comparison.pairs)} dispatches, same within {percent(comparison.options.threshold)}: {counts}."
-    ]
+    lines = [f"{counts}; differences up to {percent(comparison.options.threshold)} are the same."]
     mean = comparison.mean
     if mean is not None:
         of = sum(pair.ratio is not None for pair in comparison.pairs)

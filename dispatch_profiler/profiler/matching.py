@@ -10,12 +10,12 @@ from enum import Enum
 
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.profiler.comparison import (
-    MIN_SAMPLES,
     Location,
     Outcome,
     Ratio,
     geometric_mean,
     location_of_runs,
+    needed_samples,
     ratio,
 )
 from dispatch_profiler.profiler.measure import Measurement
@@ -209,10 +209,11 @@ def _compared(pair: Pair, base: list[StoredRecord], new: list[StoredRecord], opt
     """The pair with its ratio, and the outcome that follows."""
     one, other = (location_of_runs(_samples(runs), options.confidence) for runs in (base, new))
     found = ratio(one, other)
+    needed = needed_samples(options.confidence)
     too_few = [
         text
         for side, runs, at in (("base", base, one), ("new", new, other))
-        if (text := _too_few(side, runs, at))
+        if (text := _too_few(side, runs, at, needed))
     ]
     outcome = Outcome.UNCLEAR if too_few else found.outcome(options.threshold)
     reasons = too_few or [found.reason(options.threshold)]
@@ -229,27 +230,25 @@ def _compared(pair: Pair, base: list[StoredRecord], new: list[StoredRecord], opt
     )
 
 
-def _too_few(side: str, runs: list[StoredRecord], found: Location) -> str:
+def _too_few(side: str, runs: list[StoredRecord], found: Location, needed: int) -> str:
     """Why the samples of one side carry no interval; empty if they do."""
     measured = _samples(runs)
-    if len(measured) > 1 or found.independent >= MIN_SAMPLES:
+    if len(measured) > 1 or found.independent >= needed:
         return ""
     count = len(measured[0])
-    if count < MIN_SAMPLES:
-        return f"{side} has {count} of the {MIN_SAMPLES} samples that are needed"
+    if count < needed:
+        return f"{side} has {count} of the {needed} samples that are needed"
     return (
         f"the {count} samples of {side} hang together (drift?) like {found.independent:.1f} independent ones"
     )
 
 
 def _measured_differently(base: StoredRecord, new: StoredRecord) -> list[str]:
-    """What the two measurements do not share, apart from what a comparison is for (the compiler)."""
+    """What the two measurements do not share, apart from what a comparison is for (compiler, target)."""
     one, other = base.measurement, new.measurement
     found = []
     if base.provenance.device != new.provenance.device:
         found.append(f"device {base.provenance.device} against {new.provenance.device}")
-    if base.provenance.target != new.provenance.target:
-        found.append(f"target {base.provenance.target} against {new.provenance.target}")
     if one is None or other is None:
         return [f"measured differently: {', '.join(found)}"] if found else []
     if one.mode != other.mode:

@@ -17,6 +17,7 @@ from dispatch_profiler.profiler.comparison import (
     geometric_mean,
     location,
     location_of_runs,
+    needed_samples,
     percent,
     ratio,
 )
@@ -201,6 +202,10 @@ def test_the_geometric_mean_adds_independent_errors_at_right_angles():
     mean = geometric_mean([Ratio(1.1, 1.1 / 1.02, 1.1 * 1.02)] * 4)
     assert mean is not None
     assert (mean.value, mean.high / mean.value) == pytest.approx((1.1, 1.02 ** (1 / 2)))
+
+
+def test_so_many_samples_are_needed_that_the_extremes_enclose_the_median():
+    assert [needed_samples(part) for part in (0.5, 0.95, 0.99, 0.999)] == [5, 5, 8, 11]
 
 
 def test_percentages_have_no_more_digits_than_they_need():
