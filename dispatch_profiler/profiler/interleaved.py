@@ -1,0 +1,213 @@
+"""Base and new measured in turns: which order, when to stop, and what to call the difference.
+
+A round is two samples of each side, in the order base, new, new, base or the other way round:
+
+    base_1 new_1 new_2 base_2  ->  log ratio (log new_1 + log new_2 - log base_1 - log base_2) / 2
+
+Drift that is linear (in the logarithm) over a round cancels. What does not cancel, such as curved
+drift, the end of a burst or a period that beats with the round, changes sign with the order, and the
+order of each round is drawn. So with two sides that are the same every log ratio is as likely x as
+-x, whatever the noise is and however its samples depend on each other (Fisher's randomization).
+Wilcoxon's signed rank test holds exactly then, and its inversion gives the interval of the
+Hodges-Lehmann estimate, which nearly a third of the rounds may spoil (Hollander, Wolfe and Chicken,
+"Nonparametric Statistical Methods", 3.1 to 3.3).
+
+Looking again after every round until something shows would find something. So there are few looks, at
+numbers of rounds that are set beforehand, and each is allowed an equal part of the error
+(Bonferroni). All intervals of a comparison hold at once with `confidence`.
+
+What this covers is the noise within one process. That two copies of the same code are placed
+differently in memory is a difference to it; the threshold is for that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+
+import numpy as np
+
+from dispatch_profiler.profiler.comparison import Outcome, Ratio, log_times
+
+
+class Side(str, Enum):
+    """What a sample is of."""
+
+    BASE = "base"
+    NEW = "new"
+
+
+#: The order of a round's four samples.
+Order = tuple[Side, Side, Side, Side]
+ABBA: Order = (Side.BASE, Side.NEW, Side.NEW, Side.BASE)
+BAAB: Order = (Side.NEW, Side.BASE, Side.BASE, Side.NEW)
+
+
+def log_ratio(order: Order, times_ms: Sequence[float]) -> float:
+    """log(new / base) of one round.
+
+    `log_ratio(ABBA, (1.0, 2.0, 2.0, 1.0))` -> log 2.
+    Raises ValueError if these are not as many times as the order has, all above 0.
+    """
+    if len(times_ms) != len(order):
+        raise ValueError(f"a round has {len(order)} times, but got {len(times_ms)}")
+    logs = log_times(times_ms)
+    signs = np.array([1.0 if side is Side.NEW else -1.0 for side in order])
+    return float(signs @ logs) / 2.0
+
+
+@dataclass(frozen=True)
+class InterleavedOptions:
+    """How sure to be, and for how long to try.
+
+    `threshold` is the relative difference up to which the sides are the same. With two sides that
+    are the same, the answer is `faster` or `slower` with a probability of at most 1 - `confidence`.
+    The first look is after `first` rounds, the last after `rounds`.
+    """
+
+    threshold: float = 0.01
+    confidence: float = 0.98
+    first: int = 12
+    rounds: int = 272
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.threshold < 0.0 or not 0.0 < self.confidence < 1.0 or not 1 <= self.first <= self.rounds:
+            raise ValueError(f"no rule to stop by: {self}")
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """Numbers of rounds after which the interval is looked at, each about 1.4 times the one before."""
+        found, at = [], float(self.first)
+        while at < self.rounds / 1.2:  # the last two would be nearly the same
+            found.append(round(at))
+            at *= math.sqrt(2.0)
+        return (*found, self.rounds)
+
+
+class EndedBy(str, Enum):
+    """Why no more rounds are asked for."""
+
+    DECIDED = "decided"
+    ROUNDS = "rounds"
+    #: Whoever takes the samples ended it.
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class InterleavedResult:
+    """What the rounds say. `ratio` is that of the last look, after `looked_at` of `rounds` rounds.
+
+    `ratio` is None if it ended before the first look; `outcome` is `unclear` then.
+    """
+
+    outcome: Outcome
+    reason: str
+    ratio: Ratio | None
+    rounds: int
+    looked_at: int
+    ended_by: EndedBy
+
+
+class Interleaved:
+    """Fed rounds until it is finished.
+
+        rule = Interleaved(InterleavedOptions())
+        while not rule.finished and there_is_time():
+            rule.add([sample(side) for side in rule.order])
+        result = rule.result()
+
+    Ending it early is sound: the answer is that of the last look.
+    """
+
+    def __init__(self, options: InterleavedOptions) -> None:
+        self._options = options
+        self._looks = options.looks
+        self._draw = np.random.default_rng(options.seed)
+        self._logs: list[float] = []
+        self._looked_at = 0
+        self._ratio: Ratio | None = None
+        self._order = self._drawn()
+
+    @property
+    def order(self) -> Order:
+        """The order of the next round's samples."""
+        return self._order
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it was fed."""
+        return len(self._logs)
+
+    @property
+    def finished(self) -> bool:
+        """Is it decided, or have all rounds been used?"""
+        return self._decided or self.rounds >= self._options.rounds
+
+    def add(self, times_ms: Sequence[float]) -> None:
+        """The four times of a round, in the order of `order`.
+
+        Raises ValueError if they are not four times above 0, or if it is finished.
+        """
+        if self.finished:
+            raise ValueError("it is finished: rounds after that would make it more than it is")
+        self._logs.append(log_ratio(self._order, times_ms))
+        self._order = self._drawn()
+        if self.rounds in self._looks:
+            self._looked_at = self.rounds
+            error = (1.0 - self._options.confidence) / len(self._looks)
+            self._ratio = signed_rank_ratio(self._logs, 1.0 - error)
+
+    def result(self) -> InterleavedResult:
+        """What can be said now."""
+        ended_by = EndedBy.DECIDED if self._decided else EndedBy.ROUNDS if self.finished else EndedBy.STOPPED
+        if self._ratio is None:
+            reason = f"ended after {self.rounds} rounds; the first look is after {self._looks[0]}"
+            return InterleavedResult(Outcome.UNCLEAR, reason, None, self.rounds, 0, ended_by)
+        threshold = self._options.threshold
+        return InterleavedResult(
+            self._ratio.outcome(threshold),
+            f"{self._ratio.reason(threshold)} ({self._looked_at} rounds)",
+            self._ratio,
+            self.rounds,
+            self._looked_at,
+            ended_by,
+        )
+
+    @property
+    def _decided(self) -> bool:
+        return self._ratio is not None and self._ratio.outcome(self._options.threshold) is not Outcome.UNCLEAR
+
+    def _drawn(self) -> Order:
+        return ABBA if self._draw.random() < 0.5 else BAAB
+
+
+def signed_rank_ratio(log_ratios: Sequence[float], confidence: float) -> Ratio:
+    """The Hodges-Lehmann estimate of rounds, as a ratio, with the interval of the signed rank test.
+
+    The estimate is the median of the means of all pairs (each with itself too), the ends are those of
+    the pairs that the test allows to leave out. From 0 to infinity if there are too few rounds.
+    """
+    logs = np.asarray(log_ratios, dtype=float)
+    first, second = np.triu_indices(len(logs))
+    means = np.sort((logs[first] + logs[second]) / 2.0)
+    value = math.exp(float(np.median(means)))
+    # W, the sum of the positive ranks, is at most `left_out` with at most half of the error.
+    left_out = int(np.searchsorted(_signed_rank_cdf(len(logs)), (1.0 - confidence) / 2.0, side="right")) - 1
+    if left_out < 0:
+        return Ratio(value, 0.0, math.inf)
+    return Ratio(value, math.exp(float(means[left_out])), math.exp(float(means[-1 - left_out])))
+
+
+@cache
+def _signed_rank_cdf(count: int) -> np.ndarray:
+    """P(W <= w) for w = 0, 1, ... and `count` ranks, each positive with probability 1/2, exactly."""
+    mass = np.zeros(count * (count + 1) // 2 + 1)
+    mass[0] = 1.0
+    for rank in range(1, count + 1):
+        mass[rank:] = (mass[rank:] + mass[:-rank]) / 2.0  # the right side is computed before it is stored
+        mass[:rank] /= 2.0
+    return np.cumsum(mass)
