@@ -1,7 +1,9 @@
 // The page: tables first, then each figure when it comes into view.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const FAILED = (record) => !["SUCCESS", "Not verified"].includes(record.verdict);
+const WRONG = (record) => !["SUCCESS", "Not verified"].includes(record.verdict);
+// Also what was to be verified and could not be.
+const FAILED = (record) => WRONG(record) || (record.verdict === "Not verified" && record.reason !== "");
 const number = (value) => (typeof value === "number" ? value : null);
 const times = (value) => (value === null ? "" : `${value.toFixed(2)}x`);
 const percent = (value) => (value === null ? "" : `${(100 * value).toFixed(1)} %`);
@@ -25,7 +27,7 @@ function recordRow(record, index) {
     ms: number(derived.median_ms), low: number(interval[0]), high: number(interval[1]),
     min: number(derived.min_ms), p20: number(derived.p20_ms), p80: number(derived.p80_ms),
     gflops: number(derived.gflops),
-    vs_default: FAILED(record) ? null : ratio(median(group.default), number(derived.median_ms)),
+    vs_default: WRONG(record) ? null : ratio(median(group.default), number(derived.median_ms)),
     of_limit: record.limit_ms > 0 ? ratio(record.limit_ms, number(derived.median_ms)) : null,
     samples: measured.samples_ms ? measured.samples_ms.length : null,
     executions: measured.executions ?? null, mode: measured.mode ?? "", ended_by: measured.ended_by ?? "",

@@ -20,6 +20,11 @@ function digits(value) {
   return size >= 1000 ? value.toFixed(0) : value.toPrecision(4);
 }
 
+// A name may go on in the next line behind each underscore.
+function breakable(name) {
+  return name.split(/(?<=_)/).flatMap((part) => [part, element("wbr")]);
+}
+
 // What is known comes first, whichever way the known is sorted.
 function ordered(one, other, sign) {
   const missing = (value) => value === null || value === undefined || value === "" || Number.isNaN(value);
@@ -112,7 +117,8 @@ class DataTable {
     line.classList.toggle("chosen", row.index === this.chosen);
     for (const column of this.columns) {
       const value = row.values[column.key];
-      const cell = element("td", { textContent: column.show ? column.show(value, row) : digits(value) });
+      const text = column.show ? column.show(value, row) : digits(value);
+      const cell = element("td", {}, ...(column.name ? breakable(text) : [text]));
       cell.className = column.number ? "number" : column.wrap ? "wrap" : column.name ? "name" : "";
       if (column.number && typeof value === "number") cell.title = String(value);
       line.append(cell);

@@ -45,7 +45,9 @@ def configurations(operation: Operation, count: int) -> list[Configuration]:
     """The default, two flows, and tiles."""
     axes = len(operation.parallel_axes)
     front, reductions = (1,) * (axes - 2), len(operation.reduction_axes)
-    tiles = product(((16, 64), (32, 64), (64, 64), (64, 128), (128, 128)), ((8, 32), (8, 64), (16, 16), (4, 16), (1, 32)))
+    tiles = product(
+        ((16, 64), (32, 64), (64, 64), (64, 128), (128, 128)), ((8, 32), (8, 64), (16, 16), (4, 16), (1, 32))
+    )
     found: list[Configuration] = [Default(), Flow("data_tiling"), Flow("ukernels")]
     for distribution, vector in tiles:
         inner = (*front, *vector, *(1,) * (reductions - 1), 4)
@@ -82,7 +84,9 @@ def invented(count: int = 1000, *, each: int = 25, samples: int = 20, seed: int 
     found: list[StoredRecord] = []
     for operation in operations(-(-count // each)):
         for configuration in configurations(operation, each - 2):
-            found.append(stored(_record(operation, configuration, "IREE Codegen", draw, samples), {"run": "1"}))
+            found.append(
+                stored(_record(operation, configuration, "IREE Codegen", draw, samples), {"run": "1"})
+            )
         for provider in ("numpy", "torch"):
             found.append(stored(_record(operation, Default(), provider, draw, samples), {"run": "1"}))
     return found[:count]

@@ -12,11 +12,11 @@ from dispatch_profiler.profiler.html_report.style import (
     OTHER_COLOUR,
     Figure,
     layout,
-    log_scale,
     plain,
     provider_style,
     rows_axis,
     rows_height,
+    scale,
 )
 
 #: Rows that one can still read; the table has all.
@@ -38,7 +38,7 @@ def comparison(groups: Sequence[Group]) -> Figure | None:
         traces.append(_dots(name, colour, symbol, chosen, [g.providers.get(name) for g in chosen]))
     traces.append(_dots("best", BEST_COLOUR, "diamond", chosen, [g.best for g in chosen]))
     speeds = [value for trace in traces for value in trace["x"] if value is not None]
-    x = {"title": "speed relative to the compiler's default (times, higher is faster)", **log_scale(speeds)}
+    x = {"title": "speed relative to the default (times)", **scale(speeds)}
     return {
         "data": traces,
         "layout": layout(x, rows_axis([g.label for g in chosen]), height=rows_height(len(chosen), each=20)),
@@ -76,7 +76,9 @@ def _gains(groups: Sequence[Group]) -> dict[str, Any]:
 def _dots(
     name: str, colour: str, symbol: str, groups: Sequence[Group], entries: Sequence[Entry | None]
 ) -> dict[str, Any]:
-    shown = [(row, group, entry) for row, (group, entry) in enumerate(zip(groups, entries, strict=True)) if entry]
+    shown = [
+        (row, group, entry) for row, (group, entry) in enumerate(zip(groups, entries, strict=True)) if entry
+    ]
     return {
         "type": "scatter",
         "mode": "markers",

@@ -43,9 +43,7 @@ def figures(
             yield name, figure
 
 
-def export(
-    groups: Sequence[Group], folder: Path, ceilings: dict[str, Ceiling] | None = None
-) -> list[Path]:
+def export(groups: Sequence[Group], folder: Path, ceilings: dict[str, Ceiling] | None = None) -> list[Path]:
     """Write each figure as SVG and PNG into `folder`, which is made; the paths that were written.
 
     Raises MissingDependency without kaleido or a browser, UsageError if `folder` is a file.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.profiler.record_file import StoredRecord
-from dispatch_profiler.profiler.records import PROVIDER
+from dispatch_profiler.profiler.records import PROVIDER, Verdict
 
 _BASELINE = Default().name
 
@@ -84,6 +84,12 @@ def is_default(record: StoredRecord) -> bool:
     return record.provider == PROVIDER and record.configuration == _BASELINE
 
 
+def is_failure(record: StoredRecord) -> bool:
+    """As `Record.is_failure`: also if it was to be verified and could not be."""
+    unverified = record.verdict is Verdict.NOT_VERIFIED and bool(record.reason)
+    return record.verdict.is_failure or unverified
+
+
 def grouped(records: Sequence[StoredRecord]) -> tuple[Group, ...]:
     """Groups in the order of their first record.
 
@@ -115,12 +121,6 @@ def _place(record: StoredRecord) -> tuple[str, ...]:
 def _differing(settings: Sequence[tuple[str, ...]]) -> list[bool]:
     """Which parts are not the same for all."""
     return [len(set(values)) > 1 for values in zip(*settings, strict=True)] if settings else []
-
-
-def relative(group: Group, pick: Callable[[Group], Entry | None]) -> float | None:
-    """Speed of what `pick` chooses, relative to the compiler's default: 2.0 is twice as fast."""
-    base, chosen = group.default, pick(group)
-    return None if base is None or chosen is None else base.median_ms / chosen.median_ms
 
 
 def provider_names(groups: Sequence[Group]) -> list[str]:

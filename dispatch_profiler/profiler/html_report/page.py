@@ -14,7 +14,7 @@ from dispatch_profiler.errors import MissingDependency
 from dispatch_profiler.profiler.html_report.comparison import ROWS, comparable
 from dispatch_profiler.profiler.html_report.conditions import conditions, warnings
 from dispatch_profiler.profiler.html_report.data import page_data, script_json
-from dispatch_profiler.profiler.html_report.groups import Group, grouped
+from dispatch_profiler.profiler.html_report.groups import Group, grouped, is_failure
 from dispatch_profiler.profiler.html_report.roofline import Ceiling
 from dispatch_profiler.profiler.record_file import StoredRecord
 from dispatch_profiler.profiler.records import Verdict
@@ -38,7 +38,7 @@ def render_page(
             title=title,
             count=len(records),
             verdicts=[(verdict.value, verdicts[verdict]) for verdict in Verdict if verdicts[verdict]],
-            failures=sum(verdicts[verdict] for verdict in Verdict if verdict.is_failure),
+            failures=sum(map(is_failure, records)),
             measured=sum(record.measurement is not None for record in records),
             operations=len({record.operation for record in records}),
             notes=_notes(groups, ceilings),

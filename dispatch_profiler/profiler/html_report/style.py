@@ -94,7 +94,7 @@ def shortened(text: str, width: int) -> str:
     return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
-def rows_axis(labels: Sequence[str], width: int = 34) -> dict[str, Any]:
+def rows_axis(labels: Sequence[str], width: int = 42) -> dict[str, Any]:
     """A vertical axis with a row for each label, the first on top, at positions 0, 1, 2, ..."""
     return {
         "tickmode": "array",
