@@ -157,11 +157,16 @@ async function plot(place, figure) {
   place.dataset.drawn = "yes";
 }
 
+// One figure at a time, and the browser shows each before the next is begun.
+let waiting = Promise.resolve();
+const pause = () => new Promise((done) => setTimeout(done));
 const views = new IntersectionObserver((seen) => {
   for (const { isIntersecting, target } of seen) {
     if (!isIntersecting) continue;
     views.unobserve(target);
-    plot(target, target.figure).catch((error) => { target.textContent = `This browser cannot draw the figure: ${error}`; });
+    waiting = waiting.then(() => plot(target, target.figure)).then(pause).catch((error) => {
+      target.textContent = `This browser cannot draw the figure: ${error}`;
+    });
   }
 }, { rootMargin: "200px" });
 
