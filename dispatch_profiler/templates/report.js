@@ -228,6 +228,7 @@ function showDetails(index) {
 // -- start ----------------------------------------------------------------------------------------
 
 function start() {
+  if (DATA.roofline) loadPlotly().catch(() => {}); // meanwhile; who draws with it tells if it fails
   const rows = DATA.records.map(recordRow);
   const failed = (row) => FAILED(DATA.records[row.index]);
   const hint = "filter: words, or for example gflops>100";
