@@ -13,6 +13,7 @@ PROG = "python -m dispatch_profiler"
 #: Command -> the module that has its main(), imported when it is asked for, and what it is for.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "compare": ("dispatch_profiler.profiler.compare_cli", "two sets of records: what is faster, what slower"),
+    "report": ("dispatch_profiler.profiler.report_cli", "records as one HTML page with plots"),
 }
 
 

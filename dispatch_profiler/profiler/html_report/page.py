@@ -1,0 +1,100 @@
+"""Records -> one HTML file that needs nothing else, no network either."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from dispatch_profiler.errors import MissingDependency
+from dispatch_profiler.profiler.html_report.comparison import ROWS, comparable
+from dispatch_profiler.profiler.html_report.conditions import conditions, warnings
+from dispatch_profiler.profiler.html_report.data import page_data, script_json
+from dispatch_profiler.profiler.html_report.groups import Group, grouped, is_failure
+from dispatch_profiler.profiler.html_report.roofline import Ceiling
+from dispatch_profiler.profiler.record_file import StoredRecord
+from dispatch_profiler.profiler.records import Verdict
+
+if TYPE_CHECKING:
+    import jinja2
+
+
+def render_page(
+    records: Sequence[StoredRecord], title: str, ceilings: dict[str, Ceiling] | None = None
+) -> str:
+    """The text of the page. Raises MissingDependency without plotly."""
+    from markupsafe import Markup  # which comes with jinja2
+
+    groups = grouped(records)
+    verdicts = Counter(record.verdict for record in records)
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            title=title,
+            count=len(records),
+            verdicts=[(verdict.value, verdicts[verdict]) for verdict in Verdict if verdicts[verdict]],
+            failures=sum(map(is_failure, records)),
+            measured=sum(record.measurement is not None for record in records),
+            operations=len({record.operation for record in records}),
+            notes=_notes(groups, ceilings),
+            conditions=conditions(records),
+            warnings=warnings(records),
+            style=Markup(_file("report.css")),
+            script=Markup(_file("report_table.js") + _file("report.js")),
+            plotly=Markup(_packed_plotly()),
+            data=Markup(script_json(page_data(records, groups, ceilings))),
+        )
+    )
+
+
+def _notes(groups: Sequence[Group], ceilings: dict[str, Ceiling] | None) -> dict[str, str]:
+    """A sentence for each figure: what it leaves out, and why."""
+    count = len(comparable(groups))
+    absent = len(groups) - count
+    left = []
+    if count > ROWS:
+        left.append(f"The {ROWS} operations with the largest gain of {count}; the table has all.")
+    if absent:
+        left.append(
+            f"{absent} of {len(groups)} operations are not here: their default has no speed, or nothing else has."
+        )
+    limits = any(entry.record.limit_ms > 0 for group in groups for entry in group.entries)
+    roof = "" if ceilings else "A dash is what the hardware allows for an operation." if limits else (
+        "The records hold no hardware limits, so no ceiling is drawn."
+    )  # fmt: skip
+    return {"comparison": " ".join(left), "roofline": roof}
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    import jinja2  # which only those need who render
+
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("dispatch_profiler", "templates"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,  # a name, a reason or a tag may hold anything
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _file(name: str) -> str:
+    return (resources.files("dispatch_profiler") / "templates" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _packed_plotly() -> str:
+    """plotly's JavaScript, compressed: 5 MB become 2, and no browser reads it before it draws."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise MissingDependency(
+            "a report needs plotly, which draws its figures",
+            hint="python -m pip install 'dispatch_profiler[report]', or plotly alone",
+        ) from error
+    return base64.b64encode(gzip.compress(get_plotlyjs().encode(), 9, mtime=0)).decode()

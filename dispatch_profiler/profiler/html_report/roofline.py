@@ -1,0 +1,179 @@
+"""Roofline: speed over arithmetic intensity, under what the hardware allows.
+
+Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dispatch_profiler.profiler.html_report.groups import Entry, Group, is_default, provider_names
+from dispatch_profiler.profiler.html_report.style import (
+    BEST_COLOUR,
+    DEFAULT_COLOUR,
+    INK,
+    OTHER_COLOUR,
+    SYMBOLS,
+    Figure,
+    layout,
+    log_scale,
+    plain,
+    provider_style,
+)
+from dispatch_profiler.profiler.record_file import StoredRecord
+from dispatch_profiler.profiler.records import PROVIDER
+
+_ELEMENT_TYPE = re.compile(r"[a-z]{1,2}\d+(?:E\d+M\d+[A-Z]*)?")
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What a device reached when it did nothing else: FLOP/s and bytes/s, both above 0."""
+
+    flops_per_second: float
+    bytes_per_second: float
+
+    @property
+    def ridge(self) -> float:
+        """The intensity in FLOP/byte from which on arithmetic is the limit."""
+        return self.flops_per_second / self.bytes_per_second
+
+    def gflops(self, intensity: float) -> float:
+        """10**9 operations a second that are possible at `intensity` FLOP/byte."""
+        return min(self.flops_per_second, intensity * self.bytes_per_second) / 1e9
+
+
+def element_type(record: StoredRecord) -> str:
+    """That of the left operand: `f16t` -> `f16`; empty if the record does not say."""
+    found = _ELEMENT_TYPE.match(str(record.arguments.get("lhs", "")))
+    return found.group() if found else ""
+
+
+def roofline(groups: Sequence[Group], ceilings: Mapping[str, Ceiling] | None = None) -> Figure | None:
+    """Every record that has a speed, by role; ceilings by element type where they are known.
+
+    Without a ceiling the time limit of a record, if it has one, is drawn as a dash at its intensity.
+    None if there is nothing to draw.
+    """
+    entries = [e for g in groups for e in g.entries if e.has_speed and e.intensity > 0 and e.gflops > 0]
+    if not entries:
+        return None
+    types = list(dict.fromkeys(element_type(entry.record) for entry in entries))
+    symbols = {name: SYMBOLS[i % len(SYMBOLS)] for i, name in enumerate(types)}
+    known = {name: ceiling for name, ceiling in (ceilings or {}).items() if name in symbols}
+    traces = [*_ceiling_lines(known, symbols, entries), *_limits(entries, known)]
+    traces += _points(groups, symbols)
+    if len(types) > 1:
+        traces += [_key(name, symbols[name]) for name in types if name not in known]
+    x = {"title": "arithmetic intensity (FLOP/byte)", **log_scale(_drawn(traces, "x"))}
+    y = {"title": "speed (GFLOP/s)", **log_scale(_drawn(traces, "y"))}
+    return {"data": traces, "layout": layout(x, y, height=460)}
+
+
+def _drawn(traces: Sequence[dict[str, Any]], axis: str) -> list[float]:
+    return [value for trace in traces for value in trace[axis] if value is not None]
+
+
+def _points(groups: Sequence[Group], symbols: Mapping[str, str]) -> list[dict[str, Any]]:
+    roles: dict[str, list[Entry]] = {"other configurations": [], "default": [], "best": []}
+    colours = {"other configurations": OTHER_COLOUR, "default": DEFAULT_COLOUR, "best": BEST_COLOUR}
+    for position, name in enumerate(provider_names(groups)):
+        roles[f"provider {name}"] = []
+        colours[f"provider {name}"] = provider_style(position)[0]
+    for group in groups:
+        for entry in group.ranked:
+            if entry.intensity > 0 and entry.gflops > 0:
+                roles[_role(entry, group.best)].append(entry)
+    return [_trace(role, found, colours[role], symbols) for role, found in roles.items() if found]
+
+
+def _role(entry: Entry, best: Entry | None) -> str:
+    if entry.record.provider != PROVIDER:
+        return f"provider {entry.record.provider}"
+    if is_default(entry.record):
+        return "default"
+    return "best" if entry == best else "other configurations"
+
+
+def _trace(role: str, entries: list[Entry], colour: str, symbols: Mapping[str, str]) -> dict[str, Any]:
+    quiet = role == "other configurations"
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": plain(role.removeprefix("provider ")),
+        "x": [entry.intensity for entry in entries],
+        "y": [entry.gflops for entry in entries],
+        "customdata": [entry.index for entry in entries],
+        "marker": {
+            "color": colour,
+            "size": 5 if quiet else 9,
+            "opacity": 0.7 if quiet else 0.9,
+            "symbol": [symbols[element_type(entry.record)] for entry in entries],
+            "line": {"width": 0 if quiet else 0.5, "color": "#FFFFFF"},
+        },
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+
+
+def _ceiling_lines(
+    ceilings: Mapping[str, Ceiling], symbols: Mapping[str, str], entries: Sequence[Entry]
+) -> list[dict[str, Any]]:
+    """A line for each element type, bent at its ridge, where the type's symbol stands."""
+    reach = [entry.intensity for entry in entries] + [ceiling.ridge for ceiling in ceilings.values()]
+    low, high = min(reach) / 2, max(reach) * 2
+    dashes = ("solid", "dash", "dot", "dashdot")
+    lines = []
+    for position, (name, ceiling) in enumerate(ceilings.items()):
+        bends = [low, ceiling.ridge, high]
+        peak = f"{name} ceiling: {_short(ceiling.flops_per_second / 1e9)} GFLOP/s"
+        lines.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": plain(f"{peak}, {_short(ceiling.bytes_per_second / 1e9)} GB/s"),
+                "x": bends,
+                "y": [ceiling.gflops(bend) for bend in bends],
+                "line": {"color": INK, "width": 1.5, "dash": dashes[position % len(dashes)]},
+                "marker": {"symbol": symbols[name], "size": [0, 8, 0], "color": INK},
+                "hoverinfo": "name",
+            }
+        )
+    return lines
+
+
+def _limits(entries: Sequence[Entry], ceilings: Mapping[str, Ceiling]) -> list[dict[str, Any]]:
+    """What `limit_ms` allows, once for each operation, where no ceiling is drawn."""
+    limited: dict[tuple[str, float], Entry] = {}
+    for entry in entries:
+        if 0 < entry.record.limit_ms < math.inf and element_type(entry.record) not in ceilings:
+            limited.setdefault((entry.record.operation, entry.record.limit_ms), entry)
+    if not limited:
+        return []
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "hardware limit",
+            "x": [entry.intensity for entry in limited.values()],
+            "y": [entry.record.flops / entry.record.limit_ms / 1e6 for entry in limited.values()],
+            "marker": {"symbol": "line-ew-open", "size": 12, "color": INK, "line": {"width": 1.5}},
+            "hovertemplate": "hardware limit %{y:.4g} GFLOP/s<extra></extra>",
+        }
+    ]
+
+
+def _key(name: str, symbol: str) -> dict[str, Any]:
+    """Tells in the legend which symbol is which element type."""
+    marker = {"symbol": symbol, "color": "#FFFFFF", "size": 8, "line": {"color": INK, "width": 1}}
+    return {
+        "type": "scatter", "mode": "markers", "name": plain(name or "unknown type"), "x": [None],
+        "y": [None], "marker": marker, "hoverinfo": "skip",
+    }  # fmt: skip
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
