@@ -1,29 +1,36 @@
-"""`python -m dispatch_profiler compare`: two record files -> what is faster, slower, the same or unclear."""
+"""`python -m dispatch_profiler compare`: two record files -> what is faster, slower, the same or unclear.
+
+With `--live` two generated trees, whose dispatches are measured in turns.
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run
+from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, positive_number, run, track
 from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.files import write_atomic
-from dispatch_profiler.generator import Selection
+from dispatch_profiler.generator import Selection, Tree, load_manifest
 from dispatch_profiler.operations import KINDS
 from dispatch_profiler.profiler.compare_report import FORMATS, console
 from dispatch_profiler.profiler.comparison import Outcome, percent
+from dispatch_profiler.profiler.interleaved import InterleavedOptions
+from dispatch_profiler.profiler.live import Entry, LiveComparison, LiveOptions, match
 from dispatch_profiler.profiler.matching import (
     By,
     CompareOptions,
     FailOn,
     RunComparison,
+    SideSummary,
     compare_records,
 )
 from dispatch_profiler.profiler.record_file import StoredRecord, read_records
+from dispatch_profiler.targets import parse_target
 
 PROG = "python -m dispatch_profiler compare"
 #: Outcomes that --fail-on may name; `slower` has a number.
@@ -47,20 +54,69 @@ def _main(arguments: Sequence[str]) -> int:
             " two times are the same",
             hint=f"add --threshold={percent(fail_on.slower)}",
         )
-    comparison = compare_records(
-        _chosen(options.base, options.base_dispatches or options.dispatches, options.operation_kind),
-        _chosen(options.new, options.new_dispatches or options.dispatches, options.operation_kind),
-        CompareOptions(options.threshold, options.confidence, By(options.by)),
-        (options.base, options.new),
-    )
+    comparison = (_live if options.live else _recorded)(options)
     _write(comparison, fail_on, options)
     return FAILED if any(map(fail_on.applies, comparison.pairs)) else SUCCESS
 
 
+def _recorded(options: argparse.Namespace) -> RunComparison:
+    if options.device or options.budget:
+        raise UsageError("--device and --budget say how to measure", hint="add --live")
+    return compare_records(
+        _chosen(options.base, options.base_dispatches or options.dispatches, options.operation_kind),
+        _chosen(options.new, options.new_dispatches or options.dispatches, options.operation_kind),
+        CompareOptions(options.threshold, options.confidence or 0.95, By(options.by)),
+        (options.base, options.new),
+    )
+
+
+def _live(options: argparse.Namespace) -> RunComparison:
+    by, confidence = By(options.by), options.confidence or InterleavedOptions().confidence
+    manifests = [load_manifest(Tree(folder(name))) for name in (options.base, options.new)]
+    device = options.device or parse_target(manifests[1].entries[0].target).device_uri
+    base, new = (
+        Selection.parse(patterns or options.dispatches, options.operation_kind).choose(
+            manifest.dispatches(), lambda pair: pair[0].operation.kind, lambda pair: pair[1].dispatch.name
+        )
+        for manifest, patterns in zip(
+            manifests, (options.base_dispatches, options.new_dispatches), strict=True
+        )
+    )
+    matched = match(base, new, by)
+    rule = InterleavedOptions(threshold=options.threshold, confidence=confidence)
+    how = LiveOptions(device, rule, options.budget or LiveOptions.seconds)
+    with LiveComparison(manifests[0], manifests[1], how) as live:
+        pairs = tuple(track(live.pairs(matched), len(matched), "Comparing"))
+    sides = [
+        SideSummary(name, (device,), _distinct(e.target for e, _ in side), _revisions(side))
+        for name, side in zip((options.base, options.new), zip(*matched, strict=True), strict=True)
+    ]
+    summary = CompareOptions(options.threshold, confidence, by)
+    return RunComparison(sides[0], sides[1], pairs, summary, repeated=False, live=True)
+
+
+def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(texts))
+
+
+def _revisions(side: Iterable[Entry]) -> tuple[str, ...]:
+    modules = (entry.module_of(dispatch.dispatch) for entry, dispatch in side)
+    return _distinct(f"compiler {module.compiler}" for module in modules if module is not None)
+
+
 def _parser() -> Parser:
-    parser = Parser(PROG, "Compare two record files that profiler.py --output wrote.")
+    parser = Parser(PROG, "Compare two record files that profiler.py --output wrote, or two trees live.")
     parser.add_argument("base", metavar="BASE", help="record file (.jsonl) that is compared with")
     parser.add_argument("new", metavar="NEW", help="record file that is compared")
+    parser.add_argument(
+        "--live", action="store_true",
+        help="BASE and NEW are folders of compiled trees (or one twice): measure each pair in turns",
+    )  # fmt: skip
+    parser.add_argument("--device", help="with --live: device URI (default: that of the target)")
+    parser.add_argument(
+        "--budget", type=positive_number, metavar="SECONDS",
+        help=f"with --live: no longer than this for each pair (default: {LiveOptions.seconds:g})",
+    )  # fmt: skip
     parser.add_argument(
         "--fail-on", default="", metavar="WHAT,...",
         help="exit status 1 on any of: slower:3%%, " + ", ".join(_OUTCOMES),
@@ -70,8 +126,8 @@ def _parser() -> Parser:
         help="differences up to this are the same (default: 1%%)",
     )  # fmt: skip
     parser.add_argument(
-        "--confidence", type=_parse_confidence, default=0.95, metavar="PERCENT",
-        help="of each interval (default: 95%%)",
+        "--confidence", type=_parse_confidence, metavar="PERCENT",
+        help="of each interval (default: 95%%, with --live 98%%)",
     )  # fmt: skip
     parser.add_argument(
         "--by", choices=[by.value for by in By], default=By.DISPATCH.value,

@@ -9,6 +9,9 @@ Modules and inputs of the last few calls are kept: all configurations of an oper
 from __future__ import annotations
 
 import math
+import statistics
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,8 +21,21 @@ import numpy as np
 from dispatch_profiler.files import sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.inputs import Distribution, draw
-from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, Timer, measure
+from dispatch_profiler.profiler.interleaved import (
+    Interleaved,
+    InterleavedOptions,
+    InterleavedResult,
+    Side,
+)
+from dispatch_profiler.profiler.measure import (
+    Measurement,
+    MeasureOptions,
+    Timer,
+    calls_per_sample,
+    measure,
+)
 from dispatch_profiler.profiler.references import References
+from dispatch_profiler.profiler.stopping import Reading, clock_warnings
 from dispatch_profiler.profiler.verify import Comparison, compare
 from dispatch_profiler.runtime import Call, Device, Program, RunError, open_device
 
@@ -44,10 +60,23 @@ class Module:
     repeat: int
 
 
+@dataclass(frozen=True)
+class Interleaving:
+    """What was found, the median of each side in milliseconds, and what each side computed."""
+
+    result: InterleavedResult
+    medians_ms: Mapping[Side, float]
+    outputs: Mapping[Side, np.ndarray]
+
+
 def start(uri: str, build_dir: str) -> None:
     """Open the device of this process. Raises TargetError if there is none."""
     global _device
     _device = open_device(uri, Path(build_dir) if build_dir else None)
+
+
+def ready() -> None:
+    """A call that only starts the worker, its device opened."""
 
 
 def start_checker(folder: str, seed: int) -> None:
@@ -124,3 +153,40 @@ def sentinel_samples() -> tuple[float, ...]:
     call, calls = _sentinel
     call.time(1)  # another kernel's data is in the caches
     return tuple(call.time(calls) for _ in range(_SENTINEL_SAMPLES))
+
+
+def interleave(
+    sides: Mapping[Side, tuple[Module, str]],
+    operation: Operation,
+    seed: int,
+    options: InterleavedOptions,
+    seconds: float,
+) -> Interleaving:
+    """Time two functions in turns until it is decided, or for `seconds`; see `interleaved`."""
+    timers, calls, results = {}, {}, {}
+    for side, (module, function) in sides.items():
+        call = _bind(module, function, operation, Distribution.REALS, seed)
+        timers[side] = Timer(call.time, module.repeat, call.now)
+        call.time(1)
+        calls[side] = calls_per_sample(min(call.time(1) for _ in range(3)), module.repeat, None)
+        results[side] = call.run()
+    readings: dict[Side, list[Reading]] = {side: [] for side in sides}
+
+    def sample(side: Side) -> float:
+        reading = timers[side].read(calls[side])
+        if reading.claimed <= 0:
+            raise RunError("the clock stood still or went back: no figure can be trusted")
+        readings[side].append(reading)
+        return 1e3 * reading.claimed / (calls[side] * timers[side].repeat)
+
+    rule, end = Interleaved(options), time.monotonic() + seconds
+    while not rule.finished and time.monotonic() < end:
+        rule.add([sample(side) for side in rule.order])
+    if doubts := clock_warnings([reading for each in readings.values() for reading in each]):
+        raise RunError(f"{doubts[0]}: no figure can be trusted")
+    medians = {
+        side: 1e3 * statistics.median(r.claimed for r in each) / (calls[side] * timers[side].repeat)
+        for side, each in readings.items()
+        if each
+    }
+    return Interleaving(rule.result(), medians, results)

@@ -80,6 +80,8 @@ class RunComparison:
     options: CompareOptions
     #: Have all pairs two runs or more on both sides?
     repeated: bool
+    #: Were the sides measured in turns?
+    live: bool = False
 
     @property
     def mean(self) -> Ratio | None:
@@ -95,6 +97,11 @@ class RunComparison:
     @property
     def caveat(self) -> str:
         """One sentence on what the intervals cover."""
+        if self.live:
+            return (
+                "Both sides were measured in turns in one process: the intervals cover its noise, not how"
+                " another process would place code and data."
+            )
         if self.repeated:
             return "The intervals cover the noise between the runs in the two files."
         return (

@@ -13,11 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dispatch_profiler.compiler import artifact_of
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.errors import DispatchProfilerError, ToolError, WorkerTimedOut
-from dispatch_profiler.generator import DispatchEntry, ModuleEntry, OperationEntry, State, Tree
-from dispatch_profiler.generator.tree import Purpose
+from dispatch_profiler.generator import DispatchEntry, OperationEntry, State, Tree
 from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler import job
@@ -27,6 +25,7 @@ from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, pref
 from dispatch_profiler.profiler.records import Provenance, Record, Verdict
 from dispatch_profiler.profiler.stopping import SentinelWatch
 from dispatch_profiler.profiler.verify import ShapeMismatch
+from dispatch_profiler.profiler.vmfbs import DamagedVmfb, Vmfbs
 
 #: How often a measurement that was disturbed is made again.
 _AGAIN = 2
@@ -52,15 +51,12 @@ class ProfileOptions:
 
 
 class Session:
-    """Makes records. Kernels run in a worker process that owns the device; another checks results.
-
-    `damaged` collects the vmfbs that are not what was compiled.
-    """
+    """Makes records. Kernels run in a worker process that owns the device; another checks results."""
 
     def __init__(self, tree: Tree, options: ProfileOptions) -> None:
         self._tree = tree
         self._options = options
-        self._checked: dict[Path, bool] = {}
+        self._vmfbs = Vmfbs(tree)
         self._runtime = f"runtime {_version('iree-base-runtime')}"
         memory = options.memory_bytes if options.memory_bytes is not None else available_memory()
         self._worker = Worker(
@@ -80,11 +76,15 @@ class Session:
         self._ceilings: CeilingFile | None = None
         if options.ceilings is not None and options.device.startswith("local-"):
             self._ceilings = CeilingFile(options.ceilings, self._measured_ceilings)
-        self.damaged: list[Path] = []
+
+    @property
+    def damaged(self) -> list[Path]:
+        """The vmfbs that are not what was compiled, of those that were asked for."""
+        return self._vmfbs.damaged
 
     def check_device(self) -> None:
         """Raise TargetError if the device does not open."""
-        self._worker.call(_nothing)
+        self._worker.call(job.ready)
 
     def records(self, pairs: Iterable[tuple[OperationEntry, DispatchEntry]]) -> Iterator[Record]:
         """A record for each dispatch, as it is done."""
@@ -101,10 +101,10 @@ class Session:
             verdict = _STATES.get(dispatch.state, Verdict.NOT_COMPILED)
             return record.failed(verdict, dispatch.reason or "it was only generated: run compile.py")
         try:
-            verify = self._module(entry, module, "verify")
-            profile = self._module(entry, module, "profile")
-        except _Damaged as error:
-            return record.failed(Verdict.NOT_COMPILED, str(error))
+            verify = self._vmfbs.module(entry, module, "verify")
+            profile = self._vmfbs.module(entry, module, "profile")
+        except DamagedVmfb as error:
+            return record.failed(Verdict.NOT_COMPILED, error.message)
         return self._guarded(record, verify, profile)
 
     def provenance(self, entry: OperationEntry, dispatch: DispatchEntry) -> Provenance:
@@ -227,17 +227,6 @@ class Session:
         ratio = statistics.median(samples) / usual
         return f"measured while the machine was disturbed: the sentinel took {ratio:.2f} of its usual time"
 
-    def _module(self, entry: OperationEntry, module: ModuleEntry, purpose: Purpose) -> job.Module:
-        path = self._tree.vmfb(entry.operation, module.name, purpose)
-        wanted = module.verify if purpose == "verify" else module.profile
-        if path not in self._checked:
-            self._checked[path] = wanted is not None and artifact_of(path) == wanted
-            if not self._checked[path]:
-                self.damaged.append(path)
-        if not self._checked[path] or wanted is None:
-            raise _Damaged(f"{path.name} is damaged or missing: run compile.py again")
-        return job.Module(str(path), wanted.sha256, module.repeat if purpose == "profile" else 1)
-
     def close(self) -> None:
         """End the worker processes."""
         self._worker.close()
@@ -248,14 +237,6 @@ class Session:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-class _Damaged(Exception):
-    """A vmfb is not what was compiled."""
-
-
-def _nothing() -> None:
-    """A call that only starts the worker."""
 
 
 def _version(package: str) -> str:

@@ -80,7 +80,10 @@ def clock_warnings(readings: Sequence[Reading]) -> tuple[str, ...]:
     if any(reading.claimed <= 0 for reading in readings):
         found.append("the clock stood still or went back")
     apart = [r for r in readings if r.waited is not None and _differ(r.claimed, r.waited)]
-    if apart:
+    # Between the two clocks' readings the system may take the core away from us, now and then. That
+    # a clock tells of more time than has passed it cannot explain.
+    late = [r for r in apart if r.claimed < (r.waited or 0.0)]
+    if len(late) < len(apart) or 4 * len(late) > len(readings):
         worst = max(apart, key=lambda r: abs(r.claimed - (r.waited or 0.0)))
         found.append(
             f"two clocks disagree in {len(apart)} of {len(readings)} samples: "
