@@ -13,7 +13,14 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ["README.md", "docs/null.md", "docs/targets.md", "docs/measurement.md", "docs/compare.md"]
+DOCUMENTS = [
+    "README.md",
+    "docs/null.md",
+    "docs/targets.md",
+    "docs/measurement.md",
+    "docs/compare.md",
+    "docs/report.md",
+]
 #: `make` is run by the slow test below and by CI itself.
 OURS = "python "
 
