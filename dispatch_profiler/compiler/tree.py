@@ -144,8 +144,16 @@ def _task(
     # Of the source only what goes into this module: an edit elsewhere does not touch it.
     text = relevant_source(source, [d.name for d in wanted])
     fingerprint = [__version__, _code_version(), revision, target.fingerprint, *flags, str(repeat), text]
+    fingerprint += _files_of(flags)
     key = sha256("\0".join([*fingerprint, *(d.name for d in wanted)]).encode())
     return Task(entry, module, target, job, key, asked)
+
+
+@cached_function
+def _files_of(flags: tuple[str, ...]) -> tuple[str, ...]:
+    """Hashes of the files that flags name, such as a tuning spec: their names say nothing of them."""
+    paths = (Path(flag.partition("=")[2]) for flag in flags if "=" in flag)
+    return tuple(sha256(path.read_bytes()) for path in paths if path.is_file())
 
 
 @cached_function
