@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache as cached_function
@@ -152,8 +153,9 @@ def _task(
 @cached_function
 def _files_of(flags: tuple[str, ...]) -> tuple[str, ...]:
     """Hashes of the files that flags name, such as a tuning spec: their names say nothing of them."""
-    paths = (Path(flag.partition("=")[2]) for flag in flags if "=" in flag)
-    return tuple(sha256(path.read_bytes()) for path in paths if path.is_file())
+    values = (flag.partition("=")[2] for flag in flags)
+    # os.path answers False also for what is too long to be a path, such as a list of CPU features.
+    return tuple(sha256(Path(value).read_bytes()) for value in values if os.path.isfile(value))
 
 
 @cached_function

@@ -102,6 +102,10 @@ def test_a_changed_tuning_spec_compiles_again(tree: Tree):
     assert not any(kept for _, kept in compiled(flags=flags))
 
 
+def test_a_flag_that_is_too_long_for_a_path_is_a_flag(tree: Tree):
+    assert not any(kept for _, kept in compiled(flags=("--features=" + "+x," * 3000,)))
+
+
 def test_another_compiler_compiles_again(tree: Tree):
     compiled()
 
