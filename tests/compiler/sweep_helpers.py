@@ -88,7 +88,7 @@ class Sweep:
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             bufsize=0,
-            env={**os.environ, **self.environment, _MARKER: self.marker},
+            env={**_environment(), **self.environment, _MARKER: self.marker},
             start_new_session=True,
         )
         assert process.stderr is not None
@@ -132,7 +132,7 @@ class Sweep:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            env={**os.environ, **self.environment, _MARKER: self.marker},
+            env={**_environment(), **self.environment, _MARKER: self.marker},
         )
         return Ran(process.returncode, process.stderr)
 
@@ -168,6 +168,11 @@ def modules_of(tree: Path) -> set[tuple[str, str]]:
 
 def vmfbs(tree: Path) -> dict[str, bytes]:
     return {str(p.relative_to(tree)): p.read_bytes() for p in sorted(tree.rglob("*.vmfb"))}
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what makes coverage follow us: Ctrl-C within its lock would hang what it follows."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
 
 
 def leftovers(*folders: Path) -> list[Path]:
