@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import signal
 import subprocess
 import sys
@@ -134,13 +135,18 @@ def test_output_into_a_pipe_that_closes_is_no_traceback():
     assert "Traceback" not in done.stderr
 
 
+def not_followed() -> dict[str, str]:
+    """Our environment without coverage: Ctrl-C within its lock would hang what it follows."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}
+
+
 @contextmanager
 def compiling(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`compile.py` in a process group of its own, after its first line of progress."""
     command("generator.py", "--problem-m=32:512:32", "--problem-n=64", "--problem-k=64", "--lhs=f32")
     with subprocess.Popen(
         [sys.executable, str(ROOT / "compile.py"), *arguments],
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
+        stderr=subprocess.PIPE, env=not_followed(), text=True, start_new_session=True,
     ) as process:  # fmt: skip
         process.stderr.readline()
         yield process
