@@ -90,7 +90,9 @@ def agreement(worker: Worker, manifest: Manifest) -> float:
         ours, theirs = [], []
         for _ in range(3):  # in turns
             options = MeasureOptions(StopRule(count=20))
-            measurement, _ = worker.call(job.take_samples, module, function, operation, 1, options)
+            measurement, _ = worker.call(
+                job.take_samples, job.Modules(single, module), function, operation, 1, options
+            )
             ours.append(measurement.median_ms)
             theirs.append(benchmark_module_ms(tool, module, function, operation))
         worst = max(worst, abs(sorted(ours)[1] / sorted(theirs)[1] - 1.0))

@@ -19,6 +19,8 @@ import numpy as np
 
 from dispatch_profiler.files import sha256, write_atomic
 from dispatch_profiler.operations import ElementType, Operation
+from dispatch_profiler.profiler.measure import Mode
+from dispatch_profiler.runtime.caches import last_level_cache_bytes
 from dispatch_profiler.targets import host_cpu
 
 #: A figure may be so much better than the ceiling: BLAS does not reach it quite.
@@ -41,13 +43,16 @@ class Ceilings:
             return self.flops_per_second[type_.name]
         return self.flops_per_second["f32"] * 4 / type_.bytes
 
-    def limit_ms(self, operation: Operation) -> float:
-        """Milliseconds that `operation` takes at least when its operands are in the caches."""
-        return 1e3 * operation.flops / max(self.flops_of(tensor.type) for tensor in operation.inputs[:2])
+    def limit_ms(self, operation: Operation, mode: Mode = Mode.WARM) -> float:
+        """Milliseconds that `operation` takes at least: its FLOP and, from cold caches, its bytes."""
+        seconds = operation.flops / max(self.flops_of(tensor.type) for tensor in operation.inputs[:2])
+        if mode is Mode.COLD:
+            seconds = max(seconds, operation.bytes / self.bytes_per_second)
+        return 1e3 * seconds
 
-    def is_plausible(self, operation: Operation, milliseconds: float) -> bool:
+    def is_plausible(self, operation: Operation, milliseconds: float, mode: Mode = Mode.WARM) -> bool:
         """Can this machine do `operation` in that time?"""
-        return milliseconds * _SLACK >= self.limit_ms(operation)
+        return milliseconds * _SLACK >= self.limit_ms(operation, mode)
 
     def best_of(self, other: Ceilings) -> Ceilings:
         """The higher of each: a disturbance only lowers what is measured."""
@@ -71,11 +76,11 @@ def _flops(dtype: type) -> float:
 
 
 def _bytes() -> float:
-    cores = _cores()
-    source, target = (np.ones(_COPIED_BYTES, np.uint8) for _ in range(2))
+    cores, copied = _cores(), max(_COPIED_BYTES, 3 * last_level_cache_bytes())
+    source, target = (np.ones(copied, np.uint8) for _ in range(2))
     parts = list(zip(np.array_split(source, cores), np.array_split(target, cores), strict=True))
     with ThreadPoolExecutor(cores) as pool:
-        return 2 * _COPIED_BYTES / _least(lambda: list(pool.map(lambda p: np.copyto(p[1], p[0]), parts)))
+        return 2 * copied / _least(lambda: list(pool.map(lambda p: np.copyto(p[1], p[0]), parts)))
 
 
 def _cores() -> int:

@@ -63,4 +63,4 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "_device", None)
     monkeypatch.setattr(job, "_sentinel", None)
     job._program.cache_clear()
-    job._inputs.cache_clear()
+    job._places.cache_clear()

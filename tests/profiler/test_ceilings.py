@@ -10,6 +10,7 @@ import pytest
 from dispatch_profiler.operations import ElementTypes, Matmul
 from dispatch_profiler.profiler import ProfileOptions, Session, Verdict
 from dispatch_profiler.profiler.ceilings import CeilingFile, Ceilings, measure_ceilings
+from dispatch_profiler.profiler.measure import Mode
 
 #: 100 GFLOP/s in f32, 50 in f64, 10 GB/s.
 KNOWN = Ceilings({"f32": 100e9, "f64": 50e9}, 10e9)
@@ -34,6 +35,15 @@ def test_the_limit_follows_from_the_operations_and_the_type(types: ElementTypes,
     assert KNOWN.is_plausible(operation, milliseconds)
     assert KNOWN.is_plausible(operation, 0.81 * milliseconds)  # BLAS does not reach the limit quite
     assert not KNOWN.is_plausible(operation, 0.79 * milliseconds)
+
+
+def test_from_cold_caches_the_bytes_take_time_too():
+    """64 x 64 x 64 in f32: 0.52 MFLOP are 5.2 us at 100 GFLOP/s, 48 KiB are 4.9 us at 10 GB/s."""
+    square, vector = Matmul(64, 64, 64), Matmul(1, 64, 64)
+
+    assert KNOWN.limit_ms(square, Mode.COLD) == KNOWN.limit_ms(square) == pytest.approx(0.00524288)
+    assert KNOWN.limit_ms(vector, Mode.COLD) == pytest.approx((64 * 64 + 2 * 64) * 4 / 10e6)
+    assert KNOWN.limit_ms(vector) == pytest.approx(2 * 64 * 64 / 100e6)
 
 
 def test_the_higher_of_two_measurements_counts():
