@@ -15,13 +15,15 @@ class ModuleJob:
     """All configurations of one operation that share their compiler flags.
 
     `source` is the whole MLIR file; a build takes the functions of `dispatches` out of it.
-    `repeat` is how often the profile vmfb does each dispatch in one call.
+    `repeat` is how often the profile vmfb does each dispatch in one call. `refused` are (dispatch,
+    reason) of those that the target cannot have: they are not even tried.
     """
 
     source: str
     dispatches: tuple[Dispatch, ...]
     flags: tuple[str, ...]
     repeat: int
+    refused: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,65 @@
 At the phase `executable-configurations` every dispatch's root operation carries the tiles that code
 generation will follow. Here they are compared with those that were asked for. Where the compiler
 has folded unit loops away (a convolution of one image, a 1x1 filter) it drops the attribute of the
-source without a word; then the tiles are set on the operation that is really there.
+source without a word; then the tiles are set on the operation that is really there. For a GPU that
+is done before the compiler configures anything, because the pipeline and the launch are asked for with
+the tiles; for a CPU after it, because the pipeline is the compiler's to choose for what it has folded.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from iree.compiler import ir
 
 from dispatch_profiler.compiler._base import Outcome
-from dispatch_profiler.compiler.folding import Groups, fold_groups, folded_config
+from dispatch_profiler.compiler.folding import fold_groups
 from dispatch_profiler.compiler.module import Module, operations_in
+from dispatch_profiler.compiler.sharing import INFO, has_info
 from dispatch_profiler.configurations import Lowering
 from dispatch_profiler.generator import Dispatch, State
+
+
+def restore_dropped(module: Module, dispatches: Sequence[Dispatch]) -> None:
+    """Ask again for what the front end has dropped, in a module at phase `executable-sources`.
+
+    Whether it was dropped, and whether this helped, is seen by `settle_configurations`.
+    """
+    with module.operation.context:
+        for dispatch in dispatches:
+            lowering = dispatch.configuration.lowering(dispatch.operation)
+            if lowering is not None and lowering.owns_translation:
+                _ask_again(module, dispatch.name, lowering)
+
+
+def _ask_again(module: Module, function: str, lowering: Lowering) -> None:
+    inner = _operations(module, function)
+    if any(has_info(op) for _, op in inner):
+        return
+    found = [(i, folded) for i, (_, op) in enumerate(inner) if (folded := _folded_for(op, lowering))]
+    if len(found) == 1:
+        index, folded = found[0]
+        root = _own(module, function, inner[index][0], lambda: _operations(module, function)[index][1])
+        root.attributes[INFO] = ir.Attribute.parse(folded.compilation_info)
+
+
+def _operations(module: Module, function: str) -> list[tuple[str, Any]]:
+    """(executable, operation) of all that `function` dispatches."""
+    return [
+        (name, op)
+        for name, executable in module.executables_of(function).items()
+        for op in operations_in(executable)
+    ]
+
+
+def _own(module: Module, function: str, executable: str, find: Callable[[], Any]) -> Any:
+    """The operation that `find` finds, in an executable that no other function uses."""
+    if module.users_of(executable) != [function]:
+        # Functions that differ in nothing but what was dropped have been given one executable.
+        module.own_executable(function, executable)
+    return find()
 
 
 def settle_configurations(module: Module, dispatches: Sequence[Dispatch]) -> dict[str, Outcome]:
@@ -40,18 +83,16 @@ def _enforce(module: Module, dispatch: Dispatch) -> str:
     if lowering is None:
         return ""
     roots = _roots(module, dispatch.name)
-    if any(_carries(root, lowering.lowering_config, lowering) for _, root in roots):
+    if any(_carries(root, lowering) for _, root in roots):
         return ""
-    folded = [(i, g) for i, (_, root) in enumerate(roots) if (g := _folding_of(root, lowering)) is not None]
-    if len(folded) != 1:
+    found = [(i, folded) for i, (_, root) in enumerate(roots) if (folded := _folded_for(root, lowering))]
+    if len(found) == 1 and _carries(roots[found[0][0]][1], found[0][1]):
+        return ""
+    if len(found) != 1 or lowering.owns_translation:
         return f"asked for {lowering.lowering_config}, the compiler configured {_described(roots)}"
-    index, groups = folded[0]
-    executable, root = roots[index]
-    if module.users_of(executable) != [dispatch.name]:
-        # Functions that differ in nothing but what was dropped have been given one executable.
-        module.own_executable(dispatch.name, executable)
-        _, root = _roots(module, dispatch.name)[index]
-    return _impose(root, folded_config(lowering, groups), lowering)
+    index, folded = found[0]
+    root = _own(module, dispatch.name, roots[index][0], lambda: _roots(module, dispatch.name)[index][1])
+    return _impose(root, folded)
 
 
 def _read(module: Module, dispatch: Dispatch) -> Outcome:
@@ -61,11 +102,16 @@ def _read(module: Module, dispatch: Dispatch) -> Outcome:
     if lowering is None:
         return Outcome(State.COMPILED, applied=_described(roots))
     for _, root in roots:
-        groups = _folding_of(root, lowering)
-        wanted = lowering.lowering_config if groups is None else folded_config(lowering, groups)
-        if _carries(root, wanted, lowering):
-            return Outcome(State.COMPILED, applied=wanted)
-    return Outcome(State.NOT_APPLIED, f"set {lowering.lowering_config}, but found {_described(roots)}")
+        wanted = _folded_for(root, lowering) or lowering
+        if _carries(root, wanted):
+            return Outcome(State.COMPILED, applied=_text(wanted))
+    return Outcome(State.NOT_APPLIED, f"set {_text(lowering)}, but found {_described(roots)}")
+
+
+def _text(lowering: Lowering) -> str:
+    """What is proven of a dispatch: its tiles, and for a GPU its pipeline and launch."""
+    parts = (lowering.lowering_config, lowering.translation_info if lowering.owns_translation else "")
+    return ", ".join(filter(None, parts))
 
 
 def _roots(module: Module, function: str) -> list[tuple[str, Any]]:
@@ -89,17 +135,19 @@ def _function_of(op: Any) -> Any:
     return op
 
 
-def _carries(op: Any, wanted: str, lowering: Lowering) -> bool:
-    """Has `op` the tiles `wanted`, in a function with the options of `lowering`?"""
-    if op.attributes["lowering_config"] != ir.Attribute.parse(wanted):
+def _carries(op: Any, lowering: Lowering) -> bool:
+    """Has `op` the tiles of `lowering`, in a function with its pipeline, or with its options at least?"""
+    if op.attributes["lowering_config"] != ir.Attribute.parse(lowering.lowering_config):
         return False
-    translation = str(_function_of(op).attributes["translation_info"])
-    return all(option in translation for option in lowering.options)
+    translation = _function_of(op).attributes["translation_info"]
+    if lowering.owns_translation:
+        return bool(translation == ir.Attribute.parse(lowering.translation_info))
+    return all(option in str(translation) for option in lowering.options)
 
 
-def _impose(root: Any, wanted: str, lowering: Lowering) -> str:
-    """Set the tiles `wanted` on `root`, with the pipeline that the compiler chose for it."""
-    root.attributes["lowering_config"] = ir.Attribute.parse(wanted)
+def _impose(root: Any, lowering: Lowering) -> str:
+    """Set the tiles of `lowering` on `root`, with the pipeline that the compiler chose for it."""
+    root.attributes["lowering_config"] = ir.Attribute.parse(lowering.lowering_config)
     if not lowering.options:
         return ""
     function = _function_of(root)
@@ -112,9 +160,11 @@ def _impose(root: Any, wanted: str, lowering: Lowering) -> str:
     return ""
 
 
-def _folding_of(op: Any, lowering: Lowering) -> Groups | None:
+def _folded_for(op: Any, lowering: Lowering) -> Lowering | None:
+    """`lowering` for an operation of which `op` is what folding has left; None if it is none."""
     loops = _loops_of(op)
-    return None if loops is None else fold_groups(lowering.loops, loops)
+    groups = None if loops is None else fold_groups(lowering.root_loops, loops)
+    return None if groups is None else lowering.folded(groups)
 
 
 def _loops_of(op: Any) -> tuple[tuple[int, bool], ...] | None:

@@ -56,6 +56,8 @@ def _main(arguments: Sequence[str]) -> int:
         return _tend(cache, clear=options.cache_clear)
     manifest = load_manifest(Tree(folder(options.generated_dir)))
     target = parse_target(options.target) if options.target else None
+    if target is not None and target.note:
+        say(target.note)
     compiler = compiler_for(
         target or _generated_for(manifest), folder(options.build_dir) if options.build_dir else None
     )

@@ -1,15 +1,12 @@
-"""Loops that the compiler has folded together, and the tiles that belong to what it made of them."""
+"""Which loops of an operation the compiler has folded together (see `Lowering.folded`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from dispatch_profiler.configurations import Lowering, lowering_config_text
+from dispatch_profiler.configurations import Groups
 from dispatch_profiler.operations import Loop
-
-#: For each real loop, the loops of the operation that it stands for.
-Groups = tuple[tuple[int, ...], ...]
 
 
 def fold_groups(loops: Sequence[Loop], real: Sequence[tuple[int, bool]]) -> Groups | None:
@@ -33,17 +30,3 @@ def fold_groups(loops: Sequence[Loop], real: Sequence[tuple[int, bool]]) -> Grou
         if any(loops[i].extent != 1 for i in waiting):
             return None
     return tuple(groups[position] for position in range(len(real)))
-
-
-def folded_config(lowering: Lowering, groups: Groups) -> str:
-    """The attribute that asks for the tiles of `lowering` on an operation with folded loops."""
-    return lowering_config_text(lowering.dialect, fold_levels(lowering.levels, groups))
-
-
-def fold_levels(
-    levels: Sequence[tuple[str, tuple[int, ...]]], groups: Groups
-) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Tiles of the real loops: the product of the tiles of the loops that were folded into each."""
-    return tuple(
-        (level, tuple(math.prod(tiles[i] for i in group) for group in groups)) for level, tiles in levels
-    )

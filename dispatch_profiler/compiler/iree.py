@@ -102,7 +102,7 @@ class IreeCompiler:
 
     def build(self, job: ModuleJob) -> Built:
         """See `Compiler.build`."""
-        from dispatch_profiler.compiler.applied import settle_configurations
+        from dispatch_profiler.compiler.applied import restore_dropped, settle_configurations
         from dispatch_profiler.compiler.sharing import fan_out, share
 
         phases, flags = self._phases, job.flags
@@ -114,6 +114,7 @@ class IreeCompiler:
         try:
             module = phases.advance(source, flags, stop=_OUTLINED)
             fan_out(module, groups, lines)
+            restore_dropped(module, job.dispatches)
             module = phases.advance(module, flags, _OUTLINED, stop=_CONFIGURED)
             outcomes = settle_configurations(module, job.dispatches)
             outcomes |= self._without_evidence(job, module)

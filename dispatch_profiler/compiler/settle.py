@@ -21,9 +21,11 @@ def settle(job: ModuleJob, build: Build) -> Built:
     """
     if not job.dispatches:
         return Built(b"", b"", {})
-    failed: dict[str, Outcome] = {}
+    failed = {name: Outcome(State.NOT_COMPILED, reason) for name, reason in job.refused}
     said: list[str] = []
-    rest = job.dispatches
+    rest = tuple(d for d in job.dispatches if d.name not in failed)
+    if not rest:
+        return _with(Built(b"", b"", {}), failed, said)
     for _ in range(2):
         try:
             return _with(build(replace(job, dispatches=rest)), failed, said)

@@ -20,7 +20,8 @@ from iree.compiler import ir
 
 from dispatch_profiler.compiler.module import Module, operations_in
 
-_INFO = "compilation_info"
+#: The attribute that tells the compiler how to do an operation.
+INFO = "compilation_info"
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def share(source: Module) -> list[Group]:
     """Leave one function of each group in `source`; the groups of more than one."""
     groups: dict[str, Group] = {}
     for name, function in source.symbols("func.func").items():
-        infos = [str(op.attributes[_INFO]) for op in operations_in(function) if _INFO in op.attributes]
+        infos = [str(op.attributes[INFO]) for op in operations_in(function) if INFO in op.attributes]
         if len(infos) == 1:
             group = groups.setdefault(_body(function), Group(name, {}))
             group.infos[name] = infos[0]
@@ -50,8 +51,8 @@ def _body(function: Any) -> str:
     copy = function.clone()
     copy.attributes["sym_name"] = ir.StringAttr.get("function", function.context)
     for op in operations_in(copy):
-        if _INFO in op.attributes:
-            del op.attributes[_INFO]
+        if INFO in op.attributes:
+            del op.attributes[INFO]
     return str(copy)
 
 
@@ -64,9 +65,7 @@ def fan_out(module: Module, groups: Sequence[Group], lines: dict[str, int]) -> N
     for group in groups:
         first = group.representative
         marked = [
-            name
-            for name, op in module.executables_of(first).items()
-            if any(map(_has_info, operations_in(op)))
+            name for name, op in module.executables_of(first).items() if any(map(has_info, operations_in(op)))
         ]
         for member, info in group.infos.items():
             if member == first:
@@ -75,9 +74,10 @@ def fan_out(module: Module, groups: Sequence[Group], lines: dict[str, int]) -> N
             module.copy_function(first, member, line_shift=shift)
             for executable in marked:
                 copy = module.own_executable(member, executable, line_shift=shift)
-                for op in filter(_has_info, operations_in(copy)):
-                    op.attributes[_INFO] = ir.Attribute.parse(info, op.context)
+                for op in filter(has_info, operations_in(copy)):
+                    op.attributes[INFO] = ir.Attribute.parse(info, op.context)
 
 
-def _has_info(op: Any) -> bool:
-    return _INFO in op.attributes
+def has_info(op: Any) -> bool:
+    """Is the compiler told how to do `op`?"""
+    return INFO in op.attributes

@@ -13,6 +13,7 @@ from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import Built, Compiler, ModuleJob
 from dispatch_profiler.compiler.cache import Cache
 from dispatch_profiler.compiler.source import relevant_source, reproducer
+from dispatch_profiler.configurations import refusal
 from dispatch_profiler.errors import TargetError, TreeError
 from dispatch_profiler.files import remove_leftovers, sha256, write_atomic
 from dispatch_profiler.generator import (
@@ -141,11 +142,14 @@ def _task(
     flags = (*target.compile_flags, *wanted[0].configuration.flags, *options.flags)
     repeat = options.repeat or repeat_count(entry.operation)
     source = _read(tree.source(entry.operation))
-    job = ModuleJob(source, wanted, flags, repeat)
+    # The target need not be the one that it was generated for.
+    reasons = ((d.name, refusal(d.configuration, d.operation, target.limits)) for d in wanted)
+    refused = tuple((name, reason) for name, reason in reasons if reason)
+    job = ModuleJob(source, wanted, flags, repeat, refused)
     # Of the source only what goes into this module: an edit elsewhere does not touch it.
     text = relevant_source(source, [d.name for d in wanted])
     fingerprint = [__version__, _code_version(), revision, target.fingerprint, *flags, str(repeat), text]
-    fingerprint += _files_of(flags)
+    fingerprint += [*_files_of(flags), *(reason for _, reason in refused)]
     key = sha256("\0".join([*fingerprint, *(d.name for d in wanted)]).encode())
     return Task(entry, module, target, job, key, asked)
 

@@ -9,16 +9,31 @@ from dispatch_profiler.configurations._base import (
     Configuration,
     Default,
     Evidence,
+    GpuLimits,
+    Groups,
     Limits,
     Lowering,
+    fold_levels,
     lowering_config_text,
 )
 from dispatch_profiler.configurations.cpu_tiles import CpuTiles
-from dispatch_profiler.configurations.files import Entry, load_configurations, shipped_configurations
+from dispatch_profiler.configurations.files import (
+    Entry,
+    load_configurations,
+    shipped_configurations,
+    shipped_lists,
+)
 from dispatch_profiler.configurations.flows import FLOWS, Flow
+from dispatch_profiler.configurations.gpu_tiles import GpuTiles
+from dispatch_profiler.configurations.intrinsics import INTRINSICS, Intrinsic
+from dispatch_profiler.configurations.mma_tiles import MmaTiles
+from dispatch_profiler.configurations.simt_tiles import SimtTiles
+from dispatch_profiler.configurations.spaces import Space, draw_valid, gpu_spaces, refusal
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
 
-KINDS: dict[str, type[Configuration]] = {kind.kind: kind for kind in (Default, CpuTiles, Flow)}
+KINDS: dict[str, type[Configuration]] = {
+    kind.kind: kind for kind in (Default, CpuTiles, Flow, MmaTiles, SimtTiles)
+}
 
 
 def configuration_from_dict(data: Mapping[str, Any]) -> Configuration:
@@ -32,6 +47,7 @@ def configuration_from_dict(data: Mapping[str, Any]) -> Configuration:
 
 __all__ = [
     "FLOWS",
+    "INTRINSICS",
     "KINDS",
     "Configuration",
     "CpuTiles",
@@ -39,10 +55,22 @@ __all__ = [
     "Entry",
     "Evidence",
     "Flow",
+    "GpuLimits",
+    "GpuTiles",
+    "Groups",
+    "Intrinsic",
     "Limits",
     "Lowering",
+    "MmaTiles",
+    "SimtTiles",
+    "Space",
     "configuration_from_dict",
+    "draw_valid",
+    "fold_levels",
+    "gpu_spaces",
     "load_configurations",
     "lowering_config_text",
+    "refusal",
     "shipped_configurations",
+    "shipped_lists",
 ]

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
-from dispatch_profiler.errors import ConfigurationError
+from dispatch_profiler.errors import ConfigurationError, did_you_mean
 from dispatch_profiler.operations import Loop, Operation
+
+
+@dataclass(frozen=True)
+class GpuLimits:
+    """What one workgroup of a GPU may use, as the compiler sees it.
+
+    `registers` are those of 32 bits that one thread can have, `stages` the values of
+    `prefetch_num_stages` that make code of their own, `intrinsics` the compiler's names.
+    """
+
+    arch: str
+    threads: int
+    shared_bytes: int
+    subgroup_sizes: tuple[int, ...]
+    registers: int
+    #: Registers of all threads of a workgroup together; 0 where it is not known.
+    register_file: int
+    stages: tuple[int, ...]
+    intrinsics: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -20,6 +41,13 @@ class Limits:
 
     max_vector_bytes: int | None = None
     backend: str = "llvm-cpu"
+    gpu: GpuLimits | None = None
+
+
+#: For each loop of an operation as the compiler has it, the loops that were folded into it.
+Groups = tuple[tuple[int, ...], ...]
+#: Name of a level -> a tile for each loop.
+Levels = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -30,11 +58,24 @@ class Lowering:
     `options` are unit attributes of the pipeline, such as `enable_loop_peeling`.
     """
 
+    #: Must the compiler keep pipeline and launch as asked for, or may it choose a pipeline of its own
+    #: for an operation that it has folded?
+    owns_translation: ClassVar[bool] = False
+
     dialect: str
     pipeline: str
     loops: tuple[Loop, ...]
-    levels: tuple[tuple[str, tuple[int, ...]], ...]
+    levels: Levels
     options: tuple[str, ...] = ()
+
+    @property
+    def root_loops(self) -> tuple[Loop, ...]:
+        """Loops of the operation that carries the tiles; `loops` are those that the tiles are for."""
+        return self.loops
+
+    def folded(self, groups: Groups) -> Lowering:
+        """The same for an operation with folded loops; its own loops are not known any more."""
+        return replace(self, loops=(), levels=fold_levels(self.levels, groups))
 
     @property
     def lowering_config(self) -> str:
@@ -58,10 +99,27 @@ class Lowering:
         )
 
 
-def lowering_config_text(dialect: str, levels: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
+def fold_levels(levels: Levels, groups: Groups) -> Levels:
+    """Tiles of the real loops: the product of the tiles of the loops that were folded into each."""
+    return tuple(
+        (level, tuple(math.prod(tiles[i] for i in group) for group in groups)) for level, tiles in levels
+    )
+
+
+def lowering_config_text(dialect: str, levels: Levels) -> str:
     """One level after another, in the order given: `#iree_cpu.lowering_config<a = [1, 2], b = [0, 0]>`."""
-    body = ", ".join(f"{level} = [{', '.join(map(str, tiles))}]" for level, tiles in levels)
+    body = ", ".join(f"{level} = {listed(tiles)}" for level, tiles in levels)
     return f"#{dialect}.lowering_config<{body}>"
+
+
+def listed(values: Sequence[int]) -> str:
+    """`[1, 2]`, as MLIR writes a list."""
+    return f"[{', '.join(map(str, values))}]"
+
+
+def by(tiles: Sequence[int]) -> str:
+    """`1x2`, as a name has it."""
+    return "x".join(map(str, tiles))
 
 
 @dataclass(frozen=True)
@@ -108,9 +166,22 @@ class Configuration(abc.ABC):
         """How to see that `flags` took effect; None where there are none."""
         return None
 
+    def unsupported_reason(self, operation: Operation, limits: Limits) -> str | None:
+        """Why the compiler has no code for this on the target, though it fits `operation`.
+
+        What is invalid is left out. What is unsupported is generated, and `Not compiled` for this
+        reason: somebody who asks for it by its name hears why.
+        """
+        return None
+
     def lowering(self, operation: Operation) -> Lowering | None:
         """The tiles asked for; None leaves the choice to the compiler."""
         return None
+
+    def split(self, slices: int) -> Configuration | None:
+        """The same with the reduction cut into `slices`; None if it cannot be, or is cut already."""
+        can = self.split_k == 1 and any(each.name == "split_k" for each in fields(self))  # type: ignore[arg-type]
+        return replace(self, split_k=slices) if can else None  # type: ignore[type-var]
 
     def fields(self) -> dict[str, str]:
         """Columns of the report that describe the tiles, by `field_names`."""
@@ -123,6 +194,23 @@ class Configuration(abc.ABC):
             value = getattr(self, field.name)
             data[field.name] = list(value) if isinstance(value, tuple) else value
         return data
+
+
+def check_tiles(field: str, tiles: Sequence[Any]) -> tuple[int, ...]:
+    """The tiles as a tuple. ConfigurationError unless each is a whole number of at least 1."""
+    if any(type(tile) is not int or tile < 1 for tile in tiles):
+        raise ConfigurationError(
+            f"{field}: every tile must be a whole number of at least 1, but got {list(tiles)}"
+        )
+    return tuple(tiles)
+
+
+def check_choice(field: str, value: Any, choices: Sequence[Any]) -> None:
+    """ConfigurationError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ConfigurationError(
+            f"unknown {field} {value!r}", hint=did_you_mean(str(value), list(map(str, choices)))
+        )
 
 
 def check_split(split_k: int) -> None:

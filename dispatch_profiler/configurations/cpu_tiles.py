@@ -18,17 +18,15 @@ from dispatch_profiler.configurations._base import (
     Limits,
     Lowering,
     backend_invalid_reason,
+    by,
     check_split,
+    check_tiles,
     split_invalid_reason,
     split_loops,
     split_suffix,
 )
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Conv2d, Operation
-
-
-def _by(tiles: tuple[int, ...]) -> str:
-    return "x".join(map(str, tiles))
 
 
 @dataclass(frozen=True)
@@ -53,12 +51,7 @@ class CpuTiles(Configuration):
 
     def __post_init__(self) -> None:
         for field in ("distribution", "vector", "cache"):
-            tiles = tuple(getattr(self, field))
-            object.__setattr__(self, field, tiles)
-            if any(not isinstance(tile, int) or isinstance(tile, bool) or tile < 1 for tile in tiles):
-                raise ConfigurationError(
-                    f"{field}: every tile must be a whole number of at least 1, but got {list(tiles)}"
-                )
+            object.__setattr__(self, field, check_tiles(field, getattr(self, field)))
         if not self.distribution or len(self.vector) <= len(self.distribution):
             raise ConfigurationError(
                 "vector needs a tile for each axis of distribution and at least one reduction, "
@@ -74,11 +67,11 @@ class CpuTiles(Configuration):
 
     @property
     def name(self) -> str:
-        tiles = [_by(level) for level in (self.distribution, self.cache, self.vector) if level]
+        tiles = [by(level) for level in (self.distribution, self.cache, self.vector) if level]
         return "_".join(["tile_config", *tiles]) + ("_peel" if self.peel else "") + split_suffix(self.split_k)
 
     def fields(self) -> dict[str, str]:
-        values = (_by(self.distribution), _by(self.cache), _by(self.vector), str(self.peel).lower())
+        values = (by(self.distribution), by(self.cache), by(self.vector), str(self.peel).lower())
         return dict(zip(self.field_names, values, strict=True))
 
     # -- tiles by loop ------------------------------------------------------------------------

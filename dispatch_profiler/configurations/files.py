@@ -4,32 +4,44 @@ A file is YAML (or JSON, which is YAML):
 
     configurations:
       - {kinds: [matmul, batch_matmul], types: [f32], distribution: [64, 128], vector: [8, 32, 4]}
+      - {types: [f16], instruction: mmasync, workgroup: [128, 128], reduction: [32], stages: 5}
+      - {thread: [4, 8], workgroup: [64, 64], reduction: [16]}
       - {flow: data_tiling}
       - {default: true}
+      - {list: original}
 
 `kinds` and `types` (of the inputs) narrow an entry; without them it goes for all that it fits.
+`list` stands for all entries of a list that ships.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from dispatch_profiler.configurations._base import Configuration, Default
+from dispatch_profiler.configurations._base import Configuration, Default, check_choice
 from dispatch_profiler.configurations.cpu_tiles import CpuTiles
 from dispatch_profiler.configurations.flows import Flow
+from dispatch_profiler.configurations.gpu_tiles import GpuTiles
+from dispatch_profiler.configurations.mma_tiles import MmaTiles
+from dispatch_profiler.configurations.simt_tiles import SimtTiles
 from dispatch_profiler.errors import ConfigurationError, OperationError, did_you_mean
 from dispatch_profiler.operations import KINDS, Operation, element_type
 
 _NARROWING = ("kinds", "types")
+_GPU: dict[str, type[GpuTiles]] = {"instruction": MmaTiles, "thread": SimtTiles}
+#: keys with a list of tiles
+_TILES = ("distribution", "vector", "cache", "workgroup", "reduction", "subgroups", "shape", "thread")
 #: key that tells the kind of an entry -> every key that the entry may have besides
 _KEYS = {
     "distribution": ("vector", "cache", "peel", "split_k"),
+    **{key: tuple(f.name for f in fields(kind) if f.name != key) for key, kind in _GPU.items()},
+    "list": (),
     "flow": (),
     "default": ("split_k",),
 }
@@ -49,10 +61,19 @@ class Entry:
         )
 
 
-def shipped_configurations(family: str) -> tuple[Entry, ...]:
+_SHIPPED = resources.files("dispatch_profiler.configurations") / "shipped"
+
+
+def shipped_lists() -> tuple[str, ...]:
+    """Names of the lists that ship: families of targets, and others such as `original`."""
+    return tuple(sorted(file.name.removesuffix(".yaml") for file in _SHIPPED.iterdir()))
+
+
+def shipped_configurations(name: str) -> tuple[Entry, ...]:
     """The package's own list for a family of targets, such as `llvm-cpu`; empty if there is none."""
-    file = resources.files("dispatch_profiler.configurations") / "shipped" / f"{family}.yaml"
-    return _parse(file.read_text(encoding="utf-8"), f"{family}.yaml") if file.is_file() else ()
+    if name not in shipped_lists():
+        return ()
+    return _parse((_SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
 
 
 def load_configurations(path: Path) -> tuple[Entry, ...]:
@@ -77,10 +98,11 @@ def _parse(text: str, where: str) -> tuple[Entry, ...]:
             hint="write 'configurations:' and below it one entry a line, "
             "such as '- {distribution: [64, 128], vector: [8, 32, 4]}'",
         )
-    return tuple(_entry(row, f"{where}, entry {i}") for i, row in enumerate(data["configurations"], 1))
+    entries = (_entries(row, f"{where}, entry {i}") for i, row in enumerate(data["configurations"], 1))
+    return tuple(entry for several in entries for entry in several)
 
 
-def _entry(row: Any, where: str) -> Entry:
+def _entries(row: Any, where: str) -> tuple[Entry, ...]:
     if not isinstance(row, dict) or not all(isinstance(key, str) for key in row):
         raise ConfigurationError(f"{where}: expected keys and values, but got {row!r}")
     marker = next((key for key in _KEYS if key in row), None)
@@ -92,13 +114,18 @@ def _entry(row: Any, where: str) -> Entry:
     if marker is None:
         raise ConfigurationError(f"{where}: needs one of {', '.join(_KEYS)}")
     try:
-        return Entry(
-            _configuration(marker, {k: v for k, v in row.items() if k not in _NARROWING}),
-            _names(row.get("kinds", ()), "kinds", KINDS),
-            _types(row.get("types", ())),
-        )
+        kinds, types = _names(row.get("kinds", ()), "kinds", KINDS), _types(row.get("types", ()))
+        if marker == "list":
+            return tuple(Entry(e.configuration, kinds or e.kinds, types or e.types) for e in _listed(row))
+        values = {key: value for key, value in row.items() if key not in _NARROWING}
+        return (Entry(_configuration(marker, values), kinds, types),)
     except (ConfigurationError, OperationError) as error:
         raise ConfigurationError(f"{where}: {error}", hint=error.hint) from error
+
+
+def _listed(row: dict[str, Any]) -> tuple[Entry, ...]:
+    check_choice("list", row["list"], shipped_lists())
+    return shipped_configurations(row["list"])
 
 
 def _names(value: Any, key: str, known: Iterable[str] | None) -> tuple[str, ...]:
@@ -125,11 +152,15 @@ def _configuration(marker: str, values: dict[str, Any]) -> Configuration:
         if values["default"] is not True:
             raise ConfigurationError(f"default must be true, but got {values['default']!r}")
         return Default(values.get("split_k", 1))
-    if "vector" not in values:
-        raise ConfigurationError("needs 'vector' beside 'distribution'")
-    for key in ("distribution", "vector", "cache"):
+    needed = ("workgroup", "reduction") if marker in _GPU else ("vector",)
+    for key in needed:
+        if key not in values:
+            raise ConfigurationError(f"needs {key!r} beside {marker!r}")
+    for key in _TILES:
         if not isinstance(values.get(key, []), list):
             raise ConfigurationError(f"{key} must be a list of tiles, but got {values[key]!r}")
+    if marker in _GPU:
+        return _GPU[marker](**values)
     return CpuTiles(
         tuple(values["distribution"]),
         tuple(values["vector"]),

@@ -12,7 +12,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from dispatch_profiler.command import SUCCESS, Parser, add_tree_arguments, folder, run, say
-from dispatch_profiler.configurations import load_configurations, shipped_configurations
+from dispatch_profiler.configurations import (
+    Entry,
+    load_configurations,
+    shipped_configurations,
+    shipped_lists,
+)
 from dispatch_profiler.errors import OperationError, RangeError, UsageError
 from dispatch_profiler.generator.dispatch import Dispatch
 from dispatch_profiler.generator.emit import check_tree, emit
@@ -31,7 +36,7 @@ from dispatch_profiler.operations import (
     element_type,
     is_element_type,
 )
-from dispatch_profiler.targets import DEFAULT_TARGET, FAMILIES, parse_target
+from dispatch_profiler.targets import DEFAULT_TARGET, FAMILIES, Target, parse_target
 from dispatch_profiler.workloads import (
     ConvSweep,
     MatmulSweep,
@@ -64,14 +69,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     target = parse_target(options.target)
+    if target.note:
+        say(target.note)
     selection = Selection.parse(options.dispatches, options.operation_kind)
     result = sweep_workload(_sweep(options, selection.kinds))
-    entries = (
-        load_configurations(folder(options.configurations))
-        if options.configurations
-        else shipped_configurations(target.shipped_list)
+    choices = Choices(
+        _entries(options.configurations, target),
+        selection,
+        _slices(options),
+        options.default_config == "only",
     )
-    choices = Choices(entries, selection, _slices(options), options.default_config == "only")
     plan = plan_generation(result.workload, target, choices)
     tree = Tree(folder(options.generated_dir))
     if options.dry_run:
@@ -84,6 +91,16 @@ def _main(arguments: Sequence[str]) -> int:
     points = tuple(LeftOut("a point of the sweep", reason) for reason in result.left_out)
     _summarize(plan, points, options)
     return SUCCESS
+
+
+def _entries(given: str | None, target: Target) -> tuple[Entry, ...]:
+    """What --configurations names, a file or a list that ships; the target's own list without it."""
+    if not given:
+        return shipped_configurations(target.shipped_list)
+    path = folder(given)
+    if given in shipped_lists() and not path.exists():
+        return shipped_configurations(given)
+    return load_configurations(path)
 
 
 # -- arguments -------------------------------------------------------------------------------------
@@ -119,7 +136,11 @@ def _parser() -> Parser:
     tuning.add_argument(
         "--target", default=DEFAULT_TARGET, help=f"one of {', '.join(FAMILIES)} (default: %(default)s)"
     )
-    tuning.add_argument("--configurations", metavar="FILE", help="YAML list instead of the shipped one")
+    tuning.add_argument(
+        "--configurations",
+        metavar="FILE|LIST",
+        help=f"YAML list instead of the target's own, or another that ships: {', '.join(shipped_lists())}",
+    )
     tuning.add_argument(
         "--split-k-slices", "--split_k_slices", metavar=_RANGE, help="also split k into so many slices"
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Entry
+from dispatch_profiler.configurations import Configuration, Default, Entry
 from dispatch_profiler.errors import SelectionError
 from dispatch_profiler.generator.dispatch import Dispatch
 from dispatch_profiler.generator.selection import Selection
@@ -89,8 +89,8 @@ def _configurations(operation: Operation, choices: Choices) -> list[Configuratio
     )
     plain = dict.fromkeys([Default(), *fitting])
     # A split is a variant of the configurations that have none of their own.
-    split = (_split(c, slices) for slices in _slices(operation, choices) for c in plain if _can_split(c))
-    return list(dict.fromkeys([*plain, *split]))
+    split = (each.split(slices) for slices in _slices(operation, choices) for each in plain)
+    return list(dict.fromkeys([*plain, *filter(None, split)]))
 
 
 def _slices(operation: Operation, choices: Choices) -> tuple[int, ...]:
@@ -100,12 +100,3 @@ def _slices(operation: Operation, choices: Choices) -> tuple[int, ...]:
         predefined: Mapping[tuple[int, int, int], tuple[int, ...]] = SPLIT_K_PROBLEMS
         return predefined.get((operation.m, operation.n, operation.k), ())
     return ()
-
-
-def _can_split(configuration: Configuration) -> bool:
-    return isinstance(configuration, (Default, CpuTiles)) and configuration.split_k == 1
-
-
-def _split(configuration: Configuration, slices: int) -> Configuration:
-    assert isinstance(configuration, (Default, CpuTiles))
-    return replace(configuration, split_k=slices)

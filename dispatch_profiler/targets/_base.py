@@ -47,6 +47,11 @@ class Target(abc.ABC):
         """Hardware limits that make configurations invalid."""
 
     @property
+    def note(self) -> str:
+        """What whoever asked for it should know of what was chosen; mostly nothing."""
+        return ""
+
+    @property
     def fingerprint(self) -> str:
         """What `compile_flags` stand for on this machine: `host` resolved to the features it has."""
         return " ".join(self.compile_flags)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
 
-from dispatch_profiler.configurations import Limits
+from dispatch_profiler.configurations import GpuLimits, Limits
 from dispatch_profiler.errors import TargetError, did_you_mean
 from dispatch_profiler.targets._base import KEEP_F64, Target
+
+#: What the compiler says of each GPU, by the target's name (see `compiler.target_info`).
+FACTS = Path(__file__).with_name("gpu_facts.json")
+
+
+@cache
+def _facts() -> dict[str, dict[str, Any]]:
+    facts: dict[str, dict[str, Any]] = json.loads(FACTS.read_text(encoding="utf-8"))
+    return facts
 
 
 @dataclass(frozen=True)
@@ -22,8 +34,17 @@ class ByArchitecture(Target):
     #: Flags of the family, and the one that takes the architecture.
     family_flags: ClassVar[tuple[str, ...]]
     arch_flag: ClassVar[str] = ""
+    needs_architecture: ClassVar[bool] = False
     #: URI of the runtime's device.
     device: ClassVar[str]
+    #: Are its targets GPUs, which the compiler describes?
+    describes_gpus: ClassVar[bool] = True
+    #: Values of `prefetch_num_stages` that make code of their own: what each does is seen in
+    #: tests/compiler/test_gpu_configurations.py.
+    stages: ClassVar[tuple[int, ...]] = (1,)
+    #: Registers of 32 bits where the compiler does not tell: of a thread, of all of a workgroup.
+    registers: ClassVar[int] = 0
+    register_file: ClassVar[int] = 0
 
     arch: str = ""
 
@@ -62,4 +83,21 @@ class ByArchitecture(Target):
 
     @property
     def limits(self) -> Limits:
-        return Limits(backend=self.family)
+        return Limits(backend=self.family, gpu=self._gpu_limits() if self.describes_gpus else None)
+
+    def _gpu_limits(self) -> GpuLimits:
+        facts = _facts()[self.name]
+        return GpuLimits(
+            arch=facts["arch"],
+            threads=facts["threads"],
+            shared_bytes=facts["shared_bytes"],
+            subgroup_sizes=tuple(facts["subgroup_sizes"]),
+            registers=facts["registers"] or self.registers,
+            register_file=self.register_file,
+            stages=self.stages,
+            intrinsics=tuple(filter(self._makes_code_with, facts["intrinsics"])),
+        )
+
+    def _makes_code_with(self, intrinsic: str) -> bool:
+        """Can what the compiler lists for this target really be had of it?"""
+        return True

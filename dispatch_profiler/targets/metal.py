@@ -13,6 +13,6 @@ class MetalTarget(ByArchitecture):
     """One target for all Apple GPUs."""
 
     family: ClassVar[str] = "metal-spirv"
-    shipped_list: ClassVar[str] = "metal-spirv"
+    shipped_list: ClassVar[str] = "vulkan-spirv"
     family_flags: ClassVar[tuple[str, ...]] = ("--iree-hal-target-device=metal",)
     device: ClassVar[str] = "metal"

@@ -25,7 +25,9 @@ class RocmTarget(ByArchitecture):
     architectures: ClassVar[tuple[str, ...]] = tuple(_NAMES.split())
     family_flags: ClassVar[tuple[str, ...]] = ("--iree-hal-target-device=hip",)
     arch_flag: ClassVar[str] = "--iree-rocm-target"
+    needs_architecture: ClassVar[bool] = True
     device: ClassVar[str] = "hip"
+    stages: ClassVar[tuple[int, ...]] = (1, 2, 3)
 
     def __post_init__(self) -> None:
         if not self.arch:

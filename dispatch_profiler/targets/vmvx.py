@@ -19,3 +19,4 @@ class VmvxTarget(ByArchitecture):
         "--iree-hal-local-target-device-backends=vmvx",
     )
     device: ClassVar[str] = "local-task"
+    describes_gpus: ClassVar[bool] = False

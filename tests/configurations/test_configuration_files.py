@@ -10,11 +10,15 @@ from dispatch_profiler.configurations import (
     Entry,
     Flow,
     Limits,
+    MmaTiles,
+    SimtTiles,
     load_configurations,
     shipped_configurations,
 )
+from dispatch_profiler.configurations import refusal as why_not
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul
+from dispatch_profiler.targets import parse_target
 from dispatch_profiler.workloads import Sweep, sweep_workload
 
 TILES = "distribution: [64, 128], vector: [8, 32, 4]"
@@ -79,19 +83,95 @@ def test_a_family_without_a_list_has_no_entries():
     assert shipped_configurations("abacus") == ()
 
 
+# -- lists for GPUs ---------------------------------------------------------------------------------
+
+#: The names that stand in the document of the IREE dispatch profiler.
+DOCUMENT = (
+    "tile_config_128x128_64x4_tensorcore_mmasync",
+    "tile_config_128x128_32x5_tensorcore_mmasync",
+    "tile_config_128x64_32x5_tensorcore_mmasync",
+    "tile_config_64x64_64x5_tensorcore_mmasync",
+    "tile_config_64x64_32x10_tensorcore_mmasync",
+    "tile_config_128x256_32x3_tensorcore_mmasync",
+    "tile_config_128x128_16x5_tensorcore_mmasync",
+)
+
+
+def test_the_original_tiles_have_their_names():
+    """7 for f16, 9 for f32; those that the document names are among them."""
+    names = {entry.configuration.name: entry for entry in shipped_configurations("original")}
+    assert len(names) == 16
+    assert set(DOCUMENT) <= set(names)
+    assert names[DOCUMENT[-1]].types == ("f32",)
+
+
+GPU_TARGETS = ["cuda:sm_80", "cuda:sm_89", "rocm:gfx942", "rocm:gfx1100", "rocm:gfx1201", "vulkan-spirv:rdna3",
+               "vulkan-spirv", "metal-spirv"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GPU_TARGETS)
+def test_a_gpu_has_shipped_configurations_for_a_matmul(name):
+    """Beside the compiler's own choice."""
+    target = parse_target(name)
+    operation = Matmul(1024, 1024, 1024)
+    entries = shipped_configurations(target.shipped_list)
+    reasons = [why_not(e.configuration, operation, target.limits) for e in entries if e.is_for(operation)]
+    assert None in reasons
+
+
+@pytest.mark.parametrize("name", ["cuda", "rocm", "vulkan-spirv"])
+def test_every_entry_for_gpus_is_right_for_some_target(name):
+    """An entry that nothing takes would only be left out; f32 on tensor cores is there to be refused."""
+    limits = [parse_target(each).limits for each in GPU_TARGETS if each.startswith(name)]
+    for entry in shipped_configurations(name):
+        types = [ElementTypes(*t) for t in (("f16",) * 3, ("bf16",) * 3, ("f32",) * 3, ("f64",) * 3,
+                 ("i8", "i8", "i32"), ("f8", "f8", "f32"))]  # fmt: skip
+        operations = [Matmul(512, 512, 512, t) for t in types]
+        operations += [
+            Conv2d(8, h, w, 64, 128, 3, 3, types=t) for t in types for h, w in ((34, 66), (58, 58))
+        ]
+        fitting = [op for op in operations if entry.is_for(op)]
+        reasons = [why_not(entry.configuration, op, each) for op in fitting for each in limits]
+        assert None in reasons or entry.types == ("f32",), (entry.configuration.name, reasons)
+
+
+def test_a_list_may_take_in_another(tmp_path):
+    """Narrowed or not, in its place."""
+    rows = load(entries("{default: true}", "{list: original, types: [f16]}"), tmp_path)
+    assert rows[0] == Entry(Default())
+    assert [row.configuration for row in rows[1:]] == [
+        e.configuration for e in shipped_configurations("original")
+    ]
+    assert {row.types for row in rows[1:]} == {("f16",)}
+
+
 # -- what users write ------------------------------------------------------------------------------
 
 
 def test_a_file_is_read_in_its_order(tmp_path):
     """Every kind of entry, with every key."""
+    gpu = "workgroup: [128, 64], reduction: [32]"
     text = entries(
+        f"{{instruction: mfma, {gpu}, stages: 3, subgroups: [2, 1], shape: [32, 32, 8], shared_padding: false}}",
+        f"{{thread: [4, 8], {gpu}, promote: false, split_k: 2}}",
         "{kinds: [matmul, batch_matmul], types: [f32, f8], distribution: [64, 128], vector: [8, 32, 4]}",
         f"{{kinds: matmul, {TILES}, cache: [8, 128, 256], peel: true, split_k: 4}}",
         "{flow: data_tiling}",
         "{default: true}",
         "{default: true, split_k: 16}",
     )
+    mfma = MmaTiles(
+        workgroup=(128, 64),
+        reduction=(32,),
+        stages=3,
+        subgroups=(2, 1),
+        instruction="mfma",
+        shape=(32, 32, 8),
+        shared_padding=False,
+    )
     assert load(text, tmp_path) == (
+        Entry(mfma),
+        Entry(SimtTiles(workgroup=(128, 64), reduction=(32,), thread=(4, 8), promote=False, split_k=2)),
         Entry(CpuTiles((64, 128), (8, 32, 4)), ("matmul", "batch_matmul"), ("f32", "f8E4M3FN")),
         Entry(CpuTiles((64, 128), (8, 32, 4), (8, 128, 256), True, 4), ("matmul",)),
         Entry(Flow("data_tiling")),
@@ -125,8 +205,8 @@ ENTRY_MISTAKES = [
     ("5", "expected keys and values, but got 5", ""),
     ("{1: 2}", "expected keys and values, but got {1: 2}", ""),
     ("", "expected keys and values, but got None", ""),
-    ("{kinds: [matmul]}", "needs one of distribution, flow, default", ""),
-    ("{}", "needs one of distribution, flow, default", ""),
+    ("{kinds: [matmul]}", "needs one of distribution, instruction, thread, list, flow, default", ""),
+    ("{}", "needs one of distribution, instruction, thread, list, flow, default", ""),
     (
         "{distribution: [64, 128], vectr: [8, 32, 4]}",
         "unknown key 'vectr'",
@@ -140,11 +220,21 @@ ENTRY_MISTAKES = [
     (
         "{defalt: true}",
         "unknown key 'defalt'",
-        "did you mean 'default'? There is: kinds, types, distribution, flow, default",
+        "did you mean 'default'? There is: kinds, types, distribution, instruction, thread, list, flow, default",
     ),
     ("{flow: data-tiling}", "unknown flow 'data-tiling'",
      "did you mean 'data_tiling'? There is: data_tiling, ukernels"),
     ("{flow: 5}", "unknown flow '5'", "there is: data_tiling, ukernels"),
+    ("{instruction: mmasync, workgroup: [8, 8]}", "needs 'reduction' beside 'instruction'", ""),
+    ("{thread: [1, 1], reduction: [8]}", "needs 'workgroup' beside 'thread'", ""),
+    ("{instruction: mmasync, workgroup: 8, reduction: [8]}", "workgroup must be a list of tiles, but got 8", ""),
+    (
+        "{instruction: mma, workgroup: [8, 8], reduction: [8]}",
+        "unknown instruction 'mma'",
+        "did you mean 'wmma'? There is: mmasync, wmma, mfma, wmmar3, wmmar4, wmma1250",
+    ),
+    ("{thread: [1, 1], workgroup: [8], reduction: [8]}", "thread needs a tile for each of workgroup, but got [1, 1], [8]", ""),
+    ("{list: cude}", "unknown list 'cude'", "did you mean 'cuda'? There is: cuda, llvm-cpu, original, rocm, vulkan-spirv"),
     ("{default: true, split_k: 0}", "split_k must be a whole number of at least 1, but got 0", ""),
     ("{default: true, split_k: true}", "split_k must be a whole number of at least 1, but got True", ""),
     ("{distribution: [64, 128]}", "needs 'vector' beside 'distribution'", ""),
@@ -189,7 +279,9 @@ def test_an_unknown_type_is_refused_with_its_place_and_key(tmp_path):
 @pytest.mark.parametrize("row", ["{vector: [8, 32, 4]}", "{split_k: 4}", "{peel: true, cache: [8, 8, 8]}"])
 def test_an_entry_whose_first_key_was_forgotten_is_told_so(row, tmp_path):
     """`vector` is no unknown key: what lacks is `distribution` beside it."""
-    assert "needs one of distribution, flow, default" in str(refusal(entries(row), tmp_path))
+    assert "needs one of distribution, instruction, thread, list, flow, default" in str(
+        refusal(entries(row), tmp_path)
+    )
 
 
 @pytest.mark.parametrize("value", ["false", "null", "5", "[1]"])

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch_profiler.configurations import FLOWS, KINDS, CpuTiles, Default, Flow, configuration_from_dict
+from dispatch_profiler.configurations import (
+    FLOWS,
+    KINDS,
+    CpuTiles,
+    Default,
+    Flow,
+    MmaTiles,
+    SimtTiles,
+    configuration_from_dict,
+)
+from dispatch_profiler.configurations.intrinsics import INSTRUCTIONS
 from dispatch_profiler.errors import ConfigurationError
 
 PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
@@ -29,8 +39,39 @@ def cpu_tiles(draw, tile=TILE):
     )
 
 
+@st.composite
+def gpu_tiles(draw, tile=TILE):
+    """Tiles with and without matrix instructions, of products and convolutions."""
+    axes = draw(st.integers(2, 4))
+    common = {
+        "workgroup": draw(st.tuples(*[tile] * axes)),
+        "reduction": draw(st.tuples(tile) | st.tuples(tile, tile, tile)),
+        "stages": draw(st.integers(1, 12)),
+        "shared_padding": draw(st.booleans()),
+        "order": draw(st.sampled_from(["none", "transpose"])),
+        "split_k": draw(st.integers(1, 64)),
+        "subgroup_size": draw(st.sampled_from([32, 64])),
+    }
+    if draw(st.booleans()):
+        pipeline = draw(st.sampled_from(["TileAndFuse", "BaseVectorize"]))
+        promote = draw(st.booleans())
+        return SimtTiles(**common, thread=draw(st.tuples(*[tile] * axes)), promote=promote, pipeline=pipeline)
+    return MmaTiles(
+        **common,
+        subgroups=draw(st.just(()) | st.tuples(*[tile] * axes)),
+        instruction=draw(st.sampled_from(INSTRUCTIONS)),
+        shape=draw(st.just(()) | st.tuples(tile, tile, tile)),
+        pipeline=draw(st.sampled_from(["TileAndFuse", "VectorDistribute"])),
+    )
+
+
+MMA = MmaTiles(workgroup=(64, 64), reduction=(32,))
+SIMT = SimtTiles(workgroup=(64, 64), reduction=(16,), thread=(4, 8))
 CONFIGURATIONS = (
-    cpu_tiles() | st.builds(Default, st.integers(1, 64)) | st.sampled_from([Flow(x) for x in FLOWS])
+    gpu_tiles()
+    | cpu_tiles()
+    | st.builds(Default, st.integers(1, 64))
+    | st.sampled_from([Flow(x) for x in FLOWS])
 )
 
 
@@ -80,6 +121,19 @@ def test_no_two_small_configurations_share_a_name():
     assert len(made) + len(others) == len({each.name for each in (*made, *others)})
 
 
+def test_gpu_names_tell_every_field():
+    """One field changed, another name."""
+    mma = {"subgroups": (1, 4), "instruction": "mfma", "shape": (16, 16, 16), "pipeline": "VectorDistribute",
+           "workgroup": (64, 128), "reduction": (64,), "stages": 5, "shared_padding": False,
+           "order": "transpose", "split_k": 2, "subgroup_size": 64}  # fmt: skip
+    simt = {"thread": (8, 4), "promote": False, "pipeline": "BaseVectorize"}
+    simt |= {name: mma[name] for name in ("workgroup", "reduction", "stages", "shared_padding", "order", "split_k", "subgroup_size")}  # fmt: skip
+    for base, changes in ((MMA, mma), (SIMT, simt)):
+        assert set(changes) == {field.name for field in dataclasses.fields(base)}
+        names = {dataclasses.replace(base, **{name: value}).name for name, value in changes.items()}
+        assert len(names | {base.name}) == len(changes) + 1
+
+
 @PROPERTY
 @given(CONFIGURATIONS)
 def test_a_name_is_part_of_an_mlir_symbol(configuration):
@@ -89,7 +143,7 @@ def test_a_name_is_part_of_an_mlir_symbol(configuration):
 
 def test_data_of_every_kind_tells_its_kind():
     """The key under which it is found again."""
-    examples = [Default(), CpuTiles((1,), (1, 1)), Flow("ukernels")]
+    examples = [Default(), CpuTiles((1,), (1, 1)), Flow("ukernels"), MMA, SIMT]
     assert list(KINDS) == [each.to_dict()["kind"] for each in examples]
 
 
@@ -104,7 +158,10 @@ def test_an_unknown_kind_is_refused_with_the_nearest():
     """As with operations."""
     with pytest.raises(ConfigurationError, match=r"^unknown kind of configuration 'cpu_tile'$") as caught:
         configuration_from_dict({"kind": "cpu_tile"})
-    assert caught.value.hint == "did you mean 'cpu_tiles'? There is: default, cpu_tiles, flow"
+    assert (
+        caught.value.hint
+        == "did you mean 'cpu_tiles'? There is: default, cpu_tiles, flow, mma_tiles, simt_tiles"
+    )
 
 
 def test_data_that_is_no_configuration_is_refused_as_such():

@@ -13,7 +13,15 @@ import pytest
 from iree.compiler import ir
 from iree.compiler.dialects import linalg
 
-from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Flow, Limits
+from dispatch_profiler.configurations import (
+    Configuration,
+    CpuTiles,
+    Default,
+    Flow,
+    Limits,
+    MmaTiles,
+    SimtTiles,
+)
 from dispatch_profiler.generator import Dispatch, render_module
 from dispatch_profiler.generator import render as render_file
 from dispatch_profiler.operations import (
@@ -86,6 +94,43 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
     ),
     "conv2d_nchw_depthwise_bias": (
         Conv2d(2, 6, 8, 4, 4, 3, 3, padding=(1, 1), groups=4, layout="nchw", epilogue=Epilogue(bias=True)),
+    ),
+    "matmul_gpu": (
+        Matmul(256, 128, 128, F16),
+        MmaTiles(workgroup=(128, 64), reduction=(32,), stages=3),
+        MmaTiles(
+            workgroup=(128, 64),
+            reduction=(64,),
+            pipeline="VectorDistribute",
+            order="transpose",
+            shared_padding=False,
+        ),
+        SimtTiles(workgroup=(64, 32), reduction=(16,), thread=(4, 4), subgroup_size=64),
+        SimtTiles(workgroup=(64, 32), reduction=(4,), thread=(4, 4), stages=1, pipeline="BaseVectorize"),
+    ),
+    "matmul_gpu_padded": (Matmul(100, 60, 50, F16), MmaTiles(workgroup=(64, 32), reduction=(32,))),
+    "matmul_gpu_split_k": (
+        Matmul(256, 128, 512, F16),
+        MmaTiles(workgroup=(128, 64), reduction=(32,), split_k=4),
+    ),
+    "batch_matmul_gpu": (
+        BatchMatmul(3, 256, 128, 128, F16),
+        MmaTiles(workgroup=(128, 64), reduction=(32,), instruction="mfma", shape=(32, 32, 8)),
+    ),
+    "conv2d_nhwc_gpu": (
+        Conv2d(2, 18, 18, 32, 64, 3, 3, types=F16),
+        MmaTiles(workgroup=(1, 4, 16, 64), reduction=(32,), subgroups=(1, 2, 1, 2)),
+        MmaTiles(workgroup=(1, 4, 16, 64), reduction=(1, 1, 32), subgroups=(1, 2, 1, 2)),
+    ),
+    "conv2d_nchw_gpu": (
+        Conv2d(2, 18, 18, 32, 64, 3, 3, types=F16, layout="nchw"),
+        MmaTiles(
+            workgroup=(1, 1, 16, 64),
+            reduction=(1, 1, 32),
+            subgroups=(1, 1, 1, 2),
+            pipeline="VectorDistribute",
+        ),
+        SimtTiles(workgroup=(1, 4, 16, 32), reduction=(16,), thread=(1, 1, 4, 4)),
     ),
     "epilogue_bias": with_epilogue("bias"),
     "epilogue_bias_relu_f16": with_epilogue("bias+relu", F16),

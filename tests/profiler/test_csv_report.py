@@ -12,7 +12,7 @@ import pandas
 import pytest
 
 from dispatch_profiler import operations
-from dispatch_profiler.configurations import FLOWS, CpuTiles, Default, Flow
+from dispatch_profiler.configurations import FLOWS, CpuTiles, Default, Flow, MmaTiles, SimtTiles
 from dispatch_profiler.configurations import KINDS as CONFIGURATIONS
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator import Dispatch
@@ -52,8 +52,9 @@ def test_columns_stand_in_the_documented_order(tmp_path):
         "Verification", "Runtime(ms)", "GFLOPs",
     ]  # fmt: skip
     assert header[11:20] == ["bytes", "flops", "batch_count", "m", "n", "k", "lhs", "rhs", "result"]
-    assert header[-25:] == [
+    assert header[-33:] == [
         "distribution_tile", "cache_tile", "vector_tile", "peel",
+        "workgroup_tile", "k_tile", "stages", "core", "instruction", "pipeline", "inner_tile", "options",
         "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
         "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings", "limit(ms)",
         "device", "target", "iree", "seed", "when", "reason", "reproduce",
@@ -75,14 +76,18 @@ def without_column() -> Iterator[str]:
     """Arguments of operations and fields of configurations that `columns` lacks."""
     for kind in operations.KINDS.values():
         yield from set(Dispatch(example(kind), Default()).arguments()) - set(columns())
-    for configuration in (Default(4), TILED.dispatch.configuration, *map(Flow, FLOWS)):
+    mma = MmaTiles(workgroup=(64, 64), reduction=(32,))
+    simt = SimtTiles(workgroup=(64, 64), reduction=(16,), thread=(4, 4))
+    for configuration in (Default(4), TILED.dispatch.configuration, *map(Flow, FLOWS), mma, simt):
         yield from set(configuration.fields()) - set(columns())
 
 
 def test_every_argument_of_every_kind_has_its_column():
     """An argument without a column could not be told apart in a spreadsheet."""
     assert list(without_column()) == []
-    assert set(CONFIGURATIONS) == {"default", "cpu_tiles", "flow"}, "add the new kind to without_column"
+    assert set(CONFIGURATIONS) == {"default", "cpu_tiles", "flow", "mma_tiles", "simt_tiles"}, (
+        "add the new kind to without_column"
+    )
 
 
 def test_an_argument_without_a_column_would_be_noticed(monkeypatch):

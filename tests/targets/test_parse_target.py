@@ -96,10 +96,6 @@ REFUSED = {
     "llvm-cpu:": ("unknown CPU ''", "it takes names of LLVM, such as znver4 or neoverse-v2"),
     "llvm-cpu:zenver4": ("unknown CPU 'zenver4'", "did you mean 'znver4'?"),
     "llvm-cpu:a;ls": ("unknown CPU 'a;ls'", "it takes names of LLVM"),
-    "cuda:sm_90": ("IREE 3.13 makes no CUDA code for sm_90", "use cuda:sm_80 or cuda:sm_89"),
-    "cuda:sm_90a": ("IREE 3.13 makes no CUDA code for sm_90a", "use cuda:sm_80 or cuda:sm_89"),
-    "cuda:sm_100": ("IREE 3.13 makes no CUDA code for sm_100", "use cuda:sm_80 or cuda:sm_89"),
-    "cuda:H100": ("IREE 3.13 makes no CUDA code for H100", "use cuda:sm_80 or cuda:sm_89"),
     "cuda:sm80": ("IREE 3.13 has no cuda architecture 'sm80'", "did you mean 'sm_80'?"),
     "cuda:": ("IREE 3.13 has no cuda architecture ''", "there is: sm_60"),
     "rocm": ("rocm needs an architecture", "write rocm:gfx942; there is: gfx908"),
@@ -119,6 +115,27 @@ def test_a_detail_that_names_no_target_is_refused_with_the_next_step(text):
         parse_target(text)
     assert message == str(caught.value)
     assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize("asked", ["sm_90", "sm_90a", "H100", "h200", "gh200", "sm_100", "b200"])
+def test_a_newer_nvidia_gpu_gets_the_newest_code_that_it_runs_and_a_note(asked):
+    """PTX runs on what comes later; that of sm_120 does not run on Hopper."""
+    target = parse_target(f"cuda:{asked}")
+    assert (target, target.name) == (CudaTarget("sm_89"), "cuda:sm_89")
+    assert target.note.startswith(f"IREE 3.13 makes no CUDA code for {asked}: compiling for cuda:sm_89")
+    assert "101376 B" in target.note
+
+
+def test_a_target_that_was_asked_for_by_its_name_has_no_note():
+    """Nor has one of another family."""
+    assert [parse_target(x).note for x in ("cuda", "cuda:sm_89", "llvm-cpu", "vulkan-spirv")] == [""] * 4
+
+
+def test_a_program_is_told_what_to_use_instead_of_hopper():
+    """It names its target itself, so that nothing is chosen for it."""
+    with pytest.raises(TargetError, match=r"^IREE 3.13 makes no CUDA code for sm_90$") as caught:
+        CudaTarget("sm_90")
+    assert caught.value.hint.startswith("use cuda:sm_89")
 
 
 @pytest.mark.parametrize("make", [CpuTarget, CudaTarget, RocmTarget, VulkanTarget, MetalTarget, VmvxTarget])

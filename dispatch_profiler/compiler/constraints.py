@@ -1,0 +1,258 @@
+"""What the compiler itself says of the legal tiles of a GPU pipeline, asked of an SMT solver.
+
+With `--iree-codegen-emit-pipeline-constraints` IREE leaves an `iree_codegen.smt.constraints` operation
+beside the root operation for each pipeline: knobs, and assertions over them with a message each. Here
+they are read, solved (extra `smt`: z3), and put beside our own rules (`MmaTiles.invalid_reason`):
+
+    knobs  wg_0=128 wg_1=64 sg_0=4 sg_1=4 red_2=2 ...   <->   MmaTiles(workgroup=(128, 64), ...)
+
+IREE 3.13 states them for matrix instructions only, and crashes for operations with a batch loop: of a
+batch_matmul they are those of each product.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from dispatch_profiler.compiler.in_process import InProcess
+from dispatch_profiler.compiler.module import Module, operations_in
+from dispatch_profiler.configurations import INTRINSICS, Default, Intrinsic, MmaTiles
+from dispatch_profiler.configurations.intrinsics import FAMILIES
+from dispatch_profiler.errors import ToolError, UsageError
+from dispatch_profiler.generator import Dispatch, render_module
+from dispatch_profiler.operations import BatchMatmul, Conv2d, Operation
+from dispatch_profiler.targets import Target
+
+_FLAG = "--iree-codegen-emit-pipeline-constraints"
+#: Tiles that are tried before the solver chooses one.
+_POWERS = tuple(2**i for i in range(10))
+#: How long the solver may think about one question, in its own units.
+_EFFORT = 5_000_000
+
+Assignment = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Assertions over the knobs of one pipeline for one operation, as SMT-LIB text with a message each."""
+
+    operation: Operation
+    pipeline: str
+    implicit_gemm: bool
+    intrinsics: tuple[Intrinsic, ...]
+    knobs: tuple[str, ...]
+    messages: tuple[str, ...]
+    smtlib: str
+
+    @cached_property
+    def _assertions(self) -> list[Any]:
+        assertions = list(_z3().parse_smt2_string(self.smtlib))
+        if len(assertions) != len(self.messages):
+            raise ToolError(
+                f"the compiler stated {len(self.messages)} constraints, but wrote {len(assertions)} for the solver"
+            )
+        return assertions
+
+    def violated(self, assignment: Assignment) -> list[str]:
+        """Messages of the assertions that do not hold. Raises KeyError if a variable has no value."""
+        z3 = _z3()
+        values = {**assignment, **self._problem()}
+        found = []
+        for assertion, message in zip(self._assertions, self.messages, strict=True):
+            names = _variables(assertion)
+            pairs = [(z3.Int(name), z3.IntVal(values[name])) for name in names]
+            if not z3.is_true(z3.simplify(z3.substitute(assertion, *pairs))):
+                found.append(message)
+        return found
+
+    def solutions(self, rng: random.Random) -> Iterator[Assignment]:
+        """Different assignments that satisfy all, drawn at random; ends when few new ones turn up.
+
+        Each knob in a random order is given a random tile, if the others still have a solution
+        then; what is left open is the solver's to choose.
+        """
+        z3 = _z3()
+        # A context of its own, and a limit that is no time: the same seed gives the same solutions.
+        context = z3.Context()
+        solver = z3.Solver(ctx=context)
+        solver.set("rlimit", _EFFORT)
+        solver.add(z3.parse_smt2_string(self.smtlib, ctx=context))
+        tiles = [name for name in self.knobs if re.fullmatch(r"(wg|sg|red)_\d+|mma_idx", name)]
+        seen: set[frozenset[tuple[str, int]]] = set()
+        stale = 0
+        while stale < 20:
+            found = self._draw(solver, tiles, rng)
+            if found is None or frozenset(found.items()) in seen:
+                stale += 1
+                continue
+            stale = 0
+            seen.add(frozenset(found.items()))
+            yield found
+
+    def _draw(self, solver: Any, tiles: Sequence[str], rng: random.Random) -> Assignment | None:
+        z3 = _z3()
+        pinned: list[Any] = []
+        for name in rng.sample(tiles, len(tiles)):
+            wanted = z3.Int(name, ctx=solver.ctx) == rng.choice(_POWERS)
+            if solver.check(*pinned, wanted) == z3.sat:
+                pinned.append(wanted)
+        if solver.check(*pinned) != z3.sat:
+            return None
+        model = solver.model()
+        # Knobs and what is declared besides, such as the number of subgroups along m; the solver's own
+        # functions (division by zero) have arguments.
+        values = (each for each in model.decls() if each.arity() == 0)
+        return {each.name(): model[each].as_long() for each in values}
+
+    def _problem(self) -> Assignment:
+        loops = enumerate(_of_one_batch(self.operation).loops)
+        return {f"problem_dim_{i}": loop.extent for i, loop in loops}
+
+    # -- to and from our own configurations -----------------------------------------------------------
+
+    def assignment_of(self, tiles: MmaTiles) -> Assignment:
+        """The knobs that stand for `tiles`, which must be of this pipeline."""
+        operation = _of_one_batch(self.operation)
+        lowering, intrinsic = tiles.lowering(operation), tiles.intrinsic(operation)
+        levels = dict(lowering.levels)
+        *m_counts, n_count = tiles.subgroups
+        found = {
+            "sg_m_cnt": math.prod(m_counts),
+            "sg_n_cnt": n_count,
+            "sg_size": tiles.subgroup_size,
+            "wg_size_x": tiles.threads,
+            "wg_size_y": 1,
+            "wg_size_z": 1,
+            "prefetch_num_stages": tiles.stages,
+            "mma_idx": self.intrinsics.index(intrinsic) if intrinsic in self.intrinsics else -1,
+            "use_igemm_idx": int(self.implicit_gemm),
+        }
+        for prefix, level in (("wg", "workgroup"), ("sg", "subgroup")):
+            found |= {f"{prefix}_{i}": tile for i, tile in enumerate(levels.get(level, ()))}
+        red = next(name for name in self.knobs if name.startswith("red_"))
+        found[red] = max(levels["reduction"])
+        return found
+
+    def configuration_of(self, assignment: Mapping[str, int]) -> MmaTiles:
+        """The configuration that the knobs stand for."""
+        operation = _of_one_batch(self.operation)
+        intrinsic = self.intrinsics[assignment["mma_idx"]]
+        loops = [loop.name for loop in operation.loops]
+        axes = [loops.index(axis) for axis in operation.parallel_axes]
+        workgroup = tuple(assignment.get(f"wg_{i}", 1) for i in axes)
+        unit = (*(1,) * (len(axes) - 2), *intrinsic.shape[:2])
+        in_intrinsics = self.pipeline == "TileAndFuse"
+        k = next(value for name, value in assignment.items() if name.startswith("red_"))
+        k *= intrinsic.shape[2] if in_intrinsics else 1
+        if in_intrinsics:
+            each = zip(workgroup, unit, (assignment[f"sg_{i}"] for i in axes), strict=True)
+            subgroups = tuple(tile // (one * several) for tile, one, several in each)
+        else:
+            outer = (1,) * (len(axes) - 2)
+            subgroups = (*outer, assignment["sg_m_cnt"], assignment["sg_n_cnt"])
+        direct = isinstance(operation, Conv2d) and not self.implicit_gemm
+        family = FAMILIES[intrinsic.family]
+        return MmaTiles(
+            workgroup=workgroup,
+            reduction=(1, 1, k) if direct else (k,),
+            subgroups=subgroups,
+            instruction=family,
+            shape=intrinsic.shape if _has_several(self.intrinsics, family) else (),
+            # 0 and 1 are the same: nothing is pipelined.
+            stages=max(1, assignment["prefetch_num_stages"]),
+            subgroup_size=assignment["sg_size"],
+            pipeline=self.pipeline,
+        )
+
+    def fits(self, tiles: MmaTiles) -> bool:
+        """Are these the constraints that `tiles` would have to hold?
+
+        Of VectorDistribute they speak only of tiles one row of pixels deep.
+        """
+        same = (
+            tiles.pipeline == self.pipeline and tiles.is_implicit_gemm(self.operation) == self.implicit_gemm
+        )
+        outer = (*tiles.workgroup[:-2], *tiles.subgroups[:-2])
+        return same and (self.pipeline == "TileAndFuse" or all(each == 1 for each in outer))
+
+
+def compiler_constraints(target: Target, operation: Operation) -> tuple[Constraints, ...]:
+    """What the compiler states for `operation` on `target`; none where it uses no matrix instruction.
+
+    Raises UsageError for what IREE 3.13 crashes on or folds, so that knobs would mean other loops.
+    """
+    reason = _unstated(operation)
+    if reason:
+        raise UsageError(f"the compiler states no constraints for {operation.name}: {reason}")
+    module = _module(target, operation)
+    return tuple(_read(op, operation) for op in _stated_in(module))
+
+
+def _module(target: Target, operation: Operation) -> Module:
+    """The compiler's default for `operation`, configured, with the constraints beside it."""
+    stated = _of_one_batch(operation)
+    phases, flags = InProcess(), (*target.compile_flags, _FLAG)
+    module = phases.parse(render_module(stated, (Dispatch(stated, Default()),)), flags)
+    return phases.advance(module, flags, stop="executable-configurations")
+
+
+def _stated_in(module: Module) -> Iterator[Any]:
+    return (op for op in operations_in(module.operation) if op.name == "iree_codegen.smt.constraints")
+
+
+def _of_one_batch(operation: Operation) -> Operation:
+    return operation.each if isinstance(operation, BatchMatmul) else operation
+
+
+def _unstated(operation: Operation) -> str:
+    if not isinstance(operation, Conv2d):
+        return ""
+    if operation.form != "dense":
+        return f"IREE 3.13 crashes when it should for a {operation.form} convolution"
+    if 1 in (operation.n, *operation.output_size) or (operation.r, operation.s) == (1, 1):
+        return "its loops of extent 1 are folded away"
+    return ""
+
+
+def _read(op: Any, operation: Operation) -> Constraints:
+    from iree.compiler.dialects import iree_codegen
+
+    text, body = str(op.attributes["knobs"]), str(op)
+    found = re.search(r"<(\w+)>", str(op.attributes["pipeline"]))
+    kinds = re.findall(r"mma_layout<(\w+)>", text)
+    asserted = re.findall(r'smt\.assert %\S+, "([^"]*)"', body)
+    return Constraints(
+        operation=operation,
+        pipeline=found[1] if found else "",
+        implicit_gemm="use_igemm_idx == 1 (" in body,
+        intrinsics=tuple(INTRINSICS[name] for name in kinds),
+        knobs=tuple(re.findall(r'_knob<"(\w+)"', text)),
+        messages=tuple(asserted),
+        smtlib=iree_codegen.convert_constraints_op_to_smtlib(op),
+    )
+
+
+def _has_several(intrinsics: Sequence[Intrinsic], family: str) -> bool:
+    return sum(FAMILIES[each.family] == family for each in intrinsics) > 1
+
+
+def _variables(expression: Any) -> set[str]:
+    """Names of the variables in a formula of the solver."""
+    z3 = _z3()
+    if z3.is_const(expression) and expression.decl().kind() == z3.Z3_OP_UNINTERPRETED:
+        return {expression.decl().name()}
+    return set().union(*(_variables(child) for child in expression.children()))
+
+
+def _z3() -> Any:
+    try:
+        import z3
+    except ImportError as error:
+        raise UsageError("the SMT solver is missing", hint="pip install 'dispatch_profiler[smt]'") from error
+    return z3

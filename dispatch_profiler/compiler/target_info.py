@@ -1,0 +1,77 @@
+"""What the compiler knows of the GPUs that it makes code for, and the file that holds it.
+
+The rooms below load no compiler, so what it says is kept in `targets/gpu_facts.json`, which a test
+compares with the compiler. With another compiler, write it anew:
+
+    python -m dispatch_profiler.compiler.target_info
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from iree.compiler import ir
+from iree.compiler.dialects import iree_gpu
+
+from dispatch_profiler.compiler.in_process import InProcess
+from dispatch_profiler.compiler.module import operations_in
+from dispatch_profiler.configurations import INTRINSICS
+from dispatch_profiler.errors import ToolError
+from dispatch_profiler.files import write_atomic
+from dispatch_profiler.targets import FAMILIES, Target
+from dispatch_profiler.targets._by_architecture import FACTS, ByArchitecture
+
+#: The smallest module with a dispatch.
+_TRIVIAL = """func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %y = arith.addf %x, %x : tensor<4xf32>
+  return %y : tensor<4xf32>
+}
+"""
+
+
+def gpu_facts(target: Target) -> dict[str, Any]:
+    """What the compiler says of one target, as it stands in the file.
+
+    Raises ToolError if the target is no GPU, BuildError if the compiler has no such target.
+    """
+    phases, flags = InProcess(), target.compile_flags
+    module = phases.advance(phases.parse(_TRIVIAL, flags), flags, stop="executable-sources")
+    variant = next(op for op in operations_in(module.operation) if op.name == "hal.executable.variant")
+    text = str(variant.attributes["target"])
+    if "#iree_gpu.target" not in text:
+        raise ToolError(f"the compiler does not describe {target.name}: it is no GPU")
+    with module.operation.context:
+        info = iree_gpu.TargetInfo.get_gpu_target_info(ir.Attribute.parse(text))
+    vector_registers = re.search(r"vgpr_space_bits = (\d+)", text)
+    listed = re.search(r"\bmma = \[([^\]]*)\]", text)
+    return {
+        "arch": info.arch,
+        "threads": info.max_thread_count_per_workgroup,
+        "shared_bytes": info.max_workgroup_memory_bytes,
+        "subgroup_sizes": list(info.subgroup_size_choices),
+        # Of 32 bits, for one thread; NVIDIA's are not told.
+        "registers": int(vector_registers[1]) // 32 if vector_registers else 0,
+        "intrinsics": [n for n in re.findall(r"<(\w+)>", listed[1] if listed else "") if n in INTRINSICS],
+    }
+
+
+def every_gpu() -> list[Target]:
+    """All targets that the package knows by an architecture, and those of families that need none."""
+    families = [f for f in FAMILIES.values() if issubclass(f, ByArchitecture) and f.describes_gpus]
+    return [
+        family(arch)
+        for family in families
+        for arch in (*family.architectures, *([] if family.needs_architecture else [""]))
+    ]
+
+
+def write_facts() -> None:
+    """Ask the compiler about every GPU and write `targets/gpu_facts.json`, a line for each."""
+    rows = (f"{json.dumps(target.name)}: {json.dumps(gpu_facts(target))}" for target in every_gpu())
+    write_atomic(FACTS, "{\n" + ",\n".join(rows) + "\n}\n")
+
+
+if __name__ == "__main__":
+    write_facts()

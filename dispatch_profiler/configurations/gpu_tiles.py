@@ -1,0 +1,232 @@
+"""What all tile configurations of GPUs have in common: tiles in elements, shared memory, threads.
+
+Tiles are written in the order of `Operation.parallel_axes`, so that one configuration serves both
+layouts of a convolution. `reduction` has a tile for each of `Operation.reduction_axes`; a single
+one for a convolution makes it an implicit GEMM, whose k is kh * kw * ic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dispatch_profiler.configurations._base import (
+    Configuration,
+    GpuLimits,
+    Levels,
+    Limits,
+    by,
+    check_choice,
+    check_split,
+    check_tiles,
+    split_invalid_reason,
+    split_loops,
+    split_suffix,
+)
+from dispatch_profiler.configurations.gpu_lowering import GpuLowering
+from dispatch_profiler.errors import ConfigurationError
+from dispatch_profiler.operations import Conv2d, Loop, Operation
+
+#: Backends whose code goes through `#iree_gpu.pipeline`.
+GPU_BACKENDS = ("cuda", "rocm")
+#: From so many stages on, loads are issued two steps ahead.
+_EARLY_COPIES = 3
+#: Orders in which workgroups are numbered over the result.
+ORDERS = ("none", "transpose")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuTiles(Configuration):
+    """workgroup       elements of the result that a workgroup makes, an axis at a time
+    reduction       elements of the reduction that lie in shared memory at a time
+    stages          depth of software pipelining (the compiler's `prefetch_num_stages`)
+    shared_padding  rows in shared memory are padded, so that banks do not conflict
+    order           `transpose` numbers workgroups along m first
+    split_k         slices of the reduction, for matmul
+    """
+
+    field_names: ClassVar[tuple[str, ...]] = (
+        "workgroup_tile", "k_tile", "stages", "core", "instruction", "pipeline", "inner_tile", "options",
+    )  # fmt: skip
+
+    workgroup: tuple[int, ...]
+    reduction: tuple[int, ...]
+    stages: int = 2
+    subgroup_size: int = 32
+    shared_padding: bool = True
+    order: str = "none"
+    pipeline: str = "TileAndFuse"
+    split_k: int = 1
+
+    def _check(self, pipelines: tuple[str, ...]) -> None:
+        for field in ("workgroup", "reduction"):
+            object.__setattr__(self, field, check_tiles(field, getattr(self, field)))
+        if not self.workgroup or not self.reduction:
+            raise ConfigurationError(
+                "workgroup and reduction need a tile each at least, "
+                f"but got {list(self.workgroup)}, {list(self.reduction)}"
+            )
+        if type(self.stages) is not int or self.stages < 1:
+            raise ConfigurationError(f"stages must be a whole number of at least 1, but got {self.stages!r}")
+        check_choice("subgroup_size", self.subgroup_size, (32, 64))
+        check_choice("order", self.order, ORDERS)
+        check_choice("pipeline", self.pipeline, pipelines)
+        if not isinstance(self.shared_padding, bool):
+            raise ConfigurationError(f"shared_padding must be true or false, but got {self.shared_padding!r}")
+        check_split(self.split_k)
+
+    # -- names ----------------------------------------------------------------------------------
+
+    def _name(self, core: str, instruction: str, *more: str) -> str:
+        """`tile_config_128x128_32x5_tensorcore_mmasync`, then whatever is not as usual."""
+        tiles = f"{by(self.workgroup)}_{by(self.reduction)}x{self.stages}"
+        parts = ["tile_config", tiles, core, instruction, *more, *self._options()]
+        return "_".join(filter(None, parts)) + split_suffix(self.split_k)
+
+    def _options(self) -> list[str]:
+        unpadded = [] if self.shared_padding else ["unpadded"]
+        return unpadded + ([] if self.order == "none" else [self.order])
+
+    def _fields(self, core: str, instruction: str, inner: tuple[int, ...]) -> dict[str, str]:
+        values = (
+            by(self.workgroup), by(self.reduction), str(self.stages), core, instruction,
+            self.pipeline, by(inner), " ".join([f"wave{self.subgroup_size}", *self._options()]),
+        )  # fmt: skip
+        return dict(zip(self.field_names, values, strict=True))
+
+    # -- loops ------------------------------------------------------------------------------------
+
+    def is_implicit_gemm(self, operation: Operation) -> bool:
+        """Is a convolution done as a product, its windows being gathered on the way?"""
+        return isinstance(operation, Conv2d) and len(self.reduction) == 1
+
+    def _loops(self, operation: Operation) -> tuple[Loop, ...]:
+        """The loops that the tiles are for."""
+        loops = split_loops(operation, self.split_k)
+        if not self.is_implicit_gemm(operation):
+            return loops
+        parallel = (loop for loop in loops if loop.iterator == "parallel")
+        return (*parallel, Loop("k", operation.accumulations, "reduction"))
+
+    def _tiles(self, operation: Operation) -> dict[str, int]:
+        """Axis -> tile."""
+        reductions = ("k",) if self.is_implicit_gemm(operation) else operation.reduction_axes
+        tiles = zip(operation.parallel_axes, self.workgroup, strict=False)
+        return {**dict(tiles), **dict(zip(reductions, self.reduction, strict=False))}
+
+    def _level(self, operation: Operation, tiles: dict[str, int], iterator: str) -> tuple[int, ...]:
+        """A tile for each loop of one kind; 0 for the others. Loops that nobody tiles are done singly."""
+        return tuple(
+            tiles.get(loop.name, 1) if loop.iterator == iterator else 0 for loop in self._loops(operation)
+        )
+
+    def _gpu_lowering(
+        self, operation: Operation, levels: Levels, attributes: tuple[tuple[str, str], ...], threads: int
+    ) -> GpuLowering:
+        options = [
+            ("prefetch_num_stages", str(self.stages)),
+            ("no_reduce_shared_memory_bank_conflicts", _text(not self.shared_padding)),
+        ]
+        if isinstance(operation, Conv2d):
+            options.append(("use_igemm_convolution", _text(self.is_implicit_gemm(operation))))
+        if self.order == "transpose":
+            options.append(("reorder_workgroups_strategy", "<Transpose>"))
+        return GpuLowering(
+            dialect="iree_gpu",
+            pipeline=self.pipeline,
+            loops=self._loops(operation),
+            levels=levels,
+            attributes=attributes,
+            threads=threads,
+            subgroup_size=self.subgroup_size,
+            pipeline_options=tuple(options),
+            root=operation.loops if self.is_implicit_gemm(operation) else (),
+        )
+
+    # -- validity ---------------------------------------------------------------------------------
+
+    def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
+        reason = self._backend_reason(limits) or self._rank_reason(operation)
+        reason = reason or split_invalid_reason(operation, self.split_k)
+        if reason or limits.gpu is None:
+            return reason or f"nothing is known about the GPUs of {limits.backend}"
+        return next(self._misfits(operation, limits.gpu), None)
+
+    def _backend_reason(self, limits: Limits) -> str | None:
+        if limits.backend in GPU_BACKENDS:
+            return None
+        return f"{self.pipeline} is for {' and '.join(GPU_BACKENDS)}, but the target is {limits.backend}"
+
+    def _rank_reason(self, operation: Operation) -> str | None:
+        parallel, reductions = operation.parallel_axes, operation.reduction_axes
+        ranks = {len(reductions), 1}
+        if len(self.workgroup) == len(parallel) and len(self.reduction) in ranks:
+            return None
+        return (
+            f"{operation.kind} takes {len(parallel)} workgroup tiles ({', '.join(parallel)}) and "
+            f"{' or '.join(map(str, sorted(ranks)))} of the reduction, "
+            f"but got {len(self.workgroup)} and {len(self.reduction)}"
+        )
+
+    def _misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
+        """Every rule that a kind breaks, the most telling first."""
+        raise NotImplementedError
+
+    def _extents(self, operation: Operation) -> dict[str, int]:
+        return {loop.name: loop.extent for loop in self._loops(operation)}
+
+    def _launch_misfits(self, threads: int, gpu: GpuLimits) -> Iterator[str]:
+        if self.subgroup_size not in gpu.subgroup_sizes:
+            known = " and ".join(map(str, gpu.subgroup_sizes))
+            yield f"subgroups of {self.subgroup_size} threads, but {gpu.arch} has {known}"
+        yield from self._thread_misfits(threads, gpu)
+        if threads % self.subgroup_size:
+            yield f"{threads} threads are no whole number of subgroups of {self.subgroup_size}"
+
+    def _thread_misfits(self, threads: int, gpu: GpuLimits) -> Iterator[str]:
+        if threads > gpu.threads:
+            yield f"a workgroup of {threads} threads, but {gpu.arch} takes {gpu.threads}"
+
+    def _register_misfits(self, operation: Operation, threads: int, gpu: GpuLimits) -> Iterator[str]:
+        held = math.prod(self.workgroup) * operation.types.accumulator.bytes // 4
+        each = min(gpu.registers, gpu.register_file // threads if gpu.register_file else gpu.registers)
+        if gpu.registers and held > each * threads:
+            yield (
+                f"the sums of a {by(self.workgroup)} tile take {held // threads} registers a thread, but "
+                f"{gpu.arch} has {each}: use a smaller tile or more threads"
+            )
+
+    def _shared_misfits(self, needed: int, gpu: GpuLimits) -> Iterator[str]:
+        if needed > gpu.shared_bytes:
+            yield (
+                f"the tiles take {needed} B of shared memory, but {gpu.arch} has {gpu.shared_bytes}: "
+                "use a smaller k or workgroup tile"
+            )
+
+    def _pipelining_misfits(self, threads: int) -> Iterator[str]:
+        if self.stages < _EARLY_COPIES:
+            return
+        k = math.prod(self.reduction)
+        for role, extent in (("lhs", math.prod(self.workgroup[:-1])), ("rhs", self.workgroup[-1])):
+            if extent * k < threads:
+                yield (
+                    f"{self.stages} stages need an element of the {role} tile for each of {threads} threads, "
+                    f"but it has {extent * k}: IREE 3.13 crashes"
+                )
+
+    def _operand_bytes(self, operation: Operation) -> int:
+        """Bytes of the tiles of both operands, as they lie in shared memory without padding."""
+        n, k = self.workgroup[-1], math.prod(self.reduction)
+        m = math.prod(self.workgroup[:-1])
+        return (m + n) * k * operation.types.input.bytes
+
+
+def _text(flag: bool) -> str:
+    return "true" if flag else "false"
+
+
+def rounded_up(extent: int, multiple: int) -> int:
+    """The smallest multiple that is at least `extent`."""
+    return -(-extent // multiple) * multiple

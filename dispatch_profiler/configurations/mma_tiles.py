@@ -1,0 +1,247 @@
+"""Tile configurations of GPUs that multiply with matrix instructions (tensor cores, matrix cores)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dispatch_profiler.configurations._base import GpuLimits, Levels, Limits, by, check_choice, check_tiles
+from dispatch_profiler.configurations.gpu_lowering import BASIS, GpuLowering
+from dispatch_profiler.configurations.gpu_tiles import GpuTiles, rounded_up
+from dispatch_profiler.configurations.intrinsics import (
+    FAMILIES,
+    INSTRUCTIONS,
+    INTRINSICS,
+    Intrinsic,
+    core_of,
+    intrinsics_for,
+)
+from dispatch_profiler.errors import ConfigurationError
+from dispatch_profiler.operations import Conv2d, Operation
+
+_PIPELINES = ("TileAndFuse", "VectorDistribute")
+#: What a thread loads at once.
+_LOAD_BYTES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class MmaTiles(GpuTiles):
+    """Tiles of a workgroup, and how its subgroups share them.
+
+    subgroups    subgroups along each parallel axis; each has an equal part of the workgroup's tile.
+                 Empty: as many as give each 64 x 64, two at least
+    instruction  `mmasync`, `mfma`, ...: a family; which one of it follows from the element types
+    shape        m, n, k of the instruction where a family has several; empty: its first
+    pipeline     TileAndFuse, or VectorDistribute, which takes what its tiles divide
+    """
+
+    kind: ClassVar[str] = "mma_tiles"
+
+    subgroups: tuple[int, ...] = ()
+    instruction: str = "mmasync"
+    shape: tuple[int, ...] = ()
+    subgroup_size: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("instruction", self.instruction, INSTRUCTIONS)
+        usual_size = 64 if self.instruction == "mfma" else 32
+        object.__setattr__(self, "subgroup_size", self.subgroup_size or usual_size)
+        self._check(_PIPELINES)
+        subgroups = check_tiles("subgroups", self.subgroups or usual_subgroups(self.workgroup))
+        object.__setattr__(self, "subgroups", subgroups)
+        object.__setattr__(self, "shape", check_tiles("shape", self.shape))
+        if len(self.subgroups) != len(self.workgroup):
+            raise ConfigurationError(
+                "subgroups needs a number for each tile of workgroup, "
+                f"but got {list(self.subgroups)}, {list(self.workgroup)}"
+            )
+        if len(self.shape) not in (0, 3):
+            raise ConfigurationError(f"shape needs m, n and k, but got {list(self.shape)}")
+
+    @property
+    def name(self) -> str:
+        usual_size = 64 if self.instruction == "mfma" else 32
+        return self._name(
+            core_of(self.instruction),
+            self.instruction,
+            by(self.shape),
+            "" if self.subgroups == usual_subgroups(self.workgroup) else f"s{by(self.subgroups)}",
+            "vd" if self.pipeline == "VectorDistribute" else "",
+            "" if self.subgroup_size == usual_size else f"w{self.subgroup_size}",
+        )
+
+    def fields(self) -> dict[str, str]:
+        return self._fields(core_of(self.instruction), self.instruction, self.subgroups)
+
+    # -- what is asked of the compiler --------------------------------------------------------------
+
+    @property
+    def threads(self) -> int:
+        return math.prod(self.subgroups) * self.subgroup_size
+
+    def intrinsic(self, operation: Operation) -> Intrinsic | None:
+        """The instruction for the types of `operation`; None if the family has none of that shape."""
+        for each in intrinsics_for(self.instruction, operation.types):
+            if self.shape in ((), each.shape):
+                return each
+        return None
+
+    def lowering(self, operation: Operation) -> GpuLowering:
+        # Where there is no instruction the compiler is still asked for one, which it refuses: its
+        # own choice must never run under this name.
+        intrinsic = self.intrinsic(operation) or _first(self.instruction)
+        promoted = (("mma_kind", f"#iree_gpu.mma_layout<{intrinsic.name}>"), ("promote_operands", "[0, 1]"))
+        levels = self._distributed(operation, intrinsic)
+        return self._gpu_lowering(operation, levels, promoted, self.threads)
+
+    def _distributed(self, operation: Operation, intrinsic: Intrinsic) -> Levels:
+        tiles, counts = self._tiles(operation), self._counts(operation)
+        parallel = self._level(operation, tiles, "parallel")
+        reduction = self._level(operation, tiles, "reduction")
+        if self.pipeline == "VectorDistribute":
+            basis = tuple(counts.get(loop.name, 1) for loop in self._loops(operation))
+            return (("reduction", reduction), (BASIS, basis), ("workgroup", parallel))
+        unit = self._units(operation, intrinsic)
+        of_intrinsics = {axis: tile // unit.get(axis, 1) for axis, tile in tiles.items()}
+        of_subgroup = {axis: of_intrinsics[axis] // count for axis, count in counts.items()}
+        levels: Levels = (
+            ("reduction", self._level(operation, of_intrinsics, "reduction")),
+            ("subgroup", self._level(operation, of_subgroup, "parallel")),
+            ("workgroup", parallel),
+        )
+        if self._is_padded(operation):
+            padding = tuple(max(tile) for tile in zip(parallel, reduction, strict=True))
+            return (("padding", padding), *levels)
+        return levels
+
+    def _counts(self, operation: Operation) -> dict[str, int]:
+        return dict(zip(operation.parallel_axes, self.subgroups, strict=True))
+
+    def _units(self, operation: Operation, intrinsic: Intrinsic) -> dict[str, int]:
+        """Axis -> what one instruction does of it: m lies along the last axis but one, n along the last."""
+        *_, m, n = operation.parallel_axes
+        k = "k" if self.is_implicit_gemm(operation) else operation.reduction_axes[-1]
+        return dict(zip((m, n, k), intrinsic.shape, strict=True))
+
+    def _is_padded(self, operation: Operation) -> bool:
+        """Are operands padded on the way, because a tile does not divide the problem?"""
+        extents = self._extents(operation)
+        return any(extents.get(axis, tile) % tile for axis, tile in self._tiles(operation).items())
+
+    # -- validity -----------------------------------------------------------------------------------
+
+    def unsupported_reason(self, operation: Operation, limits: Limits) -> str | None:
+        gpu = limits.gpu
+        if gpu is None:
+            return None
+        possible = [
+            each.name
+            for each in INTRINSICS.values()
+            if each.name in gpu.intrinsics
+            and (each.input, each.accumulator) == (operation.types.lhs, operation.types.accumulator.name)
+        ]
+        intrinsic = self.intrinsic(operation)
+        if intrinsic is not None and intrinsic.name in possible:
+            return None
+        wanted = f"{self.instruction} {by(self.shape)}".strip()
+        known = f"there is {', '.join(possible)}" if possible else "it has none for these types"
+        return (
+            f"IREE 3.13 has no {wanted} for {operation.types.lhs} inputs with sums in "
+            f"{operation.types.accumulator.name} on {gpu.arch}: {known}"
+        )
+
+    def _misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
+        known = {FAMILIES[INTRINSICS[name].family] for name in gpu.intrinsics}
+        if self.instruction not in known:
+            yield f"{gpu.arch} has no {self.instruction}: {' and '.join(sorted(known)) or 'no such instruction'}"
+        yield from self._operation_misfits(operation)
+        yield from self._launch_misfits(self.threads, gpu)
+        intrinsic = self.intrinsic(operation)
+        if intrinsic is None:
+            # Nothing more can be said; `unsupported_reason` says why.
+            return
+        yield from self._tile_misfits(operation, intrinsic)
+        if self.pipeline == "VectorDistribute" or self._is_direct(operation):
+            yield from self._undivided(operation)
+        if self.pipeline == "VectorDistribute":
+            yield from self._copy_misfits(operation)
+        yield from self._pipelining_misfits(self.threads)
+        yield from self._register_misfits(operation, self.threads, gpu)
+        yield from self._shared_misfits(self._operand_bytes(operation), gpu)
+
+    def _is_direct(self, operation: Operation) -> bool:
+        return isinstance(operation, Conv2d) and not self.is_implicit_gemm(operation)
+
+    def _operation_misfits(self, operation: Operation) -> Iterator[str]:
+        if self.order != "none" and self.pipeline != "VectorDistribute":
+            yield f"{self.pipeline} does not reorder workgroups: it would be the same kernel by another name"
+        if not isinstance(operation, Conv2d):
+            return
+        if operation.form == "depthwise":
+            yield "a depthwise convolution has no product for matrix instructions"
+        if self.is_implicit_gemm(operation) and self.pipeline == "VectorDistribute":
+            yield "VectorDistribute takes a convolution directly: give tiles of kh, kw and ic"
+        if self._is_direct(operation) and operation.stride != (1, 1):
+            yield (
+                f"matrix instructions take a direct convolution of stride 1, not of {by(operation.stride)}: "
+                "give one tile of the reduction, which makes it an implicit GEMM"
+            )
+        if self._is_direct(operation) and self.reduction[:-1] != (1, 1):
+            yield f"a direct convolution takes kh and kw one at a time, but got tiles {by(self.reduction[:-1])}"
+
+    def _tile_misfits(self, operation: Operation, intrinsic: Intrinsic) -> Iterator[str]:
+        tiles, counts, extents = self._tiles(operation), self._counts(operation), self._extents(operation)
+        units = self._units(operation, intrinsic)
+        for axis, tile in tiles.items():
+            unit, count = units.get(axis, 1), counts.get(axis, 1)
+            if axis not in extents:
+                if tile > 1:
+                    yield f"this {operation.kind} has no loop {axis}, but its tile is {tile}"
+                continue
+            if tile % (unit * count):
+                parts = f"{count} subgroups of {intrinsic.name}" if count > 1 else intrinsic.name
+                yield f"tile {tile} along {axis} is no multiple of {unit * count}, which {parts} take"
+            if tile > rounded_up(extents[axis], unit):
+                yield f"tile {tile} exceeds {axis}={extents[axis]}"
+
+    def _undivided(self, operation: Operation) -> Iterator[str]:
+        for axis, extent in self._extents(operation).items():
+            tile = self._tiles(operation).get(axis, 1)
+            if extent % tile:
+                yield f"tile {tile} does not divide {axis}={extent}, and nothing is padded"
+
+    def _copy_misfits(self, operation: Operation) -> Iterator[str]:
+        """VectorDistribute copies operand tiles in equal loads, which must fall evenly on the threads."""
+        load = _LOAD_BYTES // operation.types.input.bytes
+        for role, (rows, row) in self._operand_tiles(operation).items():
+            lanes = max(1, row // load)
+            deep = max(1, self.threads // lanes)
+            along = lanes % self.threads == 0 or self.threads % lanes == 0
+            even = row % min(row, load) == 0 and along and (rows % deep == 0 or deep % rows == 0)
+            share, rest = divmod(rows * row, self.threads)
+            if not even and (rest or share >= load):
+                yield (
+                    f"{self.threads} threads cannot share the {role} tile, {rows} rows of {row}, in equal "
+                    f"loads of {load} elements"
+                )
+
+    def _operand_tiles(self, operation: Operation) -> dict[str, tuple[int, int]]:
+        """Role -> rows and length of a row of the tile of each operand, as it lies in memory."""
+        m, n, k = math.prod(self.workgroup[:-1]), self.workgroup[-1], self.reduction[-1]
+        lhs, rhs, _ = operation.layouts
+        return {
+            "lhs": (k, m) if lhs in ("n", "nchw") else (m, k),
+            "rhs": (n, k) if rhs in ("n", "fchw") else (k, n),
+        }
+
+
+def usual_subgroups(workgroup: tuple[int, ...]) -> tuple[int, ...]:
+    """As many along the last two axes as give each 64 x 64, two at least: what the original had."""
+    *outer, m, n = (1, *workgroup)
+    return (*outer[1:], max(2, m // 64), max(2, n // 64))
+
+
+def _first(instruction: str) -> Intrinsic:
+    return next(each for each in INTRINSICS.values() if FAMILIES[each.family] == instruction)

@@ -1,0 +1,138 @@
+"""Tile configurations of GPUs that multiply with the ordinary instructions of each thread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dispatch_profiler.configurations._base import GpuLimits, Limits, Lowering, by, check_tiles
+from dispatch_profiler.configurations.gpu_lowering import SpirvLowering
+from dispatch_profiler.configurations.gpu_tiles import GpuTiles
+from dispatch_profiler.errors import ConfigurationError
+from dispatch_profiler.operations import Conv2d, Operation
+
+_SPIRV = "BaseVectorize"
+_SPIRV_BACKENDS = ("vulkan-spirv", "metal-spirv")
+#: Multiply-adds of a thread in one step of the reduction, which the compiler writes out one by one.
+#: Beyond, compiling takes minutes.
+_MOST_UNROLLED = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimtTiles(GpuTiles):
+    """Tiles of a workgroup and of each of its threads.
+
+    thread    elements of the result that a thread makes, an axis at a time
+    promote   operands go through shared memory
+    pipeline  TileAndFuse, or BaseVectorize for SPIR-V, which knows neither shared memory nor stages
+    """
+
+    kind: ClassVar[str] = "simt_tiles"
+
+    thread: tuple[int, ...]
+    promote: bool = True
+
+    def __post_init__(self) -> None:
+        self._check(("TileAndFuse", _SPIRV))
+        object.__setattr__(self, "thread", check_tiles("thread", self.thread))
+        if len(self.thread) != len(self.workgroup):
+            raise ConfigurationError(
+                "thread needs a tile for each of workgroup, "
+                f"but got {list(self.thread)}, {list(self.workgroup)}"
+            )
+        if not isinstance(self.promote, bool):
+            raise ConfigurationError(f"promote must be true or false, but got {self.promote!r}")
+
+    @property
+    def name(self) -> str:
+        return self._name(
+            "simt",
+            "ffma",
+            by(self.thread),
+            "" if self.promote else "unpromoted",
+            "spirv" if self.pipeline == _SPIRV else "",
+            "" if self.subgroup_size == 32 else f"w{self.subgroup_size}",
+        )
+
+    def fields(self) -> dict[str, str]:
+        return self._fields("simt", "ffma", self.thread)
+
+    # -- what is asked of the compiler --------------------------------------------------------------
+
+    @property
+    def threads(self) -> int:
+        return math.prod(self._along_axes())
+
+    def _along_axes(self) -> tuple[int, ...]:
+        """Threads along each parallel axis."""
+        return tuple(outer // inner for outer, inner in zip(self.workgroup, self.thread, strict=True))
+
+    def lowering(self, operation: Operation) -> Lowering:
+        tiles = self._tiles(operation)
+        of_thread = dict(zip(operation.parallel_axes, self.thread, strict=True))
+        reduction = ("reduction", self._level(operation, tiles, "reduction"))
+        thread = ("thread", self._level(operation, of_thread, "parallel"))
+        workgroup = ("workgroup", self._level(operation, tiles, "parallel"))
+        if self.pipeline == _SPIRV:
+            *outer, m, n = self._along_axes()
+            return SpirvLowering(
+                dialect="iree_codegen",
+                pipeline=self.pipeline,
+                loops=self._loops(operation),
+                levels=(workgroup, thread, reduction),
+                workgroup_size=(n, m, math.prod(outer)),
+            )
+        promoted = (("promote_operands", "[0, 1]" if self.promote else "[]"),)
+        return self._gpu_lowering(operation, (reduction, thread, workgroup), promoted, self.threads)
+
+    # -- validity -----------------------------------------------------------------------------------
+
+    def _backend_reason(self, limits: Limits) -> str | None:
+        if self.pipeline != _SPIRV:
+            return super()._backend_reason(limits)
+        if limits.backend in _SPIRV_BACKENDS:
+            return None
+        return f"{_SPIRV} is for {' and '.join(_SPIRV_BACKENDS)}, but the target is {limits.backend}"
+
+    def _misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
+        yield from self._option_misfits(operation)
+        for axis, inner, outer in zip(operation.parallel_axes, self.thread, self.workgroup, strict=True):
+            if outer % inner:
+                yield f"workgroup tile {outer} along {axis} is no multiple of the thread's {inner}"
+        if self.pipeline == _SPIRV:
+            yield from self._thread_misfits(self.threads, gpu)
+        else:
+            yield from self._launch_misfits(self.threads, gpu)
+        unrolled = math.prod((*self.thread, *self.reduction))
+        if unrolled > _MOST_UNROLLED:
+            yield (
+                f"a thread would do {unrolled} multiply-adds a step, but {_MOST_UNROLLED} are what can be "
+                "compiled in reasonable time: use a smaller k or thread tile"
+            )
+        extents = self._extents(operation)
+        for axis, tile in self._tiles(operation).items():
+            if axis not in extents:
+                if tile > 1:
+                    yield f"this {operation.kind} has no loop {axis}, but its tile is {tile}"
+            elif tile > extents[axis]:
+                yield f"tile {tile} exceeds {axis}={extents[axis]}"
+            elif extents[axis] % tile:
+                yield f"tile {tile} does not divide {axis}={extents[axis]}"
+        yield from self._register_misfits(operation, self.threads, gpu)
+        if self.promote and self.pipeline != _SPIRV:
+            yield from self._pipelining_misfits(self.threads)
+            yield from self._shared_misfits(self._operand_bytes(operation), gpu)
+
+    def _option_misfits(self, operation: Operation) -> Iterator[str]:
+        if self.order != "none":
+            yield f"{self.pipeline} does not reorder workgroups: it would be the same kernel by another name"
+        if not self.promote and not self.shared_padding:
+            yield "nothing lies in shared memory, so that nothing is padded there"
+        if self.pipeline == _SPIRV and (
+            not self.shared_padding or self.stages > 1 or self.subgroup_size != 32
+        ):
+            yield f"{_SPIRV} has no shared memory, stages and size of subgroups to choose"
+        if self.pipeline == _SPIRV and isinstance(operation, Conv2d):
+            yield f"{_SPIRV} is for products here, not for {operation.kind}"

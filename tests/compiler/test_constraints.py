@@ -1,0 +1,253 @@
+"""The compiler's own constraints and our rules, tested against each other."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from dataclasses import replace
+
+import pytest
+from gpu_helpers import BF16, F16, build, gpu_job, limits_of, states
+
+from dispatch_profiler.compiler import IreeCompiler
+from dispatch_profiler.compiler import constraints as constraints_file
+from dispatch_profiler.compiler.constraints import Constraints, compiler_constraints
+from dispatch_profiler.compiler.settle import settle
+from dispatch_profiler.configurations import MmaTiles, Space, draw_valid, gpu_spaces, refusal
+from dispatch_profiler.errors import ToolError, UsageError
+from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul, Operation
+from dispatch_profiler.targets import parse_target
+
+pytest.importorskip("z3")
+
+SM_80, GFX942 = "cuda:sm_80", "rocm:gfx942"
+PRODUCT = Matmul(512, 768, 1024, F16)
+CONV = Conv2d(8, 34, 34, 64, 64, 3, 3, types=F16)
+CASES = {
+    "matmul": (SM_80, PRODUCT),
+    "matmul_nn_bf16": (SM_80, Matmul(512, 768, 1024, BF16, "n", "n")),
+    "batch_matmul": (SM_80, BatchMatmul(4, 512, 768, 1024, F16)),
+    "conv": (SM_80, CONV),
+    "conv_nchw": (SM_80, replace(CONV, layout="nchw")),
+    "gfx942": (GFX942, PRODUCT),
+    "gfx942_f32": (GFX942, Matmul(512, 768, 1024)),
+}
+
+#: What the compiler's constraints forbid and our rules allow. Each was compiled, and is right to
+#: try: these are limits of its search, not of its code generation.
+ALLOWED_BY_US = {
+    # The compiler states one depth; the others compile (test_gpu_configurations.py).
+    "prefetch_num_stages == ",
+    # Its heuristics look at up to 10 subgroups, and at tiles up to 512.
+    "sg_num <= 10",
+    "prod(wg_m) <= 512 (max_vgprs)",
+    "prod(wg_n) <= 512 (max_vgprs)",
+    "sg_k <= 32",
+    # TileAndFuse pads operands whose extent a tile does not divide.
+    "dim_# must be divisible by wg_# ",
+    "aligned inner k dim dim_# must be divisible by red_# * mma_k ",
+    # VectorDistribute leaves threads idle where there is less to copy than threads, or other rows.
+    "lhs_tile_elements must be divisible by thread_count ",
+    "rhs_tile_elements must be divisible by thread_count ",
+    "wg_size_x <= wg_m OR wg_size_x <= wg_n",
+    # k is tiled by the instruction's k, not by its m.
+    "red_# must be divisible by mma_m ",
+}
+
+#: What the compiler's constraints allow and our rules forbid, by the start of the reason.
+FORBIDDEN_BY_US = (
+    # It compiles, for seconds, into code that spills: no such kernel is fast.
+    "the sums of a ",
+    # It does not compile: see `test_tiles_whose_copies_do_not_fall_evenly_do_not_compile`.
+    r"\d+ threads cannot share the ",
+)
+
+
+def read(case: str) -> tuple[Constraints, ...]:
+    target, operation = CASES[case]
+    return compiler_constraints(parse_target(target), operation)
+
+
+def general(message: str) -> str:
+    """`wg_0 must be divisible by mma_m ({} % {} == 0)` -> `wg_# must be divisible by mma_m `."""
+    return re.sub(r"\(\{\}.*\)", "", re.sub(r"_\d", "_#", message))
+
+
+def shallow(space: Space) -> Space:
+    """Tiles one row of pixels deep, of which the constraints of VectorDistribute speak."""
+    rank = len(space.tiles["workgroup"]) - 2
+    tiles = {
+        name: ((1,),) * rank + axes[rank:] if name != "reduction" else axes
+        for name, axes in space.tiles.items()
+    }
+    return replace(space, tiles=tiles)
+
+
+def ours(stated: Constraints, operation: Operation, target: str, count: int, seed: int) -> list[MmaTiles]:
+    """Valid points by our rules, of the pipeline that `stated` is about."""
+    limits = limits_of(target)
+    spaces = [
+        shallow(s) if stated.pipeline == "VectorDistribute" else s for s in gpu_spaces(operation, limits)
+    ]
+    drawn = draw_valid(spaces, operation, limits, random.Random(seed))
+    fitting = (tiles for tiles in drawn if isinstance(tiles, MmaTiles) and stated.fits(tiles))
+    return list(itertools.islice(fitting, count))
+
+
+@pytest.mark.parametrize(("case", "pipelines"), [
+    ("matmul", [("TileAndFuse", False), ("VectorDistribute", False)]),
+    ("conv", [("TileAndFuse", False), ("TileAndFuse", True), ("VectorDistribute", False)]),
+])  # fmt: skip
+def test_the_compiler_states_them_for_each_pipeline(case: str, pipelines: list):
+    """With the instructions that the target has for the types."""
+    stated = read(case)
+    assert [(each.pipeline, each.implicit_gemm) for each in stated] == pipelines
+    assert {i.name for each in stated for i in each.intrinsics} == {"NV_MMA_SYNC_F32_16x8x16_F16"}
+    assert all(len(each.messages) > 30 for each in stated)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_our_rules_call_valid_breaks_only_the_constraints_that_are_listed(case: str):
+    target, operation = CASES[case]
+    for stated in read(case):
+        points = ours(stated, operation, target, 40, 0)
+        assert len(points) == 40
+        broken = {general(m) for tiles in points for m in stated.violated(stated.assignment_of(tiles))}
+        assert [m for m in broken if not any(m.startswith(known) for known in ALLOWED_BY_US)] == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_the_constraints_allow_our_rules_allow_except_what_is_listed(case: str):
+    """And each solution is the configuration that it is read as: its knobs are found again."""
+    target, operation = CASES[case]
+    for stated in read(case):
+        solutions = list(itertools.islice(stated.solutions(random.Random(0)), 12))
+        assert len(solutions) >= 10
+        for solution in solutions:
+            tiles = stated.configuration_of(solution)
+            reason = refusal(tiles, operation, limits_of(target))
+            assert reason is None or re.match("|".join(FORBIDDEN_BY_US), reason), (tiles.name, reason)
+            again = stated.assignment_of(tiles)
+            assert {k: again[k] for k in stated.knobs if k != "prefetch_num_stages"} == {
+                k: solution[k] for k in stated.knobs if k != "prefetch_num_stages"
+            }
+            assert stated.violated({**solution}) == []
+
+
+def test_a_solution_is_the_attribute_that_the_compiler_makes_of_it():
+    """`materialize_compilation_info` on the knobs, beside what our configuration asks for."""
+    from iree.compiler.dialects import iree_codegen
+
+    for case in ("matmul", "conv", "gfx942"):
+        target, operation = CASES[case]
+        module = constraints_file._module(parse_target(target), operation)
+        for op in constraints_file._stated_in(module):
+            stated = constraints_file._read(op, operation)
+            solution = next(stated.solutions(random.Random(1)))
+            with module.operation.context:
+                theirs = str(
+                    iree_codegen.materialize_compilation_info(op, {k: solution[k] for k in stated.knobs})
+                )
+            lowering = stated.configuration_of(solution).lowering(operation)
+            for level, tiles in lowering.levels:
+                values = f"[{', '.join(map(str, tiles))}]"
+                assert f"{level} = {values}" in theirs or f"{level} = [{values}, " in theirs
+            assert f"workgroup_size = [{lowering.threads}, 1, 1]" in theirs
+            assert f"subgroup_size = {lowering.subgroup_size}" in theirs
+            assert f"pipeline<{stated.pipeline}>" in theirs
+
+
+def test_a_broken_tile_is_named_by_the_constraint():
+    """The check can fail: each wrong knob breaks its own assertion."""
+    stated = read("matmul")[0]
+    tiles = MmaTiles(workgroup=(128, 64), reduction=(32,))
+    good = stated.assignment_of(tiles)
+    assert stated.violated(good) == []
+    for knob, value, message in (
+        ("wg_0", 100, "wg_0 must be divisible by mma_m ({} % {} == 0)"),
+        ("sg_size", 64, "sg_size == preferred_subgroup_size"),
+        ("red_2", 1000, "red_2 * mma_k <= 512 (max_vgprs)"),
+        ("wg_size_x", 1, "wg_size_x == total_threads"),
+    ):
+        assert message in stated.violated({**good, knob: value})
+
+
+def test_the_same_seed_draws_the_same_solutions_and_another_draws_others():
+    stated = read("matmul")[0]
+    drawn = [list(itertools.islice(stated.solutions(random.Random(seed)), 5)) for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert len({tuple(sorted(each.items())) for each in drawn[0]}) == 5
+
+
+def test_a_space_without_a_solution_ends():
+    """VectorDistribute needs tiles that divide 500 and are a multiple of 16."""
+    stated = compiler_constraints(parse_target(SM_80), Matmul(500, 500, 500, F16))
+    assert list(stated[1].solutions(random.Random(0))) == []
+
+
+def test_constraints_that_the_compiler_forbids_and_we_allow_compile():
+    """One that breaks each kind which is listed as ours to allow."""
+    wanted = {"sg_num <= 10", "dim_# must be divisible by wg_# ", "wg_size_x <= wg_m OR wg_size_x <= wg_n",
+              "lhs_tile_elements must be divisible by thread_count ", "red_# must be divisible by mma_m "}  # fmt: skip
+    found: dict[str, tuple[str, Operation, MmaTiles]] = {}
+    for case in ("matmul", "gfx942_f32"):
+        target, operation = CASES[case]
+        for stated in read(case):
+            for tiles in ours(stated, operation, target, 150, 3):
+                for message in map(general, stated.violated(stated.assignment_of(tiles))):
+                    found.setdefault(message, (target, operation, tiles))
+    assert wanted <= found.keys()
+    for message in sorted(wanted):
+        target, operation, tiles = found[message]
+        assert states(build(target, operation, tiles)) == ["compiled"], (message, tiles.name)
+
+
+def test_tiles_whose_copies_do_not_fall_evenly_do_not_compile():
+    """What the compiler's constraints allow here, its code generation refuses."""
+    for workgroup, subgroups, reduction in (((128, 192), (2, 4), 96), ((32, 320), (1, 5), 32)):
+        tiles = MmaTiles(
+            workgroup=workgroup,
+            reduction=(reduction,),
+            subgroups=subgroups,
+            pipeline="VectorDistribute",
+            stages=1,
+        )
+        operation = Matmul(768, 960, 960, F16)
+        assert "in equal loads" in tiles.invalid_reason(operation, limits_of(SM_80))
+        unchecked = replace(gpu_job(SM_80, operation, [tiles]), refused=())
+        (outcome,) = settle(unchecked, IreeCompiler().build).outcomes.values()
+        assert "failed to derive layout" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("operation", "reason"),
+    [
+        (replace(CONV, groups=2), "IREE 3.13 crashes when it should for a grouped convolution"),
+        (replace(CONV, groups=64), "IREE 3.13 crashes when it should for a depthwise convolution"),
+        (replace(CONV, n=1), "its loops of extent 1 are folded away"),
+        (Conv2d(8, 32, 32, 64, 64, 1, 1, types=F16), "its loops of extent 1 are folded away"),
+    ],
+)
+def test_what_the_compiler_cannot_state_is_refused_before_it_crashes(operation: Operation, reason: str):
+    with pytest.raises(UsageError, match=reason):
+        compiler_constraints(parse_target(SM_80), operation)
+
+
+def test_there_are_none_without_matrix_instructions():
+    assert compiler_constraints(parse_target(SM_80), Matmul(512, 512, 512)) == ()
+
+
+def test_a_compiler_that_states_and_writes_different_numbers_is_told():
+    stated = replace(read("matmul")[0], messages=("one",))
+    with pytest.raises(ToolError, match="stated 1 constraints, but wrote"):
+        stated.violated({})
+
+
+def test_without_the_solver_the_hint_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "z3", None)
+    with pytest.raises(UsageError, match="SMT solver is missing") as caught:
+        next(read("matmul")[0].solutions(random.Random(0)))
+    assert caught.value.hint == "pip install 'dispatch_profiler[smt]'"
