@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 Figure = dict[str, Any]
@@ -20,11 +21,21 @@ OTHER_COLOUR = "#9AA5B1"
 INK = "#24292F"
 _PROVIDER_COLOURS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _PROVIDER_SYMBOLS = ("square", "triangle-up", "pentagon", "star", "hexagon")
+#: One for each machine.
+ROOF_COLOURS = (INK, "#8250DF", "#1A7F37", "#953800")
 #: One for each element type.
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "pentagon")
 FAILURE_COLOUR = "#E4E7EB"
 _GRID = "#E4E7EB"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+
+
+def plotly_script() -> Path:
+    """plotly's own JavaScript, as npm has it in `plotly.js-cartesian-dist-min`: all that is drawn here.
+
+    The whole of plotly is more than three times as long, and most of what a page takes to load.
+    """
+    return Path(__file__).parents[2] / "templates" / "plotly" / "plotly-cartesian.min.js"
 
 
 def provider_style(position: int) -> tuple[str, str]:
