@@ -104,6 +104,16 @@ def folder(text: str) -> Path:
         raise UsageError(f"{text}: there is no such user", hint="write the path without ~") from error
 
 
+def writable(option: str, text: str) -> Path:
+    """Where `option` writes. Raises UsageError if that is a folder, or lies in none: nothing is made."""
+    path = folder(text)
+    if path.is_dir():
+        raise UsageError(f"{option}: {path} is a folder", hint=f"name a file: {option}={path / 'FILE'}")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option}: there is no folder {path.parent}", hint="make it first")
+    return path
+
+
 def user_cache() -> Path:
     """The folder of this program among the user's caches."""
     return folder(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "dispatch_profiler"
@@ -125,12 +135,14 @@ def track(
     label: str,
     *,
     visible: bool = True,
+    prints: bool = False,
     size: Callable[[Item], int] = lambda item: 1,
     note: Callable[[], str] = str,
 ) -> Iterator[Item]:
     """`items`, with a progress bar on standard error while they last, if that is a terminal.
 
-    `size` is what an item counts towards `total`; `note` is asked for a few words after each.
+    `prints`: the caller writes to standard output while it has an item; a bar on the same terminal
+    gives way. `size` is what an item counts towards `total`; `note` is asked for a few words after each.
     """
     console = Console(stderr=True)
     columns = (
@@ -141,11 +153,19 @@ def track(
         TimeRemainingColumn(),
     )
     hidden = not (visible and console.is_terminal)
-    with Progress(*columns, console=console, disable=hidden, transient=True, expand=True) as bar:
+    gives_way = prints and not hidden and sys.stdout.isatty()
+    # Standard output is for data, and rich would send it to standard error.
+    with Progress(
+        *columns, console=console, disable=hidden, transient=True, expand=True, redirect_stdout=False
+    ) as bar:
         task = bar.add_task(label, total=total, note=note())
         for item in items:
+            if gives_way:
+                bar.stop()
             yield item
             bar.update(task, advance=size(item), note=note())
+            if gives_way:
+                bar.start()
 
 
 def say(message: str) -> None:

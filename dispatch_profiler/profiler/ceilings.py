@@ -8,17 +8,18 @@ Bytes/s are those of a copy by all cores between arrays that no cache holds.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dispatch_profiler.files import sha256, write_atomic
 from dispatch_profiler.operations import ElementType, Operation
+from dispatch_profiler.profiler.machine import usable_cores
 from dispatch_profiler.targets import host_cpu
 
 #: A figure may be so much better than the ceiling: BLAS does not reach it quite.
@@ -45,6 +46,10 @@ class Ceilings:
         """Milliseconds that `operation` takes at least when its operands are in the caches."""
         return 1e3 * operation.flops / max(self.flops_of(tensor.type) for tensor in operation.inputs[:2])
 
+    def roof(self, type_: ElementType, intensity: float) -> float:
+        """FLOP/s that are possible at `intensity` FLOP/byte, all bytes from memory (the roofline)."""
+        return min(self.flops_of(type_), intensity * self.bytes_per_second)
+
     def is_plausible(self, operation: Operation, milliseconds: float) -> bool:
         """Can this machine do `operation` in that time?"""
         return milliseconds * _SLACK >= self.limit_ms(operation)
@@ -56,6 +61,12 @@ class Ceilings:
             for name, value in self.flops_per_second.items()
         }
         return Ceilings(flops, max(self.bytes_per_second, other.bytes_per_second))
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Ceilings:
+        """What `asdict` wrote. Raises KeyError, TypeError, ValueError or AttributeError."""
+        flops = {str(name): float(value) for name, value in data["flops_per_second"].items()}
+        return Ceilings(flops, float(data["bytes_per_second"]))
 
 
 def measure_ceilings() -> Ceilings:
@@ -71,15 +82,11 @@ def _flops(dtype: type) -> float:
 
 
 def _bytes() -> float:
-    cores = _cores()
+    cores = usable_cores()
     source, target = (np.ones(_COPIED_BYTES, np.uint8) for _ in range(2))
     parts = list(zip(np.array_split(source, cores), np.array_split(target, cores), strict=True))
     with ThreadPoolExecutor(cores) as pool:
         return 2 * _COPIED_BYTES / _least(lambda: list(pool.map(lambda p: np.copyto(p[1], p[0]), parts)))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _least(work: Callable[[], object]) -> float:
@@ -100,7 +107,7 @@ class CeilingFile:
     """The ceilings of this machine in `folder`, by its CPU and cores; measured if not known."""
 
     def __init__(self, folder: Path, measured: Callable[[], Ceilings] = measure_ceilings) -> None:
-        cpu = f"{host_cpu().fingerprint} {_cores()}"
+        cpu = f"{host_cpu().fingerprint} {usable_cores()}"
         self._path = folder / f"{sha256(cpu.encode())[:16]}.json"
         self._measured = measured
 
@@ -117,10 +124,6 @@ class CeilingFile:
 
     def _known(self) -> Ceilings | None:
         try:
-            data = json.loads(self._path.read_text())
-            return Ceilings(
-                {str(k): float(v) for k, v in data["flops_per_second"].items()},
-                float(data["bytes_per_second"]),
-            )
+            return Ceilings.from_dict(json.loads(self._path.read_text()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None

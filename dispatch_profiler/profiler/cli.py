@@ -1,11 +1,10 @@
-"""`profiler.py`: compiled dispatches -> verdicts and figures, on the console and as CSV."""
+"""`profiler.py`: compiled dispatches -> verdicts and figures, on the console and in files."""
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 from dispatch_profiler.command import (
@@ -16,6 +15,7 @@ from dispatch_profiler.command import (
     add_tree_arguments,
     boolean,
     folder,
+    on_terminal,
     positive,
     positive_number,
     run,
@@ -34,9 +34,10 @@ from dispatch_profiler.generator import (
 )
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED
 from dispatch_profiler.profiler.measure import MeasureOptions
-from dispatch_profiler.profiler.record_file import JsonLines, beside_csv, read_records
+from dispatch_profiler.profiler.outputs import FORMATS, ReportFiles, RunOutputs, add_file_arguments
+from dispatch_profiler.profiler.progress import Tally
+from dispatch_profiler.profiler.record_file import StoredRecord, beside_csv, read_records
 from dispatch_profiler.profiler.records import Record, Verdict
-from dispatch_profiler.profiler.report import CsvReport, block, table
 from dispatch_profiler.profiler.session import ProfileOptions, Session
 from dispatch_profiler.profiler.stopping import Ended, StopRule
 from dispatch_profiler.runtime import find_runtime_tools
@@ -54,10 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     tags = _tags(options.tags)
-    if (options.append or options.resume or tags) and not options.output:
-        raise UsageError("--append, --resume and --tags say how to write a file", hint="add --output=FILE")
-    if options.top and options.format != "table":
-        raise UsageError("--top shortens the table", hint="add --format=table")
+    _check(options, tags)
+    files = ReportFiles.of(options)
     tree = Tree(folder(options.generated_dir))
     manifest = load_manifest(tree)
     default_device = _device_uri(manifest)
@@ -69,20 +68,28 @@ def _main(arguments: Sequence[str]) -> int:
         for _, dispatch in pairs:
             print(dispatch.dispatch.name)
         return SUCCESS
+    earlier: list[StoredRecord] = []
     with Session(tree, _profile_options(options, default_device)) as session:
         session.check_device()
-        with ExitStack() as files:
-            writers: list[CsvReport | JsonLines] = []
+        with RunOutputs(options.format, tags, files, options.top) as outputs:
             if options.output:
-                output, append = folder(options.output), options.append or options.resume
+                output = folder(options.output)
                 if options.resume:
-                    pairs = _left(pairs, session, beside_csv(output))
-                writers.append(files.enter_context(CsvReport(output, append=append, tags=tags)))
-                writers.append(files.enter_context(JsonLines(beside_csv(output), append=append, tags=tags)))
-            records = _run(session, pairs, writers, blocks=options.format == "blocks")
-        if options.format == "table":
-            print(table(records, top=options.top))
-        return _summarize(records, session, options)
+                    pairs, earlier = _left(pairs, session, beside_csv(output))
+                outputs.to_csv(output, append=options.append or options.resume)
+            _run(session, pairs, outputs)
+        outputs.finish(earlier)
+        return _summarize(outputs.records, session, options)
+
+
+def _check(options: argparse.Namespace, tags: dict[str, str]) -> None:
+    """Raises UsageError where an option says how to do what no other asks for."""
+    if (options.append or options.resume) and not options.output:
+        raise UsageError("--append and --resume say how to write a file", hint="add --output=FILE")
+    if tags and not options.output and options.format != "json":
+        raise UsageError("--tags are written with the records", hint="add --output=FILE or --format=json")
+    if options.top and options.format != "table":
+        raise UsageError("--top shortens the table", hint="add --format=table")
 
 
 def _device_uri(manifest: Manifest) -> str:
@@ -131,8 +138,9 @@ def _parser() -> Parser:
         "--memory-limit", type=positive, metavar="MIB", help="memory a dispatch may use beyond its start"
     )
     parser.add_argument(
-        "--format", choices=["blocks", "table"], default="blocks",
-        help="a block for each dispatch as it is done, or one table in the end (default: %(default)s)",
+        "--format", choices=FORMATS, default="blocks",
+        help="a block or a line of JSON for each dispatch as it is done, or one table in the end"
+        " (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--top", type=positive, metavar="N", help="in the table, only the N fastest of each operation"
@@ -140,6 +148,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--output", metavar="FILE.csv", help="also write CSV, row by row, and every sample to FILE.jsonl"
     )
+    add_file_arguments(parser)
     parser.add_argument(
         "--resume", action="store_true",
         help="leave out what FILE.jsonl holds already from the same device, compiler and seed",
@@ -188,31 +197,31 @@ def _tags(text: str) -> dict[str, str]:
 # -- running ---------------------------------------------------------------------------------------
 
 
-def _left(pairs: Pairs, session: Session, path: Path) -> Pairs:
-    """What `path` has no record of that this run would make again the same way."""
+def _left(pairs: Pairs, session: Session, path: Path) -> tuple[Pairs, list[StoredRecord]]:
+    """What `path` has no record of that this run would make again the same way, and those it has."""
     if not path.exists():
-        return pairs
-    done = {(record.dispatch, record.provenance.origin) for record in read_records(path)}
-    left = [
-        (entry, dispatch)
-        for entry, dispatch in pairs
-        if (dispatch.dispatch.name, session.provenance(entry, dispatch).origin) not in done
-    ]
-    say(f"{len(pairs) - len(left)} of {len(pairs)} dispatches are in {path} already")
-    return left
+        return pairs, []
+    done = {(record.dispatch, record.provenance.origin): record for record in read_records(path)}
+    left, earlier = [], []
+    for entry, dispatch in pairs:
+        record = done.get((dispatch.dispatch.name, session.provenance(entry, dispatch).origin))
+        if record is None:
+            left.append((entry, dispatch))
+        else:
+            earlier.append(record)
+    say(f"{len(earlier)} of {len(pairs)} dispatches are in {path} already")
+    return left, earlier
 
 
-def _run(
-    session: Session, pairs: Pairs, writers: Sequence[CsvReport | JsonLines], *, blocks: bool
-) -> list[Record]:
-    records = []
-    for record in track(session.records(pairs), len(pairs), "Profiling", visible=not blocks):
-        if blocks:
-            print(block(record), flush=True)
-        for writer in writers:
-            writer.add(record)
-        records.append(record)
-    return records
+def _run(session: Session, pairs: Pairs, outputs: RunOutputs) -> None:
+    tally = Tally(len(pairs))
+    lines = not (on_terminal() or outputs.shows_blocks)
+    records = session.records(pairs)
+    for record in track(records, len(pairs), "Profiling", prints=outputs.streams, note=tally.note):
+        outputs.add(record)
+        tally.add(record)
+        if lines:
+            say(tally.line(record))
 
 
 def _summarize(records: list[Record], session: Session, options: argparse.Namespace) -> int:

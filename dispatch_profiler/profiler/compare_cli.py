@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, positive_number, run, track
+from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, positive_number, run, track, writable
 from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.files import write_atomic
 from dispatch_profiler.generator import Selection, Tree, load_manifest
@@ -29,6 +29,7 @@ from dispatch_profiler.profiler.matching import (
     SideSummary,
     compare_records,
 )
+from dispatch_profiler.profiler.outputs import ReportFiles, add_file_arguments
 from dispatch_profiler.profiler.record_file import StoredRecord, read_records
 from dispatch_profiler.targets import parse_target
 
@@ -54,8 +55,14 @@ def _main(arguments: Sequence[str]) -> int:
             " two times are the same",
             hint=f"add --threshold={percent(fail_on.slower)}",
         )
+    output = writable("--output", options.output) if options.output else None
+    files = ReportFiles.of(options)
     comparison = (_live if options.live else _recorded)(options)
-    _write(comparison, fail_on, options)
+    _write(comparison, fail_on, output, options.format)
+    files.write(
+        lambda: FORMATS["markdown"](comparison, fail_on) + "\n",
+        lambda: FORMATS["junit"](comparison, fail_on) + "\n",
+    )
     return FAILED if any(map(fail_on.applies, comparison.pairs)) else SUCCESS
 
 
@@ -151,6 +158,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--format", choices=list(FORMATS), default="console", help="default: %(default)s")
     parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
+    add_file_arguments(parser)
     return parser
 
 
@@ -208,16 +216,12 @@ def _chosen(name: str, patterns: str, kinds: str) -> list[StoredRecord]:
     )
 
 
-def _write(comparison: RunComparison, fail_on: FailOn, options: argparse.Namespace) -> None:
-    if not options.output:
-        terminal = Console()
-        if options.format == "console" and terminal.is_terminal:
-            print(console(comparison, fail_on, terminal.width))
-        else:
-            print(FORMATS[options.format](comparison, fail_on))
+def _write(comparison: RunComparison, fail_on: FailOn, output: Path | None, format_: str) -> None:
+    if output is not None:
+        write_atomic(output, FORMATS[format_](comparison, fail_on) + "\n")
         return
-    path: Path = folder(options.output)
-    if path.is_dir() or not path.parent.is_dir():
-        problem = f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-        raise UsageError(f"--output: {problem}")
-    write_atomic(path, FORMATS[options.format](comparison, fail_on) + "\n")
+    terminal = Console()
+    if format_ == "console" and terminal.is_terminal:
+        print(console(comparison, fail_on, terminal.width))
+    else:
+        print(FORMATS[format_](comparison, fail_on))

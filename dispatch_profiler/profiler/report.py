@@ -6,16 +6,19 @@ import csv
 import math
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from dispatch_profiler.command import writable
 from dispatch_profiler.configurations import KINDS as CONFIGURATION_KINDS
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator import Dispatch
 from dispatch_profiler.operations import KINDS as OPERATION_KINDS
 from dispatch_profiler.operations import Epilogue, Operation
+from dispatch_profiler.profiler.record_file import StoredRecord
 from dispatch_profiler.profiler.records import Record
 from dispatch_profiler.profiler.stopping import Ended
 
@@ -52,7 +55,7 @@ def _wrapped(text: str) -> str:
     return f"\n{indent}".join(lines)
 
 
-def runtime_text(record: Record) -> str:
+def runtime_text(record: Record | StoredRecord) -> str:
     """Milliseconds with three decimals, or four digits where three decimals would hold fewer."""
     if record.measurement is None:
         return "Not profiled"
@@ -60,11 +63,12 @@ def runtime_text(record: Record) -> str:
     return f"{median:.3f}" if median >= 1.0 else format(Decimal(f"{median:.4g}"), "f")
 
 
-def gflops_text(record: Record) -> str:
+def gflops_text(record: Record | StoredRecord) -> str:
     """10**9 operations a second with two decimals."""
     if record.measurement is None:
         return "Not profiled"
-    return f"{record.measurement.gflops(record.dispatch.operation.flops):.2f}"
+    flops = record.flops if isinstance(record, StoredRecord) else record.dispatch.operation.flops
+    return f"{record.measurement.gflops(flops):.2f}"
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -133,7 +137,19 @@ _MEASURED = (
     "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
     "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings", "limit(ms)",
 )  # fmt: skip
-_ORIGIN = ("device", "target", "iree", "seed", "when", "reason", "reproduce")
+_ORIGIN = (
+    "cpu",
+    "cores",
+    "memory_bytes",
+    "system",
+    "device",
+    "target",
+    "iree",
+    "seed",
+    "when",
+    "reason",
+    "reproduce",
+)
 
 
 def columns() -> tuple[str, ...]:
@@ -178,6 +194,7 @@ def row(record: Record) -> dict[str, Any]:
         **record.dispatch.arguments(),
         **record.dispatch.configuration.fields(),
         **measured,
+        **{name: value or "" for name, value in asdict(record.provenance.machine).items()},
         "device": record.provenance.device,
         "target": record.provenance.target,
         "iree": record.provenance.iree,
@@ -198,10 +215,7 @@ class CsvReport:
     def __init__(self, path: Path, *, append: bool = False, tags: dict[str, str] | None = None) -> None:
         self._tags = tags or {}
         self._header = [*self._tags, *columns()]
-        if not path.parent.is_dir():
-            raise UsageError(f"--output: there is no folder {path.parent}", hint="make it first")
-        if path.is_dir():
-            raise UsageError(f"--output: {path} is a folder")
+        writable("--output", str(path))
         for name in self._tags:
             if name in columns():
                 raise UsageError(f"--tags: {name!r} is the name of a column already")

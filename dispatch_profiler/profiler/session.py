@@ -21,6 +21,7 @@ from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler import job
 from dispatch_profiler.profiler.ceilings import CeilingFile, Ceilings, measure_ceilings
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED, Distribution
+from dispatch_profiler.profiler.machine import this_machine
 from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, prefers_single
 from dispatch_profiler.profiler.records import Provenance, Record, Verdict
 from dispatch_profiler.profiler.stopping import SentinelWatch
@@ -117,6 +118,7 @@ class Session:
             iree=f"compiler {revision}, {self._runtime}",
             seed=self._options.seed,
             when=datetime.now().astimezone().isoformat(timespec="seconds"),
+            machine=this_machine(),
         )
 
     def _command(self, name: str) -> str:
@@ -196,9 +198,9 @@ class Session:
             ceilings = self._ceilings.again()  # something may have disturbed it the first time
         limit = ceilings.limit_ms(operation)
         if ceilings.is_plausible(operation, milliseconds):
-            return replace(record, limit_ms=limit)
+            return replace(record, limit_ms=limit, ceilings=ceilings)
         reason = f"{milliseconds:.4g} ms were read, but this machine needs {limit:.4g} ms at least"
-        return replace(record.failed(Verdict.IMPLAUSIBLE, reason), limit_ms=limit)
+        return replace(record.failed(Verdict.IMPLAUSIBLE, reason), limit_ms=limit, ceilings=ceilings)
 
     def _measured_ceilings(self) -> Ceilings:
         found: Ceilings = self._checker.call(measure_ceilings)

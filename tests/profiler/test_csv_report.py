@@ -52,11 +52,11 @@ def test_columns_stand_in_the_documented_order(tmp_path):
         "Verification", "Runtime(ms)", "GFLOPs",
     ]  # fmt: skip
     assert header[11:20] == ["bytes", "flops", "batch_count", "m", "n", "k", "lhs", "rhs", "result"]
-    assert header[-25:] == [
+    assert header[-29:] == [
         "distribution_tile", "cache_tile", "vector_tile", "peel",
         "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
         "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings", "limit(ms)",
-        "device", "target", "iree", "seed", "when", "reason", "reproduce",
+        "cpu", "cores", "memory_bytes", "system", "device", "target", "iree", "seed", "when", "reason", "reproduce",
     ]  # fmt: skip
 
 

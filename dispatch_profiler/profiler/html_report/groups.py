@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.profiler.record_file import StoredRecord
-from dispatch_profiler.profiler.records import PROVIDER, Verdict
+from dispatch_profiler.profiler.records import PROVIDER
 
 _BASELINE = Default().name
 
@@ -49,7 +49,7 @@ class Entry:
 class Group:
     """Everything that computes one operation in one setting.
 
-    `label` names it, with the setting (device, target, compiler, mode) only if there is more than one.
+    `label` names it, with the setting (machine, device, target, compiler, mode) only if there is more than one.
     """
 
     label: str
@@ -84,12 +84,6 @@ def is_default(record: StoredRecord) -> bool:
     return record.provider == PROVIDER and record.configuration == _BASELINE
 
 
-def is_failure(record: StoredRecord) -> bool:
-    """As `Record.is_failure`: also if it was to be verified and could not be."""
-    unverified = record.verdict is Verdict.NOT_VERIFIED and bool(record.reason)
-    return record.verdict.is_failure or unverified
-
-
 def grouped(records: Sequence[StoredRecord]) -> tuple[Group, ...]:
     """Groups in the order of their first record.
 
@@ -115,7 +109,7 @@ def grouped(records: Sequence[StoredRecord]) -> tuple[Group, ...]:
 
 def _place(record: StoredRecord) -> tuple[str, ...]:
     origin = record.provenance
-    return (record.operation, origin.device, origin.target, origin.iree)
+    return (record.operation, origin.machine.name, origin.device, origin.target, origin.iree)
 
 
 def _differing(settings: Sequence[tuple[str, ...]]) -> list[bool]:
