@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import reduce
 from importlib import metadata
 from pathlib import Path
 
@@ -19,7 +20,12 @@ from dispatch_profiler.generator import DispatchEntry, OperationEntry, State, Tr
 from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler import job
-from dispatch_profiler.profiler.ceilings import CeilingFile, Ceilings, measure_ceilings
+from dispatch_profiler.profiler.ceilings import (
+    CeilingFile,
+    Ceilings,
+    environments,
+    measure_ceilings,
+)
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED, Distribution
 from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, Mode
 from dispatch_profiler.profiler.records import Provenance, Record, Verdict
@@ -207,8 +213,11 @@ class Session:
         return replace(record.failed(Verdict.IMPLAUSIBLE, reason), limit_ms=limit)
 
     def _measured_ceilings(self) -> Ceilings:
-        found: Ceilings = self._checker.call(measure_ceilings)
-        return found
+        found = []
+        for environment in environments():
+            with Worker(start=job.ready, environment=environment) as worker:
+                found.append(worker.call(measure_ceilings))
+        return reduce(Ceilings.best_of, found)
 
     def _samples(self, record: Record, modules: job.Modules, single: float) -> tuple[Measurement, np.ndarray]:
         operation, name, options = record.dispatch.operation, record.dispatch.name, self._options
