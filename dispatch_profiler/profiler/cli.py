@@ -33,7 +33,7 @@ from dispatch_profiler.generator import (
     load_manifest,
 )
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED
-from dispatch_profiler.profiler.measure import MeasureOptions
+from dispatch_profiler.profiler.measure import MeasureOptions, Mode
 from dispatch_profiler.profiler.outputs import FORMATS, ReportFiles, RunOutputs, add_file_arguments
 from dispatch_profiler.profiler.progress import Tally
 from dispatch_profiler.profiler.record_file import StoredRecord, beside_csv, read_records
@@ -128,6 +128,10 @@ def _parser() -> Parser:
         help="executions in each sample, at least (default: as many as fill 10 ms)",
     )  # fmt: skip
     parser.add_argument(
+        "--mode", choices=[mode.value for mode in Mode], default=Mode.WARM.value,
+        help="operands are in the caches, or each execution has others that are not (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
         "--seed", type=int, default=DEFAULT_SEED, help="seed of the inputs (default: %(default)s)"
     )
     parser.add_argument(
@@ -172,6 +176,7 @@ def _profile_options(options: argparse.Namespace, default_device: str) -> Profil
         measure=MeasureOptions(
             StopRule(options.precision / 100.0, options.budget, options.benchmark_repetitions),
             options.batch_size,
+            Mode(options.mode),
         ),
         seed=options.seed,
         seconds=options.timeout,
@@ -201,7 +206,12 @@ def _left(pairs: Pairs, session: Session, path: Path) -> tuple[Pairs, list[Store
     """What `path` has no record of that this run would make again the same way, and those it has."""
     if not path.exists():
         return pairs, []
-    done = {(record.dispatch, record.provenance.origin): record for record in read_records(path)}
+    mode = session.mode.value
+    done = {
+        (record.dispatch, record.provenance.origin): record
+        for record in read_records(path)
+        if record.measurement is None or record.measurement.mode == mode
+    }
     left, earlier = [], []
     for entry, dispatch in pairs:
         record = done.get((dispatch.dispatch.name, session.provenance(entry, dispatch).origin))

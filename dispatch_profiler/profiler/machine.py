@@ -7,6 +7,7 @@ import platform
 from dataclasses import dataclass, fields
 from functools import cache
 
+from dispatch_profiler.runtime.caches import usable_cores
 from dispatch_profiler.targets import host_cpu
 
 
@@ -54,12 +55,7 @@ def this_machine() -> Machine:
     """The one that this process runs on."""
     return Machine(
         cpu=host_cpu().model,
-        cores=usable_cores(),
+        cores=len(usable_cores()),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
     )
-
-
-def usable_cores() -> int:
-    """Those that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -7,6 +7,7 @@ import statistics
 import time as clock
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from dispatch_profiler.profiler.statistics import median_interval, quantile
 from dispatch_profiler.profiler.stopping import (
@@ -24,26 +25,36 @@ _LONG_CALL_SECONDS = 2.0
 _FEWEST_REPEATS = 10
 
 
+class Mode(str, Enum):
+    """What the caches hold when an execution starts."""
+
+    #: The operands, as the execution before left them.
+    WARM = "warm"
+    #: None of them: each execution has operands of its own, out of more than the caches can hold.
+    COLD = "cold"
+
+
 @dataclass(frozen=True)
 class MeasureOptions:
     """When to stop, and how many executions make a sample: at least `batch`; None: as many as fill 10 ms."""
 
     stop: StopRule = StopRule()
     batch: int | None = None
+    mode: Mode = Mode.WARM
 
 
 @dataclass(frozen=True)
 class Measurement:
     """Samples in milliseconds for one execution of the dispatch, in the order taken.
 
-    A sample is `executions` executions in a row: `warm` on the same buffers, `cold` on buffers that
-    no cache holds. `overhead_ms` is what a call costs whatever it does, for one execution; it has
-    been taken off the samples. `ended_by` tells why no more samples were taken.
+    A sample is `executions` executions in a row, with caches as `mode` says. `overhead_ms` is what a
+    call costs whatever it does, for one execution; it has been taken off the samples. `ended_by`
+    tells why no more samples were taken.
     """
 
     samples_ms: tuple[float, ...]
     executions: int
-    mode: str = "warm"
+    mode: str = Mode.WARM.value
     overhead_ms: float = 0.0
     ended_by: str = "count"
     warnings: tuple[str, ...] = ()
@@ -102,9 +113,12 @@ def calls_per_sample(call_seconds: float, repeat: int, batch: int | None) -> int
     """
     if batch is not None:
         return max(1, math.ceil(batch / repeat))
-    if call_seconds <= 0:
-        return 1
-    return max(1, math.ceil(_SAMPLE_SECONDS / call_seconds))
+    return calls_that_last(_SAMPLE_SECONDS, call_seconds)
+
+
+def calls_that_last(seconds: float, call_seconds: float) -> int:
+    """How many calls take `seconds` together; 1 if a call takes no time that the clock can see."""
+    return max(1, math.ceil(seconds / call_seconds)) if call_seconds > 0 else 1
 
 
 def call_overhead(single_seconds: float, call_seconds: float, repeat: int) -> float:
@@ -124,13 +138,15 @@ class Timer:
     """How a dispatch is timed: `time(calls) -> seconds`, where a call is `repeat` executions.
 
     `now` is a second clock that does not depend on it, in seconds, or None if there is none.
-    `single_seconds` is what a call of one execution takes, 0 if that is not known.
+    `overhead(call_seconds)` is what a call that takes so long costs beside its executions, in
+    seconds. `prepare` is done before each sample.
     """
 
     time: Callable[[int], float]
     repeat: int
     now: Callable[[], float] | None = None
-    single_seconds: float = 0.0
+    overhead: Callable[[float], float] = lambda _: 0.0
+    prepare: Callable[[], None] = lambda: None
 
     def read(self, calls: int) -> Reading:
         """Time `calls` calls by both clocks."""
@@ -156,11 +172,12 @@ def measure(
     call = min(timer.time(1) for _ in range(3))
     calls = calls_per_sample(call, timer.repeat, options.batch)
     executions = calls * timer.repeat
-    overhead = call_overhead(timer.single_seconds, call, timer.repeat)
+    overhead = timer.overhead(call)
     readings: list[Reading] = []
     samples: list[float] = []
     start, ended = elapsed(), None
     while ended is None:
+        timer.prepare()
         reading = timer.read(calls)
         readings.append(reading)
         samples.append(1e3 * (reading.claimed - calls * overhead) / executions)
@@ -169,6 +186,7 @@ def measure(
     return Measurement(
         samples_ms=tuple(samples),
         executions=executions,
+        mode=options.mode.value,
         overhead_ms=1e3 * overhead / timer.repeat,
         ended_by=ended.value,
         warnings=tuple(filter(None, found)),

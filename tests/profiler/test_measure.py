@@ -105,7 +105,11 @@ def test_a_steady_dispatch_gives_its_own_time_however_it_is_sampled(seconds, rep
 def test_what_a_call_costs_is_taken_off(overhead, execution, repeat):
     """A call takes its overhead and its executions; the figure is that of the executions."""
     call = overhead + repeat * execution
-    timer = Timer(lambda calls: calls * call, repeat, single_seconds=overhead + execution)
+    timer = Timer(
+        lambda calls: calls * call,
+        repeat,
+        overhead=lambda seconds: call_overhead(overhead + execution, seconds, repeat),
+    )
     measurement = measure(timer, MeasureOptions(StopRule(count=3)))
 
     known = min(overhead, 0.05 * call)  # more than that is not believed
