@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from dispatch_profiler.profiler.inputs import DEFAULT_SEED, Distribution
 from dispatch_profiler.profiler.machine import this_machine
 from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, Mode
 from dispatch_profiler.profiler.records import Provenance, Record, Verdict
+from dispatch_profiler.profiler.reproduce import command_line
 from dispatch_profiler.profiler.stopping import SentinelWatch
 from dispatch_profiler.profiler.verify import ShapeMismatch
 from dispatch_profiler.profiler.vmfbs import DamagedVmfb, Vmfbs
@@ -107,7 +107,7 @@ class Session:
         """Verify and measure one dispatch, as far as it goes."""
         module = entry.module_of(dispatch.dispatch)
         provenance = self.provenance(entry, dispatch)
-        reproduce = self._command(dispatch.dispatch.name)
+        reproduce = command_line(self._tree.folder, dispatch.dispatch.name, self._options)
         record = Record(dispatch.dispatch, provenance, Verdict.NOT_VERIFIED, reproduce=reproduce)
         if dispatch.state is not State.COMPILED or module is None:
             verdict = _STATES.get(dispatch.state, Verdict.NOT_COMPILED)
@@ -131,13 +131,6 @@ class Session:
             when=datetime.now().astimezone().isoformat(timespec="seconds"),
             machine=this_machine(),
         )
-
-    def _command(self, name: str) -> str:
-        """The line that makes the record of one dispatch again."""
-        words = ["profiler.py", f"--generated-dir={self._tree.folder}", f"--dispatches={name}"]
-        words += [f"--device={self._options.device}", f"--seed={self._options.seed}"]
-        words += [f"--mode={self.mode.value}"] if self.mode is not Mode.WARM else []
-        return shlex.join(["python", *words])
 
     def _guarded(self, record: Record, verify: job.Module, profile: job.Module) -> Record:
         try:
