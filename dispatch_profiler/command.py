@@ -154,9 +154,14 @@ def track(
     )
     hidden = not (visible and console.is_terminal)
     gives_way = prints and not hidden and sys.stdout.isatty()
-    # Standard output is for data, and rich would send it to standard error.
     with Progress(
-        *columns, console=console, disable=hidden, transient=True, expand=True, redirect_stdout=False
+        *columns,
+        console=console,
+        disable=hidden,
+        transient=True,
+        expand=True,
+        refresh_per_second=2,  # it takes time from what is measured
+        redirect_stdout=False,  # which is for data: rich would send it to standard error
     ) as bar:
         task = bar.add_task(label, total=total, note=note())
         for item in items:

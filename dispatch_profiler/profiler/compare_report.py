@@ -127,8 +127,7 @@ def _properties(comparison: RunComparison) -> Iterable[tuple[str, str]]:
     if comparison.mean is not None:
         yield "geometric_mean", f"{_ratio(comparison.mean)} ({_interval(comparison.mean)})"
     yield "covers", comparison.caveat
-    if comparison.unlike:
-        yield "unlike", comparison.unlike
+    yield "unlike", comparison.unlike
 
 
 def _sentence(pair: Pair) -> str:

@@ -43,6 +43,7 @@ def junit(records: Sequence[StoredRecord]) -> str:
         ("target", _distinct(origin.target for origin in origins)),
         ("iree", _distinct(origin.iree for origin in origins)),
         ("seed", _distinct(str(origin.seed) for origin in origins)),
+        ("tags", _distinct(map(_tags, records))),
     )
     return junit_xml("dispatch_profiler", cases, properties) + "\n"
 
@@ -54,10 +55,14 @@ def _counts(records: Sequence[StoredRecord]) -> str:
 
 
 def _origins(records: Iterable[StoredRecord]) -> Iterable[str]:
-    """A line for each machine, device, target and compiler."""
-    origins = (record.provenance for record in records)
-    parts = ((o.machine.text, f"device {o.device}", f"target {o.target}", o.iree) for o in origins)
+    """A line for each machine, device, target, compiler and tags."""
+    pairs = ((record.provenance, _tags(record)) for record in records)
+    parts = ((o.machine.text, f"device {o.device}", f"target {o.target}", o.iree, tags) for o, tags in pairs)
     return dict.fromkeys("; ".join(filter(None, each)) for each in parts)
+
+
+def _tags(record: StoredRecord) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in record.tags.items())
 
 
 def _distinct(texts: Iterable[str]) -> str:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from terminal_helpers import on_a_terminal, plain
 
 from dispatch_profiler.generator import DispatchEntry, State, Tree, load_manifest
 
-ROOT = Path(__file__).parent.parent.parent
 SHAPE = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
 
 
@@ -142,45 +137,19 @@ def test_a_reproducer_is_kept_on_request(run, faulty):
 # -- a terminal ------------------------------------------------------------------------------------
 
 
-def on_a_terminal(columns: int, *arguments: str) -> tuple[int, str]:
-    """Exit status, and what is shown on a terminal that is so wide."""
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "compile.py"), *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment,
-    )
-    os.close(theirs)
-    shown = b""
-    while True:
-        ready, _, _ = select.select([ours], [], [], 60)
-        try:
-            part = os.read(ours, 65536) if ready else b""
-        except OSError:  # so Linux tells that the other end is closed
-            part = b""
-        if not part:
-            break
-        shown += part
-    os.close(ours)
-    return process.wait(timeout=60), shown.decode()
-
-
 @pytest.mark.parametrize("columns", [40, 120])
 def test_a_terminal_shows_a_bar_and_only_what_went_wrong(faulty, columns: int):
     faulty("crash")
 
-    status, shown = on_a_terminal(columns, "-j1", "--no-cache")
+    status, shown = on_a_terminal(columns, "compile.py", "-j1", "--no-cache")
 
     assert status == 1
     assert "Traceback" not in shown
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    assert "Compiling" in plain
-    assert "failed" in plain
-    assert "killed by SIGABRT" in " ".join(plain.split())
-    assert plain.count("[Compiling]:") == 1  # of three modules
+    said = plain(shown)
+    assert "Compiling" in said
+    assert "failed" in said
+    assert "killed by SIGABRT" in " ".join(said.split())
+    assert said.count("[Compiling]:") == 1  # of three modules
 
 
 def test_without_a_terminal_each_module_is_a_plain_line(run, faulty):

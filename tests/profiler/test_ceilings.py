@@ -110,6 +110,7 @@ def test_a_figure_below_the_limit_is_implausible(null_tree, monkeypatch, tmp_pat
 
     assert first.verdict.value == verdict
     assert first.limit_ms == pytest.approx(1e3 * first.dispatch.operation.flops / peak)
+    assert first.ceilings == Ceilings({"f32": peak, "f64": peak}, 1e12)
     if first.verdict is Verdict.IMPLAUSIBLE:
         assert first.measurement is None
         assert "were read, but this machine needs" in first.reason
