@@ -30,7 +30,7 @@ from dispatch_profiler.profiler.html_report import (
 )
 from dispatch_profiler.profiler.html_report.conditions import conditions, warnings
 from dispatch_profiler.profiler.html_report.data import script_json, without_samples
-from dispatch_profiler.profiler.html_report.style import plain, plotly_script, shortened
+from dispatch_profiler.profiler.html_report.style import distinct, plain, plotly_script, shortened
 from dispatch_profiler.profiler.record_file import StoredRecord
 from dispatch_profiler.profiler.report_cli import main
 
@@ -374,6 +374,18 @@ def test_names_are_shown_by_plotly_as_they_stand():
     assert plain("<b>&") == "&lt;b&gt;&amp;"
     assert shortened("abcdefghij", 10) == "abcdefghij"
     assert shortened("abcdefghijk", 10) == "abcde…hijk"
+
+
+def test_labels_that_would_be_the_same_show_where_they_part():
+    """Two convolutions differ in the middle of their names only."""
+    names = [
+        f"conv2d_1x28x28x64_3x3x64x64_1x28x28x64_{t}nhwc_{t}hwcf_{t}nhwc_s1x1_p1x1_g1" for t in ("f32", "f16")
+    ]
+    assert distinct([*names, "matmul_4x4x4", names[0]], 42) == [
+        "conv2d_1x28x28…_f32nhwc_f32hwcf_f32nhwc_s…", "conv2d_1x28x28…_f16nhwc_f16hwcf_f16nhwc_s…",
+        "matmul_4x4x4", "conv2d_1x28x28…_f32nhwc_f32hwcf_f32nhwc_s…",
+    ]  # fmt: skip
+    assert distinct(["a" * 50, "a" * 50], 10) == ["aaaaa…aaaa"] * 2
 
 
 # -- the command -----------------------------------------------------------------------------------
