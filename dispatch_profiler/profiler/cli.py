@@ -125,7 +125,7 @@ def _parser() -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "--batch-size", type=positive, metavar="N",
-        help="executions in each sample, at least (default: as many as fill 10 ms)",
+        help="executions in each sample, at least (default: as many as fill 5 ms)",
     )  # fmt: skip
     parser.add_argument(
         "--mode", choices=[mode.value for mode in Mode], default=Mode.WARM.value,

@@ -42,7 +42,7 @@ _device: Device | None = None
 _references: References | None = None
 #: A call and how many of it make a sample: what tells whether the machine is as it was.
 _sentinel: tuple[Call, int] | None = None
-_SENTINEL_SECONDS = 3e-3
+_SENTINEL_SECONDS = 2e-3
 _SENTINEL_SAMPLES = 7
 #: The quickest of so many calls tells what a call costs.
 _OVERHEAD_CALLS = 5
@@ -138,11 +138,13 @@ def take_samples(
     """
     global _sentinel
     subject = _cold if options.mode is Mode.COLD else _warm
-    call, timer = subject(modules, function, _places(operation, Distribution.REALS, seed), single_seconds)
+    places = _places(operation, Distribution.REALS, seed)
+    call, timer = subject(modules, function, places, single_seconds)
     measurement = measure(timer, options, best_ms=best_ms)
     if _sentinel is None:
-        seconds = 1e-3 * measurement.median_ms * timer.repeat
-        _sentinel = call, calls_that_last(_SENTINEL_SECONDS, seconds)
+        # Of single executions: whatever a call costs, it costs each time.
+        sentinel = _program(modules.verify).bind(function, *places.first(1))
+        _sentinel = sentinel, calls_that_last(_SENTINEL_SECONDS, 1e-3 * measurement.median_ms)
     return measurement, call.run()
 
 

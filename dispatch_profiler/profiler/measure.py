@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from dispatch_profiler.profiler.statistics import median_interval, quantile
+from dispatch_profiler.profiler.statistics import quantile, series_interval
 from dispatch_profiler.profiler.stopping import (
     Reading,
     StopRule,
@@ -18,7 +18,7 @@ from dispatch_profiler.profiler.stopping import (
 )
 
 #: A sample lasts at least this long, so that the clock and the call cost little of it.
-_SAMPLE_SECONDS = 0.01
+_SAMPLE_SECONDS = 0.005
 #: A profile vmfb that takes longer than this for one call is not used: one execution is enough.
 _LONG_CALL_SECONDS = 2.0
 #: Below so many executions in a call, what a call costs cannot be told from what they take.
@@ -36,7 +36,7 @@ class Mode(str, Enum):
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """When to stop, and how many executions make a sample: at least `batch`; None: as many as fill 10 ms."""
+    """When to stop, and how many executions make a sample: at least `batch`; None: as many as fill 5 ms."""
 
     stop: StopRule = StopRule()
     batch: int | None = None
@@ -82,7 +82,7 @@ class Measurement:
     @property
     def interval_ms(self) -> tuple[float, float]:
         """95 % confidence interval of the median."""
-        return median_interval(self.samples_ms)
+        return series_interval(self.samples_ms)
 
     @property
     def spread(self) -> float:
@@ -109,7 +109,7 @@ def prefers_single(single_seconds: float, repeat: int) -> bool:
 def calls_per_sample(call_seconds: float, repeat: int, batch: int | None) -> int:
     """Calls of `repeat` executions each that make a sample.
 
-    With `batch`, enough for that many executions; without, enough to last 10 ms.
+    With `batch`, enough for that many executions; without, enough to last 5 ms.
     """
     if batch is not None:
         return max(1, math.ceil(batch / repeat))
@@ -155,6 +155,14 @@ class Timer:
         return Reading(claimed, self.now() - before if self.now and before is not None else None)
 
 
+def _quickest(time: Callable[[int], float]) -> float:
+    """Seconds of the quickest of three calls; of one or two that are long."""
+    found: list[float] = []
+    while len(found) < 3 and sum(found) < _SAMPLE_SECONDS:
+        found.append(time(1))
+    return min(found)
+
+
 def measure(
     timer: Timer,
     options: MeasureOptions,
@@ -169,7 +177,7 @@ def measure(
     clock of the budget, in seconds.
     """
     timer.time(1)
-    call = min(timer.time(1) for _ in range(3))
+    call = _quickest(timer.time)
     calls = calls_per_sample(call, timer.repeat, options.batch)
     executions = calls * timer.repeat
     overhead = timer.overhead(call)
