@@ -21,6 +21,7 @@ from dispatch_profiler.profiler.compare_report import FORMATS, console
 from dispatch_profiler.profiler.comparison import Outcome, percent
 from dispatch_profiler.profiler.interleaved import InterleavedOptions
 from dispatch_profiler.profiler.live import Entry, LiveComparison, LiveOptions, match
+from dispatch_profiler.profiler.machine import this_machine
 from dispatch_profiler.profiler.matching import (
     By,
     CompareOptions,
@@ -95,7 +96,9 @@ def _live(options: argparse.Namespace) -> RunComparison:
     with LiveComparison(manifests[0], manifests[1], how) as live:
         pairs = tuple(track(live.pairs(matched), len(matched), "Comparing"))
     sides = [
-        SideSummary(name, (device,), _distinct(e.target for e, _ in side), _revisions(side))
+        SideSummary(
+            name, (device,), _distinct(e.target for e, _ in side), _revisions(side), (this_machine(),)
+        )
         for name, side in zip((options.base, options.new), zip(*matched, strict=True), strict=True)
     ]
     summary = CompareOptions(options.threshold, confidence, by)

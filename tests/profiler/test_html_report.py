@@ -280,8 +280,8 @@ def test_each_machine_has_its_own_roofs_at_the_best_that_its_records_know():
     assert figure
     names = [trace["name"] for trace in figure["data"] if "roof" in trace["name"]]
     assert names == [
-        "f32 roof: 220 GFLOP/s, 24 GB/s (Invented CPU, 2 cores)",
-        "f32 roof: 100 GFLOP/s, 10 GB/s (Other CPU, 2 cores)",
+        "f32 roof: 220 GFLOP/s, 24 GB/s (Invented CPU, 2 cores, local-task)",
+        "f32 roof: 100 GFLOP/s, 10 GB/s (Other CPU, 2 cores, local-task)",
     ]
     assert len({trace["line"]["color"] for trace in figure["data"][:2]}) == 2
 
@@ -290,6 +290,19 @@ def test_another_machine_is_not_compared():
     """What it measured is an operation of its own, with its name."""
     labels = [group.label for group in grouped([RECORDS[0], elsewhere(RECORDS[0])])]
     assert labels == [f"{RECORDS[0].operation} ({name}, 2 cores)" for name in ("Invented CPU", "Other CPU")]
+
+
+def test_the_roofs_of_a_cpu_are_not_those_of_a_gpu_beside_it():
+    """What another device of the machine did has its own limit, if any."""
+    record = RECORDS[1]
+    gpu = replace(record, ceilings=None, provenance=replace(record.provenance, device="cuda"))
+    figure = roofline(grouped([RECORDS[0], gpu]))
+    assert figure
+    names = [trace["name"] for trace in figure["data"]]
+    assert names[:2] == [
+        "f32 roof: 220 GFLOP/s, 24 GB/s (Invented CPU, 2 cores, local-task)",
+        "hardware limit",
+    ]
 
 
 def unroofed(records: list[StoredRecord], **changes: Any) -> list[StoredRecord]:

@@ -39,15 +39,22 @@ def element_type(record: StoredRecord) -> str:
     return found.group() if found else ""
 
 
-def roofs(groups: Sequence[Group]) -> dict[str, Ceilings]:
-    """What each machine can do, by its name: the best that any of its records knows."""
-    found: dict[str, Ceilings] = {}
+#: A machine by its name, and a device of it.
+Place = tuple[str, str]
+
+
+def _place(entry: Entry) -> Place:
+    return entry.record.provenance.machine.name, entry.record.provenance.device
+
+
+def roofs(groups: Sequence[Group]) -> dict[Place, Ceilings]:
+    """What each device can do: the best that any record from there knows."""
+    found: dict[Place, Ceilings] = {}
     for group in groups:
         for entry in group.entries:
             if entry.record.ceilings is not None:
-                name = entry.record.provenance.machine.name
-                known = found.get(name, entry.record.ceilings)
-                found[name] = known.best_of(entry.record.ceilings)
+                known = found.get(_place(entry), entry.record.ceilings)
+                found[_place(entry)] = known.best_of(entry.record.ceilings)
     return found
 
 
@@ -118,30 +125,31 @@ def _trace(role: str, entries: list[Entry], colour: str, symbols: Mapping[str, s
 
 
 def _roof_lines(
-    known: Mapping[str, Ceilings], symbols: Mapping[str, str], entries: Sequence[Entry]
+    known: Mapping[Place, Ceilings], symbols: Mapping[str, str], entries: Sequence[Entry]
 ) -> list[dict[str, Any]]:
-    """A line for each machine and element type that was measured on it, bent at its ridge."""
+    """A line for each device and element type that was measured on it, bent at its ridge."""
     found = []
-    for machine, ceilings in known.items():
-        here = [entry.record for entry in entries if entry.record.provenance.machine.name == machine]
+    for place, ceilings in known.items():
+        here = [entry.record for entry in entries if _place(entry) == place]
         names = [
             name for name in symbols if name in ELEMENT_TYPES and any(element_type(r) == name for r in here)
         ]
-        found += [(machine, name, ceilings.flops_of(ELEMENT_TYPES[name]), ceilings) for name in names]
+        found += [(place, name, ceilings.flops_of(ELEMENT_TYPES[name]), ceilings) for name in names]
     ridges = [flops / ceilings.bytes_per_second for _, _, flops, ceilings in found]
     reach = [entry.intensity for entry in entries] + ridges
+    several = len({_place(entry) for entry in entries}) > 1
     lines = []
-    for (machine, name, flops, ceilings), ridge in zip(found, ridges, strict=True):
+    for (place, name, flops, ceilings), ridge in zip(found, ridges, strict=True):
         bends = [min(reach) / 2, ridge, max(reach) * 2]
         speeds = [ceilings.roof(ELEMENT_TYPES[name], bend) / 1e9 for bend in bends]
         text = f"{name} roof: {_short(flops / 1e9)} GFLOP/s, {_short(ceilings.bytes_per_second / 1e9)} GB/s"
-        colour = ROOF_COLOURS[list(known).index(machine) % len(ROOF_COLOURS)]
+        colour = ROOF_COLOURS[list(known).index(place) % len(ROOF_COLOURS)]
         dash = _DASHES[list(symbols).index(name) % len(_DASHES)]
         lines.append(
             {
                 "type": "scatter",
                 "mode": "lines",
-                "name": plain(f"{text} ({machine or 'unknown machine'})" if len(known) > 1 else text),
+                "name": plain(f"{text} ({', '.join(filter(None, place))})" if several else text),
                 "x": bends,
                 "y": speeds,
                 "line": {"color": colour, "width": 1.5, "dash": dash},
@@ -151,11 +159,11 @@ def _roof_lines(
     return lines
 
 
-def _limits(entries: Sequence[Entry], known: Mapping[str, Ceilings]) -> list[dict[str, Any]]:
+def _limits(entries: Sequence[Entry], known: Mapping[Place, Ceilings]) -> list[dict[str, Any]]:
     """What `limit_ms` allows, once for each operation, where no roof is drawn."""
     limited: dict[tuple[str, float], Entry] = {}
     for entry in entries:
-        if 0 < entry.record.limit_ms < math.inf and entry.record.provenance.machine.name not in known:
+        if 0 < entry.record.limit_ms < math.inf and _place(entry) not in known:
             limited.setdefault((entry.record.operation, entry.record.limit_ms), entry)
     if not limited:
         return []

@@ -21,7 +21,7 @@ OTHER_COLOUR = "#9AA5B1"
 INK = "#24292F"
 _PROVIDER_COLOURS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _PROVIDER_SYMBOLS = ("square", "triangle-up", "pentagon", "star", "hexagon")
-#: One for each machine.
+#: One for each device.
 ROOF_COLOURS = (INK, "#8250DF", "#1A7F37", "#953800")
 #: One for each element type.
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "pentagon")
