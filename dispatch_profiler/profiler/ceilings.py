@@ -80,7 +80,10 @@ class Ceilings:
     def from_dict(data: Mapping[str, Any]) -> Ceilings:
         """What `asdict` wrote. Raises KeyError, TypeError, ValueError or AttributeError."""
         flops = {str(name): float(value) for name, value in data["flops_per_second"].items()}
-        return Ceilings(flops, float(data["bytes_per_second"]))
+        found = Ceilings(flops, float(data["bytes_per_second"]))
+        if min(flops["f32"], *flops.values(), found.bytes_per_second) <= 0.0:
+            raise ValueError(f"ceilings are above 0, but got {found}")
+        return found
 
 
 def environments() -> Iterator[dict[str, str]]:

@@ -61,7 +61,16 @@ def test_what_was_measured_once_is_kept(tmp_path: Path):
     assert file.get() == LOWER.best_of(KNOWN)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"flops_per_second": 3, "bytes_per_second": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"flops_per_second": 3, "bytes_per_second": 1}',
+        '{"flops_per_second": {"f32": 1}, "bytes_per_second": 0}',
+    ],
+)
 def test_a_damaged_file_is_measured_anew(tmp_path: Path, text: str):
     folder = tmp_path / "machines"
     CeilingFile(folder, lambda: KNOWN).get()

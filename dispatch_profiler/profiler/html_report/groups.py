@@ -98,7 +98,7 @@ def grouped(records: Sequence[StoredRecord]) -> tuple[Group, ...]:
         place = _place(record)
         mode = record.measurement.mode if record.measurement is not None else modes.get(place, "")
         found.setdefault((*place, mode), []).append(Entry(index, record))
-    differs = _differing([key[1:] for key in found])
+    differs = differing([key[1:] for key in found])
     groups = []
     for (operation, *setting), entries in found.items():
         told = ", ".join(value for value, tell in zip(setting, differs, strict=True) if tell and value)
@@ -112,7 +112,7 @@ def _place(record: StoredRecord) -> tuple[str, ...]:
     return (record.operation, origin.machine.name, origin.device, origin.target, origin.iree)
 
 
-def _differing(settings: Sequence[tuple[str, ...]]) -> list[bool]:
+def differing(settings: Sequence[tuple[str, ...]]) -> list[bool]:
     """Which parts are not the same for all."""
     return [len(set(values)) > 1 for values in zip(*settings, strict=True)] if settings else []
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from dispatch_profiler.operations import ELEMENT_TYPES
 from dispatch_profiler.profiler.ceilings import Ceilings
-from dispatch_profiler.profiler.html_report.groups import Entry, Group, is_default, provider_names
+from dispatch_profiler.profiler.html_report.groups import Entry, Group, differing, is_default, provider_names
 from dispatch_profiler.profiler.html_report.style import (
     BEST_COLOUR,
     DEFAULT_COLOUR,
@@ -137,21 +137,21 @@ def _roof_lines(
         found += [(place, name, ceilings.flops_of(ELEMENT_TYPES[name]), ceilings) for name in names]
     ridges = [flops / ceilings.bytes_per_second for _, _, flops, ceilings in found]
     reach = [entry.intensity for entry in entries] + ridges
-    several = len({_place(entry) for entry in entries}) > 1
+    parts = differing(list({_place(entry) for entry in entries}))
     lines = []
     for (place, name, flops, ceilings), ridge in zip(found, ridges, strict=True):
-        bends = [min(reach) / 2, ridge, max(reach) * 2]
-        speeds = [ceilings.roof(ELEMENT_TYPES[name], bend) / 1e9 for bend in bends]
+        told = ", ".join(part for part, tell in zip(place, parts, strict=True) if tell and part)
         text = f"{name} roof: {_short(flops / 1e9)} GFLOP/s, {_short(ceilings.bytes_per_second / 1e9)} GB/s"
+        bends = [min(reach) / 2, ridge, max(reach) * 2]
         colour = ROOF_COLOURS[list(known).index(place) % len(ROOF_COLOURS)]
         dash = _DASHES[list(symbols).index(name) % len(_DASHES)]
         lines.append(
             {
                 "type": "scatter",
                 "mode": "lines",
-                "name": plain(f"{text} ({', '.join(filter(None, place))})" if several else text),
+                "name": plain(f"{text} ({told})" if told else text),
                 "x": bends,
-                "y": speeds,
+                "y": [ceilings.roof(ELEMENT_TYPES[name], bend) / 1e9 for bend in bends],
                 "line": {"color": colour, "width": 1.5, "dash": dash},
                 "hoverinfo": "name",
             }
