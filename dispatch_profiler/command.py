@@ -1,4 +1,4 @@
-"""What the three commands share at their edge: argument parsing, messages, exit statuses."""
+"""What all commands share at their edge: argument parsing, messages, exit statuses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_tree_arguments(parser: Parser) -> None:
-    """`--generated-dir`, `--dispatches` and `--op-kind`, which all three commands take."""
+    """`--generated-dir` and what `add_selection_arguments` adds."""
     parser.add_argument(
         "--generated-dir",
         nargs="?",
@@ -52,6 +52,11 @@ def add_tree_arguments(parser: Parser) -> None:
         metavar="DIR",
         help="folder in which generated/ lies or is made (default: here)",
     )
+    add_selection_arguments(parser)
+
+
+def add_selection_arguments(parser: Parser) -> None:
+    """`--dispatches` and `--op-kind`: texts that `Selection.parse` reads."""
     parser.add_argument(
         "--dispatches",
         "--dispatch",
@@ -64,8 +69,24 @@ def add_tree_arguments(parser: Parser) -> None:
         "--op-kind",
         default="",
         metavar="KIND,...",
-        help="only these kinds: matmul, batch_matmul, conv2d (default: all)",
+        help="only these kinds, such as matmul or conv2d (default: all)",
     )
+
+
+def add_tool_arguments(parser: Parser, *, step: str, memory: str) -> None:
+    """`--build-dir`, a path; `--timeout` of a `step`, in seconds; `--memory-limit`, in bytes.
+
+    `memory` tells whose memory it is. What is not given is None, but for the timeout.
+    """
+    parser.add_argument(
+        "--build-dir", "--iree-bin-dir", type=folder, metavar="DIR",
+        help="use the tools of this IREE build, not the wheels",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeout", type=positive_number, default=120.0, metavar="SECONDS",
+        help=f"time limit of {step} (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument("--memory-limit", type=mebibytes, metavar="MIB", help=memory)
 
 
 def boolean(text: str) -> bool:
@@ -83,6 +104,11 @@ def positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, but got {text!r}")
     return int(text)
+
+
+def mebibytes(text: str) -> int:
+    """A whole number of MiB, at least 1, in bytes, for argparse."""
+    return positive(text) * 2**20
 
 
 def positive_number(text: str) -> float:
@@ -159,9 +185,10 @@ def say_table(rows: Iterable[Sequence[str]]) -> None:
     table = Table.grid(padding=(0, 2))
     for row in rows:
         table.add_row("", *map(Text, row))  # a reason may hold [brackets], which are no markup
+    if not console.is_terminal:
+        console.width = _UNFOLDED  # a file has no width: nobody wants its lines broken
     with console.capture() as capture:
-        # A file has no width: nobody wants its lines broken.
-        console.print(table, width=console.width if console.is_terminal else _UNFOLDED)
+        console.print(table)
     say("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 

@@ -177,6 +177,18 @@ def test_the_documents_spellings_of_dispatches(parser: Parser, option: str):
     assert parser.parse_args([f"{option}=a,b"]).dispatches == "a,b"
 
 
+def test_the_tools_of_a_build_and_their_limits(parser: Parser, monkeypatch):
+    """A path, seconds and bytes; None where nothing is given, but for the time."""
+    monkeypatch.setenv("HOME", "/somewhere")
+    command.add_tool_arguments(parser, step="a step", memory="memory")
+    given = parser.parse_args(["--iree-bin-dir=~/x", "--timeout=2.5", "--memory-limit=3"])
+    assert (given.build_dir, given.timeout, given.memory_limit) == (Path("/somewhere/x"), 2.5, 3 * 2**20)
+    default = parser.parse_args([])
+    assert (default.build_dir, default.timeout, default.memory_limit) == (None, 120.0, None)
+    with pytest.raises(UsageError, match="--memory-limit: expected a whole number of at least 1"):
+        parser.parse_args(["--memory-limit=0"])
+
+
 # -- progress --------------------------------------------------------------------------------------
 
 
@@ -195,6 +207,29 @@ def test_progress_shows_on_a_terminal(monkeypatch, capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "letters" in captured.err and "3/3" in captured.err
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def test_a_table_in_a_file_is_not_folded(monkeypatch, capsys):
+    """Whatever width the environment tells: `grep` finds a reason whole."""
+    monkeypatch.setenv("COLUMNS", "40")
+    command.say_table([("1 x", "why [not]", "word " * 30), ("12 x", "", "short")])
+    assert capsys.readouterr().err.splitlines() == [
+        "  1 x   why [not]  " + " ".join(["word"] * 30),
+        "  12 x             short",
+    ]
+
+
+def test_a_table_on_a_terminal_is_folded_to_its_width(monkeypatch, capsys):
+    """Its last column, so that the others stay readable."""
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    command.say_table([("1 x", "word " * 30)])
+    lines = capsys.readouterr().err.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert " ".join(" ".join(lines).split()) == " ".join(["1", "x", *["word"] * 30])
 
 
 # -- argument types --------------------------------------------------------------------------------

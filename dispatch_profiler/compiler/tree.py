@@ -94,11 +94,8 @@ class Progress:
 
 def _asked_modules(manifest: Manifest, selection: Selection) -> dict[tuple[Operation, str], set[str]]:
     """(operation, module) -> names of the selected dispatches in it."""
-    chosen = selection.choose(
-        manifest.dispatches(), lambda pair: pair[0].operation.kind, lambda pair: pair[1].dispatch.name
-    )
     asked: dict[tuple[Operation, str], set[str]] = {}
-    for entry, d in chosen:
+    for entry, d in manifest.choose(selection):
         asked.setdefault((entry.operation, d.dispatch.configuration.module), set()).add(d.dispatch.name)
     return asked
 

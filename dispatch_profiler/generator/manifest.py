@@ -13,8 +13,10 @@ from dispatch_profiler.configurations import configuration_from_dict
 from dispatch_profiler.errors import DispatchProfilerError, TreeError
 from dispatch_profiler.files import locked, remove_leftovers, write_atomic
 from dispatch_profiler.generator.dispatch import Dispatch
+from dispatch_profiler.generator.selection import Selection
 from dispatch_profiler.generator.tree import Tree
 from dispatch_profiler.operations import Operation, operation_from_dict
+from dispatch_profiler.targets import Target, parse_target
 
 _FORMAT = "dispatch_profiler manifest"
 _VERSION = 1
@@ -99,8 +101,11 @@ class Manifest:
     entries: tuple[OperationEntry, ...]
 
     @property
-    def family(self) -> str:
-        """The family of targets that the tree is for. TreeError if it is not one."""
+    def target(self) -> Target:
+        """The first target of the tree: its compiler and its device serve the whole family.
+
+        TreeError if the tree is not for one family.
+        """
         families = {entry.target.partition(":")[0] for entry in self.entries}
         if len(families) != 1:
             names = ", ".join(sorted(families)) or "none"
@@ -108,12 +113,23 @@ class Manifest:
                 f"{self.tree.manifest} holds dispatches for several families of targets or none: {names}",
                 hint="use one --generated-dir for each",
             )
-        return families.pop()
+        return parse_target(self.entries[0].target)
+
+    @property
+    def family(self) -> str:
+        """That of `target`, for which the whole tree is."""
+        return self.target.family
 
     def dispatches(self) -> Iterator[tuple[OperationEntry, DispatchEntry]]:
         for entry in self.entries:
             for dispatch in entry.dispatches:
                 yield entry, dispatch
+
+    def choose(self, selection: Selection) -> list[tuple[OperationEntry, DispatchEntry]]:
+        """Those of `dispatches()` that belong to `selection`. SelectionError if a pattern names none."""
+        return selection.choose(
+            self.dispatches(), lambda pair: pair[0].operation.kind, lambda pair: pair[1].dispatch.name
+        )
 
 
 def load_manifest(tree: Tree) -> Manifest:
