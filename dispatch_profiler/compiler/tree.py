@@ -232,12 +232,7 @@ def _compile(
     # joblib takes a while to import, and most runs of a sweep that is done compile nothing.
     from dispatch_profiler.compiler.pool import BuildPool, Executor
 
-    compiler.check_flags(open_tasks[0].job.flags)
     jobs = {index: task.job for index, task in enumerate(open_tasks)}
-    if options.executor == "dask":
-        # Another machine's `host` is another CPU.
-        resolved = {flags: compiler.resolve(flags) for flags in {job.flags for job in jobs.values()}}
-        jobs = {i: replace(job, flags=resolved[job.flags]) for i, job in jobs.items()}
     executor = Executor(options.executor, min(options.workers, len(jobs)), options.scheduler)
     limits = WorkerLimits(options.seconds, options.memory_bytes)
     with BuildPool[int](compiler, executor, limits) as pool:

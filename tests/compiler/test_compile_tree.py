@@ -196,7 +196,7 @@ def _importable(kind: type) -> NullCompiler:
 class _InThisProcess:
     """A worker that is no process."""
 
-    def __init__(self, *_: object) -> None: ...
+    def __init__(self, *_: object, **__: object) -> None: ...
 
     def call(self, function, *arguments, seconds=None):
         return function(*arguments)
