@@ -257,8 +257,7 @@ class _Results:
         operation = task.entry.operation
         remove_leftovers(self._tree.operation(operation))
         self._write(self._tree.compiler_output(operation, task.module), built.diagnostics.encode())
-        if self._keep_reproducers:
-            self._write_reproducers(task, built)
+        self._settle_reproducers(task, built)
         module = ModuleEntry(
             name=task.module,
             key=task.key,
@@ -279,12 +278,14 @@ class _Results:
         write_atomic(path, data)
         return Artifact(sha256(data), len(data))
 
-    def _write_reproducers(self, task: Task, built: Built) -> None:
-        for dispatch in task.job.dispatches:
-            outcome = built.outcomes.get(dispatch.name)
-            if outcome is not None and outcome.state is State.NOT_COMPILED:
-                path = self._tree.reproducer(task.entry.operation, dispatch.name)
-                write_atomic(path, reproducer(task.job, dispatch.name, outcome.reason))
+    def _settle_reproducers(self, task: Task, built: Built) -> None:
+        """One for each dispatch that does not compile, if wanted; none of those that do now."""
+        for name, outcome in built.outcomes.items():
+            path = self._tree.reproducer(task.entry.operation, name)
+            if outcome.state is not State.NOT_COMPILED:
+                path.unlink(missing_ok=True)
+            elif self._keep_reproducers:
+                write_atomic(path, reproducer(task.job, name, outcome.reason))
 
     def __enter__(self) -> _Results:
         return self

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from dispatch_profiler.configurations import configuration_from_dict
@@ -172,15 +173,31 @@ def _again(path: Any) -> str:
 def add_generated(tree: Tree, entries: Iterable[OperationEntry]) -> None:
     """Put generated operations into the manifest on disk, under a lock, beside what others put there.
 
-    One whose source and dispatches are known keeps what was compiled of it.
+    One whose source and dispatches are known keeps what was compiled of it. Of one that has lost
+    dispatches, the files go that were made of these alone.
     """
     with _locked(tree):
         known = _entries_on_disk(tree)
         for entry in entries:
             old = known.get(entry.operation)
-            if old is None or not old.same_source(entry):
-                known[entry.operation] = entry
+            if old is not None and old.same_source(entry):
+                continue
+            if old is not None:
+                _remove_dropped(tree, old, entry)
+            known[entry.operation] = entry
         _write(tree, known)
+
+
+def _remove_dropped(tree: Tree, old: OperationEntry, new: OperationEntry) -> None:
+    """Remove what was made of dispatches that `new` no longer has: nothing would name it."""
+    for path in {*_made_files(tree, old)} - {*_made_files(tree, new)}:
+        path.unlink(missing_ok=True)
+
+
+def _made_files(tree: Tree, entry: OperationEntry) -> Iterator[Path]:
+    for d in entry.dispatches:
+        yield tree.reproducer(entry.operation, d.dispatch.name)
+        yield from tree.made_of(entry.operation, d.dispatch.configuration.module)
 
 
 def note_result(tree: Tree, part: OperationEntry) -> None:

@@ -141,6 +141,18 @@ def test_a_reproducer_is_kept_on_request(run, faulty):
     assert f"@{name}(" in text[0]
 
 
+def test_a_reproducer_goes_when_its_dispatch_compiles(run, faulty):
+    """Whether or not reproducers are asked for then."""
+    faulty("crash")
+    run("compile", "-j1", "--keep-reproducers")
+    assert list(Path("generated").rglob("reproducers/*"))
+
+    Path("faults.yaml").write_text("{}")
+    assert run("compile", "-j1").status == 0
+
+    assert not list(Path("generated").rglob("reproducers/*"))
+
+
 # -- a terminal ------------------------------------------------------------------------------------
 
 

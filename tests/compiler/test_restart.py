@@ -368,6 +368,16 @@ def test_another_configuration_compiles_its_module_alone(generate, mine, compile
     assert compiled()[0] == [(name, module) for name, module in mine if not module]
 
 
+def test_a_flow_that_is_dropped_leaves_no_vmfb(generate, mine, compiled):
+    """`compiled` looks: every vmfb of the tree is named in the manifest."""
+    Path("mine.yaml").write_text(MINE.replace("  - {flow: data_tiling}\n", ""))
+    generate(".", *TWO, "--configurations=mine.yaml")
+
+    compiled()
+
+    assert not list(Path("generated").rglob("*data_tiling*"))
+
+
 def test_another_configuration_leaves_other_operations_alone(generate, mine, compiled):
     """Given for the first operation only."""
     generate(".", "--problem-m=16", *TWO[1:], "--configurations=mine.yaml")
