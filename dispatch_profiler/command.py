@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 from rich.text import Text
 
-from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean
+from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, reason_of
 
 #: Every dispatch did what was asked.
 SUCCESS = 0
@@ -145,6 +145,15 @@ def on_terminal() -> bool:
     return Console(stderr=True).is_terminal
 
 
+class _Note(TextColumn):
+    """What a narrow terminal cuts short, so that the count stays whole."""
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
+
+
 def track(
     items: Iterable[Item],
     total: int,
@@ -161,10 +170,10 @@ def track(
     console = Console(stderr=True)
     columns = (
         TextColumn(label),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeRemainingColumn(),
+        BarColumn(bar_width=None, table_column=Column(ratio=1)),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        _Note("{task.fields[note]}", table_column=Column()),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
     )
     hidden = not (visible and console.is_terminal)
     with Progress(*columns, console=console, disable=hidden, transient=True, expand=True) as bar:
@@ -182,9 +191,14 @@ def say(message: str) -> None:
 def say_table(rows: Iterable[Sequence[str]]) -> None:
     """Aligned columns to standard error; on a terminal the last one is folded to its width."""
     console = Console(stderr=True)
-    table = Table.grid(padding=(0, 2))
-    for row in rows:
-        table.add_row("", *map(Text, row))  # a reason may hold [brackets], which are no markup
+    # A reason may hold [brackets], which are no markup.
+    texts = [[Text(), *map(Text, row)] for row in rows]
+    columns = max(map(len, texts), default=1)
+    table = Table.grid(
+        *(Column(no_wrap=True) for _ in range(columns - 1)), Column(overflow="fold"), padding=(0, 2)
+    )
+    for row in texts:
+        table.add_row(*row)
     if not console.is_terminal:
         console.width = _UNFOLDED  # a file has no width: nobody wants its lines broken
     with console.capture() as capture:
@@ -220,5 +234,6 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:
-        say(f"{prog}: error: {error}")
+        place = f"{error.filename}: " if error.filename else ""
+        say(f"{prog}: error: {place}{reason_of(error)}")
         return FAILED

@@ -57,6 +57,20 @@ def test_an_error_becomes_a_sentence_and_a_status(error, status, capsys):
     assert "Traceback" not in captured.err
 
 
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (PermissionError(13, "Permission denied", "the/path"), "the/path: Permission denied"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("all that it says"), "all that it says"),
+    ],
+)
+def test_an_error_of_the_system_is_told_without_its_number(error, sentence, capsys):
+    """The path comes first, as other commands do it."""
+    command.run("prog", raising(error), [])
+    assert capsys.readouterr().err == f"prog: error: {sentence}\n"
+
+
 def test_a_hint_is_a_line_of_its_own(capsys):
     """The next step stands below the error."""
     command.run("prog", raising(UsageError("the rule", hint="the next step")), [])
@@ -209,6 +223,19 @@ def test_progress_shows_on_a_terminal(monkeypatch, capsys):
     assert "letters" in captured.err and "3/3" in captured.err
 
 
+@pytest.mark.parametrize("width", [30, 80])
+def test_a_narrow_terminal_cuts_the_note_and_not_the_count(monkeypatch, capsys, width: int):
+    """On one line, whatever there is to say."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(width))
+    list(command.track(iter("abc"), 3, "letters", note=lambda: "a note of many, many words"))
+    err = capsys.readouterr().err
+    assert "3/3" in err
+    assert ("a note of many, many words" in err) == (width == 80)
+    assert err.count("\n") == 1  # the end of the bar
+
+
 # -- tables ----------------------------------------------------------------------------------------
 
 
@@ -226,10 +253,11 @@ def test_a_table_on_a_terminal_is_folded_to_its_width(monkeypatch, capsys):
     """Its last column, so that the others stay readable."""
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    command.say_table([("1 x", "word " * 30)])
+    command.say_table([("1 x", "not compiled", "word " * 30 + "x" * 50)])
     lines = capsys.readouterr().err.splitlines()
     assert max(map(len, lines)) <= 40
-    assert " ".join(" ".join(lines).split()) == " ".join(["1", "x", *["word"] * 30])
+    assert lines[0].startswith("  1 x  not compiled  word")
+    assert "".join(line[21:] for line in lines).replace(" ", "") == "word" * 30 + "x" * 50
 
 
 # -- argument types --------------------------------------------------------------------------------

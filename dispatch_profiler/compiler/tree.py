@@ -13,7 +13,7 @@ from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import Built, Compiler, ModuleJob
 from dispatch_profiler.compiler.cache import Cache
 from dispatch_profiler.compiler.source import relevant_source, reproducer
-from dispatch_profiler.errors import TargetError, TreeError
+from dispatch_profiler.errors import TargetError, TreeError, reason_of
 from dispatch_profiler.files import remove_leftovers, sha256, write_atomic
 from dispatch_profiler.generator import (
     Artifact,
@@ -167,7 +167,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise TreeError(f"cannot read {path}: {error}", hint="run generator.py again") from error
+        raise TreeError(f"cannot read {path}: {reason_of(error)}", hint="run generator.py again") from error
 
 
 def is_current(tree: Tree, task: Task) -> bool:

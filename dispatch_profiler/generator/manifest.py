@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dispatch_profiler.configurations import configuration_from_dict
-from dispatch_profiler.errors import DispatchProfilerError, TreeError
+from dispatch_profiler.errors import DispatchProfilerError, TreeError, reason_of
 from dispatch_profiler.files import locked, remove_leftovers, write_atomic
 from dispatch_profiler.generator.dispatch import Dispatch
 from dispatch_profiler.generator.selection import Selection
@@ -149,7 +149,7 @@ def load_manifest(tree: Tree) -> Manifest:
     try:
         data = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise TreeError(f"the manifest {path} is damaged: {error}", hint=_again(path)) from error
+        raise TreeError(f"the manifest {path} is damaged: {reason_of(error)}", hint=_again(path)) from error
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise TreeError(f"{path} is not a manifest of dispatch_profiler", hint=_again(path))
     if data.get("version") != _VERSION:
