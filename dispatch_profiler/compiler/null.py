@@ -57,7 +57,10 @@ def load_rules(path: Path) -> tuple[Rule, ...]:
     try:
         data = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"cannot read the faults {path}: {reason_of(error)}") from error
+        raise UsageError(
+            f"cannot read the faults {path}: {reason_of(error)}",
+            hint="null:FILE names them, as seen from where the command runs",
+        ) from error
     if not isinstance(data, dict):
         raise UsageError(f"{path}: expected patterns with faults, but got {data!r}")
     return tuple(_rule(str(pattern), values, path) for pattern, values in data.items())

@@ -147,7 +147,6 @@ def _task(
     return Task(entry, module, target, job, key, asked)
 
 
-@cached_function
 def _files_of(flags: tuple[str, ...]) -> tuple[str, ...]:
     """Hashes of the files that flags name, such as a tuning spec: their names say nothing of them."""
     values = (flag.partition("=")[2] for flag in flags)
