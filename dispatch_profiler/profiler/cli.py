@@ -33,7 +33,7 @@ from dispatch_profiler.generator import (
     load_manifest,
 )
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED
-from dispatch_profiler.profiler.measure import MeasureOptions
+from dispatch_profiler.profiler.measure import MeasureOptions, Mode
 from dispatch_profiler.profiler.record_file import JsonLines, beside_csv, read_records
 from dispatch_profiler.profiler.records import Record, Verdict
 from dispatch_profiler.profiler.report import CsvReport, block, table
@@ -108,7 +108,11 @@ def _parser() -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "--batch-size", type=positive, metavar="N",
-        help="executions in each sample, at least (default: as many as fill 10 ms)",
+        help="executions in each sample, at least (default: as many as fill 5 ms)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mode", choices=[mode.value for mode in Mode], default=Mode.WARM.value,
+        help="operands are in the caches, or each execution has others that are not (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--seed", type=int, default=DEFAULT_SEED, help="seed of the inputs (default: %(default)s)"
@@ -145,6 +149,7 @@ def _profile_options(options: argparse.Namespace, default_device: str) -> Profil
         measure=MeasureOptions(
             StopRule(options.precision / 100.0, options.budget, options.benchmark_repetitions),
             options.batch_size,
+            Mode(options.mode),
         ),
         seed=options.seed,
         seconds=options.timeout,
@@ -174,7 +179,12 @@ def _left(pairs: Pairs, session: Session, path: Path) -> Pairs:
     """What `path` has no record of that this run would make again the same way."""
     if not path.exists():
         return pairs
-    done = {(record.dispatch, record.provenance.origin) for record in read_records(path)}
+    mode = session.mode.value
+    done = {
+        (record.dispatch, record.provenance.origin)
+        for record in read_records(path)
+        if record.measurement is None or record.measurement.mode == mode
+    }
     left = [
         (entry, dispatch)
         for entry, dispatch in pairs

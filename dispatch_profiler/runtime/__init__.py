@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dispatch_profiler.runtime._base import Call, Device, Program, RunError, poison
+from dispatch_profiler.runtime._base import Call, Device, Operands, Program, RunError, poison
 from dispatch_profiler.runtime.null import NullDevice
 from dispatch_profiler.runtime.tools import ToolDevice, find_runtime_tools
 
@@ -27,6 +27,7 @@ __all__ = [
     "Call",
     "Device",
     "NullDevice",
+    "Operands",
     "Program",
     "RunError",
     "ToolDevice",
