@@ -37,12 +37,13 @@ from dispatch_profiler.profiler.measure import (
 from dispatch_profiler.profiler.references import References
 from dispatch_profiler.profiler.stopping import Reading, clock_warnings
 from dispatch_profiler.profiler.verify import Comparison, compare
-from dispatch_profiler.runtime import Call, Device, Program, RunError, open_device
+from dispatch_profiler.runtime import Call, Device, Library, Program, RunError, open_device, open_library
 
 #: Lets the threads of BLAS sleep as soon as they are done.
 CHECKER_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4", "OMP_WAIT_POLICY": "passive"}
 
 _device: Device | None = None
+_library: Library | None = None
 _references: References | None = None
 #: A call and how many of it make a sample: what tells whether the machine is as it was.
 _sentinel: tuple[Call, int] | None = None
@@ -60,6 +61,10 @@ class Module:
     repeat: int
 
 
+#: Stands for the library of this process, which needs no vmfb.
+LIBRARY = Module("", "", 1)
+
+
 @dataclass(frozen=True)
 class Interleaving:
     """What was found, the median of each side in milliseconds, and what each side computed."""
@@ -75,6 +80,18 @@ def start(uri: str, build_dir: str) -> None:
     _device = open_device(uri, Path(build_dir) if build_dir else None)
 
 
+def start_library(name: str, device: str, threads: int) -> None:
+    """Make this process one that runs operations through a library. Raises as `open_library` does."""
+    global _library
+    _library = open_library(name, device, threads)
+
+
+def library_version() -> str:
+    """What computes in this process."""
+    assert _library is not None
+    return _library.version
+
+
 def ready() -> None:
     """A call that only starts the worker, its device opened."""
 
@@ -85,14 +102,19 @@ def start_checker(folder: str, seed: int) -> None:
     _references = References(Path(folder), seed)
 
 
-def check(operation: Operation, distribution: Distribution, actual: np.ndarray) -> Comparison:
-    """Compare a result with its reference. Raises ShapeMismatch."""
+def check(
+    operation: Operation, distribution: Distribution, actual: np.ndarray, stepwise: bool = False
+) -> Comparison:
+    """Compare a result with its reference; for `stepwise` see `reference`. Raises ShapeMismatch."""
     assert _references is not None
-    return compare(operation, actual, _references.get(operation, distribution))
+    return compare(operation, actual, _references.get(operation, distribution, stepwise))
 
 
 @lru_cache(maxsize=4)
 def _program(module: Module) -> Program:
+    if module == LIBRARY:
+        assert _library is not None
+        return _library
     assert _device is not None
     data = Path(module.path).read_bytes()
     if sha256(data) != module.sha256:
