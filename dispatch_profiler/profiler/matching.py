@@ -303,5 +303,5 @@ def _summary(name: str, records: Sequence[StoredRecord]) -> SideSummary:
         name,
         tuple(dict.fromkeys(origin.device for origin in origins)),
         tuple(dict.fromkeys(origin.target for origin in origins)),
-        tuple(dict.fromkeys(origin.iree for origin in origins)),
+        tuple(dict.fromkeys(origin.software for origin in origins)),
     )
