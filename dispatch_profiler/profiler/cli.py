@@ -34,10 +34,18 @@ from dispatch_profiler.generator import (
 )
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED
 from dispatch_profiler.profiler.measure import MeasureOptions
+from dispatch_profiler.profiler.providers import (
+    IREE,
+    check_installed,
+    choose_reference,
+    parse_providers,
+    with_providers,
+)
 from dispatch_profiler.profiler.record_file import JsonLines, beside_csv, read_records
 from dispatch_profiler.profiler.records import Record, Verdict
 from dispatch_profiler.profiler.report import CsvReport, block, table
 from dispatch_profiler.profiler.session import ProfileOptions, Session
+from dispatch_profiler.profiler.standing import Standings
 from dispatch_profiler.profiler.stopping import Ended, StopRule
 from dispatch_profiler.runtime import find_runtime_tools
 from dispatch_profiler.targets import parse_target
@@ -58,6 +66,9 @@ def _main(arguments: Sequence[str]) -> int:
         raise UsageError("--append, --resume and --tags say how to write a file", hint="add --output=FILE")
     if options.top and options.format != "table":
         raise UsageError("--top shortens the table", hint="add --format=table")
+    providers = parse_providers(options.providers)
+    standings = Standings(choose_reference(options.reference, providers))
+    check_installed(providers)
     tree = Tree(folder(options.generated_dir))
     manifest = load_manifest(tree)
     default_device = _device_uri(manifest)
@@ -65,23 +76,25 @@ def _main(arguments: Sequence[str]) -> int:
     pairs = selection.choose(
         manifest.dispatches(), lambda pair: pair[0].operation.kind, lambda pair: pair[1].dispatch.name
     )
+    pairs = with_providers(pairs, providers)
     if options.dry_run:
         for _, dispatch in pairs:
             print(dispatch.dispatch.name)
         return SUCCESS
     with Session(tree, _profile_options(options, default_device)) as session:
         session.check_device()
+        session.check_libraries(name for name in providers if name != IREE)
         with ExitStack() as files:
             writers: list[CsvReport | JsonLines] = []
             if options.output:
                 output, append = folder(options.output), options.append or options.resume
                 if options.resume:
-                    pairs = _left(pairs, session, beside_csv(output))
-                writers.append(files.enter_context(CsvReport(output, append=append, tags=tags)))
+                    pairs = _left(pairs, session, beside_csv(output), standings)
+                writers.append(files.enter_context(CsvReport(output, standings, append=append, tags=tags)))
                 writers.append(files.enter_context(JsonLines(beside_csv(output), append=append, tags=tags)))
             records = _run(session, pairs, writers, blocks=options.format == "blocks")
         if options.format == "table":
-            print(table(records, top=options.top))
+            print(table(records, top=options.top, reference=standings.reference))
         return _summarize(records, session, options)
 
 
@@ -98,6 +111,15 @@ def _parser() -> Parser:
         "--build-dir", "--iree-bin-dir", metavar="DIR", help="run through the tools of this IREE build"
     )
     parser.add_argument("--device", help="device URI (default: that of the target, e.g. local-task)")
+    parser.add_argument(
+        "--providers", default=IREE, metavar="NAME,...",
+        help="whose kernels to profile: iree, and the libraries numpy and torch (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--reference", metavar="NAME",
+        help="what speeds are relative to: one of the libraries, or default, the compiler's own choice"
+        " (default: the first library of --providers, if there is one)",
+    )  # fmt: skip
     parser.add_argument(
         "--verification-enabled", type=boolean, default=True, metavar="true|false", help="compare with numpy"
     )
@@ -188,16 +210,21 @@ def _tags(text: str) -> dict[str, str]:
 # -- running ---------------------------------------------------------------------------------------
 
 
-def _left(pairs: Pairs, session: Session, path: Path) -> Pairs:
-    """What `path` has no record of that this run would make again the same way."""
+def _left(pairs: Pairs, session: Session, path: Path, standings: Standings) -> Pairs:
+    """What `path` has no record of that this run would make again the same way.
+
+    `standings` learns of what it has: rows that are still to come are compared with it.
+    """
     if not path.exists():
         return pairs
-    done = {(record.dispatch, record.provenance.origin) for record in read_records(path)}
-    left = [
-        (entry, dispatch)
-        for entry, dispatch in pairs
-        if (dispatch.dispatch.name, session.provenance(entry, dispatch).origin) not in done
-    ]
+    keys = [(d.dispatch.name, session.provenance(entry, d).origin) for entry, d in pairs]
+    done = set()
+    for record in read_records(path):
+        key = (record.dispatch, record.provenance.origin)
+        done.add(key)
+        if key in keys:
+            standings.learn(record)
+    left = [pair for pair, key in zip(pairs, keys, strict=True) if key not in done]
     say(f"{len(pairs) - len(left)} of {len(pairs)} dispatches are in {path} already")
     return left
 
