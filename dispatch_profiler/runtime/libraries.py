@@ -24,8 +24,10 @@ METHODS: Mapping[str, Mapping[str, str]] = {
     "torch": {"matmul": "matmul", "batch_matmul": "matmul", "conv2d": "conv2d"},
 }
 
-#: A process sleeps if it uses less than this part of a core, for one step of the wait.
+#: A process sleeps if it uses less than this part of a core for so many steps in a row: threads that
+#: spin give way to others, so that on a busy machine they look asleep for a step or two.
 _ASLEEP = 0.05
+_QUIET_STEPS = 10
 _STEP_SECONDS = 5e-3
 _LONGEST_WAIT_SECONDS = 2.0
 
@@ -97,9 +99,12 @@ def wait_until_asleep() -> bool:
     BLAS and OpenMP keep theirs spinning for a while after each product: that is how the next one
     starts sooner, and beside them everything else looks slower than it is.
     """
+    quiet = 0
     for _ in range(round(_LONGEST_WAIT_SECONDS / _STEP_SECONDS)):
         used, start = time.process_time(), time.perf_counter()
         time.sleep(_STEP_SECONDS)
-        if time.process_time() - used < _ASLEEP * (time.perf_counter() - start):
+        is_quiet = time.process_time() - used < _ASLEEP * (time.perf_counter() - start)
+        quiet = quiet + 1 if is_quiet else 0
+        if quiet == _QUIET_STEPS:
             return True
     return False

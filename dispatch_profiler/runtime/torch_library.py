@@ -88,9 +88,7 @@ class TorchLibrary:
         except NotImplementedError as error:
             raise NotSupported(f"torch: {_first(error)}") from error
         except RuntimeError as error:
-            if re.search(
-                r"not implemented|[Uu]nsupported|expected .* to be|divisible|column major", str(error)
-            ):
+            if re.search(r"not implemented|[Uu]nsupported|needs to be", str(error)):
                 raise NotSupported(f"torch: {_first(error)}") from error
             raise RunError(f"torch: {_first(error)}") from error
         return call
