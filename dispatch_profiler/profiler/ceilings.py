@@ -2,15 +2,20 @@
 
 FLOP/s are those of numpy's BLAS on matrices that stay in the caches, for f32 and f64; a narrower type
 may reach as many times more as it is narrower (vector units with dot products of bf16 or i8 do).
-Bytes/s are those of a copy by all cores between arrays that no cache holds.
+Bytes/s are those of copies between arrays that no cache holds.
+
+Both are the sum over the cores, all at work at once, of what each reached in its best few
+milliseconds: another process that takes a core now and then does not lower them.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,13 +24,20 @@ import numpy as np
 
 from dispatch_profiler.files import sha256, write_atomic
 from dispatch_profiler.operations import ElementType, Operation
+from dispatch_profiler.profiler.measure import Mode
+from dispatch_profiler.runtime.caches import last_level_cache_bytes
 from dispatch_profiler.targets import host_cpu
 
 #: A figure may be so much better than the ceiling: BLAS does not reach it quite.
 _SLACK = 1.25
-_SIZE = 1024
+#: One thread of BLAS for each of ours.
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+_SIZE = 512
 _COPIED_BYTES = 128 * 2**20
-_TRIES = 20
+_PART_BYTES = 4 * 2**20
+_SECONDS = 0.3
+#: Of how they are measured: others are not compared with these.
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -41,13 +53,16 @@ class Ceilings:
             return self.flops_per_second[type_.name]
         return self.flops_per_second["f32"] * 4 / type_.bytes
 
-    def limit_ms(self, operation: Operation) -> float:
-        """Milliseconds that `operation` takes at least when its operands are in the caches."""
-        return 1e3 * operation.flops / max(self.flops_of(tensor.type) for tensor in operation.inputs[:2])
+    def limit_ms(self, operation: Operation, mode: Mode = Mode.WARM) -> float:
+        """Milliseconds that `operation` takes at least: its FLOP and, from cold caches, its bytes."""
+        seconds = operation.flops / max(self.flops_of(tensor.type) for tensor in operation.inputs[:2])
+        if mode is Mode.COLD:
+            seconds = max(seconds, operation.bytes / self.bytes_per_second)
+        return 1e3 * seconds
 
-    def is_plausible(self, operation: Operation, milliseconds: float) -> bool:
+    def is_plausible(self, operation: Operation, milliseconds: float, mode: Mode = Mode.WARM) -> bool:
         """Can this machine do `operation` in that time?"""
-        return milliseconds * _SLACK >= self.limit_ms(operation)
+        return milliseconds * _SLACK >= self.limit_ms(operation, mode)
 
     def best_of(self, other: Ceilings) -> Ceilings:
         """The higher of each: a disturbance only lowers what is measured."""
@@ -58,6 +73,14 @@ class Ceilings:
         return Ceilings(flops, max(self.bytes_per_second, other.bytes_per_second))
 
 
+def environments() -> Iterator[dict[str, str]]:
+    """Those of the processes that `measure_ceilings` is to be called in; the best of them counts."""
+    yield _ENVIRONMENT
+    if "avx512f" in host_cpu().features:
+        # On a CPU that it does not know yet, OpenBLAS takes kernels of half the width.
+        yield {**_ENVIRONMENT, "OPENBLAS_CORETYPE": "SKYLAKEX"}
+
+
 def measure_ceilings() -> Ceilings:
     """Measure this machine, in about a second."""
     flops = {name: _flops(dtype) for name, dtype in (("f32", np.float32), ("f64", np.float64))}
@@ -65,32 +88,56 @@ def measure_ceilings() -> Ceilings:
 
 
 def _flops(dtype: type) -> float:
-    factor: np.ndarray = np.ones((_SIZE, _SIZE), dtype)
-    result = np.empty_like(factor)
-    return 2 * _SIZE**3 / _least(lambda: np.matmul(factor, factor, out=result))
+    def work() -> Callable[[], object]:
+        factor: np.ndarray = np.ones((_SIZE, _SIZE), dtype)
+        result = np.empty_like(factor)
+        return lambda: np.matmul(factor, factor, out=result)
+
+    return _together(work, 2 * _SIZE**3)
 
 
 def _bytes() -> float:
+    copied = max(_COPIED_BYTES, 3 * last_level_cache_bytes()) // _cores()
+
+    def work() -> Callable[[], object]:
+        source, target = (np.ones(copied, np.uint8) for _ in range(2))
+        parts = itertools.cycle(
+            zip(*(array.reshape(-1, _PART_BYTES) for array in (source, target)), strict=True)
+        )
+
+        def copy() -> None:
+            one, other = next(parts)
+            np.copyto(other, one)
+
+        return copy
+
+    copied -= copied % _PART_BYTES
+    return _together(work, 2 * _PART_BYTES)
+
+
+def _together(work: Callable[[], Callable[[], object]], amount: float) -> float:
+    """The sum over the cores of `amount` by the seconds of the quickest piece of work of each."""
     cores = _cores()
-    source, target = (np.ones(_COPIED_BYTES, np.uint8) for _ in range(2))
-    parts = list(zip(np.array_split(source, cores), np.array_split(target, cores), strict=True))
+    ready = threading.Barrier(cores)
+
+    def quickest(_: int) -> float:
+        piece = work()
+        piece()
+        ready.wait()
+        seconds: list[float] = []
+        end = time.perf_counter() + _SECONDS
+        while not seconds or time.perf_counter() < end:
+            start = time.perf_counter()
+            piece()
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
+
     with ThreadPoolExecutor(cores) as pool:
-        return 2 * _COPIED_BYTES / _least(lambda: list(pool.map(lambda p: np.copyto(p[1], p[0]), parts)))
+        return sum(amount / seconds for seconds in pool.map(quickest, range(cores)))
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _least(work: Callable[[], object]) -> float:
-    """Seconds of the fastest of some tries."""
-    work()
-    seconds = []
-    for _ in range(_TRIES):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
 
 
 # -- kept on disk ----------------------------------------------------------------------------------
@@ -99,8 +146,8 @@ def _least(work: Callable[[], object]) -> float:
 class CeilingFile:
     """The ceilings of this machine in `folder`, by its CPU and cores; measured if not known."""
 
-    def __init__(self, folder: Path, measured: Callable[[], Ceilings] = measure_ceilings) -> None:
-        cpu = f"{host_cpu().fingerprint} {_cores()}"
+    def __init__(self, folder: Path, measured: Callable[[], Ceilings]) -> None:
+        cpu = f"{_VERSION} {host_cpu().fingerprint} {_cores()}"
         self._path = folder / f"{sha256(cpu.encode())[:16]}.json"
         self._measured = measured
 

@@ -33,7 +33,7 @@ from dispatch_profiler.generator import (
     load_manifest,
 )
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED
-from dispatch_profiler.profiler.measure import MeasureOptions
+from dispatch_profiler.profiler.measure import MeasureOptions, Mode
 from dispatch_profiler.profiler.providers import (
     IREE,
     check_installed,
@@ -140,7 +140,11 @@ def _parser() -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "--batch-size", type=positive, metavar="N",
-        help="executions in each sample, at least (default: as many as fill 10 ms)",
+        help="executions in each sample, at least (default: as many as fill 5 ms)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--mode", choices=[mode.value for mode in Mode], default=Mode.WARM.value,
+        help="operands are in the caches, or each execution has others that are not (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--seed", type=int, default=DEFAULT_SEED, help="seed of the inputs (default: %(default)s)"
@@ -185,6 +189,7 @@ def _profile_options(options: argparse.Namespace, default_device: str) -> Profil
         measure=MeasureOptions(
             StopRule(options.precision / 100.0, options.budget, options.benchmark_repetitions),
             options.batch_size,
+            Mode(options.mode),
         ),
         seed=options.seed,
         seconds=options.timeout,
@@ -221,8 +226,8 @@ def _left(pairs: Pairs, session: Session, path: Path, standings: Standings) -> P
     done = set()
     for record in read_records(path):
         key = (record.dispatch, record.provenance.origin)
-        done.add(key)
-        if key in keys:
+        if key in keys and (record.measurement is None or record.measurement.mode == session.mode.value):
+            done.add(key)
             standings.learn(record)
     left = [pair for pair, key in zip(pairs, keys, strict=True) if key not in done]
     say(f"{len(pairs) - len(left)} of {len(pairs)} dispatches are in {path} already")

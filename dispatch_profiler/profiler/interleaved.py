@@ -1,13 +1,17 @@
 """Base and new measured in turns: which order, when to stop, and what to call the difference.
 
-A round is two samples of each side, in the order base, new, new, base or the other way round:
+A round is a few turns of four short samples, base, new, new, base or the other way round:
 
-    base_1 new_1 new_2 base_2  ->  log ratio (log new_1 + log new_2 - log base_1 - log base_2) / 2
+    base_1 new_1 new_2 base_2 base_3 new_3 new_4 base_4 ...  ->  log (fastest new / fastest base)
 
-Drift that is linear (in the logarithm) over a round cancels. What does not cancel, such as curved
-drift, the end of a burst or a period that beats with the round, changes sign with the order, and the
-order of each round is drawn. So with two sides that are the same every log ratio is as likely x as
--x, whatever the noise is and however its samples depend on each other (Fisher's randomization).
+The fastest of a few that are taken within milliseconds is what the kernel takes when nobody else has
+the core: noise only adds, and it comes in bursts. With another process on one core half of the time
+it is known five to ten times as well as the mean is, and twice to five times as well as the median.
+Drift shifts it by no more than it changes from one sample to the next.
+
+What is left of drift, bursts or a period that beats with the round changes sign with the order, and
+the order of each round is drawn. So with two sides that are the same every log ratio is as likely x
+as -x, whatever the noise is and however its samples depend on each other (Fisher's randomization).
 Wilcoxon's signed rank test holds exactly then, and its inversion gives the interval of the
 Hodges-Lehmann estimate, which nearly a third of the rounds may spoil (Hollander, Wolfe and Chicken,
 "Nonparametric Statistical Methods", 3.1 to 3.3).
@@ -17,7 +21,8 @@ numbers of rounds that are set beforehand, and each is allowed an equal part of 
 (Bonferroni). All intervals of a comparison hold at once with `confidence`.
 
 What this covers is the noise within one process. That two copies of the same code are placed
-differently in memory is a difference to it; the threshold is for that.
+differently in memory is a difference to it, as long as they stay where they are: whoever takes the
+samples places them anew for each round, so that it is noise like any other.
 """
 
 from __future__ import annotations
@@ -40,23 +45,23 @@ class Side(str, Enum):
     NEW = "new"
 
 
-#: The order of a round's four samples.
-Order = tuple[Side, Side, Side, Side]
+#: The order of a round's samples.
+Order = tuple[Side, ...]
 ABBA: Order = (Side.BASE, Side.NEW, Side.NEW, Side.BASE)
 BAAB: Order = (Side.NEW, Side.BASE, Side.BASE, Side.NEW)
 
 
 def log_ratio(order: Order, times_ms: Sequence[float]) -> float:
-    """log(new / base) of one round.
+    """log(new / base) of one round, from the fastest of each side.
 
-    `log_ratio(ABBA, (1.0, 2.0, 2.0, 1.0))` -> log 2.
+    `log_ratio(ABBA, (1.0, 2.0, 2.5, 1.0))` -> log 2.
     Raises ValueError if these are not as many times as the order has, all above 0.
     """
     if len(times_ms) != len(order):
         raise ValueError(f"a round has {len(order)} times, but got {len(times_ms)}")
     logs = log_times(times_ms)
-    signs = np.array([1.0 if side is Side.NEW else -1.0 for side in order])
-    return float(signs @ logs) / 2.0
+    is_new = np.array([side is Side.NEW for side in order])
+    return float(logs[is_new].min() - logs[~is_new].min())
 
 
 @dataclass(frozen=True)
@@ -65,17 +70,20 @@ class InterleavedOptions:
 
     `threshold` is the relative difference up to which the sides are the same. With two sides that
     are the same, the answer is `faster` or `slower` with a probability of at most 1 - `confidence`.
-    The first look is after `first` rounds, the last after `rounds`.
+    The first look is after `first` rounds, the last after `rounds`; a round has `turns` times four
+    samples.
     """
 
     threshold: float = 0.01
     confidence: float = 0.98
     first: int = 12
     rounds: int = 272
+    turns: int = 4
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.threshold < 0.0 or not 0.0 < self.confidence < 1.0 or not 1 <= self.first <= self.rounds:
+        counts = 1 <= self.first <= self.rounds and self.turns >= 1
+        if self.threshold < 0.0 or not 0.0 < self.confidence < 1.0 or not counts:
             raise ValueError(f"no rule to stop by: {self}")
 
     @property
@@ -148,9 +156,9 @@ class Interleaved:
         return self._decided or self.rounds >= self._options.rounds
 
     def add(self, times_ms: Sequence[float]) -> None:
-        """The four times of a round, in the order of `order`.
+        """The times of a round, in the order of `order`.
 
-        Raises ValueError if they are not four times above 0, or if it is finished.
+        Raises ValueError if they are not as many, all above 0, or if it is finished.
         """
         if self.finished:
             raise ValueError("it is finished: rounds after that would make it more than it is")
@@ -182,7 +190,7 @@ class Interleaved:
         return self._ratio is not None and self._ratio.outcome(self._options.threshold) is not Outcome.UNCLEAR
 
     def _drawn(self) -> Order:
-        return ABBA if self._draw.random() < 0.5 else BAAB
+        return self._options.turns * (ABBA if self._draw.random() < 0.5 else BAAB)
 
 
 def signed_rank_ratio(log_ratios: Sequence[float], confidence: float) -> Ratio:

@@ -8,9 +8,6 @@ Modules and inputs of the last few calls are kept: all configurations of an oper
 
 from __future__ import annotations
 
-import math
-import statistics
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,21 +18,20 @@ import numpy as np
 from dispatch_profiler.files import sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.inputs import Distribution, draw
-from dispatch_profiler.profiler.interleaved import (
-    Interleaved,
-    InterleavedOptions,
-    InterleavedResult,
-    Side,
-)
+from dispatch_profiler.profiler.interleaved import InterleavedOptions, Side
 from dispatch_profiler.profiler.measure import (
     Measurement,
     MeasureOptions,
+    Mode,
     Timer,
-    calls_per_sample,
+    call_overhead,
+    calls_that_last,
     measure,
+    prefers_single,
 )
+from dispatch_profiler.profiler.placement import Places, Rotation, cold_places, warm_places
 from dispatch_profiler.profiler.references import References
-from dispatch_profiler.profiler.stopping import Reading, clock_warnings
+from dispatch_profiler.profiler.turns import Interleaving, Timed, take_turns
 from dispatch_profiler.profiler.verify import Comparison, compare
 from dispatch_profiler.runtime import Call, Device, Library, Program, RunError, open_device, open_library
 
@@ -47,8 +43,10 @@ _library: Library | None = None
 _references: References | None = None
 #: A call and how many of it make a sample: what tells whether the machine is as it was.
 _sentinel: tuple[Call, int] | None = None
-_SENTINEL_SECONDS = 3e-3
+_SENTINEL_SECONDS = 2e-3
 _SENTINEL_SAMPLES = 7
+#: The quickest of so many calls tells what a call costs.
+_OVERHEAD_CALLS = 5
 
 
 @dataclass(frozen=True)
@@ -66,12 +64,11 @@ LIBRARY = Module("", "", 1)
 
 
 @dataclass(frozen=True)
-class Interleaving:
-    """What was found, the median of each side in milliseconds, and what each side computed."""
+class Modules:
+    """The two vmfbs of an operation."""
 
-    result: InterleavedResult
-    medians_ms: Mapping[Side, float]
-    outputs: Mapping[Side, np.ndarray]
+    verify: Module
+    profile: Module
 
 
 def start(uri: str, build_dir: str) -> None:
@@ -111,42 +108,48 @@ def check(
 
 
 @lru_cache(maxsize=4)
-def _program(module: Module) -> Program:
-    if module == LIBRARY:
-        assert _library is not None
-        return _library
-    assert _device is not None
+def _vmfb(module: Module) -> bytes:
     data = Path(module.path).read_bytes()
     if sha256(data) != module.sha256:
         raise RunError(f"{module.path} has changed since it was checked")
-    return _device.load(data)
+    return data
+
+
+@lru_cache(maxsize=4)
+def _program(module: Module) -> Program:
+    is_library = module == LIBRARY
+    return _kernels(is_library).load(b"" if is_library else _vmfb(module))
+
+
+def _kernels(is_library: bool) -> Device:
+    found = _library if is_library else _device
+    assert found is not None
+    return found
 
 
 @lru_cache(maxsize=2)
-def _inputs(operation: Operation, distribution: Distribution, seed: int) -> tuple[np.ndarray, ...]:
-    return draw(operation, distribution, seed)
-
-
-def _bind(module: Module, function: str, operation: Operation, distribution: Distribution, seed: int) -> Call:
-    return _program(module).bind(function, operation, _inputs(operation, distribution, seed))
+def _places(is_library: bool, operation: Operation, distribution: Distribution, seed: int) -> Places:
+    return Places(_kernels(is_library), operation, draw(operation, distribution, seed))
 
 
 def run_once(
     module: Module, function: str, operation: Operation, distribution: Distribution, seed: int
 ) -> np.ndarray:
     """The result of one execution, as `operation.result` says."""
-    return _bind(module, function, operation, distribution, seed).run()
+    places = _places(module == LIBRARY, operation, distribution, seed)
+    return _program(module).bind(function, *places.first(1)).run()
 
 
 def estimate(verify: Module, function: str, operation: Operation, seed: int) -> float:
     """Seconds of one warm execution, roughly."""
-    single = _bind(verify, function, operation, Distribution.REALS, seed)
+    places = _places(verify == LIBRARY, operation, Distribution.REALS, seed)
+    single = _program(verify).bind(function, *places.first(1))
     single.time(1)
     return single.time(1)
 
 
 def take_samples(
-    module: Module,
+    modules: Modules,
     function: str,
     operation: Operation,
     seed: int,
@@ -156,16 +159,50 @@ def take_samples(
 ) -> tuple[Measurement, np.ndarray]:
     """Time `function`; also the result of what was timed, for real values, to be checked.
 
-    The first that is timed becomes the sentinel of this process.
+    `single_seconds` is what `estimate` found, 0 if it was not asked. The first that is timed becomes
+    the sentinel of this process. Raises RunError, also if cold caches cannot be had.
     """
     global _sentinel
-    call = _bind(module, function, operation, Distribution.REALS, seed)
-    timer = Timer(call.time, module.repeat, call.now, single_seconds)
+    subject = _cold if options.mode is Mode.COLD else _warm
+    places = _places(modules.verify == LIBRARY, operation, Distribution.REALS, seed)
+    call, timer = subject(modules, function, places, single_seconds)
     measurement = measure(timer, options, best_ms=best_ms)
     if _sentinel is None:
-        seconds = 1e-3 * measurement.median_ms * module.repeat
-        _sentinel = call, max(1, math.ceil(_SENTINEL_SECONDS / max(seconds, 1e-9)))
+        # Of single executions: whatever a call costs, it costs each time.
+        sentinel = _program(modules.verify).bind(function, *places.first(1))
+        _sentinel = sentinel, calls_that_last(_SENTINEL_SECONDS, 1e-3 * measurement.median_ms)
     return measurement, call.run()
+
+
+def _warm(modules: Modules, function: str, places: Places, single_seconds: float) -> tuple[Call, Timer]:
+    """The profile vmfb at one place after another; of a long dispatch the verify vmfb."""
+    is_long = prefers_single(single_seconds, modules.profile.repeat)
+    module = modules.verify if is_long else modules.profile
+    spots = places.first(warm_places(places.operation))
+    calls = [_program(module).bind(function, spot) for spot in spots]
+    rotation = Rotation(calls, [_program(modules.verify).bind(function, spot) for spot in spots])
+    return calls[0], Timer(
+        rotation.time,
+        module.repeat,
+        calls[0].now,
+        lambda seconds: call_overhead(single_seconds, seconds, module.repeat),
+        rotation.advance,
+    )
+
+
+def _cold(modules: Modules, function: str, places: Places, single_seconds: float) -> tuple[Call, Timer]:
+    """The verify vmfb, whose calls are single executions, each on operands that no cache holds."""
+    cache_bytes = _kernels(modules.verify == LIBRARY).cache_bytes
+    spots = places.first(cold_places(places.operation, cache_bytes))
+    single, profile = (
+        _program(module).bind(function, spots[0]) for module in (modules.verify, modules.profile)
+    )
+    overhead = 0.0
+    if not prefers_single(single_seconds, modules.profile.repeat):
+        warm, many = (min(call.time(1) for _ in range(_OVERHEAD_CALLS)) for call in (single, profile))
+        overhead = call_overhead(warm, many, modules.profile.repeat)
+    call = _program(modules.verify).bind(function, *spots)
+    return call, Timer(call.time, modules.verify.repeat, call.now, lambda _: overhead)
 
 
 def sentinel_samples() -> tuple[float, ...]:
@@ -184,31 +221,10 @@ def interleave(
     options: InterleavedOptions,
     seconds: float,
 ) -> Interleaving:
-    """Time two functions in turns until it is decided, or for `seconds`; see `interleaved`."""
-    timers, calls, results = {}, {}, {}
-    for side, (module, function) in sides.items():
-        call = _bind(module, function, operation, Distribution.REALS, seed)
-        timers[side] = Timer(call.time, module.repeat, call.now)
-        call.time(1)
-        calls[side] = calls_per_sample(min(call.time(1) for _ in range(3)), module.repeat, None)
-        results[side] = call.run()
-    readings: dict[Side, list[Reading]] = {side: [] for side in sides}
-
-    def sample(side: Side) -> float:
-        reading = timers[side].read(calls[side])
-        if reading.claimed <= 0:
-            raise RunError("the clock stood still or went back: no figure can be trusted")
-        readings[side].append(reading)
-        return 1e3 * reading.claimed / (calls[side] * timers[side].repeat)
-
-    rule, end = Interleaved(options), time.monotonic() + seconds
-    while not rule.finished and time.monotonic() < end:
-        rule.add([sample(side) for side in rule.order])
-    if doubts := clock_warnings([reading for each in readings.values() for reading in each]):
-        raise RunError(f"{doubts[0]}: no figure can be trusted")
-    medians = {
-        side: 1e3 * statistics.median(r.claimed for r in each) / (calls[side] * timers[side].repeat)
-        for side, each in readings.items()
-        if each
+    """Time two functions in turns until it is decided, or for `seconds`; see `turns`."""
+    assert _device is not None
+    places = _places(False, operation, Distribution.REALS, seed)
+    found = {
+        side: Timed(_vmfb(module), function, module.repeat) for side, (module, function) in sides.items()
     }
-    return Interleaving(rule.result(), medians, results)
+    return take_turns(_device, found, places, options, seconds)

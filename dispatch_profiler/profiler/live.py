@@ -17,6 +17,7 @@ from dispatch_profiler.profiler.inputs import DEFAULT_SEED, Distribution
 from dispatch_profiler.profiler.interleaved import InterleavedOptions, Side
 from dispatch_profiler.profiler.matching import By, Pair
 from dispatch_profiler.profiler.records import PROVIDER
+from dispatch_profiler.profiler.turns import Interleaving
 from dispatch_profiler.profiler.vmfbs import Vmfbs
 
 #: One dispatch of a tree.
@@ -95,7 +96,7 @@ class LiveComparison:
                 found = self._vmfbs[side].module(entry, module, "profile")
                 modules[side] = found, dispatch.dispatch.name
             options = self._options
-            taken: job.Interleaving = self._worker.call(
+            taken: Interleaving = self._worker.call(
                 job.interleave, modules, operation, options.seed, options.interleaved, options.seconds
             )
             for side, output in taken.outputs.items():

@@ -7,8 +7,9 @@ import statistics
 import time as clock
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
-from dispatch_profiler.profiler.statistics import median_interval, quantile
+from dispatch_profiler.profiler.statistics import quantile, series_interval
 from dispatch_profiler.profiler.stopping import (
     Reading,
     StopRule,
@@ -17,33 +18,43 @@ from dispatch_profiler.profiler.stopping import (
 )
 
 #: A sample lasts at least this long, so that the clock and the call cost little of it.
-_SAMPLE_SECONDS = 0.01
+_SAMPLE_SECONDS = 0.005
 #: A profile vmfb that takes longer than this for one call is not used: one execution is enough.
 _LONG_CALL_SECONDS = 2.0
 #: Below so many executions in a call, what a call costs cannot be told from what they take.
 _FEWEST_REPEATS = 10
 
 
+class Mode(str, Enum):
+    """What the caches hold when an execution starts."""
+
+    #: The operands, as the execution before left them.
+    WARM = "warm"
+    #: None of them: each execution has operands of its own, out of more than the caches can hold.
+    COLD = "cold"
+
+
 @dataclass(frozen=True)
 class MeasureOptions:
-    """When to stop, and how many executions make a sample: at least `batch`; None: as many as fill 10 ms."""
+    """When to stop, and how many executions make a sample: at least `batch`; None: as many as fill 5 ms."""
 
     stop: StopRule = StopRule()
     batch: int | None = None
+    mode: Mode = Mode.WARM
 
 
 @dataclass(frozen=True)
 class Measurement:
     """Samples in milliseconds for one execution of the dispatch, in the order taken.
 
-    A sample is `executions` executions in a row: `warm` on the same buffers, `cold` on buffers that
-    no cache holds. `overhead_ms` is what a call costs whatever it does, for one execution; it has
-    been taken off the samples. `ended_by` tells why no more samples were taken.
+    A sample is `executions` executions in a row, with caches as `mode` says. `overhead_ms` is what a
+    call costs whatever it does, for one execution; it has been taken off the samples. `ended_by`
+    tells why no more samples were taken.
     """
 
     samples_ms: tuple[float, ...]
     executions: int
-    mode: str = "warm"
+    mode: str = Mode.WARM.value
     overhead_ms: float = 0.0
     ended_by: str = "count"
     warnings: tuple[str, ...] = ()
@@ -71,7 +82,7 @@ class Measurement:
     @property
     def interval_ms(self) -> tuple[float, float]:
         """95 % confidence interval of the median."""
-        return median_interval(self.samples_ms)
+        return series_interval(self.samples_ms)
 
     @property
     def spread(self) -> float:
@@ -98,13 +109,16 @@ def prefers_single(single_seconds: float, repeat: int) -> bool:
 def calls_per_sample(call_seconds: float, repeat: int, batch: int | None) -> int:
     """Calls of `repeat` executions each that make a sample.
 
-    With `batch`, enough for that many executions; without, enough to last 10 ms.
+    With `batch`, enough for that many executions; without, enough to last 5 ms.
     """
     if batch is not None:
         return max(1, math.ceil(batch / repeat))
-    if call_seconds <= 0:
-        return 1
-    return max(1, math.ceil(_SAMPLE_SECONDS / call_seconds))
+    return calls_that_last(_SAMPLE_SECONDS, call_seconds)
+
+
+def calls_that_last(seconds: float, call_seconds: float) -> int:
+    """How many calls take `seconds` together; 1 if a call takes no time that the clock can see."""
+    return max(1, math.ceil(seconds / call_seconds)) if call_seconds > 0 else 1
 
 
 def call_overhead(single_seconds: float, call_seconds: float, repeat: int) -> float:
@@ -124,19 +138,29 @@ class Timer:
     """How a dispatch is timed: `time(calls) -> seconds`, where a call is `repeat` executions.
 
     `now` is a second clock that does not depend on it, in seconds, or None if there is none.
-    `single_seconds` is what a call of one execution takes, 0 if that is not known.
+    `overhead(call_seconds)` is what a call that takes so long costs beside its executions, in
+    seconds. `prepare` is done before each sample.
     """
 
     time: Callable[[int], float]
     repeat: int
     now: Callable[[], float] | None = None
-    single_seconds: float = 0.0
+    overhead: Callable[[float], float] = lambda _: 0.0
+    prepare: Callable[[], None] = lambda: None
 
     def read(self, calls: int) -> Reading:
         """Time `calls` calls by both clocks."""
         before = self.now() if self.now else None
         claimed = self.time(calls)
         return Reading(claimed, self.now() - before if self.now and before is not None else None)
+
+
+def _quickest(time: Callable[[int], float]) -> float:
+    """Seconds of the quickest of three calls; of one or two that are long."""
+    found: list[float] = []
+    while len(found) < 3 and sum(found) < _SAMPLE_SECONDS:
+        found.append(time(1))
+    return min(found)
 
 
 def measure(
@@ -153,14 +177,15 @@ def measure(
     clock of the budget, in seconds.
     """
     timer.time(1)
-    call = min(timer.time(1) for _ in range(3))
+    call = _quickest(timer.time)
     calls = calls_per_sample(call, timer.repeat, options.batch)
     executions = calls * timer.repeat
-    overhead = call_overhead(timer.single_seconds, call, timer.repeat)
+    overhead = timer.overhead(call)
     readings: list[Reading] = []
     samples: list[float] = []
     start, ended = elapsed(), None
     while ended is None:
+        timer.prepare()
         reading = timer.read(calls)
         readings.append(reading)
         samples.append(1e3 * (reading.claimed - calls * overhead) / executions)
@@ -169,6 +194,7 @@ def measure(
     return Measurement(
         samples_ms=tuple(samples),
         executions=executions,
+        mode=options.mode.value,
         overhead_ms=1e3 * overhead / timer.repeat,
         ended_by=ended.value,
         warnings=tuple(filter(None, found)),

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import reduce
 from importlib import metadata
 from pathlib import Path
 
@@ -19,9 +20,14 @@ from dispatch_profiler.generator import DispatchEntry, OperationEntry, State, Tr
 from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler import job
-from dispatch_profiler.profiler.ceilings import CeilingFile, Ceilings, measure_ceilings
+from dispatch_profiler.profiler.ceilings import (
+    CeilingFile,
+    Ceilings,
+    environments,
+    measure_ceilings,
+)
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED, Distribution
-from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, prefers_single
+from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, Mode
 from dispatch_profiler.profiler.providers import LibraryCall
 from dispatch_profiler.profiler.records import PROVIDER, Provenance, Record, Verdict
 from dispatch_profiler.profiler.stopping import SentinelWatch
@@ -97,6 +103,11 @@ class Session:
     def damaged(self) -> list[Path]:
         """The vmfbs that are not what was compiled, of those that were asked for."""
         return self._vmfbs.damaged
+
+    @property
+    def mode(self) -> Mode:
+        """What the caches hold when an execution starts."""
+        return self._options.measure.mode
 
     def check_device(self) -> None:
         """Raise TargetError if the device does not open."""
@@ -189,6 +200,7 @@ class Session:
         """The line that makes the record of one dispatch again."""
         words = ["profiler.py", f"--generated-dir={self._tree.folder}", f"--dispatches={name}"]
         words += [f"--device={self._options.device}", f"--seed={self._options.seed}"]
+        words += [f"--mode={self.mode.value}"] if self.mode is not Mode.WARM else []
         return shlex.join(["python", *words])
 
     def _guarded(self, record: Record, verify: job.Module, profile: job.Module) -> Record:
@@ -239,11 +251,11 @@ class Session:
         operation, name, options = record.dispatch.operation, record.dispatch.name, self._options
         runner = self._runner(record.provider)
         single = runner.worker.call(job.estimate, verify, name, operation, options.seed)
-        module = verify if prefers_single(single, profile.repeat) else profile
-        measurement, result = self._samples(record, module, single)
+        modules = job.Modules(verify, profile)
+        measurement, result = self._samples(record, modules, single)
         disturbed = self._disturbance(runner)
         for _ in range(_AGAIN if disturbed else 0):
-            measurement, result = self._samples(record, module, single)
+            measurement, result = self._samples(record, modules, single)
             disturbed = self._disturbance(runner)
             if not disturbed:
                 break
@@ -267,29 +279,32 @@ class Session:
         """The record with the time that the hardware allows; failed if the figure is below it."""
         if self._ceilings is None:
             return record
-        operation, ceilings = record.dispatch.operation, self._ceilings.get()
-        if milliseconds < ceilings.limit_ms(operation):
+        operation, mode, ceilings = record.dispatch.operation, self.mode, self._ceilings.get()
+        if milliseconds < ceilings.limit_ms(operation, mode):
             ceilings = self._ceilings.again()  # something may have disturbed it the first time
-        limit = ceilings.limit_ms(operation)
-        if ceilings.is_plausible(operation, milliseconds):
+        limit = ceilings.limit_ms(operation, mode)
+        if ceilings.is_plausible(operation, milliseconds, mode):
             return replace(record, limit_ms=limit)
         reason = f"{milliseconds:.4g} ms were read, but this machine needs {limit:.4g} ms at least"
         return replace(record.failed(Verdict.IMPLAUSIBLE, reason), limit_ms=limit)
 
     def _measured_ceilings(self) -> Ceilings:
-        found: Ceilings = self._checker.call(measure_ceilings)
-        return found
+        found = []
+        for environment in environments():
+            with Worker(start=job.ready, environment=environment) as worker:
+                found.append(worker.call(measure_ceilings))
+        return reduce(Ceilings.best_of, found)
 
-    def _samples(self, record: Record, module: job.Module, single: float) -> tuple[Measurement, np.ndarray]:
+    def _samples(self, record: Record, modules: job.Modules, single: float) -> tuple[Measurement, np.ndarray]:
         operation, name, options = record.dispatch.operation, record.dispatch.name, self._options
         # Others are compared with the default and with libraries: these are measured in full.
         is_baseline = isinstance(record.dispatch.configuration, (Default, LibraryCall))
         best = None if is_baseline else self._best.get(operation)
         stop = options.measure.stop
         # The limit is for a step that hangs, not for samples of a kernel that is only slow.
-        expected = stop.seconds + single * module.repeat * ((stop.count or 3) + 5)
+        expected = stop.seconds + single * modules.profile.repeat * ((stop.count or 3) + 5)
         taken: tuple[Measurement, np.ndarray] = self._runner(record.provider).worker.call(
-            job.take_samples, module, name, operation, options.seed, options.measure, single, best,
+            job.take_samples, modules, name, operation, options.seed, options.measure, single, best,
             seconds=options.seconds + 3.0 * expected,
         )  # fmt: skip
         return taken

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from dispatch_profiler.profiler.statistics import median_interval
+from dispatch_profiler.profiler.statistics import median_interval, series_interval
 
-#: Samples below which no interval is trusted to end a measurement: 6 are needed for 95 %.
-_FEWEST = 8
+#: Numbers of samples after which the interval is looked at: 6 are needed for 95 %, and whoever looks
+#: after each sample stops at an interval that is narrow by chance.
+_LOOKS = frozenset(round(8 * 1.4**step) for step in range(16))
 #: Samples beyond which more say nothing new.
-_MOST = 1000
+_MOST = max(_LOOKS)
 #: A dispatch is given up when it is surely slower than the best of its operation by this factor.
 _ABANDON_FACTOR = 1.5
 #: What two clocks may differ by: relative, and in seconds for what they cannot resolve.
@@ -53,14 +54,14 @@ class StopRule:
         """
         if self.count is not None:
             return Ended.COUNT if len(samples) >= self.count else None
-        if len(samples) >= _FEWEST:
-            low, high = median_interval(samples)
+        if len(samples) in _LOOKS:
+            low, high = series_interval(samples)
             median = statistics.median(samples)
             if best is not None and low > _ABANDON_FACTOR * best:
                 return Ended.ABANDONED
             if max(high - median, median - low) <= self.width * median:
                 return Ended.INTERVAL
-        elif best is not None and len(samples) >= 3 and min(samples) > 2.0 * _ABANDON_FACTOR * best:
+        elif best is not None and len(samples) == 3 and min(samples) > 2.0 * _ABANDON_FACTOR * best:
             return Ended.ABANDONED  # so far off that no interval is needed
         is_over = elapsed >= self.seconds and len(samples) >= 3
         return Ended.BUDGET if is_over or len(samples) >= _MOST else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dispatch_profiler.runtime._base import Call, Device, Program, RunError, poison
+from dispatch_profiler.runtime._base import Call, Device, Operands, Program, RunError, poison
 from dispatch_profiler.runtime.libraries import METHODS as LIBRARY_METHODS
 from dispatch_profiler.runtime.libraries import Library, NotSupported, open_library
 from dispatch_profiler.runtime.null import NullDevice
@@ -32,6 +32,7 @@ __all__ = [
     "Library",
     "NotSupported",
     "NullDevice",
+    "Operands",
     "Program",
     "RunError",
     "ToolDevice",

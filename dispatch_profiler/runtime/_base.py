@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,6 +15,19 @@ from dispatch_profiler.operations import ElementType, Operation
 
 class RunError(ToolError):
     """The runtime refused or broke off a call."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """The inputs of an operation and the memory of its result, on a device.
+
+    `handles` are the device's own, in the order of `operation.inputs`, the result last. Every call
+    bound to them reads and writes the same memory: where memory lies makes a kernel up to a tenth
+    faster or slower, so what is to be compared shares it.
+    """
+
+    operation: Operation
+    handles: tuple[Any, ...]
 
 
 class Call(Protocol):
@@ -27,21 +41,31 @@ class Call(Protocol):
         """Run once, into memory that held no plausible value before; returns the result."""
 
     def time(self, calls: int) -> float:
-        """Run `calls` times, one after another; returns the seconds that all took together."""
+        """Run `calls` times, one after another; returns the seconds that all took together.
+
+        Bound to several operands, each call takes the next ones.
+        """
 
 
 class Program(Protocol):
     """A loaded vmfb."""
 
-    def bind(self, function: str, operation: Operation, inputs: Sequence[np.ndarray]) -> Call:
-        """Put `inputs` (shapes and types of `operation.inputs`) on the device. RunError if it fails."""
+    def bind(self, function: str, *operands: Operands) -> Call:
+        """The call of `function` on these operands, in turns if several. RunError if there is none."""
 
 
 class Device(Protocol):
     """Something that runs vmfbs."""
 
+    @property
+    def cache_bytes(self) -> int:
+        """What the largest caches of the device hold together; 0 if that is not known."""
+
     def load(self, vmfb: bytes) -> Program:
         """Raises RunError if `vmfb` is not for this device, or no vmfb at all."""
+
+    def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
+        """Copy `inputs` (shapes and types of `operation.inputs`) to the device. RunError if it fails."""
 
 
 def poison(type_: ElementType, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Libraries that compute the same operations: what IREE's dispatches are compared with.
 
-A library is to the profiler as a loaded vmfb is: it binds calls, and those are timed and verified as
-any other. A new one is a file beside `numpy_library.py` and one line in `METHODS` and `open_library`.
+A library is to the profiler as a device with a loaded vmfb is: it binds calls, and those are timed and
+verified as any other. A new one is a file beside `numpy_library.py`, its methods in `METHODS` and a
+line in `open_library`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.runtime._base import Call, RunError
+from dispatch_profiler.runtime._base import Call, Operands, RunError
 
 #: Library -> kind of operation -> what of the library computes it. What is not named it cannot do.
 METHODS: Mapping[str, Mapping[str, str]] = {
@@ -37,13 +38,23 @@ class NotSupported(RunError):
 
 
 class Library(Protocol):
-    """A library on one device, with so many threads."""
+    """A library on one device: a `Device` that is a `Program`, too."""
 
     @property
     def version(self) -> str:
         """What computes: `numpy 2.4.6 (OpenBLAS 0.3.31, Haswell)`."""
 
-    def bind(self, function: str, operation: Operation, inputs: Sequence[np.ndarray]) -> Call:
+    @property
+    def cache_bytes(self) -> int:
+        """See `Device.cache_bytes`."""
+
+    def load(self, vmfb: bytes) -> Library:
+        """Itself: there is nothing to load."""
+
+    def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
+        """See `Device.put`; laid out as the library wants constants. Raises NotSupported."""
+
+    def bind(self, function: str, *operands: Operands) -> Call:
         """See `Program.bind`; `function` is of no use. Raises NotSupported."""
 
 

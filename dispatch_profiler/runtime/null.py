@@ -7,22 +7,35 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations import Operation, operation_from_dict, reference
-from dispatch_profiler.runtime._base import RunError, poison
+from dispatch_profiler.runtime._base import Operands, RunError, poison
 
 #: How often a clock that stalls is asked before it does.
 _HONEST = 8
+
+
+@dataclass
+class _Clock:
+    """The time of one function: all its calls share it, wherever it was loaded from."""
+
+    passed: float = 0.0
+    asked: int = 0
 
 
 class NullDevice:
     """See `Device`. Runs what `compiler.null` wrote."""
 
     uri = "null"
+    cache_bytes = 2**20
+
+    def __init__(self) -> None:
+        self._clocks: dict[str, _Clock] = {}
 
     def load(self, vmfb: bytes) -> NullProgram:
         """See `Device.load`."""
@@ -30,19 +43,24 @@ class NullDevice:
             data = json.loads(vmfb)
             if data["magic"] != "null vmfb":
                 raise KeyError(data["magic"])
-            return NullProgram(data)
+            return NullProgram(data, self._clocks)
         except (ValueError, KeyError, TypeError) as error:
             raise RunError("loading the vmfb failed: it is not of the null compiler") from error
+
+    def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
+        """See `Device.put`."""
+        return Operands(operation, tuple(inputs))
 
 
 class NullProgram:
     """See `Program`."""
 
-    def __init__(self, data: dict[str, Any]) -> None:
+    def __init__(self, data: dict[str, Any], clocks: dict[str, _Clock]) -> None:
         self._functions = data["functions"]
         self._repeat = int(data["repeat"])
+        self._clocks = clocks
 
-    def bind(self, function: str, operation: Operation, inputs: Sequence[np.ndarray]) -> NullCall:
+    def bind(self, function: str, *operands: Operands) -> NullCall:
         """See `Program.bind`."""
         row = self._functions.get(function)
         if row is None:
@@ -52,7 +70,8 @@ class NullProgram:
         except OperationError as error:
             raise RunError(f"the vmfb is damaged: {error}") from error
         seconds = float(row["time_ms"]) / 1e3 * self._repeat
-        return NullCall(compiled, list(inputs), str(row["fault"]), seconds)
+        clock = self._clocks.setdefault(function, _Clock())
+        return NullCall(compiled, list(operands[0].handles), str(row["fault"]), seconds, clock)
 
 
 class NullCall:
@@ -61,19 +80,25 @@ class NullCall:
     The faults `clock_*` make it answer something else.
     """
 
-    def __init__(self, operation: Operation, inputs: list[np.ndarray], fault: str, seconds: float) -> None:
+    def __init__(
+        self,
+        operation: Operation,
+        inputs: list[np.ndarray],
+        fault: str,
+        seconds: float,
+        clock: _Clock,
+    ) -> None:
         self._operation = operation
         self._inputs = inputs
         self._fault = fault
         self._seconds = seconds
+        self._clock = clock
         self._right: np.ndarray | None = None
-        self._passed = 0.0
-        self._asked = 0
 
     @property
     def now(self) -> Callable[[], float]:
         """See `Call.now`."""
-        return lambda: self._passed
+        return lambda: self._clock.passed
 
     def run(self) -> np.ndarray:
         """See `Call.run`."""
@@ -107,8 +132,8 @@ class NullCall:
         """See `Call.time`."""
         self.run()
         seconds = self._seconds * calls
-        self._passed += seconds
-        self._asked += 1
+        self._clock.passed += seconds
+        self._clock.asked += 1
         return self._told(seconds)
 
     def _told(self, seconds: float) -> float:
@@ -118,7 +143,7 @@ class NullCall:
         if self._fault == "clock_back":
             return -seconds
         if self._fault == "clock_stalls":
-            return seconds if self._asked < _HONEST else 0.3 * seconds
+            return seconds if self._clock.asked < _HONEST else 0.3 * seconds
         if self._fault == "clock_drifts":
-            return seconds * (1.0 + 0.03 * self._asked)
+            return seconds * (1.0 + 0.03 * self._clock.asked)
         return seconds

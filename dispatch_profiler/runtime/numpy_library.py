@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,19 +13,24 @@ from typing import Any, cast
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from dispatch_profiler.operations import Conv2d, Epilogue, Operation
+from dispatch_profiler.operations import Conv2d, Operation
 from dispatch_profiler.operations.matmul import BatchMatmul, Matmul
-from dispatch_profiler.runtime._base import poison, raw_clock
+from dispatch_profiler.runtime._base import Operands, poison, raw_clock
+from dispatch_profiler.runtime.caches import last_level_cache_bytes
 from dispatch_profiler.runtime.libraries import NotSupported
 
 #: numpy hands these to BLAS; its own loops for other types are hundreds of times slower.
 _BLAS_TYPES = ("f32", "f64")
-#: One call into numpy; what it returns is of no interest.
-Step = Callable[[], object]
+#: (lhs, rhs, sums) -> nothing: the contraction, into `sums`.
+Contraction = Callable[[np.ndarray, np.ndarray, np.ndarray], object]
+#: Something done to sums in place.
+Activation = Callable[[np.ndarray], object]
 
 
 class NumpyLibrary:
     """See `Library`."""
+
+    cache_bytes = last_level_cache_bytes()
 
     @property
     def version(self) -> str:
@@ -35,34 +41,40 @@ class NumpyLibrary:
         parts = [f"{name} {built.get('version', '')}".strip(), _openblas_core()]
         return f"numpy {np.__version__} ({', '.join(filter(None, parts))})"
 
-    def bind(self, function: str, operation: Operation, inputs: Sequence[np.ndarray]) -> NumpyCall:
+    def load(self, vmfb: bytes) -> NumpyLibrary:
+        """See `Library.load`."""
+        return self
+
+    def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
+        """See `Library.put`: operands as views that BLAS reads as they lie, and the result."""
+        lhs, rhs, *bias = (np.array(array, order="C") for array in inputs)
+        if operation.types.lhs not in _BLAS_TYPES:
+            raise NotSupported(
+                f"numpy has no BLAS for {operation.types.lhs}: its own loops tell nothing of the CPU"
+            )
+        if isinstance(operation, (Matmul, BatchMatmul)):
+            lhs = lhs if operation.lhs_layout == "t" else lhs.swapaxes(-1, -2)
+            rhs = rhs if operation.rhs_layout == "t" else rhs.swapaxes(-1, -2)
+        elif isinstance(operation, Conv2d):
+            rhs = _filters(operation, rhs)
+        else:
+            raise NotSupported(f"numpy computes no {operation.kind} here")
+        shaped = [operation.broadcast_bias(each.astype(lhs.dtype)) for each in bias]
+        result = poison(operation.types.output, operation.result.shape)
+        return Operands(operation, (lhs, rhs, *shaped, result))
+
+    def bind(self, function: str, *operands: Operands) -> NumpyCall:
         """See `Library.bind`."""
-        types = operation.types
-        if types.lhs not in _BLAS_TYPES:
-            raise NotSupported(f"numpy has no BLAS for {types.lhs}: its own loops tell nothing of the CPU")
-        return NumpyCall(operation, inputs)
+        return NumpyCall(operands)
 
 
 class NumpyCall:
-    """See `Call`: a list of steps, each of which writes into memory that is there already."""
+    """See `Call`. Everything is written into memory that is there already."""
 
-    def __init__(self, operation: Operation, inputs: Sequence[np.ndarray]) -> None:
-        lhs, rhs, *bias = map(np.ascontiguousarray, inputs)
-        self._operation = operation
-        self._result = np.empty(operation.result.shape, operation.types.output.dtype)
-        # Sums are held in the type of the inputs, and rounded to a narrower result once.
-        same = operation.types.lhs == operation.types.result
-        sums = self._result if same else np.empty(self._result.shape, lhs.dtype)
-        if isinstance(operation, (Matmul, BatchMatmul)):
-            contraction = _product(operation, lhs, rhs, sums)
-        elif isinstance(operation, Conv2d):
-            contraction = _convolution(operation, lhs, rhs, sums)
-        else:
-            raise NotSupported(f"numpy computes no {operation.kind} here")
-        shaped = operation.broadcast_bias(bias[0].astype(lhs.dtype)) if bias else None
-        self._steps = [contraction, *_epilogue(operation.epilogue, sums, shaped)]
-        if not same:
-            self._steps.append(lambda: np.copyto(self._result, sums, casting="unsafe"))
+    def __init__(self, operands: Sequence[Operands]) -> None:
+        self._first = operands[0]
+        self._turns = itertools.cycle([each.handles for each in operands])
+        self._compute = _computation(self._first.operation)
 
     @property
     def now(self) -> Callable[[], float]:
@@ -71,59 +83,78 @@ class NumpyCall:
 
     def run(self) -> np.ndarray:
         """See `Call.run`."""
-        self._result[...] = poison(self._operation.types.output, self._result.shape)
-        self._once()
-        return self._result.copy()
+        result = self._first.handles[-1]
+        result[...] = poison(self._first.operation.types.output, result.shape)
+        with np.errstate(all="ignore"):
+            self._compute(*self._first.handles)
+        return result.copy()
 
     def time(self, calls: int) -> float:
         """See `Call.time`."""
         with np.errstate(all="ignore"):
             start = time.perf_counter()
             for _ in range(calls):
-                for step in self._steps:
-                    step()
+                self._compute(*next(self._turns))
             return time.perf_counter() - start
 
-    def _once(self) -> None:
-        with np.errstate(all="ignore"):
-            for step in self._steps:
-                step()
+
+def _computation(operation: Operation) -> Callable[..., None]:
+    """(lhs, rhs[, bias], result) -> nothing: the operation, into `result`."""
+    types = operation.types
+    contract = _convolution(operation) if isinstance(operation, Conv2d) else _product
+    activate = _activation(operation)
+    # Sums are held in the type of the inputs, and rounded to a narrower result once.
+    held = None if types.lhs == types.result else np.empty(operation.result.shape, types.input.dtype)
+
+    def compute(lhs: np.ndarray, rhs: np.ndarray, *rest: np.ndarray) -> None:
+        sums = rest[-1] if held is None else held
+        contract(lhs, rhs, sums)
+        if len(rest) == 2:
+            np.add(sums, rest[0], out=sums)
+        if activate is not None:
+            activate(sums)
+        if held is not None:
+            np.copyto(rest[-1], held, casting="unsafe")
+
+    return compute
 
 
-def _product(operation: Matmul | BatchMatmul, lhs: np.ndarray, rhs: np.ndarray, sums: np.ndarray) -> Step:
-    """One call of BLAS for each matrix; it reads a transposed one as it lies."""
-    left = lhs if operation.lhs_layout == "t" else lhs.swapaxes(-1, -2)
-    right = rhs if operation.rhs_layout == "t" else rhs.swapaxes(-1, -2)
-    return lambda: np.matmul(left, right, out=sums)
+def _product(lhs: np.ndarray, rhs: np.ndarray, sums: np.ndarray) -> None:
+    """One call of BLAS for each matrix."""
+    np.matmul(lhs, rhs, out=sums)
 
 
-def _convolution(operation: Conv2d, images: np.ndarray, filters: np.ndarray, sums: np.ndarray) -> Step:
+def _filters(operation: Conv2d, filters: np.ndarray) -> np.ndarray:
+    """As a matrix for each group. nhwc: (G, R*S*C, F); nchw: (G, F, C*R*S)"""
+    groups, count = operation.groups, operation.k // operation.groups
+    taps = filters.size // operation.k
+    if operation.layout == "nchw":
+        return filters.reshape(groups, count, taps)
+    return np.ascontiguousarray(filters.reshape(taps, groups, count).transpose(1, 0, 2))
+
+
+def _convolution(operation: Conv2d) -> Contraction:
     """im2col and a product for each image, as Caffe did it: columns of one image fit in memory.
 
     nhwc: columns (G, OH*OW, R*S*C) x filters (G, R*S*C, F) -> (G, OH*OW, F)
     nchw: filters (G, F, C*R*S) x columns (G, C*R*S, OH*OW) -> (G, F, OH*OW)
     """
     groups, (oh, ow), (ph, pw) = operation.groups, operation.output_size, operation.padding
-    channels, count = operation.c // groups, operation.k // groups
-    taps = channels * operation.r * operation.s
+    count, dtype = operation.k // groups, operation.types.input.dtype
+    taps = operation.accumulations
     last = operation.layout == "nhwc"
     height, width = operation.padded
-    padded = np.zeros((height, width, operation.c) if last else (operation.c, height, width), images.dtype)
+    padded = np.zeros((height, width, operation.c) if last else (operation.c, height, width), dtype)
     inside = (slice(ph, ph + operation.h), slice(pw, pw + operation.w))
     interior = (padded if last else padded.transpose(1, 2, 0))[inside]
     interior = interior if last else interior.transpose(2, 0, 1)
     windows = _windows(operation, padded)
-    columns = np.empty(windows.shape, images.dtype)
-    if last:
-        left = columns.reshape(groups, oh * ow, taps)
-        right = np.ascontiguousarray(filters.reshape(taps, groups, count).transpose(1, 0, 2))
-        product = np.empty((groups, oh * ow, count), images.dtype)
-    else:
-        left = filters.reshape(groups, count, taps)
-        right = columns.reshape(groups, taps, oh * ow)
-        product = np.empty((groups, count, oh * ow), images.dtype)
+    columns = np.empty(windows.shape, dtype)
+    matrix = columns.reshape((groups, oh * ow, taps) if last else (groups, taps, oh * ow))
+    product = np.empty((groups, oh * ow, count) if last else (groups, count, oh * ow), dtype)
 
-    def step() -> None:
+    def contract(images: np.ndarray, filters: np.ndarray, sums: np.ndarray) -> None:
+        left, right = (matrix, filters) if last else (filters, matrix)
         for image, result in zip(images, sums, strict=True):
             np.copyto(interior, image)
             np.copyto(columns, windows)
@@ -133,7 +164,7 @@ def _convolution(operation: Conv2d, images: np.ndarray, filters: np.ndarray, sum
             else:
                 np.matmul(left, right, out=result.reshape(product.shape))
 
-    return step
+    return contract
 
 
 def _windows(operation: Conv2d, padded: np.ndarray) -> np.ndarray:
@@ -152,33 +183,35 @@ def _windows(operation: Conv2d, padded: np.ndarray) -> np.ndarray:
     return as_strided(padded, shape, (channels * c, c, dh * h, dw * w, sh * h, sw * w), writeable=False)
 
 
-def _epilogue(epilogue: Epilogue, sums: np.ndarray, bias: np.ndarray | None) -> list[Step]:
-    """What is done to `sums` in place."""
-    steps: list[Step] = []
-    if bias is not None:
-        steps.append(lambda: np.add(sums, bias, out=sums))
-    if epilogue.activation == "none":
-        return steps
-    if epilogue.activation == "relu":
-        return [*steps, lambda: np.maximum(sums, 0, out=sums)]
-    if epilogue.activation == "tanh":
-        return [*steps, lambda: np.tanh(sums, out=sums)]
-    from scipy.special import erf, expit
+def _activation(operation: Operation) -> Activation | None:
+    """In place; None if there is none."""
+    name = operation.epilogue.activation
+    if name == "gelu":
+        return _gelu(np.empty(operation.result.shape, operation.types.input.dtype))
+    from scipy.special import expit
 
-    if epilogue.activation == "sigmoid":
-        return [*steps, lambda: expit(sums, out=sums)]
-    if epilogue.activation != "gelu":
-        raise NotSupported(f"numpy computes no {epilogue.activation} here")
-    scratch = np.empty_like(sums)
+    known: dict[str, Activation | None] = {
+        "none": None,
+        "relu": lambda sums: np.maximum(sums, 0, out=sums),
+        "sigmoid": lambda sums: expit(sums, out=sums),
+        "tanh": lambda sums: np.tanh(sums, out=sums),
+    }
+    if name not in known:
+        raise NotSupported(f"numpy computes no {name} here")
+    return known[name]
 
-    def gelu() -> None:
+
+def _gelu(scratch: np.ndarray) -> Activation:
+    from scipy.special import erf
+
+    def gelu(sums: np.ndarray) -> None:
         np.multiply(sums, 0.5**0.5, out=scratch)
         erf(scratch, out=scratch)
         np.add(scratch, 1.0, out=scratch)
         np.multiply(sums, scratch, out=sums)
         np.multiply(sums, 0.5, out=sums)
 
-    return [*steps, gelu]
+    return gelu
 
 
 def _openblas_core() -> str:

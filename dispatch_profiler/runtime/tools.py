@@ -14,9 +14,10 @@ import numpy as np
 
 from dispatch_profiler.files import find_tools
 from dispatch_profiler.operations import Operation, Tensor
-from dispatch_profiler.runtime._base import RunError, poison
+from dispatch_profiler.runtime._base import Operands, RunError, poison
 
 _COMMANDS = ("iree-run-module", "iree-benchmark-module")
+_PREFIX = "dispatch_profiler."
 
 
 def find_runtime_tools(build_dir: Path) -> tuple[Path, Path]:
@@ -28,6 +29,9 @@ def find_runtime_tools(build_dir: Path) -> tuple[Path, Path]:
 class ToolDevice:
     """A device that spawns a command for each run. Slower than `IreeDevice`, for its own IREE only."""
 
+    #: A command that is spawned finds no operands in the caches, and can be given no others in turn.
+    cache_bytes = 0
+
     def __init__(self, uri: str, build_dir: Path) -> None:
         self.uri = uri
         self.run_module, self.benchmark_module = find_runtime_tools(build_dir)
@@ -35,6 +39,18 @@ class ToolDevice:
     def load(self, vmfb: bytes) -> ToolProgram:
         """See `Device.load`; the commands look at the vmfb only when they run."""
         return ToolProgram(self, vmfb)
+
+    def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
+        """See `Device.put`. They travel as raw files, which is how the commands take bf16 and f8."""
+        result = operation.result
+        tensors = (*operation.inputs, result)
+        arrays = [*inputs, poison(result.type, result.shape)]
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        operands = Operands(
+            operation, tuple(_raw_file(folder, *each) for each in zip(tensors, arrays, strict=True))
+        )
+        weakref.finalize(operands, shutil.rmtree, folder, ignore_errors=True)
+        return operands
 
 
 class ToolProgram:
@@ -45,39 +61,25 @@ class ToolProgram:
         self.path = _scratch_folder(self) / "module.vmfb"
         self.path.write_bytes(vmfb)
 
-    def bind(self, function: str, operation: Operation, inputs: Sequence[np.ndarray]) -> ToolCall:
+    def bind(self, function: str, *operands: Operands) -> ToolCall:
         """See `Program.bind`."""
-        return ToolCall(self._device, self, function, operation, inputs)
+        return ToolCall(self._device, self, function, operands[0])
 
 
 class ToolCall:
-    """See `Call`. Operands travel as raw files, which is how the commands take bf16 and f8."""
+    """See `Call`."""
 
-    def __init__(
-        self,
-        device: ToolDevice,
-        program: ToolProgram,
-        function: str,
-        operation: Operation,
-        inputs: Sequence[np.ndarray],
-    ) -> None:
+    def __init__(self, device: ToolDevice, program: ToolProgram, function: str, operands: Operands) -> None:
         self._device = device
         self._program = program
-        self._operation = operation
+        self._operands = operands
         self._folder = _scratch_folder(self)
-        result = operation.result
-        arrays = [*inputs, poison(result.type, result.shape)]
         self._arguments = [
             f"--module={program.path}",
             f"--device={device.uri}",
             f"--function={function}",
-            *(self._input(*pair) for pair in zip((*operation.inputs, result), arrays, strict=True)),
+            *(f"--input={handle}" for handle in operands.handles),
         ]
-
-    def _input(self, tensor: Tensor, array: np.ndarray) -> str:
-        path = self._folder / f"{tensor.role}.bin"
-        path.write_bytes(np.ascontiguousarray(array).tobytes())
-        return f"--input={'x'.join(map(str, tensor.shape))}x{tensor.type.name}=@{path}"
 
     @property
     def now(self) -> None:
@@ -85,7 +87,7 @@ class ToolCall:
 
     def run(self) -> np.ndarray:
         """See `Call.run`."""
-        output, result = self._folder / "output.bin", self._operation.result
+        output, result = self._folder / "output.bin", self._operands.operation.result
         _call([str(self._device.run_module), *self._arguments, f"--output=@{output}"])
         return np.frombuffer(output.read_bytes(), result.type.dtype).reshape(result.shape)
 
@@ -100,9 +102,16 @@ class ToolCall:
             raise RunError(f"iree-benchmark-module answered {said[:200]!r}") from error
 
 
+def _raw_file(folder: Path, tensor: Tensor, array: np.ndarray) -> str:
+    """`4x4xbf16=@FILE`, as the commands take it."""
+    path = folder / f"{tensor.role}.bin"
+    path.write_bytes(np.ascontiguousarray(array).tobytes())
+    return f"{'x'.join(map(str, tensor.shape))}x{tensor.type.name}=@{path}"
+
+
 def _scratch_folder(owner: object) -> Path:
     """A folder that lives as long as `owner`."""
-    folder = tempfile.mkdtemp(prefix="dispatch_profiler.")
+    folder = tempfile.mkdtemp(prefix=_PREFIX)
     weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
 

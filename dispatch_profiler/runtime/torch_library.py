@@ -5,6 +5,7 @@ Full precision everywhere: no TF32, no sums in half precision, since operations 
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -12,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from dispatch_profiler.errors import MissingDependency, UsageError
+from dispatch_profiler.errors import MissingDependency, UsageError, WorkerOutOfMemory
 from dispatch_profiler.operations import Conv2d, ElementType, Operation
 from dispatch_profiler.operations.matmul import BatchMatmul, Matmul
-from dispatch_profiler.runtime._base import RunError, poison, raw_clock
+from dispatch_profiler.runtime._base import Operands, RunError, poison, raw_clock
+from dispatch_profiler.runtime.caches import last_level_cache_bytes
 from dispatch_profiler.runtime.libraries import NotSupported, is_gpu
 
 try:
@@ -28,6 +30,8 @@ except ImportError as error:
 
 Tensor = Any
 _torch: Any = torch  # parts of it have no types
+#: (lhs, rhs[, bias], result) -> result, written where `result` is if torch can do that.
+Computation = Callable[..., Tensor]
 _TYPES = {
     "f64": torch.float64,
     "f32": torch.float32,
@@ -37,6 +41,8 @@ _TYPES = {
     "i8": torch.int8,
     "i32": torch.int32,
 }
+#: How torch says that it has no such kernel.
+_LACKS = r"not implemented|[Uu]nsupported|needs to be"
 #: Device URI's driver -> attribute of torch.version that is set where torch was built for it.
 _GPU_BUILDS = {"cuda": "cuda", "hip": "hip", "rocm": "hip"}
 
@@ -80,44 +86,58 @@ class TorchLibrary:
             parts = [f"{name} {found[1]}" for name, text in named if (found := re.search(text, built))]
         return f"torch {torch.__version__} ({', '.join(parts) or 'no BLAS named'})"
 
-    def bind(self, function: str, operation: Operation, inputs: Sequence[np.ndarray]) -> TorchCall:
+    @property
+    def cache_bytes(self) -> int:
+        """See `Device.cache_bytes`."""
+        if self._device.type == "cuda":
+            return int(getattr(_torch.cuda.get_device_properties(self._device), "L2_cache_size", 0))
+        return last_level_cache_bytes()
+
+    def load(self, vmfb: bytes) -> TorchLibrary:
+        """See `Library.load`."""
+        return self
+
+    def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
+        """See `Library.put`: views of operands as torch names their axes, and memory for the result.
+
+        A transposed matrix is read as it lies; filters are laid out as torch's users hold them.
+        """
+        result = operation.result
+        arrays = [*inputs, poison(result.type, result.shape)]
+        tensors = (*operation.inputs, result)
+        lhs, rhs, *rest = (
+            _tensor(*each, self._device)
+            for each in zip(arrays, (tensor.type for tensor in tensors), strict=True)
+        )
+        if isinstance(operation, (Matmul, BatchMatmul)):
+            lhs = lhs if operation.lhs_layout == "t" else lhs.mT
+            rhs = rhs if operation.rhs_layout == "t" else rhs.mT
+        elif isinstance(operation, Conv2d):
+            if operation.layout == "nhwc":
+                lhs, rhs = lhs.permute(0, 3, 1, 2), rhs.permute(3, 2, 0, 1)
+            rhs = rhs.contiguous(memory_format=_memory_format(operation))
+        else:
+            raise NotSupported(f"torch computes no {operation.kind} here")
+        if len(rest) == 2 and not operation.types.output.is_integer:
+            rest[0] = rest[0].to(lhs.dtype)  # of the type of the sums that it is added to
+        return Operands(operation, (lhs, rhs, *rest))
+
+    def bind(self, function: str, *operands: Operands) -> TorchCall:
         """See `Library.bind`."""
-        call = TorchCall(operation, inputs, self._device)
-        try:
-            call.time(1)
-        except NotImplementedError as error:
-            raise NotSupported(f"torch: {_first(error)}") from error
-        except RuntimeError as error:
-            if re.search(r"not implemented|[Uu]nsupported|needs to be", str(error)):
-                raise NotSupported(f"torch: {_first(error)}") from error
-            raise RunError(f"torch: {_first(error)}") from error
-        return call
+        return TorchCall(operands, self._device)
 
 
 class TorchCall:
     """See `Call`. A product lands in memory that is there already; a convolution has no such form."""
 
-    def __init__(self, operation: Operation, inputs: Sequence[np.ndarray], device: torch.device) -> None:
-        self._operation = operation
+    def __init__(self, operands: Sequence[Operands], device: torch.device) -> None:
+        self._first = operands[0]
+        self._turns = itertools.cycle([each.handles for each in operands])
         self._device = device
-        tensors = [
-            self._put(array, tensor.type) for array, tensor in zip(inputs, operation.inputs, strict=True)
-        ]
-        if isinstance(operation, (Matmul, BatchMatmul)):
-            self._result = self._put(
-                poison(operation.result.type, operation.result.shape), operation.result.type
-            )
-            self._compute = _product(operation, tensors, self._result)
-        elif isinstance(operation, Conv2d):
-            self._result = None
-            self._compute = _convolution(operation, tensors)
-        else:
-            raise NotSupported(f"torch computes no {operation.kind} here")
-
-    def _put(self, array: np.ndarray, type_: ElementType) -> Tensor:
-        """On the device; numpy's bf16 and f8 travel as their bits."""
-        bits = np.ascontiguousarray(array).view(f"i{type_.bytes}")
-        return torch.from_numpy(bits.copy()).view(_TYPES[type_.name]).to(self._device)
+        operation = self._first.operation
+        self._compute = (
+            _convolution(operation) if isinstance(operation, Conv2d) else _product(operation, device)
+        )
 
     @property
     def now(self) -> Callable[[], float]:
@@ -126,28 +146,46 @@ class TorchCall:
 
     def run(self) -> np.ndarray:
         """See `Call.run`."""
-        result = self._operation.result
-        if self._result is not None:
-            self._result.copy_(self._put(poison(result.type, result.shape), result.type))
+        result = self._first.operation.result
+        self._first.handles[-1].copy_(_tensor(poison(result.type, result.shape), result.type, self._device))
         try:
-            found = self._compute()
+            found = self._compute(*self._first.handles)
+            bits = found.contiguous().view(getattr(torch, f"int{result.type.bits}")).cpu().numpy()
         except RuntimeError as error:
-            raise RunError(f"torch: {_first(error)}") from error
-        bits = found.contiguous().view(getattr(torch, f"int{result.type.bits}")).cpu().numpy()
+            raise _refused(error) from error
         return bits.view(result.type.dtype).reshape(result.shape).copy()
 
     def time(self, calls: int) -> float:
         """See `Call.time`; a GPU is waited for, once before and once after."""
-        self._wait()
-        start = time.perf_counter()
-        for _ in range(calls):
-            self._compute()
-        self._wait()
-        return time.perf_counter() - start
+        try:
+            self._wait()
+            start = time.perf_counter()
+            for _ in range(calls):
+                self._compute(*next(self._turns))
+            self._wait()
+            return time.perf_counter() - start
+        except RuntimeError as error:
+            raise _refused(error) from error
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def _tensor(array: np.ndarray, type_: ElementType, device: torch.device) -> Tensor:
+    """A copy on the device; numpy's bf16 and f8 travel as their bits."""
+    bits = np.ascontiguousarray(array).view(f"i{type_.bytes}")
+    return torch.from_numpy(bits.copy()).view(_TYPES[type_.name]).to(device)
+
+
+def _refused(error: RuntimeError) -> Exception:
+    """What torch does not have is `NotSupported`, what it needs too much of is out of memory."""
+    said = f"torch: {str(error).splitlines()[0][:300]}"
+    if isinstance(error, NotImplementedError) or re.search(_LACKS, str(error)):
+        return NotSupported(said)
+    if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error):
+        return WorkerOutOfMemory(f"out of memory: {said}")
+    return RunError(said)
 
 
 def _index(device: str) -> int:
@@ -156,97 +194,81 @@ def _index(device: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _first(error: Exception) -> str:
-    return str(error).splitlines()[0][:300]
+def _memory_format(operation: Conv2d) -> Any:
+    return torch.channels_last if operation.layout == "nhwc" else torch.contiguous_format
 
 
-def _product(operation: Matmul | BatchMatmul, tensors: list[Tensor], out: Tensor) -> Callable[[], Tensor]:
-    """A transposed operand is read as it lies."""
+def _product(operation: Operation, device: torch.device) -> Computation:
     types = operation.types
-    lhs = tensors[0] if operation.lhs_layout == "t" else tensors[0].mT
-    rhs = tensors[1] if operation.rhs_layout == "t" else tensors[1].mT
-    bias = tensors[2] if operation.epilogue.bias else None
     if types.input.is_integer:
-        return _integer_product(operation, lhs, rhs, bias, out)
+        return _integer_product(operation)
     if types.input.name == "f8E4M3FN":
         raise NotSupported("torch multiplies f8E4M3FN only with scales, which this operation has not")
     if types.lhs != types.result and types.input.precision < types.accumulator.precision:
-        return _widened_product(operation, lhs, rhs, bias, out)
-    activation = _activation(operation)
+        return _widened_product(operation, device)
+    activation, batched = _activation(operation), isinstance(operation, BatchMatmul)
     # A result that is narrower than the sums gets them rounded once, in the end.
-    sums = out if types.lhs == types.result else torch.empty(out.shape, dtype=lhs.dtype, device=lhs.device)
-    added = None if bias is None else bias.to(lhs.dtype)
-    batched = lhs.dim() == 3
+    shape, dtype = operation.result.shape, _TYPES[types.lhs]
+    held = None if types.lhs == types.result else torch.empty(shape, dtype=dtype, device=device)
 
-    def compute() -> Tensor:
-        if added is None:
+    def compute(lhs: Tensor, rhs: Tensor, *rest: Tensor) -> Tensor:
+        sums = rest[-1] if held is None else held
+        if len(rest) == 1:
             torch.matmul(lhs, rhs, out=sums)
         elif batched:
-            torch.baddbmm(added, lhs, rhs, out=sums)
+            torch.baddbmm(rest[0], lhs, rhs, out=sums)
         else:
-            torch.addmm(added, lhs, rhs, out=sums)
+            torch.addmm(rest[0], lhs, rhs, out=sums)
         activation(sums)
-        return out if sums is out else out.copy_(sums)
+        return sums if held is None else rest[-1].copy_(held)
 
     return compute
 
 
-def _widened_product(
-    operation: Operation, lhs: Tensor, rhs: Tensor, bias: Tensor | None, out: Tensor
-) -> Callable[[], Tensor]:
+def _widened_product(operation: Operation, device: torch.device) -> Computation:
     """Narrow operands with a wider result: cuBLAS has that, a CPU does not."""
     types, activation = operation.types, _activation(operation)
-    if lhs.device.type != "cuda" or types.result != "f32":
+    if device.type != "cuda" or types.result != "f32":
         raise NotSupported(f"torch has no product of {types.lhs} with a result in {types.result} here")
-    multiply = torch.bmm if lhs.dim() == 3 else torch.mm
+    multiply = torch.bmm if isinstance(operation, BatchMatmul) else torch.mm
 
-    def compute() -> Tensor:
-        multiply(lhs, rhs, out_dtype=torch.float32, out=out)
-        if bias is not None:
-            out.add_(bias)
-        return activation(out)
+    def compute(lhs: Tensor, rhs: Tensor, *rest: Tensor) -> Tensor:
+        multiply(lhs, rhs, out_dtype=torch.float32, out=rest[-1])
+        if len(rest) == 2:
+            rest[-1].add_(rest[0])
+        return activation(rest[-1])
 
     return compute
 
 
-def _integer_product(
-    operation: Operation, lhs: Tensor, rhs: Tensor, bias: Tensor | None, out: Tensor
-) -> Callable[[], Tensor]:
+def _integer_product(operation: Operation) -> Computation:
     """i8 x i8 -> i32, one matrix after another."""
-    activation = _activation(operation)
-    parts = list(zip(lhs, rhs, out, strict=True)) if lhs.dim() == 3 else [(lhs, rhs, out)]
+    activation, batched = _activation(operation), isinstance(operation, BatchMatmul)
 
-    def compute() -> Tensor:
-        for left, right, result in parts:
-            torch._int_mm(left, right, out=result)
-        if bias is not None:
-            out.add_(bias)
-        return activation(out)
+    def compute(lhs: Tensor, rhs: Tensor, *rest: Tensor) -> Tensor:
+        result = rest[-1]
+        for left, right, out in zip(lhs, rhs, result, strict=True) if batched else [(lhs, rhs, result)]:
+            torch._int_mm(left, right, out=out)
+        if len(rest) == 2:
+            result.add_(rest[0])
+        return activation(result)
 
     return compute
 
 
-def _convolution(operation: Conv2d, tensors: list[Tensor]) -> Callable[[], Tensor]:
-    """Images lie as the operation says; filters as torch's users hold them, laid out beforehand."""
+def _convolution(operation: Conv2d) -> Computation:
     types, activation = operation.types, _activation(operation)
     narrow = types.input.precision < types.accumulator.precision
     if types.input.is_integer or types.input.name == "f8E4M3FN" or (narrow and types.lhs != types.result):
         raise NotSupported(f"torch has no convolution of {types.lhs} with a result in {types.result}")
-    images, filters, *bias = tensors
-    last = operation.layout == "nhwc"
-    layout = torch.channels_last if last else torch.contiguous_format
-    if last:
-        images, filters = images.permute(0, 3, 1, 2), filters.permute(3, 2, 0, 1)
-    filters = filters.contiguous(memory_format=layout)
-    added = bias[0].to(filters.dtype) if bias else None
-    narrowed = _TYPES[types.result]
+    layout, stored = _memory_format(operation), _TYPES[types.result]
+    window = (operation.stride, operation.padding, operation.dilation, operation.groups)
 
-    def compute() -> Tensor:
-        found = torch.conv2d(
-            images, filters, added, operation.stride, operation.padding, operation.dilation, operation.groups
-        )
-        found = activation(found).to(narrowed).contiguous(memory_format=layout)
-        return found.permute(0, 2, 3, 1) if last else found
+    def compute(images: Tensor, filters: Tensor, *rest: Tensor) -> Tensor:
+        bias = rest[0] if len(rest) == 2 else None
+        found = activation(torch.conv2d(images, filters, bias, *window))
+        found = found.to(stored).contiguous(memory_format=layout)
+        return found.permute(0, 2, 3, 1) if operation.layout == "nhwc" else found
 
     return compute
 

@@ -99,7 +99,8 @@ def test_vmvx_runs_here_and_computes_what_numpy_does(kind: str):
     inputs = [random.integers(-4, 5, t.shape).astype(np.float32) for t in operation.inputs]
     built = build(parse_target("vmvx"), operation)
 
-    call = open_device("local-task").load(built.verify).bind(*built.outcomes, operation, inputs)
+    device = open_device("local-task")
+    call = device.load(built.verify).bind(*built.outcomes, device.put(operation, inputs))
 
     assert code_in(built.verify) == set()
     np.testing.assert_array_equal(call.run(), operation.contract(*inputs))

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from dispatch_profiler.operations import ElementTypes, Matmul
-from dispatch_profiler.profiler import ProfileOptions, Session, Verdict
+from dispatch_profiler.profiler import ProfileOptions, Session, Verdict, ceilings
 from dispatch_profiler.profiler.ceilings import CeilingFile, Ceilings, measure_ceilings
+from dispatch_profiler.profiler.measure import Mode
+from dispatch_profiler.targets import HostCpu
 
 #: 100 GFLOP/s in f32, 50 in f64, 10 GB/s.
 KNOWN = Ceilings({"f32": 100e9, "f64": 50e9}, 10e9)
@@ -36,6 +38,15 @@ def test_the_limit_follows_from_the_operations_and_the_type(types: ElementTypes,
     assert not KNOWN.is_plausible(operation, 0.79 * milliseconds)
 
 
+def test_from_cold_caches_the_bytes_take_time_too():
+    """64 x 64 x 64 in f32: 0.52 MFLOP are 5.2 us at 100 GFLOP/s, 48 KiB are 4.9 us at 10 GB/s."""
+    square, vector = Matmul(64, 64, 64), Matmul(1, 64, 64)
+
+    assert KNOWN.limit_ms(square, Mode.COLD) == KNOWN.limit_ms(square) == pytest.approx(0.00524288)
+    assert KNOWN.limit_ms(vector, Mode.COLD) == pytest.approx((64 * 64 + 2 * 64) * 4 / 10e6)
+    assert KNOWN.limit_ms(vector) == pytest.approx(2 * 64 * 64 / 100e6)
+
+
 def test_the_higher_of_two_measurements_counts():
     assert KNOWN.best_of(LOWER) == LOWER.best_of(KNOWN) == Ceilings({"f32": 100e9, "f64": 60e9}, 10e9)
 
@@ -52,10 +63,18 @@ def test_what_was_measured_once_is_kept(tmp_path: Path):
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"flops_per_second": 3, "bytes_per_second": 1}'])
 def test_a_damaged_file_is_measured_anew(tmp_path: Path, text: str):
-    CeilingFile(tmp_path, lambda: KNOWN).get()
-    next(tmp_path.iterdir()).write_text(text)
+    folder = tmp_path / "machines"
+    CeilingFile(folder, lambda: KNOWN).get()
+    next(folder.iterdir()).write_text(text)
 
-    assert CeilingFile(tmp_path, lambda: LOWER).get() == LOWER
+    assert CeilingFile(folder, lambda: LOWER).get() == LOWER
+
+
+def test_wide_kernels_of_blas_are_tried_only_where_the_cpu_has_them(monkeypatch):
+    for features, tried in (({"avx2"}, 1), ({"avx2", "avx512f"}, 2)):
+        monkeypatch.setattr(ceilings, "host_cpu", lambda known=features: HostCpu("some", frozenset(known)))
+        assert len(list(ceilings.environments())) == tried
+        assert all(each["OPENBLAS_NUM_THREADS"] == "1" for each in ceilings.environments())
 
 
 def test_this_machine_has_ceilings():
@@ -76,13 +95,13 @@ def test_a_figure_below_the_limit_is_implausible(null_tree, monkeypatch, tmp_pat
 
     measured = []
 
-    def ceilings() -> Ceilings:
+    def measured_now() -> Ceilings:
         measured.append(peak)
         return Ceilings({"f32": peak, "f64": peak}, 1e12)
 
     folder = null_tree()
     monkeypatch.setattr("dispatch_profiler.profiler.job.open_device", lambda *_: NullDevice())
-    monkeypatch.setattr(session, "measure_ceilings", ceilings)
+    monkeypatch.setattr(session, "measure_ceilings", measured_now)
     options = ProfileOptions("local-null", ceilings=tmp_path / "machines")
     from dispatch_profiler.generator import Tree, load_manifest
 

@@ -65,9 +65,10 @@ NOISE = {each.__name__: each for each in (quiet, drift, spikes, modes, ticks, lo
 def live(noise, effect, seed, **options):
     """What the rule says of noise times `effect` for new."""
     rule = Interleaved(InterleavedOptions(seed=seed, **options))
-    series = noise(np.random.default_rng([seed, 1]), 4 * rule._options.rounds)
+    size = len(rule.order)
+    series = noise(np.random.default_rng([seed, 1]), size * rule._options.rounds)
     while not rule.finished:
-        part = series[4 * rule.rounds :][:4]
+        part = series[size * rule.rounds :][:size]
         rule.add(
             [
                 time * (effect if side is Side.NEW else 1.0)
@@ -122,11 +123,24 @@ def test_drift_that_cancels_here_fools_two_runs_in_a_row():
     assert in_turns.outcome is Outcome.SAME
 
 
-@given(slope=st.floats(-0.5, 0.5), effect=st.floats(0.5, 2.0), order=st.sampled_from([ABBA, BAAB]))
-def test_linear_drift_cancels_within_a_round(slope, effect, order):
-    """Exactly: log time = slope * position + log effect for new."""
+@given(
+    slope=st.floats(-0.5, 0.5),
+    effect=st.floats(0.5, 2.0),
+    order=st.sampled_from([ABBA, BAAB]),
+    turns=st.integers(1, 5),
+)
+def test_drift_shifts_a_round_by_what_one_sample_differs_from_the_next(slope, effect, order, turns):
+    """log time = slope * position + log effect for new, however long the round is."""
+    order = turns * order
     times = [math.exp(slope * at) * (effect if side is Side.NEW else 1) for at, side in enumerate(order)]
-    assert log_ratio(order, times) == pytest.approx(math.log(effect), abs=1e-12)
+    assert abs(log_ratio(order, times) - math.log(effect)) <= abs(slope) + 1e-12
+
+
+def test_what_disturbs_all_but_one_sample_of_a_side_disturbs_nothing():
+    order = 2 * ABBA
+    times = [1.0 if at in (3, 5) else 1.7 + 0.1 * at for at in range(8)]
+    assert (order[3], order[5]) == (Side.BASE, Side.NEW)
+    assert log_ratio(order, times) == 0.0
 
 
 def test_curved_drift_would_be_called_if_the_order_were_not_drawn():
@@ -195,7 +209,7 @@ def test_it_ends_with_its_rounds_when_the_noise_hides_everything():
 
 def test_stopped_early_it_answers_from_its_last_look():
     """Rounds since that look are not used: when they end may depend on what they are."""
-    rule = Interleaved(InterleavedOptions())
+    rule = Interleaved(InterleavedOptions(turns=1))
     assert rule.result().reason == "ended after 0 rounds; the first look is after 12"
     rng = np.random.default_rng(0)
     for _ in range(15):
@@ -207,25 +221,25 @@ def test_stopped_early_it_answers_from_its_last_look():
 
 def test_both_orders_are_drawn_and_the_seed_says_which():
     def orders(seed):
-        rule = Interleaved(InterleavedOptions(seed=seed))
+        rule = Interleaved(InterleavedOptions(seed=seed, turns=2))
         found = []
         for _ in range(11):
             found.append(rule.order)
-            rule.add([1.0, 1.0, 1.0, 1.0])
+            rule.add(8 * [1.0])
         return found
 
     assert orders(1) == orders(1) != orders(2)
-    assert set(orders(1)) == {ABBA, BAAB}
+    assert set(orders(1)) == {2 * ABBA, 2 * BAAB}
 
 
 @pytest.mark.parametrize("times", [[1.0], [1.0, 0.0, 1.0, 1.0], [1.0, 1.0, 1.0, math.nan]])
 def test_what_is_no_round_is_refused(times):
     with pytest.raises(ValueError, match=r"above 0|a round has 4"):
-        Interleaved(InterleavedOptions()).add(times)
+        Interleaved(InterleavedOptions(turns=1)).add(times)
 
 
 def test_a_finished_rule_takes_no_more():
-    rule = Interleaved(InterleavedOptions())
+    rule = Interleaved(InterleavedOptions(turns=1))
     for _ in range(12):
         rule.add([1.0, 1.0, 1.0, 1.0])
     with pytest.raises(ValueError, match="finished"):
@@ -233,7 +247,7 @@ def test_a_finished_rule_takes_no_more():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"threshold": -0.1}, {"confidence": 1.0}, {"first": 0}, {"first": 9, "rounds": 8}]
+    "wrong", [{"threshold": -0.1}, {"confidence": 1.0}, {"first": 0}, {"first": 9, "rounds": 8}, {"turns": 0}]
 )
 def test_options_that_make_no_rule_are_refused(wrong):
     with pytest.raises(ValueError, match="no rule"):

@@ -600,6 +600,18 @@ def test_resume_does_only_what_is_left(null_tree, run):
 
 
 @in_process
+def test_resume_does_again_in_cold_mode_what_was_measured_warm(null_tree, run):
+    null_tree()
+    run("profiler", "--output=data.csv", "--dispatches=*_default")
+    again = run("profiler", "--output=data.csv", "--dispatches=*_default", "--resume", "--mode=cold")
+    assert "0 of 1 dispatches are in" in again.err
+    once_more = run("profiler", "--output=data.csv", "--dispatches=*_default", "--resume", "--mode=cold")
+    assert "1 of 1 dispatches are in" in once_more.err
+    modes = [record.measurement.mode for record in read_records(Path("data.jsonl")) if record.measurement]
+    assert modes == ["warm", "cold"]
+
+
+@in_process
 def test_resume_does_again_what_was_made_another_way(null_tree, run):
     null_tree()
     run("profiler", "--output=data.csv", "--dispatches=*_default")

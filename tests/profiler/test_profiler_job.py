@@ -15,8 +15,9 @@ from dispatch_profiler.files import sha256
 from dispatch_profiler.generator import Dispatch
 from dispatch_profiler.operations import Matmul, reference
 from dispatch_profiler.profiler import Distribution, MeasureOptions, StopRule, compare, draw, job
+from dispatch_profiler.profiler.measure import Mode
 from dispatch_profiler.runtime import RunError
-from dispatch_profiler.runtime.null import NullCall
+from dispatch_profiler.runtime.null import NullCall, NullDevice, NullProgram
 
 OPERATION = Matmul(4, 6, 8)
 NAME = Dispatch(OPERATION, Default()).name
@@ -39,8 +40,8 @@ def modules(tmp_path: Path, *, repeat: int = 10, **rule: object) -> tuple[job.Mo
 
 def samples(tmp_path: Path, options: MeasureOptions, *, repeat: int = 10, **rule: object):
     job.start("null", "")
-    _, profile = modules(tmp_path, repeat=repeat, **rule)
-    return job.take_samples(profile, NAME, OPERATION, SEED, options)
+    made = job.Modules(*modules(tmp_path, repeat=repeat, **rule))
+    return job.take_samples(made, NAME, OPERATION, SEED, options)
 
 
 # -- results ---------------------------------------------------------------------------------------
@@ -122,6 +123,43 @@ def test_the_estimate_is_that_of_a_warm_execution(tmp_path, monkeypatch):
 def test_a_dispatch_without_any_time_is_measured(tmp_path):
     """A clock that does not move ends nothing."""
     assert samples(tmp_path, MeasureOptions(StopRule(count=3)), time_ms=0.0)[0].samples_ms == (0.0, 0.0, 0.0)
+
+
+def cold(monkeypatch, tmp_path: Path, **rule: object):
+    """A cold measurement, and on which operands each call was."""
+    bound, whole = [], NullProgram.bind
+
+    def bind(program, function, *operands):
+        bound.append(operands)
+        return whole(program, function, *operands)
+
+    monkeypatch.setattr(NullProgram, "bind", bind)
+    options = MeasureOptions(StopRule(count=4), mode=Mode.COLD)
+    return samples(tmp_path, options, **rule)[0], max(bound, key=len)
+
+
+def test_cold_samples_are_single_executions_on_operands_that_no_cache_holds(tmp_path, monkeypatch):
+    """The null device claims caches of 1 MiB."""
+    measurement, operands = cold(monkeypatch, tmp_path, time_ms=0.5)
+    assert measurement.mode == "cold"
+    assert measurement.samples_ms == pytest.approx((0.5,) * 4)
+    assert len(set(map(id, operands))) == len(operands)
+    assert (len(operands) - 1) * OPERATION.bytes >= 3 * 2**20
+
+
+def test_what_a_single_call_costs_is_taken_off_a_cold_sample(tmp_path, monkeypatch):
+    """A call that costs 0.1 ms beside its executions, of 0.5 ms each."""
+    whole = NullCall.time
+    monkeypatch.setattr(NullCall, "time", lambda call, calls: whole(call, calls) + 1e-4 * calls)
+    measurement, _ = cold(monkeypatch, tmp_path, repeat=100, time_ms=0.5)
+    assert measurement.samples_ms == pytest.approx((0.5,) * 4)
+    assert measurement.overhead_ms == pytest.approx(0.1)
+
+
+def test_cold_caches_cannot_be_had_where_nobody_knows_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(NullDevice, "cache_bytes", 0)
+    with pytest.raises(RunError, match="not known: measure with --mode=warm"):
+        samples(tmp_path, MeasureOptions(StopRule(count=3), mode=Mode.COLD))
 
 
 # -- checking --------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from dispatch_profiler.runtime import libraries
 ONE = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
 TWO = ("--problem-m=16,32", "--problem-n=32", "--problem-k=8", "--lhs=f32", "--default-config=only")
 HALF = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f16", "--default-config=only")
+LIBRARY = job.Modules(job.LIBRARY, job.LIBRARY)
 QUICK = ("--benchmark-repetitions=3", "--batch-size=1")
 
 
@@ -140,9 +141,9 @@ def test_what_is_wrong_only_when_timed_is_a_failure_too(tree, monkeypatch):
     """The result of the timed call is compared as well."""
     whole = job.take_samples
 
-    def take_samples(module, *arguments):
-        measurement, result = whole(module, *arguments)
-        return measurement, result + np.float32(module == job.LIBRARY)
+    def take_samples(modules, *arguments):
+        measurement, result = whole(modules, *arguments)
+        return measurement, result + np.float32(modules == LIBRARY)
 
     monkeypatch.setattr(job, "take_samples", take_samples)
     ours, theirs = records_of(tree(*HALF[:3], "--lhs=f32", "--default-config=only"), "iree", "numpy")
@@ -157,10 +158,10 @@ def test_what_is_wrong_only_when_timed_is_a_failure_too(tree, monkeypatch):
 def test_a_library_that_breaks_costs_no_dispatch(tree, monkeypatch, error, verdict):
     whole = job.take_samples
 
-    def take_samples(module, *arguments):
-        if module == job.LIBRARY:
+    def take_samples(modules, *arguments):
+        if modules == LIBRARY:
             raise error
-        return whole(module, *arguments)
+        return whole(modules, *arguments)
 
     monkeypatch.setattr(job, "take_samples", take_samples)
     records = records_of(tree(*TWO), "iree", "numpy")
@@ -183,9 +184,9 @@ def test_a_library_is_measured_in_full_and_ends_nobody_elses_measurement(tree, m
     """Neither is given up for being slow against a library, nor a library against a dispatch."""
     bests, whole = [], job.take_samples
 
-    def take_samples(module, function, operation, seed, options, single, best):
+    def take_samples(modules, function, operation, seed, options, single, best):
         bests.append((function.rpartition("f32t_")[2], best is not None))
-        return whole(module, function, operation, seed, options, single, best)
+        return whole(modules, function, operation, seed, options, single, best)
 
     monkeypatch.setattr(job, "take_samples", take_samples)
     made = tree(*ONE)
@@ -206,7 +207,7 @@ def test_after_each_row_its_threads_sleep(tree, monkeypatch):
     monkeypatch.setattr(
         job,
         "take_samples",
-        lambda *a: order.append("library" if a[0] == job.LIBRARY else "iree") or whole(*a),
+        lambda *a: order.append("library" if a[0] == LIBRARY else "iree") or whole(*a),
     )
     records_of(tree(*TWO), "iree", "numpy")
     assert order == ["iree", "library", "asleep"] * 2

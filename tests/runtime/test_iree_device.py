@@ -54,7 +54,7 @@ def test_every_type_travels_unchanged(device, types: ElementTypes):
     lhs = np.arange(-8, 8).reshape(4, 4).astype(types.input.dtype)
     identity = np.eye(4).astype(types.input.dtype)
 
-    result = device.load(vmfb).bind(function, operation, [lhs, identity]).run()
+    result = device.load(vmfb).bind(function, device.put(operation, [lhs, identity])).run()
 
     assert result.dtype == types.output.dtype
     assert result.astype(np.float64).tolist() == lhs.astype(np.float64).tolist()
@@ -65,7 +65,7 @@ def test_a_bias_is_the_third_operand(device):
     function, vmfb = build(operation)
     arrays = [np.ones((2, 1), np.float32), np.zeros((1, 3), np.float32), np.array([-1, 0, 2], np.float32)]
 
-    result = device.load(vmfb).bind(function, operation, arrays).run()
+    result = device.load(vmfb).bind(function, device.put(operation, arrays)).run()
 
     assert result.tolist() == [[0, 0, 2], [0, 0, 2]]
 
@@ -74,7 +74,7 @@ def test_running_twice_gives_results_of_their_own(device):
     """The first result is a copy: a second run does not change it."""
     operation = Matmul(2, 2, 2)
     function, vmfb = build(operation)
-    call = device.load(vmfb).bind(function, operation, [np.eye(2, dtype=np.float32)] * 2)
+    call = device.load(vmfb).bind(function, device.put(operation, [np.eye(2, dtype=np.float32)] * 2))
 
     first = call.run()
     second = call.run()
@@ -94,7 +94,7 @@ def test_an_unwritten_result_shows_as_poison(device):
     )
     function, vmfb = build(operation, source=source)
 
-    result = device.load(vmfb).bind(function, operation, [np.eye(2, dtype=np.float32)] * 2).run()
+    result = device.load(vmfb).bind(function, device.put(operation, [np.eye(2, dtype=np.float32)] * 2)).run()
 
     assert np.isnan(result).all()
 
@@ -103,7 +103,7 @@ def test_time_counts_calls(device):
     """Seconds of several calls together; how many seconds, nobody claims."""
     operation = Matmul(2, 2, 2)
     function, vmfb = build(operation, repeat=3)
-    call = device.load(vmfb).bind(function, operation, [np.eye(2, dtype=np.float32)] * 2)
+    call = device.load(vmfb).bind(function, device.put(operation, [np.eye(2, dtype=np.float32)] * 2))
 
     assert call.time(2) > 0
 
@@ -114,7 +114,7 @@ def test_an_unknown_function_is_told(device):
     arrays = [np.eye(2, dtype=np.float32)] * 2
 
     with pytest.raises(RunError, match="nothing"):
-        device.load(vmfb).bind("nothing", operation, arrays).run()
+        device.load(vmfb).bind("nothing", device.put(operation, arrays)).run()
 
 
 def test_operands_of_another_shape_are_told(device):
@@ -123,14 +123,14 @@ def test_operands_of_another_shape_are_told(device):
     arrays = [np.zeros((3, 3), np.float32)] * 2
 
     with pytest.raises(RunError, match=r"INVALID_ARGUMENT|iree-run-module"):
-        device.load(vmfb).bind(function, Matmul(3, 3, 3), arrays).run()
+        device.load(vmfb).bind(function, device.put(Matmul(3, 3, 3), arrays)).run()
 
 
 def test_something_that_is_no_vmfb_is_told(device):
     operation = Matmul(2, 2, 2)
 
     with pytest.raises(RunError, match=r"loading the vmfb failed|iree-run-module"):
-        device.load(b"no vmfb").bind("f", operation, [np.eye(2, dtype=np.float32)] * 2).run()
+        device.load(b"no vmfb").bind("f", device.put(operation, [np.eye(2, dtype=np.float32)] * 2)).run()
 
 
 def test_an_unknown_device_names_the_drivers_that_there_are():
@@ -223,9 +223,8 @@ def test_an_answer_that_is_no_report_is_told(tmp_path: Path):
         tool.write_text("#!/bin/sh\necho hello\n")
         tool.chmod(0o755)
     operation = Matmul(2, 2, 2)
-    call = (
-        ToolDevice("local-sync", tmp_path).load(b"").bind("f", operation, [np.eye(2, dtype=np.float32)] * 2)
-    )
+    device = ToolDevice("local-sync", tmp_path)
+    call = device.load(b"").bind("f", device.put(operation, [np.eye(2, dtype=np.float32)] * 2))
 
     with pytest.raises(RunError, match="iree-benchmark-module answered 'hello"):
         call.time(1)

@@ -26,6 +26,7 @@ from dispatch_profiler.operations import (
 )
 from dispatch_profiler.profiler import Distribution, compare, draw
 from dispatch_profiler.runtime import LIBRARY_METHODS, NotSupported, RunError, libraries, open_library
+from dispatch_profiler.runtime.caches import last_level_cache_bytes
 from dispatch_profiler.runtime.libraries import NotSupported as Refusal
 
 FLOATS = ("f64", "f32", "f16", "bf16", "f8E4M3FN")
@@ -69,6 +70,11 @@ def library(request: pytest.FixtureRequest):
     return open_library(request.param, "local-task", 1)
 
 
+def bound(library, operation, inputs):
+    """A call on these inputs, at one place."""
+    return library.load(b"").bind("", library.put(operation, inputs))
+
+
 def built(problem: str, types: ElementTypes, epilogue: Epilogue) -> Operation | None:
     """The operation; None if it does not exist."""
     kind, *rest = problem.split("-")
@@ -91,7 +97,7 @@ def test_a_library_computes_what_the_operation_says_or_refuses(library, problem,
         for distribution in Distribution:
             inputs = draw(operation, distribution, 5)
             try:
-                found = library.bind("", operation, inputs).run()
+                found = bound(library, operation, inputs).run()
             except NotSupported as refusal:
                 assert given in str(refusal)
                 continue
@@ -106,7 +112,7 @@ def test_every_type_that_has_a_blas_is_computed(library):
     for given in ("f32", "f64", *narrow):
         for problem in PROBLEMS:
             operation = built(problem, ElementTypes(given, given, given), Epilogue(True, "relu"))
-            library.bind("", operation, draw(operation, Distribution.INTEGERS, 1)).run()
+            bound(library, operation, draw(operation, Distribution.INTEGERS, 1)).run()
 
 
 def test_numpy_refuses_what_it_has_no_blas_for():
@@ -114,7 +120,7 @@ def test_numpy_refuses_what_it_has_no_blas_for():
     for given, result in (("f16", "f16"), ("bf16", "f32"), ("i8", "i32"), ("f8E4M3FN", "f32")):
         operation = Matmul(4, 5, 6, types=ElementTypes(given, given, result))
         with pytest.raises(NotSupported, match=f"numpy has no BLAS for {given}"):
-            open_library("numpy", "local-task", 1).bind("", operation, draw(operation, Distribution.REALS, 1))
+            bound(open_library("numpy", "local-task", 1), operation, draw(operation, Distribution.REALS, 1))
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
@@ -123,7 +129,7 @@ def test_inputs_are_left_as_they_were_and_a_second_run_is_the_same(library, prob
     operation = built(problem, ElementTypes(), Epilogue(True, "gelu"))
     inputs = draw(operation, Distribution.REALS, 3)
     before = [array.copy() for array in inputs]
-    call = library.bind("", operation, inputs)
+    call = bound(library, operation, inputs)
     first = call.run()
     assert call.time(3) > 0
     np.testing.assert_array_equal(call.run(), first)
@@ -136,12 +142,22 @@ def test_an_element_that_is_not_written_shows(name, monkeypatch):
     """The memory of a product's result holds no number before a run."""
     pytest.importorskip(name)
     operation = Matmul(4, 5, 6)
-    call = open_library(name, "local-task", 1).bind("", operation, draw(operation, Distribution.REALS, 1))
-    if name == "numpy":
-        monkeypatch.setattr(call, "_steps", [])
-    else:
-        monkeypatch.setattr(call, "_compute", lambda: call._result)
+    call = bound(open_library(name, "local-task", 1), operation, draw(operation, Distribution.REALS, 1))
+    monkeypatch.setattr(call, "_compute", lambda *handles: handles[-1])
     assert np.isnan(call.run()).all()
+
+
+def test_each_call_takes_the_next_operands(library):
+    """All places hold the result in the end, and what is returned is that of the first."""
+    operation = Matmul(4, 5, 6, epilogue=Epilogue(True, "relu"))
+    inputs = draw(operation, Distribution.INTEGERS, 1)
+    places = [library.put(operation, inputs) for _ in range(3)]
+    expected = reference(operation, inputs).expected
+    library.bind("", *places).time(2)
+    written = [bool((np.asarray(place.handles[-1]) == expected).all()) for place in places]
+    assert written == [True, True, False]
+    np.testing.assert_array_equal(library.bind("", *places).run(), expected)
+    assert library.cache_bytes == last_level_cache_bytes()
 
 
 def test_every_kind_of_operation_has_a_method_or_is_refused_by_name():
@@ -230,7 +246,7 @@ def test_an_error_of_torch_is_no_refusal(monkeypatch):
 
         monkeypatch.setattr(torch, "conv2d", broken)
         with pytest.raises(RunError, match="torch: ") as raised:
-            library.bind("", operation, inputs)
+            bound(library, operation, inputs).run()
         assert isinstance(raised.value, Refusal) is refused
 
 

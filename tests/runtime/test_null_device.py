@@ -54,8 +54,9 @@ def call_of(operation: Operation, inputs, *, profile: bool = False, **rule):
     """The default dispatch of `operation`, compiled under one rule, loaded and bound."""
     dispatch = Dispatch(operation, Default())
     built = NullCompiler((Rule("*", **rule),)).build(job_of(dispatch))
-    program = NullDevice().load(built.profile if profile else built.verify)
-    return program.bind(dispatch.name, operation, inputs)
+    device = NullDevice()
+    program = device.load(built.profile if profile else built.verify)
+    return program.bind(dispatch.name, device.put(operation, inputs))
 
 
 # -- results ---------------------------------------------------------------------------------------
@@ -112,7 +113,8 @@ def test_what_was_compiled_runs_whatever_is_asked_for():
     compiled, asked = Matmul(4, 6, 8), Matmul(6, 4, 8)
     dispatch = Dispatch(compiled, Default())
     program = NullDevice().load(NullCompiler().build(job_of(dispatch)).verify)
-    call = program.bind(dispatch.name, asked, draw(compiled, Distribution.REALS, 1))
+    inputs = draw(compiled, Distribution.REALS, 1)
+    call = program.bind(dispatch.name, NullDevice().put(asked, inputs))
     assert call.run().shape == (4, 6)
 
 
@@ -193,7 +195,7 @@ def test_a_function_that_is_not_in_the_vmfb_is_refused_by_name():
     """As IREE's runtime does it."""
     program = NullDevice().load(NullCompiler().build(job_of(DEFAULT)).verify)
     with pytest.raises(RunError, match=f"no function {TILED.name}"):
-        program.bind(TILED.name, TILED.operation, [])
+        program.bind(TILED.name, NullDevice().put(TILED.operation, []))
 
 
 def test_a_vmfb_of_an_operation_that_does_not_exist_is_refused():
@@ -201,7 +203,8 @@ def test_a_vmfb_of_an_operation_that_does_not_exist_is_refused():
     data = json.loads(NullCompiler().build(job_of(DEFAULT)).verify)
     data["functions"][DEFAULT.name]["operation"]["m"] = 0
     with pytest.raises(RunError, match="damaged: matmul: every extent must be at least 1"):
-        NullDevice().load(json.dumps(data).encode()).bind(DEFAULT.name, DEFAULT.operation, [])
+        device = NullDevice()
+        device.load(json.dumps(data).encode()).bind(DEFAULT.name, device.put(DEFAULT.operation, []))
 
 
 def test_the_null_device_is_opened_by_its_name():

@@ -1,0 +1,35 @@
+"""How large the caches of this machine are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_CPUS = Path("/sys/devices/system/cpu")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def last_level_cache_bytes(folder: Path = _CPUS) -> int:
+    """Bytes of all last-level caches together that the cores of this process use; 0 if nobody says.
+
+    `folder` is where Linux describes the cores.
+    """
+    found = dict(filter(None, (_last_level(folder / f"cpu{core}" / "cache") for core in _cores())))
+    return sum(found.values())
+
+
+def _cores() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _last_level(folder: Path) -> tuple[str, int] | None:
+    """Which cores share the last cache of a core, and its bytes; None if that cannot be read."""
+    try:
+        levels = {int((index / "level").read_text()): index for index in folder.glob("index*")}
+        last = levels[max(levels)]
+        size = (last / "size").read_text().strip()
+        return (last / "shared_cpu_list").read_text().strip(), int(size[:-1]) * _UNITS[size[-1]]
+    except (OSError, ValueError, LookupError):
+        return None
