@@ -23,7 +23,7 @@ import yaml
 from dispatch_profiler.configurations._base import Configuration, Default
 from dispatch_profiler.configurations.cpu_tiles import CpuTiles
 from dispatch_profiler.configurations.flows import Flow
-from dispatch_profiler.errors import ConfigurationError, OperationError, did_you_mean
+from dispatch_profiler.errors import ConfigurationError, OperationError, did_you_mean, reason_of
 from dispatch_profiler.operations import KINDS, Operation, element_type
 
 _NARROWING = ("kinds", "types")
@@ -61,7 +61,8 @@ def load_configurations(path: Path) -> tuple[Entry, ...]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            f"cannot read the configurations {path}: {error}", hint="--configurations takes a YAML file"
+            f"cannot read the configurations {path}: {reason_of(error)}",
+            hint="--configurations takes a YAML file",
         ) from error
     return _parse(text, str(path))
 
@@ -70,7 +71,7 @@ def _parse(text: str, where: str) -> tuple[Entry, ...]:
     try:
         data = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, AttributeError) as error:
-        raise ConfigurationError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigurationError(f"{where} is not YAML: {reason_of(error)}") from error
     if not isinstance(data, dict) or not isinstance(data.get("configurations"), list):
         raise ConfigurationError(
             f"{where} has no list under 'configurations'",

@@ -13,6 +13,7 @@ from dispatch_profiler.command import (
     SUCCESS,
     USAGE,
     Parser,
+    add_tool_arguments,
     add_tree_arguments,
     boolean,
     folder,
@@ -26,7 +27,6 @@ from dispatch_profiler.command import (
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator import (
     DispatchEntry,
-    Manifest,
     OperationEntry,
     Selection,
     Tree,
@@ -48,7 +48,6 @@ from dispatch_profiler.profiler.session import ProfileOptions, Session
 from dispatch_profiler.profiler.standing import Standings
 from dispatch_profiler.profiler.stopping import Ended, StopRule
 from dispatch_profiler.runtime import find_runtime_tools
-from dispatch_profiler.targets import parse_target
 
 PROG = "profiler.py"
 Pairs = list[tuple[OperationEntry, DispatchEntry]]
@@ -71,12 +70,9 @@ def _main(arguments: Sequence[str]) -> int:
     check_installed(providers)
     tree = Tree(folder(options.generated_dir))
     manifest = load_manifest(tree)
-    default_device = _device_uri(manifest)
-    selection = Selection.parse(options.dispatches, options.operation_kind)
-    pairs = selection.choose(
-        manifest.dispatches(), lambda pair: pair[0].operation.kind, lambda pair: pair[1].dispatch.name
-    )
-    pairs = with_providers(pairs, providers)
+    default_device = manifest.target.device_uri
+    chosen = manifest.choose(Selection.parse(options.dispatches, options.operation_kind))
+    pairs = with_providers(chosen, providers)
     if options.dry_run:
         for _, dispatch in pairs:
             print(dispatch.dispatch.name)
@@ -98,17 +94,11 @@ def _main(arguments: Sequence[str]) -> int:
         return _summarize(records, session, options)
 
 
-def _device_uri(manifest: Manifest) -> str:
-    family = manifest.family  # one family: one device runs all
-    targets = map(parse_target, (entry.target for entry in manifest.entries))
-    return next(target.device_uri for target in targets if target.family == family)
-
-
 def _parser() -> Parser:
     parser = Parser(PROG, "Verify compiled dispatches against numpy and measure them.")
     add_tree_arguments(parser)
-    parser.add_argument(
-        "--build-dir", "--iree-bin-dir", metavar="DIR", help="run through the tools of this IREE build"
+    add_tool_arguments(
+        parser, step="each step of a dispatch", memory="memory a dispatch may use beyond its start"
     )
     parser.add_argument("--device", help="device URI (default: that of the target, e.g. local-task)")
     parser.add_argument(
@@ -150,13 +140,6 @@ def _parser() -> Parser:
         "--seed", type=int, default=DEFAULT_SEED, help="seed of the inputs (default: %(default)s)"
     )
     parser.add_argument(
-        "--timeout", type=positive_number, default=120.0, metavar="SECONDS",
-        help="time limit of each step of a dispatch (default: %(default)g)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--memory-limit", type=positive, metavar="MIB", help="memory a dispatch may use beyond its start"
-    )
-    parser.add_argument(
         "--format", choices=["blocks", "table"], default="blocks",
         help="a block for each dispatch as it is done, or one table in the end (default: %(default)s)",
     )  # fmt: skip
@@ -177,9 +160,8 @@ def _parser() -> Parser:
 
 
 def _profile_options(options: argparse.Namespace, default_device: str) -> ProfileOptions:
-    build_dir = folder(options.build_dir) if options.build_dir else None
-    if build_dir is not None:
-        find_runtime_tools(build_dir)
+    if options.build_dir is not None:
+        find_runtime_tools(options.build_dir)
     if options.seed < 0:
         raise UsageError(f"--seed: expected a whole number of at least 0, but got {options.seed}")
     return ProfileOptions(
@@ -193,8 +175,8 @@ def _profile_options(options: argparse.Namespace, default_device: str) -> Profil
         ),
         seed=options.seed,
         seconds=options.timeout,
-        memory_bytes=options.memory_limit * 2**20 if options.memory_limit else None,
-        build_dir=build_dir,
+        memory_bytes=options.memory_limit,
+        build_dir=options.build_dir,
         ceilings=user_cache() / "machines",
     )
 

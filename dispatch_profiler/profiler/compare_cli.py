@@ -12,7 +12,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, positive_number, run, track
+from dispatch_profiler.command import (
+    FAILED,
+    SUCCESS,
+    Parser,
+    add_selection_arguments,
+    folder,
+    positive_number,
+    run,
+    track,
+)
 from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.files import write_atomic
 from dispatch_profiler.generator import Selection, Tree, load_manifest
@@ -30,7 +39,6 @@ from dispatch_profiler.profiler.matching import (
     compare_records,
 )
 from dispatch_profiler.profiler.record_file import StoredRecord, read_records
-from dispatch_profiler.targets import parse_target
 
 PROG = "python -m dispatch_profiler compare"
 #: Outcomes that --fail-on may name; `slower` has a number.
@@ -73,11 +81,9 @@ def _recorded(options: argparse.Namespace) -> RunComparison:
 def _live(options: argparse.Namespace) -> RunComparison:
     by, confidence = By(options.by), options.confidence or InterleavedOptions().confidence
     manifests = [load_manifest(Tree(folder(name))) for name in (options.base, options.new)]
-    device = options.device or parse_target(manifests[1].entries[0].target).device_uri
+    device = options.device or manifests[1].target.device_uri
     base, new = (
-        Selection.parse(patterns or options.dispatches, options.operation_kind).choose(
-            manifest.dispatches(), lambda pair: pair[0].operation.kind, lambda pair: pair[1].dispatch.name
-        )
+        manifest.choose(Selection.parse(patterns or options.dispatches, options.operation_kind))
         for manifest, patterns in zip(
             manifests, (options.base_dispatches, options.new_dispatches), strict=True
         )
@@ -133,22 +139,14 @@ def _parser() -> Parser:
         "--by", choices=[by.value for by in By], default=By.DISPATCH.value,
         help="compare what has the same dispatch, or only the same operation (default: %(default)s)",
     )  # fmt: skip
-    matching = "whose whole name matches a glob or a regular expression"
-    parser.add_argument("--dispatches", default="", metavar="PATTERN,...", help=f"only dispatches {matching}")
+    add_selection_arguments(parser)
     for side in ("base", "new"):
         parser.add_argument(
             f"--{side}-dispatches",
             default="",
             metavar="PATTERN,...",
-            help=f"the same for {side.upper()} alone",
+            help=f"--dispatches for {side.upper()} alone",
         )
-    parser.add_argument(
-        "--operation-kind",
-        "--op-kind",
-        default="",
-        metavar="KIND,...",
-        help="only these kinds (default: all)",
-    )
     parser.add_argument("--format", choices=list(FORMATS), default="console", help="default: %(default)s")
     parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
     return parser

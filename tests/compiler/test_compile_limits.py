@@ -108,15 +108,17 @@ def test_what_ended_by_luck_is_not_in_the_cache(run, faulty):
 
 
 def test_a_memory_limit_reaches_the_compiler(run):
-    """One MiB beyond what is mapped at its start is too little for any compiler."""
+    """One MiB beyond what is mapped at its start is too little for any compiler: one sentence says so."""
     Path("none.yaml").write_text("configurations: []\n")
     assert run("generator", *SHAPE, "--configurations=none.yaml").status == 0
 
     outcome = run("compile", "-j1", "--no-cache", "--memory-limit=1")
 
     assert outcome.status == 1
-    assert the_failed().is_transient
-    assert run("compile", "-j1", "--no-cache", "--retry", "--memory-limit=8192").status == 0
+    assert "the compiler did not get as far as reading its flags: " in outcome.err
+    assert "a low --memory-limit does this too" in outcome.err
+    assert the_failed().state is State.GENERATED
+    assert run("compile", "-j1", "--no-cache", "--memory-limit=8192").status == 0
 
 
 # -- reproducers -----------------------------------------------------------------------------------
@@ -137,6 +139,18 @@ def test_a_reproducer_is_kept_on_request(run, faulty):
     assert command.startswith("// iree-compile ")
     assert sum("func.func" in line for line in text) == 1
     assert f"@{name}(" in text[0]
+
+
+def test_a_reproducer_goes_when_its_dispatch_compiles(run, faulty):
+    """Whether or not reproducers are asked for then."""
+    faulty("crash")
+    run("compile", "-j1", "--keep-reproducers")
+    assert list(Path("generated").rglob("reproducers/*"))
+
+    Path("faults.yaml").write_text("{}")
+    assert run("compile", "-j1").status == 0
+
+    assert not list(Path("generated").rglob("reproducers/*"))
 
 
 # -- a terminal ------------------------------------------------------------------------------------
