@@ -36,9 +36,17 @@ from dispatch_profiler.profiler.inputs import DEFAULT_SEED
 from dispatch_profiler.profiler.measure import MeasureOptions, Mode
 from dispatch_profiler.profiler.outputs import FORMATS, ReportFiles, RunOutputs, add_file_arguments
 from dispatch_profiler.profiler.progress import Tally
+from dispatch_profiler.profiler.providers import (
+    IREE,
+    check_installed,
+    choose_reference,
+    parse_providers,
+    with_providers,
+)
 from dispatch_profiler.profiler.record_file import StoredRecord, beside_csv, read_records
 from dispatch_profiler.profiler.records import Record, Verdict
 from dispatch_profiler.profiler.session import ProfileOptions, Session
+from dispatch_profiler.profiler.standing import Standings
 from dispatch_profiler.profiler.stopping import Ended, StopRule
 from dispatch_profiler.runtime import find_runtime_tools
 
@@ -56,10 +64,14 @@ def _main(arguments: Sequence[str]) -> int:
     tags = _tags(options.tags)
     _check(options, tags)
     files = ReportFiles.of(options)
+    providers = parse_providers(options.providers)
+    standings = Standings(choose_reference(options.reference, providers))
+    check_installed(providers)
     tree = Tree(folder(options.generated_dir))
     manifest = load_manifest(tree)
     default_device = manifest.target.device_uri
-    pairs = manifest.choose(Selection.parse(options.dispatches, options.operation_kind))
+    chosen = manifest.choose(Selection.parse(options.dispatches, options.operation_kind))
+    pairs = with_providers(chosen, providers)
     if options.dry_run:
         for _, dispatch in pairs:
             print(dispatch.dispatch.name)
@@ -67,11 +79,14 @@ def _main(arguments: Sequence[str]) -> int:
     earlier: list[StoredRecord] = []
     with Session(tree, _profile_options(options, default_device)) as session:
         session.check_device()
-        with RunOutputs(options.format, tags, files, options.top) as outputs:
+        session.check_libraries(name for name in providers if name != IREE)
+        with RunOutputs(options.format, tags, files, options.top, standings) as outputs:
             if options.output:
                 output = folder(options.output)
                 if options.resume:
                     pairs, earlier = _left(pairs, session, beside_csv(output))
+                    for record in earlier:  # rows that are still to come are compared with them
+                        standings.learn(record)
                 outputs.to_csv(output, append=options.append or options.resume)
             _run(session, pairs, outputs)
         outputs.finish(earlier)
@@ -95,6 +110,15 @@ def _parser() -> Parser:
         parser, step="each step of a dispatch", memory="memory a dispatch may use beyond its start"
     )
     parser.add_argument("--device", help="device URI (default: that of the target, e.g. local-task)")
+    parser.add_argument(
+        "--providers", default=IREE, metavar="NAME,...",
+        help="whose kernels to profile: iree, and the libraries numpy and torch (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--reference", metavar="NAME",
+        help="what speeds are relative to: one of the libraries, or default, the compiler's own choice"
+        " (default: the first library of --providers, if there is one)",
+    )  # fmt: skip
     parser.add_argument(
         "--verification-enabled", type=boolean, default=True, metavar="true|false", help="compare with numpy"
     )

@@ -317,6 +317,6 @@ def _summary(name: str, records: Sequence[StoredRecord]) -> SideSummary:
         name,
         tuple(dict.fromkeys(origin.device for origin in origins)),
         tuple(dict.fromkeys(origin.target for origin in origins)),
-        tuple(dict.fromkeys(origin.iree for origin in origins)),
+        tuple(dict.fromkeys(origin.software for origin in origins)),
         tuple(dict.fromkeys(origin.machine for origin in origins if origin.machine.name)),
     )

@@ -14,6 +14,7 @@ from dispatch_profiler.profiler import run_report
 from dispatch_profiler.profiler.record_file import JsonLines, StoredRecord, beside_csv, stored, to_line
 from dispatch_profiler.profiler.records import Record
 from dispatch_profiler.profiler.report import CsvReport, block, table
+from dispatch_profiler.profiler.standing import Standings
 
 #: Each form of standard output.
 FORMATS = ("blocks", "table", "json")
@@ -58,8 +59,16 @@ class ReportFiles:
 class RunOutputs:
     """Takes each record as it is done. Use as a context manager; `finish` writes what needs all."""
 
-    def __init__(self, format_: str, tags: Mapping[str, str], files: ReportFiles, top: int | None) -> None:
+    def __init__(
+        self,
+        format_: str,
+        tags: Mapping[str, str],
+        files: ReportFiles,
+        top: int | None,
+        standings: Standings,
+    ) -> None:
         self._format, self._tags, self._files, self._top = format_, dict(tags), files, top
+        self._standings = standings
         self._writers: list[CsvReport | JsonLines] = []
         self._open = ExitStack()
         self.records: list[Record] = []
@@ -68,7 +77,7 @@ class RunOutputs:
         """Also write rows to `path` and samples beside it. Raises UsageError as CsvReport does."""
         beside = beside_csv(path)
         self._writers = [
-            self._open.enter_context(CsvReport(path, append=append, tags=self._tags)),
+            self._open.enter_context(CsvReport(path, self._standings, append=append, tags=self._tags)),
             self._open.enter_context(JsonLines(beside, append=append, tags=self._tags)),
         ]
 
@@ -95,7 +104,7 @@ class RunOutputs:
     def finish(self, earlier: Sequence[StoredRecord] = ()) -> None:
         """The table, Markdown and JUnit; with `earlier` records, which this run did not make again."""
         if self._format == "table":
-            print(table(self.records, top=self._top))
+            print(table(self.records, top=self._top, reference=self._standings.reference))
         self._files.write_run([*earlier, *(stored(record, self._tags) for record in self.records)])
 
     def __enter__(self) -> RunOutputs:

@@ -21,6 +21,8 @@ class Verdict(str, Enum):
     NOT_VERIFIED = "Not verified"
     NOT_APPLIED = "Not applied"
     NOT_COMPILED = "Not compiled"
+    #: A library has nothing that computes the operation as it is defined.
+    NOT_SUPPORTED = "Not supported"
     IMPLAUSIBLE = "Implausible"
     CRASHED = "Crashed"
     TIMED_OUT = "Timed out"
@@ -28,7 +30,7 @@ class Verdict(str, Enum):
     @property
     def is_failure(self) -> bool:
         """Is the dispatch wrong, or kept from running?"""
-        return self not in (Verdict.SUCCESS, Verdict.NOT_VERIFIED)
+        return self not in (Verdict.SUCCESS, Verdict.NOT_VERIFIED, Verdict.NOT_SUPPORTED)
 
 
 def is_failure(verdict: Verdict, reason: str) -> bool:
@@ -42,17 +44,24 @@ class Provenance:
 
     device: str
     target: str
-    #: Revisions of compiler and runtime.
+    #: Revisions of compiler and runtime; empty if IREE had no part in it.
     iree: str
     seed: int
     #: When it was made, as ISO 8601 with the offset from UTC.
     when: str = ""
     machine: Machine = Machine()
+    #: The library that computed it, with its version and its own; empty for IREE.
+    library: str = ""
 
     @property
     def origin(self) -> tuple[str, str, str, int, str]:
         """All but the time: records of one origin say the same of a dispatch."""
-        return self.device, self.target, self.iree, self.seed, self.machine.name
+        return self.device, self.target, self.software, self.seed, self.machine.name
+
+    @property
+    def software(self) -> str:
+        """What made the kernel, with its version: IREE, or a library."""
+        return self.library or self.iree
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,16 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dispatch_profiler.profiler.providers import IREE
+
 if TYPE_CHECKING:
     from dispatch_profiler.profiler.session import ProfileOptions
 
 
-def command_line(folder: Path, dispatch: str, options: ProfileOptions) -> str:
+def command_line(folder: Path, dispatch: str, options: ProfileOptions, provider: str = IREE) -> str:
     """What measures `dispatch` of the tree in `folder` as `options` say, in the same working folder.
+
+    Of a library, what measures what it makes of the operation of `dispatch`.
 
     What is as ever is left out: each option stands here once, with its value where that is another.
     """
@@ -29,6 +33,7 @@ def command_line(folder: Path, dispatch: str, options: ProfileOptions) -> str:
         "timeout": (options.seconds, usual.seconds, f"{options.seconds!r}"),
         "memory-limit": (options.memory_bytes, None, mebibytes),
         "build-dir": (options.build_dir, None, str(options.build_dir)),
+        "providers": (provider, IREE, provider),
     }
     words = ["python", "profiler.py", f"--generated-dir={folder}", f"--dispatches={dispatch}"]
     words += [f"--device={options.device}", f"--seed={options.seed}"]

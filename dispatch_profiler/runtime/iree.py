@@ -15,7 +15,7 @@ import numpy as np
 
 from dispatch_profiler.errors import TargetError, WorkerOutOfMemory
 from dispatch_profiler.operations import ElementType, Operation
-from dispatch_profiler.runtime._base import Operands, RunError, poison
+from dispatch_profiler.runtime._base import Operands, RunError, poison, raw_clock
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
 
 _ELEMENT_TYPES = {
@@ -62,11 +62,6 @@ def _refused(what: str, error: Exception) -> Exception:
     if foreign:
         return RunError(f"{what} failed: it is {foreign[1]} code ({foreign[2]}) for another device than this")
     return RunError(f"{what} failed: {text[:300]}")
-
-
-def _raw_clock() -> float:
-    clock = getattr(time, "CLOCK_MONOTONIC_RAW", time.CLOCK_MONOTONIC)
-    return time.clock_gettime(clock)
 
 
 class IreeDevice:
@@ -146,8 +141,8 @@ class IreeCall:
 
     @property
     def now(self) -> Callable[[], float]:
-        """See `Call.now`: not steered by the network's time, as that of `time` is."""
-        return _raw_clock
+        """See `Call.now`."""
+        return raw_clock
 
     def run(self) -> np.ndarray:
         """See `Call.run`."""

@@ -20,7 +20,7 @@ class Condition:
     machine: str
     device: str
     target: str
-    iree: str
+    software: str
     seed: str
     tags: str
     mode: str
@@ -44,7 +44,7 @@ def conditions(records: Sequence[StoredRecord]) -> list[Condition]:
             origin.machine.text,
             origin.device,
             origin.target,
-            origin.iree,
+            origin.software,
             str(origin.seed),
             tags,
             mode,

@@ -87,17 +87,29 @@ def is_default(record: StoredRecord) -> bool:
 def grouped(records: Sequence[StoredRecord]) -> tuple[Group, ...]:
     """Groups in the order of their first record.
 
-    A record that was not measured has no mode: it joins the group that was measured first.
+    A record that was not measured has no mode: it joins the group that was measured first. What a
+    library computed owes nothing to IREE: it joins each compiler's group.
     """
+    homes: dict[tuple[str, ...], dict[tuple[str, ...], None]] = {}
+    for record in records:
+        if record.provider == PROVIDER:
+            homes.setdefault(_setting(record), {})[_place(record, record.provenance.iree)] = None
+
+    def places(record: StoredRecord) -> list[tuple[str, ...]]:
+        if record.provider == PROVIDER:
+            return [_place(record, record.provenance.iree)]
+        return list(homes.get(_setting(record), {})) or [_place(record, "")]
+
     modes: dict[tuple[str, ...], str] = {}
     for record in records:
         if record.measurement is not None:
-            modes.setdefault(_place(record), record.measurement.mode)
+            for place in places(record):
+                modes.setdefault(place, record.measurement.mode)
     found: dict[tuple[str, ...], list[Entry]] = {}
     for index, record in enumerate(records):
-        place = _place(record)
-        mode = record.measurement.mode if record.measurement is not None else modes.get(place, "")
-        found.setdefault((*place, mode), []).append(Entry(index, record))
+        for place in places(record):
+            mode = record.measurement.mode if record.measurement is not None else modes.get(place, "")
+            found.setdefault((*place, mode), []).append(Entry(index, record))
     differs = differing([key[1:] for key in found])
     groups = []
     for (operation, *setting), entries in found.items():
@@ -107,9 +119,13 @@ def grouped(records: Sequence[StoredRecord]) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-def _place(record: StoredRecord) -> tuple[str, ...]:
+def _place(record: StoredRecord, iree: str) -> tuple[str, ...]:
+    return (*_setting(record), iree)
+
+
+def _setting(record: StoredRecord) -> tuple[str, ...]:
     origin = record.provenance
-    return (record.operation, origin.machine.name, origin.device, origin.target, origin.iree)
+    return (record.operation, origin.machine.name, origin.device, origin.target)
 
 
 def differing(settings: Sequence[tuple[str, ...]]) -> list[bool]:
