@@ -41,8 +41,8 @@ CHECKER_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4", "OMP_WAIT_POLICY": "passi
 _device: Device | None = None
 _library: Library | None = None
 _references: References | None = None
-#: A call and how many of it make a sample: what tells whether the machine is as it was.
-_sentinel: tuple[Call, int] | None = None
+#: How it is timed and how many calls make a sample: what tells whether the machine is as it was.
+_sentinel: tuple[Timer, int] | None = None
 _SENTINEL_SECONDS = 2e-3
 _SENTINEL_SAMPLES = 7
 #: The quickest of the calls of so long tells what a call costs: of few, all may have been disturbed.
@@ -169,7 +169,8 @@ def take_samples(
     measurement = measure(timer, options, best_ms=best_ms)
     if _sentinel is None:
         # Of single executions: whatever a call costs, it costs each time.
-        sentinel = _program(modules.verify).bind(function, *places.first(1))
+        single = _program(modules.verify).bind(function, *places.first(1))
+        sentinel = Timer(single.time, 1, core_waits=places.device.core_waits)
         _sentinel = sentinel, calls_that_last(_SENTINEL_SECONDS, 1e-3 * measurement.median_ms)
     return measurement, call.run()
 
@@ -185,6 +186,7 @@ def _warm(modules: Modules, function: str, places: Places, single_seconds: float
         rotation.time,
         module.repeat,
         calls[0].now,
+        places.device.core_waits,
         lambda seconds: call_overhead(single_seconds, seconds, module.repeat),
         rotation.advance,
     )
@@ -192,8 +194,8 @@ def _warm(modules: Modules, function: str, places: Places, single_seconds: float
 
 def _cold(modules: Modules, function: str, places: Places, single_seconds: float) -> tuple[Call, Timer]:
     """The verify vmfb, whose calls are single executions, each on operands that no cache holds."""
-    cache_bytes = _kernels(modules.verify == LIBRARY).cache_bytes
-    spots = places.first(cold_places(places.operation, cache_bytes))
+    device = places.device
+    spots = places.first(cold_places(places.operation, device.cache_bytes))
     single, profile = (
         _program(module).bind(function, spots[0]) for module in (modules.verify, modules.profile)
     )
@@ -202,7 +204,7 @@ def _cold(modules: Modules, function: str, places: Places, single_seconds: float
         warm, many = (_quickest(call) for call in (single, profile))
         overhead = call_overhead(warm, many, modules.profile.repeat)
     call = _program(modules.verify).bind(function, *spots)
-    return call, Timer(call.time, modules.verify.repeat, call.now, lambda _: overhead)
+    return call, Timer(call.time, modules.verify.repeat, call.now, device.core_waits, lambda _: overhead)
 
 
 def _quickest(call: Call) -> float:
@@ -217,9 +219,9 @@ def sentinel_samples() -> tuple[float, ...]:
     """Seconds that the same kernel takes as ever; empty if nothing has been timed yet."""
     if _sentinel is None:
         return ()
-    call, calls = _sentinel
-    call.time(1)  # another kernel's data is in the caches
-    return tuple(call.time(calls) for _ in range(_SENTINEL_SAMPLES))
+    timer, calls = _sentinel
+    timer.time(1)  # another kernel's data is in the caches
+    return tuple(timer.undisturbed(calls).claimed for _ in range(_SENTINEL_SAMPLES))
 
 
 def interleave(

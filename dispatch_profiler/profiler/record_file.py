@@ -161,6 +161,7 @@ def _from_dict(row: dict[str, Any]) -> StoredRecord:
     if values["ceilings"] is not None:
         values["ceilings"] = Ceilings.from_dict(values["ceilings"])
     if measured is not None:
-        samples, warnings = tuple(measured["samples_ms"]), tuple(measured["warnings"])
-        values["measurement"] = Measurement(**{**measured, "samples_ms": samples, "warnings": warnings})
+        lists = ("samples_ms", "warnings", "dropped_ms")
+        tuples = {name: tuple(measured[name]) for name in lists if name in measured}
+        values["measurement"] = Measurement(**{**measured, **tuples})
     return StoredRecord(**values)

@@ -73,7 +73,8 @@ def take_turns(
         times = []
         for side in rule.order:
             call = stage.calls[side]
-            reading = Timer(call.time, sides[side].repeat, call.now).read(calls[side])
+            timer = Timer(call.time, sides[side].repeat, call.now, device.core_waits)
+            reading = timer.undisturbed(calls[side])
             if reading.claimed <= 0:
                 raise RunError("the clock stood still or went back: no figure can be trusted")
             readings.append(reading)

@@ -17,6 +17,7 @@ from dispatch_profiler.errors import TargetError, WorkerOutOfMemory
 from dispatch_profiler.operations import ElementType, Operation
 from dispatch_profiler.runtime._base import Operands, RunError, poison, raw_clock
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
+from dispatch_profiler.runtime.waits import core_waits
 
 _ELEMENT_TYPES = {
     "f64": rt.HalElementType.FLOAT_64,
@@ -77,6 +78,11 @@ class IreeDevice:
     def cache_bytes(self) -> int:
         """See `Device.cache_bytes`."""
         return last_level_cache_bytes() if self.uri.startswith("local-") else 0
+
+    @property
+    def core_waits(self) -> Callable[[], float] | None:
+        """See `Device.core_waits`."""
+        return core_waits() if self.uri.startswith("local-") else None
 
     def load(self, vmfb: bytes) -> IreeProgram:
         """See `Device.load`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -47,6 +47,10 @@ class Library(Protocol):
     @property
     def cache_bytes(self) -> int:
         """See `Device.cache_bytes`."""
+
+    @property
+    def core_waits(self) -> Callable[[], float] | None:
+        """See `Device.core_waits`."""
 
     def load(self, vmfb: bytes) -> Library:
         """Itself: there is nothing to load."""

@@ -33,6 +33,7 @@ class NullDevice:
 
     uri = "null"
     cache_bytes = 2**20
+    core_waits = None
 
     def __init__(self) -> None:
         self._clocks: dict[str, _Clock] = {}
