@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dispatch_profiler.profiler.comparison import Outcome, Ratio, percent
 from dispatch_profiler.profiler.markup import Case, junit_xml, markdown_code, markdown_table, markdown_text
 from dispatch_profiler.profiler.matching import FailOn, Pair, RunComparison, SideSummary
-from dispatch_profiler.profiler.records import PROVIDER
+from dispatch_profiler.profiler.records import PROVIDER, kernel_name
 
 #: Off a terminal.
 WIDTH = 80
@@ -26,7 +26,10 @@ def console(comparison: RunComparison, fail_on: FailOn, width: int = WIDTH) -> s
     head = _columns(
         ("Outcome", "Ratio", f"{percent(comparison.options.confidence)} interval", "Base(ms)", "New(ms)")
     )
-    beside = all(len(rows[id(pair)]) + 2 + len(_label(pair)) <= width for pair in comparison.pairs)
+    beside = all(
+        len(rows[id(pair)]) + 2 + len(kernel_name(pair.configuration, pair.provider)) <= width
+        for pair in comparison.pairs
+    )
     groups: dict[str, list[Pair]] = {}
     for pair in comparison.pairs:
         groups.setdefault(pair.operation, []).append(pair)
@@ -35,7 +38,11 @@ def console(comparison: RunComparison, fail_on: FailOn, width: int = WIDTH) -> s
         lines = [operation, head + ("  Configuration" if beside else "")]
         for pair in pairs:
             figures = rows[id(pair)]
-            lines += [f"{figures}  {_label(pair)}"] if beside else [f"{_INDENT}{_label(pair)}", figures]
+            lines += (
+                [f"{figures}  {kernel_name(pair.configuration, pair.provider)}"]
+                if beside
+                else [f"{_INDENT}{kernel_name(pair.configuration, pair.provider)}", figures]
+            )
             lines.append(_wrapped(pair.reason, width, 3 * _INDENT))
         blocks.append("\n".join(line.rstrip() for line in lines))
     blocks.append("\n".join(_wrapped(line, width, "") for line in _summary(comparison, fail_on)))
@@ -69,7 +76,7 @@ def junit(comparison: RunComparison, fail_on: FailOn) -> str:
         cases.append(
             Case(
                 pair.operation,
-                _label(pair),
+                kernel_name(pair.configuration, pair.provider),
                 failure=(pair.outcome.value, message) if failed else None,
                 skipped=message if skipped else None,
                 output=_sentence(pair),
@@ -135,11 +142,6 @@ def _sentence(pair: Pair) -> str:
         return pair.reason
     times = f"{_time(pair.base_ms)} ms -> {_time(pair.new_ms)} ms"
     return f"{_ratio(pair.ratio)} ({_interval(pair.ratio)}), {times}: {pair.reason}"
-
-
-def _label(pair: Pair) -> str:
-    """The configuration, and whose kernel it is where it is not IREE's."""
-    return pair.configuration if pair.provider == PROVIDER else f"{pair.configuration} ({pair.provider})"
 
 
 def _figures(pair: Pair) -> str:
