@@ -26,10 +26,7 @@ def console(comparison: RunComparison, fail_on: FailOn, width: int = WIDTH) -> s
     head = _columns(
         ("Outcome", "Ratio", f"{percent(comparison.options.confidence)} interval", "Base(ms)", "New(ms)")
     )
-    beside = all(
-        len(rows[id(pair)]) + 2 + len(kernel_name(pair.configuration, pair.provider)) <= width
-        for pair in comparison.pairs
-    )
+    beside = all(len(rows[id(pair)]) + 2 + len(_label(pair)) <= width for pair in comparison.pairs)
     groups: dict[str, list[Pair]] = {}
     for pair in comparison.pairs:
         groups.setdefault(pair.operation, []).append(pair)
@@ -38,11 +35,7 @@ def console(comparison: RunComparison, fail_on: FailOn, width: int = WIDTH) -> s
         lines = [operation, head + ("  Configuration" if beside else "")]
         for pair in pairs:
             figures = rows[id(pair)]
-            lines += (
-                [f"{figures}  {kernel_name(pair.configuration, pair.provider)}"]
-                if beside
-                else [f"{_INDENT}{kernel_name(pair.configuration, pair.provider)}", figures]
-            )
+            lines += [f"{figures}  {_label(pair)}"] if beside else [f"{_INDENT}{_label(pair)}", figures]
             lines.append(_wrapped(pair.reason, width, 3 * _INDENT))
         blocks.append("\n".join(line.rstrip() for line in lines))
     blocks.append("\n".join(_wrapped(line, width, "") for line in _summary(comparison, fail_on)))
@@ -76,7 +69,7 @@ def junit(comparison: RunComparison, fail_on: FailOn) -> str:
         cases.append(
             Case(
                 pair.operation,
-                kernel_name(pair.configuration, pair.provider),
+                _label(pair),
                 failure=(pair.outcome.value, message) if failed else None,
                 skipped=message if skipped else None,
                 output=_sentence(pair),
@@ -142,6 +135,10 @@ def _sentence(pair: Pair) -> str:
         return pair.reason
     times = f"{_time(pair.base_ms)} ms -> {_time(pair.new_ms)} ms"
     return f"{_ratio(pair.ratio)} ({_interval(pair.ratio)}), {times}: {pair.reason}"
+
+
+def _label(pair: Pair) -> str:
+    return kernel_name(pair.configuration, pair.provider)
 
 
 def _figures(pair: Pair) -> str:
