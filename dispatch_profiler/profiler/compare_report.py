@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dispatch_profiler.profiler.comparison import Outcome, Ratio, percent
 from dispatch_profiler.profiler.markup import Case, junit_xml, markdown_code, markdown_table, markdown_text
 from dispatch_profiler.profiler.matching import FailOn, Pair, RunComparison, SideSummary
-from dispatch_profiler.profiler.records import PROVIDER
+from dispatch_profiler.profiler.records import PROVIDER, kernel_name
 
 #: Off a terminal.
 WIDTH = 80
@@ -138,8 +138,7 @@ def _sentence(pair: Pair) -> str:
 
 
 def _label(pair: Pair) -> str:
-    """The configuration, and whose kernel it is where it is not IREE's."""
-    return pair.configuration if pair.provider == PROVIDER else f"{pair.configuration} ({pair.provider})"
+    return kernel_name(pair.configuration, pair.provider)
 
 
 def _figures(pair: Pair) -> str:

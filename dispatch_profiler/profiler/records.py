@@ -38,6 +38,12 @@ def is_failure(verdict: Verdict, reason: str) -> bool:
     return verdict.is_failure or (verdict is Verdict.NOT_VERIFIED and bool(reason))
 
 
+def kernel_name(configuration: str, provider: str) -> str:
+    """The configuration, and whose kernel it is where that is not IREE's and the name does not say."""
+    told = provider == PROVIDER or configuration.startswith(f"{provider}_")
+    return configuration if told else f"{configuration} ({provider})"
+
+
 @dataclass(frozen=True)
 class Provenance:
     """Where and with what a record was made."""

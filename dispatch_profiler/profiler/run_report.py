@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dispatch_profiler.profiler.html_report.groups import Entry, Group, grouped
 from dispatch_profiler.profiler.markup import Case, junit_xml, markdown_code, markdown_table, markdown_text
 from dispatch_profiler.profiler.record_file import StoredRecord
-from dispatch_profiler.profiler.records import PROVIDER, Verdict
+from dispatch_profiler.profiler.records import Verdict, kernel_name
 from dispatch_profiler.profiler.report import gflops_text, runtime_text
 
 _HEAD = (
@@ -34,14 +34,14 @@ def markdown(records: Sequence[StoredRecord]) -> str:
 
 
 def junit(records: Sequence[StoredRecord]) -> str:
-    """A test case for each dispatch: failed with its reason, or skipped if nobody verified it."""
+    """A test case for each dispatch: failed with its reason, or skipped if it was not verified."""
     cases = [_case(entry, group) for group in grouped(records) for entry in group.entries]
     origins = [record.provenance for record in records]
     properties = (
         ("machine", _distinct(origin.machine.text for origin in origins)),
         ("device", _distinct(origin.device for origin in origins)),
         ("target", _distinct(origin.target for origin in origins)),
-        ("iree", _distinct(origin.iree for origin in origins)),
+        ("software", _distinct(origin.software for origin in origins)),
         ("seed", _distinct(str(origin.seed) for origin in origins)),
         ("tags", _distinct(map(_tags, records))),
     )
@@ -55,9 +55,11 @@ def _counts(records: Sequence[StoredRecord]) -> str:
 
 
 def _origins(records: Iterable[StoredRecord]) -> Iterable[str]:
-    """A line for each machine, device, target, compiler and tags."""
+    """A line for each machine, device, target, compiler or library, and tags."""
     pairs = ((record.provenance, _tags(record)) for record in records)
-    parts = ((o.machine.text, f"device {o.device}", f"target {o.target}", o.iree, tags) for o, tags in pairs)
+    parts = (
+        (o.machine.text, f"device {o.device}", f"target {o.target}", o.software, tags) for o, tags in pairs
+    )
     return dict.fromkeys("; ".join(filter(None, each)) for each in parts)
 
 
@@ -78,20 +80,25 @@ def _row(entry: Entry, group: Group) -> tuple[str, ...]:
         figures = (runtime_text(record), gflops_text(record), _vs_default(entry, group), limit, within)
     verdict = f"**{record.verdict.value}**" if record.is_failure else record.verdict.value
     notes = "; ".join(filter(None, (record.reason, *_warnings(record))))
-    return *figures, verdict, markdown_code(_label(record)), markdown_text(notes)
+    return (
+        *figures,
+        verdict,
+        markdown_code(kernel_name(record.configuration, record.provider)),
+        markdown_text(notes),
+    )
 
 
 def _case(entry: Entry, group: Group) -> Case:
     record = entry.record
     verdict, reason = record.verdict, record.reason
     message = f"{verdict.value}: {reason}" if reason else verdict.value
-    unverified = verdict is Verdict.NOT_VERIFIED and not record.is_failure
+    skipped = verdict is not Verdict.SUCCESS and not record.is_failure
     output = "\n".join(filter(None, (*_warnings(record), record.reproduce)))
     return Case(
         group.label,
-        _label(record),
+        kernel_name(record.configuration, record.provider),
         failure=(verdict.value, message) if record.is_failure else None,
-        skipped="nobody asked for verification" if unverified else None,
+        skipped=message if skipped else None,
         output=output,
         properties=_figures(entry, group),
     )
@@ -121,12 +128,6 @@ def _figures(entry: Entry, group: Group) -> dict[str, str]:
 def _vs_default(entry: Entry, group: Group) -> str:
     """Speed relative to the compiler's own choice."""
     return f"{group.default.median_ms / entry.median_ms:.2f}x" if group.default else ""
-
-
-def _label(record: StoredRecord) -> str:
-    """The configuration, and whose kernel it is where it is not IREE's."""
-    own = record.provider == PROVIDER
-    return record.configuration if own else f"{record.configuration} ({record.provider})"
 
 
 def _warnings(record: StoredRecord) -> tuple[str, ...]:

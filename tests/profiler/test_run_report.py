@@ -178,8 +178,12 @@ def test_what_nobody_verified_has_not_passed():
     """Nothing is called correct that was not compared."""
     record = replace(RECORDS[0], verdict=Verdict.NOT_VERIFIED, reason="")
     unable = replace(record, reason="no memory for the reference")
-    results = [case.result[0] for case in cases(junit([record, unable]))]
-    assert [type(each).__name__ for each in results] == ["Skipped", "Failure"]
+    unsupported = replace(record, verdict=Verdict.NOT_SUPPORTED, reason="no f8 in numpy", measurement=None)
+    results = [case.result[0] for case in cases(junit([record, unable, unsupported]))]
+    assert [(type(each).__name__, each.message) for each in results] == [
+        ("Skipped", "Not verified"), ("Failure", "Not verified: no memory for the reference"),
+        ("Skipped", "Not supported: no f8 in numpy"),
+    ]  # fmt: skip
 
 
 def test_names_and_reasons_survive_xml():
