@@ -1,62 +1,114 @@
 #!/usr/bin/env python3
-"""Measuring: whether the same is called the same, a true 3 % is found, and another tool agrees.
+"""Measuring: whether the same is called the same, a true 3 % is found, other tools agree, ranks hold.
 
-All on this CPU, in one run. The slowdown is true: the profile vmfb of the slower side does each
-dispatch 103 times where that of the other does it 100 times, and both are counted as 100.
+All on this CPU. Whatever is compared is measured in one run. The rows about noise are measured twice,
+the second time with another process that has one core half of the time. The slowdown is true: the
+profile vmfb of the slower side does each dispatch 103 times where that of the other does it 100
+times, and both are counted as 100.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import multiprocessing
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks._table import Row, arguments, at_least, below, report
 from dispatch_profiler.compiler import CompileOptions, IreeCompiler, compile_tree
-from dispatch_profiler.configurations import Default, Entry
-from dispatch_profiler.generator import Choices, Manifest, Tree, emit, load_manifest, plan_generation
+from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Entry
+from dispatch_profiler.generator import (
+    Choices,
+    DispatchEntry,
+    Manifest,
+    OperationEntry,
+    Tree,
+    emit,
+    load_manifest,
+    plan_generation,
+)
 from dispatch_profiler.isolation import Worker
-from dispatch_profiler.operations import Matmul
-from dispatch_profiler.profiler import MeasureOptions, StopRule, job
+from dispatch_profiler.operations import Matmul, Operation
+from dispatch_profiler.profiler import (
+    Distribution,
+    MeasureOptions,
+    ProfileOptions,
+    Record,
+    Session,
+    StopRule,
+    draw,
+    job,
+)
 from dispatch_profiler.profiler.interleaved import InterleavedOptions, Side
+from dispatch_profiler.profiler.statistics import median_interval
 from dispatch_profiler.profiler.vmfbs import Vmfbs
 from dispatch_profiler.runtime import find_runtime_tools
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.workloads import Entry as Work
 from dispatch_profiler.workloads import Workload
 
-#: From 20 us to some ms on two cores.
-OPERATIONS = [
-    Matmul(m, n, k) for m, n, k in ((64, 64, 128), (128, 256, 128), (256, 256, 256), (512, 512, 512))
-]
-#: What one pair may take.
-PAIR_SECONDS = 12.0
 BIN = Path(sys.executable).parent
+REPEAT, MORE = 100, 103
+#: What one pair may take.
+PAIR_SECONDS = 20.0
+#: From 3 us to a tenth of a millisecond on two cores; a call is 100 of them.
+NOISY = [Matmul(m, n, k) for m, n, k in ((64, 64, 128), (128, 256, 128), (96, 128, 384), (256, 256, 256))]
+#: From 20 us to 50 ms on two cores.
+AGREED = [
+    Matmul(m, n, k)
+    for m, n in ((64, 256), (128, 512), (256, 1024), (512, 1024), (1024, 2048), (1536, 1536))
+    for k in (256, 384, 512, 768, 1024)
+]
+RANKED = Matmul(256, 256, 512)
+TILES = [
+    CpuTiles((m, n), (vm, vn, vk))
+    for m, n in ((32, 64), (64, 64), (64, 128), (128, 128), (128, 64))
+    for vm, vn, vk in ((8, 32, 1), (4, 32, 2), (8, 16, 4), (2, 16, 8))
+]
 
 
-def compiled(folder: Path, repeat: int) -> Manifest:
-    """The compiler's own choice of each operation, done `repeat` times in the profile vmfb."""
+# -- what is measured ------------------------------------------------------------------------------
+
+
+def compiled(
+    folder: Path,
+    operations: Sequence[Operation],
+    configurations: Sequence[Configuration] = (Default(),),
+    repeat: int | None = None,
+) -> Manifest:
+    """A compiled tree of them; in the profile vmfb each dispatch `repeat` times."""
     target, tree = parse_target("llvm-cpu"), Tree(folder)
-    workload = Workload(tuple(map(Work, OPERATIONS)))
-    list(emit(plan_generation(workload, target, Choices([Entry(Default())])), tree))
+    workload = Workload(tuple(map(Work, operations)))
+    choices = Choices([Entry(each) for each in configurations])
+    list(emit(plan_generation(workload, target, choices), tree))
     list(compile_tree(load_manifest(tree), IreeCompiler(), CompileOptions(repeat=repeat, workers=2)))
     return load_manifest(tree)
 
 
-def profile_module(manifest: Manifest, operation: Matmul, claimed: int) -> tuple[job.Module, str]:
-    """The profile vmfb of an operation, as if it did each dispatch `claimed` times; its function."""
-    entry = next(e for e in manifest.entries if e.operation == operation)
-    dispatch = entry.dispatches[0].dispatch
-    module = entry.module_of(dispatch)
+def vmfbs_of(manifest: Manifest, entry: OperationEntry, dispatch: DispatchEntry) -> job.Modules:
+    """Both vmfbs of a dispatch."""
+    module, found = entry.module_of(dispatch.dispatch), Vmfbs(manifest.tree)
     assert module is not None
-    return replace(Vmfbs(manifest.tree).module(entry, module, "profile"), repeat=claimed), dispatch.name
+    return job.Modules(found.module(entry, module, "verify"), found.module(entry, module, "profile"))
+
+
+def only(manifest: Manifest, operation: Operation) -> tuple[OperationEntry, DispatchEntry]:
+    """The one dispatch of an operation."""
+    ((entry, dispatch),) = [pair for pair in manifest.dispatches() if pair[0].operation == operation]
+    return entry, dispatch
 
 
 @contextmanager
@@ -66,73 +118,225 @@ def device() -> Iterator[Worker]:
         yield worker
 
 
+def _work_and_sleep() -> None:
+    """50 ms of work, 50 ms of sleep, for ever."""
+    while True:
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            pass
+        time.sleep(0.05)
+
+
+@contextmanager
+def load() -> Iterator[None]:
+    """Another process has one core half of the time."""
+    process = multiprocessing.get_context("spawn").Process(target=_work_and_sleep, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+# -- one against another ---------------------------------------------------------------------------
+
+
 def outcomes(worker: Worker, base: Manifest, new: Manifest, pairs: int) -> Counter[str]:
     """What `pairs` interleaved comparisons of new with base say."""
     found: Counter[str] = Counter()
     for number in range(pairs):
-        operation = OPERATIONS[number % len(OPERATIONS)]
-        sides = {
-            Side.BASE: profile_module(base, operation, 100),
-            Side.NEW: profile_module(new, operation, 100),
-        }
+        operation = NOISY[number % len(NOISY)]
+        sides = {}
+        for side, manifest in ((Side.BASE, base), (Side.NEW, new)):
+            entry, dispatch = only(manifest, operation)
+            profile = vmfbs_of(manifest, entry, dispatch).profile
+            sides[side] = replace(profile, repeat=REPEAT), dispatch.dispatch.name
         options = InterleavedOptions(seed=number)
         taken = worker.call(job.interleave, sides, operation, number, options, PAIR_SECONDS)
         found[taken.result.outcome.value] += 1
     return found
 
 
-def agreement(worker: Worker, manifest: Manifest) -> float:
-    """Largest relative difference between our median and that of iree-benchmark-module, same vmfb."""
-    _, tool = find_runtime_tools(BIN)
-    worst = 0.0
-    for operation in OPERATIONS:
-        module, function = profile_module(manifest, operation, 100)
-        ours, theirs = [], []
-        for _ in range(3):  # in turns
-            options = MeasureOptions(StopRule(count=20))
-            measurement, _ = worker.call(
-                job.take_samples, job.Modules(single, module), function, operation, 1, options
+def noise_rows(folder: Path, same: int, slower: int, where: str) -> Iterator[Row]:
+    """A/A, and 3 % more work."""
+    base, again = (compiled(folder / name, NOISY, repeat=REPEAT) for name in ("base", "again"))
+    more = compiled(folder / "more", NOISY, repeat=MORE)
+    with device() as worker:
+        began = time.monotonic()
+        found = outcomes(worker, base, again, same)
+        print(f"A/A{where}, {same} pairs in {time.monotonic() - began:.0f} s: {dict(found)}", flush=True)
+        wrong = 100 * (found["faster"] + found["slower"]) / same
+        yield below(f"A/A pairs called faster or slower{where}", wrong, "%", 2.0001)
+        began = time.monotonic()
+        found = outcomes(worker, base, more, slower)
+        print(
+            f"3 % more{where}, {slower} pairs in {time.monotonic() - began:.0f} s: {dict(found)}", flush=True
+        )
+        yield at_least(
+            f"pairs with 3 % more work called slower{where}", 100 * found["slower"] / slower, "%", 95
+        )
+
+
+# -- against another tool --------------------------------------------------------------------------
+
+
+class Tools:
+    """The commands of the installed runtime, on the operands that we use, from files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._run, self._benchmark = find_runtime_tools(BIN)
+        self._folder = folder
+
+    def operands(self, operation: Operation) -> list[str]:
+        """`--input=` for each operand and the result's memory."""
+        arrays = [*draw(operation, Distribution.REALS, 1), np.zeros(operation.result.shape, np.float32)]
+        found = []
+        for tensor, array in zip((*operation.inputs, operation.result), arrays, strict=True):
+            path = self._folder / f"{operation.name}_{tensor.role}.npy"
+            if not path.exists():
+                np.save(path, array)
+            found.append(f"--input=@{path}")
+        return found
+
+    def verified(self, module: job.Module, function: str, operation: Operation) -> bool:
+        """Does iree-run-module compute what numpy does?"""
+        output = self._folder / "output.npy"
+        self._call(self._run, module, function, operation, f"--output=@{output}")
+        lhs, rhs = draw(operation, Distribution.REALS, 1)
+        return np.allclose(np.load(output), lhs @ rhs, rtol=1e-3, atol=1e-2)
+
+    def times_ms(
+        self, module: job.Module, function: str, operation: Operation, repetitions: int
+    ) -> list[float]:
+        """Milliseconds of one execution, of each repetition that iree-benchmark-module made."""
+        options = ["--benchmark_format=json", f"--benchmark_repetitions={repetitions}"]
+        options += [f"--batch_size={module.repeat}", "--benchmark_min_time=0.02s"]
+        said = self._call(self._benchmark, module, function, operation, *options)
+        scale = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
+        rows = json.loads(said[said.index("{") :])["benchmarks"]
+        return [float(r["real_time"]) * scale[r["time_unit"]] for r in rows if r["run_type"] == "iteration"]
+
+    def _call(
+        self, tool: Path, module: job.Module, function: str, operation: Operation, *options: str
+    ) -> str:
+        command = [tool, f"--module={module.path}", "--device=local-task", f"--function={function}"]
+        # As our own caller does: its spinning does not keep a worker from its core.
+        done = subprocess.run(
+            ["chrt", "--batch", "0", *command, *self.operands(operation), *options],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return done.stdout
+
+
+def agreement_row(folder: Path, operations: Sequence[Operation]) -> Row:
+    """Our median against that of iree-benchmark-module, of the same vmfb and operands, in turns."""
+    manifest, tools, apart = compiled(folder / "agreed", operations), Tools(folder), []
+    with device() as worker:
+        for operation in operations:
+            entry, dispatch = only(manifest, operation)
+            modules, name = vmfbs_of(manifest, entry, dispatch), dispatch.dispatch.name
+            ours: list[float] = []
+            theirs: list[float] = []
+            for _ in range(5):
+                options = MeasureOptions(StopRule(count=16))
+                measurement, _ = worker.call(job.take_samples, modules, name, operation, 1, options)
+                ours += measurement.samples_ms
+                theirs += tools.times_ms(modules.profile, name, operation, 16)
+            us, them = statistics.median(ours), statistics.median(theirs)
+            apart.append(us / them - 1.0)
+            print(
+                f"{operation.name}: {us:.4f} ms, iree-benchmark-module {them:.4f} ms, {apart[-1]:+.1%}",
+                flush=True,
             )
-            ours.append(measurement.median_ms)
-            theirs.append(benchmark_module_ms(tool, module, function, operation))
-        worst = max(worst, abs(sorted(ours)[1] / sorted(theirs)[1] - 1.0))
-    return worst
+    print(f"within 2 %: {sum(abs(each) <= 0.02 for each in apart)} of {len(apart)}")
+    worst = max(map(abs, apart))
+    return below("median against iree-benchmark-module, furthest apart", 100 * worst, "%", 2)
 
 
-def benchmark_module_ms(tool: Path, module: job.Module, function: str, operation: Matmul) -> float:
-    """Median of its repetitions for one execution, in milliseconds."""
-    import json
+# -- how many a minute -----------------------------------------------------------------------------
 
-    shapes = [*operation.inputs, operation.result]
-    inputs = [f"--input={'x'.join(map(str, t.shape))}x{t.type.name}=1" for t in shapes]
-    command = [tool, f"--module={module.path}", "--device=local-task", f"--function={function}", *inputs]
-    options = ["--benchmark_format=json", "--benchmark_repetitions=11", f"--batch_size={module.repeat}"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
-    rows = json.loads(done.stdout[done.stdout.index("{") :])["benchmarks"]
-    scale = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
-    median = next(row for row in rows if row.get("aggregate_name") == "median")
-    return float(median["real_time"]) * scale[median["time_unit"]]
+
+def rate_row(folder: Path) -> Row:
+    """Verified and measured dispatches a minute against both commands for each, as precise as they are."""
+    manifest = compiled(folder / "rated", [RANKED], TILES)
+    pairs = [pair for pair in manifest.dispatches() if pair[1].state.value == "compiled"]
+    tools = Tools(folder)
+    began, widths = time.monotonic(), []
+    for entry, dispatch in pairs:
+        modules, name = vmfbs_of(manifest, entry, dispatch), dispatch.dispatch.name
+        assert tools.verified(modules.verify, name, RANKED)
+        times = tools.times_ms(modules.profile, name, RANKED, 10)
+        low, high = median_interval(times)
+        widths.append((high - low) / statistics.median(times))
+    theirs = len(pairs) / (time.monotonic() - began)
+    precise = statistics.median(widths) / 2.0
+    options = ProfileOptions("local-task", measure=MeasureOptions(StopRule(width=precise)))
+    began = time.monotonic()
+    with Session(manifest.tree, options) as session:
+        records = list(session.records(pairs))
+    ours = len(pairs) / (time.monotonic() - began)
+    width = statistics.median(2 * r.measurement.half_width for r in records if r.measurement)
+    print(
+        f"{len(pairs)} dispatches: {60 * ours:.0f} a minute at intervals of {width:.1%}, "
+        f"{60 * theirs:.0f} a minute at {2 * precise:.1%} with the commands",
+        flush=True,
+    )
+    assert all(record.verdict.value == "SUCCESS" for record in records)
+    return at_least("dispatches a minute against two commands for each", ours / theirs, "x", 4)
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+
+def ranked(manifest: Manifest) -> dict[str, Record]:
+    """A record of each dispatch of a run of its own."""
+    with Session(manifest.tree, ProfileOptions("local-task")) as session:
+        return {r.dispatch.name: r for r in session.records(manifest.dispatches()) if r.measurement}
+
+
+def kendall_tau(one: dict[str, Record], other: dict[str, Record]) -> tuple[float, int]:
+    """Of the pairs that differ by more than the intervals in one of both runs; how many those are."""
+    agree = pairs = 0
+    for left, right in itertools.combinations(sorted(one.keys() & other.keys()), 2):
+        signs = []
+        for run in (one, other):
+            a, b = run[left].measurement, run[right].measurement
+            assert a is not None and b is not None
+            apart = a.interval_ms[1] < b.interval_ms[0] or b.interval_ms[1] < a.interval_ms[0]
+            signs.append((1 if a.median_ms < b.median_ms else -1, apart))
+        if signs[0][1] or signs[1][1]:
+            pairs += 1
+            agree += signs[0][0] == signs[1][0]
+    return (2 * agree - pairs) / pairs, pairs
+
+
+def rank_row(folder: Path, where: str) -> Row:
+    """The order of configurations in two runs."""
+    manifest = compiled(folder / "ranked", [RANKED], TILES)
+    one, other = ranked(manifest), ranked(manifest)
+    tau, pairs = kendall_tau(one, other)
+    print(
+        f"ranks{where}: {len(one)} configurations, {pairs} pairs differ by more than the intervals",
+        flush=True,
+    )
+    return at_least(f"Kendall tau of the ranks in two runs{where}", tau, "", 0.95)
 
 
 def main() -> int:
     """Measure, print, and tell by the exit status whether every goal was reached."""
     options = arguments(__doc__ or "")
-    same, slower = (8, 8) if options.quick else (200, 100)
+    same, slower, agreed = (8, 8, AGREED[::6]) if options.quick else (200, 100, AGREED)
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder, device() as worker:
-        base, again = (compiled(Path(folder, name), 100) for name in ("base", "again"))
-        more = compiled(Path(folder, "more"), 103)
-        found = outcomes(worker, base, again, same)
-        print(f"A/A, {same} pairs: {dict(found)}")
-        wrong = found["faster"] + found["slower"]
-        rows.append(below("A/A pairs called faster or slower", 100 * wrong / same, "%", 2.0001))
-        found = outcomes(worker, base, more, slower)
-        print(f"3 % more work, {slower} pairs: {dict(found)}")
-        rows.append(
-            at_least("pairs with 3 % more work called slower", 100 * found["slower"] / slower, "%", 95)
-        )
-        apart = agreement(worker, base)
-        rows.append(below("median against iree-benchmark-module, furthest apart", 100 * apart, "%", 2))
+    for where in ("", ", a core half loaded"):
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as others:
+            if where:
+                others.enter_context(load())
+            rows.extend(noise_rows(Path(folder), same, slower, where))
+            rows.append(rank_row(Path(folder), where))
+    with tempfile.TemporaryDirectory() as folder:
+        rows.append(agreement_row(Path(folder), agreed))
+        rows.append(rate_row(Path(folder)))
     return report(rows, options.json)
 
 

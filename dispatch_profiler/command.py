@@ -1,4 +1,4 @@
-"""What the three commands share at their edge: argument parsing, messages, exit statuses."""
+"""What all commands share at their edge: argument parsing, messages, exit statuses."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 from rich.text import Text
 
-from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean
+from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, reason_of
 
 #: Every dispatch did what was asked.
 SUCCESS = 0
@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_tree_arguments(parser: Parser) -> None:
-    """`--generated-dir`, `--dispatches` and `--op-kind`, which all three commands take."""
+    """`--generated-dir` and what `add_selection_arguments` adds."""
     parser.add_argument(
         "--generated-dir",
         nargs="?",
@@ -52,6 +52,11 @@ def add_tree_arguments(parser: Parser) -> None:
         metavar="DIR",
         help="folder in which generated/ lies or is made (default: here)",
     )
+    add_selection_arguments(parser)
+
+
+def add_selection_arguments(parser: Parser) -> None:
+    """`--dispatches` and `--op-kind`: texts that `Selection.parse` reads."""
     parser.add_argument(
         "--dispatches",
         "--dispatch",
@@ -64,8 +69,24 @@ def add_tree_arguments(parser: Parser) -> None:
         "--op-kind",
         default="",
         metavar="KIND,...",
-        help="only these kinds: matmul, batch_matmul, conv2d (default: all)",
+        help="only these kinds, such as matmul or conv2d (default: all)",
     )
+
+
+def add_tool_arguments(parser: Parser, *, step: str, memory: str) -> None:
+    """`--build-dir`, a path; `--timeout` of a `step`, in seconds; `--memory-limit`, in bytes.
+
+    `memory` tells whose memory it is. What is not given is None, but for the timeout.
+    """
+    parser.add_argument(
+        "--build-dir", "--iree-bin-dir", type=folder, metavar="DIR",
+        help="use the tools of this IREE build, not the wheels",
+    )  # fmt: skip
+    parser.add_argument(
+        "--timeout", type=positive_number, default=120.0, metavar="SECONDS",
+        help=f"time limit of {step} (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument("--memory-limit", type=mebibytes, metavar="MIB", help=memory)
 
 
 def boolean(text: str) -> bool:
@@ -83,6 +104,11 @@ def positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, but got {text!r}")
     return int(text)
+
+
+def mebibytes(text: str) -> int:
+    """A whole number of MiB, at least 1, in bytes, for argparse."""
+    return positive(text) * 2**20
 
 
 def positive_number(text: str) -> float:
@@ -104,6 +130,16 @@ def folder(text: str) -> Path:
         raise UsageError(f"{text}: there is no such user", hint="write the path without ~") from error
 
 
+def writable(option: str, text: str) -> Path:
+    """Where `option` writes. Raises UsageError if that is a folder, or lies in none: nothing is made."""
+    path = folder(text)
+    if path.is_dir():
+        raise UsageError(f"{option}: {path} is a folder", hint=f"name a file: {option}={path / 'FILE'}")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option}: there is no folder {path.parent}", hint="make it first")
+    return path
+
+
 def user_cache() -> Path:
     """The folder of this program among the user's caches."""
     return folder(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "dispatch_profiler"
@@ -119,33 +155,57 @@ def on_terminal() -> bool:
     return Console(stderr=True).is_terminal
 
 
+class _Note(TextColumn):
+    """What a narrow terminal cuts short, so that the count stays whole."""
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
+
+
 def track(
     items: Iterable[Item],
     total: int,
     label: str,
     *,
     visible: bool = True,
+    prints: bool = False,
     size: Callable[[Item], int] = lambda item: 1,
     note: Callable[[], str] = str,
 ) -> Iterator[Item]:
     """`items`, with a progress bar on standard error while they last, if that is a terminal.
 
-    `size` is what an item counts towards `total`; `note` is asked for a few words after each.
+    `prints`: the caller writes to standard output while it has an item; a bar on the same terminal
+    gives way. `size` is what an item counts towards `total`; `note` is asked for a few words after each.
     """
     console = Console(stderr=True)
     columns = (
         TextColumn(label),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeRemainingColumn(),
+        BarColumn(bar_width=None, table_column=Column(ratio=1)),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        _Note("{task.fields[note]}", table_column=Column()),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
     )
     hidden = not (visible and console.is_terminal)
-    with Progress(*columns, console=console, disable=hidden, transient=True, expand=True) as bar:
+    gives_way = prints and not hidden and sys.stdout.isatty()
+    with Progress(
+        *columns,
+        console=console,
+        disable=hidden,
+        transient=True,
+        expand=True,
+        refresh_per_second=2,  # it takes time from what is measured
+        redirect_stdout=False,  # which is for data: rich would send it to standard error
+    ) as bar:
         task = bar.add_task(label, total=total, note=note())
         for item in items:
+            if gives_way:
+                bar.stop()
             yield item
             bar.update(task, advance=size(item), note=note())
+            if gives_way:
+                bar.start()
 
 
 def say(message: str) -> None:
@@ -156,12 +216,18 @@ def say(message: str) -> None:
 def say_table(rows: Iterable[Sequence[str]]) -> None:
     """Aligned columns to standard error; on a terminal the last one is folded to its width."""
     console = Console(stderr=True)
-    table = Table.grid(padding=(0, 2))
-    for row in rows:
-        table.add_row("", *map(Text, row))  # a reason may hold [brackets], which are no markup
+    # A reason may hold [brackets], which are no markup.
+    texts = [[Text(), *map(Text, row)] for row in rows]
+    columns = max(map(len, texts), default=1)
+    table = Table.grid(
+        *(Column(no_wrap=True) for _ in range(columns - 1)), Column(overflow="fold"), padding=(0, 2)
+    )
+    for row in texts:
+        table.add_row(*row)
+    if not console.is_terminal:
+        console.width = _UNFOLDED  # a file has no width: nobody wants its lines broken
     with console.capture() as capture:
-        # A file has no width: nobody wants its lines broken.
-        console.print(table, width=console.width if console.is_terminal else _UNFOLDED)
+        console.print(table)
     say("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
@@ -193,5 +259,6 @@ def run(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:
-        say(f"{prog}: error: {error}")
+        place = f"{error.filename}: " if error.filename else ""
+        say(f"{prog}: error: {place}{reason_of(error)}")
         return FAILED

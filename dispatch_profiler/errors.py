@@ -113,6 +113,15 @@ class MissingDependency(DispatchProfilerError):
     exit_status = 2
 
 
+def reason_of(error: Exception) -> str:
+    """What an error says, on one line; one of the system without its number and the path.
+
+    `[Errno 2] No such file or directory: 'x'` -> `No such file or directory`
+    """
+    strerror = error.strerror if isinstance(error, OSError) else None
+    return " ".join((strerror or str(error)).split())
+
+
 def did_you_mean(got: str, known: Iterable[str]) -> str:
     """A hint that names the nearest of `known`, or lists them all.
 

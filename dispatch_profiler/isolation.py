@@ -59,7 +59,8 @@ class Worker:
 
     `start` is called in the process before its first call, with `start_arguments`. Arguments,
     results and errors are pickled. `environment` is added to ours. After a call that raised
-    WorkerCrashed, WorkerTimedOut or WorkerOutOfMemory the next call starts a fresh process.
+    WorkerCrashed, WorkerTimedOut or WorkerOutOfMemory the next call starts a fresh process, and so
+    it does after `max_calls`: that bounds what native code never gives back.
     """
 
     def __init__(
@@ -68,11 +69,14 @@ class Worker:
         start: Callable[..., None] | None = None,
         start_arguments: tuple[Any, ...] = (),
         environment: Mapping[str, str] | None = None,
+        max_calls: int | None = None,
     ) -> None:
         self._limits = limits
         self._start = start
         self._start_arguments = start_arguments
         self._environment = dict(environment or {})
+        self._max_calls = max_calls
+        self._calls = 0
         self._busy = False
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
@@ -86,7 +90,10 @@ class Worker:
         Raises what the function raised if it is one of our errors, ToolError with the traceback
         if it is another, and WorkerCrashed, WorkerTimedOut or WorkerOutOfMemory.
         """
+        if self._calls == self._max_calls:
+            self.close()
         connection = self._ready()
+        self._calls += 1
         limit = seconds if seconds is not None else self._limits.seconds
         self._busy = True
         try:
@@ -169,6 +176,7 @@ class Worker:
                 start_new_session=True,  # Ctrl-C at the terminal is ours to handle
             ).result()
         self._busy = True
+        self._calls = 0
         self._connection = Connection(ours.detach())
         setup = (self._limits.memory_bytes, self._start and _locate(self._start), self._start_arguments)
         try:
@@ -303,11 +311,12 @@ def _die_with_parent(parent: int) -> None:
 
 
 def limit_memory(extra: int) -> None:
-    """Let this process map at most `extra` bytes more than it has now."""
+    """Let this process map at most `extra` bytes more than it has now, or what the system allows."""
     with contextlib.suppress(OSError):
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + extra, hard))
+        most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+        resource.setrlimit(resource.RLIMIT_AS, (min(mapped + extra, most), hard))
 
 
 def available_memory() -> int:

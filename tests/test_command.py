@@ -57,6 +57,20 @@ def test_an_error_becomes_a_sentence_and_a_status(error, status, capsys):
     assert "Traceback" not in captured.err
 
 
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (PermissionError(13, "Permission denied", "the/path"), "the/path: Permission denied"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("all that it says"), "all that it says"),
+    ],
+)
+def test_an_error_of_the_system_is_told_without_its_number(error, sentence, capsys):
+    """The path comes first, as other commands do it."""
+    command.run("prog", raising(error), [])
+    assert capsys.readouterr().err == f"prog: error: {sentence}\n"
+
+
 def test_a_hint_is_a_line_of_its_own(capsys):
     """The next step stands below the error."""
     command.run("prog", raising(UsageError("the rule", hint="the next step")), [])
@@ -177,6 +191,18 @@ def test_the_documents_spellings_of_dispatches(parser: Parser, option: str):
     assert parser.parse_args([f"{option}=a,b"]).dispatches == "a,b"
 
 
+def test_the_tools_of_a_build_and_their_limits(parser: Parser, monkeypatch):
+    """A path, seconds and bytes; None where nothing is given, but for the time."""
+    monkeypatch.setenv("HOME", "/somewhere")
+    command.add_tool_arguments(parser, step="a step", memory="memory")
+    given = parser.parse_args(["--iree-bin-dir=~/x", "--timeout=2.5", "--memory-limit=3"])
+    assert (given.build_dir, given.timeout, given.memory_limit) == (Path("/somewhere/x"), 2.5, 3 * 2**20)
+    default = parser.parse_args([])
+    assert (default.build_dir, default.timeout, default.memory_limit) == (None, 120.0, None)
+    with pytest.raises(UsageError, match="--memory-limit: expected a whole number of at least 1"):
+        parser.parse_args(["--memory-limit=0"])
+
+
 # -- progress --------------------------------------------------------------------------------------
 
 
@@ -195,6 +221,43 @@ def test_progress_shows_on_a_terminal(monkeypatch, capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "letters" in captured.err and "3/3" in captured.err
+
+
+@pytest.mark.parametrize("width", [30, 80])
+def test_a_narrow_terminal_cuts_the_note_and_not_the_count(monkeypatch, capsys, width: int):
+    """On one line, whatever there is to say."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(width))
+    list(command.track(iter("abc"), 3, "letters", note=lambda: "a note of many, many words"))
+    err = capsys.readouterr().err
+    assert "3/3" in err
+    assert ("a note of many, many words" in err) == (width == 80)
+    assert err.count("\n") == 1  # the end of the bar
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def test_a_table_in_a_file_is_not_folded(monkeypatch, capsys):
+    """Whatever width the environment tells: `grep` finds a reason whole."""
+    monkeypatch.setenv("COLUMNS", "40")
+    command.say_table([("1 x", "why [not]", "word " * 30), ("12 x", "", "short")])
+    assert capsys.readouterr().err.splitlines() == [
+        "  1 x   why [not]  " + " ".join(["word"] * 30),
+        "  12 x             short",
+    ]
+
+
+def test_a_table_on_a_terminal_is_folded_to_its_width(monkeypatch, capsys):
+    """Its last column, so that the others stay readable."""
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    command.say_table([("1 x", "not compiled", "word " * 30 + "x" * 50)])
+    lines = capsys.readouterr().err.splitlines()
+    assert max(map(len, lines)) <= 40
+    assert lines[0].startswith("  1 x  not compiled  word")
+    assert "".join(line[21:] for line in lines).replace(" ", "") == "word" * 30 + "x" * 50
 
 
 # -- argument types --------------------------------------------------------------------------------

@@ -360,6 +360,21 @@ def test_a_worker_outlives_the_thread_that_started_it(worker):
     assert worker.call(helpers.pid) == seen[0]
 
 
+def test_a_process_serves_so_many_calls_and_no_more():
+    """An error is an answer too; after a crash it is counted from the start."""
+    with Worker(max_calls=2) as worker:
+        first = worker.call(helpers.pid)
+        with pytest.raises(ToolError):
+            worker.call(helpers.divide, 1, 0)
+        second = worker.call(helpers.pid)
+        assert is_gone(first)
+        with pytest.raises(WorkerCrashed):
+            worker.call(helpers.leave, 3)
+        third, again, fourth = (worker.call(helpers.pid) for _ in range(3))
+    assert third == again
+    assert len({first, second, third, fourth}) == 4
+
+
 # -- starting --------------------------------------------------------------------------------------
 
 
@@ -495,7 +510,17 @@ def test_memory_is_limited_beyond_what_is_mapped(monkeypatch):
     asked: list[tuple[int, tuple[int, int]]] = []
     monkeypatch.setattr(Path, "read_text", lambda self: "100 50 10\n")
     monkeypatch.setattr(isolation.resource, "getpagesize", lambda: 4096)
-    monkeypatch.setattr(isolation.resource, "getrlimit", lambda kind: (-1, 77))
+    monkeypatch.setattr(isolation.resource, "getrlimit", lambda kind: (-1, 2**40))
     monkeypatch.setattr(isolation.resource, "setrlimit", lambda kind, limits: asked.append((kind, limits)))
     isolation.limit_memory(1000)
-    assert asked == [(isolation.resource.RLIMIT_AS, (100 * 4096 + 1000, 77))]
+    assert asked == [(isolation.resource.RLIMIT_AS, (100 * 4096 + 1000, 2**40))]
+
+
+@pytest.mark.parametrize("hard", [-1, 2**40], ids=["without a hard limit", "with one"])
+def test_a_limit_beyond_what_the_system_allows_is_what_it_allows(monkeypatch, hard):
+    """`ulimit -Hv` of a cluster's node, or more than any machine has: the process starts all the same."""
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(isolation.resource, "getrlimit", lambda kind: (-1, hard))
+    monkeypatch.setattr(isolation.resource, "setrlimit", lambda kind, limits: asked.append(limits))
+    isolation.limit_memory(2**70)
+    assert asked == [(sys.maxsize if hard == -1 else hard, hard)]

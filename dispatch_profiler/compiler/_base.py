@@ -60,7 +60,7 @@ class BuildError(CompilerError):
 
 
 class Compiler(Protocol):
-    """Builds modules. Must be picklable: builds run in worker processes."""
+    """Builds modules. Must be picklable: all but `revision` is asked for in worker processes."""
 
     @property
     def revision(self) -> str:

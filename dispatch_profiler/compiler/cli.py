@@ -14,11 +14,11 @@ from dispatch_profiler.command import (
     FAILED,
     SUCCESS,
     Parser,
+    add_tool_arguments,
     add_tree_arguments,
     folder,
     on_terminal,
     positive,
-    positive_number,
     run,
     say,
     say_table,
@@ -34,9 +34,9 @@ from dispatch_profiler.compiler import (
     count_dispatches,
 )
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.generator import DispatchEntry, Manifest, Selection, State, Tree, load_manifest
+from dispatch_profiler.generator import DispatchEntry, Selection, State, Tree, load_manifest
 from dispatch_profiler.isolation import available_memory
-from dispatch_profiler.targets import Target, parse_target
+from dispatch_profiler.targets import parse_target
 
 PROG = "compile.py"
 #: Reasons of failures that the summary lists.
@@ -58,9 +58,7 @@ def _main(arguments: Sequence[str]) -> int:
     target = parse_target(options.target) if options.target else None
     if target is not None and target.note:
         say(target.note)
-    compiler = compiler_for(
-        target or _generated_for(manifest), folder(options.build_dir) if options.build_dir else None
-    )
+    compiler = compiler_for(target or manifest.target, options.build_dir)
     _check_executor(options)
     workers = min(options.num_cpu or _cpus(), _cpus())
     chosen = CompileOptions(
@@ -82,8 +80,8 @@ def _main(arguments: Sequence[str]) -> int:
 
 
 def _memory_limit(options: argparse.Namespace, workers: int) -> int | None:
-    if options.memory_limit:
-        return int(options.memory_limit) * 2**20
+    if options.memory_limit is not None:
+        return int(options.memory_limit)
     # Of another machine's memory we know nothing.
     return None if options.executor == "dask" else available_memory() // workers
 
@@ -128,20 +126,14 @@ def _parser() -> Parser:
     parser.add_argument("--force-compile", action="store_true", help="compile also what is up to date")
     parser.add_argument("--target", help="another member of the target's family, such as llvm-cpu:znver4")
     parser.add_argument(
-        "--build-dir", "--iree-bin-dir", metavar="DIR", help="use the tools of this IREE build, not the wheel"
-    )
-    parser.add_argument(
         "--batch-size", type=positive, metavar="N",
         help="how often a profile vmfb does each dispatch in one call (default: by the work, 1 to 100)",
     )  # fmt: skip
-    parser.add_argument(
-        "--timeout", type=positive_number, default=120.0, metavar="SECONDS",
-        help="time limit of one dispatch (default: %(default)g)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--memory-limit", type=positive, metavar="MIB",
-        help="memory the compiler may use for one dispatch (default: what is free, shared by the workers)",
-    )  # fmt: skip
+    add_tool_arguments(
+        parser,
+        step="one dispatch",
+        memory="memory the compiler may use for one dispatch (default: what is free, shared by the workers)",
+    )
     parser.add_argument(
         "--retry", action="store_true", help="compile again what failed for time, memory or a crash"
     )
@@ -184,11 +176,6 @@ def _tend(cache: Cache | None, *, clear: bool) -> int:
         size, bound = info.bytes / 2**20, info.max_bytes / 2**20
         print(f"{info.folder}: {info.entries} entries, {size:.1f} of {bound:.0f} MiB")
     return SUCCESS
-
-
-def _generated_for(manifest: Manifest) -> Target:
-    family = manifest.family  # one family: one compiler serves all
-    return next(t for t in map(parse_target, (e.target for e in manifest.entries)) if t.family == family)
 
 
 def _cpus() -> int:

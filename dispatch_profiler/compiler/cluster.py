@@ -21,7 +21,6 @@ _INSTALL = "pip install 'dispatch_profiler[cluster]'"
 #: How long a scheduler may take to answer, in seconds.
 _ANSWER_SECONDS = 10
 
-
 Key = TypeVar("Key")
 
 
@@ -29,10 +28,9 @@ def cluster_results(
     scheduler: str,
     compiler: Compiler,
     jobs: Mapping[Key, ModuleJob],
-    task: Callable[..., tuple[Key, Built]],
-    *arguments: Any,
+    task: Callable[[Key, ModuleJob], tuple[Key, Built]],
 ) -> Iterator[tuple[Key, Built]]:
-    """Every job's result as it comes: what `task(key, job, *arguments)` gives on some worker.
+    """Every job's result as it comes: what `task(key, job)` gives on some worker.
 
     A job that the scheduler gives up, because workers died of it, has that as its outcome.
     Raises what `connect` raises.
@@ -46,7 +44,7 @@ def cluster_results(
         def submit() -> None:
             # Some more than there are threads, so that none waits; the rest stays here.
             for key in list(left)[: max(0, 2 * sum(client.nthreads().values()) - len(futures))]:
-                future = client.submit(task, key, left.pop(key), *arguments, pure=False)
+                future = client.submit(task, key, left.pop(key), pure=False)
                 futures[future] = key
                 done.add(future)
 
@@ -111,7 +109,7 @@ def _check_workers(client: Any, scheduler: str, compiler: Compiler) -> None:
         return dispatch_profiler.__version__, pickle.loads(compiler).revision
 
     ours = (__version__, compiler.revision)
-    # Asked beforehand: of a task that cannot be unpickled joblib learns nothing.
+    # Asked beforehand, once: else every task fails there, with an error that names no worker.
     for address, found in client.run(versions, pickle.dumps(compiler), on_error="return").items():
         if isinstance(found, Exception):
             raise ToolError(

@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 
 from dispatch_profiler.compiler._base import BuildError, Built, ModuleJob, Outcome
-from dispatch_profiler.errors import UsageError, did_you_mean
+from dispatch_profiler.errors import UsageError, did_you_mean, reason_of
 from dispatch_profiler.files import sha256
 from dispatch_profiler.generator import Dispatch, State
 
@@ -57,7 +57,10 @@ def load_rules(path: Path) -> tuple[Rule, ...]:
     try:
         data = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"cannot read the faults {path}: {' '.join(str(error).split())}") from error
+        raise UsageError(
+            f"cannot read the faults {path}: {reason_of(error)}",
+            hint="null:FILE names them, as seen from where the command runs",
+        ) from error
     if not isinstance(data, dict):
         raise UsageError(f"{path}: expected patterns with faults, but got {data!r}")
     return tuple(_rule(str(pattern), values, path) for pattern, values in data.items())

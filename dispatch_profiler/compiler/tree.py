@@ -14,7 +14,7 @@ from dispatch_profiler.compiler._base import Built, Compiler, ModuleJob
 from dispatch_profiler.compiler.cache import Cache
 from dispatch_profiler.compiler.source import relevant_source, reproducer
 from dispatch_profiler.configurations import refusal
-from dispatch_profiler.errors import TargetError, TreeError
+from dispatch_profiler.errors import TargetError, TreeError, reason_of
 from dispatch_profiler.files import remove_leftovers, sha256, write_atomic
 from dispatch_profiler.generator import (
     Artifact,
@@ -95,11 +95,8 @@ class Progress:
 
 def _asked_modules(manifest: Manifest, selection: Selection) -> dict[tuple[Operation, str], set[str]]:
     """(operation, module) -> names of the selected dispatches in it."""
-    chosen = selection.choose(
-        manifest.dispatches(), lambda pair: pair[0].operation.kind, lambda pair: pair[1].dispatch.name
-    )
     asked: dict[tuple[Operation, str], set[str]] = {}
-    for entry, d in chosen:
+    for entry, d in manifest.choose(selection):
         asked.setdefault((entry.operation, d.dispatch.configuration.module), set()).add(d.dispatch.name)
     return asked
 
@@ -154,7 +151,6 @@ def _task(
     return Task(entry, module, target, job, key, asked)
 
 
-@cached_function
 def _files_of(flags: tuple[str, ...]) -> tuple[str, ...]:
     """Hashes of the files that flags name, such as a tuning spec: their names say nothing of them."""
     values = (flag.partition("=")[2] for flag in flags)
@@ -174,7 +170,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise TreeError(f"cannot read {path}: {error}", hint="run generator.py again") from error
+        raise TreeError(f"cannot read {path}: {reason_of(error)}", hint="run generator.py again") from error
 
 
 def is_current(tree: Tree, task: Task) -> bool:
@@ -239,12 +235,7 @@ def _compile(
     # joblib takes a while to import, and most runs of a sweep that is done compile nothing.
     from dispatch_profiler.compiler.pool import BuildPool, Executor
 
-    compiler.check_flags(open_tasks[0].job.flags)
     jobs = {index: task.job for index, task in enumerate(open_tasks)}
-    if options.executor == "dask":
-        # Another machine's `host` is another CPU.
-        resolved = {flags: compiler.resolve(flags) for flags in {job.flags for job in jobs.values()}}
-        jobs = {i: replace(job, flags=resolved[job.flags]) for i, job in jobs.items()}
     executor = Executor(options.executor, min(options.workers, len(jobs)), options.scheduler)
     limits = WorkerLimits(options.seconds, options.memory_bytes)
     with BuildPool[int](compiler, executor, limits) as pool:
@@ -269,8 +260,7 @@ class _Results:
         operation = task.entry.operation
         remove_leftovers(self._tree.operation(operation))
         self._write(self._tree.compiler_output(operation, task.module), built.diagnostics.encode())
-        if self._keep_reproducers:
-            self._write_reproducers(task, built)
+        self._settle_reproducers(task, built)
         module = ModuleEntry(
             name=task.module,
             key=task.key,
@@ -291,12 +281,14 @@ class _Results:
         write_atomic(path, data)
         return Artifact(sha256(data), len(data))
 
-    def _write_reproducers(self, task: Task, built: Built) -> None:
-        for dispatch in task.job.dispatches:
-            outcome = built.outcomes.get(dispatch.name)
-            if outcome is not None and outcome.state is State.NOT_COMPILED:
-                path = self._tree.reproducer(task.entry.operation, dispatch.name)
-                write_atomic(path, reproducer(task.job, dispatch.name, outcome.reason))
+    def _settle_reproducers(self, task: Task, built: Built) -> None:
+        """One for each dispatch that does not compile, if wanted; none of those that do now."""
+        for name, outcome in built.outcomes.items():
+            path = self._tree.reproducer(task.entry.operation, name)
+            if outcome.state is not State.NOT_COMPILED:
+                path.unlink(missing_ok=True)
+            elif self._keep_reproducers:
+                write_atomic(path, reproducer(task.job, name, outcome.reason))
 
     def __enter__(self) -> _Results:
         return self

@@ -30,7 +30,7 @@ from dispatch_profiler.configurations.flows import Flow
 from dispatch_profiler.configurations.gpu_tiles import GpuTiles
 from dispatch_profiler.configurations.mma_tiles import MmaTiles
 from dispatch_profiler.configurations.simt_tiles import SimtTiles
-from dispatch_profiler.errors import ConfigurationError, OperationError, did_you_mean
+from dispatch_profiler.errors import ConfigurationError, OperationError, did_you_mean, reason_of
 from dispatch_profiler.operations import KINDS, Operation, element_type
 
 _NARROWING = ("kinds", "types")
@@ -82,7 +82,8 @@ def load_configurations(path: Path) -> tuple[Entry, ...]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            f"cannot read the configurations {path}: {error}", hint="--configurations takes a YAML file"
+            f"cannot read the configurations {path}: {reason_of(error)}",
+            hint="--configurations takes a YAML file",
         ) from error
     return _parse(text, str(path))
 
@@ -91,7 +92,7 @@ def _parse(text: str, where: str) -> tuple[Entry, ...]:
     try:
         data = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, AttributeError) as error:
-        raise ConfigurationError(f"{where} is not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigurationError(f"{where} is not YAML: {reason_of(error)}") from error
     if not isinstance(data, dict) or not isinstance(data.get("configurations"), list):
         raise ConfigurationError(
             f"{where} has no list under 'configurations'",

@@ -86,8 +86,12 @@ def _main(arguments: Sequence[str]) -> int:
         for operation, dispatches in plan.groups:
             _announce(tree.source(operation), dispatches)
     else:
-        for path, dispatches in emit(plan, tree):
-            _announce(path, dispatches)
+        try:
+            for path, dispatches in emit(plan, tree):
+                _announce(path, dispatches)
+        except BrokenPipeError:
+            say(f"{PROG}: stopped, because nobody reads what it prints: the tree lacks the rest")
+            raise
     points = tuple(LeftOut("a point of the sweep", reason) for reason in result.left_out)
     _summarize(plan, points, options)
     return SUCCESS

@@ -7,14 +7,17 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from dispatch_profiler.configurations import configuration_from_dict
-from dispatch_profiler.errors import DispatchProfilerError, TreeError
+from dispatch_profiler.errors import DispatchProfilerError, TreeError, reason_of
 from dispatch_profiler.files import locked, remove_leftovers, write_atomic
 from dispatch_profiler.generator.dispatch import Dispatch
+from dispatch_profiler.generator.selection import Selection
 from dispatch_profiler.generator.tree import Tree
 from dispatch_profiler.operations import Operation, operation_from_dict
+from dispatch_profiler.targets import Target, parse_target
 
 _FORMAT = "dispatch_profiler manifest"
 _VERSION = 1
@@ -99,8 +102,11 @@ class Manifest:
     entries: tuple[OperationEntry, ...]
 
     @property
-    def family(self) -> str:
-        """The family of targets that the tree is for. TreeError if it is not one."""
+    def target(self) -> Target:
+        """The first target of the tree: its compiler and its device serve the whole family.
+
+        TreeError if the tree is not for one family.
+        """
         families = {entry.target.partition(":")[0] for entry in self.entries}
         if len(families) != 1:
             names = ", ".join(sorted(families)) or "none"
@@ -108,12 +114,23 @@ class Manifest:
                 f"{self.tree.manifest} holds dispatches for several families of targets or none: {names}",
                 hint="use one --generated-dir for each",
             )
-        return families.pop()
+        return parse_target(self.entries[0].target)
+
+    @property
+    def family(self) -> str:
+        """That of `target`, for which the whole tree is."""
+        return self.target.family
 
     def dispatches(self) -> Iterator[tuple[OperationEntry, DispatchEntry]]:
         for entry in self.entries:
             for dispatch in entry.dispatches:
                 yield entry, dispatch
+
+    def choose(self, selection: Selection) -> list[tuple[OperationEntry, DispatchEntry]]:
+        """Those of `dispatches()` that belong to `selection`. SelectionError if a pattern names none."""
+        return selection.choose(
+            self.dispatches(), lambda pair: pair[0].operation.kind, lambda pair: pair[1].dispatch.name
+        )
 
 
 def load_manifest(tree: Tree) -> Manifest:
@@ -132,7 +149,7 @@ def load_manifest(tree: Tree) -> Manifest:
     try:
         data = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise TreeError(f"the manifest {path} is damaged: {error}", hint=_again(path)) from error
+        raise TreeError(f"the manifest {path} is damaged: {reason_of(error)}", hint=_again(path)) from error
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
         raise TreeError(f"{path} is not a manifest of dispatch_profiler", hint=_again(path))
     if data.get("version") != _VERSION:
@@ -156,15 +173,31 @@ def _again(path: Any) -> str:
 def add_generated(tree: Tree, entries: Iterable[OperationEntry]) -> None:
     """Put generated operations into the manifest on disk, under a lock, beside what others put there.
 
-    One whose source and dispatches are known keeps what was compiled of it.
+    One whose source and dispatches are known keeps what was compiled of it. Of one that has lost
+    dispatches, the files go that were made of these alone.
     """
     with _locked(tree):
         known = _entries_on_disk(tree)
         for entry in entries:
             old = known.get(entry.operation)
-            if old is None or not old.same_source(entry):
-                known[entry.operation] = entry
+            if old is not None and old.same_source(entry):
+                continue
+            if old is not None:
+                _remove_dropped(tree, old, entry)
+            known[entry.operation] = entry
         _write(tree, known)
+
+
+def _remove_dropped(tree: Tree, old: OperationEntry, new: OperationEntry) -> None:
+    """Remove what was made of dispatches that `new` no longer has: nothing would name it."""
+    for path in {*_made_files(tree, old)} - {*_made_files(tree, new)}:
+        path.unlink(missing_ok=True)
+
+
+def _made_files(tree: Tree, entry: OperationEntry) -> Iterator[Path]:
+    for d in entry.dispatches:
+        yield tree.reproducer(entry.operation, d.dispatch.name)
+        yield from tree.made_of(entry.operation, d.dispatch.configuration.module)
 
 
 def note_result(tree: Tree, part: OperationEntry) -> None:

@@ -53,6 +53,11 @@ class Tree:
         flow = f"_{module}" if module else ""
         return self.operation(operation) / f"iree_compile_cmd_stdout{flow}.mlir"
 
+    def made_of(self, operation: Operation, module: str) -> tuple[Path, ...]:
+        """Every file that compiling one module leaves."""
+        vmfbs = (self.vmfb(operation, module, "verify"), self.vmfb(operation, module, "profile"))
+        return (*vmfbs, self.compiler_output(operation, module))
+
     def reproducer(self, operation: Operation, dispatch: str) -> Path:
         """One dispatch that does not compile, alone, with the command."""
         return self.operation(operation) / "reproducers" / f"{dispatch}.mlir"

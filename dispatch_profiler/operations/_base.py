@@ -193,6 +193,12 @@ class Operation(abc.ABC):
         }
 
     @property
+    def rounds_between_steps(self) -> bool:
+        """Would it differ if sums were stored in the result's type before the epilogue reads them?"""
+        changes = self.epilogue.bias or not self.epilogue.function.is_exact
+        return changes and self.types.output != self.types.accumulator
+
+    @property
     def accumulations(self) -> int:
         """Products summed into one element of the result."""
         return math.prod(loop.extent for loop in self.loops if loop.iterator == "reduction")

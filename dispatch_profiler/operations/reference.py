@@ -46,8 +46,12 @@ class Reference:
     tolerance: np.ndarray | None
 
 
-def reference(operation: Operation, inputs: Sequence[np.ndarray]) -> Reference:
-    """What `operation` makes of `inputs` (shapes and types as `operation.inputs`)."""
+def reference(operation: Operation, inputs: Sequence[np.ndarray], *, stepwise: bool = False) -> Reference:
+    """What `operation` makes of `inputs` (shapes and types as `operation.inputs`).
+
+    `stepwise` allows for a library that does one step after another: it rounds to the result's type
+    after the sums and after the bias too, where a fused kernel rounds once.
+    """
     lhs, rhs = inputs[0], inputs[1]
     bias = operation.broadcast_bias(inputs[2]) if operation.epilogue.bias else None
     with np.errstate(all="ignore"):
@@ -56,8 +60,8 @@ def reference(operation: Operation, inputs: Sequence[np.ndarray]) -> Reference:
         if operation.types.output.is_integer:
             return Reference(_integers(operation, lhs, rhs, bias), None)
         if whole and reach <= operation.types.accumulator.exact_integers:
-            return _exact_sums(operation, lhs, rhs, bias, reach)
-        return _rounded_sums(operation, lhs, rhs, bias)
+            return _exact_sums(operation, lhs, rhs, bias, reach, stepwise)
+        return _rounded_sums(operation, lhs, rhs, bias, stepwise)
 
 
 def _reach(operation: Operation, lhs: np.ndarray, rhs: np.ndarray) -> float:
@@ -87,11 +91,20 @@ def _integers(operation: Operation, lhs: np.ndarray, rhs: np.ndarray, bias: np.n
 
 
 def _exact_sums(
-    operation: Operation, lhs: np.ndarray, rhs: np.ndarray, bias: np.ndarray | None, reach: float
+    operation: Operation,
+    lhs: np.ndarray,
+    rhs: np.ndarray,
+    bias: np.ndarray | None,
+    reach: float,
+    stepwise: bool,
 ) -> Reference:
     arithmetic = np.float32 if reach <= _FLOAT32_EXACT else np.float64
     sums = operation.contract(lhs.astype(arithmetic), rhs.astype(arithmetic)).astype(np.float64)
     exact = operation.epilogue.function.is_exact
+    between = np.zeros(())
+    if stepwise and operation.rounds_between_steps:
+        between = _between_steps(operation, sums, bias)
+        exact = False
     if bias is not None:
         sums = sums + bias.astype(np.float64)
         widest = reach + _largest(bias)
@@ -99,11 +112,11 @@ def _exact_sums(
     value = operation.epilogue.function.function(sums)
     if exact:
         return Reference(_stored(value, operation.types.output), None)
-    return _bounded(operation, value, sums, np.zeros(()))
+    return _bounded(operation, value, sums, between)
 
 
 def _rounded_sums(
-    operation: Operation, lhs: np.ndarray, rhs: np.ndarray, bias: np.ndarray | None
+    operation: Operation, lhs: np.ndarray, rhs: np.ndarray, bias: np.ndarray | None, stepwise: bool
 ) -> Reference:
     wide_lhs, wide_rhs = lhs.astype(np.float64), rhs.astype(np.float64)
     sums = operation.contract(wide_lhs, wide_rhs)
@@ -111,10 +124,22 @@ def _rounded_sums(
     held = operation.types.accumulator.dtype
     magnitudes = 1.01 * operation.contract(np.abs(wide_lhs).astype(held), np.abs(wide_rhs).astype(held))
     error = accumulation_factor(operation.accumulations, operation.types.accumulator) * magnitudes
+    if stepwise and operation.rounds_between_steps:
+        error = error + _between_steps(operation, sums, bias)
     if bias is not None:
         sums = sums + bias.astype(np.float64)
     value = operation.epilogue.function.function(sums)
     return _bounded(operation, value, sums, error)
+
+
+def _between_steps(operation: Operation, sums: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """Error of storing the sums, and the sums with the bias, in the result's type."""
+    result = operation.types.output
+    stored = np.abs(sums)
+    if bias is not None:
+        stored = stored + np.abs(sums + bias.astype(np.float64))
+    # Twice: the second rounding is of what the first has moved.
+    return 2.0 * (result.unit_roundoff * stored + float(result.finfo().smallest_subnormal))
 
 
 def accumulation_factor(products: int, accumulator: ElementType) -> float:

@@ -2,32 +2,42 @@
 
 FLOP/s are those of numpy's BLAS on matrices that stay in the caches, for f32 and f64; a narrower type
 may reach as many times more as it is narrower (vector units with dot products of bf16 or i8 do).
-Bytes/s are those of a copy by all cores between arrays that no cache holds.
+Bytes/s are those of copies between arrays that no cache holds.
+
+Both are the sum over the cores, all at work at once, of what each reached in its best few
+milliseconds: another process that takes a core now and then does not lower them.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dispatch_profiler.files import sha256, write_atomic
 from dispatch_profiler.operations import ElementType, Operation
 from dispatch_profiler.profiler.measure import Mode
-from dispatch_profiler.runtime.caches import last_level_cache_bytes
+from dispatch_profiler.runtime.caches import last_level_cache_bytes, usable_cores
 from dispatch_profiler.targets import host_cpu
 
 #: A figure may be so much better than the ceiling: BLAS does not reach it quite.
 _SLACK = 1.25
-_SIZE = 1024
+#: One thread of BLAS for each of ours.
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+_SIZE = 512
 _COPIED_BYTES = 128 * 2**20
-_TRIES = 20
+_PART_BYTES = 4 * 2**20
+_SECONDS = 0.3
+#: Of how they are measured: others are not compared with these.
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,10 @@ class Ceilings:
             seconds = max(seconds, operation.bytes / self.bytes_per_second)
         return 1e3 * seconds
 
+    def roof(self, type_: ElementType, intensity: float) -> float:
+        """FLOP/s that are possible at `intensity` FLOP/byte, all bytes from memory (the roofline)."""
+        return min(self.flops_of(type_), intensity * self.bytes_per_second)
+
     def is_plausible(self, operation: Operation, milliseconds: float, mode: Mode = Mode.WARM) -> bool:
         """Can this machine do `operation` in that time?"""
         return milliseconds * _SLACK >= self.limit_ms(operation, mode)
@@ -62,6 +76,23 @@ class Ceilings:
         }
         return Ceilings(flops, max(self.bytes_per_second, other.bytes_per_second))
 
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Ceilings:
+        """What `asdict` wrote. Raises KeyError, TypeError, ValueError or AttributeError."""
+        flops = {str(name): float(value) for name, value in data["flops_per_second"].items()}
+        found = Ceilings(flops, float(data["bytes_per_second"]))
+        if min(flops["f32"], *flops.values(), found.bytes_per_second) <= 0.0:
+            raise ValueError(f"ceilings are above 0, but got {found}")
+        return found
+
+
+def environments() -> Iterator[dict[str, str]]:
+    """Those of the processes that `measure_ceilings` is to be called in; the best of them counts."""
+    yield _ENVIRONMENT
+    if "avx512f" in host_cpu().features:
+        # On a CPU that it does not know yet, OpenBLAS takes kernels of half the width.
+        yield {**_ENVIRONMENT, "OPENBLAS_CORETYPE": "SKYLAKEX"}
+
 
 def measure_ceilings() -> Ceilings:
     """Measure this machine, in about a second."""
@@ -70,32 +101,52 @@ def measure_ceilings() -> Ceilings:
 
 
 def _flops(dtype: type) -> float:
-    factor: np.ndarray = np.ones((_SIZE, _SIZE), dtype)
-    result = np.empty_like(factor)
-    return 2 * _SIZE**3 / _least(lambda: np.matmul(factor, factor, out=result))
+    def work() -> Callable[[], object]:
+        factor: np.ndarray = np.ones((_SIZE, _SIZE), dtype)
+        result = np.empty_like(factor)
+        return lambda: np.matmul(factor, factor, out=result)
+
+    return _together(work, 2 * _SIZE**3)
 
 
 def _bytes() -> float:
-    cores, copied = _cores(), max(_COPIED_BYTES, 3 * last_level_cache_bytes())
-    source, target = (np.ones(copied, np.uint8) for _ in range(2))
-    parts = list(zip(np.array_split(source, cores), np.array_split(target, cores), strict=True))
+    copied = max(_COPIED_BYTES, 3 * last_level_cache_bytes()) // len(usable_cores())
+
+    def work() -> Callable[[], object]:
+        source, target = (np.ones(copied, np.uint8) for _ in range(2))
+        parts = itertools.cycle(
+            zip(*(array.reshape(-1, _PART_BYTES) for array in (source, target)), strict=True)
+        )
+
+        def copy() -> None:
+            one, other = next(parts)
+            np.copyto(other, one)
+
+        return copy
+
+    copied -= copied % _PART_BYTES
+    return _together(work, 2 * _PART_BYTES)
+
+
+def _together(work: Callable[[], Callable[[], object]], amount: float) -> float:
+    """The sum over the cores of `amount` by the seconds of the quickest piece of work of each."""
+    cores = len(usable_cores())
+    ready = threading.Barrier(cores)
+
+    def quickest(_: int) -> float:
+        piece = work()
+        piece()
+        ready.wait()
+        seconds: list[float] = []
+        end = time.perf_counter() + _SECONDS
+        while not seconds or time.perf_counter() < end:
+            start = time.perf_counter()
+            piece()
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
+
     with ThreadPoolExecutor(cores) as pool:
-        return 2 * copied / _least(lambda: list(pool.map(lambda p: np.copyto(p[1], p[0]), parts)))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _least(work: Callable[[], object]) -> float:
-    """Seconds of the fastest of some tries."""
-    work()
-    seconds = []
-    for _ in range(_TRIES):
-        start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+        return sum(amount / seconds for seconds in pool.map(quickest, range(cores)))
 
 
 # -- kept on disk ----------------------------------------------------------------------------------
@@ -104,8 +155,8 @@ def _least(work: Callable[[], object]) -> float:
 class CeilingFile:
     """The ceilings of this machine in `folder`, by its CPU and cores; measured if not known."""
 
-    def __init__(self, folder: Path, measured: Callable[[], Ceilings] = measure_ceilings) -> None:
-        cpu = f"{host_cpu().fingerprint} {_cores()}"
+    def __init__(self, folder: Path, measured: Callable[[], Ceilings]) -> None:
+        cpu = f"{_VERSION} {host_cpu().fingerprint} {len(usable_cores())}"
         self._path = folder / f"{sha256(cpu.encode())[:16]}.json"
         self._measured = measured
 
@@ -122,10 +173,6 @@ class CeilingFile:
 
     def _known(self) -> Ceilings | None:
         try:
-            data = json.loads(self._path.read_text())
-            return Ceilings(
-                {str(k): float(v) for k, v in data["flops_per_second"].items()},
-                float(data["bytes_per_second"]),
-            )
+            return Ceilings.from_dict(json.loads(self._path.read_text()))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None

@@ -1,11 +1,10 @@
-"""`profiler.py`: compiled dispatches -> verdicts and figures, on the console and as CSV."""
+"""`profiler.py`: compiled dispatches -> verdicts and figures, on the console and in files."""
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 from dispatch_profiler.command import (
@@ -13,9 +12,11 @@ from dispatch_profiler.command import (
     SUCCESS,
     USAGE,
     Parser,
+    add_tool_arguments,
     add_tree_arguments,
     boolean,
     folder,
+    on_terminal,
     positive,
     positive_number,
     run,
@@ -26,7 +27,6 @@ from dispatch_profiler.command import (
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator import (
     DispatchEntry,
-    Manifest,
     OperationEntry,
     Selection,
     Tree,
@@ -34,13 +34,21 @@ from dispatch_profiler.generator import (
 )
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED
 from dispatch_profiler.profiler.measure import MeasureOptions, Mode
-from dispatch_profiler.profiler.record_file import JsonLines, beside_csv, read_records
+from dispatch_profiler.profiler.outputs import FORMATS, ReportFiles, RunOutputs, add_file_arguments
+from dispatch_profiler.profiler.progress import Tally
+from dispatch_profiler.profiler.providers import (
+    IREE,
+    check_installed,
+    choose_reference,
+    parse_providers,
+    with_providers,
+)
+from dispatch_profiler.profiler.record_file import StoredRecord, beside_csv, read_records
 from dispatch_profiler.profiler.records import Record, Verdict
-from dispatch_profiler.profiler.report import CsvReport, block, table
 from dispatch_profiler.profiler.session import ProfileOptions, Session
+from dispatch_profiler.profiler.standing import Standings
 from dispatch_profiler.profiler.stopping import Ended, StopRule
 from dispatch_profiler.runtime import find_runtime_tools
-from dispatch_profiler.targets import parse_target
 
 PROG = "profiler.py"
 Pairs = list[tuple[OperationEntry, DispatchEntry]]
@@ -54,50 +62,63 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     tags = _tags(options.tags)
-    if (options.append or options.resume or tags) and not options.output:
-        raise UsageError("--append, --resume and --tags say how to write a file", hint="add --output=FILE")
-    if options.top and options.format != "table":
-        raise UsageError("--top shortens the table", hint="add --format=table")
+    _check(options, tags)
+    files = ReportFiles.of(options)
+    providers = parse_providers(options.providers)
+    standings = Standings(choose_reference(options.reference, providers))
+    check_installed(providers)
     tree = Tree(folder(options.generated_dir))
     manifest = load_manifest(tree)
-    default_device = _device_uri(manifest)
-    selection = Selection.parse(options.dispatches, options.operation_kind)
-    pairs = selection.choose(
-        manifest.dispatches(), lambda pair: pair[0].operation.kind, lambda pair: pair[1].dispatch.name
-    )
+    default_device = manifest.target.device_uri
+    chosen = manifest.choose(Selection.parse(options.dispatches, options.operation_kind))
+    pairs = with_providers(chosen, providers)
     if options.dry_run:
         for _, dispatch in pairs:
             print(dispatch.dispatch.name)
         return SUCCESS
+    earlier: list[StoredRecord] = []
     with Session(tree, _profile_options(options, default_device)) as session:
         session.check_device()
-        with ExitStack() as files:
-            writers: list[CsvReport | JsonLines] = []
+        session.check_libraries(name for name in providers if name != IREE)
+        with RunOutputs(options.format, tags, files, options.top, standings) as outputs:
             if options.output:
-                output, append = folder(options.output), options.append or options.resume
+                output = folder(options.output)
                 if options.resume:
-                    pairs = _left(pairs, session, beside_csv(output))
-                writers.append(files.enter_context(CsvReport(output, append=append, tags=tags)))
-                writers.append(files.enter_context(JsonLines(beside_csv(output), append=append, tags=tags)))
-            records = _run(session, pairs, writers, blocks=options.format == "blocks")
-        if options.format == "table":
-            print(table(records, top=options.top))
-        return _summarize(records, session, options)
+                    pairs, earlier = _left(pairs, session, beside_csv(output))
+                    for record in earlier:  # rows that are still to come are compared with them
+                        standings.learn(record)
+                outputs.to_csv(output, append=options.append or options.resume)
+            _run(session, pairs, outputs)
+        outputs.finish(earlier)
+        return _summarize(outputs.records, session, options)
 
 
-def _device_uri(manifest: Manifest) -> str:
-    family = manifest.family  # one family: one device runs all
-    targets = map(parse_target, (entry.target for entry in manifest.entries))
-    return next(target.device_uri for target in targets if target.family == family)
+def _check(options: argparse.Namespace, tags: dict[str, str]) -> None:
+    """Raises UsageError where an option says how to do what no other asks for."""
+    if (options.append or options.resume) and not options.output:
+        raise UsageError("--append and --resume say how to write a file", hint="add --output=FILE")
+    if tags and not options.output and options.format != "json":
+        raise UsageError("--tags are written with the records", hint="add --output=FILE or --format=json")
+    if options.top and options.format != "table":
+        raise UsageError("--top shortens the table", hint="add --format=table")
 
 
 def _parser() -> Parser:
     parser = Parser(PROG, "Verify compiled dispatches against numpy and measure them.")
     add_tree_arguments(parser)
-    parser.add_argument(
-        "--build-dir", "--iree-bin-dir", metavar="DIR", help="run through the tools of this IREE build"
+    add_tool_arguments(
+        parser, step="each step of a dispatch", memory="memory a dispatch may use beyond its start"
     )
     parser.add_argument("--device", help="device URI (default: that of the target, e.g. local-task)")
+    parser.add_argument(
+        "--providers", default=IREE, metavar="NAME,...",
+        help="whose kernels to profile: iree, and the libraries numpy and torch (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--reference", metavar="NAME",
+        help="what speeds are relative to: one of the libraries, or default, the compiler's own choice"
+        " (default: the first library of --providers, if there is one)",
+    )  # fmt: skip
     parser.add_argument(
         "--verification-enabled", type=boolean, default=True, metavar="true|false", help="compare with numpy"
     )
@@ -118,7 +139,7 @@ def _parser() -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "--batch-size", type=positive, metavar="N",
-        help="executions in each sample, at least (default: as many as fill 10 ms)",
+        help="executions in each sample, at least (default: as many as fill 5 ms)",
     )  # fmt: skip
     parser.add_argument(
         "--mode", choices=[mode.value for mode in Mode], default=Mode.WARM.value,
@@ -128,15 +149,9 @@ def _parser() -> Parser:
         "--seed", type=int, default=DEFAULT_SEED, help="seed of the inputs (default: %(default)s)"
     )
     parser.add_argument(
-        "--timeout", type=positive_number, default=120.0, metavar="SECONDS",
-        help="time limit of each step of a dispatch (default: %(default)g)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--memory-limit", type=positive, metavar="MIB", help="memory a dispatch may use beyond its start"
-    )
-    parser.add_argument(
-        "--format", choices=["blocks", "table"], default="blocks",
-        help="a block for each dispatch as it is done, or one table in the end (default: %(default)s)",
+        "--format", choices=FORMATS, default="blocks",
+        help="a block or a line of JSON for each dispatch as it is done, or one table in the end"
+        " (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--top", type=positive, metavar="N", help="in the table, only the N fastest of each operation"
@@ -144,6 +159,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--output", metavar="FILE.csv", help="also write CSV, row by row, and every sample to FILE.jsonl"
     )
+    add_file_arguments(parser)
     parser.add_argument(
         "--resume", action="store_true",
         help="leave out what FILE.jsonl holds already from the same device, compiler and seed",
@@ -155,9 +171,8 @@ def _parser() -> Parser:
 
 
 def _profile_options(options: argparse.Namespace, default_device: str) -> ProfileOptions:
-    build_dir = folder(options.build_dir) if options.build_dir else None
-    if build_dir is not None:
-        find_runtime_tools(build_dir)
+    if options.build_dir is not None:
+        find_runtime_tools(options.build_dir)
     if options.seed < 0:
         raise UsageError(f"--seed: expected a whole number of at least 0, but got {options.seed}")
     return ProfileOptions(
@@ -171,8 +186,8 @@ def _profile_options(options: argparse.Namespace, default_device: str) -> Profil
         ),
         seed=options.seed,
         seconds=options.timeout,
-        memory_bytes=options.memory_limit * 2**20 if options.memory_limit else None,
-        build_dir=build_dir,
+        memory_bytes=options.memory_limit,
+        build_dir=options.build_dir,
         ceilings=user_cache() / "machines",
     )
 
@@ -193,36 +208,36 @@ def _tags(text: str) -> dict[str, str]:
 # -- running ---------------------------------------------------------------------------------------
 
 
-def _left(pairs: Pairs, session: Session, path: Path) -> Pairs:
-    """What `path` has no record of that this run would make again the same way."""
+def _left(pairs: Pairs, session: Session, path: Path) -> tuple[Pairs, list[StoredRecord]]:
+    """What `path` has no record of that this run would make again the same way, and those it has."""
     if not path.exists():
-        return pairs
+        return pairs, []
     mode = session.mode.value
     done = {
-        (record.dispatch, record.provenance.origin)
+        (record.dispatch, record.provenance.origin): record
         for record in read_records(path)
         if record.measurement is None or record.measurement.mode == mode
     }
-    left = [
-        (entry, dispatch)
-        for entry, dispatch in pairs
-        if (dispatch.dispatch.name, session.provenance(entry, dispatch).origin) not in done
-    ]
-    say(f"{len(pairs) - len(left)} of {len(pairs)} dispatches are in {path} already")
-    return left
+    left, earlier = [], []
+    for entry, dispatch in pairs:
+        record = done.get((dispatch.dispatch.name, session.provenance(entry, dispatch).origin))
+        if record is None:
+            left.append((entry, dispatch))
+        else:
+            earlier.append(record)
+    say(f"{len(earlier)} of {len(pairs)} dispatches are in {path} already")
+    return left, earlier
 
 
-def _run(
-    session: Session, pairs: Pairs, writers: Sequence[CsvReport | JsonLines], *, blocks: bool
-) -> list[Record]:
-    records = []
-    for record in track(session.records(pairs), len(pairs), "Profiling", visible=not blocks):
-        if blocks:
-            print(block(record), flush=True)
-        for writer in writers:
-            writer.add(record)
-        records.append(record)
-    return records
+def _run(session: Session, pairs: Pairs, outputs: RunOutputs) -> None:
+    tally = Tally(len(pairs))
+    lines = not (on_terminal() or outputs.shows_blocks)
+    records = session.records(pairs)
+    for record in track(records, len(pairs), "Profiling", prints=outputs.streams, note=tally.note):
+        outputs.add(record)
+        tally.add(record)
+        if lines:
+            say(tally.line(record))
 
 
 def _summarize(records: list[Record], session: Session, options: argparse.Namespace) -> int:

@@ -12,7 +12,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, positive_number, run, track
+from dispatch_profiler.command import (
+    FAILED,
+    SUCCESS,
+    Parser,
+    add_selection_arguments,
+    folder,
+    positive_number,
+    run,
+    track,
+    writable,
+)
 from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.files import write_atomic
 from dispatch_profiler.generator import Selection, Tree, load_manifest
@@ -21,6 +31,7 @@ from dispatch_profiler.profiler.compare_report import FORMATS, console
 from dispatch_profiler.profiler.comparison import Outcome, percent
 from dispatch_profiler.profiler.interleaved import InterleavedOptions
 from dispatch_profiler.profiler.live import Entry, LiveComparison, LiveOptions, match
+from dispatch_profiler.profiler.machine import this_machine
 from dispatch_profiler.profiler.matching import (
     By,
     CompareOptions,
@@ -29,8 +40,8 @@ from dispatch_profiler.profiler.matching import (
     SideSummary,
     compare_records,
 )
+from dispatch_profiler.profiler.outputs import ReportFiles, add_file_arguments
 from dispatch_profiler.profiler.record_file import StoredRecord, read_records
-from dispatch_profiler.targets import parse_target
 
 PROG = "python -m dispatch_profiler compare"
 #: Outcomes that --fail-on may name; `slower` has a number.
@@ -54,8 +65,14 @@ def _main(arguments: Sequence[str]) -> int:
             " two times are the same",
             hint=f"add --threshold={percent(fail_on.slower)}",
         )
+    output = writable("--output", options.output) if options.output else None
+    files = ReportFiles.of(options)
     comparison = (_live if options.live else _recorded)(options)
-    _write(comparison, fail_on, options)
+    _write(comparison, fail_on, output, options.format)
+    files.write(
+        lambda: FORMATS["markdown"](comparison, fail_on) + "\n",
+        lambda: FORMATS["junit"](comparison, fail_on) + "\n",
+    )
     return FAILED if any(map(fail_on.applies, comparison.pairs)) else SUCCESS
 
 
@@ -73,11 +90,9 @@ def _recorded(options: argparse.Namespace) -> RunComparison:
 def _live(options: argparse.Namespace) -> RunComparison:
     by, confidence = By(options.by), options.confidence or InterleavedOptions().confidence
     manifests = [load_manifest(Tree(folder(name))) for name in (options.base, options.new)]
-    device = options.device or parse_target(manifests[1].entries[0].target).device_uri
+    device = options.device or manifests[1].target.device_uri
     base, new = (
-        Selection.parse(patterns or options.dispatches, options.operation_kind).choose(
-            manifest.dispatches(), lambda pair: pair[0].operation.kind, lambda pair: pair[1].dispatch.name
-        )
+        manifest.choose(Selection.parse(patterns or options.dispatches, options.operation_kind))
         for manifest, patterns in zip(
             manifests, (options.base_dispatches, options.new_dispatches), strict=True
         )
@@ -88,7 +103,9 @@ def _live(options: argparse.Namespace) -> RunComparison:
     with LiveComparison(manifests[0], manifests[1], how) as live:
         pairs = tuple(track(live.pairs(matched), len(matched), "Comparing"))
     sides = [
-        SideSummary(name, (device,), _distinct(e.target for e, _ in side), _revisions(side))
+        SideSummary(
+            name, (device,), _distinct(e.target for e, _ in side), _revisions(side), (this_machine(),)
+        )
         for name, side in zip((options.base, options.new), zip(*matched, strict=True), strict=True)
     ]
     summary = CompareOptions(options.threshold, confidence, by)
@@ -133,24 +150,17 @@ def _parser() -> Parser:
         "--by", choices=[by.value for by in By], default=By.DISPATCH.value,
         help="compare what has the same dispatch, or only the same operation (default: %(default)s)",
     )  # fmt: skip
-    matching = "whose whole name matches a glob or a regular expression"
-    parser.add_argument("--dispatches", default="", metavar="PATTERN,...", help=f"only dispatches {matching}")
+    add_selection_arguments(parser)
     for side in ("base", "new"):
         parser.add_argument(
             f"--{side}-dispatches",
             default="",
             metavar="PATTERN,...",
-            help=f"the same for {side.upper()} alone",
+            help=f"--dispatches for {side.upper()} alone",
         )
-    parser.add_argument(
-        "--operation-kind",
-        "--op-kind",
-        default="",
-        metavar="KIND,...",
-        help="only these kinds (default: all)",
-    )
     parser.add_argument("--format", choices=list(FORMATS), default="console", help="default: %(default)s")
     parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
+    add_file_arguments(parser)
     return parser
 
 
@@ -208,16 +218,12 @@ def _chosen(name: str, patterns: str, kinds: str) -> list[StoredRecord]:
     )
 
 
-def _write(comparison: RunComparison, fail_on: FailOn, options: argparse.Namespace) -> None:
-    if not options.output:
-        terminal = Console()
-        if options.format == "console" and terminal.is_terminal:
-            print(console(comparison, fail_on, terminal.width))
-        else:
-            print(FORMATS[options.format](comparison, fail_on))
+def _write(comparison: RunComparison, fail_on: FailOn, output: Path | None, format_: str) -> None:
+    if output is not None:
+        write_atomic(output, FORMATS[format_](comparison, fail_on) + "\n")
         return
-    path: Path = folder(options.output)
-    if path.is_dir() or not path.parent.is_dir():
-        problem = f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}"
-        raise UsageError(f"--output: {problem}")
-    write_atomic(path, FORMATS[options.format](comparison, fail_on) + "\n")
+    terminal = Console()
+    if format_ == "console" and terminal.is_terminal:
+        print(console(comparison, fail_on, terminal.width))
+    else:
+        print(FORMATS[format_](comparison, fail_on))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from xml.etree import ElementTree
 
 from dispatch_profiler.profiler.comparison import Outcome, Ratio, percent
+from dispatch_profiler.profiler.markup import Case, junit_xml, markdown_code, markdown_table, markdown_text
 from dispatch_profiler.profiler.matching import FailOn, Pair, RunComparison, SideSummary
-from dispatch_profiler.profiler.records import PROVIDER
+from dispatch_profiler.profiler.records import PROVIDER, kernel_name
 
 #: Off a terminal.
 WIDTH = 80
 _INDENT = "  "
-#: What XML 1.0 cannot hold, not even escaped.
-_NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 #: Outcomes that JUnit calls skipped: nothing was found out about the speed.
 _SKIPPED = (Outcome.UNCLEAR, Outcome.FAILED, Outcome.MISSING, Outcome.ADDED, Outcome.NOT_MEASURED)
 
@@ -49,39 +46,37 @@ def markdown(comparison: RunComparison, fail_on: FailOn) -> str:
     """A table with a row for each dispatch, and the sums above it: for a pull request."""
     interval = f"{percent(comparison.options.confidence)} interval"
     head = ("Outcome", "Ratio", interval, "Base (ms)", "New (ms)", "Dispatch", "Reason")
-    lines = [*(f"- {_cell(line)}" for line in (*_heading(comparison), *_summary(comparison, fail_on))), ""]
-    lines += [_markdown_row(head), "|---|---:|---|---:|---:|---|---|"]
+    rows = []
     for pair in comparison.pairs:
         outcome = f"**{pair.outcome.value}**" if fail_on.applies(pair) else pair.outcome.value
-        provider = "" if pair.provider == PROVIDER else f" ({pair.provider})"
+        provider = "" if pair.provider == PROVIDER else markdown_text(f" ({pair.provider})")
         texts = (_ratio(pair.ratio), _interval(pair.ratio), _time(pair.base_ms), _time(pair.new_ms))
-        lines.append(_markdown_row((outcome, *texts, f"`{pair.name}`{provider}", pair.reason)))
-    return "\n".join(lines)
+        name = f"{markdown_code(pair.name)} {provider}".strip()
+        rows.append((outcome, *texts, name, markdown_text(pair.reason)))
+    above = (*_heading(comparison), *_summary(comparison, fail_on))
+    return "\n".join(
+        [*(f"- {markdown_text(line)}" for line in above), "", *markdown_table(head, "lrlrrll", rows)]
+    )
 
 
 def junit(comparison: RunComparison, fail_on: FailOn) -> str:
     """A test case for each dispatch: what `fail_on` names is a failure, what is not known is skipped."""
-    suites = ElementTree.Element("testsuites")
-    failed = [pair for pair in comparison.pairs if fail_on.applies(pair)]
-    skipped = [pair for pair in comparison.pairs if pair not in failed and pair.outcome in _SKIPPED]
-    counts = {"tests": len(comparison.pairs), "failures": len(failed), "errors": 0, "skipped": len(skipped)}
-    name = f"compare {comparison.base.name} {comparison.new.name}"
-    suite = _element(
-        suites, "testsuite", {"name": name, **{key: str(count) for key, count in counts.items()}}
-    )
-    properties = _element(suite, "properties", {})
-    for key, value in _properties(comparison):
-        _element(properties, "property", {"name": key, "value": value})
+    cases = []
     for pair in comparison.pairs:
-        case = _element(suite, "testcase", {"classname": pair.operation, "name": _label(pair)})
         message = f"{pair.outcome.value}: {pair.reason}"
-        if pair in failed:
-            _element(case, "failure", {"type": pair.outcome.value, "message": message})
-        elif pair in skipped:
-            _element(case, "skipped", {"message": message})
-        _element(case, "system-out", {}).text = _for_xml(_sentence(pair))
-    ElementTree.indent(suites)
-    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(suites, encoding="unicode")
+        failed = fail_on.applies(pair)
+        skipped = not failed and pair.outcome in _SKIPPED
+        cases.append(
+            Case(
+                pair.operation,
+                _label(pair),
+                failure=(pair.outcome.value, message) if failed else None,
+                skipped=message if skipped else None,
+                output=_sentence(pair),
+            )
+        )
+    name = f"compare {comparison.base.name} {comparison.new.name}"
+    return junit_xml(name, cases, _properties(comparison))
 
 
 #: Each form a comparison can be written in.
@@ -99,8 +94,9 @@ def _heading(comparison: RunComparison) -> list[str]:
 
 
 def _side(label: str, side: SideSummary) -> str:
-    origins = (", ".join(some) for some in (side.targets, side.devices, side.revisions))
-    return f"{label}: {side.name} ({'; '.join(origins)})"
+    machines = (machine.text for machine in side.machines)
+    origins = (", ".join(some) for some in (side.targets, side.devices, side.revisions, machines))
+    return f"{label}: {side.name} ({'; '.join(filter(None, origins))})"
 
 
 def _summary(comparison: RunComparison, fail_on: FailOn) -> list[str]:
@@ -113,7 +109,7 @@ def _summary(comparison: RunComparison, fail_on: FailOn) -> list[str]:
         lines.append(
             f"Geometric mean of {of}: {_ratio(mean)} ({_interval(mean)}); above 1 new takes more time."
         )
-    lines.append(comparison.caveat)
+    lines += filter(None, (comparison.unlike, comparison.caveat))
     failing = [pair.name for pair in comparison.pairs if fail_on.applies(pair)]
     if failing:
         lines.append(f"Fails by --fail-on: {', '.join(failing)}.")
@@ -125,11 +121,13 @@ def _properties(comparison: RunComparison) -> Iterable[tuple[str, str]]:
         yield f"{label}.devices", ", ".join(side.devices)
         yield f"{label}.targets", ", ".join(side.targets)
         yield f"{label}.iree", ", ".join(side.revisions)
+        yield f"{label}.machines", "; ".join(machine.text for machine in side.machines)
     yield "threshold", percent(comparison.options.threshold)
     yield "confidence", percent(comparison.options.confidence)
     if comparison.mean is not None:
         yield "geometric_mean", f"{_ratio(comparison.mean)} ({_interval(comparison.mean)})"
     yield "covers", comparison.caveat
+    yield "unlike", comparison.unlike
 
 
 def _sentence(pair: Pair) -> str:
@@ -140,8 +138,7 @@ def _sentence(pair: Pair) -> str:
 
 
 def _label(pair: Pair) -> str:
-    """The configuration, and whose kernel it is where it is not IREE's."""
-    return pair.configuration if pair.provider == PROVIDER else f"{pair.configuration} ({pair.provider})"
+    return kernel_name(pair.configuration, pair.provider)
 
 
 def _figures(pair: Pair) -> str:
@@ -176,20 +173,3 @@ def _wrapped(text: str, width: int, indent: str) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(_cell, cells))} |"
-
-
-def _cell(text: str) -> str:
-    """Text that ends neither its cell nor its row, and starts no HTML."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
-
-
-def _element(parent: ElementTree.Element, tag: str, attributes: Mapping[str, str]) -> ElementTree.Element:
-    return ElementTree.SubElement(parent, tag, {key: _for_xml(value) for key, value in attributes.items()})
-
-
-def _for_xml(text: str) -> str:
-    return _NO_XML.sub("\N{REPLACEMENT CHARACTER}", text)

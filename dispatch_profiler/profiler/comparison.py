@@ -3,15 +3,10 @@
 A ratio is new time / base time: 1.03 is 3 % slower. All arithmetic is on logarithms, so that
 exchanging base and new turns a ratio into its reciprocal.
 
-The interval of a median comes from order statistics (David and Nagaraja, "Order Statistics", 7.1), so
-that it assumes nothing of the distribution; two of them are combined by the method of variance
-estimates recovery (Zou and Donner, Statistics in Medicine 27, 2008), which keeps them asymmetric.
-That holds where a bootstrap or a standard error of the median does not: five samples, samples on
-the grid of a coarse clock, or two modes with the median near the gap. It is not random either.
-
-Samples in a row depend on each other. How much is estimated from the signs of sample - median, since
-the variance of a median follows from their autocorrelation alone (Sen, J. Multivariate Analysis 2,
-1972), summed up to where it no longer falls (Geyer, Statistical Science 7, 1992).
+The interval of each median is that of `statistics.series_interval`; two of them are combined by the
+method of variance estimates recovery (Zou and Donner, Statistics in Medicine 27, 2008), which keeps
+them asymmetric. That holds where a bootstrap or a standard error of the median does not: five samples,
+samples on the grid of a coarse clock, or two modes with the median near the gap. It is not random either.
 """
 
 from __future__ import annotations
@@ -22,13 +17,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
-from scipy.stats import binom
 from scipy.stats import t as student
+
+from dispatch_profiler.profiler.statistics import dependence, series_interval
 
 #: Fewer samples, or samples that are worth fewer independent ones, are never enough.
 MIN_SAMPLES = 5
-#: Autocorrelation cannot be seen in fewer samples.
-_MIN_SAMPLES_OF_A_SERIES = 10
 
 
 class Outcome(str, Enum):
@@ -127,18 +121,8 @@ def location(samples_ms: Sequence[float], confidence: float = 0.95) -> Location:
     Raises ValueError if there is no sample, or one that is not above 0.
     """
     logs = log_times(samples_ms)
-    count = len(logs)
-    independent = count / dependence(logs)
-    # The share of samples that the interval leaves out at each end, from as many independent ones.
-    whole = max(1, math.floor(independent))
-    tail = (1.0 - confidence) / 2.0
-    rank = int(binom.ppf(tail, whole, 0.5))
-    if binom.cdf(rank, whole, 0.5) > tail:
-        rank -= 1
-    left_out = min(max(0, math.floor(max(rank, 0) * count / whole)), (count - 1) // 2)
-    ordered = np.sort(logs)
-    center = float(np.median(ordered))
-    return Location(center, float(ordered[left_out]), float(ordered[count - 1 - left_out]), independent)
+    low, high = series_interval(logs, confidence)
+    return Location(float(np.median(logs)), low, high, len(logs) / dependence(logs))
 
 
 def location_of_runs(runs_ms: Sequence[Sequence[float]], confidence: float = 0.95) -> Location:
@@ -155,27 +139,6 @@ def location_of_runs(runs_ms: Sequence[Sequence[float]], confidence: float = 0.9
     center, error = float(np.mean(medians)), float(np.std(medians, ddof=1)) / math.sqrt(count)
     half = float(student.ppf((1.0 + confidence) / 2.0, count - 1)) * error
     return Location(center, center - half, center + half, count)
-
-
-def dependence(series: np.ndarray) -> float:
-    """By how much the variance of the median exceeds that of independent samples; at least 1.
-
-    1 + 2 * the sum of the autocorrelations of sign(x - median), in pairs while they are positive and
-    fall (Geyer's initial monotone sequence). 1 where there are too few samples to see any.
-    """
-    count = len(series)
-    signs = np.sign(series - np.median(series))
-    power = float(signs @ signs)
-    if count < _MIN_SAMPLES_OF_A_SERIES or power == 0.0:
-        return 1.0
-    correlations = [float(signs[lag:] @ signs[: count - lag]) / power for lag in range(count // 2)]
-    total, last = 0.0, math.inf
-    for even, odd in zip(correlations[::2], correlations[1::2], strict=False):
-        last = min(last, even + odd)
-        if last <= 0.0:
-            break
-        total += last
-    return max(1.0, 2.0 * total - 1.0)
 
 
 def ratio(base: Location, new: Location) -> Ratio:

@@ -33,19 +33,20 @@ from dispatch_profiler.profiler.placement import Places, Rotation, cold_places, 
 from dispatch_profiler.profiler.references import References
 from dispatch_profiler.profiler.turns import Interleaving, Timed, take_turns
 from dispatch_profiler.profiler.verify import Comparison, compare
-from dispatch_profiler.runtime import Call, Device, Program, RunError, open_device
+from dispatch_profiler.runtime import Call, Device, Library, Program, RunError, open_device, open_library
 
 #: Lets the threads of BLAS sleep as soon as they are done.
 CHECKER_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4", "OMP_WAIT_POLICY": "passive"}
 
 _device: Device | None = None
+_library: Library | None = None
 _references: References | None = None
-#: A call and how many of it make a sample: what tells whether the machine is as it was.
-_sentinel: tuple[Call, int] | None = None
-_SENTINEL_SECONDS = 3e-3
+#: How it is timed and how many calls make a sample: what tells whether the machine is as it was.
+_sentinel: tuple[Timer, int] | None = None
+_SENTINEL_SECONDS = 2e-3
 _SENTINEL_SAMPLES = 7
-#: The quickest of so many calls tells what a call costs.
-_OVERHEAD_CALLS = 5
+#: The quickest of the calls of so long tells what a call costs: of few, all may have been disturbed.
+_OVERHEAD_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,10 @@ class Module:
     sha256: str
     #: Executions of a dispatch in one call.
     repeat: int
+
+
+#: Stands for the library of this process, which needs no vmfb.
+LIBRARY = Module("", "", 1)
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,18 @@ def start(uri: str, build_dir: str) -> None:
     _device = open_device(uri, Path(build_dir) if build_dir else None)
 
 
+def start_library(name: str, device: str, threads: int) -> None:
+    """Make this process one that runs operations through a library. Raises as `open_library` does."""
+    global _library
+    _library = open_library(name, device, threads)
+
+
+def library_version() -> str:
+    """What computes in this process."""
+    assert _library is not None
+    return _library.version
+
+
 def ready() -> None:
     """A call that only starts the worker, its device opened."""
 
@@ -82,10 +99,12 @@ def start_checker(folder: str, seed: int) -> None:
     _references = References(Path(folder), seed)
 
 
-def check(operation: Operation, distribution: Distribution, actual: np.ndarray) -> Comparison:
-    """Compare a result with its reference. Raises ShapeMismatch."""
+def check(
+    operation: Operation, distribution: Distribution, actual: np.ndarray, stepwise: bool = False
+) -> Comparison:
+    """Compare a result with its reference; for `stepwise` see `reference`. Raises ShapeMismatch."""
     assert _references is not None
-    return compare(operation, actual, _references.get(operation, distribution))
+    return compare(operation, actual, _references.get(operation, distribution, stepwise))
 
 
 @lru_cache(maxsize=4)
@@ -98,26 +117,33 @@ def _vmfb(module: Module) -> bytes:
 
 @lru_cache(maxsize=4)
 def _program(module: Module) -> Program:
-    assert _device is not None
-    return _device.load(_vmfb(module))
+    is_library = module == LIBRARY
+    return _kernels(is_library).load(b"" if is_library else _vmfb(module))
+
+
+def _kernels(is_library: bool) -> Device:
+    found = _library if is_library else _device
+    assert found is not None
+    return found
 
 
 @lru_cache(maxsize=2)
-def _places(operation: Operation, distribution: Distribution, seed: int) -> Places:
-    assert _device is not None
-    return Places(_device, operation, draw(operation, distribution, seed))
+def _places(is_library: bool, operation: Operation, distribution: Distribution, seed: int) -> Places:
+    return Places(_kernels(is_library), operation, draw(operation, distribution, seed))
 
 
 def run_once(
     module: Module, function: str, operation: Operation, distribution: Distribution, seed: int
 ) -> np.ndarray:
     """The result of one execution, as `operation.result` says."""
-    return _program(module).bind(function, *_places(operation, distribution, seed).first(1)).run()
+    places = _places(module == LIBRARY, operation, distribution, seed)
+    return _program(module).bind(function, *places.first(1)).run()
 
 
 def estimate(verify: Module, function: str, operation: Operation, seed: int) -> float:
     """Seconds of one warm execution, roughly."""
-    single = _program(verify).bind(function, *_places(operation, Distribution.REALS, seed).first(1))
+    places = _places(verify == LIBRARY, operation, Distribution.REALS, seed)
+    single = _program(verify).bind(function, *places.first(1))
     single.time(1)
     return single.time(1)
 
@@ -138,11 +164,14 @@ def take_samples(
     """
     global _sentinel
     subject = _cold if options.mode is Mode.COLD else _warm
-    call, timer = subject(modules, function, _places(operation, Distribution.REALS, seed), single_seconds)
+    places = _places(modules.verify == LIBRARY, operation, Distribution.REALS, seed)
+    call, timer = subject(modules, function, places, single_seconds)
     measurement = measure(timer, options, best_ms=best_ms)
     if _sentinel is None:
-        seconds = 1e-3 * measurement.median_ms * timer.repeat
-        _sentinel = call, calls_that_last(_SENTINEL_SECONDS, seconds)
+        # Of single executions: whatever a call costs, it costs each time.
+        single = _program(modules.verify).bind(function, *places.first(1))
+        sentinel = Timer(single.time, 1, core_waits=places.device.core_waits)
+        _sentinel = sentinel, calls_that_last(_SENTINEL_SECONDS, 1e-3 * measurement.median_ms)
     return measurement, call.run()
 
 
@@ -157,6 +186,7 @@ def _warm(modules: Modules, function: str, places: Places, single_seconds: float
         rotation.time,
         module.repeat,
         calls[0].now,
+        places.device.core_waits,
         lambda seconds: call_overhead(single_seconds, seconds, module.repeat),
         rotation.advance,
     )
@@ -164,26 +194,34 @@ def _warm(modules: Modules, function: str, places: Places, single_seconds: float
 
 def _cold(modules: Modules, function: str, places: Places, single_seconds: float) -> tuple[Call, Timer]:
     """The verify vmfb, whose calls are single executions, each on operands that no cache holds."""
-    assert _device is not None
-    spots = places.first(cold_places(places.operation, _device.cache_bytes))
+    device = places.device
+    spots = places.first(cold_places(places.operation, device.cache_bytes))
     single, profile = (
         _program(module).bind(function, spots[0]) for module in (modules.verify, modules.profile)
     )
     overhead = 0.0
     if not prefers_single(single_seconds, modules.profile.repeat):
-        warm, many = (min(call.time(1) for _ in range(_OVERHEAD_CALLS)) for call in (single, profile))
+        warm, many = (_quickest(call) for call in (single, profile))
         overhead = call_overhead(warm, many, modules.profile.repeat)
     call = _program(modules.verify).bind(function, *spots)
-    return call, Timer(call.time, modules.verify.repeat, call.now, lambda _: overhead)
+    return call, Timer(call.time, modules.verify.repeat, call.now, device.core_waits, lambda _: overhead)
+
+
+def _quickest(call: Call) -> float:
+    """Seconds of the quickest call of those that fit into 20 ms."""
+    found = [call.time(1)]
+    for _ in range(calls_that_last(_OVERHEAD_SECONDS, found[0])):
+        found.append(call.time(1))
+    return min(found)
 
 
 def sentinel_samples() -> tuple[float, ...]:
     """Seconds that the same kernel takes as ever; empty if nothing has been timed yet."""
     if _sentinel is None:
         return ()
-    call, calls = _sentinel
-    call.time(1)  # another kernel's data is in the caches
-    return tuple(call.time(calls) for _ in range(_SENTINEL_SAMPLES))
+    timer, calls = _sentinel
+    timer.time(1)  # another kernel's data is in the caches
+    return tuple(timer.undisturbed(calls).claimed for _ in range(_SENTINEL_SAMPLES))
 
 
 def interleave(
@@ -195,7 +233,7 @@ def interleave(
 ) -> Interleaving:
     """Time two functions in turns until it is decided, or for `seconds`; see `turns`."""
     assert _device is not None
-    places = _places(operation, Distribution.REALS, seed)
+    places = _places(False, operation, Distribution.REALS, seed)
     found = {
         side: Timed(_vmfb(module), function, module.repeat) for side, (module, function) in sides.items()
     }

@@ -18,6 +18,7 @@ from dispatch_profiler.profiler.comparison import (
     needed_samples,
     ratio,
 )
+from dispatch_profiler.profiler.machine import Machine
 from dispatch_profiler.profiler.measure import Measurement
 from dispatch_profiler.profiler.record_file import StoredRecord
 
@@ -68,6 +69,8 @@ class SideSummary:
     devices: tuple[str, ...]
     targets: tuple[str, ...]
     revisions: tuple[str, ...]
+    #: As far as they are known.
+    machines: tuple[Machine, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,17 @@ class RunComparison:
         """How many pairs there are of each outcome, in the order of `Outcome`."""
         found = Counter(pair.outcome for pair in self.pairs)
         return {outcome: found[outcome] for outcome in Outcome if found[outcome]}
+
+    @property
+    def unlike(self) -> str:
+        """One sentence if the sides were measured on machines that are not alike; else empty."""
+        both = [side.machines for side in (self.base, self.new)]
+        if not all(both) or {*both[0]} == {*both[1]}:
+            return ""
+        if any(len(machines) > 1 for machines in both):
+            return "The sides were not measured on the same machines."
+        found = both[0][0].differences(both[1][0])
+        return f"The sides were measured on unlike machines: {'; '.join(found)}." if found else ""
 
     @property
     def caveat(self) -> str:
@@ -303,5 +317,6 @@ def _summary(name: str, records: Sequence[StoredRecord]) -> SideSummary:
         name,
         tuple(dict.fromkeys(origin.device for origin in origins)),
         tuple(dict.fromkeys(origin.target for origin in origins)),
-        tuple(dict.fromkeys(origin.iree for origin in origins)),
+        tuple(dict.fromkeys(origin.software for origin in origins)),
+        tuple(dict.fromkeys(origin.machine for origin in origins if origin.machine.name)),
     )

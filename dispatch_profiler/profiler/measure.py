@@ -9,18 +9,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from dispatch_profiler.profiler.statistics import median_interval, quantile
+from dispatch_profiler.profiler.statistics import quantile, series_interval
 from dispatch_profiler.profiler.stopping import (
     Reading,
     StopRule,
     clock_warnings,
     drift_warning,
+    load_warning,
 )
 
 #: A sample lasts at least this long, so that the clock and the call cost little of it.
-_SAMPLE_SECONDS = 0.01
+_SAMPLE_SECONDS = 0.005
 #: A profile vmfb that takes longer than this for one call is not used: one execution is enough.
 _LONG_CALL_SECONDS = 2.0
+#: How often a short sample is taken until nobody disturbs it.
+_TRIES = 5
 #: Below so many executions in a call, what a call costs cannot be told from what they take.
 _FEWEST_REPEATS = 10
 
@@ -36,7 +39,7 @@ class Mode(str, Enum):
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """When to stop, and how many executions make a sample: at least `batch`; None: as many as fill 10 ms."""
+    """When to stop, and how many executions make a sample: at least `batch`; None: as many as fill 5 ms."""
 
     stop: StopRule = StopRule()
     batch: int | None = None
@@ -49,7 +52,8 @@ class Measurement:
 
     A sample is `executions` executions in a row, with caches as `mode` says. `overhead_ms` is what a
     call costs whatever it does, for one execution; it has been taken off the samples. `ended_by`
-    tells why no more samples were taken.
+    tells why no more samples were taken. `dropped_ms` are samples during which other processes had a
+    core that was needed: others were taken instead.
     """
 
     samples_ms: tuple[float, ...]
@@ -58,6 +62,7 @@ class Measurement:
     overhead_ms: float = 0.0
     ended_by: str = "count"
     warnings: tuple[str, ...] = ()
+    dropped_ms: tuple[float, ...] = ()
 
     @property
     def median_ms(self) -> float:
@@ -82,7 +87,7 @@ class Measurement:
     @property
     def interval_ms(self) -> tuple[float, float]:
         """95 % confidence interval of the median."""
-        return median_interval(self.samples_ms)
+        return series_interval(self.samples_ms)
 
     @property
     def spread(self) -> float:
@@ -109,7 +114,7 @@ def prefers_single(single_seconds: float, repeat: int) -> bool:
 def calls_per_sample(call_seconds: float, repeat: int, batch: int | None) -> int:
     """Calls of `repeat` executions each that make a sample.
 
-    With `batch`, enough for that many executions; without, enough to last 10 ms.
+    With `batch`, enough for that many executions; without, enough to last 5 ms.
     """
     if batch is not None:
         return max(1, math.ceil(batch / repeat))
@@ -138,6 +143,7 @@ class Timer:
     """How a dispatch is timed: `time(calls) -> seconds`, where a call is `repeat` executions.
 
     `now` is a second clock that does not depend on it, in seconds, or None if there is none.
+    `core_waits` is a clock that runs only while threads of ours wait for a core, or None.
     `overhead(call_seconds)` is what a call that takes so long costs beside its executions, in
     seconds. `prepare` is done before each sample.
     """
@@ -145,14 +151,33 @@ class Timer:
     time: Callable[[int], float]
     repeat: int
     now: Callable[[], float] | None = None
+    core_waits: Callable[[], float] | None = None
     overhead: Callable[[float], float] = lambda _: 0.0
     prepare: Callable[[], None] = lambda: None
 
     def read(self, calls: int) -> Reading:
-        """Time `calls` calls by both clocks."""
+        """Time `calls` calls by all clocks."""
+        taken = self.core_waits() if self.core_waits else 0.0
         before = self.now() if self.now else None
         claimed = self.time(calls)
-        return Reading(claimed, self.now() - before if self.now and before is not None else None)
+        waited = self.now() - before if self.now and before is not None else None
+        return Reading(claimed, waited, self.core_waits() - taken if self.core_waits else 0.0)
+
+    def undisturbed(self, calls: int) -> Reading:
+        """`read`, again and again if others have our cores, but not for ever."""
+        for _ in range(_TRIES):
+            reading = self.read(calls)
+            if not reading.is_disturbed:
+                break
+        return reading
+
+
+def _quickest(time: Callable[[int], float]) -> float:
+    """Seconds of the quickest of three calls; of one or two that are long."""
+    found: list[float] = []
+    while len(found) < 3 and sum(found) < _SAMPLE_SECONDS:
+        found.append(time(1))
+    return min(found)
 
 
 def measure(
@@ -169,20 +194,27 @@ def measure(
     clock of the budget, in seconds.
     """
     timer.time(1)
-    call = min(timer.time(1) for _ in range(3))
+    call = _quickest(timer.time)
     calls = calls_per_sample(call, timer.repeat, options.batch)
     executions = calls * timer.repeat
     overhead = timer.overhead(call)
     readings: list[Reading] = []
     samples: list[float] = []
+    dropped: list[float] = []
+    disturbed = 0
     start, ended = elapsed(), None
     while ended is None:
         timer.prepare()
         reading = timer.read(calls)
         readings.append(reading)
-        samples.append(1e3 * (reading.claimed - calls * overhead) / executions)
+        sample = 1e3 * (reading.claimed - calls * overhead) / executions
+        if reading.is_disturbed and options.stop.may_drop(len(dropped), len(samples), elapsed() - start):
+            dropped.append(sample)
+            continue
+        samples.append(sample)
+        disturbed += reading.is_disturbed
         ended = options.stop.ended(samples, elapsed() - start, best_ms)
-    found = (*clock_warnings(readings), drift_warning(samples))
+    found = (*clock_warnings(readings), drift_warning(samples), load_warning(len(samples), disturbed))
     return Measurement(
         samples_ms=tuple(samples),
         executions=executions,
@@ -190,4 +222,5 @@ def measure(
         overhead_ms=1e3 * overhead / timer.repeat,
         ended_by=ended.value,
         warnings=tuple(filter(None, found)),
+        dropped_ms=tuple(dropped),
     )

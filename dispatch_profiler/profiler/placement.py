@@ -42,14 +42,14 @@ class Places:
 
     def __init__(self, device: Device, operation: Operation, inputs: Sequence[np.ndarray]) -> None:
         self.operation = operation
-        self._device = device
+        self.device = device
         self._inputs = inputs
         self._made: list[Operands] = []
 
     def first(self, count: int) -> tuple[Operands, ...]:
         """So many of them. Raises RunError and WorkerOutOfMemory."""
         while len(self._made) < count:
-            self._made.append(self._device.put(self.operation, self._inputs))
+            self._made.append(self.device.put(self.operation, self._inputs))
         return tuple(self._made[:count])
 
 

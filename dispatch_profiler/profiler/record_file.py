@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from dispatch_profiler.errors import UsageError
+from dispatch_profiler.profiler.ceilings import Ceilings
+from dispatch_profiler.profiler.machine import Machine
 from dispatch_profiler.profiler.measure import Measurement
-from dispatch_profiler.profiler.records import Provenance, Record, Verdict
+from dispatch_profiler.profiler.records import Provenance, Record, Verdict, is_failure
 
 _FORMAT = "dispatch_profiler record"
 _VERSION = 1
@@ -44,6 +46,12 @@ class StoredRecord:
     reproduce: str
     provenance: Provenance
     tags: Mapping[str, str]
+    ceilings: Ceilings | None = None
+
+    @property
+    def is_failure(self) -> bool:
+        """As `Record.is_failure`."""
+        return is_failure(self.verdict, self.reason)
 
 
 def stored(record: Record, tags: Mapping[str, str] | None = None) -> StoredRecord:
@@ -66,6 +74,7 @@ def stored(record: Record, tags: Mapping[str, str] | None = None) -> StoredRecor
         reproduce=record.reproduce,
         provenance=record.provenance,
         tags=dict(tags or {}),
+        ceilings=record.ceilings,
     )
 
 
@@ -143,10 +152,16 @@ def _from_dict(row: dict[str, Any]) -> StoredRecord:
     if row["format"] != _FORMAT or row["version"] != _VERSION:
         raise ValueError(f"{row['format']} {row['version']}")
     measured = row["measurement"]
-    values = {name: row[name] for name in StoredRecord.__dataclass_fields__}
+    # Files of earlier versions lack what came later.
+    later = {"ceilings": None}
+    values = {name: {**later, **row}[name] for name in StoredRecord.__dataclass_fields__}
     values["verdict"] = Verdict(row["verdict"])
-    values["provenance"] = Provenance(**row["provenance"])
+    machine = Machine(**row["provenance"].get("machine", {}))
+    values["provenance"] = Provenance(**{**row["provenance"], "machine": machine})
+    if values["ceilings"] is not None:
+        values["ceilings"] = Ceilings.from_dict(values["ceilings"])
     if measured is not None:
-        samples, warnings = tuple(measured["samples_ms"]), tuple(measured["warnings"])
-        values["measurement"] = Measurement(**{**measured, "samples_ms": samples, "warnings": warnings})
+        lists = ("samples_ms", "warnings", "dropped_ms")
+        tuples = {name: tuple(measured[name]) for name in lists if name in measured}
+        values["measurement"] = Measurement(**{**measured, **tuples})
     return StoredRecord(**values)

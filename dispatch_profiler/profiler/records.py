@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from dispatch_profiler.generator import Dispatch
+from dispatch_profiler.profiler.ceilings import Ceilings
+from dispatch_profiler.profiler.machine import Machine
 from dispatch_profiler.profiler.measure import Measurement
 
 PROVIDER = "IREE Codegen"
@@ -19,6 +21,8 @@ class Verdict(str, Enum):
     NOT_VERIFIED = "Not verified"
     NOT_APPLIED = "Not applied"
     NOT_COMPILED = "Not compiled"
+    #: A library has nothing that computes the operation as it is defined.
+    NOT_SUPPORTED = "Not supported"
     IMPLAUSIBLE = "Implausible"
     CRASHED = "Crashed"
     TIMED_OUT = "Timed out"
@@ -26,7 +30,18 @@ class Verdict(str, Enum):
     @property
     def is_failure(self) -> bool:
         """Is the dispatch wrong, or kept from running?"""
-        return self not in (Verdict.SUCCESS, Verdict.NOT_VERIFIED)
+        return self not in (Verdict.SUCCESS, Verdict.NOT_VERIFIED, Verdict.NOT_SUPPORTED)
+
+
+def is_failure(verdict: Verdict, reason: str) -> bool:
+    """Did a record go wrong? Also if it was to be verified and could not be."""
+    return verdict.is_failure or (verdict is Verdict.NOT_VERIFIED and bool(reason))
+
+
+def kernel_name(configuration: str, provider: str) -> str:
+    """The configuration, and whose kernel it is where that is not IREE's and the name does not say."""
+    told = provider == PROVIDER or configuration.startswith(f"{provider}_")
+    return configuration if told else f"{configuration} ({provider})"
 
 
 @dataclass(frozen=True)
@@ -35,16 +50,24 @@ class Provenance:
 
     device: str
     target: str
-    #: Revisions of compiler and runtime.
+    #: Revisions of compiler and runtime; empty if IREE had no part in it.
     iree: str
     seed: int
     #: When it was made, as ISO 8601 with the offset from UTC.
     when: str = ""
+    machine: Machine = Machine()
+    #: The library that computed it, with its version and its own; empty for IREE.
+    library: str = ""
 
     @property
-    def origin(self) -> tuple[str, str, str, int]:
+    def origin(self) -> tuple[str, str, str, int, str]:
         """All but the time: records of one origin say the same of a dispatch."""
-        return self.device, self.target, self.iree, self.seed
+        return self.device, self.target, self.software, self.seed, self.machine.name
+
+    @property
+    def software(self) -> str:
+        """What made the kernel, with its version: IREE, or a library."""
+        return self.library or self.iree
 
 
 @dataclass(frozen=True)
@@ -53,7 +76,8 @@ class Record:
 
     `reason` is empty for SUCCESS, and for Not verified where nobody asked for verification.
     `provider` is whose kernel it is. `limit_ms` is the time that the hardware allows at best, 0 if
-    that is not known. `reproduce` is the command line that makes this record again.
+    that is not known; `ceilings` are what it follows from. `reproduce` is the command line that makes
+    this record again.
     """
 
     dispatch: Dispatch
@@ -64,6 +88,7 @@ class Record:
     provider: str = PROVIDER
     limit_ms: float = 0.0
     reproduce: str = ""
+    ceilings: Ceilings | None = None
 
     def failed(self, verdict: Verdict, reason: str) -> Record:
         """The same dispatch with a failure, and no measurement: a wrong kernel has no speed."""
@@ -71,8 +96,8 @@ class Record:
 
     @property
     def is_failure(self) -> bool:
-        """Does it make the exit status 1? Also if it was to be verified and could not be."""
-        return self.verdict.is_failure or (self.verdict is Verdict.NOT_VERIFIED and bool(self.reason))
+        """Does it make the exit status 1?"""
+        return is_failure(self.verdict, self.reason)
 
     @property
     def op_kind(self) -> str:

@@ -35,27 +35,32 @@ class References:
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder = folder
         self._seed = seed
-        self._recent: dict[tuple[Operation, Distribution], Reference] = {}
+        self._recent: dict[tuple[Operation, Distribution, bool], Reference] = {}
 
-    def get(self, operation: Operation, distribution: Distribution) -> Reference:
-        """The reference for inputs drawn from `distribution`; keeps those of the last operation."""
-        key = (operation, distribution)
+    def get(self, operation: Operation, distribution: Distribution, stepwise: bool = False) -> Reference:
+        """The reference for inputs drawn from `distribution`; keeps those of the last operation.
+
+        For `stepwise` see `reference`.
+        """
+        stepwise = stepwise and operation.rounds_between_steps  # else it is the same reference
+        key = (operation, distribution, stepwise)
         if key not in self._recent:
             self._recent = {k: v for k, v in self._recent.items() if k[0] == operation}
-            self._recent[key] = self._load_or_compute(operation, distribution)
+            self._recent[key] = self._load_or_compute(operation, distribution, stepwise)
         return self._recent[key]
 
-    def path(self, operation: Operation, distribution: Distribution) -> Path:
+    def path(self, operation: Operation, distribution: Distribution, stepwise: bool = False) -> Path:
         """Where the reference lies, or would lie, on disk."""
         content = [operation.to_dict(), distribution.value, self._seed, _code_version(operation.kind)]
+        content += ["stepwise"] if stepwise else []
         name = sha256(json.dumps(content, sort_keys=True).encode())[:32]
         return self._folder / operation.kind / f"{name}.npz"
 
-    def _load_or_compute(self, operation: Operation, distribution: Distribution) -> Reference:
-        path = self.path(operation, distribution)
+    def _load_or_compute(self, operation: Operation, distribution: Distribution, stepwise: bool) -> Reference:
+        path = self.path(operation, distribution, stepwise)
         found = _load(path, operation)
         if found is None:
-            found = reference(operation, draw(operation, distribution, self._seed))
+            found = reference(operation, draw(operation, distribution, self._seed), stepwise=stepwise)
             with contextlib.suppress(OSError):  # a cache that cannot be written is only slower
                 write_atomic(path, _pack(found, path.stem))
         return found

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from dispatch_profiler.command import writable
 from dispatch_profiler.configurations import KINDS as CONFIGURATION_KINDS
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator import Dispatch
 from dispatch_profiler.operations import KINDS as OPERATION_KINDS
 from dispatch_profiler.operations import Epilogue, Operation
+from dispatch_profiler.profiler.providers import DEFAULT_REFERENCE
+from dispatch_profiler.profiler.record_file import StoredRecord
 from dispatch_profiler.profiler.records import Record
+from dispatch_profiler.profiler.standing import Standing, Standings
 from dispatch_profiler.profiler.stopping import Ended
 
 _RULE = "-" * 64
@@ -52,7 +58,7 @@ def _wrapped(text: str) -> str:
     return f"\n{indent}".join(lines)
 
 
-def runtime_text(record: Record) -> str:
+def runtime_text(record: Record | StoredRecord) -> str:
     """Milliseconds with three decimals, or four digits where three decimals would hold fewer."""
     if record.measurement is None:
         return "Not profiled"
@@ -60,11 +66,12 @@ def runtime_text(record: Record) -> str:
     return f"{median:.3f}" if median >= 1.0 else format(Decimal(f"{median:.4g}"), "f")
 
 
-def gflops_text(record: Record) -> str:
+def gflops_text(record: Record | StoredRecord) -> str:
     """10**9 operations a second with two decimals."""
     if record.measurement is None:
         return "Not profiled"
-    return f"{record.measurement.gflops(record.dispatch.operation.flops):.2f}"
+    flops = record.flops if isinstance(record, StoredRecord) else record.dispatch.operation.flops
+    return f"{record.measurement.gflops(flops):.2f}"
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -73,53 +80,55 @@ def gflops_text(record: Record) -> str:
 _BASELINE = Default().name
 
 
-def table(records: Sequence[Record], *, top: int | None = None) -> str:
+def table(records: Sequence[Record], *, top: int | None = None, reference: str = DEFAULT_REFERENCE) -> str:
     """Every operation with its dispatches, the fastest first; what was not measured comes last.
 
-    `vs default` is the speed relative to the compiler's own choice for the same operation, `within`
-    how far the 95 % interval of the median reaches from it, `of limit` what part of the machine's
-    FLOP/s it uses. With `top`, only so many of each operation, and the default.
+    `vs default` is the speed relative to the compiler's own choice for the same operation, `vs
+    <reference>` relative to a library, `within` how far the 95 % interval of the median reaches from
+    it, `of limit` what part of the machine's FLOP/s it uses. With `top`, only so many of each
+    operation, the default, and the reference.
     """
     groups: dict[Operation, list[Record]] = {}
+    standings = Standings(reference)
     for record in records:
         groups.setdefault(record.dispatch.operation, []).append(record)
-    return "\n\n".join(_group(operation, group, top) for operation, group in groups.items())
+        standings.learn(record)
+    return "\n\n".join(_group(operation, group, top, standings) for operation, group in groups.items())
 
 
-def _group(operation: Operation, group: list[Record], top: int | None) -> str:
-    head = f"  {'Runtime(ms)':>11} {'GFLOPs':>9} {'vs default':>10} {'of limit':>8} {'within':>7}  {'Verification':<12}  Configuration"
-    base = next((_median(r) for r in group if r.dispatch.configuration.name == _BASELINE), math.inf)
-    ordered = sorted(group, key=_median)
+def _group(operation: Operation, group: list[Record], top: int | None, standings: Standings) -> str:
+    reference = standings.reference
+    versus = ["vs default"] if reference == DEFAULT_REFERENCE else ["vs default", f"vs {reference}"]
+    named = "".join(f" {name:>10}" for name in versus)
+    head = f"  {'Runtime(ms)':>11} {'GFLOPs':>9}{named} {'of limit':>8} {'within':>7}  {'Verification':<13}  Configuration"
     rows = [
         r
-        for i, r in enumerate(ordered)
-        if top is None or i < top or r.dispatch.configuration.name == _BASELINE
+        for i, r in enumerate(sorted(group, key=_median))
+        if top is None or i < top or r.dispatch.configuration.name == _BASELINE or r.provider == reference
     ]
-    return "\n".join([operation.name, head, *(_table_row(record, base) for record in rows)])
+    lines = [_table_row(record, standings.of(record), len(versus)) for record in rows]
+    return "\n".join([operation.name, head, *lines])
 
 
 def _median(record: Record) -> float:
     return math.inf if record.measurement is None else record.measurement.median_ms
 
 
-def _table_row(record: Record, base: float) -> str:
-    runtime = gflops = speed = limit = within = "-"
+def _table_row(record: Record, standing: Standing, speeds: int) -> str:
+    runtime = gflops = within = "-"
     notes = [record.reason] if record.reason else []
     if record.measurement is not None:
         runtime = runtime_text(record)
         gflops = f"{record.measurement.gflops(record.dispatch.operation.flops):.1f}"
-        comparable = base < math.inf and record.measurement.median_ms > 0
-        speed = f"{base / record.measurement.median_ms:.2f}x" if comparable else "-"
-        if record.limit_ms and record.measurement.median_ms > 0:
-            limit = f"{record.limit_ms / record.measurement.median_ms:.0%}"
         within = f"{record.measurement.half_width:.1%}"
         notes += record.measurement.warnings
         if record.measurement.ended_by == Ended.ABANDONED.value:
             notes.append("given up early: surely slower than the best")
+    ratios = (standing.vs_default, standing.vs_reference)[:speeds]
+    speed = "".join(f" {'-' if ratio is None else f'{ratio:.2f}x':>10}" for ratio in ratios)
+    limit = "-" if standing.of_limit is None else f"{standing.of_limit:.0%}"
     name = record.dispatch.configuration.name
-    line = (
-        f"  {runtime:>11} {gflops:>9} {speed:>10} {limit:>8} {within:>7}  {record.verdict.value:<12}  {name}"
-    )
+    line = f"  {runtime:>11} {gflops:>9}{speed} {limit:>8} {within:>7}  {record.verdict.value:<13}  {name}"
     return "\n".join([line, *(f"{'':>14}{note}" for note in notes)])
 
 
@@ -133,7 +142,11 @@ _MEASURED = (
     "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
     "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings", "limit(ms)",
 )  # fmt: skip
-_ORIGIN = ("device", "target", "iree", "seed", "when", "reason", "reproduce")
+_STANDING = ("vs_default", "vs_reference", "reference", "of_limit")
+_ORIGIN = (
+    "cpu", "cores", "memory_bytes", "system", "device", "target", "iree", "library", "seed", "when",
+    "reason", "reproduce",
+)  # fmt: skip
 
 
 def columns() -> tuple[str, ...]:
@@ -141,7 +154,7 @@ def columns() -> tuple[str, ...]:
     samples = [kind.smallest(Epilogue(bias=True)) for kind in OPERATION_KINDS.values()]
     arguments = dict.fromkeys(name for op in samples for name in Dispatch(op, Default()).arguments())
     tiles = dict.fromkeys(name for kind in CONFIGURATION_KINDS.values() for name in kind.field_names)
-    return (*_MAIN, "bytes", "flops", *arguments, *tiles, *_MEASURED, *_ORIGIN)
+    return (*_MAIN, "bytes", "flops", *arguments, *tiles, *_MEASURED, *_STANDING, *_ORIGIN)
 
 
 def row(record: Record) -> dict[str, Any]:
@@ -178,9 +191,11 @@ def row(record: Record) -> dict[str, Any]:
         **record.dispatch.arguments(),
         **record.dispatch.configuration.fields(),
         **measured,
+        **{name: value or "" for name, value in asdict(record.provenance.machine).items()},
         "device": record.provenance.device,
         "target": record.provenance.target,
         "iree": record.provenance.iree,
+        "library": record.provenance.library,
         "seed": record.provenance.seed,
         "when": record.provenance.when,
         "reason": record.reason,
@@ -188,20 +203,44 @@ def row(record: Record) -> dict[str, Any]:
     }
 
 
+def _standing_columns(record: Record, standings: Standings) -> dict[str, Any]:
+    """Speeds relative to what has been measured before; empty where nothing has."""
+    found = standings.of(record)
+    return {
+        "reference": standings.reference,
+        **{
+            name: "" if value is None else repr(value)
+            for name, value in (
+                ("vs_default", found.vs_default),
+                ("vs_reference", found.vs_reference),
+                ("of_limit", found.of_limit),
+            )
+        },
+    }
+
+
 class CsvReport:
     """Writes rows as they come, tags first. Use as a context manager.
+
+    `standings` knows what rows are compared with, and learns of each that is added. What an operation
+    is compared with comes early in it; the rows before it get their speeds when it does.
 
     Raises UsageError if the folder is missing, if a tag has the name of a column, or if `append`
     is asked for and the file has other columns.
     """
 
-    def __init__(self, path: Path, *, append: bool = False, tags: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        standings: Standings | None = None,
+        *,
+        append: bool = False,
+        tags: dict[str, str] | None = None,
+    ) -> None:
         self._tags = tags or {}
+        self._standings = standings or Standings()
         self._header = [*self._tags, *columns()]
-        if not path.parent.is_dir():
-            raise UsageError(f"--output: there is no folder {path.parent}", hint="make it first")
-        if path.is_dir():
-            raise UsageError(f"--output: {path} is a folder")
+        writable("--output", str(path))
         for name in self._tags:
             if name in columns():
                 raise UsageError(f"--tags: {name!r} is the name of a column already")
@@ -209,18 +248,35 @@ class CsvReport:
         if old is not None and old != self._header:
             raise UsageError(f"--append: {path} has other columns ({_difference(old, self._header)})")
         unfinished = old is not None and not path.read_bytes().endswith(b"\n")
-        self._file = path.open("a" if append else "w", newline="")
+        self._file = path.open("w" if old is None else "r+", newline="")
+        if old is not None:
+            self._file.seek(0, os.SEEK_END)
         if unfinished:
             self._file.write("\r\n")
         self._writer = csv.DictWriter(self._file, self._header)
         if old is None:
             self._writer.writeheader()
             self._file.flush()
+        #: Rows of the operation at hand, where they begin in the file, and what was known of each.
+        self._begin = 0
+        self._written: list[tuple[Record, Standing]] = []
 
     def add(self, record: Record) -> None:
         """Write one row, so that it is on disk before the next dispatch begins."""
-        self._writer.writerow({**self._tags, **row(record)})
+        self._standings.learn(record)
+        if not self._written or self._written[0][0].dispatch.operation != record.dispatch.operation:
+            self._begin, self._written = self._file.tell() if self._file.seekable() else 0, []
+        rows = [record]
+        if self._file.seekable() and any(self._standings.of(old) != told for old, told in self._written):
+            rows = [*(old for old, _ in self._written), record]
+            self._file.seek(self._begin)
+            self._written = []
+        for each in rows:
+            self._writer.writerow({**self._tags, **row(each), **_standing_columns(each, self._standings)})
+            self._written.append((each, self._standings.of(each)))
         self._file.flush()
+        if len(rows) > 1:
+            self._file.truncate()
 
     def close(self) -> None:
         self._file.close()

@@ -1,14 +1,13 @@
-"""`python -m dispatch_profiler report`: record files -> one HTML file, and figures for papers."""
+"""`python -m dispatch_profiler report`: record files -> one HTML file, Markdown, JUnit, and figures for papers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from dispatch_profiler.command import SUCCESS, Parser, folder, run, say
-from dispatch_profiler.errors import UsageError
+from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
 from dispatch_profiler.files import write_atomic
 from dispatch_profiler.profiler.html_report import export, grouped, render_page
+from dispatch_profiler.profiler.outputs import ReportFiles, add_file_arguments
 from dispatch_profiler.profiler.record_file import StoredRecord, read_records
 
 PROG = "dispatch_profiler report"
@@ -28,25 +27,18 @@ def _main(arguments: Sequence[str]) -> int:
         "-o", "--output", default="report.html", metavar="FILE", help="where to (default: %(default)s)"
     )
     parser.add_argument("--figures", metavar="DIR", help="also write each figure as SVG and PNG")
+    add_file_arguments(parser)
     parser.add_argument("--title", default="", help="headline (default: names of the record files)")
     options = parser.parse_args(arguments)
-    output = _output(options.output)
+    output, files = writable("--output", options.output), ReportFiles.of(options)
     paths = [folder(text) for text in options.records]
     records: list[StoredRecord] = [record for path in paths for record in read_records(path)]
     title = options.title or ", ".join(path.name for path in paths)
     # A name of a file may hold bytes that are no text.
     write_atomic(output, render_page(records, title).encode("utf-8", "backslashreplace"))
+    files.write_run(records)
     say(f"Writing the report of {len(records)} dispatches to {output}")
     if options.figures:
         written = export(grouped(records), folder(options.figures))
         say(f"Writing {len(written)} figures to {options.figures}")
     return SUCCESS
-
-
-def _output(text: str) -> Path:
-    path = folder(text)
-    if path.is_dir():
-        raise UsageError(f"--output: {path} is a folder", hint=f"say --output={path / 'report.html'}")
-    if not path.parent.is_dir():
-        raise UsageError(f"--output: there is no folder {path.parent}", hint="make it first")
-    return path

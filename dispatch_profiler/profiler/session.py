@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import math
-import shlex
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import reduce
 from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
-from dispatch_profiler.configurations import Default
+from dispatch_profiler.configurations import Default, Limits
 from dispatch_profiler.errors import DispatchProfilerError, ToolError, WorkerTimedOut
 from dispatch_profiler.generator import DispatchEntry, OperationEntry, State, Tree
 from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler import job
-from dispatch_profiler.profiler.ceilings import CeilingFile, Ceilings, measure_ceilings
+from dispatch_profiler.profiler.ceilings import (
+    CeilingFile,
+    Ceilings,
+    environments,
+    measure_ceilings,
+)
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED, Distribution
+from dispatch_profiler.profiler.machine import this_machine
 from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, Mode
-from dispatch_profiler.profiler.records import Provenance, Record, Verdict
+from dispatch_profiler.profiler.providers import LibraryCall
+from dispatch_profiler.profiler.records import PROVIDER, Provenance, Record, Verdict
+from dispatch_profiler.profiler.reproduce import command_line
 from dispatch_profiler.profiler.stopping import SentinelWatch
 from dispatch_profiler.profiler.verify import ShapeMismatch
 from dispatch_profiler.profiler.vmfbs import DamagedVmfb, Vmfbs
+from dispatch_profiler.runtime import NotSupported, libraries
 
 #: How often a measurement that was disturbed is made again.
 _AGAIN = 2
@@ -50,8 +59,20 @@ class ProfileOptions:
     ceilings: Path | None = None
 
 
+@dataclass(frozen=True)
+class _Runner:
+    """A process that runs kernels of one provider, and whether its machine is as it was."""
+
+    worker: Worker
+    watch: SentinelWatch
+
+
 class Session:
-    """Makes records. Kernels run in a worker process that owns the device; another checks results."""
+    """Makes records.
+
+    Kernels run in a worker process that owns the device, those of each library in one of its own;
+    another checks results.
+    """
 
     def __init__(self, tree: Tree, options: ProfileOptions) -> None:
         self._tree = tree
@@ -59,19 +80,21 @@ class Session:
         self._vmfbs = Vmfbs(tree)
         self._runtime = f"runtime {_version('iree-base-runtime')}"
         memory = options.memory_bytes if options.memory_bytes is not None else available_memory()
+        self._limits = WorkerLimits(options.seconds, memory)
         self._worker = Worker(
-            WorkerLimits(options.seconds, memory),
+            self._limits,
             job.start,
             (options.device, str(options.build_dir) if options.build_dir else ""),
         )
+        self._runners = {PROVIDER: _Runner(self._worker, SentinelWatch())}
+        self._versions: dict[str, str] = {}
         self._checker = Worker(
-            WorkerLimits(options.seconds, memory),
+            self._limits,
             job.start_checker,
             (str(tree.references), options.seed),
             job.CHECKER_ENVIRONMENT,
         )
         self._best: dict[Operation, float] = {}
-        self._watch = SentinelWatch()
         # Of the machine that we run on: of a GPU it says nothing.
         self._ceilings: CeilingFile | None = None
         if options.ceilings is not None and options.device.startswith("local-"):
@@ -91,6 +114,11 @@ class Session:
         """Raise TargetError if the device does not open."""
         self._worker.call(job.ready)
 
+    def check_libraries(self, names: Iterable[str]) -> None:
+        """Raise UsageError if a library does not run on the device, MissingDependency if it is not there."""
+        for name in names:
+            self._library_version(name)
+
     def records(self, pairs: Iterable[tuple[OperationEntry, DispatchEntry]]) -> Iterator[Record]:
         """A record for each dispatch, as it is done."""
         for entry, dispatch in pairs:
@@ -100,8 +128,10 @@ class Session:
         """Verify and measure one dispatch, as far as it goes."""
         module = entry.module_of(dispatch.dispatch)
         provenance = self.provenance(entry, dispatch)
-        reproduce = self._command(dispatch.dispatch.name)
+        reproduce = command_line(self._tree.folder, dispatch.dispatch.name, self._options)
         record = Record(dispatch.dispatch, provenance, Verdict.NOT_VERIFIED, reproduce=reproduce)
+        if isinstance(dispatch.dispatch.configuration, LibraryCall):
+            return self._library_record(record, entry, dispatch.dispatch.configuration)
         if dispatch.state is not State.COMPILED or module is None:
             verdict = _STATES.get(dispatch.state, Verdict.NOT_COMPILED)
             return record.failed(verdict, dispatch.reason or "it was only generated: run compile.py")
@@ -114,22 +144,60 @@ class Session:
 
     def provenance(self, entry: OperationEntry, dispatch: DispatchEntry) -> Provenance:
         """Where and with what a record of this dispatch is made now."""
-        module = entry.module_of(dispatch.dispatch)
+        configuration, module = dispatch.dispatch.configuration, entry.module_of(dispatch.dispatch)
         revision = module.compiler if module else "not compiled"
+        library = ""
+        if isinstance(configuration, LibraryCall):
+            library = self._library_version(configuration.library)
         return Provenance(
             device=self._options.device,
             target=entry.target,
-            iree=f"compiler {revision}, {self._runtime}",
+            iree="" if library else f"compiler {revision}, {self._runtime}",
             seed=self._options.seed,
             when=datetime.now().astimezone().isoformat(timespec="seconds"),
+            machine=this_machine(),
+            library=library,
         )
 
-    def _command(self, name: str) -> str:
-        """The line that makes the record of one dispatch again."""
-        words = ["profiler.py", f"--generated-dir={self._tree.folder}", f"--dispatches={name}"]
-        words += [f"--device={self._options.device}", f"--seed={self._options.seed}"]
-        words += [f"--mode={self.mode.value}"] if self.mode is not Mode.WARM else []
-        return shlex.join(["python", *words])
+    # -- libraries ----------------------------------------------------------------------------
+
+    def _runner(self, provider: str) -> _Runner:
+        """The process for what `provider` computes; that of a library is started when it is needed."""
+        if provider not in self._runners:
+            device = self._options.device
+            threads = libraries.iree_threads(device)
+            worker = Worker(
+                self._limits,
+                job.start_library,
+                (provider, device, threads),
+                libraries.environment(threads),
+            )
+            self._runners[provider] = _Runner(worker, SentinelWatch())
+        return self._runners[provider]
+
+    def _library_version(self, name: str) -> str:
+        if name not in self._versions:
+            self._versions[name] = self._runner(name).worker.call(job.library_version)
+        return self._versions[name]
+
+    def _library_record(self, record: Record, entry: OperationEntry, call: LibraryCall) -> Record:
+        """What a library makes of an operation, by the same steps as a dispatch."""
+        any_of_it = entry.dispatches[0].dispatch.name
+        reproduce = command_line(self._tree.folder, any_of_it, self._options, call.library)
+        record = replace(record, provider=call.library, reproduce=reproduce)
+        unable = call.invalid_reason(entry.operation, Limits())
+        if unable:
+            return record.failed(Verdict.NOT_SUPPORTED, unable)
+        record = self._guarded(record, job.LIBRARY, job.LIBRARY)
+        # What comes next is measured beside it: its threads must sleep.
+        worker = self._runners[call.library].worker
+        try:
+            asleep = worker.call(libraries.wait_until_asleep)
+        except DispatchProfilerError:
+            asleep = False
+        if not asleep:
+            worker.close()
+        return record
 
     def _guarded(self, record: Record, verify: job.Module, profile: job.Module) -> Record:
         try:
@@ -140,14 +208,17 @@ class Session:
             return record
         except WorkerTimedOut as error:
             return record.failed(Verdict.TIMED_OUT, f"{error.message}; --timeout sets the limit")
+        except NotSupported as error:
+            return record.failed(Verdict.NOT_SUPPORTED, error.message)
         except DispatchProfilerError as error:
             return record.failed(Verdict.CRASHED, error.message)
 
     def _verified(self, record: Record, module: job.Module) -> Record:
         """The record with its verdict: on integers first, then on reals."""
         operation, name, seed = record.dispatch.operation, record.dispatch.name, self._options.seed
+        worker = self._runner(record.provider).worker
         for distribution in Distribution:
-            actual = self._worker.call(job.run_once, module, name, operation, distribution, seed)
+            actual = worker.call(job.run_once, module, name, operation, distribution, seed)
             record = self._checked_result(record, distribution, actual)
             if record.is_failure:
                 return record
@@ -156,7 +227,11 @@ class Session:
     def _checked_result(self, record: Record, distribution: Distribution, actual: np.ndarray) -> Record:
         """The record, failed if `actual` is not what the reference says."""
         try:
-            comparison = self._checker.call(job.check, record.dispatch.operation, distribution, actual)
+            # A library may round between the steps of an epilogue, which a dispatch fuses.
+            stepwise = record.provider != PROVIDER
+            comparison = self._checker.call(
+                job.check, record.dispatch.operation, distribution, actual, stepwise
+            )
         except ShapeMismatch as error:
             return record.failed(Verdict.FAILED, error.message)
         except ToolError as error:
@@ -170,27 +245,30 @@ class Session:
     def _measured(self, record: Record, verify: job.Module, profile: job.Module) -> Record:
         """The record with its measurement; what was measured is verified once more."""
         operation, name, options = record.dispatch.operation, record.dispatch.name, self._options
-        single = self._worker.call(job.estimate, verify, name, operation, options.seed)
+        runner = self._runner(record.provider)
+        single = runner.worker.call(job.estimate, verify, name, operation, options.seed)
         modules = job.Modules(verify, profile)
         measurement, result = self._samples(record, modules, single)
-        disturbed = self._disturbance()
+        disturbed = self._disturbance(runner)
         for _ in range(_AGAIN if disturbed else 0):
             measurement, result = self._samples(record, modules, single)
-            disturbed = self._disturbance()
+            disturbed = self._disturbance(runner)
             if not disturbed:
                 break
         if disturbed:
             measurement = replace(measurement, warnings=(*measurement.warnings, disturbed))
-            self._watch.reset()  # no passing cloud: so the machine is now
+            runner.watch.reset()  # no passing cloud: so the machine is now
         if record.verdict is Verdict.SUCCESS:
             record = self._checked_result(record, Distribution.REALS, result)
             if record.is_failure:
-                return replace(record, reason=f"in the profile vmfb {record.reason}")
+                where = "in the profile vmfb" if record.provider == PROVIDER else "when it was timed"
+                return replace(record, reason=f"{where} {record.reason}")
         record = self._bounded(record, measurement.median_ms)
         if record.is_failure:
             return record
-        surely = measurement.interval_ms[1]
-        self._best[operation] = min(surely, self._best.get(operation, math.inf))
+        if record.provider == PROVIDER:  # a fast library is no reason to give up what IREE can do
+            surely = measurement.interval_ms[1]
+            self._best[operation] = min(surely, self._best.get(operation, math.inf))
         return replace(record, measurement=measurement)
 
     def _bounded(self, record: Record, milliseconds: float) -> Record:
@@ -202,40 +280,44 @@ class Session:
             ceilings = self._ceilings.again()  # something may have disturbed it the first time
         limit = ceilings.limit_ms(operation, mode)
         if ceilings.is_plausible(operation, milliseconds, mode):
-            return replace(record, limit_ms=limit)
+            return replace(record, limit_ms=limit, ceilings=ceilings)
         reason = f"{milliseconds:.4g} ms were read, but this machine needs {limit:.4g} ms at least"
-        return replace(record.failed(Verdict.IMPLAUSIBLE, reason), limit_ms=limit)
+        return replace(record.failed(Verdict.IMPLAUSIBLE, reason), limit_ms=limit, ceilings=ceilings)
 
     def _measured_ceilings(self) -> Ceilings:
-        found: Ceilings = self._checker.call(measure_ceilings)
-        return found
+        found = []
+        for environment in environments():
+            with Worker(start=job.ready, environment=environment) as worker:
+                found.append(worker.call(measure_ceilings))
+        return reduce(Ceilings.best_of, found)
 
     def _samples(self, record: Record, modules: job.Modules, single: float) -> tuple[Measurement, np.ndarray]:
         operation, name, options = record.dispatch.operation, record.dispatch.name, self._options
-        # All others are compared with the default: it is measured in full.
-        is_default = isinstance(record.dispatch.configuration, Default)
-        best = None if is_default else self._best.get(operation)
+        # Others are compared with the default and with libraries: these are measured in full.
+        is_baseline = isinstance(record.dispatch.configuration, (Default, LibraryCall))
+        best = None if is_baseline else self._best.get(operation)
         stop = options.measure.stop
         # The limit is for a step that hangs, not for samples of a kernel that is only slow.
         expected = stop.seconds + single * modules.profile.repeat * ((stop.count or 3) + 5)
-        taken: tuple[Measurement, np.ndarray] = self._worker.call(
+        taken: tuple[Measurement, np.ndarray] = self._runner(record.provider).worker.call(
             job.take_samples, modules, name, operation, options.seed, options.measure, single, best,
             seconds=options.seconds + 3.0 * expected,
         )  # fmt: skip
         return taken
 
-    def _disturbance(self) -> str:
+    def _disturbance(self, runner: _Runner) -> str:
         """A sentence if the sentinel says that the machine is not as it was; else empty."""
-        samples = self._worker.call(job.sentinel_samples)
-        usual = self._watch.usual
-        if not samples or not self._watch.is_disturbed(samples) or usual is None:
+        samples = runner.worker.call(job.sentinel_samples)
+        usual = runner.watch.usual
+        if not samples or not runner.watch.is_disturbed(samples) or usual is None:
             return ""
         ratio = statistics.median(samples) / usual
         return f"measured while the machine was disturbed: the sentinel took {ratio:.2f} of its usual time"
 
     def close(self) -> None:
         """End the worker processes."""
-        self._worker.close()
+        for runner in self._runners.values():
+            runner.worker.close()
         self._checker.close()
 
     def __enter__(self) -> Session:

@@ -10,17 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from dispatch_profiler.profiler.statistics import median_interval
+from dispatch_profiler.profiler.statistics import median_interval, series_interval
 
-#: Samples below which no interval is trusted to end a measurement: 6 are needed for 95 %.
-_FEWEST = 8
+#: Numbers of samples after which the interval is looked at: 6 are needed for 95 %, and whoever looks
+#: after each sample stops at an interval that is narrow by chance.
+_LOOKS = frozenset(round(8 * 1.4**step) for step in range(16))
 #: Samples beyond which more say nothing new.
-_MOST = 1000
+_MOST = max(_LOOKS)
 #: A dispatch is given up when it is surely slower than the best of its operation by this factor.
 _ABANDON_FACTOR = 1.5
 #: What two clocks may differ by: relative, and in seconds for what they cannot resolve.
 _CLOCK_PART = 0.05
 _CLOCK_SECONDS = 50e-6
+#: What threads of one process wait for each other's cores: relative, and in seconds for each sample.
+_TAKEN_PART = 0.03
+_TAKEN_SECONDS = 50e-6
 #: A drift below this is not worth a word.
 _DRIFT = 0.05
 
@@ -53,25 +57,41 @@ class StopRule:
         """
         if self.count is not None:
             return Ended.COUNT if len(samples) >= self.count else None
-        if len(samples) >= _FEWEST:
-            low, high = median_interval(samples)
+        if len(samples) in _LOOKS:
+            low, high = series_interval(samples)
             median = statistics.median(samples)
             if best is not None and low > _ABANDON_FACTOR * best:
                 return Ended.ABANDONED
             if max(high - median, median - low) <= self.width * median:
                 return Ended.INTERVAL
-        elif best is not None and len(samples) >= 3 and min(samples) > 2.0 * _ABANDON_FACTOR * best:
+        elif best is not None and len(samples) == 3 and min(samples) > 2.0 * _ABANDON_FACTOR * best:
             return Ended.ABANDONED  # so far off that no interval is needed
         is_over = elapsed >= self.seconds and len(samples) >= 3
         return Ended.BUDGET if is_over or len(samples) >= _MOST else None
 
+    def may_drop(self, dropped: int, kept: int, elapsed: float) -> bool:
+        """May another sample be taken instead of one that was disturbed?
+
+        Not for ever: on a machine that others use all the time such samples are all that there is.
+        """
+        return dropped < 16 + 2 * kept and (self.count is not None or elapsed < self.seconds)
+
 
 @dataclass(frozen=True)
 class Reading:
-    """One sample as two clocks saw it, in seconds. `waited` None: there is no second clock."""
+    """One sample as two clocks saw it, in seconds. `waited` None: there is no second clock.
+
+    `taken` is how long threads that should have run waited for a core that others had.
+    """
 
     claimed: float
     waited: float | None = None
+    taken: float = 0.0
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Is it a sample of what else this machine does? What threads wait for each other is less."""
+        return self.taken > _TAKEN_SECONDS + _TAKEN_PART * self.claimed
 
 
 def clock_warnings(readings: Sequence[Reading]) -> tuple[str, ...]:
@@ -94,6 +114,13 @@ def clock_warnings(readings: Sequence[Reading]) -> tuple[str, ...]:
 
 def _differ(claimed: float, waited: float) -> bool:
     return abs(claimed - waited) > _CLOCK_SECONDS + _CLOCK_PART * max(claimed, waited)
+
+
+def load_warning(kept: int, disturbed: int) -> str:
+    """A sentence if many of the samples that were kept are of a machine that others use; else empty."""
+    if 4 * disturbed <= kept:
+        return ""
+    return f"other processes had a core that was needed in {disturbed} of {kept} samples"
 
 
 def drift_warning(samples: Sequence[float]) -> str:

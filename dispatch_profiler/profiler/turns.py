@@ -1,12 +1,14 @@
 """Taking the samples of `interleaved`: two kernels on the same operands, in turns, on one device.
 
-Where code and operands lie in memory is drawn anew for each round, as far as that costs little: two
-copies of one vmfb were seen to differ by 1 %, one copy on operands at two places by 10 %.
+Where code and operands lie in memory is drawn anew for each round: two copies of one vmfb were seen to
+differ by 1 %, one copy on operands at two places by 10 %. Rounds that shared a place would share its
+luck, and could not be told from a difference.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Mapping
@@ -23,15 +25,15 @@ from dispatch_profiler.profiler.interleaved import (
 from dispatch_profiler.profiler.measure import Timer, calls_that_last
 from dispatch_profiler.profiler.placement import Places, warm_places
 from dispatch_profiler.profiler.stopping import Reading, clock_warnings
-from dispatch_profiler.runtime import Call, Device, Operands, RunError
+from dispatch_profiler.runtime import Call, Device, RunError
 
 #: A sample lasts at least this long. Short ones are close together, so that what disturbs one disturbs
 #: its neighbours too.
 _SAMPLE_SECONDS = 1e-3
 #: A round is not to last longer than this, so that there are rounds enough.
 _ROUND_SECONDS = 0.1
-#: What may be spent on placing the sides, against what is spent on samples.
-_PLACING_PART = 0.25
+#: But this many times as long as it takes to place its sides.
+_TIMES_PLACING = 2.0
 
 
 @dataclass(frozen=True)
@@ -62,53 +64,65 @@ def take_turns(
     """Go on until it is decided, or for `seconds`. RunError if the clock cannot be trusted."""
     stage = _Stage(device, sides, places, options.seed)
     outputs = {side: call.run() for side, call in stage.calls.items()}
-    quickest = {side: min(call.time(1) for _ in range(3)) for side, call in stage.calls.items()}
-    calls = {side: calls_that_last(_SAMPLE_SECONDS, took) for side, took in quickest.items()}
-    turn = 2.0 * sum(calls[side] * quickest[side] for side in sides)
-    turns = max(1, min(options.turns, round(_ROUND_SECONDS / turn))) if turn > 0 else options.turns
+    calls, turns = _plan(stage, sides, options.turns)
     rule, end = Interleaved(replace(options, turns=turns)), time.monotonic() + seconds
     samples: dict[Side, list[float]] = {side: [] for side in sides}
     readings: list[Reading] = []
     while not rule.finished and time.monotonic() < end:
-        began = time.monotonic()
+        stage.place()
         times = []
         for side in rule.order:
             call = stage.calls[side]
-            reading = Timer(call.time, sides[side].repeat, call.now).read(calls[side])
+            timer = Timer(call.time, sides[side].repeat, call.now, device.core_waits)
+            reading = timer.undisturbed(calls[side])
             if reading.claimed <= 0:
                 raise RunError("the clock stood still or went back: no figure can be trusted")
             readings.append(reading)
             times.append(1e3 * reading.claimed / (calls[side] * sides[side].repeat))
             samples[side].append(times[-1])
         rule.add(times)
-        stage.spent(time.monotonic() - began)
     if doubts := clock_warnings(readings):
         raise RunError(f"{doubts[0]}: no figure can be trusted")
     medians = {side: statistics.median(each) for side, each in samples.items() if each}
     return Interleaving(rule.result(), medians, outputs)
 
 
+def _plan(stage: _Stage, sides: Mapping[Side, Timed], most_turns: int) -> tuple[dict[Side, int], int]:
+    """The calls in a sample of each side, and the turns of a round.
+
+    A sample has as many executions on both sides: of shorter ones the fastest would be faster.
+    """
+    quickest = {side: min(call.time(1) for _ in range(3)) for side, call in stage.calls.items()}
+    executions = max(calls_that_last(_SAMPLE_SECONDS, quickest[s]) * sides[s].repeat for s in sides)
+    calls = {side: math.ceil(executions / timed.repeat) for side, timed in sides.items()}
+    turn = 2.0 * sum(calls[side] * quickest[side] for side in sides)
+    if turn <= 0:
+        return calls, most_turns
+    fitting = min(most_turns, round(_ROUND_SECONDS / turn))
+    return calls, max(1, fitting, math.ceil(_TIMES_PLACING * stage.placing_seconds / turn))
+
+
 class _Stage:
-    """Both sides bound to the same operands, placed anew as often as that may cost."""
+    """Both sides bound to the same operands."""
 
     def __init__(self, device: Device, sides: Mapping[Side, Timed], places: Places, seed: int) -> None:
         self._device = device
         self._sides = sides
         self._spots = itertools.cycle(places.first(warm_places(places.operation)))
         self._draw = np.random.default_rng([seed, 1])
-        self._placing = self._sampling = 0.0
-        self.calls = self._placed(next(self._spots))
+        self.calls: dict[Side, Call] = {}
+        self.place()
+        began = time.monotonic()
+        self.place()
+        #: What placing takes.
+        self.placing_seconds = time.monotonic() - began
 
-    def spent(self, seconds: float) -> None:
-        """So long was sampled since the last time: place the sides anew if it is time to."""
-        self._sampling += seconds
-        if self._placing <= _PLACING_PART * self._sampling:
-            began = time.monotonic()
-            self.calls = self._placed(next(self._spots))
-            self._placing += time.monotonic() - began
+    def place(self) -> None:
+        """Load both anew, at the next place of the operands, and warm them.
 
-    def _placed(self, spot: Operands) -> dict[Side, Call]:
-        """Calls of freshly loaded programs. Those of before are alive still, so their memory is not used."""
+        The programs of before are alive until then, so that theirs is not the memory that is used.
+        """
+        spot = next(self._spots)
         order = list(self._sides) if self._draw.random() < 0.5 else list(self._sides)[::-1]
         calls: dict[Side, Call] = {}
         for side in order:
@@ -116,4 +130,4 @@ class _Stage:
             calls[side] = self._device.load(timed.vmfb).bind(timed.function, spot)
         for side in order:
             calls[side].time(1)
-        return calls
+        self.calls = calls

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from dispatch_profiler.runtime._base import Call, Device, Operands, Program, RunError, poison
+from dispatch_profiler.runtime.libraries import METHODS as LIBRARY_METHODS
+from dispatch_profiler.runtime.libraries import Library, NotSupported, open_library
 from dispatch_profiler.runtime.null import NullDevice
 from dispatch_profiler.runtime.tools import ToolDevice, find_runtime_tools
 
@@ -24,8 +26,11 @@ def open_device(uri: str, build_dir: Path | None = None) -> Device:
 
 
 __all__ = [
+    "LIBRARY_METHODS",
     "Call",
     "Device",
+    "Library",
+    "NotSupported",
     "NullDevice",
     "Operands",
     "Program",
@@ -33,5 +38,6 @@ __all__ = [
     "ToolDevice",
     "find_runtime_tools",
     "open_device",
+    "open_library",
     "poison",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -60,6 +61,10 @@ class Device(Protocol):
     def cache_bytes(self) -> int:
         """What the largest caches of the device hold together; 0 if that is not known."""
 
+    @property
+    def core_waits(self) -> Callable[[], float] | None:
+        """Seconds that its threads have waited for a core; None if it needs none, or nobody knows."""
+
     def load(self, vmfb: bytes) -> Program:
         """Raises RunError if `vmfb` is not for this device, or no vmfb at all."""
 
@@ -76,3 +81,9 @@ def poison(type_: ElementType, shape: tuple[int, ...]) -> np.ndarray:
     if type_.is_integer:
         return np.full(shape, np.iinfo(type_.dtype).min + 1, type_.dtype)
     return np.full(int(np.prod(shape)) * type_.bytes, 0xFF, np.uint8).view(type_.dtype).reshape(shape)
+
+
+def raw_clock() -> float:
+    """Seconds by a clock that is not steered by the network's time, as that of `Call.time` is."""
+    clock = getattr(time, "CLOCK_MONOTONIC_RAW", time.CLOCK_MONOTONIC)
+    return time.clock_gettime(clock)

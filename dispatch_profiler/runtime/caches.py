@@ -14,11 +14,12 @@ def last_level_cache_bytes(folder: Path = _CPUS) -> int:
 
     `folder` is where Linux describes the cores.
     """
-    found = dict(filter(None, (_last_level(folder / f"cpu{core}" / "cache") for core in _cores())))
+    found = dict(filter(None, (_last_level(folder / f"cpu{core}" / "cache") for core in usable_cores())))
     return sum(found.values())
 
 
-def _cores() -> list[int]:
+def usable_cores() -> list[int]:
+    """The cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))

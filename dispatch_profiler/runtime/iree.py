@@ -15,8 +15,9 @@ import numpy as np
 
 from dispatch_profiler.errors import TargetError, WorkerOutOfMemory
 from dispatch_profiler.operations import ElementType, Operation
-from dispatch_profiler.runtime._base import Operands, RunError, poison
+from dispatch_profiler.runtime._base import Operands, RunError, poison, raw_clock
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
+from dispatch_profiler.runtime.waits import core_waits
 
 _ELEMENT_TYPES = {
     "f64": rt.HalElementType.FLOAT_64,
@@ -64,11 +65,6 @@ def _refused(what: str, error: Exception) -> Exception:
     return RunError(f"{what} failed: {text[:300]}")
 
 
-def _raw_clock() -> float:
-    clock = getattr(time, "CLOCK_MONOTONIC_RAW", time.CLOCK_MONOTONIC)
-    return time.clock_gettime(clock)
-
-
 class IreeDevice:
     """A HAL device by its URI: `local-task`, `local-sync`, `cuda://0`."""
 
@@ -82,6 +78,11 @@ class IreeDevice:
     def cache_bytes(self) -> int:
         """See `Device.cache_bytes`."""
         return last_level_cache_bytes() if self.uri.startswith("local-") else 0
+
+    @property
+    def core_waits(self) -> Callable[[], float] | None:
+        """See `Device.core_waits`."""
+        return core_waits() if self.uri.startswith("local-") else None
 
     def load(self, vmfb: bytes) -> IreeProgram:
         """See `Device.load`."""
@@ -146,8 +147,8 @@ class IreeCall:
 
     @property
     def now(self) -> Callable[[], float]:
-        """See `Call.now`: not steered by the network's time, as that of `time` is."""
-        return _raw_clock
+        """See `Call.now`."""
+        return raw_clock
 
     def run(self) -> np.ndarray:
         """See `Call.run`."""

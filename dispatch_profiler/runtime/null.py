@@ -20,11 +20,23 @@ from dispatch_profiler.runtime._base import Operands, RunError, poison
 _HONEST = 8
 
 
+@dataclass
+class _Clock:
+    """The time of one function: all its calls share it, wherever it was loaded from."""
+
+    passed: float = 0.0
+    asked: int = 0
+
+
 class NullDevice:
     """See `Device`. Runs what `compiler.null` wrote."""
 
     uri = "null"
     cache_bytes = 2**20
+    core_waits = None
+
+    def __init__(self) -> None:
+        self._clocks: dict[str, _Clock] = {}
 
     def load(self, vmfb: bytes) -> NullProgram:
         """See `Device.load`."""
@@ -32,7 +44,7 @@ class NullDevice:
             data = json.loads(vmfb)
             if data["magic"] != "null vmfb":
                 raise KeyError(data["magic"])
-            return NullProgram(data)
+            return NullProgram(data, self._clocks)
         except (ValueError, KeyError, TypeError) as error:
             raise RunError("loading the vmfb failed: it is not of the null compiler") from error
 
@@ -44,10 +56,10 @@ class NullDevice:
 class NullProgram:
     """See `Program`."""
 
-    def __init__(self, data: dict[str, Any]) -> None:
+    def __init__(self, data: dict[str, Any], clocks: dict[str, _Clock]) -> None:
         self._functions = data["functions"]
         self._repeat = int(data["repeat"])
-        self._clocks: dict[str, _Clock] = {}
+        self._clocks = clocks
 
     def bind(self, function: str, *operands: Operands) -> NullCall:
         """See `Program.bind`."""
@@ -61,14 +73,6 @@ class NullProgram:
         seconds = float(row["time_ms"]) / 1e3 * self._repeat
         clock = self._clocks.setdefault(function, _Clock())
         return NullCall(compiled, list(operands[0].handles), str(row["fault"]), seconds, clock)
-
-
-@dataclass
-class _Clock:
-    """The time of one function: all its calls share it, as on a device they would."""
-
-    passed: float = 0.0
-    asked: int = 0
 
 
 class NullCall:

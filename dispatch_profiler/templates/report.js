@@ -1,7 +1,7 @@
 // The page: tables first, then each figure when it comes into view.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const WRONG = (record) => !["SUCCESS", "Not verified"].includes(record.verdict);
+const WRONG = (record) => !["SUCCESS", "Not verified", "Not supported"].includes(record.verdict);
 // Also what was to be verified and could not be.
 const FAILED = (record) => WRONG(record) || (record.verdict === "Not verified" && record.reason !== "");
 const number = (value) => (typeof value === "number" ? value : null);

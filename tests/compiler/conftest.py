@@ -1,10 +1,12 @@
-"""Small real modules, compiled once for all tests of this folder."""
+"""Jobs for a compiler, and trees that are not compiled yet."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
+from sweep_helpers import SMALL
 
 from dispatch_profiler.compiler import ModuleJob
 from dispatch_profiler.configurations import Configuration
@@ -24,5 +26,17 @@ def make_job() -> MakeJob:
         dispatches = tuple(Dispatch(operation, c) for c in configurations)
         flags = (*target.compile_flags, *configurations[0].flags)
         return ModuleJob(render_module(operation, dispatches), dispatches, flags, repeat)
+
+    return make
+
+
+@pytest.fixture
+def generate(run):
+    """`generate("tree", ...)`: a tree that is not compiled; its folder."""
+
+    def make(folder: str, *arguments: str, target: str = "null") -> Path:
+        outcome = run("generator", f"--generated-dir={folder}", f"--target={target}", *(arguments or SMALL))
+        assert outcome.status == 0, outcome.err
+        return Path(folder).absolute()
 
     return make

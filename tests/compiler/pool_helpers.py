@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,28 @@ class Deadly(NullCompiler):
         if job.source == "die":
             os.abort()
         return Built(b"v", b"p", {})
+
+
+@dataclass(frozen=True)
+class DiesOfFlags(NullCompiler):
+    """Aborts when it reads the flag `die`, or resolves the flag `die there`."""
+
+    def check_flags(self, flags: Sequence[str]) -> None:
+        if "die" in flags:
+            os.abort()
+
+    def resolve(self, flags: Sequence[str]) -> tuple[str, ...]:
+        if "die there" in flags:
+            os.abort()
+        return tuple(flags)
+
+
+@dataclass(frozen=True)
+class TellsItsProcess(NullCompiler):
+    """The verify vmfb is the number of the process that built it."""
+
+    def build(self, job: ModuleJob) -> Built:
+        return Built(str(os.getpid()).encode(), b"p", {})
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,10 @@ from dispatch_profiler.generator import Manifest, State, Tree, load_manifest
 
 ROOT = Path(__file__).parents[2]
 COMPILE = ROOT / "compile.py"
+#: One operation in three modules, for the generator.
+SMALL = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
+#: Two of them.
+TWO = ("--problem-m=16,32", *SMALL[1:])
 _MARKER = "DISPATCH_PROFILER_TEST_MARKER"
 _LINE = re.compile(r"\[Compiling\]: (?P<source>.+\.mlir)(?: \((?P<module>[^)]*)\))?: ")
 #: How long a killed process's children may take to go. A bound for failure, not a measure.

@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from sweep_helpers import (
     COMPILE,
     ROOT,
+    SMALL,
+    TWO,
     Sweep,
     assert_all_is_right,
     assert_same,
@@ -37,8 +39,6 @@ from dispatch_profiler.compiler import Built, Cache, CompileOptions, NullCompile
 from dispatch_profiler.files import sha256
 from dispatch_profiler.generator import Selection, State
 
-SMALL = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
-TWO = ("--problem-m=16,32", *SMALL[1:])
 #: Forks (importing 32 times over is what would take long), waits until all are there, lets them go.
 _AT_ONCE = """
 import os, sys
@@ -88,18 +88,6 @@ def built_of(number: int, size: int = 40) -> Built:
 def fresh(tmp_path: Path) -> Callable[[], Path]:
     """An empty folder at each call: an example of hypothesis must not find what another left."""
     return lambda: Path(tempfile.mkdtemp(dir=tmp_path))
-
-
-@pytest.fixture
-def generate(run):
-    """`generate("tree", ...)`: a tree that is not compiled; its folder."""
-
-    def make(folder: str, *arguments: str, target: str = "null") -> Path:
-        outcome = run("generator", f"--generated-dir={folder}", f"--target={target}", *(arguments or SMALL))
-        assert outcome.status == 0, outcome.err
-        return Path(folder).absolute()
-
-    return make
 
 
 # -- many at once ----------------------------------------------------------------------------------

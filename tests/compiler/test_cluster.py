@@ -91,7 +91,8 @@ PATHS = os.pathsep.join(
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setenv("PYTHONPATH", PATHS)  # for the process that is asked for flags here
     made = Cluster(tmp_path / "cluster")
     try:
         yield made

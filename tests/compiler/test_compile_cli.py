@@ -162,6 +162,17 @@ def test_unknown_compiler_flags_are_refused_before_anything_is_compiled(run):
     assert not list(Path("generated").rglob("*.vmfb"))
 
 
+def test_a_flag_with_a_wrong_value_is_told_what_it_takes(run):
+    run("generator", "--problem-m=8", "--problem-n=8", "--problem-k=8", "--lhs=f32")
+
+    outcome = run("compile", "--", "--iree-opt-level=O9")
+
+    assert outcome.status == 2
+    error, hint = outcome.err.splitlines()
+    assert error.endswith("option parse error for: iree-opt-level=O9")
+    assert "use O0/O1/O2/O3" in hint
+
+
 def test_faults_that_cannot_be_read_are_refused(run, generated):
     generated(faults='"*": {}\n')
     Path("faults.yaml").write_text('"*": {fault: explode}\n')

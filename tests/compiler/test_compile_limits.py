@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from terminal_helpers import on_a_terminal, plain
 
 from dispatch_profiler.generator import DispatchEntry, State, Tree, load_manifest
 
-ROOT = Path(__file__).parent.parent.parent
 SHAPE = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
 
 
@@ -108,15 +103,17 @@ def test_what_ended_by_luck_is_not_in_the_cache(run, faulty):
 
 
 def test_a_memory_limit_reaches_the_compiler(run):
-    """One MiB beyond what is mapped at its start is too little for any compiler."""
+    """One MiB beyond what is mapped at its start is too little for any compiler: one sentence says so."""
     Path("none.yaml").write_text("configurations: []\n")
     assert run("generator", *SHAPE, "--configurations=none.yaml").status == 0
 
     outcome = run("compile", "-j1", "--no-cache", "--memory-limit=1")
 
     assert outcome.status == 1
-    assert the_failed().is_transient
-    assert run("compile", "-j1", "--no-cache", "--retry", "--memory-limit=8192").status == 0
+    assert "the compiler did not get as far as reading its flags: " in outcome.err
+    assert "a low --memory-limit does this too" in outcome.err
+    assert the_failed().state is State.GENERATED
+    assert run("compile", "-j1", "--no-cache", "--memory-limit=8192").status == 0
 
 
 # -- reproducers -----------------------------------------------------------------------------------
@@ -139,48 +136,34 @@ def test_a_reproducer_is_kept_on_request(run, faulty):
     assert f"@{name}(" in text[0]
 
 
+def test_a_reproducer_goes_when_its_dispatch_compiles(run, faulty):
+    """Whether or not reproducers are asked for then."""
+    faulty("crash")
+    run("compile", "-j1", "--keep-reproducers")
+    assert list(Path("generated").rglob("reproducers/*"))
+
+    Path("faults.yaml").write_text("{}")
+    assert run("compile", "-j1").status == 0
+
+    assert not list(Path("generated").rglob("reproducers/*"))
+
+
 # -- a terminal ------------------------------------------------------------------------------------
-
-
-def on_a_terminal(columns: int, *arguments: str) -> tuple[int, str]:
-    """Exit status, and what is shown on a terminal that is so wide."""
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "compile.py"), *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment,
-    )
-    os.close(theirs)
-    shown = b""
-    while True:
-        ready, _, _ = select.select([ours], [], [], 60)
-        try:
-            part = os.read(ours, 65536) if ready else b""
-        except OSError:  # so Linux tells that the other end is closed
-            part = b""
-        if not part:
-            break
-        shown += part
-    os.close(ours)
-    return process.wait(timeout=60), shown.decode()
 
 
 @pytest.mark.parametrize("columns", [40, 120])
 def test_a_terminal_shows_a_bar_and_only_what_went_wrong(faulty, columns: int):
     faulty("crash")
 
-    status, shown = on_a_terminal(columns, "-j1", "--no-cache")
+    status, shown = on_a_terminal(columns, "compile.py", "-j1", "--no-cache")
 
     assert status == 1
     assert "Traceback" not in shown
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
-    assert "Compiling" in plain
-    assert "failed" in plain
-    assert "killed by SIGABRT" in " ".join(plain.split())
-    assert plain.count("[Compiling]:") == 1  # of three modules
+    said = plain(shown)
+    assert "Compiling" in said
+    assert "failed" in said
+    assert "killed by SIGABRT" in " ".join(said.split())
+    assert said.count("[Compiling]:") == 1  # of three modules
 
 
 def test_without_a_terminal_each_module_is_a_plain_line(run, faulty):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pool_helpers import Deadly, KillsItsParent
+from pool_helpers import Deadly, DiesOfFlags, KillsItsParent, TellsItsProcess
 
-from dispatch_profiler.compiler import ModuleJob, Outcome
+from dispatch_profiler.compiler import ModuleJob, Outcome, pool
 from dispatch_profiler.compiler.pool import BuildPool, Executor, WorkerSet
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.errors import ToolError
@@ -68,6 +68,33 @@ def test_processes_that_are_killed_again_and_again_end_the_run_with_a_sentence(t
         list(pool.results(jobs))
 
     assert "--executor=threads" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("kind", "flag"), [("threads", "die"), ("loky", "die"), ("dask", "die"), ("dask", "die there")]
+)
+def test_flags_that_the_compiler_dies_of_end_the_run_with_a_sentence(kind: str, flag: str):
+    """And not this process; nothing is handed out, so no cluster is needed either."""
+    jobs = {i: ModuleJob(str(i), (DISPATCH,), (flag,) if i == 1 else (), 1) for i in range(2)}
+
+    with (
+        BuildPool[int](DiesOfFlags(), Executor(kind, 2, "tcp://127.0.0.1:1"), LIMITS) as builds,
+        pytest.raises(ToolError, match="as far as reading its flags: killed by SIGABRT") as caught,
+    ):
+        list(builds.results(jobs))
+
+    assert "stands behind --" in caught.value.hint
+
+
+def test_a_compiler_process_is_renewed_after_so_many_builds(monkeypatch):
+    """What a module leaves behind in it would add up over ten thousand; to read the flags counts too."""
+    monkeypatch.setattr(pool, "_BUILDS", 2)
+    jobs = {i: ModuleJob(str(i), (DISPATCH,), (), 1) for i in range(7)}
+
+    with BuildPool[int](TellsItsProcess(), Executor("threads", 1), LIMITS) as builds:
+        processes = [built.verify for _, built in builds.results(jobs)]
+
+    assert sorted(processes.count(process) for process in set(processes)) == [1, 2, 2, 2]
 
 
 def test_a_closed_set_of_workers_builds_nothing_more():

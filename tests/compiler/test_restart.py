@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from sweep_helpers import (
+    TWO,
     Ran,
     Sweep,
     assert_all_is_right,
@@ -30,7 +31,6 @@ from dispatch_profiler.generator import State
 
 KILLS = 5
 WORKERS = 2
-SMALL = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
 
 
 @pytest.fixture
@@ -39,18 +39,6 @@ def seed() -> int:
     seed = int(os.environ.get("DISPATCH_PROFILER_TEST_SEED", random.SystemRandom().randrange(2**32)))
     print(f"DISPATCH_PROFILER_TEST_SEED={seed}")
     return seed
-
-
-@pytest.fixture
-def generate(run):
-    """`generate("tree", "--problem-m=8")`: a tree on the null target; its folder."""
-
-    def make(folder: str, *arguments: str, target: str = "null") -> Path:
-        outcome = run("generator", f"--generated-dir={folder}", f"--target={target}", *(arguments or SMALL))
-        assert outcome.status == 0, outcome.err
-        return Path(folder).absolute()
-
-    return make
 
 
 def killed_five_times(sweep: Sweep, seed: int, modules: int) -> list[Ran]:
@@ -264,7 +252,6 @@ def test_ctrl_c_in_the_middle_of_the_real_compiler(generate):
 
 # -- what is touched, and nothing else -------------------------------------------------------------
 
-TWO = ("--problem-m=16,32", "--problem-n=32", "--problem-k=8", "--lhs=f32")
 MINE = "configurations:\n  - {flow: data_tiling}\n  - {distribution: [8, 32], vector: [8, 16, 1]}\n"
 ONE_MORE = MINE + "  - {distribution: [8, 32], vector: [8, 16, 2]}\n"
 
@@ -379,6 +366,16 @@ def test_another_configuration_compiles_its_module_alone(generate, mine, compile
     generate(".", *TWO, "--configurations=mine.yaml")
 
     assert compiled()[0] == [(name, module) for name, module in mine if not module]
+
+
+def test_a_flow_that_is_dropped_leaves_no_vmfb(generate, mine, compiled):
+    """`compiled` looks: every vmfb of the tree is named in the manifest."""
+    Path("mine.yaml").write_text(MINE.replace("  - {flow: data_tiling}\n", ""))
+    generate(".", *TWO, "--configurations=mine.yaml")
+
+    compiled()
+
+    assert not list(Path("generated").rglob("*data_tiling*"))
 
 
 def test_another_configuration_leaves_other_operations_alone(generate, mine, compiled):

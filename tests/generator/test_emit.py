@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Entry
+from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Entry, Flow
 from dispatch_profiler.errors import TargetError, TreeError
 from dispatch_profiler.files import sha256
 from dispatch_profiler.generator import (
     Choices,
+    Dispatch,
     ModuleEntry,
     OperationEntry,
     Plan,
@@ -177,6 +178,44 @@ def test_what_a_compiler_finishes_meanwhile_is_kept(tree):
     compile_everything(tree)
     list(again)
     assert states(tree) == {MATMUL: {State.COMPILED}, CONV: {State.COMPILED}}
+
+
+FLOWS = tuple(Flow(name) for name in ("data_tiling", "ukernels"))
+
+
+def make_files(tree: Tree) -> None:
+    """What compiling everything, and keeping reproducers of it, leaves beside the sources."""
+    for entry, d in load_manifest(tree).dispatches():
+        made = tree.made_of(entry.operation, d.dispatch.configuration.module)
+        for path in (*made, tree.reproducer(entry.operation, d.dispatch.name)):
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+
+
+def test_files_of_a_dispatch_that_is_dropped_go_with_it(tree):
+    """Nothing would name them: vmfbs, what the compiler said, reproducers. All others stay."""
+    list(emit(plan(MATMUL, BATCH, configurations=(TILES, *FLOWS)), tree))
+    make_files(tree)
+    before = set(files_of(tree))
+
+    list(emit(plan(MATMUL, configurations=FLOWS[:1]), tree))
+
+    gone = {Path(name).name for name in before - set(files_of(tree))}
+    ukernels = [f"{MATMUL.name}_ukernels_{purpose}.vmfb" for purpose in ("verify", "profile")]
+    reproducers = [f"{Dispatch(MATMUL, dropped).name}.mlir" for dropped in (TILES, FLOWS[1])]
+    assert gone == {*ukernels, "iree_compile_cmd_stdout_ukernels.mlir", *reproducers}
+
+
+def test_files_go_also_if_the_operation_was_not_compiled_since(tree):
+    """Twice another list: the manifest has forgotten the vmfbs after the first."""
+    list(emit(plan(MATMUL, configurations=(TILES, *FLOWS)), tree))
+    make_files(tree)
+    list(emit(plan(MATMUL, configurations=FLOWS), tree))
+
+    list(emit(plan(MATMUL, configurations=()), tree))
+
+    vmfbs = sorted(path.name for path in tree.folder.rglob("*.vmfb"))
+    assert vmfbs == [f"{MATMUL.name}_profile.vmfb", f"{MATMUL.name}_verify.vmfb"]
 
 
 # -- stopped ---------------------------------------------------------------------------------------

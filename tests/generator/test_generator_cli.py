@@ -440,3 +440,19 @@ def test_generating_again_adds_to_the_tree(run):
     run("generator", "--m=4", "--n=4", "--k=4", "--lhs=f32")
     assert load_manifest(Tree(Path())).entries[:1] == before
     assert generated() == ["matmul_16x32x8_f32t_f32t_f32t", "matmul_4x4x4_f32t_f32t_f32t"]
+
+
+def test_a_reader_that_goes_leaves_a_tree_that_is_said_to_be_short():
+    """`generator.py ... | head` ends it half-way: silently, the sweep would be taken for whole."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-u", str(ROOT / "generator.py"), "--target=null", "--problem-m=16,32", *ONE[1:]],
+        stdout=write, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    os.close(write)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "generator.py: stopped, because nobody reads what it prints: the tree lacks the rest\n"
+    )
+    assert generated() == ["matmul_16x32x8_f32t_f32t_f32t"]

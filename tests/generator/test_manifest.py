@@ -16,7 +16,7 @@ import pytest
 
 from dispatch_profiler import files
 from dispatch_profiler.configurations import CpuTiles, Default, Flow
-from dispatch_profiler.errors import TreeError
+from dispatch_profiler.errors import SelectionError, TreeError
 from dispatch_profiler.generator import (
     Artifact,
     Dispatch,
@@ -24,6 +24,7 @@ from dispatch_profiler.generator import (
     Manifest,
     ModuleEntry,
     OperationEntry,
+    Selection,
     State,
     Tree,
     add_generated,
@@ -32,6 +33,7 @@ from dispatch_profiler.generator import (
     note_result,
 )
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, Operation
+from dispatch_profiler.targets import NullTarget
 
 ROOT = Path(__file__).parents[2]
 TILES = CpuTiles((8, 16), (4, 8, 1), cache=(4, 8, 2), peel=True, split_k=2)
@@ -106,6 +108,26 @@ def test_the_family_of_a_tree_is_that_of_its_targets(tree):
     mixed = Manifest(tree, (*entries, generated(EVERY_OPERATION[2], target="llvm-cpu")))
     with pytest.raises(TreeError, match="llvm-cpu"):
         _ = mixed.family
+
+
+def test_the_target_of_a_tree_is_that_of_its_first_operation(tree):
+    """Any member of the family will do; of two families, or of nothing, there is none."""
+    entries = [generated(op, target=t) for op, t in zip(EVERY_OPERATION, ("null:x", "null"), strict=False)]
+    assert Manifest(tree, tuple(entries)).target == NullTarget("x")
+    for wrong in ((*entries, generated(EVERY_OPERATION[2], target="vmvx")), ()):
+        with pytest.raises(TreeError, match="several families of targets or none"):
+            _ = Manifest(tree, wrong).target
+
+
+def test_a_selection_chooses_among_the_dispatches(tree):
+    """By kind and name, each with the operation that it is of."""
+    manifest = Manifest(tree, tuple(map(generated, EVERY_OPERATION)))
+    chosen = manifest.choose(Selection(("*_default",), ("conv2d", "batch_matmul")))
+    assert [(e.operation, d.dispatch.configuration) for e, d in chosen] == [
+        (op, Default()) for op in EVERY_OPERATION[2:]
+    ]
+    with pytest.raises(SelectionError, match="no dispatch matches 'nothing'"):
+        manifest.choose(Selection(("nothing",)))
 
 
 def test_a_dispatch_is_in_the_module_of_its_flags():

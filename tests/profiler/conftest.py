@@ -36,8 +36,14 @@ def tree(null_tree: Callable[..., Path], tmp_path_factory: pytest.TempPathFactor
 class InProcess:
     """A worker that calls in this process what the real one calls in another."""
 
-    def __init__(self, _limits: object, start: Callable[..., None], arguments: tuple[Any, ...], *_: object):
-        self._start: Callable[[], None] | None = lambda: start(*arguments)
+    def __init__(
+        self,
+        limits: object = None,
+        start: Callable[..., None] | None = None,
+        start_arguments: tuple[Any, ...] = (),
+        environment: object = None,
+    ) -> None:
+        self._start = None if start is None else lambda: start(*start_arguments)
 
     def call(self, function: Callable[..., Any], *arguments: Any, **_: object) -> Any:
         if self._start is not None:
@@ -54,6 +60,12 @@ class InProcess:
 
     def close(self) -> None:
         """There is no process to end."""
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
 
 @pytest.fixture

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from dispatch_profiler.operations import ElementTypes, Matmul
-from dispatch_profiler.profiler import ProfileOptions, Session, Verdict
+from dispatch_profiler.profiler import ProfileOptions, Session, Verdict, ceilings
 from dispatch_profiler.profiler.ceilings import CeilingFile, Ceilings, measure_ceilings
 from dispatch_profiler.profiler.measure import Mode
+from dispatch_profiler.targets import HostCpu
 
 #: 100 GFLOP/s in f32, 50 in f64, 10 GB/s.
 KNOWN = Ceilings({"f32": 100e9, "f64": 50e9}, 10e9)
@@ -60,12 +61,29 @@ def test_what_was_measured_once_is_kept(tmp_path: Path):
     assert file.get() == LOWER.best_of(KNOWN)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"flops_per_second": 3, "bytes_per_second": 1}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"flops_per_second": 3, "bytes_per_second": 1}',
+        '{"flops_per_second": {"f32": 1}, "bytes_per_second": 0}',
+    ],
+)
 def test_a_damaged_file_is_measured_anew(tmp_path: Path, text: str):
-    CeilingFile(tmp_path, lambda: KNOWN).get()
-    next(tmp_path.iterdir()).write_text(text)
+    folder = tmp_path / "machines"
+    CeilingFile(folder, lambda: KNOWN).get()
+    next(folder.iterdir()).write_text(text)
 
-    assert CeilingFile(tmp_path, lambda: LOWER).get() == LOWER
+    assert CeilingFile(folder, lambda: LOWER).get() == LOWER
+
+
+def test_wide_kernels_of_blas_are_tried_only_where_the_cpu_has_them(monkeypatch):
+    for features, tried in (({"avx2"}, 1), ({"avx2", "avx512f"}, 2)):
+        monkeypatch.setattr(ceilings, "host_cpu", lambda known=features: HostCpu("some", frozenset(known)))
+        assert len(list(ceilings.environments())) == tried
+        assert all(each["OPENBLAS_NUM_THREADS"] == "1" for each in ceilings.environments())
 
 
 def test_this_machine_has_ceilings():
@@ -86,13 +104,13 @@ def test_a_figure_below_the_limit_is_implausible(null_tree, monkeypatch, tmp_pat
 
     measured = []
 
-    def ceilings() -> Ceilings:
+    def measured_now() -> Ceilings:
         measured.append(peak)
         return Ceilings({"f32": peak, "f64": peak}, 1e12)
 
     folder = null_tree()
     monkeypatch.setattr("dispatch_profiler.profiler.job.open_device", lambda *_: NullDevice())
-    monkeypatch.setattr(session, "measure_ceilings", ceilings)
+    monkeypatch.setattr(session, "measure_ceilings", measured_now)
     options = ProfileOptions("local-null", ceilings=tmp_path / "machines")
     from dispatch_profiler.generator import Tree, load_manifest
 
@@ -101,6 +119,7 @@ def test_a_figure_below_the_limit_is_implausible(null_tree, monkeypatch, tmp_pat
 
     assert first.verdict.value == verdict
     assert first.limit_ms == pytest.approx(1e3 * first.dispatch.operation.flops / peak)
+    assert first.ceilings == Ceilings({"f32": peak, "f64": peak}, 1e12)
     if first.verdict is Verdict.IMPLAUSIBLE:
         assert first.measurement is None
         assert "were read, but this machine needs" in first.reason

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
+import os
+import threading
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
@@ -18,7 +20,9 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator import Dispatch
 from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, Matmul, Operation
 from dispatch_profiler.profiler import Measurement, Provenance, Record, Verdict
+from dispatch_profiler.profiler.providers import LibraryCall
 from dispatch_profiler.profiler.report import CsvReport, columns
+from dispatch_profiler.profiler.standing import Standings
 
 PROVENANCE = Provenance("local-task", "llvm-cpu", "compiler 1, runtime 2", 7)
 MEASUREMENT = Measurement((0.1 + 0.2, 1 / 3, 0.125), 640)
@@ -52,12 +56,14 @@ def test_columns_stand_in_the_documented_order(tmp_path):
         "Verification", "Runtime(ms)", "GFLOPs",
     ]  # fmt: skip
     assert header[11:20] == ["bytes", "flops", "batch_count", "m", "n", "k", "lhs", "rhs", "result"]
-    assert header[-33:] == [
+    assert header[-42:] == [
         "distribution_tile", "cache_tile", "vector_tile", "peel",
         "workgroup_tile", "k_tile", "stages", "core", "instruction", "pipeline", "inner_tile", "options",
         "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
         "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings", "limit(ms)",
-        "device", "target", "iree", "seed", "when", "reason", "reproduce",
+        "vs_default", "vs_reference", "reference", "of_limit",
+        "cpu", "cores", "memory_bytes", "system", "device", "target", "iree", "library", "seed", "when",
+        "reason", "reproduce",
     ]  # fmt: skip
 
 
@@ -138,7 +144,7 @@ def test_a_row_says_what_the_record_says(tmp_path):
         "p80(ms)": repr((0.1 + 0.2) + 0.6 * (1 / 3 - (0.1 + 0.2))), "max(ms)": repr(1 / 3),
         "low(ms)": "0.125", "high(ms)": repr(1 / 3), "spread": repr(MEASUREMENT.spread),
         "samples": "3", "executions_per_sample": "640", "mode": "warm", "overhead(ms)": "0.0",
-        "ended_by": "count",
+        "ended_by": "count", "reference": "default",
         "device": "local-task", "target": "llvm-cpu", "iree": "compiler 1, runtime 2", "seed": "7",
     }  # fmt: skip
 
@@ -292,3 +298,62 @@ def test_a_folder_is_no_file(tmp_path):
     """The path itself may be a folder."""
     with pytest.raises(UsageError, match="is a folder"):
         CsvReport(tmp_path)
+
+
+# -- speeds ----------------------------------------------------------------------------------------
+
+LIBRARY = replace(
+    RECORD,
+    dispatch=Dispatch(RECORD.dispatch.operation, LibraryCall("numpy", "matmul")),
+    provider="numpy",
+    measurement=Measurement((0.6,), 1),
+)
+
+
+def speeds(path: Path) -> list[tuple[str, str]]:
+    return [(row["vs_default"], row["vs_reference"]) for row in rows_of(path)]
+
+
+def test_a_row_gets_its_speeds_when_what_it_is_compared_with_comes(tmp_path):
+    """It is on disk before; rows of another operation, and of other runs, stay as they are."""
+    path = tmp_path / "a.csv"
+    other = replace(RECORD, dispatch=Dispatch(Matmul(5, 6, 8), Default()))
+    written(path, RECORD)
+    with CsvReport(path, Standings("numpy"), append=True) as report:
+        report.add(other)
+        report.add(RECORD)
+        assert speeds(path) == [("1.0", "1.0"), ("1.0", ""), ("1.0", "")]
+        report.add(LIBRARY)
+        double = repr(0.6 / RECORD.measurement.median_ms)
+        assert speeds(path)[1:] == [("1.0", ""), ("1.0", double), (repr(1 / (0.6 / (0.1 + 0.2))), "1.0")]
+        report.add(TILED)
+    assert speeds(path)[-1] == ("1.0", double)
+    assert [row["Configuration"] for row in rows_of(path)] == [
+        "tile_config_default", "tile_config_default", "tile_config_default", "numpy_matmul",
+        TILED.dispatch.configuration.name,
+    ]  # fmt: skip
+
+
+def test_a_baseline_that_turns_out_wrong_leaves_no_speeds_and_no_rest_of_a_row(tmp_path):
+    """Rows become shorter then."""
+    path = tmp_path / "a.csv"
+    with CsvReport(path, Standings("numpy")) as report:
+        for record in (LIBRARY, RECORD, LIBRARY.failed(Verdict.FAILED, "wrong")):
+            report.add(record)
+    assert [vs_reference for _, vs_reference in speeds(path)] == ["", "", ""]
+    assert path.read_text().endswith("\n") and len(rows_of(path)) == 3
+
+
+def test_what_cannot_be_rewritten_is_written_once(tmp_path):
+    """A pipe: rows come as they are known."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.extend(path.read_text().splitlines()))
+    reader.start()
+    with CsvReport(path, Standings("numpy")) as report:
+        for record in (RECORD, LIBRARY, TILED):
+            report.add(record)
+    reader.join()
+    found = list(csv.DictReader(read))
+    assert [row["vs_reference"] != "" for row in found] == [False, True, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import hashlib
 import json
 import math
 import re
@@ -16,28 +17,24 @@ from sample_records import REASONS, invented, written
 
 from dispatch_profiler.errors import MissingDependency
 from dispatch_profiler.profiler import Verdict
+from dispatch_profiler.profiler.ceilings import Ceilings
 from dispatch_profiler.profiler.html_report import (
-    Ceiling,
     comparison,
     distribution,
     export,
     figures,
     grouped,
     heat_map,
-    page,
     render_page,
     roofline,
 )
 from dispatch_profiler.profiler.html_report.conditions import conditions, warnings
 from dispatch_profiler.profiler.html_report.data import script_json, without_samples
-from dispatch_profiler.profiler.html_report.style import plain, shortened
+from dispatch_profiler.profiler.html_report.style import distinct, plain, plotly_script, shortened
 from dispatch_profiler.profiler.record_file import StoredRecord
 from dispatch_profiler.profiler.report_cli import main
 
-pytest.importorskip("plotly", reason="a report is drawn by plotly")
-
 RECORDS = invented(75, samples=6)
-CEILINGS = {"f32": Ceiling(220e9, 24e9), "f16": Ceiling(410e9, 24e9)}
 HOSTILE = "</script><img src=x onerror=alert(1)>&amp;%{x}<b>{{7*7}}\u2028\ud800"
 
 
@@ -163,6 +160,7 @@ def test_how_it_was_measured_is_told():
         "±",
         origin.device,
         origin.iree,
+        "Invented CPU, 2 cores, 8.0 GiB, Linux 6.1.0 x86_64",
         "7",
         origin.when[:13],
     ):
@@ -230,7 +228,7 @@ def test_default_best_and_providers_are_the_fastest_of_their_kind():
 def test_plotly_accepts_every_figure():
     """Each property is one that plotly knows, and of its type."""
     graph = pytest.importorskip("plotly.graph_objects")
-    made = dict(figures(grouped(RECORDS), CEILINGS))
+    made = dict(figures(grouped(RECORDS)))
     assert len(made) == 2 + 2 * 3
     for figure in made.values():
         graph.Figure(figure)
@@ -253,23 +251,71 @@ def test_the_roofline_has_a_point_for_each_speed():
     assert points == expected
 
 
-def test_a_ceiling_bends_where_bytes_cease_to_be_the_limit():
-    """220 GFLOP/s and 24 GB/s meet at 220 / 24 FLOP/byte."""
-    figure = roofline(grouped(RECORDS), CEILINGS)
+def test_a_roof_bends_where_bytes_cease_to_be_the_limit():
+    """220 GFLOP/s and 24 GB/s meet at 220 / 24 FLOP/byte; f16 may be twice as fast."""
+    figure = roofline(grouped(invented(100, samples=2)))
     assert figure
-    line = figure["data"][0]
-    assert line["name"] == "f32 ceiling: 220 GFLOP/s, 24 GB/s"
+    line, narrow = figure["data"][:2]
+    assert line["name"] == "f32 roof: 220 GFLOP/s, 24 GB/s"
+    assert narrow["name"] == "f16 roof: 440 GFLOP/s, 24 GB/s"
     assert (line["x"][1], line["y"][1]) == (220 / 24, 220.0)
     assert line["y"][0] == pytest.approx(line["x"][0] * 24) and line["y"][2] == 220.0
 
 
-def test_without_ceilings_the_limit_of_each_operation_is_drawn():
-    """A dash at flops / limit_ms; nothing if that is not known either."""
-    figure = roofline(grouped(RECORDS))
+def elsewhere(
+    record: StoredRecord, ceilings: Ceilings | None = None, name: str = "Other CPU"
+) -> StoredRecord:
+    machine = replace(record.provenance.machine, cpu=name)
+    return replace(record, provenance=replace(record.provenance, machine=machine), ceilings=ceilings)
+
+
+def test_each_machine_has_its_own_roofs_at_the_best_that_its_records_know():
+    """A second file from the same machine may have found more; a record without any takes nothing away."""
+    better = Ceilings({"f32": 100e9, "f64": 60e9}, 10e9)
+    other = [elsewhere(RECORDS[0], replace(better, bytes_per_second=9e9)), elsewhere(RECORDS[1], better)]
+    bare = replace(RECORDS[2], ceilings=None)
+
+    figure = roofline(grouped([RECORDS[0], bare, *other]))
+
+    assert figure
+    names = [trace["name"] for trace in figure["data"] if "roof" in trace["name"]]
+    assert names == [
+        "f32 roof: 220 GFLOP/s, 24 GB/s (Invented CPU, 2 cores)",
+        "f32 roof: 100 GFLOP/s, 10 GB/s (Other CPU, 2 cores)",
+    ]
+    assert len({trace["line"]["color"] for trace in figure["data"][:2]}) == 2
+
+
+def test_another_machine_is_not_compared():
+    """What it measured is an operation of its own, with its name."""
+    labels = [group.label for group in grouped([RECORDS[0], elsewhere(RECORDS[0])])]
+    assert labels == [f"{RECORDS[0].operation} ({name}, 2 cores)" for name in ("Invented CPU", "Other CPU")]
+
+
+def test_the_roofs_of_a_cpu_are_not_those_of_a_gpu_beside_it():
+    """What another device of the machine did has its own limit, if any."""
+    record = RECORDS[1]
+    gpu = replace(record, ceilings=None, provenance=replace(record.provenance, device="cuda"))
+    figure = roofline(grouped([RECORDS[0], gpu]))
+    assert figure
+    names = [trace["name"] for trace in figure["data"]]
+    assert names[:2] == [
+        "f32 roof: 220 GFLOP/s, 24 GB/s (local-task)",
+        "hardware limit",
+    ]
+
+
+def unroofed(records: list[StoredRecord], **changes: Any) -> list[StoredRecord]:
+    return [replace(record, ceilings=None, **changes) for record in records]
+
+
+def test_without_roofs_the_limit_of_each_operation_is_drawn():
+    """As files of earlier versions hold it: a dash at flops / limit_ms; nothing if that is not known either."""
+    figure = roofline(grouped(unroofed(RECORDS)))
     assert figure and figure["data"][0]["name"] == "hardware limit"
     record = RECORDS[0]
     assert figure["data"][0]["y"][0] == record.flops / record.limit_ms / 1e6
-    bare = roofline(grouped([replace(record, limit_ms=0.0) for record in RECORDS]))
+    bare = roofline(grouped(unroofed(RECORDS, limit_ms=0.0)))
     assert bare and "hardware limit" not in [trace["name"] for trace in bare["data"]]
 
 
@@ -343,6 +389,18 @@ def test_names_are_shown_by_plotly_as_they_stand():
     assert shortened("abcdefghijk", 10) == "abcde…hijk"
 
 
+def test_labels_that_would_be_the_same_show_where_they_part():
+    """Two convolutions differ in the middle of their names only."""
+    names = [
+        f"conv2d_1x28x28x64_3x3x64x64_1x28x28x64_{t}nhwc_{t}hwcf_{t}nhwc_s1x1_p1x1_g1" for t in ("f32", "f16")
+    ]
+    assert distinct([*names, "matmul_4x4x4", names[0]], 42) == [
+        "conv2d_1x28x28…_f32nhwc_f32hwcf_f32nhwc_s…", "conv2d_1x28x28…_f16nhwc_f16hwcf_f16nhwc_s…",
+        "matmul_4x4x4", "conv2d_1x28x28…_f32nhwc_f32hwcf_f32nhwc_s…",
+    ]  # fmt: skip
+    assert distinct(["a" * 50, "a" * 50], 10) == ["aaaaa…aaaa"] * 2
+
+
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -393,19 +451,31 @@ def test_a_request_that_cannot_be_met_is_one_sentence(arguments, message, data, 
     assert re.search(r"^dispatch_profiler report: error: .*" + re.escape(message), error, flags=re.M)
 
 
-@pytest.mark.parametrize("missing", ["plotly", "kaleido"])
-def test_what_is_not_installed_is_named_with_its_pip_line(missing, tmp_path, monkeypatch):
-    """The page needs plotly, --figures kaleido."""
+def test_what_is_not_installed_is_named_with_its_pip_line(tmp_path, monkeypatch):
+    """--figures needs kaleido."""
+    without(monkeypatch, "kaleido")
+    with pytest.raises(MissingDependency, match="kaleido") as error:
+        export(grouped(RECORDS), tmp_path)
+    assert "python -m pip install" in error.value.hint
+
+
+def test_the_page_needs_nothing_that_is_not_installed(monkeypatch):
+    """plotly's JavaScript comes with this package, as npm has it."""
+    without(monkeypatch, "plotly")
+    without(monkeypatch, "kaleido")
+    assert Page(render_page(RECORDS, "run")).data["roofline"]
+    assert plotly_script().read_text().startswith("/**\n* plotly.js (cartesian - minified) v4.1.1\n")
+    digest = "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"
+    assert hashlib.sha256(plotly_script().read_bytes()).hexdigest() == digest
+    assert "MIT" in (plotly_script().parent / "LICENSE").read_text()
+
+
+def without(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     importing = builtins.__import__
 
-    def without(name: str, *rest: Any) -> Any:
+    def fails(name: str, *rest: Any) -> Any:
         if name.split(".")[0] == missing:
             raise ImportError(name)
         return importing(name, *rest)
 
-    page._packed_plotly.cache_clear()
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingDependency, match=missing) as error:
-        render_page(RECORDS, "run") if missing == "plotly" else export(grouped(RECORDS), tmp_path)
-    assert "python -m pip install" in error.value.hint
-    page._packed_plotly.cache_clear()
+    monkeypatch.setattr(builtins, "__import__", fails)

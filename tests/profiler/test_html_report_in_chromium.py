@@ -17,7 +17,6 @@ from dispatch_profiler.profiler.html_report import export, grouped, render_page
 from dispatch_profiler.profiler.record_file import StoredRecord, to_line
 from dispatch_profiler.profiler.report_cli import main
 
-pytest.importorskip("plotly", reason="a report is drawn by plotly")
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

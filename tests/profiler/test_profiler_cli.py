@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +18,12 @@ import pytest
 
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.isolation import WorkerLimits
-from dispatch_profiler.profiler import Session, job, session
-from dispatch_profiler.profiler.record_file import read_records
+from dispatch_profiler.profiler import ProfileOptions, Session, job, session
+from dispatch_profiler.profiler.record_file import StoredRecord, read_records
+from dispatch_profiler.profiler.reproduce import command_line
 from dispatch_profiler.runtime import NullDevice
 
+ROOT = Path(__file__).parents[2]
 in_process = pytest.mark.usefixtures("in_process")
 
 TWO = ("--problem-m=16,32", "--problem-n=32", "--problem-k=8", "--lhs=f32", "--default-config=only")
@@ -555,18 +562,59 @@ def test_an_honest_device_gives_figures_without_a_warning(null_tree, run):
     assert {r.measurement.ended_by for r in read_records(Path("data.jsonl"))} <= {"interval", "abandoned"}
 
 
+#: Nothing here is as ever.
+UNUSUAL = (
+    "--seed=7", "--benchmark-repetitions=9", "--batch-size=5", "--precision=0.7", "--budget=1.5",
+    "--mode=cold", "--timeout=7.5", "--memory-limit=512", "--device=null",
+)  # fmt: skip
+
+
 @in_process
-def test_each_record_can_be_made_again_by_its_own_line(null_tree, run):
-    null_tree()
-    run("profiler", "--output=data.csv")
-    record = read_records(Path("data.jsonl"))[3]
+@pytest.mark.parametrize(
+    "arguments",
+    [(), UNUSUAL, ("--verification-enabled=false",), ("--profiling-enabled=false",)],
+    ids=["usual", "unusual", "not verified", "not measured"],
+)
+def test_each_record_is_made_again_by_its_own_line(null_tree, run, arguments):
+    """All of it, every sample too, since the null device answers as it is told; only the time is another."""
+    null_tree(faults={"*_default": {"time_ms": 0.25}, "*_ukernels": {"fault": "nan"}, "*": {"time_ms": 0.3}})
+    run("profiler", "--output=data.csv", *arguments)
+    for record in read_records(Path("data.jsonl"))[::4]:
+        python, command, *again = shlex.split(record.reproduce)
+        assert (python, command) == ("python", "profiler.py")
+        run("profiler", *again, "--output=again.csv")
+        assert [made_at("", each) for each in read_records(Path("again.jsonl"))] == [made_at("", record)]
 
-    python, command, *arguments = shlex.split(record.reproduce)
 
-    assert (python, command) == ("python", "profiler.py")
-    again = run("profiler", *arguments)
-    assert f"Dispatch      : {record.dispatch}\n" in again.out
-    assert again.out.count("Dispatch      :") == 1
+def made_at(when: str, record: StoredRecord) -> StoredRecord:
+    return replace(record, provenance=replace(record.provenance, when=when))
+
+
+def test_the_line_of_a_record_runs_in_a_shell(null_tree, run, monkeypatch):
+    """As it stands, where the run was; a folder may have spaces in its name."""
+    null_tree(*ONE_DEFAULT)
+    Path("a tree").mkdir()
+    Path("generated").rename("a tree/generated")
+    run("profiler", "--generated-dir=a tree", "--output=data.csv")
+    (record,) = read_records(Path("data.jsonl"))
+    for name in ("profiler.py", "dispatch_profiler"):
+        Path(name).symlink_to(ROOT / name)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+
+    done = subprocess.run(
+        ["sh", "-c", f"{record.reproduce} --format=json"], capture_output=True, text=True, check=True
+    )
+
+    assert json.loads(done.stdout)["dispatch"] == record.dispatch
+    assert json.loads(done.stdout)["reproduce"] == record.reproduce
+
+
+def test_a_line_names_only_what_is_not_as_ever(tmp_path):
+    """And a build of one's own."""
+    usual = ProfileOptions("null")
+    line = "python profiler.py --generated-dir=. --dispatches=name --device=null --seed=2026"
+    assert command_line(Path(), "name", usual) == line
+    assert command_line(Path(), "name", replace(usual, build_dir=Path("b"))) == f"{line} --build-dir=b"
 
 
 @in_process
@@ -597,6 +645,18 @@ def test_resume_does_only_what_is_left(null_tree, run):
     assert outcome.out.count("Dispatch      :") == len(whole) - 4
     assert [r.dispatch for r in read_records(Path("data.jsonl"))] == [r.dispatch for r in whole]
     assert len(Path("data.csv").read_text().splitlines()) == len(rows)
+
+
+@in_process
+def test_resume_does_again_in_cold_mode_what_was_measured_warm(null_tree, run):
+    null_tree()
+    run("profiler", "--output=data.csv", "--dispatches=*_default")
+    again = run("profiler", "--output=data.csv", "--dispatches=*_default", "--resume", "--mode=cold")
+    assert "0 of 1 dispatches are in" in again.err
+    once_more = run("profiler", "--output=data.csv", "--dispatches=*_default", "--resume", "--mode=cold")
+    assert "1 of 1 dispatches are in" in once_more.err
+    modes = [record.measurement.mode for record in read_records(Path("data.jsonl")) if record.measurement]
+    assert modes == ["warm", "cold"]
 
 
 @in_process

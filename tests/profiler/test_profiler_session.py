@@ -84,7 +84,7 @@ def test_the_default_options_verify_and_measure(tree):
 def test_verification_needs_integers_and_reals(tree, monkeypatch):
     """Both distributions are compared, integers first; then the result of the profile vmfb."""
     seen, whole = [], job.check
-    monkeypatch.setattr(job, "check", lambda op, d, actual: seen.append(d.value) or whole(op, d, actual))
+    monkeypatch.setattr(job, "check", lambda op, d, *rest: seen.append(d.value) or whole(op, d, *rest))
     records_of(tree("--problem-m=8", "--problem-n=8", "--problem-k=8", "--lhs=f16", "--default-config=only"))
     assert seen == ["integers", "reals", "reals"]
 

@@ -13,12 +13,26 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator import Dispatch
 from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler import Measurement, Provenance, Record, Verdict
+from dispatch_profiler.profiler.ceilings import Ceilings
+from dispatch_profiler.profiler.machine import Machine
 from dispatch_profiler.profiler.record_file import JsonLines, beside_csv, read_records, stored
 
-PROVENANCE = Provenance("local-task", "llvm-cpu", "compiler x, runtime y", 42, "2026-11-20T12:00:00+00:00")
+MACHINE = Machine("Some CPU", 2, 8 * 2**30, "Linux 6.1.0 x86_64")
+PROVENANCE = Provenance(
+    "local-task", "llvm-cpu", "compiler x, runtime y", 42, "2026-11-20T12:00:00+00:00", MACHINE
+)
+CEILINGS = Ceilings({"f32": 0.1 + 0.2, "f64": 1 / 3}, 1e10)
 MEASUREMENT = Measurement((0.1 + 0.2, 1 / 3, 0.125), 64, "cold", 1e-5, "budget", ("drifted", 'said "so"'))
 RECORDS = [
-    Record(Dispatch(Matmul(4, 6, 8), Default()), PROVENANCE, Verdict.SUCCESS, "", MEASUREMENT, limit_ms=0.5),
+    Record(
+        Dispatch(Matmul(4, 6, 8), Default()),
+        PROVENANCE,
+        Verdict.SUCCESS,
+        "",
+        MEASUREMENT,
+        limit_ms=0.5,
+        ceilings=CEILINGS,
+    ),
     Record(Dispatch(Conv2d(1, 6, 6, 8, 8, 3, 3), Default()), PROVENANCE, Verdict.FAILED, "worst\nelement"),
     Record(Dispatch(Matmul(4, 6, 8), CpuTiles((2, 2), (1, 2, 4))), PROVENANCE, Verdict.CRASHED, "\u2603"),
 ]
@@ -90,3 +104,17 @@ def test_a_failed_record_has_no_figures(tmp_path: Path):
 
     assert "derived" not in json.loads(path.read_text())
     assert read_records(path)[0].measurement is None
+
+
+def test_a_file_from_before_machines_were_described_is_read(tmp_path: Path):
+    path = written(tmp_path / "a.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        del row["ceilings"], row["provenance"]["machine"]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    records = read_records(path)
+
+    assert {record.provenance.machine for record in records} == {Machine()}
+    assert [record.ceilings for record in records] == [None] * 3
+    assert records[0].measurement == MEASUREMENT

@@ -8,23 +8,24 @@ from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.generator import Dispatch
 from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler import Measurement, Provenance, Record, Verdict
+from dispatch_profiler.profiler.records import kernel_name
 
 PROVENANCE = Provenance("null", "null", "compiler 1, runtime 2", 3)
 RECORD = Record(Dispatch(Matmul(4, 6, 8), Default()), PROVENANCE, Verdict.SUCCESS, "", Measurement((1.0,), 1))
 
 
 def test_verdicts_are_spelled_as_the_document_and_the_reports_spell_them():
-    """These eight, and no other."""
+    """These nine, and no other."""
     assert [v.value for v in Verdict] == [
-        "SUCCESS", "FAILED", "Not verified", "Not applied", "Not compiled", "Implausible",
-        "Crashed", "Timed out",
+        "SUCCESS", "FAILED", "Not verified", "Not applied", "Not compiled", "Not supported",
+        "Implausible", "Crashed", "Timed out",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("verdict", list(Verdict))
-def test_only_success_and_not_verified_are_no_failures(verdict):
-    """Every other verdict makes the exit status 1."""
-    assert verdict.is_failure is (verdict.value not in ("SUCCESS", "Not verified"))
+def test_only_three_verdicts_are_no_failures(verdict):
+    """Every other verdict makes the exit status 1; what a library lacks is nobody's fault."""
+    assert verdict.is_failure is (verdict.value not in ("SUCCESS", "Not verified", "Not supported"))
 
 
 def test_a_failure_takes_the_measurement_with_it():
@@ -63,3 +64,10 @@ def test_a_convolution_has_no_split():
     record = Record(Dispatch(Conv2d(1, 8, 8, 4, 4, 3, 3), tiles), PROVENANCE, Verdict.SUCCESS)
     assert "split_k" not in record.arguments_text()
     assert record.op_kind == "OperationKind.Conv2d"
+
+
+def test_a_kernel_is_named_with_whose_it_is_where_its_name_does_not_say():
+    """IREE's, a library's, and what somebody else calls the default."""
+    assert kernel_name("tile_config_default", "IREE Codegen") == "tile_config_default"
+    assert kernel_name("numpy_matmul", "numpy") == "numpy_matmul"
+    assert kernel_name("tile_config_default", "torch") == "tile_config_default (torch)"

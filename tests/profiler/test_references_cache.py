@@ -43,9 +43,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
     """The operations whose references were computed, in order."""
     calls: list[Operation] = []
 
-    def counted(operation, inputs):
+    def counted(operation, inputs, **options):
         calls.append(operation)
-        return reference(operation, inputs)
+        return reference(operation, inputs, **options)
 
     monkeypatch.setattr(references, "reference", counted)
     return calls

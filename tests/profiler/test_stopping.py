@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dispatch_profiler.profiler.statistics import median_interval, quantile
+from dispatch_profiler.profiler.statistics import median_interval, quantile, series_interval
 from dispatch_profiler.profiler.stopping import (
     Ended,
     Reading,
@@ -47,9 +47,33 @@ def test_the_interval_of_many_samples_is_that_of_scipy(count: int):
     assert median_interval(samples) == (found.low, found.high)
 
 
-def test_a_thousand_samples_are_enough():
-    assert RULE.ended(WILD * 124, 0.1) is None
-    assert RULE.ended(WILD * 125, 0.1) is Ended.BUDGET
+def test_so_many_samples_are_enough():
+    assert RULE.ended(WILD * 155, 0.1) is None
+    assert RULE.ended(WILD * 156, 0.1) is Ended.BUDGET
+
+
+@pytest.mark.parametrize(
+    ("count", "ended"), [(8, Ended.INTERVAL), (9, None), (10, None), (11, Ended.INTERVAL)]
+)
+def test_the_interval_is_looked_at_now_and_then(count: int, ended: Ended | None):
+    """Between looks even samples that are all the same end nothing."""
+    assert RULE.ended([1.0] * count, 0.1) is ended
+
+
+@pytest.mark.parametrize("part", [0.0, 0.9])
+def test_the_interval_of_a_series_holds_however_its_samples_depend_on_each_other(part: float):
+    """x_t = part * x_(t-1) + noise, of median 0; that of independent samples misses it at 0.9."""
+    rng, held, naive = np.random.default_rng(8), 0, 0
+    for _ in range(300):
+        noise, series = rng.normal(size=220), [0.0]
+        for each in noise:
+            series.append(part * series[-1] + each)
+        low, high = series_interval(series[21:])
+        held += low <= 0.0 <= high
+        low, high = median_interval(series[21:])
+        naive += low <= 0.0 <= high
+    assert held >= 300 * 0.88
+    assert naive < 300 * 0.6 or part == 0.0
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])

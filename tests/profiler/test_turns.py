@@ -15,6 +15,7 @@ from dispatch_profiler.profiler.interleaved import InterleavedOptions, Side
 from dispatch_profiler.profiler.placement import Places
 from dispatch_profiler.profiler.turns import Timed, take_turns
 from dispatch_profiler.runtime import NullDevice, RunError
+from dispatch_profiler.runtime.null import NullCall
 
 OPERATION = Matmul(4, 6, 8)
 NAME = Dispatch(OPERATION, Default()).name
@@ -24,6 +25,7 @@ class Watched(NullDevice):
     """Writes down which vmfb is loaded."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.loaded: list[bytes] = []
 
     def load(self, vmfb):
@@ -31,12 +33,12 @@ class Watched(NullDevice):
         return super().load(vmfb)
 
 
-def compared(base: dict, new: dict, **options):
+def compared(base: dict, new: dict, *, repeats: tuple[int, int] = (10, 10), **options):
     """What turns say of two rules of the null compiler, and the device that they were taken on."""
     device, sides = Watched(), {}
-    for side, rule in ((Side.BASE, base), (Side.NEW, new)):
-        job = ModuleJob("", (Dispatch(OPERATION, Default()),), (), 10)
-        sides[side] = Timed(NullCompiler((Rule("*", **rule),)).build(job).profile, NAME, 10)
+    for side, rule, repeat in zip(Side, (base, new), repeats, strict=True):
+        job = ModuleJob("", (Dispatch(OPERATION, Default()),), (), repeat)
+        sides[side] = Timed(NullCompiler((Rule("*", **rule),)).build(job).profile, NAME, repeat)
     places = Places(device, OPERATION, draw(OPERATION, Distribution.REALS, 1))
     return take_turns(device, sides, places, InterleavedOptions(**options), 20.0), device
 
@@ -49,20 +51,30 @@ def test_the_ratio_is_that_of_the_two_sides():
     assert (found.medians_ms[Side.BASE], found.medians_ms[Side.NEW]) == pytest.approx((1.0, 1.05))
 
 
-def test_code_is_placed_anew_while_it_is_measured(monkeypatch):
-    """Once a round if placing costs nothing, both sides together, and in both orders."""
-    monkeypatch.setattr(turns, "_PLACING_PART", 1e9)
+def test_code_is_placed_anew_for_each_round():
+    """Both sides together, in both orders; two times before the first round to see what it takes."""
     found, device = compared({"time_ms": 1.0}, {"time_ms": 1.05})
     pairs = list(zip(device.loaded[::2], device.loaded[1::2], strict=True))
-    assert len(pairs) == found.result.rounds + 1
+    assert len(pairs) == found.result.rounds + 2
     assert len(set(pairs)) == 2 and all(one != other for one, other in pairs)
 
 
-def test_placing_does_not_take_the_time_of_measuring(monkeypatch):
-    """Never again if it may cost nothing."""
-    monkeypatch.setattr(turns, "_PLACING_PART", -1.0)
-    _, device = compared({"time_ms": 1.0}, {"time_ms": 1.05})
-    assert len(device.loaded) == 2
+def test_a_sample_has_as_many_executions_on_both_sides(monkeypatch):
+    """Also if one side is three times as fast, and its vmfb repeats a dispatch less often."""
+    counted: dict[int, set[int]] = {}
+    whole = NullCall.time
+
+    def count(call, calls):
+        if calls > 1:
+            counted.setdefault(id(call._clock), set()).add(calls)
+        return whole(call, calls)
+
+    monkeypatch.setattr(NullCall, "time", count)
+    compared({"time_ms": 0.003}, {"time_ms": 0.0011}, repeats=(10, 50))
+    assert sorted({calls for each in counted.values() for calls in each}) == [
+        19,
+        95,
+    ]  # of 50 and of 10 executions
 
 
 @pytest.mark.parametrize(("milliseconds", "turns_of_a_round"), [(0.1, 4), (1.0, 2), (100.0, 1)])

@@ -6,10 +6,9 @@ from dispatch_profiler.profiler.html_report.export import export, figures
 from dispatch_profiler.profiler.html_report.groups import Entry, Group, grouped
 from dispatch_profiler.profiler.html_report.heat_map import heat_map
 from dispatch_profiler.profiler.html_report.page import render_page
-from dispatch_profiler.profiler.html_report.roofline import Ceiling, roofline
+from dispatch_profiler.profiler.html_report.roofline import roofline
 
 __all__ = [
-    "Ceiling",
     "Entry",
     "Group",
     "comparison",

@@ -17,9 +17,10 @@ class Condition:
 
     dispatches: int
     provider: str
+    machine: str
     device: str
     target: str
-    iree: str
+    software: str
     seed: str
     tags: str
     mode: str
@@ -38,7 +39,16 @@ def conditions(records: Sequence[StoredRecord]) -> list[Condition]:
         origin = record.provenance
         tags = ", ".join(f"{name}: {value}" for name, value in record.tags.items())
         mode = "not measured" if record.measurement is None else record.measurement.mode
-        key = (record.provider, origin.device, origin.target, origin.iree, str(origin.seed), tags, mode)
+        key = (
+            record.provider,
+            origin.machine.text,
+            origin.device,
+            origin.target,
+            origin.software,
+            str(origin.seed),
+            tags,
+            mode,
+        )
         found.setdefault(key, []).append(record)
     return [Condition(len(members), *key, *_measured(members)) for key, members in found.items()]
 

@@ -11,23 +11,20 @@ from dispatch_profiler.profiler.html_report.comparison import comparison
 from dispatch_profiler.profiler.html_report.distribution import distribution
 from dispatch_profiler.profiler.html_report.groups import Entry, Group, provider_names
 from dispatch_profiler.profiler.html_report.heat_map import heat_map
-from dispatch_profiler.profiler.html_report.roofline import Ceiling, roofline
+from dispatch_profiler.profiler.html_report.roofline import roofline
 from dispatch_profiler.profiler.html_report.style import Figure
 from dispatch_profiler.profiler.record_file import StoredRecord, to_line
 
 #: What many records share word for word; each is kept once, and a record has its number.
-_SHARED = ("arguments", "provenance", "configuration_fields", "tags")
+_SHARED = ("arguments", "provenance", "configuration_fields", "tags", "ceilings")
 #: Whole numbers beyond this are rounded by JavaScript; as text they are not.
 _LARGEST_EXACT = 2**53
 
 
-def page_data(
-    records: Sequence[StoredRecord], groups: Sequence[Group], ceilings: dict[str, Ceiling] | None = None
-) -> dict[str, Any]:
+def page_data(records: Sequence[StoredRecord], groups: Sequence[Group]) -> dict[str, Any]:
     """Everything that the page's script shows.
 
-    `records` have the fields of the file and `derived`; `shared` is what `arguments`, `provenance`,
-    `configuration_fields` and `tags` of a record point into.
+    `records` have the fields of the file and `derived`; `shared` is what those in `_SHARED` point into.
     """
     pools: dict[str, dict[str, int]] = {name: {} for name in _SHARED}
     return {
@@ -35,7 +32,7 @@ def page_data(
         "shared": {name: [json.loads(text) for text in pools[name]] for name in _SHARED},
         "providers": provider_names(groups),
         "groups": [_group(group, provider_names(groups)) for group in groups],
-        "roofline": roofline(groups, ceilings),
+        "roofline": roofline(groups),
         "comparison": comparison(groups),
     }
 

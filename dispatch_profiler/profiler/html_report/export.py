@@ -14,8 +14,8 @@ from dispatch_profiler.profiler.html_report.comparison import comparison
 from dispatch_profiler.profiler.html_report.distribution import distribution
 from dispatch_profiler.profiler.html_report.groups import Group, provider_names
 from dispatch_profiler.profiler.html_report.heat_map import heat_map
-from dispatch_profiler.profiler.html_report.roofline import Ceiling, roofline
-from dispatch_profiler.profiler.html_report.style import Figure
+from dispatch_profiler.profiler.html_report.roofline import roofline
+from dispatch_profiler.profiler.html_report.style import Figure, plotly_script
 
 FORMATS = ("svg", "png")
 #: Pixels; a PNG has `_SCALE` times as many. 700 px are a column of text at 96 dpi.
@@ -25,12 +25,10 @@ _LONGEST_NAME = 120
 _HINT = "python -m pip install 'dispatch_profiler[report]', and Chrome or Chromium on the PATH"
 
 
-def figures(
-    groups: Sequence[Group], ceilings: dict[str, Ceiling] | None = None
-) -> Iterator[tuple[str, Figure]]:
+def figures(groups: Sequence[Group]) -> Iterator[tuple[str, Figure]]:
     """Every figure of the report with the name of its file, without the ending."""
     found: list[tuple[str, Figure | None]] = [
-        ("roofline", roofline(groups, ceilings)),
+        ("roofline", roofline(groups)),
         ("comparison", comparison(groups)),
     ]
     providers = provider_names(groups)
@@ -43,7 +41,7 @@ def figures(
             yield name, figure
 
 
-def export(groups: Sequence[Group], folder: Path, ceilings: dict[str, Ceiling] | None = None) -> list[Path]:
+def export(groups: Sequence[Group], folder: Path) -> list[Path]:
     """Write each figure as SVG and PNG into `folder`, which is made; the paths that were written.
 
     Raises MissingDependency without kaleido or a browser, UsageError if `folder` is a file.
@@ -54,7 +52,7 @@ def export(groups: Sequence[Group], folder: Path, ceilings: dict[str, Ceiling] |
         raise MissingDependency("--figures needs kaleido, which draws them", hint=_HINT) from error
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--figures: {folder} is no folder")
-    named = list(figures(groups, ceilings))
+    named = list(figures(groups))
     written = []
     with _browser(kaleido):
         for name, figure in track(named, len(named), "Drawing"):
@@ -71,7 +69,9 @@ def export(groups: Sequence[Group], folder: Path, ceilings: dict[str, Ceiling] |
 def _browser(kaleido: object) -> Iterator[None]:
     """One browser for all figures."""
     try:
-        kaleido.start_sync_server(silence_warnings=True)  # type: ignore[attr-defined]
+        # What the page draws with; nothing is fetched.
+        drawing = {"plotlyjs": plotly_script(), "mathjax": False}
+        kaleido.start_sync_server(silence_warnings=True, **drawing)  # type: ignore[attr-defined]
     except Exception as error:
         raise MissingDependency(f"--figures found no browser to draw with: {error}", hint=_HINT) from error
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.profiler.record_file import StoredRecord
-from dispatch_profiler.profiler.records import PROVIDER, Verdict
+from dispatch_profiler.profiler.records import PROVIDER
 
 _BASELINE = Default().name
 
@@ -49,7 +49,7 @@ class Entry:
 class Group:
     """Everything that computes one operation in one setting.
 
-    `label` names it, with the setting (device, target, compiler, mode) only if there is more than one.
+    `label` names it, with the setting (machine, device, target, compiler, mode) only if there is more than one.
     """
 
     label: str
@@ -84,27 +84,33 @@ def is_default(record: StoredRecord) -> bool:
     return record.provider == PROVIDER and record.configuration == _BASELINE
 
 
-def is_failure(record: StoredRecord) -> bool:
-    """As `Record.is_failure`: also if it was to be verified and could not be."""
-    unverified = record.verdict is Verdict.NOT_VERIFIED and bool(record.reason)
-    return record.verdict.is_failure or unverified
-
-
 def grouped(records: Sequence[StoredRecord]) -> tuple[Group, ...]:
     """Groups in the order of their first record.
 
-    A record that was not measured has no mode: it joins the group that was measured first.
+    A record that was not measured has no mode: it joins the group that was measured first. What a
+    library computed owes nothing to IREE: it joins each compiler's group.
     """
+    homes: dict[tuple[str, ...], dict[tuple[str, ...], None]] = {}
+    for record in records:
+        if record.provider == PROVIDER:
+            homes.setdefault(_setting(record), {})[_place(record, record.provenance.iree)] = None
+
+    def places(record: StoredRecord) -> list[tuple[str, ...]]:
+        if record.provider == PROVIDER:
+            return [_place(record, record.provenance.iree)]
+        return list(homes.get(_setting(record), {})) or [_place(record, "")]
+
     modes: dict[tuple[str, ...], str] = {}
     for record in records:
         if record.measurement is not None:
-            modes.setdefault(_place(record), record.measurement.mode)
+            for place in places(record):
+                modes.setdefault(place, record.measurement.mode)
     found: dict[tuple[str, ...], list[Entry]] = {}
     for index, record in enumerate(records):
-        place = _place(record)
-        mode = record.measurement.mode if record.measurement is not None else modes.get(place, "")
-        found.setdefault((*place, mode), []).append(Entry(index, record))
-    differs = _differing([key[1:] for key in found])
+        for place in places(record):
+            mode = record.measurement.mode if record.measurement is not None else modes.get(place, "")
+            found.setdefault((*place, mode), []).append(Entry(index, record))
+    differs = differing([key[1:] for key in found])
     groups = []
     for (operation, *setting), entries in found.items():
         told = ", ".join(value for value, tell in zip(setting, differs, strict=True) if tell and value)
@@ -113,12 +119,16 @@ def grouped(records: Sequence[StoredRecord]) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-def _place(record: StoredRecord) -> tuple[str, ...]:
+def _place(record: StoredRecord, iree: str) -> tuple[str, ...]:
+    return (*_setting(record), iree)
+
+
+def _setting(record: StoredRecord) -> tuple[str, ...]:
     origin = record.provenance
-    return (record.operation, origin.device, origin.target, origin.iree)
+    return (record.operation, origin.machine.name, origin.device, origin.target)
 
 
-def _differing(settings: Sequence[tuple[str, ...]]) -> list[bool]:
+def differing(settings: Sequence[tuple[str, ...]]) -> list[bool]:
     """Which parts are not the same for all."""
     return [len(set(values)) > 1 for values in zip(*settings, strict=True)] if settings else []
 

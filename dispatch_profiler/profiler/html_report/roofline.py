@@ -8,15 +8,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from dispatch_profiler.profiler.html_report.groups import Entry, Group, is_default, provider_names
+from dispatch_profiler.operations import ELEMENT_TYPES
+from dispatch_profiler.profiler.ceilings import Ceilings
+from dispatch_profiler.profiler.html_report.groups import Entry, Group, differing, is_default, provider_names
 from dispatch_profiler.profiler.html_report.style import (
     BEST_COLOUR,
     DEFAULT_COLOUR,
     INK,
     OTHER_COLOUR,
+    ROOF_COLOURS,
     SYMBOLS,
     Figure,
     layout,
@@ -27,24 +29,8 @@ from dispatch_profiler.profiler.html_report.style import (
 from dispatch_profiler.profiler.record_file import StoredRecord
 from dispatch_profiler.profiler.records import PROVIDER
 
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _ELEMENT_TYPE = re.compile(r"[a-z]{1,2}\d+(?:E\d+M\d+[A-Z]*)?")
-
-
-@dataclass(frozen=True)
-class Ceiling:
-    """What a device reached when it did nothing else: FLOP/s and bytes/s, both above 0."""
-
-    flops_per_second: float
-    bytes_per_second: float
-
-    @property
-    def ridge(self) -> float:
-        """The intensity in FLOP/byte from which on arithmetic is the limit."""
-        return self.flops_per_second / self.bytes_per_second
-
-    def gflops(self, intensity: float) -> float:
-        """10**9 operations a second that are possible at `intensity` FLOP/byte."""
-        return min(self.flops_per_second, intensity * self.bytes_per_second) / 1e9
 
 
 def element_type(record: StoredRecord) -> str:
@@ -53,10 +39,29 @@ def element_type(record: StoredRecord) -> str:
     return found.group() if found else ""
 
 
-def roofline(groups: Sequence[Group], ceilings: Mapping[str, Ceiling] | None = None) -> Figure | None:
-    """Every record that has a speed, by role; ceilings by element type where they are known.
+#: A machine by its name, and a device of it.
+Place = tuple[str, str]
 
-    Without a ceiling the time limit of a record, if it has one, is drawn as a dash at its intensity.
+
+def _place(entry: Entry) -> Place:
+    return entry.record.provenance.machine.name, entry.record.provenance.device
+
+
+def roofs(groups: Sequence[Group]) -> dict[Place, Ceilings]:
+    """What each device can do: the best that any record from there knows."""
+    found: dict[Place, Ceilings] = {}
+    for group in groups:
+        for entry in group.entries:
+            if entry.record.ceilings is not None:
+                known = found.get(_place(entry), entry.record.ceilings)
+                found[_place(entry)] = known.best_of(entry.record.ceilings)
+    return found
+
+
+def roofline(groups: Sequence[Group]) -> Figure | None:
+    """Every record that has a speed, by role, under the roofs of its machine where they are known.
+
+    Where they are not, the time limit of a record, if it has one, is drawn as a dash at its intensity.
     None if there is nothing to draw.
     """
     entries = [e for g in groups for e in g.entries if e.has_speed and e.intensity > 0 and e.gflops > 0]
@@ -64,11 +69,11 @@ def roofline(groups: Sequence[Group], ceilings: Mapping[str, Ceiling] | None = N
         return None
     types = list(dict.fromkeys(element_type(entry.record) for entry in entries))
     symbols = {name: SYMBOLS[i % len(SYMBOLS)] for i, name in enumerate(types)}
-    known = {name: ceiling for name, ceiling in (ceilings or {}).items() if name in symbols}
-    traces = [*_ceiling_lines(known, symbols, entries), *_limits(entries, known)]
+    known = roofs(groups)
+    traces = [*_roof_lines(known, symbols, entries), *_limits(entries, known)]
     traces += _points(groups, symbols)
     if len(types) > 1:
-        traces += [_key(name, symbols[name]) for name in types if name not in known]
+        traces += [_key(name, symbols[name]) for name in types]
     x = {"title": "arithmetic intensity (FLOP/byte)", **log_scale(_drawn(traces, "x"))}
     y = {"title": "speed (GFLOP/s)", **log_scale(_drawn(traces, "y"))}
     return {"data": traces, "layout": layout(x, y, height=460)}
@@ -119,37 +124,46 @@ def _trace(role: str, entries: list[Entry], colour: str, symbols: Mapping[str, s
     }
 
 
-def _ceiling_lines(
-    ceilings: Mapping[str, Ceiling], symbols: Mapping[str, str], entries: Sequence[Entry]
+def _roof_lines(
+    known: Mapping[Place, Ceilings], symbols: Mapping[str, str], entries: Sequence[Entry]
 ) -> list[dict[str, Any]]:
-    """A line for each element type, bent at its ridge, where the type's symbol stands."""
-    reach = [entry.intensity for entry in entries] + [ceiling.ridge for ceiling in ceilings.values()]
-    low, high = min(reach) / 2, max(reach) * 2
-    dashes = ("solid", "dash", "dot", "dashdot")
+    """A line for each device and element type that was measured on it, bent at its ridge."""
+    found = []
+    for place, ceilings in known.items():
+        here = [entry.record for entry in entries if _place(entry) == place]
+        names = [
+            name for name in symbols if name in ELEMENT_TYPES and any(element_type(r) == name for r in here)
+        ]
+        found += [(place, name, ceilings.flops_of(ELEMENT_TYPES[name]), ceilings) for name in names]
+    ridges = [flops / ceilings.bytes_per_second for _, _, flops, ceilings in found]
+    reach = [entry.intensity for entry in entries] + ridges
+    parts = differing(list({_place(entry) for entry in entries}))
     lines = []
-    for position, (name, ceiling) in enumerate(ceilings.items()):
-        bends = [low, ceiling.ridge, high]
-        peak = f"{name} ceiling: {_short(ceiling.flops_per_second / 1e9)} GFLOP/s"
+    for (place, name, flops, ceilings), ridge in zip(found, ridges, strict=True):
+        told = ", ".join(part for part, tell in zip(place, parts, strict=True) if tell and part)
+        text = f"{name} roof: {_short(flops / 1e9)} GFLOP/s, {_short(ceilings.bytes_per_second / 1e9)} GB/s"
+        bends = [min(reach) / 2, ridge, max(reach) * 2]
+        colour = ROOF_COLOURS[list(known).index(place) % len(ROOF_COLOURS)]
+        dash = _DASHES[list(symbols).index(name) % len(_DASHES)]
         lines.append(
             {
                 "type": "scatter",
-                "mode": "lines+markers",
-                "name": plain(f"{peak}, {_short(ceiling.bytes_per_second / 1e9)} GB/s"),
+                "mode": "lines",
+                "name": plain(f"{text} ({told})" if told else text),
                 "x": bends,
-                "y": [ceiling.gflops(bend) for bend in bends],
-                "line": {"color": INK, "width": 1.5, "dash": dashes[position % len(dashes)]},
-                "marker": {"symbol": symbols[name], "size": [0, 8, 0], "color": INK},
+                "y": [ceilings.roof(ELEMENT_TYPES[name], bend) / 1e9 for bend in bends],
+                "line": {"color": colour, "width": 1.5, "dash": dash},
                 "hoverinfo": "name",
             }
         )
     return lines
 
 
-def _limits(entries: Sequence[Entry], ceilings: Mapping[str, Ceiling]) -> list[dict[str, Any]]:
-    """What `limit_ms` allows, once for each operation, where no ceiling is drawn."""
+def _limits(entries: Sequence[Entry], known: Mapping[Place, Ceilings]) -> list[dict[str, Any]]:
+    """What `limit_ms` allows, once for each operation, where no roof is drawn."""
     limited: dict[tuple[str, float], Entry] = {}
     for entry in entries:
-        if 0 < entry.record.limit_ms < math.inf and element_type(entry.record) not in ceilings:
+        if 0 < entry.record.limit_ms < math.inf and _place(entry) not in known:
             limited.setdefault((entry.record.operation, entry.record.limit_ms), entry)
     if not limited:
         return []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 Figure = dict[str, Any]
@@ -20,11 +21,21 @@ OTHER_COLOUR = "#9AA5B1"
 INK = "#24292F"
 _PROVIDER_COLOURS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _PROVIDER_SYMBOLS = ("square", "triangle-up", "pentagon", "star", "hexagon")
+#: One for each device.
+ROOF_COLOURS = (INK, "#8250DF", "#1A7F37", "#953800")
 #: One for each element type.
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "pentagon")
 FAILURE_COLOUR = "#E4E7EB"
 _GRID = "#E4E7EB"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+
+
+def plotly_script() -> Path:
+    """plotly's own JavaScript, as npm has it in `plotly.js-cartesian-dist-min`: all that is drawn here.
+
+    The whole of plotly is more than three times as long, and most of what a page takes to load.
+    """
+    return Path(__file__).parents[2] / "templates" / "plotly" / "plotly-cartesian.min.js"
 
 
 def provider_style(position: int) -> tuple[str, str]:
@@ -94,12 +105,40 @@ def shortened(text: str, width: int) -> str:
     return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
+def distinct(labels: Sequence[str], width: int) -> list[str]:
+    """Each shortened to `width`; those that would be the same then show where they part.
+
+    `conv2d_1x28…d1x1_g1` twice -> `conv2d_1x28…_f16nhwc…`, `conv2d_1x28…_f32nhwc…`.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for label in labels:
+        found.setdefault(shortened(label, width), {})[label] = None
+    return [
+        short if len(found[short]) == 1 else _parted(label, list(found[short]), width)
+        for label, short in ((label, shortened(label, width)) for label in labels)
+    ]
+
+
+def _parted(label: str, others: Sequence[str], width: int) -> str:
+    """`label` from shortly before it differs from `others`, behind its first characters."""
+    head = width // 3
+    columns = enumerate(zip(*others, strict=False))
+    parting = next((at for at, letters in columns if len(set(letters)) > 1), min(map(len, others)))
+    start = max(head, parting - 2)
+    tail = label[start:]
+    return (
+        f"{label[:head]}…{tail}"
+        if len(tail) < width - head
+        else f"{label[:head]}…{tail[: width - head - 2]}…"
+    )
+
+
 def rows_axis(labels: Sequence[str], width: int = 42) -> dict[str, Any]:
     """A vertical axis with a row for each label, the first on top, at positions 0, 1, 2, ..."""
     return {
         "tickmode": "array",
         "tickvals": list(range(len(labels))),
-        "ticktext": [plain(shortened(label, width)) for label in labels],
+        "ticktext": [plain(label) for label in distinct(labels, width)],
         "range": [len(labels) - 0.5, -0.5],
         "tickfont": {"size": 11},
     }

@@ -1,0 +1,83 @@
+"""References for a library that stores its result between the steps of an epilogue."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from dispatch_profiler.operations import ACTIVATIONS, ElementTypes, Epilogue, Matmul, reference
+
+NARROW = ("f16", "bf16", "f8E4M3FN")
+EPILOGUES = [Epilogue(bias, activation) for bias, activation in product((False, True), ACTIVATIONS)]
+
+
+def operands(operation: Matmul, seed: int, whole: bool) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    arrays = [rng.uniform(-4, 4, tensor.shape) for tensor in operation.inputs]
+    return [
+        (np.rint(array) if whole else array).astype(t.type.dtype)
+        for array, t in zip(arrays, operation.inputs, strict=True)
+    ]
+
+
+def stepwise(operation: Matmul, inputs: list[np.ndarray]) -> np.ndarray:
+    """Product, bias, activation: each in float64, and rounded to the result's type."""
+    dtype = operation.types.output.dtype
+    value = (inputs[0].astype(float) @ inputs[1].astype(float)).astype(dtype)
+    if operation.epilogue.bias:
+        value = (value.astype(float) + inputs[2].astype(float)).astype(dtype)
+    return operation.epilogue.function.function(value.astype(float)).astype(dtype)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["integers", "reals"])
+@pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)
+@pytest.mark.parametrize("result", NARROW)
+def test_rounding_after_each_step_is_within_the_bound(result, epilogue, whole):
+    """What is off by the roundings alone is right."""
+    operation = Matmul(16, 24, 40, ElementTypes("f16", "f16", result), epilogue=epilogue)
+    for seed in range(5):
+        inputs = operands(operation, seed, whole)
+        found = reference(operation, inputs, stepwise=True)
+        actual = stepwise(operation, inputs).astype(float)
+        tolerance = 0.0 if found.tolerance is None else found.tolerance
+        with np.errstate(invalid="ignore"):
+            near = np.abs(actual - found.expected.astype(float)) <= tolerance
+        # Beyond the largest value of an f8 there is NaN, and so it is in the reference.
+        assert (near | (np.isnan(actual) & np.isnan(found.expected.astype(float)))).all()
+
+
+def test_a_fused_kernel_is_held_to_one_rounding():
+    """The bound that allows for steps is not the one of a dispatch: some of these are outside it."""
+    operation = Matmul(16, 24, 40, ElementTypes("f16", "f16", "f16"), epilogue=Epilogue(True, "none"))
+    inputs = operands(operation, 1, True)
+    assert reference(operation, inputs).tolerance is None
+    reals = operands(operation, 1, False)
+    fused, allowed = reference(operation, reals), reference(operation, reals, stepwise=True)
+    assert fused.tolerance is not None and allowed.tolerance is not None
+    assert (allowed.tolerance > fused.tolerance).all()
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES, ids=str)
+def test_without_a_narrower_result_nothing_is_allowed_for(epilogue):
+    """Sums in f32 are stored as f32: there is no rounding between the steps."""
+    operation = Matmul(8, 8, 8, epilogue=epilogue)
+    inputs = operands(operation, 2, False)
+    one, other = reference(operation, inputs), reference(operation, inputs, stepwise=True)
+    np.testing.assert_array_equal(one.tolerance, other.tolerance)
+
+
+@pytest.mark.parametrize("epilogue", [Epilogue(), Epilogue(False, "relu")], ids=str)
+def test_what_no_rounding_changes_stays_exact(epilogue):
+    """relu of a rounded sum is the rounded relu."""
+    operation = Matmul(8, 8, 8, ElementTypes("f16", "f16", "f16"), epilogue=epilogue)
+    assert reference(operation, operands(operation, 3, True), stepwise=True).tolerance is None
+
+
+def test_a_wrong_element_is_still_outside():
+    """The bound is a few roundings of the values that are stored, no more."""
+    operation = Matmul(8, 8, 8, ElementTypes("f16", "f16", "f16"), epilogue=Epilogue(True, "gelu"))
+    found = reference(operation, operands(operation, 4, True), stepwise=True)
+    assert found.tolerance is not None
+    assert (found.tolerance < 0.02 * np.maximum(np.abs(found.expected), 16.0)).all()
