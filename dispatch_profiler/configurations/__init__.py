@@ -28,7 +28,7 @@ from dispatch_profiler.configurations.gpu_tiles import GpuTiles
 from dispatch_profiler.configurations.intrinsics import INTRINSICS, Intrinsic
 from dispatch_profiler.configurations.mma_tiles import MmaTiles
 from dispatch_profiler.configurations.simt_tiles import SimtTiles
-from dispatch_profiler.configurations.spaces import Space, draw_valid, gpu_spaces, refusal
+from dispatch_profiler.configurations.spaces import Space, draw_valid, gpu_spaces, refusal, with_narrow_sums
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
 
 KINDS: dict[str, type[Configuration]] = {
@@ -73,4 +73,5 @@ __all__ = [
     "refusal",
     "shipped_configurations",
     "shipped_lists",
+    "with_narrow_sums",
 ]

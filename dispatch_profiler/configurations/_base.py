@@ -174,6 +174,13 @@ class Configuration(abc.ABC):
         """
         return None
 
+    def computed(self, operation: Operation) -> Operation:
+        """What a kernel with this configuration computes: `operation`, maybe with narrower sums.
+
+        Results are verified against this.
+        """
+        return operation
+
     def lowering(self, operation: Operation) -> Lowering | None:
         """The tiles asked for; None leaves the choice to the compiler."""
         return None

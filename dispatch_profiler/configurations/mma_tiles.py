@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from dispatch_profiler.configurations._base import GpuLimits, Levels, Limits, by, check_choice, check_tiles
@@ -22,6 +22,8 @@ from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Conv2d, Operation
 
 _PIPELINES = ("TileAndFuse", "VectorDistribute")
+#: Types that sums may be held in instead of the operation's.
+_ACCUMULATORS = ("", "f16", "bf16")
 #: What a thread loads at once.
 _LOAD_BYTES = 16
 
@@ -35,6 +37,8 @@ class MmaTiles(GpuTiles):
     instruction  `mmasync`, `mfma`, ...: a family; which one of it follows from the element types
     shape        m, n, k of the instruction where a family has several; empty: its first
     pipeline     TileAndFuse, or VectorDistribute, which takes what its tiles divide
+    accumulator  type of the sums; empty: the operation's. `f16` is faster and less exact: results are
+                 verified with the bound that follows from it
     """
 
     kind: ClassVar[str] = "mma_tiles"
@@ -43,6 +47,7 @@ class MmaTiles(GpuTiles):
     instruction: str = "mmasync"
     shape: tuple[int, ...] = ()
     subgroup_size: int = 0
+    accumulator: str = ""
 
     def __post_init__(self) -> None:
         check_choice("instruction", self.instruction, INSTRUCTIONS)
@@ -57,6 +62,7 @@ class MmaTiles(GpuTiles):
                 "subgroups needs a number for each tile of workgroup, "
                 f"but got {list(self.subgroups)}, {list(self.workgroup)}"
             )
+        check_choice("accumulator", self.accumulator, _ACCUMULATORS)
         if len(self.shape) not in (0, 3):
             raise ConfigurationError(f"shape needs m, n and k, but got {list(self.shape)}")
 
@@ -70,6 +76,7 @@ class MmaTiles(GpuTiles):
             "" if self.subgroups == usual_subgroups(self.workgroup) else f"s{by(self.subgroups)}",
             "vd" if self.pipeline == "VectorDistribute" else "",
             "" if self.subgroup_size == usual_size else f"w{self.subgroup_size}",
+            f"sums{self.accumulator}" if self.accumulator else "",
         )
 
     def fields(self) -> dict[str, str]:
@@ -81,9 +88,14 @@ class MmaTiles(GpuTiles):
     def threads(self) -> int:
         return math.prod(self.subgroups) * self.subgroup_size
 
+    def computed(self, operation: Operation) -> Operation:
+        if not self.accumulator or self.accumulator != operation.types.lhs:
+            return operation
+        return replace(operation, types=replace(operation.types, sums=self.accumulator))  # type: ignore[type-var]
+
     def intrinsic(self, operation: Operation) -> Intrinsic | None:
         """The instruction for the types of `operation`; None if the family has none of that shape."""
-        for each in intrinsics_for(self.instruction, operation.types):
+        for each in intrinsics_for(self.instruction, self.computed(operation).types):
             if self.shape in ((), each.shape):
                 return each
         return None
@@ -136,11 +148,12 @@ class MmaTiles(GpuTiles):
         gpu = limits.gpu
         if gpu is None:
             return None
+        types = self.computed(operation).types
         possible = [
             each.name
             for each in INTRINSICS.values()
             if each.name in gpu.intrinsics
-            and (each.input, each.accumulator) == (operation.types.lhs, operation.types.accumulator.name)
+            and (each.input, each.accumulator) == (types.lhs, types.accumulator.name)
         ]
         intrinsic = self.intrinsic(operation)
         if intrinsic is not None and intrinsic.name in possible:
@@ -148,14 +161,17 @@ class MmaTiles(GpuTiles):
         wanted = f"{self.instruction} {by(self.shape)}".strip()
         known = f"there is {', '.join(possible)}" if possible else "it has none for these types"
         return (
-            f"IREE 3.13 has no {wanted} for {operation.types.lhs} inputs with sums in "
-            f"{operation.types.accumulator.name} on {gpu.arch}: {known}"
+            f"IREE 3.13 has no {wanted} for {types.lhs} inputs with sums in {types.accumulator.name} "
+            f"on {gpu.arch}: {known}"
         )
 
     def _misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
         known = {FAMILIES[INTRINSICS[name].family] for name in gpu.intrinsics}
         if self.instruction not in known:
             yield f"{gpu.arch} has no {self.instruction}: {' and '.join(sorted(known)) or 'no such instruction'}"
+        if self.accumulator and (operation.types.lhs, operation.types.result) != (self.accumulator,) * 2:
+            given = f"{operation.types.lhs} inputs and a result of {operation.types.result}"
+            yield f"sums in {self.accumulator} are for inputs and results of that type, not for {given}"
         yield from self._operation_misfits(operation)
         yield from self._launch_misfits(self.threads, gpu)
         intrinsic = self.intrinsic(operation)
@@ -168,7 +184,7 @@ class MmaTiles(GpuTiles):
         if self.pipeline == "VectorDistribute":
             yield from self._copy_misfits(operation)
         yield from self._pipelining_misfits(self.threads)
-        yield from self._register_misfits(operation, self.threads, gpu)
+        yield from self._register_misfits(self.computed(operation), self.threads, gpu)
         yield from self._shared_misfits(self._operand_bytes(operation), gpu)
 
     def _is_direct(self, operation: Operation) -> bool:

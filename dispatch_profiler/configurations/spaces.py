@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dispatch_profiler.configurations._base import Configuration, GpuLimits, Limits
@@ -130,6 +130,13 @@ def _shapes(operation: Operation, gpu: GpuLimits) -> list[tuple[str, tuple[int, 
     types = (operation.types.lhs, operation.types.accumulator.name)
     intrinsics = (INTRINSICS[name] for name in gpu.intrinsics)
     return [(FAMILIES[x.family], x.shape) for x in intrinsics if (x.input, x.accumulator) == types]
+
+
+def with_narrow_sums(space: Space, operation: Operation) -> Space:
+    """`space` with sums in the inputs' own type besides: faster where it counts, and less exact."""
+    if space.kind is not MmaTiles or operation.types.lhs not in ("f16", "bf16"):
+        return space
+    return replace(space, parameters={**space.parameters, "accumulator": ("", operation.types.lhs)})
 
 
 def _mma_space(

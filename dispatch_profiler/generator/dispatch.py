@@ -19,6 +19,11 @@ class Dispatch:
     def name(self) -> str:
         return f"{self.operation.name}_{self.configuration.name}"
 
+    @property
+    def computed(self) -> Operation:
+        """What its kernel computes: the operation, with the sums that the configuration holds them in."""
+        return self.configuration.computed(self.operation)
+
     def arguments(self) -> dict[str, str]:
         """The operation's command-line arguments, with the split where the kind has one."""
         arguments = self.operation.arguments()

@@ -50,17 +50,19 @@ class ElementTypes:
     """Types of the two inputs and the result of a contraction.
 
     Sums are held in the accumulator of the inputs (f32 for f16, bf16 and f8; i32 for i8) and
-    rounded once to `result`, as BLAS libraries do it.
+    rounded once to `result`, as BLAS libraries do it. `sums` names a narrower type for them: that of
+    the inputs, if it has 16 bits.
     """
 
     lhs: str = "f32"
     rhs: str = "f32"
     result: str = "f32"
+    sums: str = ""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            object.__setattr__(self, field.name, element_type(getattr(self, field.name)).name)
-        lhs, rhs, result = (element_type(getattr(self, f.name)) for f in fields(self))
+        for name in ("lhs", "rhs", "result"):
+            object.__setattr__(self, name, element_type(getattr(self, name)).name)
+        lhs, rhs, result = (element_type(name) for name in (self.lhs, self.rhs, self.result))
         if lhs != rhs:
             raise OperationError(
                 f"lhs and rhs must have one element type, but got lhs={lhs.name}, rhs={rhs.name}",
@@ -73,6 +75,13 @@ class ElementTypes:
             raise OperationError(
                 f"{lhs.name} inputs give {allowed}, but got result={result.name}",
                 hint=f"use --result={'i32' if lhs.is_integer else lhs.accumulator_name}",
+            )
+        if self.sums == lhs.accumulator_name:
+            object.__setattr__(self, "sums", "")
+        if self.sums not in ("", lhs.name) or (self.sums and lhs.bits != 16):
+            raise OperationError(
+                f"{lhs.name} inputs are summed in {lhs.accumulator_name}, but got sums={self.sums}",
+                hint="f16 and bf16 inputs may be summed in their own type",
             )
         if not lhs.is_integer and result.precision > self.accumulator.precision:
             raise OperationError(
@@ -90,7 +99,7 @@ class ElementTypes:
 
     @property
     def accumulator(self) -> ElementType:
-        return self.input.accumulator
+        return element_type(self.sums) if self.sums else self.input.accumulator
 
 
 class Operation(abc.ABC):
@@ -239,7 +248,7 @@ class Operation(abc.ABC):
             if isinstance(value, Epilogue):
                 value = str(value)
             elif isinstance(value, ElementTypes):
-                value = [value.lhs, value.rhs, value.result]
+                value = [value.lhs, value.rhs, value.result, *filter(None, [value.sums])]
             elif isinstance(value, tuple):
                 value = list(value)
             data[field.name] = value

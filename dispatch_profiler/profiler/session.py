@@ -215,7 +215,7 @@ class Session:
 
     def _verified(self, record: Record, module: job.Module) -> Record:
         """The record with its verdict: on integers first, then on reals."""
-        operation, name, seed = record.dispatch.operation, record.dispatch.name, self._options.seed
+        operation, name, seed = record.dispatch.computed, record.dispatch.name, self._options.seed
         worker = self._runner(record.provider).worker
         for distribution in Distribution:
             actual = worker.call(job.run_once, module, name, operation, distribution, seed)
@@ -230,7 +230,7 @@ class Session:
             # A library may round between the steps of an epilogue, which a dispatch fuses.
             stepwise = record.provider != PROVIDER
             comparison = self._checker.call(
-                job.check, record.dispatch.operation, distribution, actual, stepwise
+                job.check, record.dispatch.computed, distribution, actual, stepwise
             )
         except ShapeMismatch as error:
             return record.failed(Verdict.FAILED, error.message)

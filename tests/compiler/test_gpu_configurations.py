@@ -86,6 +86,9 @@ CASES: dict[str, tuple[str, Operation, list]] = {
         Conv2d(2, 18, 18, 32, 32, 3, 3, groups=32),
         [replace(CONV_SIMT, reduction=(1, 1, 1), promote=False)],
     ),
+    "sums_in_f16": ("cuda:sm_80", PRODUCT, [replace(x, accumulator="f16") for x in (MMA, VECTOR)]),
+    "sums_in_f16_batch": ("cuda:sm_80", BatchMatmul(3, 256, 128, 128, F16), [replace(MMA, accumulator="f16")]),
+    "sums_in_f16_conv": ("cuda:sm_80", replace(CONV, n=1), [replace(IMPLICIT, accumulator="f16")]),
     "gfx942": ("rocm:gfx942", PRODUCT, [MFMA, replace(MFMA, pipeline="VectorDistribute", stages=2)]),
     "gfx942_shape": ("rocm:gfx942", PRODUCT, [replace(MFMA, shape=(32, 32, 8), subgroups=(2, 1))]),
     "gfx942_f32": ("rocm:gfx942", Matmul(256, 128, 128), [MFMA, replace(SIMT, subgroup_size=64)]),
@@ -168,6 +171,16 @@ def test_the_instruction_and_its_number_are_in_the_ptx(pipeline: str):
     instructions = re.findall(r"mma\.sync\.aligned\.(\w+)\.row\.col\.([\w.]+)", ptx)
     assert set(instructions) == {("m16n8k16", "f32.f16.f16.f32")}
     assert len(instructions) == (128 // 2 // 16) * (64 // 2 // 8) * (32 // 16)
+
+
+def test_sums_are_held_in_the_type_that_is_asked_for():
+    """The instruction adds in f16, beside a neighbour that adds in f32."""
+    operation = Matmul(128, 64, 1024, F16)
+
+    ptx = "".join(ptx_of(build("cuda:sm_80", operation, VECTOR, replace(VECTOR, accumulator="f16"))))
+
+    types = re.findall(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.([\w.]+)", ptx)
+    assert set(types) == {"f32.f16.f16.f32", "f16.f16.f16.f16"}
 
 
 def test_simt_multiplies_in_threads():

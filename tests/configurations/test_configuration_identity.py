@@ -62,6 +62,7 @@ def gpu_tiles(draw, tile=TILE):
         instruction=draw(st.sampled_from(INSTRUCTIONS)),
         shape=draw(st.just(()) | st.tuples(tile, tile, tile)),
         pipeline=draw(st.sampled_from(["TileAndFuse", "VectorDistribute"])),
+        accumulator=draw(st.sampled_from(["", "f16", "bf16"])),
     )
 
 
@@ -125,7 +126,7 @@ def test_gpu_names_tell_every_field():
     """One field changed, another name."""
     mma = {"subgroups": (1, 4), "instruction": "mfma", "shape": (16, 16, 16), "pipeline": "VectorDistribute",
            "workgroup": (64, 128), "reduction": (64,), "stages": 5, "shared_padding": False,
-           "order": "transpose", "split_k": 2, "subgroup_size": 64}  # fmt: skip
+           "order": "transpose", "split_k": 2, "subgroup_size": 64, "accumulator": "f16"}  # fmt: skip
     simt = {"thread": (8, 4), "promote": False, "pipeline": "BaseVectorize"}
     simt |= {name: mma[name] for name in ("workgroup", "reduction", "stages", "shared_padding", "order", "split_k", "subgroup_size")}  # fmt: skip
     for base, changes in ((MMA, mma), (SIMT, simt)):

@@ -8,7 +8,7 @@ import pytest
 
 from dispatch_profiler.configurations import GpuLimits, Limits, MmaTiles, SimtTiles
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul
+from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, operation_from_dict
 
 SM_80 = GpuLimits("sm_80", 1024, 166912, (32,), 255, 65536, (1,), ("NV_MMA_SYNC_F32_16x8x16_F16",))
 CUDA = Limits(backend="cuda", gpu=SM_80)
@@ -20,6 +20,7 @@ PRODUCT = Matmul(512, 512, 512, F16)
 CONV = Conv2d(8, 66, 66, 64, 64, 3, 3, types=F16)
 MMA = MmaTiles(workgroup=(128, 128), reduction=(32,))
 VECTOR = replace(MMA, pipeline="VectorDistribute")
+NARROW = replace(MMA, accumulator="f16")
 SIMT = SimtTiles(workgroup=(64, 64), reduction=(16,), thread=(4, 8))
 WORDS = SimtTiles(workgroup=(32, 32), reduction=(4,), thread=(4, 4), stages=1, pipeline="BaseVectorize")
 IMPLICIT = MmaTiles(workgroup=(1, 4, 16, 64), reduction=(32,), subgroups=(1, 2, 1, 2))
@@ -44,6 +45,7 @@ DIRECT = replace(IMPLICIT, reduction=(1, 1, 32))
             MmaTiles(workgroup=(128, 128), reduction=(32,), instruction="mfma", shape=(32, 32, 8)),
             "tile_config_128x128_32x2_matrixcore_mfma_32x32x8",
         ),
+        (NARROW, "tile_config_128x128_32x2_tensorcore_mmasync_sumsf16"),
         (SIMT, "tile_config_64x64_16x2_simt_ffma_4x8"),
         (
             replace(SIMT, promote=False, subgroup_size=64),
@@ -96,6 +98,7 @@ MALFORMED = [
     (MMA, {"pipeline": "VectorDistribut"}, "unknown pipeline 'VectorDistribut'"),
     (MMA, {"order": "swizzle"}, "unknown order 'swizzle'"),
     (MMA, {"instruction": "wgmma"}, "unknown instruction 'wgmma'"),
+    (MMA, {"accumulator": "f64"}, "unknown accumulator 'f64'"),
     (MMA, {"shared_padding": 1}, "shared_padding must be true or false, but got 1"),
     (MMA, {"split_k": 0}, "split_k must be a whole number of at least 1, but got 0"),
     (SIMT, {"thread": (4, 8, 1)}, "thread needs a tile for each of workgroup, but got [4, 8, 1], [64, 64]"),
@@ -163,6 +166,9 @@ INVALID = [
     (DIRECT, replace(CONV, stride=(2, 1)), CUDA, "matrix instructions take a direct convolution of stride 1, not of 2x1"),
     (replace(DIRECT, reduction=(3, 3, 32)), CONV, CUDA, "a direct convolution takes kh and kw one at a time, but got tiles 3x3"),
     (IMPLICIT, replace(CONV, groups=64), CUDA, "a depthwise convolution has no product for matrix instructions"),
+    (NARROW, Matmul(512, 512, 512, ElementTypes("f16", "f16", "f32")), CUDA,
+     "sums in f16 are for inputs and results of that type, not for f16 inputs and a result of f32"),
+    (NARROW, Matmul(512, 512, 512), CUDA, "sums in f16 are for inputs and results of that type, not for f32 inputs"),
     (replace(SIMT, thread=(4, 5)), PRODUCT, CUDA, "workgroup tile 64 along n is no multiple of the thread's 5"),
     (replace(SIMT, thread=(32, 16)), PRODUCT, CUDA, "8 threads are no whole number of subgroups of 32"),
     (replace(SIMT, reduction=(128,)), PRODUCT, CUDA, "a thread would do 4096 multiply-adds a step"),
@@ -210,6 +216,8 @@ def test_a_loop_that_there_is_not_takes_a_tile_of_one():
          "IREE 3.13 has no mmasync 16x16x16 for f16 inputs with sums in f32 on sm_80: there is NV_MMA_SYNC_F32_16x8x16_F16"),
         (replace(MMA, instruction="mfma", shape=(16, 16, 32), subgroup_size=64), PRODUCT, ROCM,
          f"IREE 3.13 has no mfma 16x16x32 for f16 inputs with sums in f32 on gfx942: there is {', '.join(MFMA)}"),
+        (replace(MMA, instruction="mfma", subgroup_size=64, accumulator="f16"), PRODUCT, ROCM,
+         "IREE 3.13 has no mfma for f16 inputs with sums in f16 on gfx942: it has none for these types"),
         (MMA, PRODUCT, Limits(), None),
         (SIMT, Matmul(512, 512, 512), CUDA, None),
     ],
@@ -225,3 +233,12 @@ def test_a_split_is_a_variant():
     """Of what has none."""
     assert MMA.split(4) == replace(MMA, split_k=4)
     assert MMA.split(4).split(2) is None
+
+
+def test_sums_in_f16_are_another_computation():
+    """The operation keeps its name; what is verified is what the kernel computes."""
+    assert MMA.computed(PRODUCT) is PRODUCT
+    computed = NARROW.computed(PRODUCT)
+    assert (computed.types.accumulator.name, computed.name) == ("f16", PRODUCT.name)
+    assert computed != PRODUCT
+    assert operation_from_dict(computed.to_dict()) == computed

@@ -15,6 +15,7 @@ from dispatch_profiler.configurations import (
     draw_valid,
     gpu_spaces,
     refusal,
+    with_narrow_sums,
 )
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul
 from dispatch_profiler.targets import parse_target
@@ -78,6 +79,20 @@ def test_what_there_is_to_choose_follows_from_the_target():
     assert instructions("cuda:sm_80", Matmul(512, 512, 512)) == set()
     assert instructions("rocm:gfx942", product) == {("mfma", (16, 16, 16)), ("mfma", (32, 32, 8))}
     assert instructions("rocm:gfx1201", product) == {("wmmar4", ())}
+
+
+def test_narrow_sums_are_drawn_only_where_they_are_asked_for():
+    """They change what is computed."""
+    limits, rng = parse_target("cuda:sm_80").limits, random.Random(0)
+    spaces = gpu_spaces(OPERATIONS[0], limits)
+
+    def drawn(spaces):
+        points = itertools.islice(draw_valid(spaces, OPERATIONS[0], limits, rng), 40)
+        return {point.accumulator for point in points if isinstance(point, MmaTiles)}
+
+    assert drawn(spaces) == {""}
+    assert drawn([with_narrow_sums(space, OPERATIONS[0]) for space in spaces]) == {"", "f16"}
+    assert with_narrow_sums(spaces[0], OPERATIONS[2]) == spaces[0]
 
 
 def test_a_convolution_is_tried_directly_and_as_an_implicit_gemm():

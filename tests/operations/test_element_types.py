@@ -137,3 +137,19 @@ def test_a_tensor_knows_its_size_and_its_mlir_type():
     """Elements, bytes and MLIR text of 256 x 128 of f16."""
     tensor = Tensor("lhs", (256, 128), element_type("f16"))
     assert (tensor.elements, tensor.bytes, tensor.mlir) == (32768, 65536, "tensor<256x128xf16>")
+
+
+@pytest.mark.parametrize("name", ["f16", "bf16"])
+def test_sums_may_be_held_in_the_inputs_own_type_of_16_bits(name):
+    """Another computation; naming the usual accumulator is naming none."""
+    narrow = ElementTypes(name, name, name, name)
+    assert narrow.accumulator.name == name
+    assert narrow != ElementTypes(name, name, name) == ElementTypes(name, name, name, "f32")
+
+
+@pytest.mark.parametrize("types", [("f32", "f32", "f32", "f16"), ("f16", "f16", "f16", "bf16"), ("i8", "i8", "i32", "i8"),
+                                   ("f16", "f16", "f32", "f16")])  # fmt: skip
+def test_other_sums_are_refused(types):
+    """Wider results than sums too."""
+    with pytest.raises(OperationError, match="inputs are summed in"):
+        ElementTypes(*types)

@@ -271,3 +271,15 @@ def test_every_pair_of_types_reaches_the_exact_path(pair):
     """Small whole numbers are exact whatever holds them."""
     operation = Matmul(2, 3, 4, element_types(pair))
     assert reference(operation, whole_numbers(operation, 1)).tolerance is None
+
+
+def test_sums_in_f16_have_a_bound_that_follows_from_f16():
+    """Wider than that of f32, and a sum that is exact in f32 need not be so in f16."""
+    rng = np.random.default_rng(3)
+    wide = Matmul(8, 8, 64, ElementTypes("f16", "f16", "f16"))
+    narrow = Matmul(8, 8, 64, ElementTypes("f16", "f16", "f16", "f16"))
+    reals = [rng.normal(size=t.shape).astype(np.float16) for t in wide.inputs]
+    assert (reference(narrow, reals).tolerance > 2 * reference(wide, reals).tolerance).all()
+    whole = [np.full(t.shape, 7, np.float16) for t in wide.inputs]  # 64 * 49 > 2048
+    assert reference(wide, whole).tolerance is None
+    assert reference(narrow, whole).tolerance is not None
