@@ -101,12 +101,23 @@ def test_the_program_of_the_readme_runs(checkout: Path):
 
 
 def test_the_configurations_of_the_documents_load():
-    from dispatch_profiler.configurations import load_configurations
+    from dispatch_profiler.configurations import load_configurations, shipped_configurations
 
     (text,) = blocks("docs/configurations.md", "yaml")
     Path("own.yaml").write_text(text)
 
-    assert len(load_configurations(Path("own.yaml"))) == len(yaml.safe_load(text)["configurations"])
+    rows = yaml.safe_load(text)["configurations"]
+    expected = sum(len(shipped_configurations(row["list"])) if "list" in row else 1 for row in rows)
+    assert len(load_configurations(Path("own.yaml"))) == expected
+
+
+def test_the_space_of_the_documents_is_drawn_from(checkout: Path):
+    (program,) = blocks("docs/configurations.md", "python")
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\ntile_config_") == 3
 
 
 def test_the_faults_of_the_documents_are_those_of_the_file():
