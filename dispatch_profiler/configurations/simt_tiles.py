@@ -10,6 +10,7 @@ from typing import ClassVar
 from dispatch_profiler.configurations._base import GpuLimits, Limits, Lowering, by, check_tiles
 from dispatch_profiler.configurations.gpu_lowering import SpirvLowering
 from dispatch_profiler.configurations.gpu_tiles import GpuTiles
+from dispatch_profiler.configurations.intrinsics import INTRINSICS
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Conv2d, Operation
 
@@ -95,6 +96,16 @@ class SimtTiles(GpuTiles):
         if limits.backend in _SPIRV_BACKENDS:
             return None
         return f"{_SPIRV} is for {' and '.join(_SPIRV_BACKENDS)}, but the target is {limits.backend}"
+
+    def unsupported_reason(self, operation: Operation, limits: Limits) -> str | None:
+        given, gpu = operation.types.lhs, limits.gpu
+        if gpu is None or self.pipeline == _SPIRV or given != "f8E4M3FN":
+            return None
+        # AMD GPUs that multiply it convert it too.
+        converts = any(INTRINSICS[name].input == given for name in gpu.intrinsics)
+        if converts and limits.backend != "cuda":
+            return None
+        return f"IREE 3.13 has no conversion from {given} on {gpu.arch}, which threads would need"
 
     def _misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
         yield from self._option_misfits(operation)

@@ -220,6 +220,8 @@ def test_a_loop_that_there_is_not_takes_a_tile_of_one():
          "IREE 3.13 has no mfma for f16 inputs with sums in f16 on gfx942: it has none for these types"),
         (MMA, PRODUCT, Limits(), None),
         (SIMT, Matmul(512, 512, 512), CUDA, None),
+        (SIMT, Matmul(512, 512, 512, ElementTypes("f8", "f8", "f32")), CUDA,
+         "IREE 3.13 has no conversion from f8E4M3FN on sm_80, which threads would need"),
     ],
 )  # fmt: skip
 def test_what_the_compiler_has_no_instruction_for_is_unsupported(tiles, operation, limits, reason):
