@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Iterable, Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
@@ -28,6 +31,7 @@ from dispatch_profiler.profiler.ceilings import (
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED, Distribution
 from dispatch_profiler.profiler.machine import this_machine
 from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, Mode
+from dispatch_profiler.profiler.passes import agree, confirmed, first_pass, joined, later_pass
 from dispatch_profiler.profiler.providers import LibraryCall
 from dispatch_profiler.profiler.records import PROVIDER, Provenance, Record, Verdict
 from dispatch_profiler.profiler.reproduce import command_line
@@ -38,7 +42,13 @@ from dispatch_profiler.runtime import NotSupported, libraries
 
 #: How often a measurement that was disturbed is made again.
 _AGAIN = 2
+#: Of so many dispatches of an operation, or of so many seconds, the second passes come after the first.
+_AT_ONCE = 16
+_APART_SECONDS = 10.0
 _STATES = {State.NOT_COMPILED: Verdict.NOT_COMPILED, State.NOT_APPLIED: Verdict.NOT_APPLIED}
+
+
+Pair = tuple[OperationEntry, DispatchEntry]
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,16 @@ class _Runner:
 
     worker: Worker
     watch: SentinelWatch
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A record that is not done yet, and what it takes to go on with it."""
+
+    record: Record
+    modules: job.Modules = job.Modules(job.LIBRARY, job.LIBRARY)
+    #: What one execution takes, roughly.
+    single_seconds: float = 0.0
 
 
 class Session:
@@ -119,28 +139,87 @@ class Session:
         for name in names:
             self._library_version(name)
 
-    def records(self, pairs: Iterable[tuple[OperationEntry, DispatchEntry]]) -> Iterator[Record]:
-        """A record for each dispatch, as it is done."""
+    def records(self, pairs: Iterable[Pair]) -> Iterator[Record]:
+        """A record for each dispatch, in their order: of some of an operation, then of some more.
+
+        They are measured in two passes, the others in between. Interrupted, those that have had their
+        first pass come before KeyboardInterrupt goes on.
+        """
+        for _, group in itertools.groupby(pairs, lambda pair: pair[0].operation):
+            begun: deque[_Work] = deque()
+            try:
+                for some in self._passes(group, begun):
+                    yield from some
+            except KeyboardInterrupt:
+                yield from (work.record for work in begun)
+                raise
+
+    def _passes(self, pairs: Iterable[Pair], begun: deque[_Work]) -> Iterator[Iterator[Record]]:
+        """First passes, kept in `begun`, then the second ones of these, and so on."""
+        end = time.monotonic() + _APART_SECONDS
         for entry, dispatch in pairs:
-            yield self.record(entry, dispatch)
+            begun.append(self._begun(entry, dispatch))
+            if len(begun) >= _AT_ONCE or time.monotonic() >= end:
+                yield self._second_passes(begun)
+                end = time.monotonic() + _APART_SECONDS
+        yield self._second_passes(begun)
+
+    def _second_passes(self, begun: deque[_Work]) -> Iterator[Record]:
+        while begun:
+            record = self._ended(begun[0])
+            begun.popleft()
+            yield record
 
     def record(self, entry: OperationEntry, dispatch: DispatchEntry) -> Record:
         """Verify and measure one dispatch, as far as it goes."""
+        return self._ended(self._begun(entry, dispatch))
+
+    def _begun(self, entry: OperationEntry, dispatch: DispatchEntry) -> _Work:
+        """Verify one dispatch, and measure it for the first time."""
         module = entry.module_of(dispatch.dispatch)
         provenance = self.provenance(entry, dispatch)
         reproduce = command_line(self._tree.folder, dispatch.dispatch.name, self._options)
         record = Record(dispatch.dispatch, provenance, Verdict.NOT_VERIFIED, reproduce=reproduce)
         if isinstance(dispatch.dispatch.configuration, LibraryCall):
-            return self._library_record(record, entry, dispatch.dispatch.configuration)
+            return self._library_work(record, entry, dispatch.dispatch.configuration)
         if dispatch.state is not State.COMPILED or module is None:
             verdict = _STATES.get(dispatch.state, Verdict.NOT_COMPILED)
-            return record.failed(verdict, dispatch.reason or "it was only generated: run compile.py")
+            return _Work(record.failed(verdict, dispatch.reason or "it was only generated: run compile.py"))
         try:
             verify = self._vmfbs.module(entry, module, "verify")
             profile = self._vmfbs.module(entry, module, "profile")
         except DamagedVmfb as error:
-            return record.failed(Verdict.NOT_COMPILED, error.message)
-        return self._guarded(record, verify, profile)
+            return _Work(record.failed(Verdict.NOT_COMPILED, error.message))
+        return self._first_pass(_Work(record, job.Modules(verify, profile)))
+
+    def _first_pass(self, work: _Work) -> _Work:
+        """Verify, and take half of the samples."""
+
+        def step() -> _Work:
+            record = self._verified(work.record, work.modules.verify) if self._options.verify else work.record
+            if not self._options.profile or record.verdict.is_failure:
+                return replace(work, record=record)
+            return self._measured(replace(work, record=record))
+
+        return self._guarded(work, step)
+
+    def _ended(self, work: _Work) -> Record:
+        """The record with what a second pass says, or a third if the two do not agree."""
+        first = work.record.measurement
+        options = None if first is None else later_pass(self._options.measure, first)
+        if first is None or options is None:
+            return work.record
+
+        def step() -> _Work:
+            second, _ = self._samples(work, options)
+            if agree(first, second):
+                found = joined((first, second))
+            else:
+                third, _ = self._samples(work, options)
+                found = confirmed(first, second, third)
+            return replace(work, record=self._bounded(replace(work.record, measurement=found)))
+
+        return self._guarded(work, step).record
 
     def provenance(self, entry: OperationEntry, dispatch: DispatchEntry) -> Provenance:
         """Where and with what a record of this dispatch is made now."""
@@ -180,38 +259,43 @@ class Session:
             self._versions[name] = self._runner(name).worker.call(job.library_version)
         return self._versions[name]
 
-    def _library_record(self, record: Record, entry: OperationEntry, call: LibraryCall) -> Record:
+    def _library_work(self, record: Record, entry: OperationEntry, call: LibraryCall) -> _Work:
         """What a library makes of an operation, by the same steps as a dispatch."""
         any_of_it = entry.dispatches[0].dispatch.name
         reproduce = command_line(self._tree.folder, any_of_it, self._options, call.library)
         record = replace(record, provider=call.library, reproduce=reproduce)
         unable = call.invalid_reason(entry.operation, Limits())
         if unable:
-            return record.failed(Verdict.NOT_SUPPORTED, unable)
-        record = self._guarded(record, job.LIBRARY, job.LIBRARY)
-        # What comes next is measured beside it: its threads must sleep.
-        worker = self._runners[call.library].worker
+            return _Work(record.failed(Verdict.NOT_SUPPORTED, unable))
+        return self._first_pass(_Work(record, job.Modules(job.LIBRARY, job.LIBRARY)))
+
+    def _put_to_sleep(self, provider: str) -> None:
+        """What comes next is measured beside a library: its threads must sleep."""
+        worker = self._runners[provider].worker
         try:
             asleep = worker.call(libraries.wait_until_asleep)
         except DispatchProfilerError:
             asleep = False
         if not asleep:
             worker.close()
-        return record
 
-    def _guarded(self, record: Record, verify: job.Module, profile: job.Module) -> Record:
+    def _guarded(self, work: _Work, step: Callable[[], _Work]) -> _Work:
+        """What `step` makes of it; whatever breaks is a verdict on this dispatch alone."""
+
+        def failed(verdict: Verdict, reason: str) -> _Work:
+            return replace(work, record=work.record.failed(verdict, reason))
+
         try:
-            if self._options.verify:
-                record = self._verified(record, verify)
-            if self._options.profile and not record.verdict.is_failure:
-                record = self._measured(record, verify, profile)
-            return record
+            return step()
         except WorkerTimedOut as error:
-            return record.failed(Verdict.TIMED_OUT, f"{error.message}; --timeout sets the limit")
+            return failed(Verdict.TIMED_OUT, f"{error.message}; --timeout sets the limit")
         except NotSupported as error:
-            return record.failed(Verdict.NOT_SUPPORTED, error.message)
+            return failed(Verdict.NOT_SUPPORTED, error.message)
         except DispatchProfilerError as error:
-            return record.failed(Verdict.CRASHED, error.message)
+            return failed(Verdict.CRASHED, error.message)
+        finally:
+            if work.record.provider != PROVIDER:
+                self._put_to_sleep(work.record.provider)
 
     def _verified(self, record: Record, module: job.Module) -> Record:
         """The record with its verdict: on integers first, then on reals."""
@@ -242,16 +326,17 @@ class Session:
         where = f"({distribution.value}, seed {self._options.seed})"
         return record.failed(Verdict.FAILED, f"{comparison.message} {where}")
 
-    def _measured(self, record: Record, verify: job.Module, profile: job.Module) -> Record:
-        """The record with its measurement; what was measured is verified once more."""
+    def _measured(self, work: _Work) -> _Work:
+        """With the measurement of a first pass; what was measured is verified once more."""
+        record, modules = work.record, work.modules
         operation, name, options = record.dispatch.operation, record.dispatch.name, self._options
         runner = self._runner(record.provider)
-        single = runner.worker.call(job.estimate, verify, name, operation, options.seed)
-        modules = job.Modules(verify, profile)
-        measurement, result = self._samples(record, modules, single)
+        single = runner.worker.call(job.estimate, modules.verify, name, operation, options.seed)
+        work, half = replace(work, single_seconds=single), first_pass(options.measure)
+        measurement, result = self._samples(work, half)
         disturbed = self._disturbance(runner)
         for _ in range(_AGAIN if disturbed else 0):
-            measurement, result = self._samples(record, modules, single)
+            measurement, result = self._samples(work, half)
             disturbed = self._disturbance(runner)
             if not disturbed:
                 break
@@ -262,19 +347,19 @@ class Session:
             record = self._checked_result(record, Distribution.REALS, result)
             if record.is_failure:
                 where = "in the profile vmfb" if record.provider == PROVIDER else "when it was timed"
-                return replace(record, reason=f"{where} {record.reason}")
-        record = self._bounded(record, measurement.median_ms)
-        if record.is_failure:
-            return record
-        if record.provider == PROVIDER:  # a fast library is no reason to give up what IREE can do
+                return replace(work, record=replace(record, reason=f"{where} {record.reason}"))
+        record = self._bounded(replace(record, measurement=measurement))
+        if record.provider == PROVIDER and not record.is_failure:
+            # A fast library is no reason to give up what IREE can do.
             surely = measurement.interval_ms[1]
             self._best[operation] = min(surely, self._best.get(operation, math.inf))
-        return replace(record, measurement=measurement)
+        return replace(work, record=record)
 
-    def _bounded(self, record: Record, milliseconds: float) -> Record:
-        """The record with the time that the hardware allows; failed if the figure is below it."""
-        if self._ceilings is None:
+    def _bounded(self, record: Record) -> Record:
+        """The record with the time that the hardware allows; failed if its figure is below it."""
+        if self._ceilings is None or record.measurement is None:
             return record
+        milliseconds = record.measurement.median_ms
         operation, mode, ceilings = record.dispatch.operation, self.mode, self._ceilings.get()
         if milliseconds < ceilings.limit_ms(operation, mode):
             ceilings = self._ceilings.again()  # something may have disturbed it the first time
@@ -291,16 +376,17 @@ class Session:
                 found.append(worker.call(measure_ceilings))
         return reduce(Ceilings.best_of, found)
 
-    def _samples(self, record: Record, modules: job.Modules, single: float) -> tuple[Measurement, np.ndarray]:
+    def _samples(self, work: _Work, measure: MeasureOptions) -> tuple[Measurement, np.ndarray]:
+        record, modules, single = work.record, work.modules, work.single_seconds
         operation, name, options = record.dispatch.operation, record.dispatch.name, self._options
         # Others are compared with the default and with libraries: these are measured in full.
         is_baseline = isinstance(record.dispatch.configuration, (Default, LibraryCall))
         best = None if is_baseline else self._best.get(operation)
-        stop = options.measure.stop
+        stop = measure.stop
         # The limit is for a step that hangs, not for samples of a kernel that is only slow.
         expected = stop.seconds + single * modules.profile.repeat * ((stop.count or 3) + 5)
         taken: tuple[Measurement, np.ndarray] = self._runner(record.provider).worker.call(
-            job.take_samples, modules, name, operation, options.seed, options.measure, single, best,
+            job.take_samples, modules, name, operation, options.seed, measure, single, best,
             seconds=options.seconds + 3.0 * expected,
         )  # fmt: skip
         return taken

@@ -82,7 +82,7 @@ class IreeDevice:
     @property
     def core_waits(self) -> Callable[[], float] | None:
         """See `Device.core_waits`."""
-        return core_waits() if self.uri.startswith("local-") else None
+        return core_waits("iree-worker") if self.uri.startswith("local-") else None
 
     def load(self, vmfb: bytes) -> IreeProgram:
         """See `Device.load`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -49,8 +49,8 @@ class Library(Protocol):
         """See `Device.cache_bytes`."""
 
     @property
-    def core_waits(self) -> Callable[[], float] | None:
-        """See `Device.core_waits`."""
+    def core_waits(self) -> None:
+        """None: threads that spin look as if they waited."""
 
     def load(self, vmfb: bytes) -> Library:
         """Itself: there is nothing to load."""

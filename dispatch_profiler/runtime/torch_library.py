@@ -19,7 +19,6 @@ from dispatch_profiler.operations.matmul import BatchMatmul, Matmul
 from dispatch_profiler.runtime._base import Operands, RunError, poison, raw_clock
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
 from dispatch_profiler.runtime.libraries import NotSupported, is_gpu
-from dispatch_profiler.runtime.waits import core_waits
 
 try:
     import torch
@@ -50,6 +49,8 @@ _GPU_BUILDS = {"cuda": "cuda", "hip": "hip", "rocm": "hip"}
 
 class TorchLibrary:
     """See `Library`."""
+
+    core_waits = None
 
     def __init__(self, device: str, threads: int) -> None:
         driver = re.split(r"[:/]", device)[0]
@@ -86,11 +87,6 @@ class TorchLibrary:
             named = (("oneDNN", r"MKL-DNN v([\d.]+)"), ("MKL", r"Math Kernel Library Version ([\d.]+)"))
             parts = [f"{name} {found[1]}" for name, text in named if (found := re.search(text, built))]
         return f"torch {torch.__version__} ({', '.join(parts) or 'no BLAS named'})"
-
-    @property
-    def core_waits(self) -> Callable[[], float] | None:
-        """See `Device.core_waits`."""
-        return core_waits() if self._device.type == "cpu" else None
 
     @property
     def cache_bytes(self) -> int:

@@ -484,15 +484,15 @@ def test_the_path_of_a_csv_may_begin_at_home(tree, run):
 def test_what_was_done_before_ctrl_c_is_kept(tree, run, monkeypatch):
     """Interrupted at the third dispatch: two whole rows, two blocks, status 130."""
     tree()
-    whole, done = Session.record, []
+    whole, done = job.estimate, []
 
-    def record(self, *pair):
+    def estimate(*arguments):
         if len(done) == 2:
             raise KeyboardInterrupt
-        done.append(pair)
-        return whole(self, *pair)
+        done.append(arguments)
+        return whole(*arguments)
 
-    monkeypatch.setattr(Session, "record", record)
+    monkeypatch.setattr(job, "estimate", estimate)
     outcome = run("profiler", "--output=out.csv")
     assert outcome.status == 130 and "interrupted" in outcome.err
     assert [row["Verification"] for row in rows_of(Path("out.csv")).values()] == ["SUCCESS"] * 2
@@ -577,7 +577,13 @@ UNUSUAL = (
 )
 def test_each_record_is_made_again_by_its_own_line(null_tree, run, arguments):
     """All of it, every sample too, since the null device answers as it is told; only the time is another."""
-    null_tree(faults={"*_default": {"time_ms": 0.25}, "*_ukernels": {"fault": "nan"}, "*": {"time_ms": 0.3}})
+    null_tree(
+        faults={
+            "*_default": {"time_ms": 0.25},
+            "*_ukernels": {"fault": "nan", "time_ms": 0.3},
+            "*": {"time_ms": 0.3},
+        }
+    )
     run("profiler", "--output=data.csv", *arguments)
     for record in read_records(Path("data.jsonl"))[::4]:
         python, command, *again = shlex.split(record.reproduce)

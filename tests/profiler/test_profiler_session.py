@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,7 @@ def test_every_record_says_where_it_was_made(tree):
 
 
 def test_records_come_in_the_order_of_the_manifest_as_they_are_done(tree):
-    """The first is there before the second begins."""
+    """Those of the first operation are there before the second begins."""
     made = Tree(tree(*ONLY_DEFAULTS))
     manifest = load_manifest(made)
     with Session(made, ProfileOptions("null")) as opened:
@@ -155,7 +156,7 @@ def test_a_slow_dispatch_is_measured_one_by_one(null_tree):
     folder = null_tree(*ONLY_DEFAULTS, faults={"*": {"time_ms": 300.0}})
     first, _ = records_of(folder)
     assert first.measurement.executions == 1
-    assert first.measurement.samples_ms == pytest.approx((300.0,) * 8)
+    assert first.measurement.samples_ms == pytest.approx((300.0,) * 16)  # eight in each of two passes
 
 
 def test_a_profile_vmfb_that_computes_something_else_is_a_failure(tree, monkeypatch):
@@ -193,3 +194,62 @@ def test_a_runtime_whose_version_is_not_known_is_said_to_be_so(tree, monkeypatch
 
     monkeypatch.setattr(session.metadata, "version", unknown)
     assert records_of(tree())[0].provenance.iree.endswith("runtime of unknown version")
+
+
+# -- two passes ------------------------------------------------------------------------------------
+
+
+def spells(monkeypatch, *factors: float) -> list[str]:
+    """Each measurement in a row takes so many times as long; the dispatches in the order measured."""
+    whole, left, order = job.take_samples, list(factors), []
+
+    def take_samples(modules, name, *arguments):
+        measurement, result = whole(modules, name, *arguments)
+        order.append(name)
+        factor = left.pop(0) if left else 1.0
+        samples = tuple(factor * sample for sample in measurement.samples_ms)
+        return replace(measurement, samples_ms=samples), result
+
+    monkeypatch.setattr(job, "take_samples", take_samples)
+    return order
+
+
+def test_a_dispatch_is_measured_again_when_the_others_of_its_operation_have_been(tree, monkeypatch):
+    order = spells(monkeypatch)
+    records = records_of(tree(), measure=MeasureOptions(StopRule(count=6)))
+    names = [record.dispatch.name for record in records]
+    assert order == 2 * names
+    assert all(len(record.measurement.samples_ms) == 6 for record in records)
+
+
+def test_a_slow_spell_of_the_machine_spoils_no_figure(null_tree, monkeypatch):
+    """The first pass takes twice as long; the second and a third agree."""
+    spells(monkeypatch, 2.0)
+    folder = null_tree(*ONLY_DEFAULTS, faults={"*": {"time_ms": 1.0}})
+    first, _ = records_of(folder, measure=MeasureOptions(StopRule(count=6)))
+    assert first.measurement.median_ms == pytest.approx(1.0)
+    assert first.measurement.dropped_ms == pytest.approx((2.0,) * 3)
+    assert first.measurement.warnings == ()
+
+
+def test_passes_that_never_agree_are_told(null_tree, monkeypatch):
+    spells(monkeypatch, 1.0, 2.0, 1.5)
+    folder = null_tree(*ONLY_DEFAULTS, faults={"*": {"time_ms": 1.0}})
+    first, _ = records_of(folder, measure=MeasureOptions(StopRule(count=6)))
+    assert first.measurement.warnings == ("it took 1, 2, 1.5 ms at different times",)
+    assert len(first.measurement.samples_ms) == 9
+
+
+def test_what_breaks_in_the_second_pass_costs_one_dispatch(tree, monkeypatch):
+    whole, calls = job.take_samples, []
+
+    def take_samples(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise WorkerTimedOut("no answer within 1 s")
+        return whole(*arguments)
+
+    monkeypatch.setattr(job, "take_samples", take_samples)
+    folder = tree(*ONLY_DEFAULTS)
+    verdicts = [record.verdict for record in records_of(folder)]
+    assert verdicts == [Verdict.SUCCESS, Verdict.TIMED_OUT]
