@@ -7,6 +7,7 @@ one for a convolution makes it an implicit GEMM, whose k is kh * kw * ic.
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -170,9 +171,9 @@ class GpuTiles(Configuration):
             f"but got {len(self.workgroup)} and {len(self.reduction)}"
         )
 
+    @abc.abstractmethod
     def _misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
-        """Every rule that a kind breaks, the most telling first."""
-        raise NotImplementedError
+        """Every rule that is broken, the most telling first."""
 
     def _extents(self, operation: Operation) -> dict[str, int]:
         return {loop.name: loop.extent for loop in self._loops(operation)}

@@ -309,6 +309,25 @@ def test_tiles_for_another_target_of_the_family_are_refused_there():
     assert state.startswith("not compiled the tiles take 122880 B of shared memory, but sm_89 has 101376")
 
 
+def test_one_that_does_not_compile_costs_no_neighbour():
+    """Its copies do not fall evenly; the compiler names its line, and the others are built without it."""
+    uneven = MmaTiles(
+        workgroup=(128, 192), reduction=(96,), subgroups=(2, 4), pipeline="VectorDistribute", stages=1
+    )
+    job = gpu_job("cuda:sm_80", Matmul(768, 960, 960, F16), [Default(), MMA, uneven, VECTOR])
+    calls = []
+
+    def counted(part: ModuleJob):
+        calls.append(len(part.dispatches))
+        return IreeCompiler().build(part)
+
+    built = settle(replace(job, refused=()), counted)
+
+    assert [o.state.value for o in built.outcomes.values()].count("compiled") == 3
+    assert "failed to derive layout" in built.outcomes[job.dispatches[2].name].reason
+    assert calls == [4, 3]
+
+
 def test_what_the_compiler_replaced_is_not_applied():
     """Another launch, another pipeline option or other tiles than asked for: no code under the name."""
     job = gpu_job("cuda:sm_80", PRODUCT, [MMA])
