@@ -26,12 +26,15 @@ from dispatch_profiler.configurations import INTRINSICS, Default, Intrinsic, Mma
 from dispatch_profiler.configurations.intrinsics import FAMILIES
 from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.generator import Dispatch, render_module
+from dispatch_profiler.isolation import Worker, WorkerLimits
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Operation
 from dispatch_profiler.targets import Target
 
 _FLAG = "--iree-codegen-emit-pipeline-constraints"
 #: Tiles that are tried before the solver chooses one.
 _POWERS = tuple(2**i for i in range(10))
+#: How long the compiler may take to state them.
+_SECONDS = 120.0
 #: How long the solver may think about one question, in its own units.
 _EFFORT = 5_000_000
 
@@ -190,6 +193,13 @@ def compiler_constraints(target: Target, operation: Operation) -> tuple[Constrai
     reason = _unstated(operation)
     if reason:
         raise UsageError(f"the compiler states no constraints for {operation.name}: {reason}")
+    # The flag is one of the whole process, where it would harm every later build.
+    with Worker(WorkerLimits(_SECONDS)) as worker:
+        stated: tuple[Constraints, ...] = worker.call(_stated, target, operation)
+        return stated
+
+
+def _stated(target: Target, operation: Operation) -> tuple[Constraints, ...]:
     module = _module(target, operation)
     return tuple(_read(op, operation) for op in _stated_in(module))
 

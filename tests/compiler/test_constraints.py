@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
 import random
 import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from gpu_helpers import BF16, F16, build, gpu_job, limits_of, states
@@ -135,27 +140,55 @@ def test_what_the_constraints_allow_our_rules_allow_except_what_is_listed(case: 
             assert stated.violated({**solution}) == []
 
 
-def test_a_solution_is_the_attribute_that_the_compiler_makes_of_it():
-    """`materialize_compilation_info` on the knobs, beside what our configuration asks for."""
-    from iree.compiler.dialects import iree_codegen
+MATERIALIZE = """
+import json, sys
+from iree.compiler.dialects import iree_codegen
+from dispatch_profiler.compiler import constraints
+from dispatch_profiler.operations import operation_from_dict
+from dispatch_profiler.targets import parse_target
+target, operation, knobs = sys.argv[1], operation_from_dict(json.loads(sys.argv[2])), json.loads(sys.argv[3])
+module = constraints._module(parse_target(target), operation)
+with module.operation.context:
+    for op, values in zip(constraints._stated_in(module), knobs):
+        print(iree_codegen.materialize_compilation_info(op, values))
+"""
 
-    for case in ("matmul", "conv", "gfx942"):
-        target, operation = CASES[case]
-        module = constraints_file._module(parse_target(target), operation)
-        for op in constraints_file._stated_in(module):
-            stated = constraints_file._read(op, operation)
-            solution = next(stated.solutions(random.Random(1)))
-            with module.operation.context:
-                theirs = str(
-                    iree_codegen.materialize_compilation_info(op, {k: solution[k] for k in stated.knobs})
-                )
-            lowering = stated.configuration_of(solution).lowering(operation)
-            for level, tiles in lowering.levels:
-                values = f"[{', '.join(map(str, tiles))}]"
-                assert f"{level} = {values}" in theirs or f"{level} = [{values}, " in theirs
-            assert f"workgroup_size = [{lowering.threads}, 1, 1]" in theirs
-            assert f"subgroup_size = {lowering.subgroup_size}" in theirs
-            assert f"pipeline<{stated.pipeline}>" in theirs
+
+@pytest.mark.parametrize("case", ["matmul", "conv", "gfx942"])
+def test_a_solution_is_the_attribute_that_the_compiler_makes_of_it(case: str):
+    """`materialize_compilation_info` on the knobs, beside what our configuration asks for.
+
+    In a process of its own: the compiler's flag is one of the whole process.
+    """
+    target, operation = CASES[case]
+    every = read(case)
+    solutions = [next(stated.solutions(random.Random(1))) for stated in every]
+    knobs = [
+        {k: solution[k] for k in stated.knobs} for stated, solution in zip(every, solutions, strict=True)
+    ]
+    data = (json.dumps(operation.to_dict()), json.dumps(knobs))
+    root = str(Path(constraints_file.__file__).parents[2])
+
+    done = subprocess.run(
+        [sys.executable, "-c", MATERIALIZE, target, *data],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": root},
+    )  # fmt: skip
+
+    for stated, solution, theirs in zip(every, solutions, done.stdout.splitlines(), strict=True):
+        lowering = stated.configuration_of(solution).lowering(operation)
+        for level, tiles in lowering.levels:
+            values = f"[{', '.join(map(str, tiles))}]"
+            assert f"{level} = {values}" in theirs or f"{level} = [{values}, " in theirs
+        assert f"workgroup_size = [{lowering.threads}, 1, 1]" in theirs
+        assert f"subgroup_size = {lowering.subgroup_size}" in theirs
+        assert f"pipeline<{stated.pipeline}>" in theirs
+
+
+def test_reading_them_leaves_later_builds_as_they_were():
+    """In the same process the compiler would go on stating them, and fail for AMD GPUs."""
+    read("gfx942")
+    tiles = MmaTiles(workgroup=(64, 64), reduction=(32,), instruction="mfma")
+    assert states(build(GFX942, PRODUCT, tiles)) == ["compiled"]
 
 
 def test_a_broken_tile_is_named_by_the_constraint():
