@@ -172,10 +172,10 @@ class Timer:
         return reading
 
 
-def _quickest(time: Callable[[int], float]) -> float:
-    """Seconds of the quickest of three calls; of one or two that are long."""
+def _quickest(time: Callable[[int], float], most: int) -> float:
+    """Seconds of the quickest of `most` calls; of fewer if they are long."""
     found: list[float] = []
-    while len(found) < 3 and sum(found) < _SAMPLE_SECONDS:
+    while len(found) < most and sum(found) < _SAMPLE_SECONDS:
         found.append(time(1))
     return min(found)
 
@@ -194,7 +194,7 @@ def measure(
     clock of the budget, in seconds.
     """
     timer.time(1)
-    call = _quickest(timer.time)
+    call = _quickest(timer.time, 3 if options.batch is None else 1)
     calls = calls_per_sample(call, timer.repeat, options.batch)
     executions = calls * timer.repeat
     overhead = timer.overhead(call)

@@ -12,9 +12,9 @@ from enum import Enum
 
 from dispatch_profiler.profiler.statistics import median_interval, series_interval
 
-#: Numbers of samples after which the interval is looked at: 6 are needed for 95 %, and whoever looks
-#: after each sample stops at an interval that is narrow by chance.
-_LOOKS = frozenset(round(8 * 1.4**step) for step in range(16))
+#: Numbers of samples after which the interval is looked at. Whoever looks after each sample stops at an
+#: interval that is narrow by chance; and there are two passes, of 6 samples at least together.
+_LOOKS = frozenset((5, *(round(8 * 1.4**step) for step in range(16))))
 #: Samples beyond which more say nothing new.
 _MOST = max(_LOOKS)
 #: A dispatch is given up when it is surely slower than the best of its operation by this factor.
