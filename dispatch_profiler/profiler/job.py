@@ -80,6 +80,8 @@ def start(uri: str, build_dir: str) -> None:
     """Open the device of this process. Raises TargetError if there is none."""
     global _device
     _device = open_device(uri, Path(build_dir) if build_dir else None)
+    _program.cache_clear()  # what another device has loaded is not this one's
+    _places.cache_clear()
 
 
 def start_library(name: str, device: str, threads: int) -> None:

@@ -57,7 +57,7 @@ class Cluster:
     def start_scheduler(self, **environment: str) -> None:
         file = self.folder / "scheduler.json"
         self.start("scheduler", "--host=127.0.0.1", "--port=0", f"--scheduler-file={file}", **environment)
-        self.wait_for(file.exists)
+        self.wait_for(lambda: file.exists() and file.read_text().endswith("}"))
 
     def start_worker(self, **environment: str) -> subprocess.Popen[bytes]:
         # Without a nanny: a worker that is killed stays dead.

@@ -197,7 +197,8 @@ def test_a_library_is_measured_in_full_and_ends_nobody_elses_measurement(tree, m
     tiled = [p for p in made_pairs if not isinstance(p[1].dispatch.configuration, Default)]
     with Session(Tree(made), ProfileOptions("null")) as opened:
         list(opened.records(with_providers(tiled[:1], ("iree", "numpy"))))
-    assert [known for _, known in bests] == [False, False]
+    assert [known for name, known in bests if name == "numpy_matmul"] == [False, False]  # two passes
+    assert not bests[1][1]  # the first of the dispatch, after the library's
 
 
 def test_after_each_row_its_threads_sleep(tree, monkeypatch):
@@ -210,7 +211,7 @@ def test_after_each_row_its_threads_sleep(tree, monkeypatch):
         lambda *a: order.append("library" if a[0] == LIBRARY else "iree") or whole(*a),
     )
     records_of(tree(*TWO), "iree", "numpy")
-    assert order == ["iree", "library", "asleep"] * 2
+    assert order == ["iree", "library", "asleep"] * 4  # two operations, two passes
 
 
 # -- speeds ----------------------------------------------------------------------------------------
@@ -246,8 +247,8 @@ def test_the_table_has_a_column_for_the_reference(tree, run):
     head, *lines = outcome.out.splitlines()[1:]
     assert re.search(r"vs default +vs numpy +of limit", head)
     assert {"tile_config_default", "numpy_matmul"} <= {line.split()[-1] for line in lines}
-    times = [float(line.split()[0]) for line in lines]
-    assert times == sorted(times)
+    times = [float(line.split()[0]) for line in lines if re.match(r" +[0-9]", line)]  # not the notes
+    assert len(times) >= 2 and times == sorted(times)
     numpy_line = next(line for line in lines if line.endswith("numpy_matmul"))
     assert numpy_line.split()[3] == "1.00x"
 
