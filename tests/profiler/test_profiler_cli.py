@@ -697,3 +697,19 @@ def test_options_that_need_another_are_refused(null_tree, run, arguments, messag
 
     assert outcome.status == 2
     assert message in outcome.err
+
+
+@in_process
+def test_a_figure_on_which_two_passes_differ_is_known_less_well(null_tree, run, monkeypatch):
+    """Each pass is as precise as was asked for; the second takes 4 % longer."""
+    whole, factors = job.take_samples, [1.0, 1.04]
+
+    def take_samples(*arguments):
+        measurement, result = whole(*arguments)
+        factor = factors.pop(0)
+        return replace(measurement, samples_ms=tuple(factor * s for s in measurement.samples_ms)), result
+
+    monkeypatch.setattr(job, "take_samples", take_samples)
+    null_tree(faults={"*": {"time_ms": 1.0}})
+    outcome = run("profiler", "--dispatches=*_default")
+    assert "1 of 1 figures are known less well than to 1 %" in outcome.err
