@@ -22,8 +22,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dispatch_profiler.configurations._base import Configuration, Default, check_choice
 from dispatch_profiler.configurations.cpu_tiles import CpuTiles
 from dispatch_profiler.configurations.flows import Flow
@@ -89,6 +87,8 @@ def load_configurations(path: Path) -> tuple[Entry, ...]:
 
 
 def _parse(text: str, where: str) -> tuple[Entry, ...]:
+    import yaml  # which only those need who generate
+
     try:
         data = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, AttributeError) as error:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
-from scipy.stats import t as student
 
 from dispatch_profiler.profiler.statistics import dependence, series_interval
 
@@ -134,6 +133,8 @@ def location_of_runs(runs_ms: Sequence[Sequence[float]], confidence: float = 0.9
     """
     if len(runs_ms) == 1:
         return location(runs_ms[0], confidence)
+    from scipy.stats import t as student  # which takes long, and only those need who compare
+
     medians = np.array([np.median(log_times(run)) for run in runs_ms])
     count = len(medians)
     center, error = float(np.mean(medians)), float(np.std(medians, ddof=1)) / math.sqrt(count)
