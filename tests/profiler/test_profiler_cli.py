@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from dispatch_profiler.errors import TargetError
+from dispatch_profiler.generator import Tree
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.profiler import ProfileOptions, Session, job, session
 from dispatch_profiler.profiler.record_file import StoredRecord, read_records
@@ -619,8 +620,8 @@ def test_a_line_names_only_what_is_not_as_ever(tmp_path):
     """And a build of one's own."""
     usual = ProfileOptions("null")
     line = "python profiler.py --generated-dir=. --dispatches=name --device=null --seed=2026"
-    assert command_line(Path(), "name", usual) == line
-    assert command_line(Path(), "name", replace(usual, build_dir=Path("b"))) == f"{line} --build-dir=b"
+    assert command_line(Tree(Path()), "name", usual) == line
+    assert command_line(Tree(Path()), "name", replace(usual, build_dir=Path("b"))) == f"{line} --build-dir=b"
 
 
 @in_process
