@@ -50,7 +50,7 @@ _CONTENTS = "bundle.json"
 _README = "README.txt"
 #: Of every member: zip knows no time before.
 _TIME = (1980, 1, 1, 0, 0, 0)
-#: Code shrinks to a third or less; more effort takes three times as long for 3 % more.
+#: Code shrinks to a fifth at 120 MB/s; the usual level takes twice as long for 2 % less.
 _LEVEL = 4
 _CHUNK = 2**20
 _MAGIC_SIZE = 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -42,6 +43,11 @@ def kernel_name(configuration: str, provider: str) -> str:
     """The configuration, and whose kernel it is where that is not IREE's and the name does not say."""
     told = provider == PROVIDER or configuration.startswith(f"{provider}_")
     return configuration if told else f"{configuration} ({provider})"
+
+
+def arguments_text(arguments: Mapping[str, object]) -> str:
+    """`{"m": 256, "n": 64}` -> `--m=256 --n=64`"""
+    return " ".join(f"--{name}={value}" for name, value in arguments.items())
 
 
 @dataclass(frozen=True)
@@ -105,4 +111,4 @@ class Record:
 
     def arguments_text(self) -> str:
         """`--batch_count=1 --m=256 ...`, as the document's block has it."""
-        return " ".join(f"--{name}={value}" for name, value in self.dispatch.arguments().items())
+        return arguments_text(self.dispatch.arguments())
