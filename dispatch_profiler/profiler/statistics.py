@@ -10,6 +10,8 @@ from functools import cache
 
 import numpy as np
 
+from dispatch_profiler.profiler import student
+
 #: The least and the greatest of six enclose the median with 95 %, of five they do not.
 _FEWEST_PLACES = 6
 #: Autocorrelation cannot be seen in fewer samples.
@@ -74,16 +76,8 @@ def _enclosing(
     if count == 1 or 2.0 ** (1 - count) <= 1.0 - confidence:
         return low, high
     median = statistics.median(ordered)
-    reach = _student(confidence, count) * statistics.stdev(ordered) / math.sqrt(count)
+    reach = student.reach(confidence, count - 1) * statistics.stdev(ordered) / math.sqrt(count)
     return min(low, median - reach), max(high, median + reach)
-
-
-@cache
-def _student(confidence: float, count: int) -> float:
-    """The quantile of Student's distribution for the mean of `count` samples."""
-    from scipy import stats  # half a second that few need
-
-    return float(stats.t.ppf((1.0 + confidence) / 2.0, count - 1))
 
 
 def dependence(series: Sequence[float] | np.ndarray) -> float:
