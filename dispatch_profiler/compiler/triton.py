@@ -73,8 +73,6 @@ def compile_kernel(source: KernelSource, capability: int) -> Kernel:
         "num_warps": source.warps,
         "num_stages": source.stages,
         "ptx_version": _PTX_VERSION,
-        # Tensor cores add products of f8 with 14 bits: after each instruction the sum goes on in f32.
-        "max_num_imprecise_acc_default": 0,
     }
     said = io.StringIO()
     with _quiet(triton, said):
@@ -95,7 +93,6 @@ _LANGUAGE = {"fp32": "float32", "i32": "int32"}
 
 def _kernel(made: Any, source: KernelSource, capability: int) -> Kernel:
     metadata = made.metadata
-    # The names of labels hold the file's path otherwise; see `_quiet`.
     ptx = made.asm["ptx"].encode()
     major, minor = divmod(_PTX_VERSION, 10)
     wide = len(re.findall(rb"wgmma\.mma_async|mma\.sync|tcgen05\.mma", ptx))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import math
+import operator
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -25,12 +28,12 @@ _ARCH = re.compile(r"sm_(\d+)[a-z]?")
 _SPARE = 16
 #: What CUDA takes along x, y and z (CUDA C++ Programming Guide).
 _MOST_WORKGROUPS = (2**31 - 1, 65535, 65535)
-_OPERATORS = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.FloorDiv: lambda a, b: a // b,
-    ast.Mod: lambda a, b: a % b,
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
 }
 
 
@@ -70,6 +73,12 @@ class Extern(Configuration):
             raise ConfigurationError(f"object must be the path of a file, but got {self.object!r}")
         if not _ARCH.fullmatch(str(self.target_arch)):
             raise ConfigurationError(f"target_arch must be written as sm_90, but got {self.target_arch!r}")
+        self._check_launch()
+        check_split(self.split_k)
+        if self.split_k != 1:
+            raise ConfigurationError("a kernel of your own does its own split: leave split_k out")
+
+    def _check_launch(self) -> None:
         for name in ("workgroups", "workgroup_size"):
             value = getattr(self, name)
             if not isinstance(value, (list, tuple)) or not 1 <= len(value) <= 3:
@@ -77,19 +86,16 @@ class Extern(Configuration):
             object.__setattr__(self, name, tuple(value))
         for count in self.workgroups:
             _parse(count)
+        if isinstance(self.spare_bindings, list):
+            object.__setattr__(self, "spare_bindings", tuple(self.spare_bindings))
         spares = self.spare_bindings
-        sizes = spares if isinstance(spares, (list, tuple)) else (spares,)
+        sizes = spares if isinstance(spares, tuple) else (spares,)
         whole = (*self.workgroup_size, self.shared_memory, *sizes)
         if any(type(x) is not int or x < 0 for x in whole) or 0 in self.workgroup_size:
             raise ConfigurationError(
                 "workgroup_size, shared_memory and spare_bindings must be whole numbers, but got "
                 f"{list(self.workgroup_size)}, {self.shared_memory!r}, {spares!r}"
             )
-        if isinstance(spares, list):
-            object.__setattr__(self, "spare_bindings", tuple(spares))
-        check_split(self.split_k)
-        if self.split_k != 1:
-            raise ConfigurationError("a kernel of your own does its own split: leave split_k out")
 
     @property
     def name(self) -> str:
@@ -131,7 +137,7 @@ class Extern(Configuration):
             return f"{self.name} is for {self.target_arch}, but the target is {gpu.device_arch}"
         if any(not 1 <= n <= most for n, most in zip(workgroups, _MOST_WORKGROUPS, strict=True)):
             return f"{by(workgroups)} workgroups, but a launch takes 1 to {by(_MOST_WORKGROUPS)}"
-        if _product(threads) > gpu.threads:
+        if math.prod(threads) > gpu.threads:
             return f"a workgroup of {by(threads)} threads, but {gpu.device_arch} takes {gpu.threads}"
         if self.shared_memory > gpu.device_shared_bytes:
             return (
@@ -142,13 +148,6 @@ class Extern(Configuration):
 
     def unsupported_reason(self, operation: Operation, limits: Limits) -> str | None:
         return None if Path(self.object).is_file() else f"there is no file {self.object}"
-
-
-def _product(values: tuple[int, ...]) -> int:
-    count = 1
-    for value in values:
-        count *= value
-    return count
 
 
 def _three(values: list[int] | tuple[int, ...]) -> tuple[int, int, int]:
@@ -180,7 +179,7 @@ def _value(tree: ast.expr, extents: dict[str, int] | None) -> int:
         return 1 if extents is None else extents[tree.id]
     if isinstance(tree, ast.BinOp) and type(tree.op) in _OPERATORS:
         left, right = _value(tree.left, extents), _value(tree.right, extents)
-        return 1 if extents is None else int(_OPERATORS[type(tree.op)](left, right))
+        return 1 if extents is None else _OPERATORS[type(tree.op)](left, right)
     if isinstance(tree, ast.Call) and ast.unparse(tree.func) == "ceildiv" and len(tree.args) == 2:
         left, right = (_value(each, extents) for each in tree.args)
         return 1 if extents is None else -(-left // right)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dispatch_profiler.configurations import CpuTiles, Default
+from dispatch_profiler.configurations import CpuTiles, Default, TritonTiles
 from dispatch_profiler.generator import Dispatch
 from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler import Measurement, Provenance, Record, Verdict
