@@ -1,7 +1,7 @@
 """vmfbs -> verified, measured records."""
 
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED, Distribution, draw
-from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, Timer, measure
+from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, Timer
 from dispatch_profiler.profiler.records import Provenance, Record, Verdict
 from dispatch_profiler.profiler.references import References
 from dispatch_profiler.profiler.session import ProfileOptions, Session
@@ -24,5 +24,4 @@ __all__ = [
     "Verdict",
     "compare",
     "draw",
-    "measure",
 ]

@@ -249,13 +249,12 @@ def _summarize(records: list[Record], session: Session, options: argparse.Namesp
             f"Writing performance report to {options.output}, every sample to {beside_csv(folder(options.output))}"
         )
     measured = [record.measurement for record in records if record.measurement]
-    # Each pass may have been precise enough, and both together not.
-    aimed = (Ended.BUDGET.value, Ended.INTERVAL.value)
-    wide = sum(m.ended_by in aimed and 100 * m.half_width > options.precision for m in measured)
+    late = [each for each in measured if each.ended_by == Ended.BUDGET.value]
+    wide = sum(100 * each.half_width > options.precision for each in late)
     if wide:
         say(
             f"{wide} of {len(measured)} figures are known less well than to {options.precision:g} %: "
-            "time ran out (--budget), or two passes differ"
+            "time ran out (--budget)"
         )
     doubtful = sum(bool(m.warnings) for m in measured)
     if doubtful:

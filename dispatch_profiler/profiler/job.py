@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -22,19 +21,17 @@ from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.inputs import Distribution, draw
 from dispatch_profiler.profiler.interleaved import InterleavedOptions, Side
 from dispatch_profiler.profiler.measure import (
-    Measurement,
-    MeasureOptions,
     Mode,
     Timer,
     call_overhead,
     calls_that_last,
-    measure,
     prefers_single,
 )
-from dispatch_profiler.profiler.placement import Places, Rotation, cold_places, warm_places
+from dispatch_profiler.profiler.placement import Places, Rotation, Stage, cold_places, warm_places
 from dispatch_profiler.profiler.references import References
 from dispatch_profiler.profiler.turns import Interleaving, Timed, take_turns
 from dispatch_profiler.profiler.verify import Comparison, compare
+from dispatch_profiler.profiler.visits import Plan, Visit, take
 from dispatch_profiler.runtime import Call, Device, Library, Program, RunError, open_device, open_library
 
 #: Lets the threads of BLAS sleep as soon as they are done.
@@ -45,7 +42,7 @@ _library: Library | None = None
 _references: References | None = None
 #: How it is timed and how many calls make a sample: what tells whether the machine is as it was.
 _sentinel: tuple[Timer, int] | None = None
-_SENTINEL_SECONDS = 2e-3
+_SENTINEL_SECONDS = 1e-3
 _SENTINEL_SAMPLES = 7
 #: Two copies of one vmfb were seen to differ by 1 % for where their code lay.
 _COPIES = 8
@@ -81,6 +78,7 @@ def start(uri: str, build_dir: str) -> None:
     global _device
     _device = open_device(uri, Path(build_dir) if build_dir else None)
     _program.cache_clear()  # what another device has loaded is not this one's
+    _copies.cache_clear()
     _places.cache_clear()
 
 
@@ -155,52 +153,67 @@ def estimate(verify: Module, function: str, operation: Operation, seed: int) -> 
     return single.time(1)
 
 
-def take_samples(
+def visit(
     modules: Modules,
     function: str,
     operation: Operation,
     seed: int,
-    options: MeasureOptions,
+    plan: Plan,
     single_seconds: float = 0.0,
-    best_ms: float | None = None,
-) -> tuple[Measurement, np.ndarray]:
-    """Time `function`; also the result of what was timed, for real values, to be checked.
+) -> Visit:
+    """Time `function` as planned.
 
     `single_seconds` is what `estimate` found, 0 if it was not asked. The first that is timed becomes
     the sentinel of this process. Raises RunError, also if cold caches cannot be had.
     """
     global _sentinel
-    subject = _cold if options.mode is Mode.COLD else _warm
+    timer_of = _cold if plan.options.mode is Mode.COLD else _warm
     places = _places(modules.verify == LIBRARY, operation, Distribution.REALS, seed)
-    call, timer = subject(modules, function, places, single_seconds)
-    measurement = measure(timer, options, best_ms=best_ms)
+    found = take(timer_of(modules, function, places, single_seconds, plan.taken), plan)
     if _sentinel is None:
         # Of single executions: whatever a call costs, it costs each time.
-        single = _program(modules.verify).bind(function, *places.first(1))
+        single = _program(modules.verify).bind(function, places.at(0))
         sentinel = Timer(single.time, 1, core_waits=places.device.core_waits)
-        _sentinel = sentinel, calls_that_last(_SENTINEL_SECONDS, 1e-3 * measurement.median_ms)
-    return measurement, call.run()
+        took = found.readings[-1].claimed / found.executions
+        _sentinel = sentinel, calls_that_last(_SENTINEL_SECONDS, took)
+    return found
 
 
-def _warm(modules: Modules, function: str, places: Places, single_seconds: float) -> tuple[Call, Timer]:
-    """The profile vmfb at one place after another; of a long dispatch the verify vmfb."""
+def result_of_timed(
+    modules: Modules, function: str, operation: Operation, seed: int, mode: Mode, single_seconds: float
+) -> np.ndarray:
+    """What that which `visit` times computes of real values."""
+    module = modules.verify if mode is Mode.COLD else _timed_when_warm(modules, single_seconds)
+    return run_once(module, function, operation, Distribution.REALS, seed)
+
+
+def _timed_when_warm(modules: Modules, single_seconds: float) -> Module:
+    """The profile vmfb; of a long dispatch the verify vmfb."""
     is_long = prefers_single(single_seconds, modules.profile.repeat)
-    module = modules.verify if is_long else modules.profile
-    spots, copies = places.first(warm_places(places.operation)), _copies(module)
-    # Each with its own operands or its own code, whichever there are more of.
-    stages = list(islice(zip(cycle(copies), cycle(spots), strict=False), max(len(copies), len(spots))))
-    calls = [program.bind(function, spot) for program, spot in stages]
-    rotation = Rotation(calls, [_program(modules.verify).bind(function, spot) for _, spot in stages])
-    return calls[0], Timer(
+    return modules.verify if is_long else modules.profile
+
+
+def _warm(modules: Modules, function: str, places: Places, single_seconds: float, begin: int) -> Timer:
+    """At one place after another, from number `begin` on, with one copy of the code after another."""
+    module = _timed_when_warm(modules, single_seconds)
+    copies, verify, count = _copies(module), _program(modules.verify), warm_places(places.operation)
+
+    def stage(number: int) -> Stage:
+        operands, program = places.at(number % count), copies[number % len(copies)]
+        return Stage(program.bind(function, operands), verify.bind(function, operands))
+
+    rotation = Rotation(stage, count, begin)
+    return Timer(
         rotation.time,
         module.repeat,
-        calls[0].now,
+        copies[0].bind(function, places.at(0)).now,
         places.device.core_waits,
         lambda seconds: call_overhead(single_seconds, seconds, module.repeat),
         rotation.advance,
     )
 
 
+@lru_cache(maxsize=4)
 def _copies(module: Module) -> list[Program]:
     """The same code at several places in memory, as many as are loaded in 10 ms: 8 at most."""
     if module == LIBRARY:
@@ -211,7 +224,7 @@ def _copies(module: Module) -> list[Program]:
     return found
 
 
-def _cold(modules: Modules, function: str, places: Places, single_seconds: float) -> tuple[Call, Timer]:
+def _cold(modules: Modules, function: str, places: Places, single_seconds: float, _: int) -> Timer:
     """The verify vmfb, whose calls are single executions, each on operands that no cache holds."""
     device = places.device
     spots = places.first(cold_places(places.operation, device.cache_bytes))
@@ -223,7 +236,7 @@ def _cold(modules: Modules, function: str, places: Places, single_seconds: float
         warm, many = (_quickest(call) for call in (single, profile))
         overhead = call_overhead(warm, many, modules.profile.repeat)
     call = _program(modules.verify).bind(function, *spots)
-    return call, Timer(call.time, modules.verify.repeat, call.now, device.core_waits, lambda _: overhead)
+    return Timer(call.time, modules.verify.repeat, call.now, device.core_waits, lambda _: overhead)
 
 
 def _quickest(call: Call) -> float:

@@ -1,22 +1,15 @@
-"""Taking samples of one dispatch: how many executions a sample needs, and what the samples say."""
+"""What samples of one dispatch say, how many executions a sample needs, and how one is timed."""
 
 from __future__ import annotations
 
 import math
 import statistics
-import time as clock
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from dispatch_profiler.profiler.statistics import quantile, series_interval
-from dispatch_profiler.profiler.stopping import (
-    Reading,
-    StopRule,
-    clock_warnings,
-    drift_warning,
-    load_warning,
-)
+from dispatch_profiler.profiler.statistics import by_place, quantile, series_interval
+from dispatch_profiler.profiler.stopping import Reading, StopRule
 
 #: A sample lasts at least this long, so that the clock and the call cost little of it.
 _SAMPLE_SECONDS = 0.005
@@ -53,7 +46,8 @@ class Measurement:
     A sample is `executions` executions in a row, with caches as `mode` says. `overhead_ms` is what a
     call costs whatever it does, for one execution; it has been taken off the samples. `ended_by`
     tells why no more samples were taken. `dropped_ms` are samples during which other processes had a
-    core that was needed: others were taken instead.
+    core that was needed: others were taken instead. `places` has the number of the place in memory at
+    which each sample was taken; it is empty if that does not apply.
     """
 
     samples_ms: tuple[float, ...]
@@ -63,6 +57,7 @@ class Measurement:
     ended_by: str = "count"
     warnings: tuple[str, ...] = ()
     dropped_ms: tuple[float, ...] = ()
+    places: tuple[int, ...] = ()
 
     @property
     def median_ms(self) -> float:
@@ -86,8 +81,14 @@ class Measurement:
 
     @property
     def interval_ms(self) -> tuple[float, float]:
-        """95 % confidence interval of the median."""
-        return series_interval(self.samples_ms)
+        """95 % confidence interval of the median, over places in memory and over time."""
+        low, high = series_interval(self.by_place_ms)
+        return max(0.0, min(low, self.median_ms)), max(high, self.median_ms)
+
+    @property
+    def by_place_ms(self) -> tuple[float, ...]:
+        """Milliseconds of which no two share a place; see `by_place`."""
+        return by_place(self.samples_ms, self.places)
 
     @property
     def spread(self) -> float:
@@ -145,7 +146,8 @@ class Timer:
     `now` is a second clock that does not depend on it, in seconds, or None if there is none.
     `core_waits` is a clock that runs only while threads of ours wait for a core, or None.
     `overhead(call_seconds)` is what a call that takes so long costs beside its executions, in
-    seconds. `prepare` is done before each sample.
+    seconds. `prepare` is done before each sample and gives the number of the place that it is taken at;
+    None if there is no single one.
     """
 
     time: Callable[[int], float]
@@ -153,7 +155,7 @@ class Timer:
     now: Callable[[], float] | None = None
     core_waits: Callable[[], float] | None = None
     overhead: Callable[[float], float] = lambda _: 0.0
-    prepare: Callable[[], None] = lambda: None
+    prepare: Callable[[], int | None] = lambda: None
 
     def read(self, calls: int) -> Reading:
         """Time `calls` calls by all clocks."""
@@ -171,56 +173,9 @@ class Timer:
                 break
         return reading
 
-
-def _quickest(time: Callable[[int], float], most: int) -> float:
-    """Seconds of the quickest of `most` calls; of fewer if they are long."""
-    found: list[float] = []
-    while len(found) < most and sum(found) < _SAMPLE_SECONDS:
-        found.append(time(1))
-    return min(found)
-
-
-def measure(
-    timer: Timer,
-    options: MeasureOptions,
-    *,
-    best_ms: float | None = None,
-    elapsed: Callable[[], float] = clock.monotonic,
-) -> Measurement:
-    """Take samples until `options.stop` says that there are enough.
-
-    The first call warms caches and is dropped; warm ones say how long a sample must be and what a
-    call costs. `best_ms` is what the best dispatch of the operation surely reaches; `elapsed` is the
-    clock of the budget, in seconds.
-    """
-    timer.time(1)
-    call = _quickest(timer.time, 3 if options.batch is None else 1)
-    calls = calls_per_sample(call, timer.repeat, options.batch)
-    executions = calls * timer.repeat
-    overhead = timer.overhead(call)
-    readings: list[Reading] = []
-    samples: list[float] = []
-    dropped: list[float] = []
-    disturbed = 0
-    start, ended = elapsed(), None
-    while ended is None:
-        timer.prepare()
-        reading = timer.read(calls)
-        readings.append(reading)
-        sample = 1e3 * (reading.claimed - calls * overhead) / executions
-        if reading.is_disturbed and options.stop.may_drop(len(dropped), len(samples), elapsed() - start):
-            dropped.append(sample)
-            continue
-        samples.append(sample)
-        disturbed += reading.is_disturbed
-        ended = options.stop.ended(samples, elapsed() - start, best_ms)
-    found = (*clock_warnings(readings), drift_warning(samples), load_warning(len(samples), disturbed))
-    return Measurement(
-        samples_ms=tuple(samples),
-        executions=executions,
-        mode=options.mode.value,
-        overhead_ms=1e3 * overhead / timer.repeat,
-        ended_by=ended.value,
-        warnings=tuple(filter(None, found)),
-        dropped_ms=tuple(dropped),
-    )
+    def quickest(self, most: int) -> float:
+        """Seconds of the quickest of `most` calls; of fewer if they are long."""
+        found: list[float] = []
+        while len(found) < most and sum(found) < _SAMPLE_SECONDS:
+            found.append(self.time(1))
+        return min(found)

@@ -8,7 +8,8 @@ compared shares them. Large operands need one place only: they have pages of eve
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,14 +17,14 @@ from dispatch_profiler.operations import Operation
 from dispatch_profiler.runtime import Call, Device, Operands, RunError
 
 #: Places of one operation, and bytes of all of them together, where they are to be warm.
-_PLACES = 8
-_PLACES_BYTES = 64 * 2**20
+_PLACES = 64
+_PLACES_BYTES = 256 * 2**20
 #: By how much operands that are to be cold exceed what the caches hold.
 _TIMES_CACHE = 3
 
 
 def warm_places(operation: Operation) -> int:
-    """How many places an operation is measured at: 8, fewer if they are large."""
+    """How many places an operation is measured at: 64, fewer if they are large."""
     return max(1, min(_PLACES, _PLACES_BYTES // operation.bytes))
 
 
@@ -46,6 +47,10 @@ class Places:
         self._inputs = inputs
         self._made: list[Operands] = []
 
+    def at(self, place: int) -> Operands:
+        """Those of a number, from 0. Raises RunError and WorkerOutOfMemory."""
+        return self.first(place + 1)[place]
+
     def first(self, count: int) -> tuple[Operands, ...]:
         """So many of them. Raises RunError and WorkerOutOfMemory."""
         while len(self._made) < count:
@@ -53,23 +58,35 @@ class Places:
         return tuple(self._made[:count])
 
 
-class Rotation:
-    """A call at each of several places. `advance` goes on to the next, `time` stays there.
+class Stage(NamedTuple):
+    """A call at one place, and one of a single execution there, which brings operands into the caches."""
 
-    `warm_ups` are calls of one execution at the same places: they bring the operands into the caches.
+    call: Call
+    warm_up: Call
+
+
+class Rotation:
+    """Calls at one place after another, of `places`, from number `begin` on; `stage` makes each.
+
+    `advance` goes on to the next place and tells which it is, `time` stays there.
     """
 
-    def __init__(self, calls: Sequence[Call], warm_ups: Sequence[Call]) -> None:
-        self._calls = calls
-        self._warm_ups = warm_ups
-        self._at = 0
+    def __init__(self, stage: Callable[[int], Stage], places: int, begin: int = 0) -> None:
+        self._make = stage
+        self._places = places
+        self._next = begin
+        self._stage: Stage | None = None
 
-    def advance(self) -> None:
+    def advance(self) -> int:
         """Go on to the next place, the operands there warm."""
-        if len(self._calls) > 1:
-            self._at = (self._at + 1) % len(self._calls)
-            self._warm_ups[self._at].time(1)
+        is_warm = self._places == 1 and self._stage is not None
+        number, self._next = self._next, self._next + 1
+        self._stage = self._make(number)
+        if not is_warm:
+            self._stage.warm_up.time(1)
+        return number % self._places
 
     def time(self, calls: int) -> float:
         """See `Call.time`."""
-        return self._calls[self._at].time(calls)
+        assert self._stage is not None
+        return self._stage.call.time(calls)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -30,19 +29,19 @@ from dispatch_profiler.profiler.ceilings import (
 )
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED, Distribution
 from dispatch_profiler.profiler.machine import this_machine
-from dispatch_profiler.profiler.measure import Measurement, MeasureOptions, Mode
-from dispatch_profiler.profiler.passes import agree, confirmed, first_pass, joined, later_pass
+from dispatch_profiler.profiler.measure import MeasureOptions, Mode
 from dispatch_profiler.profiler.providers import LibraryCall
 from dispatch_profiler.profiler.records import PROVIDER, Provenance, Record, Verdict
 from dispatch_profiler.profiler.reproduce import command_line
-from dispatch_profiler.profiler.stopping import SentinelWatch
+from dispatch_profiler.profiler.runners import Runners
 from dispatch_profiler.profiler.verify import ShapeMismatch
+from dispatch_profiler.profiler.visits import Visit, ended, joined, next_visit
 from dispatch_profiler.profiler.vmfbs import DamagedVmfb, Vmfbs
-from dispatch_profiler.runtime import NotSupported, libraries
+from dispatch_profiler.runtime import NotSupported
 
 #: How often a measurement that was disturbed is made again.
 _AGAIN = 2
-#: Of so many dispatches of an operation, or of so many seconds, the second passes come after the first.
+#: So many dispatches of an operation are visited in turns, or as many as are begun in so many seconds.
 _AT_ONCE = 16
 _APART_SECONDS = 10.0
 _STATES = {State.NOT_COMPILED: Verdict.NOT_COMPILED, State.NOT_APPLIED: Verdict.NOT_APPLIED}
@@ -70,14 +69,6 @@ class ProfileOptions:
 
 
 @dataclass(frozen=True)
-class _Runner:
-    """A process that runs kernels of one provider, and whether its machine is as it was."""
-
-    worker: Worker
-    watch: SentinelWatch
-
-
-@dataclass(frozen=True)
 class _Work:
     """A record that is not done yet, and what it takes to go on with it."""
 
@@ -85,6 +76,12 @@ class _Work:
     modules: job.Modules = job.Modules(job.LIBRARY, job.LIBRARY)
     #: What one execution takes, roughly.
     single_seconds: float = 0.0
+    visits: tuple[Visit, ...] = ()
+    is_done: bool = False
+
+    def failed(self, verdict: Verdict, reason: str) -> _Work:
+        """Nothing more is to be done."""
+        return replace(self, record=self.record.failed(verdict, reason), is_done=True)
 
 
 class Session:
@@ -100,20 +97,8 @@ class Session:
         self._vmfbs = Vmfbs(tree)
         self._runtime = f"runtime {_version('iree-base-runtime')}"
         memory = options.memory_bytes if options.memory_bytes is not None else available_memory()
-        self._limits = WorkerLimits(options.seconds, memory)
-        self._worker = Worker(
-            self._limits,
-            job.start,
-            (options.device, str(options.build_dir) if options.build_dir else ""),
-        )
-        self._runners = {PROVIDER: _Runner(self._worker, SentinelWatch())}
-        self._versions: dict[str, str] = {}
-        self._checker = Worker(
-            self._limits,
-            job.start_checker,
-            (str(tree.references), options.seed),
-            job.CHECKER_ENVIRONMENT,
-        )
+        limits = WorkerLimits(options.seconds, memory)
+        self._runners = Runners(limits, options.device, options.build_dir, tree.references, options.seed)
         self._best: dict[Operation, float] = {}
         # Of the machine that we run on: of a GPU it says nothing.
         self._ceilings: CeilingFile | None = None
@@ -132,50 +117,53 @@ class Session:
 
     def check_device(self) -> None:
         """Raise TargetError if the device does not open."""
-        self._worker.call(job.ready)
+        self._runners.check_device()
 
     def check_libraries(self, names: Iterable[str]) -> None:
         """Raise UsageError if a library does not run on the device, MissingDependency if it is not there."""
-        for name in names:
-            self._library_version(name)
+        self._runners.check_libraries(names)
 
     def records(self, pairs: Iterable[Pair]) -> Iterator[Record]:
         """A record for each dispatch, in their order: of some of an operation, then of some more.
 
-        They are measured in two passes, the others in between. Interrupted, those that have had their
-        first pass come before KeyboardInterrupt goes on.
+        They are visited in turns. Interrupted, those that have been visited come before
+        KeyboardInterrupt goes on.
         """
         for _, group in itertools.groupby(pairs, lambda pair: pair[0].operation):
             begun: deque[_Work] = deque()
             try:
-                for some in self._passes(group, begun):
+                for some in self._in_turns(group, begun):
                     yield from some
             except KeyboardInterrupt:
                 yield from (work.record for work in begun)
                 raise
 
-    def _passes(self, pairs: Iterable[Pair], begun: deque[_Work]) -> Iterator[Iterator[Record]]:
-        """First passes, kept in `begun`, then the second ones of these, and so on."""
+    def _in_turns(self, pairs: Iterable[Pair], begun: deque[_Work]) -> Iterator[Iterator[Record]]:
+        """First visits, kept in `begun`, then the others of these, and so on."""
         end = time.monotonic() + _APART_SECONDS
         for entry, dispatch in pairs:
             begun.append(self._begun(entry, dispatch))
             if len(begun) >= _AT_ONCE or time.monotonic() >= end:
-                yield self._second_passes(begun)
+                yield self._rest(begun)
                 end = time.monotonic() + _APART_SECONDS
-        yield self._second_passes(begun)
+        yield self._rest(begun)
 
-    def _second_passes(self, begun: deque[_Work]) -> Iterator[Record]:
+    def _rest(self, begun: deque[_Work]) -> Iterator[Record]:
+        """Visit all again until enough is known of each."""
+        while not all(work.is_done for work in begun):
+            for at, work in enumerate(begun):
+                if not work.is_done:
+                    begun[at] = self._guarded(work, self._visited)
         while begun:
-            record = self._ended(begun[0])
-            begun.popleft()
-            yield record
+            yield begun.popleft().record
 
     def record(self, entry: OperationEntry, dispatch: DispatchEntry) -> Record:
         """Verify and measure one dispatch, as far as it goes."""
-        return self._ended(self._begun(entry, dispatch))
+        (record,) = self._rest(deque([self._begun(entry, dispatch)]))
+        return record
 
     def _begun(self, entry: OperationEntry, dispatch: DispatchEntry) -> _Work:
-        """Verify one dispatch, and measure it for the first time."""
+        """Verify one dispatch, and visit it for the first time."""
         module = entry.module_of(dispatch.dispatch)
         provenance = self.provenance(entry, dispatch)
         reproduce = command_line(self._tree.folder, dispatch.dispatch.name, self._options)
@@ -184,42 +172,34 @@ class Session:
             return self._library_work(record, entry, dispatch.dispatch.configuration)
         if dispatch.state is not State.COMPILED or module is None:
             verdict = _STATES.get(dispatch.state, Verdict.NOT_COMPILED)
-            return _Work(record.failed(verdict, dispatch.reason or "it was only generated: run compile.py"))
+            return _Work(record).failed(verdict, dispatch.reason or "it was only generated: run compile.py")
         try:
             verify = self._vmfbs.module(entry, module, "verify")
             profile = self._vmfbs.module(entry, module, "profile")
         except DamagedVmfb as error:
-            return _Work(record.failed(Verdict.NOT_COMPILED, error.message))
-        return self._first_pass(_Work(record, job.Modules(verify, profile)))
+            return _Work(record).failed(Verdict.NOT_COMPILED, error.message)
+        return self._guarded(_Work(record, job.Modules(verify, profile)), self._first_visit)
 
-    def _first_pass(self, work: _Work) -> _Work:
-        """Verify, and take half of the samples."""
-
-        def step() -> _Work:
-            record = self._verified(work.record, work.modules.verify) if self._options.verify else work.record
-            if not self._options.profile or record.verdict.is_failure:
-                return replace(work, record=record)
-            return self._measured(replace(work, record=record))
-
-        return self._guarded(work, step)
-
-    def _ended(self, work: _Work) -> Record:
-        """The record with what a second pass says, or a third if the two do not agree."""
-        first = work.record.measurement
-        options = None if first is None else later_pass(self._options.measure, first)
-        if first is None or options is None:
-            return work.record
-
-        def step() -> _Work:
-            second, _ = self._samples(work, options)
-            if agree(first, second):
-                found = joined((first, second))
-            else:
-                third, _ = self._samples(work, options)
-                found = confirmed(first, second, third)
-            return replace(work, record=self._bounded(replace(work.record, measurement=found)))
-
-        return self._guarded(work, step).record
+    def _first_visit(self, work: _Work) -> _Work:
+        """Verify it, take the first samples, and verify what was timed."""
+        options, record = self._options, work.record
+        if options.verify:
+            record = self._verified(record, work.modules.verify)
+        if not options.profile or record.verdict.is_failure:
+            return replace(work, record=record, is_done=True)
+        operation, name = record.dispatch.operation, record.dispatch.name
+        worker = self._runners.of(record.provider).worker
+        single = worker.call(job.estimate, work.modules.verify, name, operation, options.seed)
+        work = replace(work, record=record, single_seconds=single)
+        if record.verdict is Verdict.SUCCESS:
+            result = worker.call(
+                job.result_of_timed, work.modules, name, operation, options.seed, self.mode, single
+            )
+            record = self._checked_result(record, Distribution.REALS, result)
+            if record.is_failure:
+                where = "in the profile vmfb" if record.provider == PROVIDER else "when it was timed"
+                return work.failed(record.verdict, f"{where} {record.reason}")
+        return self._visited(work)
 
     def provenance(self, entry: OperationEntry, dispatch: DispatchEntry) -> Provenance:
         """Where and with what a record of this dispatch is made now."""
@@ -227,7 +207,7 @@ class Session:
         revision = module.compiler if module else "not compiled"
         library = ""
         if isinstance(configuration, LibraryCall):
-            library = self._library_version(configuration.library)
+            library = self._runners.library_version(configuration.library)
         return Provenance(
             device=self._options.device,
             target=entry.target,
@@ -240,25 +220,6 @@ class Session:
 
     # -- libraries ----------------------------------------------------------------------------
 
-    def _runner(self, provider: str) -> _Runner:
-        """The process for what `provider` computes; that of a library is started when it is needed."""
-        if provider not in self._runners:
-            device = self._options.device
-            threads = libraries.iree_threads(device)
-            worker = Worker(
-                self._limits,
-                job.start_library,
-                (provider, device, threads),
-                libraries.environment(threads),
-            )
-            self._runners[provider] = _Runner(worker, SentinelWatch())
-        return self._runners[provider]
-
-    def _library_version(self, name: str) -> str:
-        if name not in self._versions:
-            self._versions[name] = self._runner(name).worker.call(job.library_version)
-        return self._versions[name]
-
     def _library_work(self, record: Record, entry: OperationEntry, call: LibraryCall) -> _Work:
         """What a library makes of an operation, by the same steps as a dispatch."""
         any_of_it = entry.dispatches[0].dispatch.name
@@ -266,41 +227,26 @@ class Session:
         record = replace(record, provider=call.library, reproduce=reproduce)
         unable = call.invalid_reason(entry.operation, Limits())
         if unable:
-            return _Work(record.failed(Verdict.NOT_SUPPORTED, unable))
-        return self._first_pass(_Work(record, job.Modules(job.LIBRARY, job.LIBRARY)))
+            return _Work(record).failed(Verdict.NOT_SUPPORTED, unable)
+        return self._guarded(_Work(record), self._first_visit)
 
-    def _put_to_sleep(self, provider: str) -> None:
-        """What comes next is measured beside a library: its threads must sleep."""
-        worker = self._runners[provider].worker
-        try:
-            asleep = worker.call(libraries.wait_until_asleep)
-        except DispatchProfilerError:
-            asleep = False
-        if not asleep:
-            worker.close()
-
-    def _guarded(self, work: _Work, step: Callable[[], _Work]) -> _Work:
+    def _guarded(self, work: _Work, step: Callable[[_Work], _Work]) -> _Work:
         """What `step` makes of it; whatever breaks is a verdict on this dispatch alone."""
-
-        def failed(verdict: Verdict, reason: str) -> _Work:
-            return replace(work, record=work.record.failed(verdict, reason))
-
         try:
-            return step()
+            return step(work)
         except WorkerTimedOut as error:
-            return failed(Verdict.TIMED_OUT, f"{error.message}; --timeout sets the limit")
+            return work.failed(Verdict.TIMED_OUT, f"{error.message}; --timeout sets the limit")
         except NotSupported as error:
-            return failed(Verdict.NOT_SUPPORTED, error.message)
+            return work.failed(Verdict.NOT_SUPPORTED, error.message)
         except DispatchProfilerError as error:
-            return failed(Verdict.CRASHED, error.message)
+            return work.failed(Verdict.CRASHED, error.message)
         finally:
-            if work.record.provider != PROVIDER:
-                self._put_to_sleep(work.record.provider)
+            self._runners.put_to_sleep(work.record.provider)
 
     def _verified(self, record: Record, module: job.Module) -> Record:
         """The record with its verdict: on integers first, then on reals."""
         operation, name, seed = record.dispatch.computed, record.dispatch.name, self._options.seed
-        worker = self._runner(record.provider).worker
+        worker = self._runners.of(record.provider).worker
         for distribution in Distribution:
             actual = worker.call(job.run_once, module, name, operation, distribution, seed)
             record = self._checked_result(record, distribution, actual)
@@ -313,9 +259,7 @@ class Session:
         try:
             # A library may round between the steps of an epilogue, which a dispatch fuses.
             stepwise = record.provider != PROVIDER
-            comparison = self._checker.call(
-                job.check, record.dispatch.computed, distribution, actual, stepwise
-            )
+            comparison = self._runners.check(record.dispatch.computed, distribution, actual, stepwise)
         except ShapeMismatch as error:
             return record.failed(Verdict.FAILED, error.message)
         except ToolError as error:
@@ -326,34 +270,39 @@ class Session:
         where = f"({distribution.value}, seed {self._options.seed})"
         return record.failed(Verdict.FAILED, f"{comparison.message} {where}")
 
-    def _measured(self, work: _Work) -> _Work:
-        """With the measurement of a first pass; what was measured is verified once more."""
-        record, modules = work.record, work.modules
-        operation, name, options = record.dispatch.operation, record.dispatch.name, self._options
-        runner = self._runner(record.provider)
-        single = runner.worker.call(job.estimate, modules.verify, name, operation, options.seed)
-        work, half = replace(work, single_seconds=single), first_pass(options.measure)
-        measurement, result = self._samples(work, half)
-        disturbed = self._disturbance(runner)
-        for _ in range(_AGAIN if disturbed else 0):
-            measurement, result = self._samples(work, half)
-            disturbed = self._disturbance(runner)
-            if not disturbed:
-                break
-        if disturbed:
-            measurement = replace(measurement, warnings=(*measurement.warnings, disturbed))
-            runner.watch.reset()  # no passing cloud: so the machine is now
-        if record.verdict is Verdict.SUCCESS:
-            record = self._checked_result(record, Distribution.REALS, result)
-            if record.is_failure:
-                where = "in the profile vmfb" if record.provider == PROVIDER else "when it was timed"
-                return replace(work, record=replace(record, reason=f"{where} {record.reason}"))
-        record = self._bounded(replace(record, measurement=measurement))
+    def _visited(self, work: _Work) -> _Work:
+        """With the samples of one more visit, and what all visits together say."""
+        record, best = work.record, self._best_of_others(work)
+        visits = (*work.visits, self._undisturbed_visit(work, best))
+        end = ended(self._options.measure, visits, best)
+        measurement = joined(self._options.measure, visits, end)
+        if end is not None:
+            record = self._bounded(replace(record, measurement=measurement))
+        else:
+            record = replace(record, measurement=measurement)
         if record.provider == PROVIDER and not record.is_failure:
             # A fast library is no reason to give up what IREE can do.
-            surely = measurement.interval_ms[1]
+            operation, surely = record.dispatch.operation, measurement.interval_ms[1]
             self._best[operation] = min(surely, self._best.get(operation, math.inf))
-        return replace(work, record=record)
+        return replace(work, record=record, visits=visits, is_done=end is not None)
+
+    def _undisturbed_visit(self, work: _Work, best: float | None) -> Visit:
+        """A visit, made again if the sentinel says that the machine is not as it was."""
+        runner = self._runners.of(work.record.provider)
+        for _ in range(1 + _AGAIN):
+            found = self._visit(work, best)
+            disturbed = runner.disturbance()
+            if not disturbed:
+                return found
+        runner.watch.reset()  # no passing cloud: so the machine is now
+        return replace(found, disturbed=disturbed)
+
+    def _best_of_others(self, work: _Work) -> float | None:
+        """What the best dispatch of the operation surely reaches, in ms; None if that is of no concern."""
+        # Others are compared with the default and with libraries: these are measured in full.
+        if isinstance(work.record.dispatch.configuration, (Default, LibraryCall)):
+            return None
+        return self._best.get(work.record.dispatch.operation)
 
     def _bounded(self, record: Record) -> Record:
         """The record with the time that the hardware allows; failed if its figure is below it."""
@@ -376,35 +325,20 @@ class Session:
                 found.append(worker.call(measure_ceilings))
         return reduce(Ceilings.best_of, found)
 
-    def _samples(self, work: _Work, measure: MeasureOptions) -> tuple[Measurement, np.ndarray]:
-        record, modules, single = work.record, work.modules, work.single_seconds
-        operation, name, options = record.dispatch.operation, record.dispatch.name, self._options
-        # Others are compared with the default and with libraries: these are measured in full.
-        is_baseline = isinstance(record.dispatch.configuration, (Default, LibraryCall))
-        best = None if is_baseline else self._best.get(operation)
-        stop = measure.stop
+    def _visit(self, work: _Work, best: float | None) -> Visit:
+        record, single, options = work.record, work.single_seconds, self._options
+        plan, stop = next_visit(options.measure, work.visits, best), options.measure.stop
         # The limit is for a step that hangs, not for samples of a kernel that is only slow.
-        expected = stop.seconds + single * modules.profile.repeat * ((stop.count or 3) + 5)
-        taken: tuple[Measurement, np.ndarray] = self._runner(record.provider).worker.call(
-            job.take_samples, modules, name, operation, options.seed, measure, single, best,
-            seconds=options.seconds + 3.0 * expected,
+        expected = stop.seconds + single * work.modules.profile.repeat * ((stop.count or 3) + 5)
+        found: Visit = self._runners.of(record.provider).worker.call(
+            job.visit, work.modules, record.dispatch.name, record.dispatch.operation, options.seed, plan,
+            single, seconds=options.seconds + 3.0 * expected,
         )  # fmt: skip
-        return taken
-
-    def _disturbance(self, runner: _Runner) -> str:
-        """A sentence if the sentinel says that the machine is not as it was; else empty."""
-        samples = runner.worker.call(job.sentinel_samples)
-        usual = runner.watch.usual
-        if not samples or not runner.watch.is_disturbed(samples) or usual is None:
-            return ""
-        ratio = statistics.median(samples) / usual
-        return f"measured while the machine was disturbed: the sentinel took {ratio:.2f} of its usual time"
+        return found
 
     def close(self) -> None:
         """End the worker processes."""
-        for runner in self._runners.values():
-            runner.worker.close()
-        self._checker.close()
+        self._runners.close()
 
     def __enter__(self) -> Session:
         return self

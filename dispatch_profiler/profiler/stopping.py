@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from dispatch_profiler.profiler.statistics import median_interval, series_interval
+from dispatch_profiler.profiler.statistics import by_place, median_interval, series_interval
 
-#: Numbers of samples after which the interval is looked at. Whoever looks after each sample stops at an
-#: interval that is narrow by chance; and there are two passes, of 6 samples at least together.
-_LOOKS = frozenset((5, *(round(8 * 1.4**step) for step in range(16))))
+#: Of fewer samples the interval is not believed.
+_FEWEST = 5
 #: Samples beyond which more say nothing new.
-_MOST = max(_LOOKS)
+_MOST = 1000
 #: A dispatch is given up when it is surely slower than the best of its operation by this factor.
 _ABANDON_FACTOR = 1.5
 #: What two clocks may differ by: relative, and in seconds for what they cannot resolve.
@@ -36,6 +35,8 @@ class Ended(str, Enum):
     INTERVAL = "interval"
     BUDGET = "budget"
     ABANDONED = "abandoned"
+    #: Somebody wanted to know what was known so far.
+    INTERRUPTED = "interrupted"
 
 
 @dataclass(frozen=True)
@@ -49,25 +50,41 @@ class StopRule:
     seconds: float = 1.0
     count: int | None = None
 
-    def ended(self, samples: Sequence[float], elapsed: float, best: float | None = None) -> Ended | None:
+    def ended(
+        self,
+        samples: Sequence[float],
+        elapsed: float,
+        best: float | None = None,
+        places: Sequence[int] = (),
+        *,
+        may_be_luck: bool = False,
+    ) -> Ended | None:
         """Why no further sample is needed; None if one is.
 
-        `elapsed` is in seconds. `best` is the time, in the unit of `samples`, that the best
-        dispatch of the operation surely reaches: one that surely does not comes near it is given up.
+        `elapsed` is in seconds. `places` has the place of each sample, see `by_place`. `best` is the
+        time, in the unit of `samples`, that the best dispatch of the operation surely reaches: one
+        that surely does not come near it is given up. If it `may_be_luck` that samples agree, what they
+        say is not believed yet.
         """
         if self.count is not None:
             return Ended.COUNT if len(samples) >= self.count else None
-        if len(samples) in _LOOKS:
-            low, high = series_interval(samples)
+        if self.is_hopeless(samples, best):
+            return Ended.ABANDONED
+        if len(samples) >= _FEWEST and not may_be_luck:
+            low, high = series_interval(by_place(samples, places))
             median = statistics.median(samples)
             if best is not None and low > _ABANDON_FACTOR * best:
                 return Ended.ABANDONED
             if max(high - median, median - low) <= self.width * median:
                 return Ended.INTERVAL
-        elif best is not None and len(samples) == 3 and min(samples) > 2.0 * _ABANDON_FACTOR * best:
-            return Ended.ABANDONED  # so far off that no interval is needed
         is_over = elapsed >= self.seconds and len(samples) >= 3
         return Ended.BUDGET if is_over or len(samples) >= _MOST else None
+
+    def is_hopeless(self, samples: Sequence[float], best: float | None) -> bool:
+        """Are these so far off what the best reaches that no interval is needed?"""
+        if self.count is not None or best is None or len(samples) < 3:
+            return False
+        return min(samples) > 2.0 * _ABANDON_FACTOR * best
 
     def may_drop(self, dropped: int, kept: int, elapsed: float) -> bool:
         """May another sample be taken instead of one that was disturbed?

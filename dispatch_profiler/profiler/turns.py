@@ -108,7 +108,7 @@ class _Stage:
     def __init__(self, device: Device, sides: Mapping[Side, Timed], places: Places, seed: int) -> None:
         self._device = device
         self._sides = sides
-        self._spots = itertools.cycle(places.first(warm_places(places.operation)))
+        self._spots = map(places.at, itertools.cycle(range(warm_places(places.operation))))
         self._draw = np.random.default_rng([seed, 1])
         self.calls: dict[Side, Call] = {}
         self.place()

@@ -142,7 +142,7 @@ def test_a_row_says_what_the_record_says(tmp_path):
         "distribution_tile": "64x128", "cache_tile": "8x64x64", "vector_tile": "8x32x4", "peel": "false",
         "min(ms)": "0.125", "p20(ms)": repr(0.125 + 0.4 * (0.1 + 0.2 - 0.125)),
         "p80(ms)": repr((0.1 + 0.2) + 0.6 * (1 / 3 - (0.1 + 0.2))), "max(ms)": repr(1 / 3),
-        "low(ms)": "0.125", "high(ms)": repr(1 / 3), "spread": repr(MEASUREMENT.spread),
+        "low(ms)": repr(MEASUREMENT.interval_ms[0]), "high(ms)": repr(MEASUREMENT.interval_ms[1]), "spread": repr(MEASUREMENT.spread),
         "samples": "3", "executions_per_sample": "640", "mode": "warm", "overhead(ms)": "0.0",
         "ended_by": "count", "reference": "default",
         "device": "local-task", "target": "llvm-cpu", "iree": "compiler 1, runtime 2", "seed": "7",

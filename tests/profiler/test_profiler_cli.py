@@ -18,7 +18,7 @@ import pytest
 
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.isolation import WorkerLimits
-from dispatch_profiler.profiler import ProfileOptions, Session, job, session
+from dispatch_profiler.profiler import ProfileOptions, Session, job, runners
 from dispatch_profiler.profiler.record_file import StoredRecord, read_records
 from dispatch_profiler.profiler.reproduce import command_line
 from dispatch_profiler.runtime import NullDevice
@@ -505,13 +505,13 @@ def test_what_was_done_before_ctrl_c_is_kept(tree, run, monkeypatch):
 @in_process
 def test_the_limits_reach_the_worker_of_the_device(tree, run, monkeypatch):
     """Seconds as given, MiB as bytes."""
-    limits, real = [], session.Worker
+    limits, real = [], runners.Worker
 
     def worker(given, *arguments):
         limits.append(given)
         return real(given, *arguments)
 
-    monkeypatch.setattr(session, "Worker", worker)
+    monkeypatch.setattr(runners, "Worker", worker)
     tree(*TWO)
     assert run("profiler", "--timeout=7.5", "--memory-limit=512").status == 0
     assert limits[0] == WorkerLimits(seconds=7.5, memory_bytes=512 * 2**20)
@@ -700,16 +700,17 @@ def test_options_that_need_another_are_refused(null_tree, run, arguments, messag
 
 
 @in_process
-def test_a_figure_on_which_two_passes_differ_is_known_less_well(null_tree, run, monkeypatch):
-    """Each pass is as precise as was asked for; the second takes 4 % longer."""
-    whole, factors = job.take_samples, [1.0, 1.04]
+def test_a_figure_that_time_ran_out_for_is_known_less_well(null_tree, run, monkeypatch):
+    """One visit takes 4 % longer than the one before, each as precise as was asked for."""
+    whole, visits = job.visit, []
 
-    def take_samples(*arguments):
-        measurement, result = whole(*arguments)
-        factor = factors.pop(0)
-        return replace(measurement, samples_ms=tuple(factor * s for s in measurement.samples_ms)), result
+    def visit(*arguments):
+        found = whole(*arguments)
+        visits.append(found)
+        factor = 1.0 + 0.04 * (len(visits) % 2)
+        return replace(found, samples_ms=tuple(factor * s for s in found.samples_ms), seconds=0.3)
 
-    monkeypatch.setattr(job, "take_samples", take_samples)
+    monkeypatch.setattr(job, "visit", visit)
     null_tree(faults={"*": {"time_ms": 1.0}})
     outcome = run("profiler", "--dispatches=*_default")
-    assert "1 of 1 figures are known less well than to 1 %" in outcome.err
+    assert "1 of 1 figures are known less well than to 1 %: time ran out (--budget)" in outcome.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,17 @@ from dispatch_profiler.errors import TargetError, ToolError
 from dispatch_profiler.files import sha256
 from dispatch_profiler.generator import Dispatch
 from dispatch_profiler.operations import Matmul, reference
-from dispatch_profiler.profiler import Distribution, MeasureOptions, StopRule, compare, draw, job
+from dispatch_profiler.profiler import (
+    Distribution,
+    Measurement,
+    MeasureOptions,
+    StopRule,
+    compare,
+    draw,
+    job,
+)
 from dispatch_profiler.profiler.measure import Mode
+from dispatch_profiler.profiler.visits import Plan, joined, next_visit
 from dispatch_profiler.runtime import RunError
 from dispatch_profiler.runtime.null import NullCall, NullDevice, NullProgram
 
@@ -38,10 +48,16 @@ def modules(tmp_path: Path, *, repeat: int = 10, **rule: object) -> tuple[job.Mo
     return made[0], made[1]
 
 
-def samples(tmp_path: Path, options: MeasureOptions, *, repeat: int = 10, **rule: object):
+def plan(options: MeasureOptions) -> Plan:
+    """All samples in one visit."""
+    return replace(next_visit(options, (), None), most=options.stop.count)
+
+
+def samples(tmp_path: Path, options: MeasureOptions, *, repeat: int = 10, **rule: object) -> Measurement:
+    """What one visit brings."""
     job.start("null", "")
     made = job.Modules(*modules(tmp_path, repeat=repeat, **rule))
-    return job.take_samples(made, NAME, OPERATION, SEED, options)
+    return joined(options, [job.visit(made, NAME, OPERATION, SEED, plan(options))])
 
 
 # -- results ---------------------------------------------------------------------------------------
@@ -94,15 +110,25 @@ def test_a_device_that_does_not_exist_does_not_start():
 
 def test_samples_are_taken_from_the_profile_vmfb(tmp_path):
     """Calls of ten executions: a batch of 25 takes three of them."""
-    measurement, _ = samples(tmp_path, MeasureOptions(StopRule(count=4), 25), time_ms=0.5)
+    measurement = samples(tmp_path, MeasureOptions(StopRule(count=4), 25), time_ms=0.5)
     assert measurement.executions == 30
     assert measurement.samples_ms == pytest.approx((0.5,) * 4)
 
 
-def test_the_result_of_what_was_timed_comes_with_the_samples(tmp_path):
-    """So that the profile vmfb is verified too, not only its sibling."""
-    _, result = samples(tmp_path, MeasureOptions(StopRule(count=2)))
-    assert compare(OPERATION, result, reference(OPERATION, draw(OPERATION, Distribution.REALS, SEED))).passed
+def test_the_result_of_what_is_timed_can_be_had(tmp_path):
+    """The profile vmfb is verified too, not only its sibling; unless it takes so long that it is not used."""
+    job.start("null", "")
+    (tmp_path / "wrong").mkdir()
+    verify, (_, wrong) = modules(tmp_path)[0], modules(tmp_path / "wrong", fault="nan")
+    arguments = job.Modules(verify, wrong), NAME, OPERATION, SEED
+    right = reference(OPERATION, draw(OPERATION, Distribution.REALS, SEED))
+    for mode, single_seconds, passes in (
+        (Mode.WARM, 0.0, False),
+        (Mode.WARM, 9.0, True),
+        (Mode.COLD, 0.0, True),
+    ):
+        result = job.result_of_timed(*arguments, mode, single_seconds)
+        assert compare(OPERATION, result, right).passed is passes
 
 
 def test_the_estimate_is_that_of_a_warm_execution(tmp_path, monkeypatch):
@@ -122,7 +148,7 @@ def test_the_estimate_is_that_of_a_warm_execution(tmp_path, monkeypatch):
 
 def test_a_dispatch_without_any_time_is_measured(tmp_path):
     """A clock that does not move ends nothing."""
-    assert samples(tmp_path, MeasureOptions(StopRule(count=3)), time_ms=0.0)[0].samples_ms == (0.0, 0.0, 0.0)
+    assert samples(tmp_path, MeasureOptions(StopRule(count=3)), time_ms=0.0).samples_ms == (0.0, 0.0, 0.0)
 
 
 def cold(monkeypatch, tmp_path: Path, **rule: object):
@@ -135,7 +161,7 @@ def cold(monkeypatch, tmp_path: Path, **rule: object):
 
     monkeypatch.setattr(NullProgram, "bind", bind)
     options = MeasureOptions(StopRule(count=4), mode=Mode.COLD)
-    return samples(tmp_path, options, **rule)[0], max(bound, key=len)
+    return samples(tmp_path, options, **rule), max(bound, key=len)
 
 
 def test_cold_samples_are_single_executions_on_operands_that_no_cache_holds(tmp_path, monkeypatch):

@@ -116,7 +116,7 @@ def test_a_result_of_another_shape_is_a_failure(tree, monkeypatch):
     assert "the result is float32 (32, 16), but should be float32 (16, 32)" in first.reason
 
 
-@pytest.mark.parametrize("step", ["run_once", "take_samples"])
+@pytest.mark.parametrize("step", ["run_once", "visit", "result_of_timed"])
 @pytest.mark.parametrize(
     ("error", "verdict", "reason"),
     [
@@ -156,18 +156,13 @@ def test_a_slow_dispatch_is_measured_one_by_one(null_tree):
     folder = null_tree(*ONLY_DEFAULTS, faults={"*": {"time_ms": 300.0}})
     first, _ = records_of(folder)
     assert first.measurement.executions == 1
-    assert first.measurement.samples_ms == pytest.approx((300.0,) * 10)  # five in each of two passes
+    assert first.measurement.samples_ms == pytest.approx((300.0,) * 16)  # eight in each of two visits
 
 
 def test_a_profile_vmfb_that_computes_something_else_is_a_failure(tree, monkeypatch):
     """What is measured is verified, not only its sibling."""
-    whole = job.take_samples
-
-    def take_samples(*arguments):
-        measurement, result = whole(*arguments)
-        return measurement, result + np.float32(9)
-
-    monkeypatch.setattr(job, "take_samples", take_samples)
+    whole = job.result_of_timed
+    monkeypatch.setattr(job, "result_of_timed", lambda *arguments: whole(*arguments) + np.float32(9))
     first, _ = records_of(tree(*ONLY_DEFAULTS))
     assert (first.verdict, first.measurement) == (Verdict.FAILED, None)
     assert first.reason.startswith("in the profile vmfb 512 of 512 elements are wrong")
@@ -196,25 +191,24 @@ def test_a_runtime_whose_version_is_not_known_is_said_to_be_so(tree, monkeypatch
     assert records_of(tree())[0].provenance.iree.endswith("runtime of unknown version")
 
 
-# -- two passes ------------------------------------------------------------------------------------
+# -- visits ----------------------------------------------------------------------------------------
 
 
 def spells(monkeypatch, *factors: float) -> list[str]:
-    """Each measurement in a row takes so many times as long; the dispatches in the order measured."""
-    whole, left, order = job.take_samples, list(factors), []
+    """Each visit in a row takes so many times as long; the dispatches in the order visited."""
+    whole, left, order = job.visit, list(factors), []
 
-    def take_samples(modules, name, *arguments):
-        measurement, result = whole(modules, name, *arguments)
+    def visit(modules, name, *arguments):
+        found = whole(modules, name, *arguments)
         order.append(name)
         factor = left.pop(0) if left else 1.0
-        samples = tuple(factor * sample for sample in measurement.samples_ms)
-        return replace(measurement, samples_ms=samples), result
+        return replace(found, samples_ms=tuple(factor * sample for sample in found.samples_ms))
 
-    monkeypatch.setattr(job, "take_samples", take_samples)
+    monkeypatch.setattr(job, "visit", visit)
     return order
 
 
-def test_a_dispatch_is_measured_again_when_the_others_of_its_operation_have_been(tree, monkeypatch):
+def test_a_dispatch_is_visited_again_when_the_others_of_its_operation_have_been(tree, monkeypatch):
     order = spells(monkeypatch)
     records = records_of(tree(), measure=MeasureOptions(StopRule(count=6)))
     names = [record.dispatch.name for record in records]
@@ -223,33 +217,51 @@ def test_a_dispatch_is_measured_again_when_the_others_of_its_operation_have_been
 
 
 def test_a_slow_spell_of_the_machine_spoils_no_figure(null_tree, monkeypatch):
-    """The first pass takes twice as long; the second and a third agree."""
+    """The first visit takes twice as long, so it is not precise; then many others agree."""
     spells(monkeypatch, 2.0)
     folder = null_tree(*ONLY_DEFAULTS, faults={"*": {"time_ms": 1.0}})
-    first, _ = records_of(folder, measure=MeasureOptions(StopRule(count=6)))
+    first, _ = records_of(folder)
     assert first.measurement.median_ms == pytest.approx(1.0)
-    assert first.measurement.dropped_ms == pytest.approx((2.0,) * 3)
-    assert first.measurement.warnings == ()
+    assert first.measurement.samples_ms[:8] == pytest.approx((2.0,) * 8)
+    assert first.measurement.half_width <= 0.01 and first.measurement.ended_by == "interval"
 
 
-def test_passes_that_never_agree_are_told(null_tree, monkeypatch):
-    spells(monkeypatch, 1.0, 2.0, 1.5)
-    folder = null_tree(*ONLY_DEFAULTS, faults={"*": {"time_ms": 1.0}})
-    first, _ = records_of(folder, measure=MeasureOptions(StopRule(count=6)))
-    assert first.measurement.warnings == ("it took 1, 2, 1.5 ms at different times",)
-    assert len(first.measurement.samples_ms) == 9
+def test_visits_that_agree_among_themselves_only_are_told(null_tree, monkeypatch):
+    spells(monkeypatch, 1.0, 1.5, 1.5)
+    folder = null_tree(*ONLY_DEFAULTS[1:], "--problem-m=16", faults={"*": {"time_ms": 1.0}})
+    (first,) = records_of(folder, measure=MeasureOptions(StopRule(count=16)))
+    assert first.measurement.warnings == ("drifted by +50% while it was measured",)
+    assert first.measurement.interval_ms == pytest.approx((1.0, 1.5))
 
 
-def test_what_breaks_in_the_second_pass_costs_one_dispatch(tree, monkeypatch):
-    whole, calls = job.take_samples, []
+def test_what_breaks_in_a_later_visit_costs_one_dispatch(tree, monkeypatch):
+    whole, calls = job.visit, []
 
-    def take_samples(*arguments):
+    def visit(*arguments):
         calls.append(arguments)
-        if len(calls) == 3:
+        if len(calls) == 2:
             raise WorkerTimedOut("no answer within 1 s")
         return whole(*arguments)
 
-    monkeypatch.setattr(job, "take_samples", take_samples)
+    monkeypatch.setattr(job, "visit", visit)
     folder = tree(*ONLY_DEFAULTS)
     verdicts = [record.verdict for record in records_of(folder)]
-    assert verdicts == [Verdict.SUCCESS, Verdict.TIMED_OUT]
+    assert verdicts == [Verdict.TIMED_OUT, Verdict.SUCCESS]
+
+
+def test_interrupted_those_that_were_visited_are_kept(tree, monkeypatch):
+    """And say that they were to be visited again."""
+    whole, calls = job.visit, []
+
+    def visit(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return whole(*arguments)
+
+    monkeypatch.setattr(job, "visit", visit)
+    made, found = Tree(tree()), []
+    with Session(made, ProfileOptions("null")) as opened, pytest.raises(KeyboardInterrupt):
+        for record in opened.records(load_manifest(made).dispatches()):
+            found.append(record)
+    assert [record.measurement.ended_by for record in found] == ["interrupted"] * 2

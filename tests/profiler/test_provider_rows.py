@@ -14,7 +14,7 @@ import pytest
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError, WorkerTimedOut
 from dispatch_profiler.generator import Tree, load_manifest
-from dispatch_profiler.profiler import ProfileOptions, Session, Verdict, job
+from dispatch_profiler.profiler import MeasureOptions, ProfileOptions, Session, StopRule, Verdict, job
 from dispatch_profiler.profiler.cli import main
 from dispatch_profiler.profiler.html_report import grouped
 from dispatch_profiler.profiler.html_report.comparison import comparison
@@ -138,14 +138,13 @@ def test_a_wrong_result_of_a_library_is_a_failure(tree, run, monkeypatch, provid
 
 
 def test_what_is_wrong_only_when_timed_is_a_failure_too(tree, monkeypatch):
-    """The result of the timed call is compared as well."""
-    whole = job.take_samples
+    """The result of what is timed is compared as well."""
+    whole = job.result_of_timed
 
-    def take_samples(modules, *arguments):
-        measurement, result = whole(modules, *arguments)
-        return measurement, result + np.float32(modules == LIBRARY)
+    def result_of_timed(modules, *arguments):
+        return whole(modules, *arguments) + np.float32(modules == LIBRARY)
 
-    monkeypatch.setattr(job, "take_samples", take_samples)
+    monkeypatch.setattr(job, "result_of_timed", result_of_timed)
     ours, theirs = records_of(tree(*HALF[:3], "--lhs=f32", "--default-config=only"), "iree", "numpy")
     assert (ours.verdict, theirs.verdict) == (Verdict.SUCCESS, Verdict.FAILED)
     assert theirs.reason.startswith("when it was timed 512 of 512") and theirs.measurement is None
@@ -156,14 +155,14 @@ def test_what_is_wrong_only_when_timed_is_a_failure_too(tree, monkeypatch):
     [(ToolError("it broke"), Verdict.CRASHED), (WorkerTimedOut("no answer"), Verdict.TIMED_OUT)],
 )
 def test_a_library_that_breaks_costs_no_dispatch(tree, monkeypatch, error, verdict):
-    whole = job.take_samples
+    whole = job.visit
 
-    def take_samples(modules, *arguments):
+    def visit(modules, *arguments):
         if modules == LIBRARY:
             raise error
         return whole(modules, *arguments)
 
-    monkeypatch.setattr(job, "take_samples", take_samples)
+    monkeypatch.setattr(job, "visit", visit)
     records = records_of(tree(*TWO), "iree", "numpy")
     assert [record.verdict for record in records] == [Verdict.SUCCESS, verdict] * 2
 
@@ -182,13 +181,13 @@ def test_a_library_is_verified_as_a_dispatch_is(tree, monkeypatch):
 
 def test_a_library_is_measured_in_full_and_ends_nobody_elses_measurement(tree, monkeypatch):
     """Neither is given up for being slow against a library, nor a library against a dispatch."""
-    bests, whole = [], job.take_samples
+    bests, whole = [], job.visit
 
-    def take_samples(modules, function, operation, seed, options, single, best):
-        bests.append((function.rpartition("f32t_")[2], best is not None))
-        return whole(modules, function, operation, seed, options, single, best)
+    def visit(modules, function, operation, seed, plan, single):
+        bests.append((function.rpartition("f32t_")[2], plan.best_ms is not None))
+        return whole(modules, function, operation, seed, plan, single)
 
-    monkeypatch.setattr(job, "take_samples", take_samples)
+    monkeypatch.setattr(job, "visit", visit)
     made = tree(*ONE)
     records_of(made, "iree", "numpy")
     assert dict(bests[:2]) == {"tile_config_default": False, "numpy_matmul": False}
@@ -197,21 +196,24 @@ def test_a_library_is_measured_in_full_and_ends_nobody_elses_measurement(tree, m
     tiled = [p for p in made_pairs if not isinstance(p[1].dispatch.configuration, Default)]
     with Session(Tree(made), ProfileOptions("null")) as opened:
         list(opened.records(with_providers(tiled[:1], ("iree", "numpy"))))
-    assert [known for name, known in bests if name == "numpy_matmul"] == [False, False]  # two passes
+    assert {known for name, known in bests if name == "numpy_matmul"} == {False}
     assert not bests[1][1]  # the first of the dispatch, after the library's
 
 
 def test_after_each_row_its_threads_sleep(tree, monkeypatch):
     """Spinning ones would disturb the dispatch that comes next; a process that does not rest is ended."""
-    order, whole = [], job.take_samples
+    order, whole = [], job.visit
     monkeypatch.setattr(libraries, "wait_until_asleep", lambda: order.append("asleep") or False)
     monkeypatch.setattr(
         job,
-        "take_samples",
+        "visit",
         lambda *a: order.append("library" if a[0] == LIBRARY else "iree") or whole(*a),
     )
-    records_of(tree(*TWO), "iree", "numpy")
-    assert order == ["iree", "library", "asleep"] * 4  # two operations, two passes
+    made = Tree(tree(*TWO))
+    options = ProfileOptions("null", measure=MeasureOptions(StopRule(count=2)))
+    with Session(made, options) as opened:
+        list(opened.records(with_providers(load_manifest(made).dispatches(), ("iree", "numpy"))))
+    assert order == ["iree", "library", "asleep"] * 4  # two operations, two visits
 
 
 # -- speeds ----------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,7 +63,9 @@ def test_what_follows_from_the_samples_stands_beside_them(tmp_path: Path):
 
     assert row["measurement"]["samples_ms"] == [0.1 + 0.2, 1 / 3, 0.125]
     assert row["derived"]["median_ms"] == 0.1 + 0.2
-    assert row["derived"]["interval_ms"] == [0.125, 1 / 3]
+    samples = [0.1 + 0.2, 1 / 3, 0.125]
+    reach = 4.302652729749464 * statistics.stdev(samples) / math.sqrt(3)  # Student's, of three
+    assert row["derived"]["interval_ms"] == pytest.approx([0.3 - reach, 0.3 + reach])
     assert row["derived"]["gflops"] == 2 * 4 * 6 * 8 / (0.1 + 0.2) / 1e6
 
 

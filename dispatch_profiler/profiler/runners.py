@@ -1,0 +1,99 @@
+"""The worker processes of a run: one for IREE's device, one for each library, one that checks results."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dispatch_profiler.errors import DispatchProfilerError
+from dispatch_profiler.isolation import Worker, WorkerLimits
+from dispatch_profiler.profiler import job
+from dispatch_profiler.profiler.records import PROVIDER
+from dispatch_profiler.profiler.stopping import SentinelWatch
+from dispatch_profiler.runtime import libraries
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A process that runs kernels of one provider, and whether its machine is as it was."""
+
+    worker: Worker
+    watch: SentinelWatch
+
+    def disturbance(self) -> str:
+        """A sentence if the sentinel says that the machine is not as it was; else empty."""
+        samples = self.worker.call(job.sentinel_samples)
+        usual = self.watch.usual
+        if not samples or not self.watch.is_disturbed(samples) or usual is None:
+            return ""
+        ratio = statistics.median(samples) / usual
+        return f"measured while the machine was disturbed: the sentinel took {ratio:.2f} of its usual time"
+
+
+class Runners:
+    """Starts each process when it is needed. Use as a context manager."""
+
+    def __init__(
+        self, limits: WorkerLimits, device: str, build_dir: Path | None, references: Path, seed: int
+    ) -> None:
+        self._limits = limits
+        self._device = device
+        build = str(build_dir) if build_dir else ""
+        self._runners = {PROVIDER: Runner(Worker(limits, job.start, (device, build)), SentinelWatch())}
+        self._versions: dict[str, str] = {}
+        self._checker = Worker(
+            limits, job.start_checker, (str(references), seed), job.CHECKER_ENVIRONMENT
+        )  # fmt: skip
+
+    def check_device(self) -> None:
+        """Raise TargetError if the device does not open."""
+        self.of(PROVIDER).worker.call(job.ready)
+
+    def check_libraries(self, names: Iterable[str]) -> None:
+        """Raise UsageError if a library does not run on the device, MissingDependency if it is not there."""
+        for name in names:
+            self.library_version(name)
+
+    def of(self, provider: str) -> Runner:
+        """The process for what `provider` computes."""
+        if provider not in self._runners:
+            threads = libraries.iree_threads(self._device)
+            worker = Worker(
+                self._limits,
+                job.start_library,
+                (provider, self._device, threads),
+                libraries.environment(threads),
+            )
+            self._runners[provider] = Runner(worker, SentinelWatch())
+        return self._runners[provider]
+
+    def library_version(self, name: str) -> str:
+        """The library and what it computes with."""
+        if name not in self._versions:
+            self._versions[name] = self.of(name).worker.call(job.library_version)
+        return self._versions[name]
+
+    def check(self, *arguments: Any) -> Any:
+        """`job.check` in the process that checks."""
+        return self._checker.call(job.check, *arguments)
+
+    def put_to_sleep(self, provider: str) -> None:
+        """What comes next is measured beside this provider: the threads of a library must sleep."""
+        if provider == PROVIDER:
+            return
+        worker = self._runners[provider].worker
+        try:
+            asleep = worker.call(libraries.wait_until_asleep)
+        except DispatchProfilerError:
+            asleep = False
+        if not asleep:
+            worker.close()
+
+    def close(self) -> None:
+        """End the processes."""
+        for runner in self._runners.values():
+            runner.worker.close()
+        self._checker.close()
