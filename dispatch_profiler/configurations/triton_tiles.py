@@ -113,7 +113,7 @@ class TritonTiles(Configuration):
 
     def launch(self, operation: Operation) -> Launch:
         tiles = self._tile_count(operation)
-        programs = min(tiles, self.persistent) if self.persistent else tiles
+        programs = self.persistent or tiles
         split = self.split_k > 1
         result = operation.result
         # Two pointers that Triton hands to every kernel: scratch memory of all programs, and a profiler's.
@@ -151,7 +151,7 @@ class TritonTiles(Configuration):
             "TILE_N": n,
             "TILE_K": k,
             "GROUP": self.group,
-            "PERSISTENT": min(self.persistent, self._tile_count(operation)),
+            "PERSISTENT": self.persistent,
         }
         return KernelSource(
             self._source_name(operation),
@@ -206,6 +206,12 @@ class TritonTiles(Configuration):
         yield from self._tile_misfits(operation, gpu)
         if isinstance(operation, Conv2d) and operation.form == "depthwise":
             yield "a depthwise convolution has no product for Triton's tiles"
+        tiles = self._tile_count(operation)
+        if self.persistent >= tiles:
+            yield (
+                f"{self.persistent} workgroups stay, but there are {tiles} tiles: it would be the same kernel by "
+                "another name"
+            )
         largest = max(tensor.elements for tensor in (*operation.inputs, operation.result)) * self.split_k
         if largest >= 2**31:
             yield f"the kernels index with 32 bits, but a tensor has {largest} elements"
