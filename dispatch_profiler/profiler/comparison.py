@@ -117,7 +117,7 @@ def percent(part: float) -> str:
 def location(samples_ms: Sequence[float], confidence: float = 0.95) -> Location:
     """The median of one run's samples, in the order taken, and where it may lie.
 
-    Below 6 independent samples the interval is from the least to the greatest.
+    Of few samples the interval is Student's, see `median_interval`.
     Raises ValueError if there is no sample, or one that is not above 0.
     """
     logs = log_times(samples_ms)

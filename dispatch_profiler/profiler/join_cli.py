@@ -10,9 +10,9 @@ from pathlib import Path
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
 from dispatch_profiler.profiler.providers import IREE, choose_reference
 from dispatch_profiler.profiler.record_file import JsonLines, StoredRecord, beside_csv, read_records, to_line
-from dispatch_profiler.profiler.records import PROVIDER
 from dispatch_profiler.profiler.report import CsvReport
 from dispatch_profiler.profiler.standing import Standings
+from dispatch_profiler.runtime import LIBRARY_METHODS
 
 PROG = "python -m dispatch_profiler join"
 
@@ -39,7 +39,8 @@ def _main(arguments: Sequence[str]) -> int:
     output = writable("--output", options.output)
     every = [record for text in options.records for record in read_records(folder(text))]
     records = list({to_line(record): record for record in every}.values())
-    libraries = dict.fromkeys(record.provider for record in records if record.provider != PROVIDER)
+    # Of Triton and its like the kernels are dispatches.
+    libraries = dict.fromkeys(record.provider for record in records if record.provider in LIBRARY_METHODS)
     reference = choose_reference(options.reference, (IREE, *libraries))
     _write(records, output, reference)
     twice = f" ({len(every) - len(records)} stood in more than one)" if len(every) > len(records) else ""

@@ -70,8 +70,8 @@ def by_place(samples: Sequence[float], places: Sequence[int]) -> tuple[float, ..
 def _enclosing(
     samples: Sequence[float] | np.ndarray, left_out: int, confidence: float
 ) -> tuple[float, float]:
-    ordered = sorted(samples)
-    low, high = float(ordered[left_out]), float(ordered[-1 - left_out])
+    ordered = sorted(map(float, samples))
+    low, high = ordered[left_out], ordered[-1 - left_out]
     count = len(ordered)
     if count == 1 or 2.0 ** (1 - count) <= 1.0 - confidence:
         return low, high

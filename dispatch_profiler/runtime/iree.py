@@ -17,6 +17,7 @@ from dispatch_profiler.errors import TargetError, WorkerOutOfMemory
 from dispatch_profiler.operations import ElementType, Operation
 from dispatch_profiler.runtime._base import Operands, RunError, poison, raw_clock
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
+from dispatch_profiler.runtime.driver_errors import driver_refusal
 from dispatch_profiler.runtime.waits import core_waits
 
 _ELEMENT_TYPES = {
@@ -59,6 +60,9 @@ def _refused(what: str, error: Exception) -> Exception:
     text = " ".join(str(error).split())
     if "RESOURCE_EXHAUSTED" in text or isinstance(error, MemoryError):
         return WorkerOutOfMemory(f"out of memory while {what}")
+    refusal = driver_refusal(text)
+    if refusal:
+        return RunError(f"{what} failed: {refusal}")
     foreign = re.search(r"INCOMPATIBLE; .*?#hal\.executable\.target<\"([^\"]+)\", \"([^\"]+)\"", text)
     if foreign:
         return RunError(f"{what} failed: it is {foreign[1]} code ({foreign[2]}) for another device than this")

@@ -101,6 +101,14 @@ def test_the_reference_may_be_chosen(capsys):
     assert "--reference=torch is not among the providers" in capsys.readouterr().err
 
 
+def test_kernels_from_outside_are_no_library():
+    """What they are compared with is the compiler's default, as profiler.py has it."""
+    rows = joined(written("data.csv", record(DEFAULT, 2.0), record(TILES, 1.0, provider="Triton")))
+
+    assert {row["reference"] for row in rows} == {"default"}
+    assert Path("all.csv").read_bytes() == Path("data.csv").read_bytes()
+
+
 def test_each_keeps_its_tags():
     """Columns of all of them; empty where a run had none."""
     rows = joined(
