@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from dispatch_profiler.profiler.statistics import by_place, quantile, series_interval
+from dispatch_profiler.profiler.statistics import by_place, placed_interval, quantile
 from dispatch_profiler.profiler.stopping import Reading, StopRule
 
 #: A sample lasts at least this long, so that the clock and the call cost little of it.
@@ -82,7 +82,7 @@ class Measurement:
     @property
     def interval_ms(self) -> tuple[float, float]:
         """95 % confidence interval of the median, over places in memory and over time."""
-        low, high = series_interval(self.by_place_ms)
+        low, high = placed_interval(self.samples_ms, self.places)
         return max(0.0, min(low, self.median_ms)), max(high, self.median_ms)
 
     @property

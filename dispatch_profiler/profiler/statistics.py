@@ -52,6 +52,16 @@ def series_interval(samples: Sequence[float] | np.ndarray, confidence: float = 0
     return _enclosing(samples, min(left_out, (count - 1) // 2), confidence)
 
 
+def placed_interval(samples: Sequence[float], places: Sequence[int]) -> tuple[float, float]:
+    """Confidence interval, 95 %, of the median over places and over time; for `places` see `by_place`.
+
+    Samples in the order taken show spells of the machine, their medians by place what places do:
+    it encloses what either says.
+    """
+    over_time, over_places = series_interval(samples), series_interval(by_place(samples, places))
+    return min(over_time[0], over_places[0]), max(over_time[1], over_places[1])
+
+
 def by_place(samples: Sequence[float], places: Sequence[int]) -> tuple[float, ...]:
     """What is known of each place: the median of its samples, in the order that places came first.
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from dispatch_profiler.profiler.statistics import by_place, median_interval, series_interval
+from dispatch_profiler.profiler.statistics import median_interval, placed_interval
 
 #: Of fewer samples the interval is not believed.
 _FEWEST = 5
@@ -71,7 +71,7 @@ class StopRule:
         if self.is_hopeless(samples, best):
             return Ended.ABANDONED
         if len(samples) >= _FEWEST and not may_be_luck:
-            low, high = series_interval(by_place(samples, places))
+            low, high = placed_interval(samples, places)
             median = statistics.median(samples)
             if best is not None and low > _ABANDON_FACTOR * best:
                 return Ended.ABANDONED

@@ -26,6 +26,8 @@ _PART = 1.0 / 8.0
 #: Of what is steady two short visits tell enough.
 _SHORT_VISITS = 2
 _SHORT = 8
+#: However short a sample is, no visit takes more of them.
+_LONG = 125
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,14 @@ class Visit:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do in the next visit: at most `most` samples (None: no limit) or `seconds`.
+    """What to do in the next visit: at most `most` samples or `seconds`.
 
     `taken` samples have been taken before, in calls as those of `before`; None in the first visit.
     `best_ms` is what the best dispatch of the operation surely reaches.
     """
 
     options: MeasureOptions
-    most: int | None
+    most: int
     seconds: float
     taken: int = 0
     before: Visit | None = None
@@ -69,7 +71,7 @@ class Plan:
 def next_visit(options: MeasureOptions, visits: Sequence[Visit], best_ms: float | None) -> Plan:
     """What to do after these visits."""
     stop, taken = options.stop, sum(len(each.samples_ms) for each in visits)
-    most = _SHORT if len(visits) < _SHORT_VISITS else None
+    most = _SHORT if len(visits) < _SHORT_VISITS else _LONG
     if stop.count is not None:
         left = stop.count - taken
         most = min(left, -(-stop.count // _SHORT_VISITS))
@@ -136,7 +138,7 @@ def _scale(timer: Timer, plan: Plan) -> tuple[int, float]:
 
 def _is_over(plan: Plan, samples: Sequence[float], seconds: float) -> bool:
     """Is it the turn of another dispatch?"""
-    if plan.most is not None and len(samples) >= plan.most:
+    if len(samples) >= plan.most:
         return True
     if plan.options.stop.count is not None:
         return False
