@@ -42,8 +42,8 @@ from dispatch_profiler.runtime import NotSupported
 #: How often a measurement that was disturbed is made again.
 _AGAIN = 2
 #: So many dispatches of an operation are visited in turns, or as many as are begun in so many seconds.
-_AT_ONCE = 16
-_APART_SECONDS = 10.0
+_AT_ONCE = 32
+_APART_SECONDS = 30.0
 _STATES = {State.NOT_COMPILED: Verdict.NOT_COMPILED, State.NOT_APPLIED: Verdict.NOT_APPLIED}
 
 
