@@ -169,7 +169,7 @@ def _from_dict(row: dict[str, Any]) -> StoredRecord:
     if values["ceilings"] is not None:
         values["ceilings"] = Ceilings.from_dict(values["ceilings"])
     if measured is not None:
-        lists = ("samples_ms", "warnings", "dropped_ms", "places")
+        lists = ("samples_ms", "warnings", "dropped_ms", "places", "visits")
         tuples = {name: tuple(measured[name]) for name in lists if name in measured}
         values["measurement"] = Measurement(**{**measured, **tuples})
     return StoredRecord(**values)

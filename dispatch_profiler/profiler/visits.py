@@ -23,9 +23,9 @@ from dispatch_profiler.profiler.stopping import (
 
 #: No visit takes more than this part of the time that there is for a dispatch.
 _PART = 1.0 / 8.0
-#: Of what is steady two short visits tell enough.
-_SHORT_VISITS = 2
-_SHORT = 8
+#: Of what is steady so many short visits tell enough.
+_SHORT_VISITS = 6
+_SHORT = 4
 #: However short a sample is, no visit takes more of them.
 _LONG = 125
 
@@ -82,8 +82,7 @@ def ended(options: MeasureOptions, visits: Sequence[Visit], best_ms: float | Non
     """Why no further visit is needed; None if one is."""
     found = joined(options, visits)
     seconds = sum(each.seconds for each in visits)
-    is_first = len(visits) == 1
-    return options.stop.ended(found.samples_ms, seconds, best_ms, found.places, may_be_luck=is_first)
+    return options.stop.ended(found.samples_ms, seconds, best_ms, found.interval_ms, len(visits))
 
 
 def take(timer: Timer, plan: Plan, elapsed: Callable[[], float] = clock.monotonic) -> Visit:
@@ -167,4 +166,5 @@ def joined(options: MeasureOptions, visits: Sequence[Visit], ended_by: Ended | N
         warnings=tuple(filter(None, warnings)),
         dropped_ms=tuple(sample for each in visits for sample in each.dropped_ms),
         places=tuple(place for each in visits for place in each.places),
+        visits=tuple(len(each.samples_ms) for each in visits),
     )
