@@ -22,7 +22,7 @@ from dispatch_profiler.profiler.stopping import (
 )
 
 #: No visit takes more than this part of the time that there is for a dispatch.
-_PART = 1.0 / 8.0
+_PART = 1.0 / 16.0
 #: Of what is steady so many short visits tell enough.
 _SHORT_VISITS = 6
 _SHORT = 4
