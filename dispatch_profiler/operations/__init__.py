@@ -16,7 +16,7 @@ from dispatch_profiler.operations.element_types import (
 )
 from dispatch_profiler.operations.epilogues import ACTIVATIONS, Epilogue
 from dispatch_profiler.operations.matmul import BatchMatmul, Matmul, check_layouts
-from dispatch_profiler.operations.reference import Reference, accumulation_factor, reference
+from dispatch_profiler.operations.reference import Contraction, Reference, accumulation_factor, reference
 
 KINDS: dict[str, type[Operation]] = {kind.kind: kind for kind in (Matmul, BatchMatmul, Conv2d)}
 
@@ -43,6 +43,7 @@ __all__ = [
     "ELEMENT_TYPES",
     "KINDS",
     "BatchMatmul",
+    "Contraction",
     "Conv2d",
     "ElementType",
     "ElementTypes",

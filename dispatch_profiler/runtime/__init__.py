@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dispatch_profiler.runtime._base import Call, Device, Operands, Program, RunError, poison
+from dispatch_profiler.runtime.gpu_monitor import GpuMonitor, GpuState, open_monitor, throttle_warning
 from dispatch_profiler.runtime.libraries import METHODS as LIBRARY_METHODS
 from dispatch_profiler.runtime.libraries import Library, NotSupported, open_library
 from dispatch_profiler.runtime.null import NullDevice
@@ -29,6 +30,8 @@ __all__ = [
     "LIBRARY_METHODS",
     "Call",
     "Device",
+    "GpuMonitor",
+    "GpuState",
     "Library",
     "NotSupported",
     "NullDevice",
@@ -39,5 +42,7 @@ __all__ = [
     "find_runtime_tools",
     "open_device",
     "open_library",
+    "open_monitor",
     "poison",
+    "throttle_warning",
 ]
