@@ -10,6 +10,7 @@ from enum import Enum
 
 from dispatch_profiler.profiler.statistics import by_place, quantile, series_interval
 from dispatch_profiler.profiler.stopping import Reading, StopRule
+from dispatch_profiler.runtime import GpuState
 
 #: A sample lasts at least this long, so that the clock and the call cost little of it.
 _SAMPLE_SECONDS = 0.005
@@ -47,7 +48,8 @@ class Measurement:
     call costs whatever it does, for one execution; it has been taken off the samples. `ended_by`
     tells why no more samples were taken. `dropped_ms` are samples during which other processes had a
     core that was needed: others were taken instead. `places` has the number of the place in memory at
-    which each sample was taken; it is empty if that does not apply.
+    which each sample was taken; it is empty if that does not apply. `gpu` is the GPU's state after the
+    last sample; None if nobody tells.
     """
 
     samples_ms: tuple[float, ...]
@@ -58,6 +60,7 @@ class Measurement:
     warnings: tuple[str, ...] = ()
     dropped_ms: tuple[float, ...] = ()
     places: tuple[int, ...] = ()
+    gpu: GpuState | None = None
 
     @property
     def median_ms(self) -> float:

@@ -138,13 +138,15 @@ _MAIN = (
     "Dispatch", "Provider", "OpKind", "Operation", "Configuration", "Arguments",
     "Verification", "Runtime(ms)", "GFLOPs",
 )  # fmt: skip
+#: Of the GPU after the last sample.
+_GPU = ("sm_mhz", "memory_mhz", "watts", "celsius")
 _MEASURED = (
     "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
-    "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings", "limit(ms)",
+    "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings", "limit(ms)", *_GPU,
 )  # fmt: skip
 _STANDING = ("vs_default", "vs_reference", "reference", "of_limit")
 _ORIGIN = (
-    "cpu", "cores", "memory_bytes", "system", "device", "target", "iree", "library", "seed", "when",
+    "gpu", "driver", "cpu", "cores", "memory_bytes", "system", "device", "target", "iree", "library", "seed", "when",
     "reason", "reproduce",
 )  # fmt: skip
 
@@ -177,6 +179,7 @@ def row(record: Record) -> dict[str, Any]:
         "ended_by": measurement.ended_by,
         "limit(ms)": repr(record.limit_ms) if record.limit_ms else "",
         "warnings": "; ".join(measurement.warnings),
+        **{name: getattr(measurement.gpu, name, "") for name in _GPU},
     }  # fmt: skip
     return {
         "Dispatch": record.dispatch.name,

@@ -20,6 +20,7 @@ from dispatch_profiler.profiler.stopping import (
     drift_warning,
     load_warning,
 )
+from dispatch_profiler.runtime import GpuState
 
 #: No visit takes more than this part of the time that there is for a dispatch.
 _PART = 1.0 / 8.0
@@ -35,7 +36,7 @@ class Visit:
     `calls` calls make a sample, of `executions` executions together; `overhead` is what a call costs
     beside them, in seconds. `places` has the place in memory of each sample, or is empty. `readings`
     are of all samples, those that were dropped too. `seconds` is how long it took to take them.
-    `disturbed` says what the sentinel found, if anything.
+    `disturbed` says what the sentinel found, if anything; `gpu` and `throttled` what the GPU tells.
     """
 
     samples_ms: tuple[float, ...]
@@ -48,6 +49,8 @@ class Visit:
     kept_disturbed: int = 0
     seconds: float = 0.0
     disturbed: str = ""
+    gpu: GpuState | None = None
+    throttled: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,11 +152,13 @@ def joined(options: MeasureOptions, visits: Sequence[Visit], ended_by: Ended | N
     samples = tuple(sample for each in visits for sample in each.samples_ms)
     readings = [reading for each in visits for reading in each.readings]
     disturbed = [each.disturbed for each in visits if each.disturbed]
+    throttled = [each.throttled for each in visits if each.throttled]
     warnings = (
         *clock_warnings(readings),
         drift_warning(samples),
         load_warning(len(samples), sum(each.kept_disturbed for each in visits)),
         disturbed[-1] if 4 * len(disturbed) > len(visits) else "",
+        throttled[-1] if throttled else "",
     )
     last = visits[-1]
     return Measurement(
@@ -165,4 +170,5 @@ def joined(options: MeasureOptions, visits: Sequence[Visit], ended_by: Ended | N
         warnings=tuple(filter(None, warnings)),
         dropped_ms=tuple(sample for each in visits for sample in each.dropped_ms),
         places=tuple(place for each in visits for place in each.places),
+        gpu=last.gpu,
     )
