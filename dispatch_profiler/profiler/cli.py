@@ -32,6 +32,7 @@ from dispatch_profiler.generator import (
     Tree,
     load_manifest,
 )
+from dispatch_profiler.profiler.devices import Sessions, parse_devices, unlike
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED
 from dispatch_profiler.profiler.measure import MeasureOptions, Mode
 from dispatch_profiler.profiler.outputs import FORMATS, ReportFiles, RunOutputs, add_file_arguments
@@ -45,10 +46,10 @@ from dispatch_profiler.profiler.providers import (
 )
 from dispatch_profiler.profiler.record_file import StoredRecord, beside_csv, read_records
 from dispatch_profiler.profiler.records import Record, Verdict
-from dispatch_profiler.profiler.session import ProfileOptions, Session
+from dispatch_profiler.profiler.session import ProfileOptions
 from dispatch_profiler.profiler.standing import Standings
 from dispatch_profiler.profiler.stopping import Ended, StopRule
-from dispatch_profiler.runtime import find_runtime_tools
+from dispatch_profiler.runtime import all_devices, find_runtime_tools
 
 PROG = "profiler.py"
 Pairs = list[tuple[OperationEntry, DispatchEntry]]
@@ -69,7 +70,7 @@ def _main(arguments: Sequence[str]) -> int:
     check_installed(providers)
     tree = Tree(folder(options.generated_dir))
     manifest = load_manifest(tree)
-    default_device = manifest.target.device_uri
+    devices = _devices(options, manifest.target.device_uri)
     chosen = manifest.choose(Selection.parse(options.dispatches, options.operation_kind))
     pairs = with_providers(chosen, providers)
     if options.dry_run:
@@ -77,9 +78,9 @@ def _main(arguments: Sequence[str]) -> int:
             print(dispatch.dispatch.name)
         return SUCCESS
     earlier: list[StoredRecord] = []
-    with Session(tree, _profile_options(options, default_device)) as session:
+    with Sessions(tree, _profile_options(options, devices[0]), devices) as session:
         session.check_device()
-        session.check_libraries(name for name in providers if name != IREE)
+        session.check_libraries([name for name in providers if name != IREE])
         with RunOutputs(options.format, tags, files, options.top, standings) as outputs:
             if options.output:
                 output = folder(options.output)
@@ -91,6 +92,18 @@ def _main(arguments: Sequence[str]) -> int:
             _run(session, pairs, outputs)
         outputs.finish(earlier)
         return _summarize(outputs.records, session, options)
+
+
+def _devices(options: argparse.Namespace, default: str) -> tuple[str, ...]:
+    """The devices to run on. Raises UsageError and TargetError."""
+    if options.devices is None:
+        return (options.device or default,)
+    if options.device is not None:
+        raise UsageError("--device and --devices both say where to run", hint="give one of them")
+    devices = all_devices(default) if options.devices == "all" else parse_devices(options.devices)
+    if told := unlike(devices):
+        say(told)
+    return devices
 
 
 def _check(options: argparse.Namespace, tags: dict[str, str]) -> None:
@@ -110,6 +123,10 @@ def _parser() -> Parser:
         parser, step="each step of a dispatch", memory="memory a dispatch may use beyond its start"
     )
     parser.add_argument("--device", help="device URI (default: that of the target, e.g. local-task)")
+    parser.add_argument(
+        "--devices", metavar="URI,...|all",
+        help="several devices, each with its own default and limits; all: those of the target's driver",
+    )  # fmt: skip
     parser.add_argument(
         "--providers", default=IREE, metavar="NAME,...",
         help="whose kernels to profile: iree, and the libraries numpy and torch (default: %(default)s)",
@@ -170,13 +187,13 @@ def _parser() -> Parser:
     return parser
 
 
-def _profile_options(options: argparse.Namespace, default_device: str) -> ProfileOptions:
+def _profile_options(options: argparse.Namespace, device: str) -> ProfileOptions:
     if options.build_dir is not None:
         find_runtime_tools(options.build_dir)
     if options.seed < 0:
         raise UsageError(f"--seed: expected a whole number of at least 0, but got {options.seed}")
     return ProfileOptions(
-        device=options.device or default_device,
+        device=device,
         verify=options.verification_enabled,
         profile=options.profiling_enabled,
         measure=MeasureOptions(
@@ -208,7 +225,7 @@ def _tags(text: str) -> dict[str, str]:
 # -- running ---------------------------------------------------------------------------------------
 
 
-def _left(pairs: Pairs, session: Session, path: Path) -> tuple[Pairs, list[StoredRecord]]:
+def _left(pairs: Pairs, session: Sessions, path: Path) -> tuple[Pairs, list[StoredRecord]]:
     """What `path` has no record of that this run would make again the same way, and those it has."""
     if not path.exists():
         return pairs, []
@@ -220,27 +237,29 @@ def _left(pairs: Pairs, session: Session, path: Path) -> tuple[Pairs, list[Store
     }
     left, earlier = [], []
     for entry, dispatch in pairs:
-        record = done.get((dispatch.dispatch.name, session.provenance(entry, dispatch).origin))
-        if record is None:
+        keys = [(dispatch.dispatch.name, each.origin) for each in session.provenances(entry, dispatch)]
+        records = [done[key] for key in keys if key in done]
+        earlier += records
+        if not records:
             left.append((entry, dispatch))
-        else:
-            earlier.append(record)
     say(f"{len(earlier)} of {len(pairs)} dispatches are in {path} already")
     return left, earlier
 
 
-def _run(session: Session, pairs: Pairs, outputs: RunOutputs) -> None:
+def _run(session: Sessions, pairs: Pairs, outputs: RunOutputs) -> None:
     tally = Tally(len(pairs))
     lines = not (on_terminal() or outputs.shows_blocks)
     records = session.records(pairs)
-    for record in track(records, len(pairs), "Profiling", prints=outputs.streams, note=tally.note):
+    for record in track(
+        records, len(pairs), "Profiling", prints=outputs.streams, note=tally.note, size=lambda _: tally.step
+    ):
         outputs.add(record)
         tally.add(record)
         if lines:
             say(tally.line(record))
 
 
-def _summarize(records: list[Record], session: Session, options: argparse.Namespace) -> int:
+def _summarize(records: list[Record], session: Sessions, options: argparse.Namespace) -> int:
     verdicts = Counter(record.verdict for record in records)
     counts = ", ".join(f"{verdicts[v]} {v.value}" for v in Verdict if verdicts[v])
     say(f"\n{len(records)} dispatches: {counts} (inputs from seed {options.seed})")

@@ -100,6 +100,11 @@ class Runners:
         if not asleep:
             worker.close()
 
+    def kill(self) -> None:
+        """End the processes from another thread; a call that waits for one raises WorkerCrashed."""
+        for worker in (*(runner.worker for runner in self._runners.values()), self._checker):
+            worker.kill()
+
     def close(self) -> None:
         """End the processes."""
         for runner in self._runners.values():

@@ -94,6 +94,7 @@ class Session:
         limits = WorkerLimits(options.seconds, memory)
         self._runners = Runners(limits, options.device, options.build_dir, tree.references, options.seed)
         self._best: dict[Operation, float] = {}
+        self._is_interrupted = False
         self._ceilings = ceiling_file(options.ceilings, options.device) if options.ceilings else None
 
     @property
@@ -223,6 +224,8 @@ class Session:
 
     def _guarded(self, work: _Work, step: Callable[[_Work], _Work]) -> _Work:
         """What `step` makes of it; whatever breaks is a verdict on this dispatch alone."""
+        if self._is_interrupted:
+            raise KeyboardInterrupt
         try:
             return step(work)
         except WorkerTimedOut as error:
@@ -230,6 +233,8 @@ class Session:
         except NotSupported as error:
             return work.failed(Verdict.NOT_SUPPORTED, error.message)
         except DispatchProfilerError as error:
+            if self._is_interrupted:
+                raise KeyboardInterrupt from error
             return work.failed(Verdict.CRASHED, error.message)
         finally:
             self._runners.put_to_sleep(work.record.provider)
@@ -319,6 +324,11 @@ class Session:
             single, seconds=options.seconds + 3.0 * expected,
         )  # fmt: skip
         return found
+
+    def kill(self) -> None:
+        """Interrupt, from another thread, the one that takes `records`, as Ctrl-C would."""
+        self._is_interrupted = True
+        self._runners.kill()
 
     def close(self) -> None:
         """End the worker processes."""

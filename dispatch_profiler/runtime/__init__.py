@@ -17,13 +17,30 @@ def open_device(uri: str, build_dir: Path | None = None) -> Device:
 
     Raises TargetError if there is no such device.
     """
-    if uri == NullDevice.uri:
+    if _is_null(uri):
         return NullDevice()
     if build_dir is not None:
         return ToolDevice(uri, build_dir)
     from dispatch_profiler.runtime.iree import IreeDevice  # loads the runtime: only where it runs
 
     return IreeDevice(uri)
+
+
+def all_devices(uri: str) -> tuple[str, ...]:
+    """Every device of the driver of `uri`: `cuda` -> `cuda://0`, `cuda://1`; of the CPU itself only.
+
+    Raises TargetError if there is no such driver, or no device.
+    """
+    if _is_null(uri) or uri.startswith("local-"):
+        return (uri,)
+    from dispatch_profiler.runtime.iree import devices_of
+
+    return devices_of(uri.partition(":")[0])
+
+
+def _is_null(uri: str) -> bool:
+    """`null://1` is one more of them."""
+    return uri.partition("://")[0] == NullDevice.uri
 
 
 __all__ = [
@@ -39,6 +56,7 @@ __all__ = [
     "Program",
     "RunError",
     "ToolDevice",
+    "all_devices",
     "find_runtime_tools",
     "open_device",
     "open_library",

@@ -56,6 +56,17 @@ def _hal_device(uri: str) -> Any:
         ) from error
 
 
+def devices_of(driver: str) -> tuple[str, ...]:
+    """URIs of all devices of a driver. Raises TargetError if there are none."""
+    try:
+        found = rt.get_driver(driver).query_available_devices()
+    except (ValueError, RuntimeError) as error:
+        raise TargetError(f"no {driver} device on this machine: {_why(error)}") from error
+    if not found:
+        raise TargetError(f"no {driver} device on this machine")
+    return tuple(f"{driver}://{index}" for index in range(len(found)))
+
+
 def _why(error: Exception) -> str:
     """`...: libvulkan.c:641: NOT_FOUND; Vulkan loader library not found; ensure ...` -> its third clause."""
     first = str(error).splitlines()[0]
