@@ -100,7 +100,7 @@ def _devices(options: argparse.Namespace, default: str) -> tuple[str, ...]:
         return (options.device or default,)
     if options.device is not None:
         raise UsageError("--device and --devices both say where to run", hint="give one of them")
-    devices = all_devices(default) if options.devices == "all" else parse_devices(options.devices)
+    devices = all_devices(default) if options.devices == "all" else parse_devices(options.devices, default)
     if told := unlike(devices):
         say(told)
     return devices

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import queue
+import re
 import threading
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -54,16 +55,31 @@ def _is_baseline(pair: Pair) -> bool:
     return isinstance(pair[1].dispatch.configuration, (Default, LibraryCall))
 
 
-def parse_devices(text: str) -> tuple[str, ...]:
-    """`cuda://0,cuda://1` -> both. UsageError for one that is empty, or hardware that is named twice."""
+def parse_devices(text: str, usual: str) -> tuple[str, ...]:
+    """`cuda://0,cuda://1` -> both.
+
+    Raises UsageError for one that is empty, one whose driver cannot run what is for the device `usual`,
+    and hardware that is named twice.
+    """
     devices = tuple(part.strip() for part in text.split(","))
     if not all(devices):
         raise UsageError(f"--devices: expected device URIs between commas, but got {text!r}")
+    for device in devices:
+        if _driver(device) != _driver(usual):
+            raise UsageError(
+                f"--devices: the tree is compiled for devices like {usual}, but got {device}",
+                hint="a device of another kind needs a tree of its own: compare both runs with `compare`",
+            )
     identities = [_identity(device) for device in devices]
     for device, identity in zip(devices, identities, strict=True):
         if identities.count(identity) > 1:
             raise UsageError(f"--devices: {device} is named twice", hint="name each device once")
     return devices
+
+
+def _driver(device: str) -> str:
+    """`local` of `local-task`, `cuda` of `cuda://1`."""
+    return re.split(r"[-:]", device)[0]
 
 
 def _identity(device: str) -> str:

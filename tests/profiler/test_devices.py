@@ -106,11 +106,12 @@ def test_one_device_gives_records_in_their_order(tree):
         ("", "expected device URIs"),
         ("local-task,,null", "expected device URIs"),
         ("local-task,local-sync,local-task", "local-task is named twice"),
+        ("local-task,cuda://0", "compiled for devices like local-task, but got cuda://0"),
     ],
 )
 def test_what_is_no_list_of_devices_is_told(text: str, said: str):
     with pytest.raises(UsageError, match=said):
-        parse_devices(text)
+        parse_devices(text, "local-task")
 
 
 def test_device_and_devices_exclude_each_other(tree, run):
@@ -122,14 +123,16 @@ def test_device_and_devices_exclude_each_other(tree, run):
     assert "--device and --devices both say where to run" in outcome.err
 
 
-def test_a_device_that_does_not_open_is_told_before_anything_runs(tree, run):
-    tree(*SHAPES)
+def test_a_device_that_does_not_open_is_told(tree):
+    folder = tree(*SHAPES)
 
-    outcome = run("profiler", "--devices=null://0,nonsense://3")
+    devices = ["null://0", "nonsense://3"]
 
-    assert outcome.status == 2
-    assert "no device 'nonsense://3' on this machine" in outcome.err
-    assert outcome.out == ""
+    with (
+        Sessions(Tree(folder), ProfileOptions("null"), devices) as sessions,
+        pytest.raises(TargetError, match="no device 'nonsense://3' on this machine"),
+    ):
+        sessions.check_device()
 
 
 def test_all_devices_are_those_of_the_driver():
