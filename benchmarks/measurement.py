@@ -65,7 +65,7 @@ from dispatch_profiler.workloads import Workload
 BIN = Path(sys.executable).parent
 REPEAT, MORE = 100, 103
 #: At most so many visits of ours and processes of iree-benchmark-module are compared.
-PROCESSES = 64
+PROCESSES = 32
 #: What one pair may take.
 PAIR_SECONDS = 20.0
 #: From 3 us to a tenth of a millisecond on two cores; a call is 100 of them.

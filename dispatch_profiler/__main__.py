@@ -1,4 +1,4 @@
-"""`python -m dispatch_profiler COMMAND`: what reads the records of the three commands."""
+"""`python -m dispatch_profiler COMMAND`: what makes records where there is no checkout, and reads them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ PROG = "python -m dispatch_profiler"
 #: Command -> the module that has its main(), imported when it is asked for, and what it is for.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "compare": ("dispatch_profiler.profiler.compare_cli", "two sets of records: what is faster, what slower"),
+    "join": ("dispatch_profiler.profiler.join_cli", "records of several machines or runs as one CSV"),
+    "profile": ("dispatch_profiler.profiler.cli", "as profiler.py: verify and measure a tree or a bundle"),
     "report": ("dispatch_profiler.profiler.report_cli", "records as one HTML page with plots"),
 }
 

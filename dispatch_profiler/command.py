@@ -9,11 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
-from rich.text import Text
-
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, reason_of
 
 #: Every dispatch did what was asked.
@@ -146,22 +141,15 @@ def user_cache() -> Path:
 
 
 Item = TypeVar("Item")
-#: Columns of a line that is to stay whole.
-_UNFOLDED = 1000
 
 
 def on_terminal() -> bool:
-    """Does somebody look at standard error?"""
+    """Does somebody look at standard error, and can it be drawn on? Not without rich."""
+    try:
+        from rich.console import Console
+    except ImportError:  # whoever only profiles a bundle need not have it
+        return False
     return Console(stderr=True).is_terminal
-
-
-class _Note(TextColumn):
-    """What a narrow terminal cuts short, so that the count stays whole."""
-
-    def render(self, task: Task) -> Text:
-        text = super().render(task)
-        text.no_wrap, text.overflow = True, "ellipsis"
-        return text
 
 
 def track(
@@ -179,33 +167,12 @@ def track(
     `prints`: the caller writes to standard output while it has an item; a bar on the same terminal
     gives way. `size` is what an item counts towards `total`; `note` is asked for a few words after each.
     """
-    console = Console(stderr=True)
-    columns = (
-        TextColumn(label),
-        BarColumn(bar_width=None, table_column=Column(ratio=1)),
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        _Note("{task.fields[note]}", table_column=Column()),
-        TimeRemainingColumn(table_column=Column(no_wrap=True)),
-    )
-    hidden = not (visible and console.is_terminal)
-    gives_way = prints and not hidden and sys.stdout.isatty()
-    with Progress(
-        *columns,
-        console=console,
-        disable=hidden,
-        transient=True,
-        expand=True,
-        refresh_per_second=2,  # it takes time from what is measured
-        redirect_stdout=False,  # which is for data: rich would send it to standard error
-    ) as bar:
-        task = bar.add_task(label, total=total, note=note())
-        for item in items:
-            if gives_way:
-                bar.stop()
-            yield item
-            bar.update(task, advance=size(item), note=note())
-            if gives_way:
-                bar.start()
+    if not (visible and on_terminal()):
+        yield from items
+        return
+    from dispatch_profiler.terminal import bar
+
+    yield from bar(items, total, label, prints=prints, size=size, note=note)
 
 
 def say(message: str) -> None:
@@ -215,20 +182,9 @@ def say(message: str) -> None:
 
 def say_table(rows: Iterable[Sequence[str]]) -> None:
     """Aligned columns to standard error; on a terminal the last one is folded to its width."""
-    console = Console(stderr=True)
-    # A reason may hold [brackets], which are no markup.
-    texts = [[Text(), *map(Text, row)] for row in rows]
-    columns = max(map(len, texts), default=1)
-    table = Table.grid(
-        *(Column(no_wrap=True) for _ in range(columns - 1)), Column(overflow="fold"), padding=(0, 2)
-    )
-    for row in texts:
-        table.add_row(*row)
-    if not console.is_terminal:
-        console.width = _UNFOLDED  # a file has no width: nobody wants its lines broken
-    with console.capture() as capture:
-        console.print(table)
-    say("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    from dispatch_profiler.terminal import aligned
+
+    say(aligned(rows))
 
 
 def run(

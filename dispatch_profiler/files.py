@@ -41,20 +41,25 @@ def sha256(data: bytes) -> str:
 
 
 def write_atomic(path: Path, data: bytes | str, *, scratch: Path | None = None) -> None:
-    """Write `path` whole or not at all: to a temporary file, then rename.
+    """Write `path` as `atomic_file` does, from what is there already. Text is written as UTF-8."""
+    with atomic_file(path, scratch=scratch) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
 
-    The temporary file lies beside it, or in the folder `scratch` of the same file system; its writer
-    holds a lock on it (see `remove_leftovers`). Makes folders that are missing. Text is written as
-    UTF-8.
+
+@contextlib.contextmanager
+def atomic_file(path: Path, *, scratch: Path | None = None) -> Iterator[BinaryIO]:
+    """A file to write to that becomes `path` when all is written: whole or not at all.
+
+    It is a temporary file until then, beside `path` or in the folder `scratch` of the same file
+    system; its writer holds a lock on it (see `remove_leftovers`). Makes folders that are missing.
     """
     folder = scratch or path.parent
     for each in {folder, path.parent}:
         each.mkdir(parents=True, exist_ok=True)
-    raw = data.encode() if isinstance(data, str) else data
     temporary = folder / f".{path.name[:40]}.{secrets.token_hex(8)}{_UNFINISHED}"
     try:
         with _locked_file(temporary) as file:
-            file.write(raw)
+            yield file
             file.flush()
             os.replace(temporary, path)
     except BaseException:

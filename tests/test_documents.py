@@ -20,6 +20,7 @@ DOCUMENTS = [
     "docs/measurement.md",
     "docs/compare.md",
     "docs/report.md",
+    "docs/bundles.md",
 ]
 #: `make` is run by the slow test below and by CI itself.
 OURS = "python "

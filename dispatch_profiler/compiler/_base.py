@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dispatch_profiler.configurations import GpuLimits
 from dispatch_profiler.errors import CompilerError
 from dispatch_profiler.generator import Dispatch, State
 
@@ -24,6 +25,8 @@ class ModuleJob:
     flags: tuple[str, ...]
     repeat: int
     refused: tuple[tuple[str, str], ...] = ()
+    #: The device that kernels from outside IREE are made for.
+    gpu: GpuLimits | None = None
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,17 @@ class Outcome:
     applied: str = ""
     #: May it be another one if it is tried again (a time limit, a crash)?
     is_transient: bool = False
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An object for the driver, the shared memory it takes, and where it comes from in words."""
+
+    data: bytes
+    shared_bytes: int
+    origin: str
+    #: Bytes of scratch memory that the whole launch needs.
+    scratch_bytes: int = 0
 
 
 @dataclass(frozen=True)

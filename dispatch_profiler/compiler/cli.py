@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dispatch_profiler.command import (
     FAILED,
@@ -24,6 +25,7 @@ from dispatch_profiler.command import (
     say_table,
     track,
     user_cache,
+    writable,
 )
 from dispatch_profiler.compiler import (
     Cache,
@@ -34,7 +36,8 @@ from dispatch_profiler.compiler import (
     count_dispatches,
 )
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.generator import DispatchEntry, Selection, State, Tree, load_manifest
+from dispatch_profiler.generator import DispatchEntry, Selection, State, Tree, load_manifest, write_bundle
+from dispatch_profiler.generator.bundle import command
 from dispatch_profiler.isolation import available_memory
 from dispatch_profiler.targets import parse_target
 
@@ -76,7 +79,21 @@ def _main(arguments: Sequence[str]) -> int:
         memory_bytes=_memory_limit(options, workers),
     )
     total = count_dispatches(manifest, chosen.selection)
-    return _report(compile_tree(manifest, compiler, chosen, cache), manifest.tree, total)
+    bundle = writable("--bundle", options.bundle) if options.bundle else None
+    status = _report(compile_tree(manifest, compiler, chosen, cache), manifest.tree, total)
+    if bundle is not None:
+        _pack(bundle, manifest.tree, chosen.selection)
+    return status
+
+
+def _pack(path: Path, tree: Tree, selection: Selection) -> None:
+    """Write the selected dispatches as a bundle, those that did not compile too."""
+    manifest = load_manifest(tree)
+    size = write_bundle(path, manifest, manifest.choose(selection))
+    say(
+        f"Writing the bundle {path}, {size / 2**20:.1f} MiB; on the other machine (its README.txt tells more):"
+    )
+    say(f"  {command(path.name)}")
 
 
 def _memory_limit(options: argparse.Namespace, workers: int) -> int | None:
@@ -140,6 +157,10 @@ def _parser() -> Parser:
     parser.add_argument(
         "--keep-reproducers", action="store_true",
         help="write each dispatch that does not compile alone to a file, with the command",
+    )  # fmt: skip
+    parser.add_argument(
+        "--bundle", metavar="FILE.zip",
+        help="then pack what is to be profiled on a machine that has the device and no compiler",
     )  # fmt: skip
     parser.add_argument(
         "--executor", choices=("threads", "loky", "dask"), default="threads",

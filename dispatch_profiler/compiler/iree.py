@@ -6,7 +6,7 @@ import importlib.util
 import re
 import runpy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -103,13 +103,19 @@ class IreeCompiler:
     def build(self, job: ModuleJob) -> Built:
         """See `Compiler.build`."""
         from dispatch_profiler.compiler.applied import restore_dropped, settle_configurations
+        from dispatch_profiler.compiler.outside import make_kernels, put_in, settle_kernels
         from dispatch_profiler.compiler.sharing import fan_out, share
 
         phases, flags = self._phases, job.flags
+        kernels, failed = make_kernels(job.dispatches, job.gpu)
+        job = replace(job, dispatches=tuple(d for d in job.dispatches if d.name not in failed))
+        if not job.dispatches:
+            return Built(b"", b"", failed)
         source = phases.parse(job.source, flags)
         lines = source.lines()
         names = [dispatch.name for dispatch in job.dispatches]
         source.keep_functions(names)
+        put_in(source, kernels)
         groups = share(source)
         try:
             module = phases.advance(source, flags, stop=_OUTLINED)
@@ -117,17 +123,17 @@ class IreeCompiler:
             restore_dropped(module, job.dispatches)
             module = phases.advance(module, flags, _OUTLINED, stop=_CONFIGURED)
             outcomes = settle_configurations(module, job.dispatches)
-            outcomes |= self._without_evidence(job, module)
+            outcomes |= settle_kernels(module, kernels) | self._without_evidence(job, module)
             dropped = [name for name in names if outcomes[name].state is not State.COMPILED]
             if len(dropped) == len(names):
-                return Built(b"", b"", outcomes)
+                return Built(b"", b"", outcomes | failed)
             module.drop_dispatches(dropped)
             verify, profile = phases.finish(module, flags, _CONFIGURED, job.repeat)
         except BuildError as error:
             culprits = tuple(name for name in _culprits(error.diagnostics, lines) if name in names)
             message = _sentence(error.message)
             raise BuildError(message, diagnostics=error.diagnostics, culprits=culprits) from error
-        return Built(verify, profile, outcomes)
+        return Built(verify, profile, outcomes | failed)
 
     def _without_evidence(self, job: ModuleJob, module: Module) -> dict[str, Outcome]:
         """Outcomes of the whole-flow dispatches of which the compiler's IR shows nothing."""

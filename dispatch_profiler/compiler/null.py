@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dispatch_profiler.compiler._base import BuildError, Built, ModuleJob, Outcome
 from dispatch_profiler.errors import UsageError, did_you_mean, reason_of
 from dispatch_profiler.files import sha256
@@ -54,6 +52,8 @@ class Rule:
 
 def load_rules(path: Path) -> tuple[Rule, ...]:
     """Read a file of faults. UsageError names the rule and the key."""
+    import yaml  # which only those need who compile
+
     try:
         data = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -13,11 +13,13 @@ from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import Built, Compiler, ModuleJob
 from dispatch_profiler.compiler.cache import Cache
 from dispatch_profiler.compiler.source import relevant_source, reproducer
-from dispatch_profiler.configurations import refusal
+from dispatch_profiler.compiler.triton import SOURCES, triton_version
+from dispatch_profiler.configurations import KernelObject, KernelSource, refusal
 from dispatch_profiler.errors import TargetError, TreeError, reason_of
 from dispatch_profiler.files import remove_leftovers, sha256, write_atomic
 from dispatch_profiler.generator import (
     Artifact,
+    Dispatch,
     DispatchEntry,
     Manifest,
     ModuleEntry,
@@ -147,11 +149,11 @@ def _task(
     # The target need not be the one that it was generated for.
     reasons = ((d.name, refusal(d.configuration, d.operation, target.limits)) for d in wanted)
     refused = tuple((name, reason) for name, reason in reasons if reason)
-    job = ModuleJob(source, wanted, flags, repeat, refused)
+    job = ModuleJob(source, wanted, flags, repeat, refused, target.limits.gpu)
     # Of the source only what goes into this module: an edit elsewhere does not touch it.
     text = relevant_source(source, [d.name for d in wanted])
     fingerprint = [__version__, _code_version(), revision, target.fingerprint, *flags, str(repeat), text]
-    fingerprint += [*_files_of(flags), *(reason for _, reason in refused)]
+    fingerprint += [*_files_of(flags), *_outside(wanted), *(reason for _, reason in refused)]
     key = sha256("\0".join([*fingerprint, *(d.name for d in wanted)]).encode())
     return Task(entry, module, target, job, key, asked)
 
@@ -163,11 +165,21 @@ def _files_of(flags: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sha256(Path(value).read_bytes()) for value in values if os.path.isfile(value))
 
 
+def _outside(dispatches: Sequence[Dispatch]) -> tuple[str, ...]:
+    """What kernels from outside IREE depend on beside the configuration: Triton, or the object's content."""
+    kernels = [dispatch.configuration.kernel(dispatch.operation) for dispatch in dispatches]
+    objects = [kernel.path for kernel in kernels if isinstance(kernel, KernelObject)]
+    versions = [f"triton {triton_version()}"] if any(isinstance(k, KernelSource) for k in kernels) else []
+    return (*versions, *(sha256(Path(path).read_bytes()) for path in objects if os.path.isfile(path)))
+
+
 @cached_function
 def _code_version() -> str:
     """Hash of our own sources that decide what comes out of a build."""
     package = Path(__file__).parent.parent
-    files = sorted([*(package / "compiler").glob("*.py"), *(package / "configurations").glob("*.py")])
+    files = sorted(
+        [*(package / "compiler").glob("*.py"), *(package / "configurations").glob("*.py"), SOURCES]
+    )
     return sha256(b"".join(file.read_bytes() for file in files))
 
 

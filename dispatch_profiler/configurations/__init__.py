@@ -17,6 +17,7 @@ from dispatch_profiler.configurations._base import (
     lowering_config_text,
 )
 from dispatch_profiler.configurations.cpu_tiles import CpuTiles
+from dispatch_profiler.configurations.extern import Extern
 from dispatch_profiler.configurations.files import (
     Entry,
     load_configurations,
@@ -27,12 +28,21 @@ from dispatch_profiler.configurations.flows import FLOWS, Flow
 from dispatch_profiler.configurations.gpu_tiles import GpuTiles
 from dispatch_profiler.configurations.intrinsics import INTRINSICS, Intrinsic
 from dispatch_profiler.configurations.mma_tiles import MmaTiles
+from dispatch_profiler.configurations.outside import KernelObject, KernelSource, Launch
 from dispatch_profiler.configurations.simt_tiles import SimtTiles
-from dispatch_profiler.configurations.spaces import Space, draw_valid, gpu_spaces, refusal, with_narrow_sums
+from dispatch_profiler.configurations.spaces import (
+    Space,
+    draw_valid,
+    gpu_spaces,
+    refusal,
+    triton_spaces,
+    with_narrow_sums,
+)
+from dispatch_profiler.configurations.triton_tiles import TritonTiles
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
 
 KINDS: dict[str, type[Configuration]] = {
-    kind.kind: kind for kind in (Default, CpuTiles, Flow, MmaTiles, SimtTiles)
+    kind.kind: kind for kind in (Default, CpuTiles, Flow, MmaTiles, SimtTiles, TritonTiles, Extern)
 }
 
 
@@ -54,16 +64,21 @@ __all__ = [
     "Default",
     "Entry",
     "Evidence",
+    "Extern",
     "Flow",
     "GpuLimits",
     "GpuTiles",
     "Groups",
     "Intrinsic",
+    "KernelObject",
+    "KernelSource",
+    "Launch",
     "Limits",
     "Lowering",
     "MmaTiles",
     "SimtTiles",
     "Space",
+    "TritonTiles",
     "configuration_from_dict",
     "draw_valid",
     "fold_levels",
@@ -73,5 +88,6 @@ __all__ = [
     "refusal",
     "shipped_configurations",
     "shipped_lists",
+    "triton_spaces",
     "with_narrow_sums",
 ]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
+from dispatch_profiler.configurations.outside import KernelObject, KernelSource, Launch
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
 from dispatch_profiler.operations import Loop, Operation
 
@@ -18,6 +19,8 @@ class GpuLimits:
 
     `registers` are those of 32 bits that one thread can have, `stages` the values of
     `prefetch_num_stages` that make code of their own, `intrinsics` the compiler's names.
+    `device_arch` is the GPU's own architecture, which may be newer than the one that the compiler makes
+    code for, and `device_shared_bytes` what a workgroup may have there: limits of kernels from outside.
     """
 
     arch: str
@@ -29,6 +32,14 @@ class GpuLimits:
     register_file: int
     stages: tuple[int, ...]
     intrinsics: tuple[str, ...]
+    device_arch: str = ""
+    device_shared_bytes: int = 0
+
+    @property
+    def device_capability(self) -> int:
+        """90 for `sm_90`; 0 where the architecture has no such number."""
+        digits = self.device_arch.removeprefix("sm_")
+        return int(digits) if digits.isdigit() else 0
 
 
 @dataclass(frozen=True)
@@ -137,6 +148,8 @@ class Configuration(abc.ABC):
     """
 
     kind: ClassVar[str]
+    #: Whose kernel it is, as reports name it.
+    provider: ClassVar[str] = "IREE Codegen"
     #: Columns that `fields` fills.
     field_names: ClassVar[tuple[str, ...]] = ()
     #: Slices that the reduction is split into; 1 means not split.
@@ -183,6 +196,14 @@ class Configuration(abc.ABC):
 
     def lowering(self, operation: Operation) -> Lowering | None:
         """The tiles asked for; None leaves the choice to the compiler."""
+        return None
+
+    def launch(self, operation: Operation) -> Launch | None:
+        """How a kernel from outside IREE is started; None where IREE makes the code."""
+        return None
+
+    def kernel(self, operation: Operation) -> KernelSource | KernelObject | None:
+        """That kernel: a source of ours for Triton, or an object that is there; None likewise."""
         return None
 
     def split(self, slices: int) -> Configuration | None:

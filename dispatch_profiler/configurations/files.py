@@ -6,44 +6,66 @@ A file is YAML (or JSON, which is YAML):
       - {kinds: [matmul, batch_matmul], types: [f32], distribution: [64, 128], vector: [8, 32, 4]}
       - {types: [f16], instruction: mmasync, workgroup: [128, 128], reduction: [32], stages: 5}
       - {thread: [4, 8], workgroup: [64, 64], reduction: [16]}
+      - {triton: [128, 256, 64], warps: 8, stages: 3}
+      - {extern: mine, object: k.ptx, entry: kernel, workgroups: ["ceildiv(m, 128)"], workgroup_size: [256]}
       - {flow: data_tiling}
       - {default: true}
       - {list: original}
 
 `kinds` and `types` (of the inputs) narrow an entry; without them it goes for all that it fits.
-`list` stands for all entries of a list that ships.
+`list` stands for all entries of a list that ships. The `object` of a kernel of one's own is a path as
+seen from the file.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dispatch_profiler.configurations._base import Configuration, Default, check_choice
 from dispatch_profiler.configurations.cpu_tiles import CpuTiles
+from dispatch_profiler.configurations.extern import Extern
 from dispatch_profiler.configurations.flows import Flow
 from dispatch_profiler.configurations.gpu_tiles import GpuTiles
 from dispatch_profiler.configurations.mma_tiles import MmaTiles
 from dispatch_profiler.configurations.simt_tiles import SimtTiles
+from dispatch_profiler.configurations.triton_tiles import TritonTiles
 from dispatch_profiler.errors import ConfigurationError, OperationError, did_you_mean, reason_of
 from dispatch_profiler.operations import KINDS, Operation, element_type
 
 _NARROWING = ("kinds", "types")
 _GPU: dict[str, type[GpuTiles]] = {"instruction": MmaTiles, "thread": SimtTiles}
 #: keys with a list of tiles
-_TILES = ("distribution", "vector", "cache", "workgroup", "reduction", "subgroups", "shape", "thread")
+_TILES = (
+    "triton",
+    "distribution",
+    "vector",
+    "cache",
+    "workgroup",
+    "reduction",
+    "subgroups",
+    "shape",
+    "thread",
+)
 #: key that tells the kind of an entry -> every key that the entry may have besides
 _KEYS = {
     "distribution": ("vector", "cache", "peel", "split_k"),
     **{key: tuple(f.name for f in fields(kind) if f.name != key) for key, kind in _GPU.items()},
+    "triton": tuple(f.name for f in fields(TritonTiles) if f.name != "tile"),
+    "extern": tuple(f.name for f in fields(Extern) if f.name != "label"),
     "list": (),
     "flow": (),
     "default": ("split_k",),
+}
+#: and those that it must have
+_NEEDED = {
+    **dict.fromkeys(_GPU, ("workgroup", "reduction")),
+    "distribution": ("vector",),
+    "extern": ("object", "entry", "workgroups", "workgroup_size"),
 }
 
 
@@ -85,10 +107,31 @@ def load_configurations(path: Path) -> tuple[Entry, ...]:
             f"cannot read the configurations {path}: {reason_of(error)}",
             hint="--configurations takes a YAML file",
         ) from error
-    return _parse(text, str(path))
+    folder = Path(os.path.abspath(path)).parent
+    entries = _parse(text, str(path))
+    found = tuple(replace(entry, configuration=_located(entry.configuration, folder)) for entry in entries)
+    _check_labels({entry.configuration for entry in found}, path)
+    return found
+
+
+def _check_labels(configurations: set[Configuration], path: Path) -> None:
+    """Two kernels of one's own may not go by one name: it becomes the function's."""
+    labels = [each.label for each in configurations if isinstance(each, Extern)]
+    twice = next((label for label in labels if labels.count(label) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(f"{path}: two different kernels are called {twice!r}", hint="rename one")
+
+
+def _located(configuration: Configuration, folder: Path) -> Configuration:
+    """The same with the path of its object as the file in `folder` means it."""
+    if not isinstance(configuration, Extern):
+        return configuration
+    return replace(configuration, object=str(folder / configuration.object))
 
 
 def _parse(text: str, where: str) -> tuple[Entry, ...]:
+    import yaml  # which only those need who generate
+
     try:
         data = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, AttributeError) as error:
@@ -153,8 +196,7 @@ def _configuration(marker: str, values: dict[str, Any]) -> Configuration:
         if values["default"] is not True:
             raise ConfigurationError(f"default must be true, but got {values['default']!r}")
         return Default(values.get("split_k", 1))
-    needed = ("workgroup", "reduction") if marker in _GPU else ("vector",)
-    for key in needed:
+    for key in _NEEDED.get(marker, ()):
         if key not in values:
             raise ConfigurationError(f"needs {key!r} beside {marker!r}")
     for key in _TILES:
@@ -162,6 +204,10 @@ def _configuration(marker: str, values: dict[str, Any]) -> Configuration:
             raise ConfigurationError(f"{key} must be a list of tiles, but got {values[key]!r}")
     if marker in _GPU:
         return _GPU[marker](**values)
+    if marker == "extern":
+        return Extern(label=values.pop("extern"), **values)
+    if marker == "triton":
+        return TritonTiles(tile=tuple(values.pop("triton")), **values)
     return CpuTiles(
         tuple(values["distribution"]),
         tuple(values["vector"]),

@@ -18,6 +18,7 @@ from dispatch_profiler.configurations.gpu_tiles import GPU_BACKENDS, ORDERS
 from dispatch_profiler.configurations.intrinsics import FAMILIES, INTRINSICS
 from dispatch_profiler.configurations.mma_tiles import MmaTiles
 from dispatch_profiler.configurations.simt_tiles import SimtTiles
+from dispatch_profiler.configurations.triton_tiles import TritonTiles
 from dispatch_profiler.operations import Conv2d, Operation
 
 _POWERS = tuple(2**i for i in range(10))
@@ -91,6 +92,32 @@ def gpu_spaces(operation: Operation, limits: Limits) -> tuple[Space, ...]:
         ]
         found.append(_simt_space(operation, gpu, tuple(_up_to(32, each) for each in reduction)))
     return tuple(found)
+
+
+def triton_spaces(operation: Operation, limits: Limits) -> tuple[Space, ...]:
+    """What there is to choose for `operation` among Triton kernels; none where the target is no NVIDIA GPU.
+
+    A persistent launch has a workgroup for each multiprocessor of an H100 or H200, or two.
+    """
+    if limits.gpu is None or limits.backend != "cuda":
+        return ()
+    precisions = ("ieee", "tf32x3") if operation.types.lhs == "f32" else ("ieee",)
+    product = not isinstance(operation, Conv2d)
+    return (
+        Space(
+            TritonTiles,
+            {
+                "warps": (4, 8),
+                "stages": (2, 3, 4, 5),
+                "group": (1, 4, 8),
+                "persistent": (0, 132, 264),
+                "descriptors": (False, True) if product and limits.gpu.device_capability >= 90 else (False,),
+                "precision": precisions,
+                "split_k": (1, 2, 4, 8) if operation.kind == "matmul" else (1,),
+            },
+            {"tile": (_POWERS[4:9], _POWERS[4:9], _POWERS[4:8])},
+        ),
+    )
 
 
 def _up_to(most: int, choices: tuple[int, ...]) -> tuple[int, ...]:

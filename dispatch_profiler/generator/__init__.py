@@ -1,5 +1,6 @@
 """Operations x configurations -> a generated tree with its manifest."""
 
+from dispatch_profiler.generator.bundle import BundleInfo, unpacked, write_bundle
 from dispatch_profiler.generator.dispatch import Dispatch
 from dispatch_profiler.generator.emit import check_tree, emit
 from dispatch_profiler.generator.manifest import (
@@ -21,6 +22,7 @@ from dispatch_profiler.generator.tree import Tree
 
 __all__ = [
     "Artifact",
+    "BundleInfo",
     "Choices",
     "Dispatch",
     "DispatchEntry",
@@ -40,4 +42,6 @@ __all__ = [
     "note_result",
     "plan_generation",
     "render_module",
+    "unpacked",
+    "write_bundle",
 ]

@@ -226,7 +226,7 @@ def _entries_on_disk(tree: Tree) -> dict[Operation, OperationEntry]:
 
 def _write(tree: Tree, entries: Mapping[Operation, OperationEntry]) -> None:
     remove_leftovers(tree.root)
-    write_atomic(tree.manifest, _to_json(Manifest(tree, tuple(entries.values()))))
+    write_atomic(tree.manifest, to_json(Manifest(tree, tuple(entries.values()))))
     tree.journal.unlink(missing_ok=True)
 
 
@@ -268,7 +268,8 @@ def _merge(entries: dict[Operation, OperationEntry], part: OperationEntry) -> No
 # -- JSON ----------------------------------------------------------------------------------------
 
 
-def _to_json(manifest: Manifest) -> str:
+def to_json(manifest: Manifest) -> str:
+    """The text of `Tree.manifest`."""
     rows = ",\n".join(
         json.dumps(_write_operation(entry), separators=(",", ":")) for entry in manifest.entries
     )

@@ -16,6 +16,13 @@ class Tree:
     """`folder/generated/linalg/<kind>/<operation>/`; `folder` is what `--generated-dir` names."""
 
     folder: Path
+    #: The zip that it was unpacked from for a while; None if it stays where it is.
+    bundle: Path | None = None
+
+    @property
+    def option(self) -> str:
+        """How a command is told of it: `--generated-dir=FOLDER` or `--bundle=FILE`."""
+        return f"--generated-dir={self.folder}" if self.bundle is None else f"--bundle={self.bundle}"
 
     @property
     def root(self) -> Path:

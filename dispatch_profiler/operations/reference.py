@@ -25,6 +25,8 @@ import numpy as np
 from dispatch_profiler.operations._base import Operation
 from dispatch_profiler.operations.element_types import ElementType
 
+#: The seed of the inputs where nobody names one.
+DEFAULT_SEED = 2026
 #: 2 * 1e5 * exp(-10**2 / 2) = 4e-17 for an element: never in a lifetime of sweeps.
 _LAMBDA = 10.0
 #: Relative error of the compiler's approximations of exp, tanh and erf, in unit roundoffs of the

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from dispatch_profiler.command import (
@@ -27,10 +29,12 @@ from dispatch_profiler.command import (
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator import (
     DispatchEntry,
+    Manifest,
     OperationEntry,
     Selection,
     Tree,
     load_manifest,
+    unpacked,
 )
 from dispatch_profiler.profiler.devices import Sessions, parse_devices, unlike
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED
@@ -68,30 +72,48 @@ def _main(arguments: Sequence[str]) -> int:
     providers = parse_providers(options.providers)
     standings = Standings(choose_reference(options.reference, providers))
     check_installed(providers)
-    tree = Tree(folder(options.generated_dir))
-    manifest = load_manifest(tree)
-    devices = _devices(options, manifest.target.device_uri)
-    chosen = manifest.choose(Selection.parse(options.dispatches, options.operation_kind))
-    pairs = with_providers(chosen, providers)
-    if options.dry_run:
-        for _, dispatch in pairs:
-            print(dispatch.dispatch.name)
-        return SUCCESS
-    earlier: list[StoredRecord] = []
-    with Sessions(tree, _profile_options(options, devices[0]), devices) as session:
-        session.check_device()
-        session.check_libraries([name for name in providers if name != IREE])
-        with RunOutputs(options.format, tags, files, options.top, standings) as outputs:
-            if options.output:
-                output = folder(options.output)
-                if options.resume:
-                    pairs, earlier = _left(pairs, session, beside_csv(output))
-                    for record in earlier:  # rows that are still to come are compared with them
-                        standings.learn(record)
-                outputs.to_csv(output, append=options.append or options.resume)
-            _run(session, pairs, outputs)
-        outputs.finish(earlier)
-        return _summarize(outputs.records, session, options)
+    with _source(options) as source:
+        chosen = source.manifest.choose(Selection.parse(options.dispatches, options.operation_kind))
+        pairs = with_providers(chosen, providers)
+        if options.dry_run:
+            for _, dispatch in pairs:
+                print(dispatch.dispatch.name)
+            return SUCCESS
+        devices = _devices(options, source.manifest.target.device_uri)
+        how = _profile_options(options, devices[0], source.seed)
+        with Sessions(source.manifest.tree, how, devices) as session:
+            session.check_device()
+            session.check_libraries([name for name in providers if name != IREE])
+            with RunOutputs(options.format, tags, files, options.top, standings) as outputs:
+                earlier: list[StoredRecord] = []
+                if options.output:
+                    pairs, earlier = _to_files(options, pairs, session, outputs, standings)
+                _run(session, pairs, outputs)
+            outputs.finish(earlier)
+            return _summarize(outputs.records, session, how, options)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What is profiled, and the seed of its inputs unless another is given."""
+
+    manifest: Manifest
+    seed: int = DEFAULT_SEED
+
+
+@contextmanager
+def _source(options: argparse.Namespace) -> Iterator[_Source]:
+    """A generated tree, or that of a bundle while it is unpacked."""
+    if not options.bundle:
+        yield _Source(load_manifest(Tree(folder(options.generated_dir))))
+        return
+    with unpacked(folder(options.bundle)) as (manifest, info):
+        if info.host != manifest.target.host:
+            say(
+                f"compiled for the CPU of another machine, {info.host}; what this one cannot run is"
+                " Crashed (generator.py --target=llvm-cpu:NAME is for a CPU by its name)"
+            )
+        yield _Source(manifest, info.seed)
 
 
 def _devices(options: argparse.Namespace, default: str) -> tuple[str, ...]:
@@ -112,6 +134,8 @@ def _check(options: argparse.Namespace, tags: dict[str, str]) -> None:
         raise UsageError("--append and --resume say how to write a file", hint="add --output=FILE")
     if tags and not options.output and options.format != "json":
         raise UsageError("--tags are written with the records", hint="add --output=FILE or --format=json")
+    if options.bundle and options.generated_dir != ".":
+        raise UsageError("--bundle brings its own tree", hint="leave --generated-dir out")
     if options.top and options.format != "table":
         raise UsageError("--top shortens the table", hint="add --format=table")
 
@@ -122,6 +146,10 @@ def _parser() -> Parser:
     add_tool_arguments(
         parser, step="each step of a dispatch", memory="memory a dispatch may use beyond its start"
     )
+    parser.add_argument(
+        "--bundle", metavar="FILE.zip",
+        help="profile what compile.py --bundle packed, on a machine that needs no compiler",
+    )  # fmt: skip
     parser.add_argument("--device", help="device URI (default: that of the target, e.g. local-task)")
     parser.add_argument(
         "--devices", metavar="URI,...|all",
@@ -163,8 +191,9 @@ def _parser() -> Parser:
         help="operands are in the caches, or each execution has others that are not (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--seed", type=int, default=DEFAULT_SEED, help="seed of the inputs (default: %(default)s)"
-    )
+        "--seed", type=int, metavar="N",
+        help=f"seed of the inputs (default: {DEFAULT_SEED}, or that of the bundle)",
+    )  # fmt: skip
     parser.add_argument(
         "--format", choices=FORMATS, default="blocks",
         help="a block or a line of JSON for each dispatch as it is done, or one table in the end"
@@ -187,10 +216,10 @@ def _parser() -> Parser:
     return parser
 
 
-def _profile_options(options: argparse.Namespace, device: str) -> ProfileOptions:
+def _profile_options(options: argparse.Namespace, device: str, seed: int) -> ProfileOptions:
     if options.build_dir is not None:
         find_runtime_tools(options.build_dir)
-    if options.seed < 0:
+    if options.seed is not None and options.seed < 0:
         raise UsageError(f"--seed: expected a whole number of at least 0, but got {options.seed}")
     return ProfileOptions(
         device=device,
@@ -201,7 +230,7 @@ def _profile_options(options: argparse.Namespace, device: str) -> ProfileOptions
             options.batch_size,
             Mode(options.mode),
         ),
-        seed=options.seed,
+        seed=seed if options.seed is None else options.seed,
         seconds=options.timeout,
         memory_bytes=options.memory_limit,
         build_dir=options.build_dir,
@@ -223,6 +252,24 @@ def _tags(text: str) -> dict[str, str]:
 
 
 # -- running ---------------------------------------------------------------------------------------
+
+
+def _to_files(
+    options: argparse.Namespace,
+    pairs: Pairs,
+    session: Sessions,
+    outputs: RunOutputs,
+    standings: Standings,
+) -> tuple[Pairs, list[StoredRecord]]:
+    """Open the files of --output; what is left to do, and the records that they hold already."""
+    output = folder(options.output)
+    earlier: list[StoredRecord] = []
+    if options.resume:
+        pairs, earlier = _left(pairs, session, beside_csv(output))
+        for record in earlier:  # rows that are still to come are compared with them
+            standings.learn(record)
+    outputs.to_csv(output, append=options.append or options.resume)
+    return pairs, earlier
 
 
 def _left(pairs: Pairs, session: Sessions, path: Path) -> tuple[Pairs, list[StoredRecord]]:
@@ -259,10 +306,12 @@ def _run(session: Sessions, pairs: Pairs, outputs: RunOutputs) -> None:
             say(tally.line(record))
 
 
-def _summarize(records: list[Record], session: Sessions, options: argparse.Namespace) -> int:
+def _summarize(
+    records: list[Record], session: Sessions, how: ProfileOptions, options: argparse.Namespace
+) -> int:
     verdicts = Counter(record.verdict for record in records)
     counts = ", ".join(f"{verdicts[v]} {v.value}" for v in Verdict if verdicts[v])
-    say(f"\n{len(records)} dispatches: {counts} (inputs from seed {options.seed})")
+    say(f"\n{len(records)} dispatches: {counts} (inputs from seed {how.seed})")
     if options.output:
         say(
             f"Writing performance report to {options.output}, every sample to {beside_csv(folder(options.output))}"

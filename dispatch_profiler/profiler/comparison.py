@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
-from scipy.stats import t as student
 
+from dispatch_profiler.profiler import student
 from dispatch_profiler.profiler.statistics import dependence, series_interval
 
 #: Fewer samples, or samples that are worth fewer independent ones, are never enough.
@@ -137,7 +137,7 @@ def location_of_runs(runs_ms: Sequence[Sequence[float]], confidence: float = 0.9
     medians = np.array([np.median(log_times(run)) for run in runs_ms])
     count = len(medians)
     center, error = float(np.mean(medians)), float(np.std(medians, ddof=1)) / math.sqrt(count)
-    half = float(student.ppf((1.0 + confidence) / 2.0, count - 1)) * error
+    half = student.reach(confidence, count - 1) * error
     return Location(center, center - half, center + half, count)
 
 

@@ -8,10 +8,8 @@ from enum import Enum
 
 import numpy as np
 
+from dispatch_profiler.operations import DEFAULT_SEED as DEFAULT_SEED
 from dispatch_profiler.operations import Operation, Tensor
-
-#: The seed of a run that names none.
-DEFAULT_SEED = 2026
 
 #: Whole numbers larger than this test nothing more.
 _LARGEST_INTEGER = 7

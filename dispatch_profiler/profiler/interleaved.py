@@ -31,11 +31,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import cache
 
 import numpy as np
 
 from dispatch_profiler.profiler.comparison import Outcome, Ratio, log_times
+from dispatch_profiler.profiler.statistics import signed_rank_interval
 
 
 class Side(str, Enum):
@@ -194,28 +194,10 @@ class Interleaved:
 
 
 def signed_rank_ratio(log_ratios: Sequence[float], confidence: float) -> Ratio:
-    """The Hodges-Lehmann estimate of rounds, as a ratio, with the interval of the signed rank test.
-
-    The estimate is the median of the means of all pairs (each with itself too), the ends are those of
-    the pairs that the test allows to leave out. From 0 to infinity if there are too few rounds.
-    """
-    logs = np.asarray(log_ratios, dtype=float)
-    first, second = np.triu_indices(len(logs))
-    means = np.sort((logs[first] + logs[second]) / 2.0)
-    value = math.exp(float(np.median(means)))
-    # W, the sum of the positive ranks, is at most `left_out` with at most half of the error.
-    left_out = int(np.searchsorted(_signed_rank_cdf(len(logs)), (1.0 - confidence) / 2.0, side="right")) - 1
-    if left_out < 0:
-        return Ratio(value, 0.0, math.inf)
-    return Ratio(value, math.exp(float(means[left_out])), math.exp(float(means[-1 - left_out])))
+    """`signed_rank_interval` of rounds, as a ratio; from 0 to infinity if there are too few."""
+    value, low, high = map(_exp, signed_rank_interval(log_ratios, confidence))
+    return Ratio(value, low, high)
 
 
-@cache
-def _signed_rank_cdf(count: int) -> np.ndarray:
-    """P(W <= w) for w = 0, 1, ... and `count` ranks, each positive with probability 1/2, exactly."""
-    mass = np.zeros(count * (count + 1) // 2 + 1)
-    mass[0] = 1.0
-    for rank in range(1, count + 1):
-        mass[rank:] = (mass[rank:] + mass[:-rank]) / 2.0  # the right side is computed before it is stored
-        mass[:rank] /= 2.0
-    return np.cumsum(mass)
+def _exp(value: float) -> float:
+    return math.inf if value == math.inf else math.exp(value)

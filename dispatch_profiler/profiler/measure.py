@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from dispatch_profiler.profiler.statistics import by_place, quantile, series_interval
+from dispatch_profiler.profiler.statistics import by_place, quantile, visited_interval
 from dispatch_profiler.profiler.stopping import Reading, StopRule
 from dispatch_profiler.runtime import GpuState
 
@@ -48,8 +48,8 @@ class Measurement:
     call costs whatever it does, for one execution; it has been taken off the samples. `ended_by`
     tells why no more samples were taken. `dropped_ms` are samples during which other processes had a
     core that was needed: others were taken instead. `places` has the number of the place in memory at
-    which each sample was taken; it is empty if that does not apply. `gpu` is the GPU's state after the
-    last sample; None if nobody tells.
+    which each sample was taken; it is empty if that does not apply. `visits` has the number of samples
+    of each visit, in their order. `gpu` is the GPU's state after the last sample; None if nobody tells.
     """
 
     samples_ms: tuple[float, ...]
@@ -60,6 +60,7 @@ class Measurement:
     warnings: tuple[str, ...] = ()
     dropped_ms: tuple[float, ...] = ()
     places: tuple[int, ...] = ()
+    visits: tuple[int, ...] = ()
     gpu: GpuState | None = None
 
     @property
@@ -85,7 +86,7 @@ class Measurement:
     @property
     def interval_ms(self) -> tuple[float, float]:
         """95 % confidence interval of the median, over places in memory and over time."""
-        low, high = series_interval(self.by_place_ms)
+        low, high = visited_interval(self.samples_ms, self.places, self.visits)
         return max(0.0, min(low, self.median_ms)), max(high, self.median_ms)
 
     @property

@@ -79,6 +79,11 @@ def stored(record: Record, tags: Mapping[str, str] | None = None) -> StoredRecor
     )
 
 
+def as_stored(record: Record | StoredRecord, tags: Mapping[str, str] | None = None) -> StoredRecord:
+    """`stored(record, tags)` of one that is made now; one that was stored before as it is."""
+    return stored(record, tags) if isinstance(record, Record) else record
+
+
 def to_line(record: StoredRecord) -> str:
     """One line of JSON. What follows from the samples stands beside them, for other programs."""
     row = {"format": _FORMAT, "version": _VERSION, **asdict(record), "verdict": record.verdict.value}
@@ -114,9 +119,12 @@ class JsonLines:
             os.truncate(path, whole.rfind(b"\n") + 1)  # whoever was killed while it wrote left half a line
         self._file = path.open("a" if append else "w")
 
-    def add(self, record: Record) -> None:
-        """Write one line, so that it is on disk before the next dispatch begins."""
-        self._file.write(to_line(stored(record, self._tags)) + "\n")
+    def add(self, record: Record | StoredRecord) -> None:
+        """Write one line, so that it is on disk before the next dispatch begins.
+
+        One that was stored before keeps its own tags.
+        """
+        self._file.write(to_line(as_stored(record, self._tags)) + "\n")
         self._file.flush()
 
     def __enter__(self) -> JsonLines:
@@ -162,7 +170,7 @@ def _from_dict(row: dict[str, Any]) -> StoredRecord:
     if values["ceilings"] is not None:
         values["ceilings"] = Ceilings.from_dict(values["ceilings"])
     if measured is not None:
-        lists = ("samples_ms", "warnings", "dropped_ms", "places")
+        lists = ("samples_ms", "warnings", "dropped_ms", "places", "visits")
         tuples = {name: tuple(measured[name]) for name in lists if name in measured}
         gpu = {"gpu": GpuState(**measured["gpu"])} if measured.get("gpu") else {}
         values["measurement"] = Measurement(**{**measured, **tuples, **gpu})

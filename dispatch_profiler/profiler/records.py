@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from dispatch_profiler.configurations import Configuration
 from dispatch_profiler.generator import Dispatch
 from dispatch_profiler.profiler.ceilings import Ceilings
 from dispatch_profiler.profiler.machine import Machine
 from dispatch_profiler.profiler.measure import Measurement
 
-PROVIDER = "IREE Codegen"
+#: Whose kernels are meant where nobody says: the compiler's own.
+PROVIDER = Configuration.provider
 
 
 class Verdict(str, Enum):
@@ -40,8 +43,13 @@ def is_failure(verdict: Verdict, reason: str) -> bool:
 
 def kernel_name(configuration: str, provider: str) -> str:
     """The configuration, and whose kernel it is where that is not IREE's and the name does not say."""
-    told = provider == PROVIDER or configuration.startswith(f"{provider}_")
+    told = provider == PROVIDER or configuration.startswith(f"{provider.lower()}_")
     return configuration if told else f"{configuration} ({provider})"
+
+
+def arguments_text(arguments: Mapping[str, object]) -> str:
+    """`{"m": 256, "n": 64}` -> `--m=256 --n=64`"""
+    return " ".join(f"--{name}={value}" for name, value in arguments.items())
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ class Record:
     """One dispatch's outcome: a verdict with its reason, and a measurement or none.
 
     `reason` is empty for SUCCESS, and for Not verified where nobody asked for verification.
-    `provider` is whose kernel it is. `limit_ms` is the time that the hardware allows at best, 0 if
+    `provider` is whose kernel it is, the configuration's if nothing else is said. `limit_ms` is the time that the hardware allows at best, 0 if
     that is not known; `ceilings` are what it follows from. `reproduce` is the command line that makes
     this record again.
     """
@@ -85,10 +93,14 @@ class Record:
     verdict: Verdict
     reason: str = ""
     measurement: Measurement | None = None
-    provider: str = PROVIDER
+    provider: str = ""
     limit_ms: float = 0.0
     reproduce: str = ""
     ceilings: Ceilings | None = None
+
+    def __post_init__(self) -> None:
+        if not self.provider:
+            object.__setattr__(self, "provider", self.dispatch.configuration.provider)
 
     def failed(self, verdict: Verdict, reason: str) -> Record:
         """The same dispatch with a failure, and no measurement: a wrong kernel has no speed."""
@@ -105,4 +117,4 @@ class Record:
 
     def arguments_text(self) -> str:
         """`--batch_count=1 --m=256 ...`, as the document's block has it."""
-        return " ".join(f"--{name}={value}" for name, value in self.dispatch.arguments().items())
+        return arguments_text(self.dispatch.arguments())

@@ -20,8 +20,8 @@ from dispatch_profiler.generator import Dispatch
 from dispatch_profiler.operations import KINDS as OPERATION_KINDS
 from dispatch_profiler.operations import Epilogue, Operation
 from dispatch_profiler.profiler.providers import DEFAULT_REFERENCE
-from dispatch_profiler.profiler.record_file import StoredRecord
-from dispatch_profiler.profiler.records import Record
+from dispatch_profiler.profiler.record_file import StoredRecord, as_stored
+from dispatch_profiler.profiler.records import Record, arguments_text
 from dispatch_profiler.profiler.standing import Standing, Standings
 from dispatch_profiler.profiler.stopping import Ended
 
@@ -165,12 +165,12 @@ def columns() -> tuple[str, ...]:
     return (*_MAIN, "bytes", "flops", *arguments, *tiles, *_MEASURED, *_STANDING, *_ORIGIN)
 
 
-def row(record: Record) -> dict[str, Any]:
+def row(record: StoredRecord) -> dict[str, Any]:
     """One record as CSV values; what it does not have is empty."""
-    operation, measurement = record.dispatch.operation, record.measurement
+    measurement = record.measurement
     measured = {} if measurement is None else {
         "Runtime(ms)": repr(measurement.median_ms),
-        "GFLOPs": repr(measurement.gflops(operation.flops)),
+        "GFLOPs": repr(measurement.gflops(record.flops)),
         "min(ms)": repr(measurement.min_ms),
         "p20(ms)": repr(measurement.p20_ms),
         "p80(ms)": repr(measurement.p80_ms),
@@ -188,17 +188,17 @@ def row(record: Record) -> dict[str, Any]:
         **{name: getattr(measurement.gpu, name, "") for name in _GPU},
     }  # fmt: skip
     return {
-        "Dispatch": record.dispatch.name,
+        "Dispatch": record.dispatch,
         "Provider": record.provider,
         "OpKind": record.op_kind,
-        "Operation": operation.name,
-        "Configuration": record.dispatch.configuration.name,
-        "Arguments": record.arguments_text(),
+        "Operation": record.operation,
+        "Configuration": record.configuration,
+        "Arguments": arguments_text(record.arguments),
         "Verification": record.verdict.value,
-        "bytes": operation.bytes,
-        "flops": operation.flops,
-        **record.dispatch.arguments(),
-        **record.dispatch.configuration.fields(),
+        "bytes": record.bytes,
+        "flops": record.flops,
+        **record.arguments,
+        **record.configuration_fields,
         **measured,
         **{name: value or "" for name, value in asdict(record.provenance.machine).items()},
         "device": record.provenance.device,
@@ -212,7 +212,7 @@ def row(record: Record) -> dict[str, Any]:
     }
 
 
-def _standing_columns(record: Record, standings: Standings) -> dict[str, Any]:
+def _standing_columns(record: StoredRecord, standings: Standings) -> dict[str, Any]:
     """Speeds relative to what has been measured before; empty where nothing has."""
     found = standings.of(record)
     return {
@@ -268,20 +268,24 @@ class CsvReport:
             self._file.flush()
         #: Rows of the operation at hand, where they begin in the file, and what was known of each.
         self._begin = 0
-        self._written: list[tuple[Record, Standing]] = []
+        self._written: list[tuple[StoredRecord, Standing]] = []
 
-    def add(self, record: Record) -> None:
-        """Write one row, so that it is on disk before the next dispatch begins."""
-        self._standings.learn(record)
-        if not self._written or self._written[0][0].dispatch.operation != record.dispatch.operation:
+    def add(self, record: Record | StoredRecord) -> None:
+        """Write one row, so that it is on disk before the next dispatch begins.
+
+        One that was stored before keeps its own tags.
+        """
+        new = as_stored(record, self._tags)
+        self._standings.learn(new)
+        if not self._written or self._written[0][0].operation != new.operation:
             self._begin, self._written = self._file.tell() if self._file.seekable() else 0, []
-        rows = [record]
+        rows = [new]
         if self._file.seekable() and any(self._standings.of(old) != told for old, told in self._written):
-            rows = [*(old for old, _ in self._written), record]
+            rows = [*(old for old, _ in self._written), new]
             self._file.seek(self._begin)
             self._written = []
         for each in rows:
-            self._writer.writerow({**self._tags, **row(each), **_standing_columns(each, self._standings)})
+            self._writer.writerow({**each.tags, **row(each), **_standing_columns(each, self._standings)})
             self._written.append((each, self._standings.of(each)))
         self._file.flush()
         if len(rows) > 1:

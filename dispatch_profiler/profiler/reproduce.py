@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dispatch_profiler.generator import Tree
 from dispatch_profiler.profiler.providers import IREE
 
 if TYPE_CHECKING:
     from dispatch_profiler.profiler.session import ProfileOptions
 
 
-def command_line(folder: Path, dispatch: str, options: ProfileOptions, provider: str = IREE) -> str:
-    """What measures `dispatch` of the tree in `folder` as `options` say, in the same working folder.
+def command_line(tree: Tree, dispatch: str, options: ProfileOptions, provider: str = IREE) -> str:
+    """What measures `dispatch` of `tree` as `options` say, in the same working folder.
 
     Of a library, what measures what it makes of the operation of `dispatch`.
 
@@ -35,7 +35,9 @@ def command_line(folder: Path, dispatch: str, options: ProfileOptions, provider:
         "build-dir": (options.build_dir, None, str(options.build_dir)),
         "providers": (provider, IREE, provider),
     }
-    words = ["python", "profiler.py", f"--generated-dir={folder}", f"--dispatches={dispatch}"]
+    # Where a bundle comes to there need not be a checkout.
+    program = ["profiler.py"] if tree.bundle is None else ["-m", "dispatch_profiler", "profile"]
+    words = ["python", *program, tree.option, f"--dispatches={dispatch}"]
     words += [f"--device={options.device}", f"--seed={options.seed}"]
     words += [f"--{name}={text}" for name, (value, default, text) in values.items() if value != default]
     return shlex.join(words)

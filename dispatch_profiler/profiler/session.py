@@ -36,8 +36,8 @@ from dispatch_profiler.runtime import NotSupported
 #: How often a measurement that was disturbed is made again.
 _AGAIN = 2
 #: So many dispatches of an operation are visited in turns, or as many as are begun in so many seconds.
-_AT_ONCE = 16
-_APART_SECONDS = 10.0
+_AT_ONCE = 32
+_APART_SECONDS = 30.0
 _STATES = {State.NOT_COMPILED: Verdict.NOT_COMPILED, State.NOT_APPLIED: Verdict.NOT_APPLIED}
 
 
@@ -158,7 +158,7 @@ class Session:
         """Verify one dispatch, and visit it for the first time."""
         module = entry.module_of(dispatch.dispatch)
         provenance = self.provenance(entry, dispatch)
-        reproduce = command_line(self._tree.folder, dispatch.dispatch.name, self._options)
+        reproduce = command_line(self._tree, dispatch.dispatch.name, self._options)
         record = Record(dispatch.dispatch, provenance, Verdict.NOT_VERIFIED, reproduce=reproduce)
         if isinstance(dispatch.dispatch.configuration, LibraryCall):
             return self._library_work(record, entry, dispatch.dispatch.configuration)
@@ -215,7 +215,7 @@ class Session:
     def _library_work(self, record: Record, entry: OperationEntry, call: LibraryCall) -> _Work:
         """What a library makes of an operation, by the same steps as a dispatch."""
         any_of_it = entry.dispatches[0].dispatch.name
-        reproduce = command_line(self._tree.folder, any_of_it, self._options, call.library)
+        reproduce = command_line(self._tree, any_of_it, self._options, call.library)
         record = replace(record, provider=call.library, reproduce=reproduce)
         unable = call.invalid_reason(entry.operation, Limits())
         if unable:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.profiler.providers import DEFAULT_REFERENCE
-from dispatch_profiler.profiler.record_file import StoredRecord, stored
+from dispatch_profiler.profiler.record_file import StoredRecord, as_stored
 from dispatch_profiler.profiler.records import PROVIDER, Provenance, Record
 
 _BASELINE = Default().name
@@ -36,16 +36,16 @@ class Standings:
 
     def learn(self, record: Record | StoredRecord) -> None:
         """Remember it, if others are compared with it."""
-        row = stored(record) if isinstance(record, Record) else record
+        row = as_stored(record)
         is_default = row.provider == PROVIDER and row.configuration == _BASELINE
         if is_default:
             _set(self._default, row)
         if row.provider == self.reference or (is_default and self.reference == DEFAULT_REFERENCE):
             _set(self._reference, row)
 
-    def of(self, record: Record) -> Standing:
+    def of(self, record: Record | StoredRecord) -> Standing:
         """Where a record stands against what is known."""
-        median, key = _median(record), _key(record.dispatch.operation.name, record.provenance)
+        median, key = _median(record), _key(as_stored(record).operation, record.provenance)
         return Standing(
             _ratio(self._default.get(key), median),
             _ratio(self._reference.get(key), median),

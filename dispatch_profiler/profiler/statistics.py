@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import cache
 
 import numpy as np
 
+from dispatch_profiler.profiler import student
+
 #: The least and the greatest of six enclose the median with 95 %, of five they do not.
 _FEWEST_PLACES = 6
+#: The signed rank test says nothing of fewer with 95 %.
+_FEWEST_VISITS = 6
 #: Autocorrelation cannot be seen in fewer samples.
 _SERIES = 10
 
@@ -50,6 +54,63 @@ def series_interval(samples: Sequence[float] | np.ndarray, confidence: float = 0
     return _enclosing(samples, min(left_out, (count - 1) // 2), confidence)
 
 
+def visited_interval(
+    samples: Sequence[float], places: Sequence[int], visits: Sequence[int]
+) -> tuple[float, float]:
+    """Confidence interval, 95 %, of what samples taken in several visits say, over time and over places.
+
+    `visits` has the number of samples of each visit, in their order; `places` see `by_place`. Samples
+    of one visit share the machine as it was then, so that from six visits on it is the medians of
+    visits that count, by the signed rank test. Before, or if nobody knows of visits, it encloses what
+    `series_interval` says of the samples, and of their medians by place.
+    """
+    medians = [statistics.median(each) for each in _parts(samples, visits) if each]
+    if len(medians) >= _FEWEST_VISITS:
+        _, low, high = signed_rank_interval(medians, 0.95)
+        return low, high
+    over_time, over_places = series_interval(samples), series_interval(by_place(samples, places))
+    return min(over_time[0], over_places[0]), max(over_time[1], over_places[1])
+
+
+def _parts(samples: Sequence[float], counts: Sequence[int]) -> Iterator[Sequence[float]]:
+    begin = 0
+    for count in counts:
+        yield samples[begin : begin + count]
+        begin += count
+
+
+def signed_rank_interval(values: Sequence[float], confidence: float) -> tuple[float, float, float]:
+    """The Hodges-Lehmann estimate of the centre of `values`, and both ends of its confidence interval.
+
+    The estimate is the median of the means of all pairs (each with itself too), the ends are those of
+    the pairs that Wilcoxon's signed rank test allows to leave out; infinite if there are too few
+    values. Nearly a third of them may be spoilt (Hollander, Wolfe and Chicken, "Nonparametric
+    Statistical Methods", 3.1 to 3.3).
+    """
+    ordered = np.asarray(values, dtype=float)
+    first, second = np.triu_indices(len(ordered))
+    means = np.sort((ordered[first] + ordered[second]) / 2.0)
+    centre = float(np.median(means))
+    # W, the sum of the positive ranks, is at most `left_out` with at most half of the error.
+    left_out = (
+        int(np.searchsorted(_signed_rank_cdf(len(ordered)), (1.0 - confidence) / 2.0, side="right")) - 1
+    )
+    if left_out < 0:
+        return centre, -math.inf, math.inf
+    return centre, float(means[left_out]), float(means[-1 - left_out])
+
+
+@cache
+def _signed_rank_cdf(count: int) -> np.ndarray:
+    """P(W <= w) for w = 0, 1, ... and `count` ranks, each positive with probability 1/2, exactly."""
+    mass = np.zeros(count * (count + 1) // 2 + 1)
+    mass[0] = 1.0
+    for rank in range(1, count + 1):
+        mass[rank:] = (mass[rank:] + mass[:-rank]) / 2.0  # the right side is computed before it is stored
+        mass[:rank] /= 2.0
+    return np.cumsum(mass)
+
+
 def by_place(samples: Sequence[float], places: Sequence[int]) -> tuple[float, ...]:
     """What is known of each place: the median of its samples, in the order that places came first.
 
@@ -74,16 +135,8 @@ def _enclosing(
     if count == 1 or 2.0 ** (1 - count) <= 1.0 - confidence:
         return low, high
     median = statistics.median(ordered)
-    reach = _student(confidence, count) * statistics.stdev(ordered) / math.sqrt(count)
+    reach = student.reach(confidence, count - 1) * statistics.stdev(ordered) / math.sqrt(count)
     return min(low, median - reach), max(high, median + reach)
-
-
-@cache
-def _student(confidence: float, count: int) -> float:
-    """The quantile of Student's distribution for the mean of `count` samples."""
-    from scipy import stats  # half a second that few need
-
-    return float(stats.t.ppf((1.0 + confidence) / 2.0, count - 1))
 
 
 def dependence(series: Sequence[float] | np.ndarray) -> float:

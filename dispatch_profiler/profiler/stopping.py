@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from dispatch_profiler.profiler.statistics import by_place, median_interval, series_interval
+from dispatch_profiler.profiler.statistics import median_interval, series_interval
 
 #: Of fewer samples the interval is not believed.
 _FEWEST = 5
+#: Of one visit alone none is; and what several visits agree in is no passing state of the machine.
+_SEVERAL_VISITS = 2
+_ENOUGH_VISITS = 6
 #: Samples beyond which more say nothing new.
 _MOST = 1000
 #: A dispatch is given up when it is surely slower than the best of its operation by this factor.
@@ -55,28 +58,27 @@ class StopRule:
         samples: Sequence[float],
         elapsed: float,
         best: float | None = None,
-        places: Sequence[int] = (),
-        *,
-        may_be_luck: bool = False,
+        interval: tuple[float, float] | None = None,
+        visits: int = _ENOUGH_VISITS,
     ) -> Ended | None:
         """Why no further sample is needed; None if one is.
 
-        `elapsed` is in seconds. `places` has the place of each sample, see `by_place`. `best` is the
-        time, in the unit of `samples`, that the best dispatch of the operation surely reaches: one
-        that surely does not come near it is given up. If it `may_be_luck` that samples agree, what they
-        say is not believed yet.
+        `elapsed` is in seconds. `best` is the time, in the unit of `samples`, that the best dispatch
+        of the operation surely reaches: one that surely does not come near it is given up. `interval`
+        is that of their median, if they depend on each other in a way that only the caller knows.
         """
         if self.count is not None:
             return Ended.COUNT if len(samples) >= self.count else None
         if self.is_hopeless(samples, best):
             return Ended.ABANDONED
-        if len(samples) >= _FEWEST and not may_be_luck:
-            low, high = series_interval(by_place(samples, places))
-            median = statistics.median(samples)
-            if best is not None and low > _ABANDON_FACTOR * best:
-                return Ended.ABANDONED
-            if max(high - median, median - low) <= self.width * median:
-                return Ended.INTERVAL
+        low, high = interval or series_interval(samples)
+        median = statistics.median(samples)
+        is_known = len(samples) >= _FEWEST and visits >= _SEVERAL_VISITS
+        if is_known and best is not None and low > _ABANDON_FACTOR * best:
+            return Ended.ABANDONED
+        is_narrow = max(high - median, median - low) <= self.width * median
+        if is_known and is_narrow and visits >= _ENOUGH_VISITS:
+            return Ended.INTERVAL
         is_over = elapsed >= self.seconds and len(samples) >= 3
         return Ended.BUDGET if is_over or len(samples) >= _MOST else None
 

@@ -24,9 +24,11 @@ from dispatch_profiler.runtime import GpuState
 
 #: No visit takes more than this part of the time that there is for a dispatch.
 _PART = 1.0 / 8.0
-#: Of what is steady two short visits tell enough.
-_SHORT_VISITS = 2
-_SHORT = 8
+#: Of what is steady so many short visits tell enough.
+_SHORT_VISITS = 6
+_SHORT = 4
+#: However short a sample is, no visit takes more of them.
+_LONG = 125
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,14 @@ class Visit:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do in the next visit: at most `most` samples (None: no limit) or `seconds`.
+    """What to do in the next visit: at most `most` samples or `seconds`.
 
     `taken` samples have been taken before, in calls as those of `before`; None in the first visit.
     `best_ms` is what the best dispatch of the operation surely reaches.
     """
 
     options: MeasureOptions
-    most: int | None
+    most: int
     seconds: float
     taken: int = 0
     before: Visit | None = None
@@ -72,7 +74,7 @@ class Plan:
 def next_visit(options: MeasureOptions, visits: Sequence[Visit], best_ms: float | None) -> Plan:
     """What to do after these visits."""
     stop, taken = options.stop, sum(len(each.samples_ms) for each in visits)
-    most = _SHORT if len(visits) < _SHORT_VISITS else None
+    most = _SHORT if len(visits) < _SHORT_VISITS else _LONG
     if stop.count is not None:
         left = stop.count - taken
         most = min(left, -(-stop.count // _SHORT_VISITS))
@@ -83,8 +85,7 @@ def ended(options: MeasureOptions, visits: Sequence[Visit], best_ms: float | Non
     """Why no further visit is needed; None if one is."""
     found = joined(options, visits)
     seconds = sum(each.seconds for each in visits)
-    is_first = len(visits) == 1
-    return options.stop.ended(found.samples_ms, seconds, best_ms, found.places, may_be_luck=is_first)
+    return options.stop.ended(found.samples_ms, seconds, best_ms, found.interval_ms, len(visits))
 
 
 def take(timer: Timer, plan: Plan, elapsed: Callable[[], float] = clock.monotonic) -> Visit:
@@ -139,7 +140,7 @@ def _scale(timer: Timer, plan: Plan) -> tuple[int, float]:
 
 def _is_over(plan: Plan, samples: Sequence[float], seconds: float) -> bool:
     """Is it the turn of another dispatch?"""
-    if plan.most is not None and len(samples) >= plan.most:
+    if len(samples) >= plan.most:
         return True
     if plan.options.stop.count is not None:
         return False
@@ -170,5 +171,6 @@ def joined(options: MeasureOptions, visits: Sequence[Visit], ended_by: Ended | N
         warnings=tuple(filter(None, warnings)),
         dropped_ms=tuple(sample for each in visits for sample in each.dropped_ms),
         places=tuple(place for each in visits for place in each.places),
+        visits=tuple(len(each.samples_ms) for each in visits),
         gpu=last.gpu,
     )

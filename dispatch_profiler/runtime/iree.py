@@ -18,6 +18,7 @@ from dispatch_profiler.operations import ElementType, Operation
 from dispatch_profiler.runtime._base import Operands, RunError, poison, raw_clock
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
 from dispatch_profiler.runtime.cuda_driver import find_gpu
+from dispatch_profiler.runtime.driver_errors import driver_refusal
 from dispatch_profiler.runtime.transfers import Window
 from dispatch_profiler.runtime.waits import core_waits
 
@@ -81,6 +82,9 @@ def _refused(what: str, error: Exception) -> Exception:
     fatal = _FATAL.search(text)
     if fatal:
         return WorkerCrashed(f"{what} broke the device's context: {fatal[0]}")
+    refusal = driver_refusal(text)
+    if refusal:
+        return RunError(f"{what} failed: {refusal}")
     foreign = re.search(r"INCOMPATIBLE; .*?#hal\.executable\.target<\"([^\"]+)\", \"([^\"]+)\"", text)
     if foreign:
         return RunError(f"{what} failed: it is {foreign[1]} code ({foreign[2]}) for another device than this")

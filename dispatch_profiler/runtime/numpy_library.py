@@ -189,12 +189,13 @@ def _activation(operation: Operation) -> Activation | None:
     name = operation.epilogue.activation
     if name == "gelu":
         return _gelu(np.empty(operation.result.shape, operation.types.input.dtype))
-    from scipy.special import expit
+    if name == "sigmoid":
+        from scipy.special import expit
 
+        return lambda sums: expit(sums, out=sums)
     known: dict[str, Activation | None] = {
         "none": None,
         "relu": lambda sums: np.maximum(sums, 0, out=sums),
-        "sigmoid": lambda sums: expit(sums, out=sums),
         "tanh": lambda sums: np.tanh(sums, out=sums),
     }
     if name not in known:

@@ -52,6 +52,11 @@ class Target(abc.ABC):
         return ""
 
     @property
+    def host(self) -> str:
+        """The machine that compiles, if code is made for what that is; mostly empty."""
+        return ""
+
+    @property
     def fingerprint(self) -> str:
         """What `compile_flags` stand for on this machine: `host` resolved to the features it has."""
         return " ".join(self.compile_flags)

@@ -73,6 +73,11 @@ class ByArchitecture(Target):
         return f"{self.family}:{self.arch}" if self.arch else self.family
 
     @property
+    def _facts_name(self) -> str:
+        """Under which name the compiler's facts stand."""
+        return self.name
+
+    @property
     def compile_flags(self) -> tuple[str, ...]:
         arch = (f"{self.arch_flag}={self.arch}",) if self.arch else ()
         return (*self.family_flags, *arch, KEEP_F64)
@@ -86,7 +91,7 @@ class ByArchitecture(Target):
         return Limits(backend=self.family, gpu=self._gpu_limits() if self.describes_gpus else None)
 
     def _gpu_limits(self) -> GpuLimits:
-        facts = _facts()[self.name]
+        facts = _facts()[self._facts_name]
         return GpuLimits(
             arch=facts["arch"],
             threads=facts["threads"],

@@ -101,6 +101,10 @@ class CpuTarget(Target):
         return Limits(max_vector_bytes=_MAX_NATIVE_VECTORS * host_cpu().vector_bytes)
 
     @property
+    def host(self) -> str:
+        return host_cpu().fingerprint if self.cpu == "host" else ""
+
+    @property
     def fingerprint(self) -> str:
         flags = " ".join(self.compile_flags)
-        return f"{flags} [{host_cpu().fingerprint}]" if self.cpu == "host" else flags
+        return f"{flags} [{self.host}]" if self.host else flags

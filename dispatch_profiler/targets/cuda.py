@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from dispatch_profiler.configurations import GpuLimits
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.targets._base import Target
 from dispatch_profiler.targets._by_architecture import ByArchitecture
@@ -16,21 +17,30 @@ _NAMES = """
 """
 
 
-#: Hopper and the data center's Blackwell, by all their names.
-_NEWER = ("sm_90", "sm_10", "hopper", "blackwell", "h100", "h200", "gh200", "b100", "b200", "gb200")
+#: Hopper and the data center's Blackwell by all their names, and the architecture that each is.
+_NEWER = {
+    "sm_90": "sm_90", "hopper": "sm_90", "h100": "sm_90", "h200": "sm_90", "gh200": "sm_90",
+    "sm_10": "sm_100", "blackwell": "sm_100", "b100": "sm_100", "b200": "sm_100", "gb200": "sm_100",
+}  # fmt: skip
 #: The newest that these run: the driver's JIT makes their code of its PTX.
 _NEWEST = "sm_89"
+#: Bytes of shared memory that one workgroup may have (CUDA C++ Programming Guide, "Technical
+#: specifications per compute capability").
+_SHARED = {
+    "sm_60": 48, "sm_61": 48, "sm_62": 48, "sm_70": 96, "sm_72": 96, "sm_75": 64, "sm_80": 163, "sm_86": 99,
+    "sm_87": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_120": 99, "sm_121": 99,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class CudaTarget(ByArchitecture):
     """`cuda` is `cuda:sm_80`, which the driver of every GPU since Ampere takes.
 
-    Reading `cuda:h200`, of which IREE has no code, gives the newest that runs there, and `note` says so.
+    Reading `cuda:h200`, of which IREE has no code, gives `cuda:sm_90`: IREE's own code is for the newest
+    that runs there, which `note` says, and kernels from outside IREE are for the device itself.
     """
 
     family: ClassVar[str] = "cuda"
-    shipped_list: ClassVar[str] = "cuda"
     architectures: ClassVar[tuple[str, ...]] = tuple(_NAMES.split())
     family_flags: ClassVar[tuple[str, ...]] = ("--iree-hal-target-device=cuda",)
     arch_flag: ClassVar[str] = "--iree-cuda-target"
@@ -41,14 +51,38 @@ class CudaTarget(ByArchitecture):
     register_file: ClassVar[int] = 65536
 
     arch: str = "sm_80"
+    #: The GPU's own architecture, where IREE has no code for it.
+    device_arch: str = ""
     #: What was asked for, where IREE has no code for it.
     asked: str = field(default="", compare=False)
 
     @classmethod
     def parse(cls, detail: str | None) -> Target:
-        if detail and _is_newer(detail):
-            return cls(_NEWEST, asked=detail)
+        newer = _newer(detail or "")
+        if newer:
+            return cls(_NEWEST, newer, asked=detail or "")
         return super().parse(detail)
+
+    @property
+    def shipped_list(self) -> str:  # type: ignore[override]
+        return "cuda-sm_90" if self.device_arch else "cuda"
+
+    @property
+    def name(self) -> str:
+        return f"{self.family}:{self.device_arch}" if self.device_arch else super().name
+
+    @property
+    def _facts_name(self) -> str:
+        return super().name
+
+    @property
+    def fingerprint(self) -> str:
+        return " ".join(filter(None, (super().fingerprint, self.device_arch)))
+
+    def _gpu_limits(self) -> GpuLimits:
+        limits = super()._gpu_limits()
+        device = self.device_arch or limits.arch
+        return replace(limits, device_arch=device, device_shared_bytes=_SHARED[device] * 1024)
 
     @property
     def note(self) -> str:
@@ -56,7 +90,7 @@ class CudaTarget(ByArchitecture):
             return ""
         shared = self.limits.gpu.shared_bytes if self.limits.gpu else 0
         return (
-            f"IREE 3.13 makes no CUDA code for {self.asked}: compiling for {self.name}, the newest that "
+            f"IREE 3.13 makes no CUDA code for {self.asked}: compiling for {super().name}, the newest that "
             f"runs there; it takes {shared} B of shared memory a workgroup, cuda:sm_80 takes more"
         )
 
@@ -67,7 +101,7 @@ class CudaTarget(ByArchitecture):
 
     @classmethod
     def _refused(cls, arch: str) -> TargetError:
-        if _is_newer(arch):
+        if _newer(arch):
             return TargetError(
                 f"IREE 3.13 makes no CUDA code for {arch}",
                 hint=f"use cuda:{_NEWEST}: the driver's JIT makes machine code of its PTX",
@@ -75,5 +109,7 @@ class CudaTarget(ByArchitecture):
         return super()._refused(arch)
 
 
-def _is_newer(arch: str) -> bool:
-    return arch.lower().startswith(_NEWER)
+def _newer(arch: str) -> str:
+    """The architecture behind a name of a GPU that IREE has no code for; empty for all others."""
+    lowered = arch.lower()
+    return next((found for name, found in _NEWER.items() if lowered.startswith(name)), "")

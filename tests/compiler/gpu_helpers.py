@@ -30,7 +30,8 @@ def gpu_job(target: str, operation: Operation, configurations: Sequence[Configur
     dispatches = tuple(Dispatch(operation, c) for c in configurations)
     reasons = ((d.name, refusal(d.configuration, operation, described.limits)) for d in dispatches)
     refused = tuple((name, reason) for name, reason in reasons if reason)
-    return ModuleJob(render_module(operation, dispatches), dispatches, described.compile_flags, 2, refused)
+    source, flags = render_module(operation, dispatches), described.compile_flags
+    return ModuleJob(source, dispatches, flags, 2, refused, described.limits.gpu)
 
 
 def build(target: str, operation: Operation, *configurations: Configuration) -> Built:

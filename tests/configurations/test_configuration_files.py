@@ -205,8 +205,8 @@ ENTRY_MISTAKES = [
     ("5", "expected keys and values, but got 5", ""),
     ("{1: 2}", "expected keys and values, but got {1: 2}", ""),
     ("", "expected keys and values, but got None", ""),
-    ("{kinds: [matmul]}", "needs one of distribution, instruction, thread, list, flow, default", ""),
-    ("{}", "needs one of distribution, instruction, thread, list, flow, default", ""),
+    ("{kinds: [matmul]}", "needs one of distribution, instruction, thread, triton, extern, list, flow, default", ""),
+    ("{}", "needs one of distribution, instruction, thread, triton, extern, list, flow, default", ""),
     (
         "{distribution: [64, 128], vectr: [8, 32, 4]}",
         "unknown key 'vectr'",
@@ -220,7 +220,7 @@ ENTRY_MISTAKES = [
     (
         "{defalt: true}",
         "unknown key 'defalt'",
-        "did you mean 'default'? There is: kinds, types, distribution, instruction, thread, list, flow, default",
+        "did you mean 'default'? There is: kinds, types, distribution, instruction, thread, triton, extern, list, flow, default",
     ),
     ("{flow: data-tiling}", "unknown flow 'data-tiling'",
      "did you mean 'data_tiling'? There is: data_tiling, ukernels"),
@@ -234,7 +234,7 @@ ENTRY_MISTAKES = [
         "did you mean 'wmma'? There is: mmasync, wmma, mfma, wmmar3, wmmar4, wmma1250",
     ),
     ("{thread: [1, 1], workgroup: [8], reduction: [8]}", "thread needs a tile for each of workgroup, but got [1, 1], [8]", ""),
-    ("{list: cude}", "unknown list 'cude'", "did you mean 'cuda'? There is: cuda, llvm-cpu, original, rocm, vulkan-spirv"),
+    ("{list: cude}", "unknown list 'cude'", "did you mean 'cuda'? There is: cuda, cuda-sm_90, llvm-cpu, original, rocm, triton, vulkan-spirv"),
     ("{default: true, split_k: 0}", "split_k must be a whole number of at least 1, but got 0", ""),
     ("{default: true, split_k: true}", "split_k must be a whole number of at least 1, but got True", ""),
     ("{distribution: [64, 128]}", "needs 'vector' beside 'distribution'", ""),
@@ -279,7 +279,7 @@ def test_an_unknown_type_is_refused_with_its_place_and_key(tmp_path):
 @pytest.mark.parametrize("row", ["{vector: [8, 32, 4]}", "{split_k: 4}", "{peel: true, cache: [8, 8, 8]}"])
 def test_an_entry_whose_first_key_was_forgotten_is_told_so(row, tmp_path):
     """`vector` is no unknown key: what lacks is `distribution` beside it."""
-    assert "needs one of distribution, instruction, thread, list, flow, default" in str(
+    assert "needs one of distribution, instruction, thread, triton, extern, list, flow, default" in str(
         refusal(entries(row), tmp_path)
     )
 

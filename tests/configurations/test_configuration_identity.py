@@ -15,9 +15,11 @@ from dispatch_profiler.configurations import (
     KINDS,
     CpuTiles,
     Default,
+    Extern,
     Flow,
     MmaTiles,
     SimtTiles,
+    TritonTiles,
     configuration_from_dict,
 )
 from dispatch_profiler.configurations.intrinsics import INSTRUCTIONS
@@ -68,8 +70,29 @@ def gpu_tiles(draw, tile=TILE):
 
 MMA = MmaTiles(workgroup=(64, 64), reduction=(32,))
 SIMT = SimtTiles(workgroup=(64, 64), reduction=(16,), thread=(4, 8))
+TRITON = TritonTiles(tile=(128, 256, 64))
+EXTERN = Extern(label="mine", object="k.ptx", entry="k", workgroups=("m", 4), workgroup_size=(256,))
+
+
+@st.composite
+def triton_tiles(draw):
+    """Any that can be written, whether they fit a device or not."""
+    return TritonTiles(
+        tile=draw(st.tuples(TILE, TILE, TILE)),
+        warps=draw(st.integers(1, 32)),
+        stages=draw(st.integers(1, 12)),
+        group=draw(st.integers(1, 64)),
+        persistent=draw(st.integers(0, 264)),
+        descriptors=draw(st.booleans()),
+        precision=draw(st.sampled_from(["ieee", "tf32x3", "tf32"])),
+        split_k=draw(st.integers(1, 64)),
+    )
+
+
 CONFIGURATIONS = (
-    gpu_tiles()
+    triton_tiles()
+    | st.just(EXTERN)
+    | gpu_tiles()
     | cpu_tiles()
     | st.builds(Default, st.integers(1, 64))
     | st.sampled_from([Flow(x) for x in FLOWS])
@@ -129,7 +152,9 @@ def test_gpu_names_tell_every_field():
            "order": "transpose", "split_k": 2, "subgroup_size": 64, "accumulator": "f16"}  # fmt: skip
     simt = {"thread": (8, 4), "promote": False, "pipeline": "BaseVectorize"}
     simt |= {name: mma[name] for name in ("workgroup", "reduction", "stages", "shared_padding", "order", "split_k", "subgroup_size")}  # fmt: skip
-    for base, changes in ((MMA, mma), (SIMT, simt)):
+    triton = {"tile": (128, 256, 32), "warps": 4, "stages": 4, "group": 1, "persistent": 132,
+              "descriptors": True, "precision": "tf32x3", "split_k": 4}  # fmt: skip
+    for base, changes in ((MMA, mma), (SIMT, simt), (TRITON, triton)):
         assert set(changes) == {field.name for field in dataclasses.fields(base)}
         names = {dataclasses.replace(base, **{name: value}).name for name, value in changes.items()}
         assert len(names | {base.name}) == len(changes) + 1
@@ -144,7 +169,7 @@ def test_a_name_is_part_of_an_mlir_symbol(configuration):
 
 def test_data_of_every_kind_tells_its_kind():
     """The key under which it is found again."""
-    examples = [Default(), CpuTiles((1,), (1, 1)), Flow("ukernels"), MMA, SIMT]
+    examples = [Default(), CpuTiles((1,), (1, 1)), Flow("ukernels"), MMA, SIMT, TRITON, EXTERN]
     assert list(KINDS) == [each.to_dict()["kind"] for each in examples]
 
 
@@ -161,7 +186,7 @@ def test_an_unknown_kind_is_refused_with_the_nearest():
         configuration_from_dict({"kind": "cpu_tile"})
     assert (
         caught.value.hint
-        == "did you mean 'cpu_tiles'? There is: default, cpu_tiles, flow, mma_tiles, simt_tiles"
+        == "did you mean 'cpu_tiles'? There is: default, cpu_tiles, flow, mma_tiles, simt_tiles, triton, extern"
     )
 
 

@@ -15,6 +15,7 @@ from dispatch_profiler.configurations import (
     draw_valid,
     gpu_spaces,
     refusal,
+    triton_spaces,
     with_narrow_sums,
 )
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul
@@ -117,3 +118,28 @@ def test_there_is_no_such_space_where_there_is_no_gpu(name):
     limits = parse_target(name).limits
     assert gpu_spaces(OPERATIONS[0], limits) == ()
     assert list(draw_valid((), OPERATIONS[0], limits, random.Random(0))) == []
+
+
+@pytest.mark.parametrize("name", ["cuda:sm_80", "cuda:sm_90"])
+@pytest.mark.parametrize("operation", OPERATIONS[:6], ids=lambda op: op.name)
+def test_triton_tiles_are_drawn_for_what_has_a_product(name, operation):
+    """Valid ones; descriptors only for products on what has the bulk copy engine."""
+    limits = parse_target(name).limits
+    points = list(
+        itertools.islice(
+            draw_valid(triton_spaces(operation, limits), operation, limits, random.Random(7), 20_000), 40
+        )
+    )
+    assert len(points) == 40
+    assert all(refusal(point, operation, limits) is None for point in points)
+    has = any(point.descriptors for point in points)
+    assert has == (name == "cuda:sm_90" and operation.reduction_axes == ("k",) and operation.n % 8 == 0)
+
+
+def test_there_is_no_triton_kernel_but_for_nvidia_gpus_and_none_for_depthwise():
+    """The space is empty, or every point of it is invalid."""
+    for name in ("llvm-cpu", "rocm:gfx942", "vulkan-spirv"):
+        assert triton_spaces(OPERATIONS[0], parse_target(name).limits) == ()
+    limits = parse_target("cuda:sm_90").limits
+    (space,) = triton_spaces(OPERATIONS[6], limits)
+    assert all(refusal(space.draw(random.Random(i)), OPERATIONS[6], limits) for i in range(50))

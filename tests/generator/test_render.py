@@ -17,10 +17,12 @@ from dispatch_profiler.configurations import (
     Configuration,
     CpuTiles,
     Default,
+    Extern,
     Flow,
     Limits,
     MmaTiles,
     SimtTiles,
+    TritonTiles,
 )
 from dispatch_profiler.generator import Dispatch, render_module
 from dispatch_profiler.generator import render as render_file
@@ -131,6 +133,22 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
             pipeline="VectorDistribute",
         ),
         SimtTiles(workgroup=(1, 4, 16, 32), reduction=(16,), thread=(1, 1, 4, 4)),
+    ),
+    "matmul_triton": (
+        Matmul(256, 128, 192, F16, "t", "n", Epilogue.parse("bias+relu")),
+        TritonTiles(tile=(64, 32, 32), warps=4, descriptors=True, persistent=5),
+        TritonTiles(tile=(64, 32, 32), warps=4, split_k=3),
+    ),
+    "conv2d_triton": (Conv2d(2, 18, 18, 32, 64, 3, 3, types=F16), TritonTiles(tile=(64, 32, 32))),
+    "batch_matmul_extern": (
+        BatchMatmul(3, 256, 128, 128, F16),
+        Extern(
+            label="mine",
+            object="k.ptx",
+            entry="k",
+            workgroups=("ceildiv(m, 96)", "batch"),
+            workgroup_size=(96, 2),
+        ),
     ),
     "epilogue_bias": with_epilogue("bias"),
     "epilogue_bias_relu_f16": with_epilogue("bias+relu", F16),

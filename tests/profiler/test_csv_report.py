@@ -14,7 +14,7 @@ import pandas
 import pytest
 
 from dispatch_profiler import operations
-from dispatch_profiler.configurations import FLOWS, CpuTiles, Default, Flow, MmaTiles, SimtTiles
+from dispatch_profiler.configurations import FLOWS, CpuTiles, Default, Flow, MmaTiles, SimtTiles, TritonTiles
 from dispatch_profiler.configurations import KINDS as CONFIGURATIONS
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator import Dispatch
@@ -85,16 +85,17 @@ def without_column() -> Iterator[str]:
         yield from set(Dispatch(example(kind), Default()).arguments()) - set(columns())
     mma = MmaTiles(workgroup=(64, 64), reduction=(32,))
     simt = SimtTiles(workgroup=(64, 64), reduction=(16,), thread=(4, 4))
-    for configuration in (Default(4), TILED.dispatch.configuration, *map(Flow, FLOWS), mma, simt):
+    triton = TritonTiles(tile=(64, 64, 32), persistent=132)
+    for configuration in (Default(4), TILED.dispatch.configuration, *map(Flow, FLOWS), mma, simt, triton):
         yield from set(configuration.fields()) - set(columns())
 
 
 def test_every_argument_of_every_kind_has_its_column():
     """An argument without a column could not be told apart in a spreadsheet."""
     assert list(without_column()) == []
-    assert set(CONFIGURATIONS) == {"default", "cpu_tiles", "flow", "mma_tiles", "simt_tiles"}, (
-        "add the new kind to without_column"
-    )
+    assert set(CONFIGURATIONS) == {
+        "default", "cpu_tiles", "flow", "mma_tiles", "simt_tiles", "triton", "extern",
+    }, "add the new kind to without_column"  # fmt: skip
 
 
 def test_an_argument_without_a_column_would_be_noticed(monkeypatch):

@@ -20,10 +20,10 @@ from dispatch_profiler.profiler.interleaved import (
     Interleaved,
     InterleavedOptions,
     Side,
-    _signed_rank_cdf,
     log_ratio,
     signed_rank_ratio,
 )
+from dispatch_profiler.profiler.statistics import _signed_rank_cdf
 
 CALLED = (Outcome.SLOWER, Outcome.FASTER)
 

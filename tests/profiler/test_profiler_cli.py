@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from dispatch_profiler.errors import TargetError
+from dispatch_profiler.generator import Tree
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.profiler import ProfileOptions, Session, job, runners
 from dispatch_profiler.profiler.record_file import StoredRecord, read_records
@@ -619,8 +620,8 @@ def test_a_line_names_only_what_is_not_as_ever(tmp_path):
     """And a build of one's own."""
     usual = ProfileOptions("null")
     line = "python profiler.py --generated-dir=. --dispatches=name --device=null --seed=2026"
-    assert command_line(Path(), "name", usual) == line
-    assert command_line(Path(), "name", replace(usual, build_dir=Path("b"))) == f"{line} --build-dir=b"
+    assert command_line(Tree(Path()), "name", usual) == line
+    assert command_line(Tree(Path()), "name", replace(usual, build_dir=Path("b"))) == f"{line} --build-dir=b"
 
 
 @in_process
@@ -701,13 +702,13 @@ def test_options_that_need_another_are_refused(null_tree, run, arguments, messag
 
 @in_process
 def test_a_figure_that_time_ran_out_for_is_known_less_well(null_tree, run, monkeypatch):
-    """One visit takes 4 % longer than the one before, each as precise as was asked for."""
+    """Each visit takes 4 % longer than the one before, each as precise as was asked for."""
     whole, visits = job.visit, []
 
     def visit(*arguments):
         found = whole(*arguments)
         visits.append(found)
-        factor = 1.0 + 0.04 * (len(visits) % 2)
+        factor = 1.0 + 0.04 * len(visits)
         return replace(found, samples_ms=tuple(factor * s for s in found.samples_ms), seconds=0.3)
 
     monkeypatch.setattr(job, "visit", visit)

@@ -156,7 +156,7 @@ def test_a_slow_dispatch_is_measured_one_by_one(null_tree):
     folder = null_tree(*ONLY_DEFAULTS, faults={"*": {"time_ms": 300.0}})
     first, _ = records_of(folder)
     assert first.measurement.executions == 1
-    assert first.measurement.samples_ms == pytest.approx((300.0,) * 16)  # eight in each of two visits
+    assert first.measurement.samples_ms == pytest.approx((300.0,) * 24)  # four in each of six visits
 
 
 def test_a_profile_vmfb_that_computes_something_else_is_a_failure(tree, monkeypatch):
@@ -212,7 +212,7 @@ def test_a_dispatch_is_visited_again_when_the_others_of_its_operation_have_been(
     order = spells(monkeypatch)
     records = records_of(tree(), measure=MeasureOptions(StopRule(count=6)))
     names = [record.dispatch.name for record in records]
-    assert order == 2 * names
+    assert order == 6 * names
     assert all(len(record.measurement.samples_ms) == 6 for record in records)
 
 
@@ -222,14 +222,14 @@ def test_a_slow_spell_of_the_machine_spoils_no_figure(null_tree, monkeypatch):
     folder = null_tree(*ONLY_DEFAULTS, faults={"*": {"time_ms": 1.0}})
     first, _ = records_of(folder)
     assert first.measurement.median_ms == pytest.approx(1.0)
-    assert first.measurement.samples_ms[:8] == pytest.approx((2.0,) * 8)
-    assert first.measurement.half_width <= 0.01 and first.measurement.ended_by == "interval"
+    assert first.measurement.samples_ms[:4] == pytest.approx((2.0,) * 4)
+    assert first.measurement.warnings == ()
 
 
 def test_visits_that_agree_among_themselves_only_are_told(null_tree, monkeypatch):
-    spells(monkeypatch, 1.0, 1.5, 1.5)
+    spells(monkeypatch, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5)
     folder = null_tree(*ONLY_DEFAULTS[1:], "--problem-m=16", faults={"*": {"time_ms": 1.0}})
-    (first,) = records_of(folder, measure=MeasureOptions(StopRule(count=16)))
+    (first,) = records_of(folder, measure=MeasureOptions(StopRule(count=18)))
     assert first.measurement.warnings == ("drifted by +50% while it was measured",)
     assert first.measurement.interval_ms == pytest.approx((1.0, 1.5))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dispatch_profiler.configurations import CpuTiles, Default
+from dispatch_profiler.configurations import CpuTiles, Default, TritonTiles
 from dispatch_profiler.generator import Dispatch
 from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler import Measurement, Provenance, Record, Verdict
@@ -71,3 +71,15 @@ def test_a_kernel_is_named_with_whose_it_is_where_its_name_does_not_say():
     assert kernel_name("tile_config_default", "IREE Codegen") == "tile_config_default"
     assert kernel_name("numpy_matmul", "numpy") == "numpy_matmul"
     assert kernel_name("tile_config_default", "torch") == "tile_config_default (torch)"
+
+
+def test_a_record_is_its_configurations_kernel_unless_told_otherwise():
+    """IREE's own, Triton's, or a user's; a library says so itself."""
+    here = Provenance("cuda", "cuda:sm_90", "3.13.0", 0)
+    triton = Dispatch(Matmul(256, 128, 64), TritonTiles(tile=(64, 64, 32)))
+    plain = Dispatch(Matmul(256, 128, 64), Default())
+
+    assert Record(plain, here, Verdict.SUCCESS).provider == "IREE Codegen"
+    assert Record(triton, here, Verdict.SUCCESS).provider == "Triton"
+    assert Record(triton, here, Verdict.SUCCESS, provider="torch").provider == "torch"
+    assert kernel_name(triton.configuration.name, "Triton") == triton.configuration.name

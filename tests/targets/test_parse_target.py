@@ -121,7 +121,12 @@ def test_a_detail_that_names_no_target_is_refused_with_the_next_step(text):
 def test_a_newer_nvidia_gpu_gets_the_newest_code_that_it_runs_and_a_note(asked):
     """PTX runs on what comes later; that of sm_120 does not run on Hopper."""
     target = parse_target(f"cuda:{asked}")
-    assert (target, target.name) == (CudaTarget("sm_89"), "cuda:sm_89")
+    device = "sm_100" if asked in ("sm_100", "b200") else "sm_90"
+    assert (target, target.name) == (CudaTarget("sm_89", device), f"cuda:{device}")
+    assert parse_target(target.name) == target
+    assert target.compile_flags == CudaTarget("sm_89").compile_flags
+    assert target.fingerprint != CudaTarget("sm_89").fingerprint
+    assert (target.limits.gpu.arch, target.limits.gpu.device_arch) == ("sm_89", device)
     assert target.note.startswith(f"IREE 3.13 makes no CUDA code for {asked}: compiling for cuda:sm_89")
     assert "101376 B" in target.note
 

@@ -1,0 +1,113 @@
+"""Kernels from outside IREE in a module: their objects put in, and seen to be there in the end.
+
+The generated source says how each is launched. What only its compiler knows, the object itself and
+the shared memory that it takes, is set on `hal.dispatch.extern` before the front end runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from iree.compiler import ir
+
+from dispatch_profiler.compiler._base import BuildError, Kernel, Outcome
+from dispatch_profiler.compiler.module import Module, operations_in
+from dispatch_profiler.configurations import GpuLimits, KernelObject, KernelSource
+from dispatch_profiler.errors import MissingDependency, reason_of
+from dispatch_profiler.generator import Dispatch, State
+
+_EXTERN = "hal.dispatch.extern"
+
+
+def make_kernels(
+    dispatches: Sequence[Dispatch], gpu: GpuLimits | None
+) -> tuple[dict[str, Kernel], dict[str, Outcome]]:
+    """(dispatch -> its kernel, dispatch -> why it has none), of those that take one from outside."""
+    kernels: dict[str, Kernel] = {}
+    failed: dict[str, Outcome] = {}
+    for dispatch in dispatches:
+        asked = dispatch.configuration.kernel(dispatch.operation)
+        if asked is None or gpu is None:
+            continue
+        try:
+            kernels[dispatch.name] = _checked(_made(asked, gpu), dispatch, gpu)
+        except BuildError as error:
+            failed[dispatch.name] = Outcome(State.NOT_COMPILED, error.message)
+        except MissingDependency as error:
+            reason = f"{error.message}: {error.hint}"
+            failed[dispatch.name] = Outcome(State.NOT_COMPILED, reason, is_transient=True)
+    return kernels, failed
+
+
+def _made(asked: KernelSource | KernelObject, gpu: GpuLimits) -> Kernel:
+    if isinstance(asked, KernelSource):
+        # It takes a second to import, and is optional.
+        from dispatch_profiler.compiler.triton import compile_kernel
+
+        return compile_kernel(asked, gpu.device_capability)
+    try:
+        data = Path(asked.path).read_bytes()
+    except OSError as error:
+        raise BuildError(f"cannot read {asked.path}: {reason_of(error)}") from error
+    return Kernel(data, asked.shared_bytes, f"{Path(asked.path).name} for {asked.target_arch}")
+
+
+def _checked(kernel: Kernel, dispatch: Dispatch, gpu: GpuLimits) -> Kernel:
+    """BuildError unless the device has what the kernel takes, and the kernel what is launched."""
+    launch = dispatch.configuration.launch(dispatch.operation)
+    assert launch is not None
+    if kernel.shared_bytes > gpu.device_shared_bytes:
+        raise BuildError(
+            f"the kernel takes {kernel.shared_bytes} B of shared memory, but {gpu.device_arch} has "
+            f"{gpu.device_shared_bytes}: use fewer stages or a smaller tile"
+        )
+    if kernel.scratch_bytes > max(launch.scratch, default=0):
+        raise BuildError(
+            f"the kernel takes {kernel.scratch_bytes} B of scratch memory, but its launch gives "
+            f"{max(launch.scratch, default=0)}: this release of Triton makes its descriptors in another way"
+        )
+    if _is_ptx(kernel.data) and not re.search(
+        rb"\.entry\s+" + re.escape(launch.entry.encode()) + rb"\b", kernel.data
+    ):
+        names = ", ".join(found.decode() for found in re.findall(rb"\.entry\s+([\w$]+)", kernel.data))
+        raise BuildError(f"the object has no kernel {launch.entry}; there is: {names or 'none'}")
+    return kernel
+
+
+def _is_ptx(data: bytes) -> bool:
+    return b"\0" not in data.rstrip(b"\0")
+
+
+def put_in(source: Module, kernels: Mapping[str, Kernel]) -> None:
+    """Set object and shared memory on the launches of a module that the front end has not seen."""
+    functions = source.symbols("func.func")
+    for name, kernel in kernels.items():
+        for op in operations_in(functions[name]):
+            if op.name == _EXTERN:
+                with op.context:
+                    op.attributes["target_objects"] = ir.Attribute.parse(f"[[{_object(name, kernel)}]]")
+                    op.attributes["workgroup_local_memory"] = ir.Attribute.parse(
+                        f"{kernel.shared_bytes} : index"
+                    )
+
+
+def _object(name: str, kernel: Kernel) -> str:
+    suffix = "ptx" if _is_ptx(kernel.data) else "cubin"
+    data = f'dense<"0x{kernel.data.hex()}"> : vector<{len(kernel.data)}xi8>'
+    return f'#hal.executable.object<{{path = "{name}.{suffix}", data = {data}}}>'
+
+
+def settle_kernels(module: Module, kernels: Mapping[str, Kernel]) -> dict[str, Outcome]:
+    """Outcomes of the dispatches of `kernels`: does each really launch its own?"""
+    return {name: _settled(module, name, kernel) for name, kernel in kernels.items()}
+
+
+def _settled(module: Module, name: str, kernel: Kernel) -> Outcome:
+    for executable in module.executables_of(name).values():
+        text = str(executable)
+        shared = f"workgroup_local_memory = {kernel.shared_bytes}"
+        if f'path = "{name}.' in text and (shared in text or not kernel.shared_bytes):
+            return Outcome(State.COMPILED, applied=kernel.origin)
+    return Outcome(State.NOT_APPLIED, "the compiler's IR has no launch of the kernel from outside")

@@ -1,0 +1,305 @@
+"""Triton kernels in IREE dispatches: tiles, launch, and the constants that one of our sources takes.
+
+Nothing here needs Triton: the compiler room turns a `KernelSource` into PTX, ahead of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from dispatch_profiler.configurations._base import (
+    Configuration,
+    GpuLimits,
+    Limits,
+    backend_invalid_reason,
+    by,
+    check_choice,
+    check_split,
+    check_tiles,
+    split_invalid_reason,
+    split_suffix,
+)
+from dispatch_profiler.configurations.outside import KernelSource, Launch
+from dispatch_profiler.errors import ConfigurationError
+from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul, Operation
+
+#: Our names of element types -> those of Triton's pointers.
+TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f8E4M3FN": "fp8e4nv", "i8": "i8", "i32": "i32"}
+#: How f32 inputs are multiplied: as they are, by tensor cores in three parts of 11 bits, or rounded to 11.
+PRECISIONS = ("ieee", "tf32x3", "tf32")
+#: Bytes of a descriptor of the bulk copy engine, and how its rows must be aligned (CUDA Driver API,
+#: cuTensorMapEncodeTiled).
+_DESCRIPTOR, _ALIGNMENT = 128, 16
+#: Triton refuses a block of more elements.
+_BLOCK = 2**20
+_WARP = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonTiles(Configuration):
+    """tile         elements along m, n and k that a workgroup does at a time; powers of two
+    warps        warps of a workgroup
+    stages       depth of software pipelining
+    group        rows of tiles that are done together, so that L2 serves their columns
+    persistent   so many workgroups take one tile after another; 0 starts one for each tile
+    descriptors  operands are fetched by the bulk copy engine (TMA)
+    precision    how f32 is multiplied; of no effect on other types, and "ieee" with them
+    split_k      slices of the reduction, for matmul
+
+    For a convolution m counts pixels of all images, n filters of a group, and k taps times channels.
+    """
+
+    kind: ClassVar[str] = "triton"
+    provider: ClassVar[str] = "Triton"
+    field_names: ClassVar[tuple[str, ...]] = ("workgroup_tile", "k_tile", "stages", "core", "options")
+
+    tile: tuple[int, int, int]
+    warps: int = 8
+    stages: int = 3
+    group: int = 8
+    persistent: int = 0
+    descriptors: bool = False
+    precision: str = "ieee"
+    split_k: int = 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tile", check_tiles("tile", self.tile))
+        if len(self.tile) != 3:
+            raise ConfigurationError(f"tile must be m, n and k, but got {list(self.tile)}")
+        for name, least in (("warps", 1), ("stages", 1), ("group", 1), ("persistent", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ConfigurationError(
+                    f"{name} must be a whole number of at least {least}, but got {value!r}"
+                )
+        if not isinstance(self.descriptors, bool):
+            raise ConfigurationError(f"descriptors must be true or false, but got {self.descriptors!r}")
+        check_choice("precision", self.precision, PRECISIONS)
+        check_split(self.split_k)
+
+    @property
+    def name(self) -> str:
+        """`triton_128x256x64_8w_3s_g8[_tma][_persistent132][_tf32x3][_splitk4]`"""
+        parts = [f"triton_{by(self.tile)}", f"{self.warps}w", f"{self.stages}s", *self._options()]
+        return "_".join(parts) + split_suffix(self.split_k)
+
+    def _options(self) -> list[str]:
+        return [
+            f"g{self.group}",
+            *(["tma"] if self.descriptors else []),
+            *([f"persistent{self.persistent}"] if self.persistent else []),
+            *([self.precision] if self.precision != "ieee" else []),
+        ]
+
+    def fields(self) -> dict[str, str]:
+        m, n, k = self.tile
+        values = (
+            by((m, n)),
+            str(k),
+            str(self.stages),
+            "triton",
+            " ".join([f"{self.warps}w", *self._options()]),
+        )
+        return dict(zip(self.field_names, values, strict=True))
+
+    @property
+    def module(self) -> str:
+        # A kernel that the driver refuses takes its whole module along: IREE's own has one of its own.
+        return "triton"
+
+    # -- what is launched ---------------------------------------------------------------------------
+
+    def launch(self, operation: Operation) -> Launch:
+        tiles = self._tile_count(operation)
+        programs = self.persistent or tiles
+        split = self.split_k > 1
+        result = operation.result
+        # Two pointers that Triton hands to every kernel: scratch memory of all programs, and a profiler's.
+        descriptors = programs * 2 * _DESCRIPTOR if self.descriptors else _ALIGNMENT
+        return Launch(
+            entry=self._source_name(operation),
+            workgroups=(programs, 1, 1),
+            workgroup_size=(_WARP * self.warps, 1, 1),
+            shape=(self.split_k, *result.shape) if split else result.shape,
+            type=operation.types.accumulator if split else result.type,
+            scratch=(descriptors, _ALIGNMENT),
+        )
+
+    def _source_name(self, operation: Operation) -> str:
+        if isinstance(operation, Conv2d):
+            return "convolution"
+        return "product_by_descriptors" if self.descriptors else "product"
+
+    def kernel(self, operation: Operation) -> KernelSource:
+        """The source with the constants that make it this dispatch's."""
+        written = self.launch(operation).type
+        bias = operation.epilogue.bias and self.split_k == 1
+        types = operation.types
+        pointers = [("lhs", types.lhs), ("rhs", types.lhs), *([("bias", types.result)] if bias else [])]
+        pointers.append(("result", written.name))
+        m, n, k = self.tile
+        constants: dict[str, Any] = {
+            **({} if bias else {"bias": None}),
+            **(_conv_constants(operation) if isinstance(operation, Conv2d) else self._strides(operation)),
+            "ACCUMULATOR": TYPES[types.accumulator.name],
+            "HAS_BIAS": bias,
+            "ACTIVATION": "none" if self.split_k > 1 else operation.epilogue.activation,
+            "PRECISION": self.precision,
+            "TILE_M": m,
+            "TILE_N": n,
+            "TILE_K": k,
+            "GROUP": self.group,
+            "PERSISTENT": self.persistent,
+        }
+        return KernelSource(
+            self._source_name(operation),
+            tuple((name, TYPES[type_]) for name, type_ in pointers),
+            tuple(constants.items()),
+            self.warps,
+            self.stages,
+        )
+
+    def _product(self, operation: Operation) -> tuple[int, int, int, int]:
+        """Batch (or slices, or groups), m, n and k of the product that the kernel does."""
+        if isinstance(operation, Conv2d):
+            oh, ow = operation.output_size
+            per_group = operation.k // operation.groups
+            return operation.groups, operation.n * oh * ow, per_group, operation.accumulations
+        assert isinstance(operation, (Matmul, BatchMatmul))
+        batch = operation.batch if isinstance(operation, BatchMatmul) else self.split_k
+        return batch, operation.m, operation.n, operation.k // self.split_k
+
+    def _tile_count(self, operation: Operation) -> int:
+        batch, m, n, _ = self._product(operation)
+        return batch * -(-m // self.tile[0]) * -(-n // self.tile[1])
+
+    def _strides(self, operation: Operation) -> dict[str, int]:
+        """Shape and distances between elements; a slice of k lies within the rows, an image of a batch apart."""
+        batch, m, n, k = self._product(operation)
+        lhs, rhs, _ = operation.layouts
+        whole = k * self.split_k
+        lhs_m, lhs_k = (whole, 1) if lhs == "t" else (1, m)
+        rhs_k, rhs_n = (n, 1) if rhs == "t" else (1, whole)
+        sliced = self.split_k > 1
+        return {
+            "BATCH": batch, "M": m, "N": n, "K": k,
+            "LHS_BATCH": k * lhs_k if sliced else m * k, "LHS_M": lhs_m, "LHS_K": lhs_k,
+            "RHS_BATCH": k * rhs_k if sliced else n * k, "RHS_K": rhs_k, "RHS_N": rhs_n,
+        }  # fmt: skip
+
+    # -- validity -------------------------------------------------------------------------------------
+
+    def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
+        foreign = backend_invalid_reason("Triton kernels are", "cuda", limits)
+        if foreign or limits.gpu is None:
+            return foreign
+        return next(self._misfits(operation, limits.gpu), None)
+
+    def _misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
+        """Every rule that is broken, the most telling first."""
+        split = split_invalid_reason(operation, self.split_k)
+        if split:
+            yield split
+        yield from self._type_misfits(operation, gpu)
+        yield from self._tile_misfits(operation, gpu)
+        if isinstance(operation, Conv2d) and operation.form == "depthwise":
+            yield "a depthwise convolution has no product for Triton's tiles"
+        tiles = self._tile_count(operation)
+        if self.persistent >= tiles:
+            yield (
+                f"{self.persistent} workgroups stay, but there are {tiles} tiles: it would be the same kernel by "
+                "another name"
+            )
+        largest = max(tensor.elements for tensor in (*operation.inputs, operation.result)) * self.split_k
+        if largest >= 2**31:
+            yield f"the kernels index with 32 bits, but a tensor has {largest} elements"
+        if self.descriptors:
+            yield from self._descriptor_misfits(operation, gpu)
+
+    def _type_misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
+        if gpu.device_capability < 80:
+            yield f"the kernels are for sm_80 and newer, but the target is {gpu.device_arch}"
+        types = operation.types
+        if types.lhs not in TYPES or types.result not in TYPES:
+            yield f"the kernels take {', '.join(t for t in TYPES if t != 'i32')}, not {types.lhs}"
+        if types.result == "f8E4M3FN":
+            yield "Triton stores f8 results saturated, where the operation overflows"
+        if types.lhs == "f8E4M3FN" and gpu.device_capability < 89:
+            yield f"f8E4M3FN needs sm_89 or newer, but the target is {gpu.device_arch}"
+        if self.precision != "ieee" and types.lhs != "f32":
+            yield f"{self.precision} is a way to multiply f32, not {types.lhs}"
+
+    def _tile_misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
+        for what, value in (
+            *zip(("tile m", "tile n", "tile k"), self.tile, strict=True),
+            ("warps", self.warps),
+        ):
+            if value & (value - 1):
+                yield f"{what} must be a power of two for Triton, but is {value}"
+        m, n, k = self.tile
+        least = 32 if operation.types.input.bits == 8 else 16
+        if min(m, n) < 16 or k < least:
+            yield f"tiles must be at least 16x16x{least} for {operation.types.lhs}, but got {by(self.tile)}"
+        if max(m * n, m * k, n * k) > _BLOCK:
+            yield f"a block may have {_BLOCK} elements, but {by(self.tile)} has more"
+        threads = self.warps * _WARP
+        if threads > gpu.threads:
+            yield f"{self.warps} warps are {threads} threads, but {gpu.device_arch} takes {gpu.threads}"
+        held = m * n // threads
+        if gpu.registers and held > gpu.registers:
+            yield (
+                f"the sums of a {m}x{n} tile take {held} registers a thread, but {gpu.device_arch} has "
+                f"{gpu.registers}: use a smaller tile or more warps"
+            )
+        needed = self.shared_bytes(operation)
+        if needed > gpu.device_shared_bytes:
+            yield (
+                f"{self.stages} stages of {by(self.tile)} take {needed} B of shared memory, but "
+                f"{gpu.device_arch} has {gpu.device_shared_bytes}: use fewer stages or a smaller tile"
+            )
+
+    def shared_bytes(self, operation: Operation) -> int:
+        """What the pipeline's buffers surely take; the compiled kernel may take more.
+
+        Triton keeps in shared memory what it copies there asynchronously, at least 4 bytes at a time: not
+        windows of an image, and not 8-bit operands that it must transpose. The last stage may need no
+        buffer (on sm_80).
+        """
+        m, n, k = self.tile
+        if isinstance(operation, Conv2d) or operation.types.input.bits == 8:
+            return 0
+        size, strides = operation.types.input.bytes, self._strides(operation)
+        if any(strides[name] > 1 and strides[name] * size % 4 for name in strides if "_" in name):
+            return 0
+        steps = -(-strides["K"] // k)
+        return (min(self.stages, steps) - 1) * (m + n) * k * size
+
+    def _descriptor_misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
+        if gpu.device_capability < 90:
+            yield f"descriptors need the bulk copy engine of sm_90, but the target is {gpu.device_arch}"
+        if isinstance(operation, Conv2d):
+            yield "descriptors are for matmul and batch_matmul: windows of an image are gathered"
+            return
+        if max(self.tile) > 256:
+            yield f"the bulk copy engine fetches 256 elements along an axis at most, but got {by(self.tile)}"
+        strides, size = self._strides(operation), operation.types.input.bytes
+        for name in ("LHS_BATCH", "LHS_M", "LHS_K", "RHS_BATCH", "RHS_K", "RHS_N"):
+            if strides[name] > 1 and strides[name] * size % _ALIGNMENT:
+                yield (
+                    f"the bulk copy engine takes rows that lie multiples of {_ALIGNMENT} B apart, but here "
+                    f"{strides[name] * size} B"
+                )
+
+
+def _conv_constants(operation: Conv2d) -> dict[str, int | bool]:
+    (oh, ow), groups = operation.output_size, operation.groups
+    return {
+        "H": operation.h, "W": operation.w, "OH": oh, "OW": ow, "R": operation.r, "S": operation.s,
+        "STRIDE_H": operation.stride[0], "STRIDE_W": operation.stride[1],
+        "PAD_H": operation.padding[0], "PAD_W": operation.padding[1],
+        "DILATION_H": operation.dilation[0], "DILATION_W": operation.dilation[1],
+        "IMAGES": operation.n, "CHANNELS": operation.c // groups, "FILTERS": operation.k // groups,
+        "GROUPS": groups, "NHWC": operation.layout == "nhwc",
+    }  # fmt: skip

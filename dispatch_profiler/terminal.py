@@ -1,0 +1,82 @@
+"""What is drawn on a terminal, by rich: a bar that counts, and aligned columns.
+
+Imported only where something is drawn: a machine that profiles a bundle need not have rich.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+Item = TypeVar("Item")
+#: Columns of a line that is to stay whole.
+_UNFOLDED = 1000
+
+
+class _Note(TextColumn):
+    """What a narrow terminal cuts short, so that the count stays whole."""
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
+
+
+def bar(
+    items: Iterable[Item],
+    total: int,
+    label: str,
+    *,
+    prints: bool,
+    size: Callable[[Item], int],
+    note: Callable[[], str],
+) -> Iterator[Item]:
+    """`items`, with a bar on standard error while they last; arguments as `command.track` has them."""
+    columns = (
+        TextColumn(label),
+        BarColumn(bar_width=None, table_column=Column(ratio=1)),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        _Note("{task.fields[note]}", table_column=Column()),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+    )
+    gives_way = prints and sys.stdout.isatty()
+    with Progress(
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        expand=True,
+        refresh_per_second=2,  # it takes time from what is measured
+        redirect_stdout=False,  # which is for data: rich would send it to standard error
+    ) as shown:
+        task = shown.add_task(label, total=total, note=note())
+        for item in items:
+            if gives_way:
+                shown.stop()
+            yield item
+            shown.update(task, advance=size(item), note=note())
+            if gives_way:
+                shown.start()
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> str:
+    """Rows as aligned columns; on a terminal the last one is folded to its width."""
+    console = Console(stderr=True)
+    # A reason may hold [brackets], which are no markup.
+    texts = [[Text(), *map(Text, row)] for row in rows]
+    columns = max(map(len, texts), default=1)
+    table = Table.grid(
+        *(Column(no_wrap=True) for _ in range(columns - 1)), Column(overflow="fold"), padding=(0, 2)
+    )
+    for row in texts:
+        table.add_row(*row)
+    if not console.is_terminal:
+        console.width = _UNFOLDED  # a file has no width: nobody wants its lines broken
+    with console.capture() as capture:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())

@@ -1,0 +1,56 @@
+"""Runs Triton kernels in Triton's interpreter: `python interpret_triton.py CASES RESULTS`, both pickles.
+
+A process of its own, because TRITON_INTERPRET counts when Triton is imported. CASES is a list of
+(dispatch, inputs); RESULTS gets what the kernel wrote for each, as an array of the type it was given.
+"""
+
+import os
+import pickle
+import sys
+from pathlib import Path
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import ml_dtypes
+import numpy as np
+import torch
+import triton.language as tl
+
+from dispatch_profiler.compiler.triton import _LANGUAGE, _sources
+
+_VIEWS = {
+    np.dtype(ml_dtypes.bfloat16): (np.int16, torch.bfloat16),
+    np.dtype(ml_dtypes.float8_e4m3fn): (np.int8, torch.float8_e4m3fn),
+}
+
+
+def tensor_of(array):
+    view, type_ = _VIEWS.get(array.dtype, (None, None))
+    return torch.from_numpy(array.copy()) if view is None else torch.from_numpy(array.view(view)).view(type_)
+
+
+def array_of(tensor, dtype):
+    view, _ = _VIEWS.get(dtype, (None, None))
+    return tensor.numpy() if view is None else tensor.view(getattr(torch, view.__name__)).numpy().view(dtype)
+
+
+def interpret(dispatch, inputs):
+    """What the kernel of `dispatch` writes; NaN or -1 where it writes nothing."""
+    source = dispatch.configuration.kernel(dispatch.operation)
+    launch = dispatch.configuration.launch(dispatch.operation)
+    function = getattr(_sources(), source.kernel)
+    constants = dict(source.constants)
+    constants["ACCUMULATOR"] = getattr(tl, _LANGUAGE[constants["ACCUMULATOR"]])
+    roles = [tensor.role for tensor in dispatch.operation.inputs]
+    pointers = [name for name, _ in source.types if name != "result"]
+    taken = {name: tensor_of(inputs[roles.index(name)]) for name in pointers}
+    unwritten = -1 if launch.type.is_integer else np.nan
+    result = tensor_of(np.full(launch.shape, unwritten, launch.type.dtype))
+    function[launch.workgroups](**taken, result=result, **constants)
+    return array_of(result, launch.type.dtype)
+
+
+if __name__ == "__main__":
+    cases = pickle.loads(Path(sys.argv[1]).read_bytes())
+    results = [interpret(*case) for case in cases]
+    Path(sys.argv[2]).write_bytes(pickle.dumps(results))

@@ -1,0 +1,316 @@
+"""Kernels from outside IREE, compiled without a GPU: what is in the vmfb, and the verdicts with reasons."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from gpu_helpers import BF16, F8, F16, I8, build, gpu_job, states
+
+from dispatch_profiler.compiler import ModuleJob, outside, triton
+from dispatch_profiler.compiler._base import BuildError
+from dispatch_profiler.compiler.in_process import InProcess
+from dispatch_profiler.compiler.iree import IreeCompiler
+from dispatch_profiler.compiler.module import operations_in
+from dispatch_profiler.compiler.outside import put_in
+from dispatch_profiler.compiler.tree import CompileOptions, plan_tasks
+from dispatch_profiler.configurations import Default, Entry, Extern, TritonTiles, load_configurations
+from dispatch_profiler.errors import MissingDependency
+from dispatch_profiler.generator import Choices, Selection, Tree, emit, load_manifest, plan_generation
+from dispatch_profiler.operations import BatchMatmul, Conv2d, Epilogue, Matmul
+from dispatch_profiler.targets import parse_target
+from dispatch_profiler.workloads import Entry as Work
+from dispatch_profiler.workloads import Workload
+
+TILES = TritonTiles(tile=(64, 64, 32), warps=4)
+TMA = replace(TILES, descriptors=True)
+PRODUCT = Matmul(256, 128, 192, F16)
+CONV = Conv2d(2, 10, 10, 32, 64, 3, 3, types=F16)
+#: A kernel with nothing in it.
+PTX = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry mine(.param .u64 a, .param .u64 b, .param .u64 c) { ret; }
+"""
+
+needs_triton = pytest.mark.skipif(not triton.triton_version(), reason="Triton is not installed")
+
+
+def own(path, **changes):
+    values = {"workgroups": ("ceildiv(m, 128)", "n // 64"), "workgroup_size": (256,), "entry": "mine"}
+    return Extern(label="mine", object=str(path), **{**values, **changes})
+
+
+@pytest.fixture
+def ptx(tmp_path):
+    path = tmp_path / "mine.ptx"
+    path.write_text(PTX)
+    return path
+
+
+# -- Triton ----------------------------------------------------------------------------------------
+
+COMPILED = {
+    "matmul": (PRODUCT, [TILES, replace(TILES, persistent=3), replace(TILES, split_k=3)]),
+    "matmul_tma": (PRODUCT, [TMA, replace(TMA, persistent=3), replace(TMA, split_k=3)]),
+    "epilogue": (replace(PRODUCT, epilogue=Epilogue.parse("bias+gelu")), [TILES, replace(TILES, split_k=2)]),
+    "nn_bf16": (Matmul(100, 60, 50, BF16, "n", "n"), [TILES]),
+    "f32": (Matmul(256, 128, 192), [TILES, replace(TILES, precision="tf32x3")]),
+    "f8": (Matmul(256, 128, 192, F8), [TILES]),
+    "i8": (Matmul(256, 128, 192, I8), [TILES]),
+    "batch": (BatchMatmul(3, 128, 64, 96, F16, "t", "n"), [TILES, TMA]),
+    "conv": (CONV, [TILES]),
+    "conv_nchw_groups": (replace(CONV, layout="nchw", groups=2, padding=(1, 1)), [TILES]),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_triton_kernel_is_in_both_vmfbs_as_ptx_of_its_architecture(name, target):
+    """What the target cannot have is left out before anything is compiled."""
+    operation, configurations = COMPILED[name]
+    limits = parse_target(target).limits
+    fitting = [c for c in configurations if c.invalid_reason(operation, limits) is None]
+    if not fitting:
+        assert (name, target) in (("matmul_tma", "cuda:sm_80"), ("f8", "cuda:sm_80"))
+        return
+
+    built = build(target, operation, *fitting)
+
+    assert states(built) == ["compiled"] * len(fitting)
+    arch = rb"\.target sm_90a" if target == "cuda:sm_90" else rb"\.target sm_80"
+    for vmfb in (built.verify, built.profile):
+        entries = re.findall(rb"\.visible \.entry (?:product|product_by_descriptors|convolution)\(", vmfb)
+        assert len(entries) == len(fitting)
+        assert len(re.findall(arch, vmfb)) >= len(fitting)
+
+
+@needs_triton
+def test_hopper_gets_its_own_matrix_instructions_and_copies():
+    """`wgmma` is what Triton makes of a product there; descriptors are fetched by the bulk copy engine."""
+    built = build("cuda:sm_90", PRODUCT, TILES, TMA)
+    assert built.verify.count(b"wgmma.mma_async") >= 2
+    assert b"cp.async.bulk.tensor" in built.verify
+    assert b"mma.sync" not in built.verify
+
+
+@needs_triton
+def test_f32_is_not_rounded_to_tf32_unless_the_configuration_says_so():
+    """`ieee` has no tensor-core instruction at all."""
+    f32 = Matmul(256, 128, 192)
+    assert b"tf32" not in build("cuda:sm_90", f32, TILES).verify
+    assert b"tf32" in build("cuda:sm_90", f32, replace(TILES, precision="tf32x3")).verify
+
+
+@needs_triton
+@pytest.mark.parametrize("configuration", [TILES, TMA, replace(TILES, split_k=3)], ids=lambda c: c.name)
+def test_the_profile_module_does_the_dispatch_again_and_again(configuration):
+    """Seen in the command buffers: the compiler folds no repetition of a kernel that it cannot look into."""
+    job = gpu_job("cuda:sm_90", PRODUCT, [configuration])
+    kernels, _ = outside.make_kernels(job.dispatches, job.gpu)
+    phases = InProcess()
+    source = phases.parse(job.source, job.flags)
+    put_in(source, kernels)
+    module = phases.advance(source, job.flags, stop="hal")
+    commands = module.dispatch_commands()
+
+    # `finish` fails if the profile module has not `repeat` times as many.
+    assert commands == (2 if configuration.split_k > 1 else 1)
+    verify, profile = IreeCompiler().build(replace(job, repeat=7)).verify, IreeCompiler().build(job).profile
+    assert verify != profile
+
+
+@needs_triton
+def test_the_ptx_names_no_file_of_this_machine():
+    """Line tables would, and what is built here would differ from what is built elsewhere."""
+    vmfb = build("cuda:sm_90", PRODUCT, TILES).verify
+    assert b"triton_kernels.py" not in vmfb
+    assert vmfb == build("cuda:sm_90", PRODUCT, TILES).verify
+
+
+@needs_triton
+def test_what_was_compiled_is_told_in_the_compilers_words():
+    (outcome,) = build("cuda:sm_90", PRODUCT, TILES).outcomes.values()
+    assert re.fullmatch(
+        r"Triton [\d.]+, product for sm_90: \d+ B of shared memory, PTX 8\.6, \d+ tensor-core instructions",
+        outcome.applied,
+    )
+
+
+@needs_triton
+def test_no_pipeline_takes_less_shared_memory_than_the_rule_says():
+    """The rule refuses before compiling, so it may not refuse what would fit."""
+    cases = [
+        (op, replace(TILES, tile=tile, stages=stages, descriptors=tma))
+        for op in (PRODUCT, Matmul(256, 128, 192), Matmul(256, 128, 192, F16, "n", "n"), Matmul(101, 67, 77, F16), CONV)
+        for tile in ((64, 64, 32), (32, 64, 64))
+        for stages in (2, 4)
+        for tma in (False, True)
+    ]  # fmt: skip
+    for target in ("cuda:sm_80", "cuda:sm_90"):
+        gpu = parse_target(target).limits
+        for operation, tiles in cases:
+            if tiles.invalid_reason(operation, gpu) is None:
+                made = triton.compile_kernel(tiles.kernel(operation), gpu.gpu.device_capability)
+                assert tiles.shared_bytes(operation) <= made.shared_bytes, (
+                    target,
+                    operation.name,
+                    tiles.name,
+                )
+
+
+@needs_triton
+def test_a_kernel_that_takes_too_much_shared_memory_is_told_and_costs_no_other():
+    """What the rule cannot know the compiled kernel says."""
+    job = gpu_job("cuda:sm_90", PRODUCT, [TILES, replace(TILES, stages=1)])
+    built = IreeCompiler().build(replace(job, gpu=replace(job.gpu, device_shared_bytes=20000)))
+
+    outcomes = {name.removeprefix(PRODUCT.name): o.reason for name, o in built.outcomes.items()}
+    assert outcomes == {
+        "_triton_64x64x32_4w_1s_g8": "",
+        "_triton_64x64x32_4w_3s_g8": "the kernel takes 24576 B of shared memory, but sm_90 has 20000: use fewer "
+        "stages or a smaller tile",
+    }
+
+
+def test_without_triton_each_is_not_compiled_with_the_line_that_installs_it(monkeypatch):
+    """And may be tried again: nothing is wrong with the dispatch."""
+
+    def missing():
+        raise MissingDependency(
+            "Triton kernels need triton", hint="python -m pip install 'dispatch_profiler[triton]'"
+        )
+
+    monkeypatch.setattr(triton, "_sources", missing)
+    built = build("cuda:sm_90", PRODUCT, TILES, replace(TILES, stages=4))
+
+    reason = "not compiled Triton kernels need triton: python -m pip install 'dispatch_profiler[triton]'"
+    assert states(built) == [reason] * 2
+    assert all(outcome.is_transient for outcome in built.outcomes.values())
+    assert built.verify == b""
+
+
+def test_a_missing_triton_is_found_by_looking_not_by_importing(monkeypatch):
+    triton._sources.cache_clear()
+    monkeypatch.setattr(triton.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependency, match="need triton"):
+        triton._sources()
+
+
+@needs_triton
+def test_what_triton_refuses_is_a_reason_without_its_output(capfd):
+    """`tl.dot` takes no k of 8; Triton would print pages."""
+    source = replace(TILES, tile=(16, 16, 8)).kernel(PRODUCT)
+    with pytest.raises(BuildError, match=r"^Triton: \w+: ") as caught:
+        triton.compile_kernel(source, 90)
+    assert len(caught.value.message) <= 300
+    assert capfd.readouterr().out == ""
+
+
+# -- objects of one's own ----------------------------------------------------------------------------
+
+
+def test_an_object_of_ones_own_is_launched_as_its_entry_says(ptx):
+    """Its shared memory, its workgroups, and pointers behind that of the result."""
+    mine = own(ptx, shared_memory=98304, spare_bindings=(64, 16))
+    job = gpu_job("cuda:sm_90", PRODUCT, [mine])
+    module = InProcess().parse(job.source, job.flags)
+    (launch,) = [op for op in operations_in(module.operation) if op.name == "hal.dispatch.extern"]
+    built = build("cuda:sm_90", PRODUCT, mine)
+
+    assert states(built) == ["compiled"]
+    assert PTX.strip().encode() in built.verify
+    assert "[256 : index, 1 : index, 1 : index]" in str(launch.attributes["workgroup_size"])
+    assert "tensor<64xi8>, tensor<16xi8>" in str(launch)
+    assert re.search(
+        r"constant 2 : index\s+%\w+ = arith.constant 2 : index\s+%\w+ = arith.constant 1", job.source
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"entry": "other"}, "the object has no kernel other; there is: mine"),
+        ({"shared_memory": 300000}, "extern_mine takes 300000 B of shared memory, but sm_90 has 232448"),
+        ({"target_arch": "sm_100"}, "extern_mine is for sm_100, but the target is sm_90"),
+        ({"workgroup_size": (1024, 2)}, "a workgroup of 1024x2 threads, but sm_90 takes 1024"),
+        ({"workgroups": ("m // 512",)}, "0x1x1 workgroups, but a launch takes 1 to 2147483647x65535x65535"),
+        ({"workgroups": ("q",)}, "workgroups of extern_mine cannot be had for .*: there is no loop q, only m, n, k"),
+        ({"object": "nosuch.ptx"}, "there is no file nosuch.ptx"),
+    ],
+)  # fmt: skip
+def test_what_an_object_cannot_have_is_a_verdict_with_its_reason(ptx, changes, reason):
+    path = changes.pop("object", ptx)
+    mine = own(path, **changes)
+    invalid = mine.invalid_reason(PRODUCT, parse_target("cuda:sm_90").limits)
+
+    said = invalid or states(build("cuda:sm_90", PRODUCT, mine))[0].removeprefix("not compiled ")
+
+    assert re.fullmatch(reason, said)
+
+
+def test_the_path_of_an_object_is_as_seen_from_the_file_that_names_it(tmp_path, ptx, monkeypatch):
+    listed = tmp_path / "mine.yaml"
+    listed.write_text(
+        "configurations:\n"
+        "  - {extern: mine, object: mine.ptx, entry: mine, workgroups: ['ceildiv(m, 128)', n // 64], workgroup_size: [256]}\n"
+    )
+    (entry,) = load_configurations(listed)
+    assert entry.configuration == own(ptx)
+
+
+def test_another_content_of_the_object_is_another_build(tmp_path, ptx):
+    """As another Triton would be, for kernels of ours."""
+
+    def key():
+        (task,) = plan_tasks(load_manifest(tree), IreeCompiler(), CompileOptions(Selection(("*_mine",))))
+        return task.key
+
+    tree = Tree(tmp_path)
+    plan = plan_generation(Workload((Work(PRODUCT),)), parse_target("cuda:sm_90"), Choices([Entry(own(ptx))]))
+    list(emit(plan, tree))
+    before = key()
+    ptx.write_text(PTX.replace("ret;", "ret; // other"))
+
+    assert before != key()
+
+
+def test_another_triton_is_another_build(tmp_path, monkeypatch):
+    def keys():
+        tasks = plan_tasks(load_manifest(tree), IreeCompiler(), CompileOptions())
+        return {task.module: task.key for task in tasks}
+
+    tree = Tree(tmp_path)
+    plan = plan_generation(Workload((Work(PRODUCT),)), parse_target("cuda:sm_90"), Choices([Entry(TILES)]))
+    list(emit(plan, tree))
+    monkeypatch.setattr("dispatch_profiler.compiler.tree.triton_version", lambda: "1.0")
+    before = keys()
+    monkeypatch.setattr("dispatch_profiler.compiler.tree.triton_version", lambda: "2.0")
+    after = keys()
+
+    assert before["triton"] != after["triton"]
+    assert before[""] == after[""]
+
+
+def test_kernels_from_outside_have_a_module_of_their_own(ptx):
+    """One that the driver refuses takes its module along: IREE's own kernels go on."""
+    assert (Default().module, TILES.module, own(ptx).module) == ("", "triton", "extern_mine")
+
+
+def test_a_launch_that_lost_its_object_is_not_applied():
+    """The proof can fail: a module without the object is not called compiled."""
+    job = gpu_job("cuda:sm_90", PRODUCT, [TILES])
+    module = InProcess().advance(
+        InProcess().parse(job.source, job.flags), job.flags, stop="executable-sources"
+    )
+    kernel = outside.Kernel(b"x", 16, "nobody's")
+    (outcome,) = outside.settle_kernels(module, {job.dispatches[0].name: kernel}).values()
+    assert outcome.state.value == "not applied"
+
+
+def test_a_job_without_a_gpu_has_no_kernels():
+    job = gpu_job("cuda:sm_90", PRODUCT, [TILES])
+    assert outside.make_kernels(job.dispatches, None) == ({}, {})
+    assert isinstance(job, ModuleJob)

@@ -1,0 +1,168 @@
+"""What the Triton kernels compute, seen in Triton's interpreter, against the numpy references."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dispatch_profiler.configurations import TritonTiles
+from dispatch_profiler.generator import Dispatch
+from dispatch_profiler.operations import (
+    ACTIVATIONS,
+    BatchMatmul,
+    Conv2d,
+    ElementTypes,
+    Epilogue,
+    Matmul,
+    reference,
+)
+from dispatch_profiler.targets import parse_target
+
+pytest.importorskip("triton", reason="Triton is not installed")
+pytest.importorskip("torch", reason="the interpreter takes torch's tensors")
+
+HERE = Path(__file__).parent
+LIMITS = parse_target("cuda:sm_90").limits
+F16, F32_OF_F16 = ElementTypes("f16", "f16", "f16"), ElementTypes("f16", "f16", "f32")
+TO_BF16, F8, I8 = (
+    ElementTypes("f32", "f32", "bf16"),
+    ElementTypes("f8", "f8", "f32"),
+    ElementTypes("i8", "i8", "i32"),
+)
+SMALL = TritonTiles(tile=(16, 32, 32), warps=4, group=2)
+TMA = replace(SMALL, descriptors=True)
+LAYOUTS = [(x, y) for x in "tn" for y in "tn"]
+#: Neither a multiple of a tile: one below, one above.
+ODD = {"m": 33, "n": 63, "k": 65}
+#: Rows of 16 bytes, as descriptors need them, and still no multiple of a tile.
+ALIGNED = {"m": 24, "n": 40, "k": 72}
+EPILOGUES = [Epilogue(bias, name) for name in ACTIVATIONS for bias in (False, True)]
+CONV = Conv2d(2, 7, 6, 32, 24, 3, 2, padding=(1, 1), types=F16)
+
+CASES = {
+    **{f"{x}{y}": Dispatch(Matmul(**ODD, types=F16, lhs_layout=x, rhs_layout=y), SMALL) for x, y in LAYOUTS},
+    **{
+        f"tma_{x}{y}": Dispatch(Matmul(**ALIGNED, types=F16, lhs_layout=x, rhs_layout=y), TMA)
+        for x, y in LAYOUTS
+    },
+    **{
+        f"batch_{x}{y}": Dispatch(BatchMatmul(3, **ODD, types=F16, lhs_layout=x, rhs_layout=y), SMALL)
+        for x, y in LAYOUTS
+    },
+    **{
+        f"batch_tma_{x}{y}": Dispatch(BatchMatmul(3, **ALIGNED, types=F16, lhs_layout=x, rhs_layout=y), TMA)
+        for x, y in LAYOUTS
+    },
+    **{f"epilogue_{e}": Dispatch(Matmul(**ODD, types=F16, epilogue=e), SMALL) for e in EPILOGUES},
+    **{f"tma_epilogue_{e}": Dispatch(Matmul(**ALIGNED, types=F16, epilogue=e), TMA) for e in EPILOGUES[-2:]},
+    "f32": Dispatch(Matmul(**ODD), SMALL),
+    "f16_to_f32": Dispatch(Matmul(**ODD, types=F32_OF_F16), SMALL),
+    # The interpreter of Triton 3.9 multiplies the bits of bf16, and cuts off where it should round: only what
+    # is exact in it is seen here.
+    "to_bf16": Dispatch(Matmul(**ODD, types=TO_BF16, epilogue=Epilogue.parse("bias+relu")), SMALL),
+    "f8": Dispatch(Matmul(**ODD, types=F8), SMALL),
+    "i8": Dispatch(Matmul(**ODD, types=I8), SMALL),
+    "i8_bias_relu": Dispatch(Matmul(**ODD, types=I8, epilogue=Epilogue.parse("bias+relu")), SMALL),
+    "persistent": Dispatch(Matmul(**ODD, types=F16), replace(SMALL, persistent=4)),
+    "persistent_tma": Dispatch(Matmul(**ALIGNED, types=F16), replace(TMA, persistent=3)),
+    "no_group": Dispatch(Matmul(**ODD, types=F16), replace(SMALL, group=1)),
+    "one_row": Dispatch(Matmul(1, 40, 64, F16), SMALL),
+    "one_by_one": Dispatch(Matmul(1, 1, 1, F16), SMALL),
+    "conv": Dispatch(CONV, SMALL),
+    "conv_bias_gelu": Dispatch(replace(CONV, epilogue=Epilogue.parse("bias+gelu")), SMALL),
+    "conv_nchw": Dispatch(replace(CONV, layout="nchw"), SMALL),
+    "conv_stride": Dispatch(replace(CONV, stride=(2, 1)), SMALL),
+    "conv_dilation": Dispatch(replace(CONV, dilation=(1, 2)), SMALL),
+    "conv_few_channels": Dispatch(replace(CONV, c=3), SMALL),
+    "conv_few_channels_nchw": Dispatch(replace(CONV, c=3, layout="nchw"), SMALL),
+    "conv_groups": Dispatch(replace(CONV, groups=4), SMALL),
+    "conv_groups_nchw_bias": Dispatch(
+        replace(CONV, groups=4, layout="nchw", epilogue=Epilogue.parse("bias")), SMALL
+    ),
+    "conv_pointwise": Dispatch(replace(CONV, r=1, s=1, padding=(0, 0)), replace(SMALL, persistent=3)),
+    "conv_everything": Dispatch(
+        Conv2d(2, 9, 11, 12, 8, 3, 3, (2, 3), (2, 1), (2, 1), 2, "nchw", types=F16), SMALL
+    ),
+}  # fmt: skip
+SPLITS = {
+    f"{'tma_' if c.descriptors else ''}{x}{y}": Dispatch(
+        Matmul(40, 24, 96, F16, x, y, Epilogue.parse("bias+relu")), replace(c, split_k=3)
+    )
+    for x, y in LAYOUTS
+    for c in (SMALL, TMA)
+}
+
+
+def operands(dispatch, *, whole):
+    """Seeded operands of `dispatch`: whole numbers, whose sums are exact, or any."""
+    rng = np.random.default_rng(7)
+
+    def values(tensor):
+        drawn = rng.integers(-3, 4, tensor.shape) if whole else rng.standard_normal(tensor.shape)
+        return drawn.astype(tensor.type.dtype)
+
+    return [values(tensor) for tensor in dispatch.operation.inputs]
+
+
+def interpreted(cases, folder):
+    """What the kernels write for each (dispatch, inputs)."""
+    asked, answer = folder / "cases", folder / "results"
+    asked.write_bytes(pickle.dumps(cases))
+    subprocess.run(
+        [sys.executable, HERE / "interpret_triton.py", asked, answer],
+        check=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+    )
+    return pickle.loads(answer.read_bytes())
+
+
+#: (Case, whole numbers?); integers are whole anyhow.
+KEYS = [(name, True) for name in CASES] + [(n, False) for n in CASES if not n.startswith(("i8", "to_bf16"))]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """All of them at once: starting Triton takes longer than they do. A key, or a name of a split -> array."""
+    made = [(CASES[name], operands(CASES[name], whole=whole)) for name, whole in KEYS]
+    split = [(each, operands(each, whole=False)) for each in SPLITS.values()]
+    found = interpreted([*made, *split], tmp_path_factory.mktemp("triton"))
+    return dict(zip([*KEYS, *SPLITS], found, strict=True))
+
+
+@pytest.mark.parametrize("name", [*CASES, *SPLITS])
+def test_every_case_is_one_that_could_be_generated(name):
+    """What no dispatch can have is not worth the proof."""
+    dispatch = {**CASES, **SPLITS}[name]
+    assert dispatch.configuration.invalid_reason(dispatch.operation, LIMITS) is None
+
+
+@pytest.mark.parametrize(("name", "whole"), KEYS)
+def test_a_kernel_computes_what_numpy_does(name, whole, results):
+    """Within the bound for any numbers, exactly for whole ones; every element is written."""
+    dispatch = CASES[name]
+    expected = reference(dispatch.computed, operands(dispatch, whole=whole))
+    got = results[name, whole]
+
+    assert got.dtype == dispatch.operation.result.type.dtype
+    if expected.tolerance is None:
+        np.testing.assert_array_equal(got, expected.expected)
+    else:
+        assert np.all(np.abs(got.astype(np.float64) - expected.expected) <= expected.tolerance)
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_slices_of_a_split_add_up_to_the_product(name, results):
+    """The kernel leaves the epilogue to who adds them up, and holds the sums in the accumulator's type."""
+    operation = SPLITS[name].operation
+    lhs, rhs, _ = (x.astype(np.float64) for x in operands(SPLITS[name], whole=False))
+    got = results[name]
+
+    assert (got.shape, got.dtype) == ((3, operation.m, operation.n), np.float32)
+    np.testing.assert_allclose(got.sum(0), operation.contract(lhs, rhs), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,212 @@
+"""Triton configurations: their rules with values, and what they hand to the kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dispatch_profiler.configurations import Entry, TritonTiles, load_configurations, shipped_configurations
+from dispatch_profiler.errors import ConfigurationError
+from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul
+from dispatch_profiler.targets import parse_target
+
+F16 = ElementTypes("f16", "f16", "f16")
+PRODUCT = Matmul(3456, 1024, 2048, F16)
+BEST = TritonTiles(tile=(128, 256, 64))
+TMA = replace(BEST, descriptors=True)
+CONV = Conv2d(2, 18, 18, 32, 64, 3, 3, types=F16)
+
+REFUSED = {
+    "cuda:sm_90": [
+        (PRODUCT, replace(BEST, tile=(96, 256, 64)), "tile m must be a power of two for Triton, but is 96"),
+        (PRODUCT, replace(BEST, warps=6), "warps must be a power of two for Triton, but is 6"),
+        (PRODUCT, replace(BEST, tile=(8, 256, 64)), "tiles must be at least 16x16x16 for f16, but got 8x256x64"),
+        (PRODUCT, replace(BEST, warps=64), "64 warps are 2048 threads, but sm_90 takes 1024"),
+        (
+            PRODUCT,
+            replace(BEST, warps=2),
+            "the sums of a 128x256 tile take 512 registers a thread, but sm_90 has 255: use a smaller tile or more "
+            "warps",
+        ),
+        # Five buffers of (128 + 256) * 64 elements of 2 bytes.
+        (
+            PRODUCT,
+            replace(BEST, stages=6),
+            "6 stages of 128x256x64 take 245760 B of shared memory, but sm_90 has 232448: use fewer stages or a "
+            "smaller tile",
+        ),
+        (
+            Matmul(64, 64, 63, F16),
+            replace(TMA, tile=(64, 64, 32)),
+            "the bulk copy engine takes rows that lie multiples of 16 B apart, but here 126 B",
+        ),
+        (CONV, TMA, "descriptors are for matmul and batch_matmul: windows of an image are gathered"),
+        (
+            PRODUCT,
+            replace(TMA, tile=(512, 64, 64)),
+            "the bulk copy engine fetches 256 elements along an axis at most, but got 512x64x64",
+        ),
+        (PRODUCT, replace(BEST, precision="tf32"), "tf32 is a way to multiply f32, not f16"),
+        (Matmul(64, 64, 64, ElementTypes("f64", "f64", "f64")), BEST, "the kernels take f32, f16, bf16, f8E4M3FN, i8, not f64"),
+        (
+            Matmul(64, 64, 64, ElementTypes("f8", "f8", "f8")),
+            BEST,
+            "Triton stores f8 results saturated, where the operation overflows",
+        ),
+        (replace(CONV, k=32, groups=32), BEST, "a depthwise convolution has no product for Triton's tiles"),
+        (
+            PRODUCT,
+            replace(BEST, persistent=132),
+            "132 workgroups stay, but there are 108 tiles: it would be the same kernel by another name",
+        ),
+        (PRODUCT, replace(BEST, split_k=3), "3 slices do not divide k=2048"),
+        (CONV, replace(BEST, split_k=2), "split-k is defined for matmul, not for conv2d"),
+        (
+            Matmul(65536, 65536, 64, F16),
+            BEST,
+            "the kernels index with 32 bits, but a tensor has 4294967296 elements",
+        ),
+    ],
+    "cuda:sm_80": [
+        (PRODUCT, TMA, "descriptors need the bulk copy engine of sm_90, but the target is sm_80"),
+        (
+            Matmul(64, 64, 64, ElementTypes("f8", "f8", "f32")),
+            replace(BEST, tile=(64, 64, 32)),
+            "f8E4M3FN needs sm_89 or newer, but the target is sm_80",
+        ),
+    ],
+    "cuda:sm_70": [(PRODUCT, BEST, "the kernels are for sm_80 and newer, but the target is sm_70")],
+    "rocm:gfx942": [(PRODUCT, BEST, "Triton kernels are for cuda, but the target is rocm")],
+    "llvm-cpu": [(PRODUCT, BEST, "Triton kernels are for cuda, but the target is llvm-cpu")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "operation", "configuration", "reason"),
+    [(target, *row) for target, rows in REFUSED.items() for row in rows],
+)
+def test_what_does_not_fit_is_refused_with_the_rule_and_its_values(target, operation, configuration, reason):
+    assert configuration.invalid_reason(operation, parse_target(target).limits) == reason
+
+
+def test_kernels_from_outside_are_for_the_device_and_not_for_what_iree_makes_code_for():
+    """On an H200 IREE's code is that of sm_89, which has 99 KiB of shared memory."""
+    assert BEST.invalid_reason(PRODUCT, parse_target("cuda:h200").limits) is None
+    assert "take 98304 B" not in str(BEST.invalid_reason(PRODUCT, parse_target("cuda:sm_89").limits))
+    assert "sm_89 has 101376" in str(
+        replace(BEST, stages=4).invalid_reason(PRODUCT, parse_target("cuda:sm_89").limits)
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tile": (128, 256)}, r"tile must be m, n and k, but got \[128, 256\]"),
+        ({"tile": (128, 256, 0)}, "tile: every tile must be"),
+        ({"tile": (128, 256, 64), "warps": 0}, "warps must be a whole number of at least 1, but got 0"),
+        ({"tile": (128, 256, 64), "persistent": -1}, "persistent must be a whole number of at least 0, but got -1"),
+        ({"tile": (128, 256, 64), "descriptors": 1}, "descriptors must be true or false, but got 1"),
+        ({"tile": (128, 256, 64), "precision": "tf23"}, "unknown precision 'tf23'"),
+    ],
+)  # fmt: skip
+def test_what_is_no_configuration_is_refused(values, message):
+    with pytest.raises(ConfigurationError, match=f"^{message}"):
+        TritonTiles(**values)
+
+
+def test_a_launch_has_a_workgroup_for_each_tile_or_as_many_as_stay():
+    """27 x 4 tiles of 128x256; a batch of three has three times as many."""
+    assert BEST.launch(PRODUCT).workgroups == (108, 1, 1)
+    assert replace(BEST, persistent=132, tile=(128, 128, 64)).launch(PRODUCT).workgroups == (132, 1, 1)
+    assert BEST.launch(BatchMatmul(3, 3456, 1024, 2048, F16)).workgroups == (324, 1, 1)
+    assert BEST.launch(PRODUCT).workgroup_size == (256, 1, 1)
+
+
+def test_descriptors_have_scratch_memory_for_each_workgroup():
+    """Two of 128 B; a kernel without them is given pointers that it does not read."""
+    assert TMA.launch(PRODUCT).scratch == (108 * 256, 16)
+    assert BEST.launch(PRODUCT).scratch == (16, 16)
+
+
+def test_a_split_writes_the_sums_of_each_slice_and_leaves_the_epilogue():
+    """In the accumulator's type: IREE's code adds them up and rounds once."""
+    operation = replace(PRODUCT, epilogue=Epilogue.parse("bias+relu"))
+    split = replace(BEST, split_k=4)
+    launch, constants = split.launch(operation), dict(split.kernel(operation).constants)
+
+    assert launch.mlir == "tensor<4x3456x1024xf32>"
+    assert (constants["HAS_BIAS"], constants["ACTIVATION"]) == (False, "none")
+    assert (constants["BATCH"], constants["K"], constants["LHS_BATCH"]) == (4, 512, 512)
+
+
+def test_the_entry_of_a_file_has_the_tile_first(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "configurations:\n  - {kinds: [matmul], triton: [128, 256, 64], stages: 4, persistent: 132}\n"
+    )
+    (entry,) = load_configurations(path)
+    assert entry == Entry(TritonTiles(tile=(128, 256, 64), stages=4, persistent=132), ("matmul",))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("{triton: 128}", "entry 1: triton must be a list of tiles, but got 128"),
+        ("{triton: [128, 256, 64], wraps: 4}", "entry 1: unknown key 'wraps'"),
+        ("{extern: mine, entry: k}", "entry 1: needs 'object' beside 'extern'"),
+        ("{extern: a b, object: k, entry: k, workgroups: [1], workgroup_size: [1]}", "entry 1: name must be letters"),
+        (
+            "{extern: a, object: k, entry: k, workgroups: ['m ** 2'], workgroup_size: [1]}",
+            r"entry 1: workgroups: cannot read 'm \*\* 2'",
+        ),
+        (
+            "{extern: a, object: k, entry: k, workgroups: ['__import__(1)'], workgroup_size: [1]}",
+            "entry 1: workgroups: cannot read",
+        ),
+        ("{extern: a, object: k, entry: k, workgroups: [1], workgroup_size: [0]}", "entry 1: workgroup_size, shared"),
+        (
+            "{extern: a, object: k, entry: k, workgroups: [1], workgroup_size: [1], target_arch: 90}",
+            "entry 1: target_arch must be written as sm_90, but got 90",
+        ),
+    ],
+)  # fmt: skip
+def test_a_wrong_entry_is_refused_with_its_place(tmp_path, row, message):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"configurations:\n  - {row}\n")
+    with pytest.raises(ConfigurationError, match=message):
+        load_configurations(path)
+
+
+def test_two_kernels_of_ones_own_may_not_share_a_name(tmp_path):
+    """It becomes the function's."""
+    row = "  - {extern: mine, object: %s, entry: k, workgroups: [1], workgroup_size: [1]}\n"
+    path = tmp_path / "mine.yaml"
+    path.write_text("configurations:\n" + row % "a.ptx" + row % "b.ptx")
+    with pytest.raises(ConfigurationError, match="two different kernels are called 'mine'"):
+        load_configurations(path)
+
+
+@pytest.mark.parametrize("types", ["f16", "bf16", "f32", "f8", "i8"])
+@pytest.mark.parametrize("target", ["cuda:sm_90", "cuda:sm_80"])
+def test_the_shipped_list_has_something_for_every_type(target, types):
+    """On sm_80 but for f8, which it has not."""
+    result = {"i8": "i32", "f8": "f32"}.get(types, types)
+    limits = parse_target(target).limits
+    for operation in (
+        Matmul(3456, 1024, 2048, ElementTypes(types, types, result)),
+        replace(CONV, types=ElementTypes(types, types, result)),
+    ):
+        fitting = [
+            e.configuration
+            for e in shipped_configurations("triton")
+            if e.is_for(operation) and e.configuration.invalid_reason(operation, limits) is None
+        ]
+        assert bool(fitting) == ((target, types) != ("cuda:sm_80", "f8"))
+
+
+def test_hopper_gets_triton_kernels_beside_irees_own():
+    """Other targets get them where they are asked for: --configurations=triton."""
+    hopper = shipped_configurations(parse_target("cuda:h200").shipped_list)
+    assert hopper == (*shipped_configurations("cuda"), *shipped_configurations("triton"))
+    assert not any(isinstance(e.configuration, TritonTiles) for e in shipped_configurations("cuda"))
