@@ -11,8 +11,8 @@ import itertools
 import queue
 import re
 import threading
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -164,24 +164,21 @@ class Sessions:
 
 
 class _Crew:
-    """A thread for each device, all taking from the same work."""
+    """A thread for each piece of hardware, all taking from the same work."""
 
-    def __init__(self, sessions: dict[str, Session], work: Iterable[Share]) -> None:
-        self._sessions = sessions
+    def __init__(self, sessions: Mapping[str, Session], work: Iterable[Share]) -> None:
+        self._sessions = list(sessions.values())
         self._work = deque(work)
         self._done: queue.SimpleQueue[Record | BaseException | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
-        self._working = len(sessions)
-        self._hardware: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        hardware: dict[str, list[Session]] = {}
+        for device, session in sessions.items():
+            hardware.setdefault(_hardware(device), []).append(session)
         self._threads = [
-            threading.Thread(
-                target=self._run,
-                args=(session, self._hardware[_hardware(device)]),
-                name=device,
-                daemon=True,
-            )
-            for device, session in sessions.items()
+            threading.Thread(target=self._run, args=(of_it,), name=name, daemon=True)
+            for name, of_it in hardware.items()
         ]
+        self._working = len(self._threads)
 
     def records(self) -> Iterator[Record]:
         """All of them. Raises what broke in a thread.
@@ -210,31 +207,32 @@ class _Crew:
     def stop(self) -> None:
         """Let no thread take more work, and break off what they are doing."""
         self._stopped.set()
-        for thread, session in zip(self._threads, self._sessions.values(), strict=True):
-            if thread.is_alive():
+        if any(thread.is_alive() for thread in self._threads):
+            for session in self._sessions:
                 session.kill()
         for thread in self._threads:
             thread.join()
 
-    def _run(self, session: Session, hardware: threading.Lock) -> None:
-        measured: set[Operation] = set()
+    def _run(self, sessions: Sequence[Session]) -> None:
+        """Devices of the same hardware take turns."""
+        measured: dict[Session, set[Operation]] = {session: set() for session in sessions}
         ended: BaseException | None = None
         try:
-            while self._work:
-                with hardware:
-                    self._take(session, measured)
+            for session in itertools.cycle(sessions):
+                if self._stopped.is_set() or not self._take(session, measured[session]):
+                    break
         except BaseException as error:
             ended = error  # for whoever reads the records
         self._done.put(ended)
 
-    def _take(self, session: Session, measured: set[Operation]) -> None:
+    def _take(self, session: Session, measured: set[Operation]) -> bool:
+        """Do the next share; False if none is left."""
         try:
             share = self._work.popleft()
-        except IndexError:  # another thread was faster
-            return
-        if self._stopped.is_set():
-            return
+        except IndexError:
+            return False
         baselines = () if share.operation in measured else share.baselines
         measured.add(share.operation)
         for record in session.records([*baselines, *share.others]):
             self._done.put(record)
+        return True
