@@ -111,7 +111,7 @@ class Worker:
         self._busy = False
         if kind == "value":
             return value
-        if isinstance(value, WorkerOutOfMemory):
+        if isinstance(value, (WorkerOutOfMemory, WorkerCrashed)):
             self.close()
         raise value
 

@@ -15,6 +15,7 @@ from dispatch_profiler.profiler.cli import main as profiler_main
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files")
+    parser.addoption("--vmfbs", metavar="DIR", help="where vmfbs of tests on a GPU are kept")
 
 
 @pytest.fixture(autouse=True)

@@ -39,11 +39,16 @@ from dispatch_profiler.targets import Target, parse_target
 _FLOPS_PER_CALL = 2e9
 #: ... but never more often than the original did.
 _MOST_REPEATS = 100
+#: On a GPU; there a call costs as much as a small kernel takes, so it is never of one alone.
+_FLOPS_PER_CALL_OF_GPU = 2e11
+_FEWEST_REPEATS_OF_GPU = 10
 
 
-def repeat_count(operation: Operation) -> int:
-    """How often the profile vmfb does each dispatch: 1 for the largest, 100 for the smallest."""
-    return max(1, min(_MOST_REPEATS, round(_FLOPS_PER_CALL / max(1, operation.flops))))
+def repeat_count(operation: Operation, on_gpu: bool = False) -> int:
+    """How often the profile vmfb does each dispatch: 100 for the smallest, 1 (GPU: 10) for the largest."""
+    work = _FLOPS_PER_CALL_OF_GPU if on_gpu else _FLOPS_PER_CALL
+    fewest = _FEWEST_REPEATS_OF_GPU if on_gpu else 1
+    return max(fewest, min(_MOST_REPEATS, round(work / max(1, operation.flops))))
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,7 @@ def _task(
     # What was compiled before stays in the module, whoever is asked for now.
     wanted = tuple(d.dispatch for d in members if d.dispatch.name in asked or d.state is not State.GENERATED)
     flags = (*target.compile_flags, *wanted[0].configuration.flags, *options.flags)
-    repeat = options.repeat or repeat_count(entry.operation)
+    repeat = options.repeat or repeat_count(entry.operation, target.limits.gpu is not None)
     source = _read(tree.source(entry.operation))
     # The target need not be the one that it was generated for.
     reasons = ((d.name, refusal(d.configuration, d.operation, target.limits)) for d in wanted)

@@ -16,7 +16,13 @@ from dispatch_profiler.operations.element_types import (
 )
 from dispatch_profiler.operations.epilogues import ACTIVATIONS, Epilogue
 from dispatch_profiler.operations.matmul import BatchMatmul, Matmul, check_layouts
-from dispatch_profiler.operations.reference import DEFAULT_SEED, Reference, accumulation_factor, reference
+from dispatch_profiler.operations.reference import (
+    DEFAULT_SEED,
+    Contraction,
+    Reference,
+    accumulation_factor,
+    reference,
+)
 
 KINDS: dict[str, type[Operation]] = {kind.kind: kind for kind in (Matmul, BatchMatmul, Conv2d)}
 
@@ -44,6 +50,7 @@ __all__ = [
     "ELEMENT_TYPES",
     "KINDS",
     "BatchMatmul",
+    "Contraction",
     "Conv2d",
     "ElementType",
     "ElementTypes",

@@ -17,7 +17,7 @@ the bound `K * u * sum|a||b|` holds always (Higham, "Accuracy and Stability", se
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,11 +48,25 @@ class Reference:
     tolerance: np.ndarray | None
 
 
-def reference(operation: Operation, inputs: Sequence[np.ndarray], *, stepwise: bool = False) -> Reference:
+#: (operation, lhs, rhs) -> sums of products, as `Operation.contract` gives them or more accurate.
+Contraction = Callable[[Operation, np.ndarray, np.ndarray], np.ndarray]
+
+
+def _by_numpy(operation: Operation, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+    return operation.contract(lhs, rhs)
+
+
+def reference(
+    operation: Operation,
+    inputs: Sequence[np.ndarray],
+    *,
+    stepwise: bool = False,
+    contract: Contraction = _by_numpy,
+) -> Reference:
     """What `operation` makes of `inputs` (shapes and types as `operation.inputs`).
 
     `stepwise` allows for a library that does one step after another: it rounds to the result's type
-    after the sums and after the bias too, where a fused kernel rounds once.
+    after the sums and after the bias too, where a fused kernel rounds once. `contract` computes the sums.
     """
     lhs, rhs = inputs[0], inputs[1]
     bias = operation.broadcast_bias(inputs[2]) if operation.epilogue.bias else None
@@ -60,10 +74,12 @@ def reference(operation: Operation, inputs: Sequence[np.ndarray], *, stepwise: b
         reach = _reach(operation, lhs, rhs)
         whole = _is_whole(lhs) and _is_whole(rhs)
         if operation.types.output.is_integer:
-            return Reference(_integers(operation, lhs, rhs, bias), None)
+            return Reference(_integers(operation, lhs, rhs, bias, contract), None)
         if whole and reach <= operation.types.accumulator.exact_integers:
-            return _exact_sums(operation, lhs, rhs, bias, reach, stepwise)
-        return _rounded_sums(operation, lhs, rhs, bias, stepwise)
+            arithmetic = np.float32 if reach <= _FLOAT32_EXACT else np.float64
+            sums = contract(operation, lhs.astype(arithmetic), rhs.astype(arithmetic)).astype(np.float64)
+            return _exact_sums(operation, sums, bias, reach, stepwise)
+        return _rounded_sums(operation, lhs, rhs, bias, stepwise, contract)
 
 
 def _reach(operation: Operation, lhs: np.ndarray, rhs: np.ndarray) -> float:
@@ -81,10 +97,12 @@ def _is_whole(array: np.ndarray) -> bool:
     return bool(np.all(np.rint(wide) == wide))
 
 
-def _integers(operation: Operation, lhs: np.ndarray, rhs: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+def _integers(
+    operation: Operation, lhs: np.ndarray, rhs: np.ndarray, bias: np.ndarray | None, contract: Contraction
+) -> np.ndarray:
     """Exact sums, wrapped around as the kernel's i32 does it."""
     exact = np.float32 if _reach(operation, lhs, rhs) <= _FLOAT32_EXACT else np.float64
-    sums = operation.contract(lhs.astype(exact), rhs.astype(exact)).astype(np.int64)
+    sums = contract(operation, lhs.astype(exact), rhs.astype(exact)).astype(np.int64)
     if bias is not None:
         sums = sums + bias.astype(np.int64)
     wrapped = sums.astype(operation.result.type.dtype)
@@ -93,15 +111,8 @@ def _integers(operation: Operation, lhs: np.ndarray, rhs: np.ndarray, bias: np.n
 
 
 def _exact_sums(
-    operation: Operation,
-    lhs: np.ndarray,
-    rhs: np.ndarray,
-    bias: np.ndarray | None,
-    reach: float,
-    stepwise: bool,
+    operation: Operation, sums: np.ndarray, bias: np.ndarray | None, reach: float, stepwise: bool
 ) -> Reference:
-    arithmetic = np.float32 if reach <= _FLOAT32_EXACT else np.float64
-    sums = operation.contract(lhs.astype(arithmetic), rhs.astype(arithmetic)).astype(np.float64)
     exact = operation.epilogue.function.is_exact
     between = np.zeros(())
     if stepwise and operation.rounds_between_steps:
@@ -118,13 +129,18 @@ def _exact_sums(
 
 
 def _rounded_sums(
-    operation: Operation, lhs: np.ndarray, rhs: np.ndarray, bias: np.ndarray | None, stepwise: bool
+    operation: Operation,
+    lhs: np.ndarray,
+    rhs: np.ndarray,
+    bias: np.ndarray | None,
+    stepwise: bool,
+    contract: Contraction,
 ) -> Reference:
     wide_lhs, wide_rhs = lhs.astype(np.float64), rhs.astype(np.float64)
-    sums = operation.contract(wide_lhs, wide_rhs)
+    sums = contract(operation, wide_lhs, wide_rhs)
     # An upper bound needs no more than the accumulator; the factor covers its own rounding.
     held = operation.types.accumulator.dtype
-    magnitudes = 1.01 * operation.contract(np.abs(wide_lhs).astype(held), np.abs(wide_rhs).astype(held))
+    magnitudes = 1.01 * contract(operation, np.abs(wide_lhs).astype(held), np.abs(wide_rhs).astype(held))
     error = accumulation_factor(operation.accumulations, operation.types.accumulator) * magnitudes
     if stepwise and operation.rounds_between_steps:
         error = error + _between_steps(operation, sums, bias)

@@ -1,6 +1,6 @@
-"""What this machine can do at best, measured once: no kernel is faster, and none is reported as if.
+"""What a device can do at best, measured once: no kernel is faster, and none is reported as if.
 
-FLOP/s are those of numpy's BLAS on matrices that stay in the caches, for f32 and f64; a narrower type
+Here for CPUs; `gpu_ceilings` has those of GPUs. FLOP/s are those of numpy's BLAS on matrices that stay in the caches, for f32 and f64; a narrower type
 may reach as many times more as it is narrower (vector units with dot products of bf16 or i8 do).
 Bytes/s are those of copies between arrays that no cache holds.
 
@@ -42,10 +42,14 @@ _VERSION = 2
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Of one machine: FLOP/s of products by element type (`f32`, `f64`), and bytes/s of its memory."""
+    """Of one device: FLOP/s of products by element type, and bytes/s of its memory.
+
+    `source` says how they are known; empty for a CPU's, measured as this module says.
+    """
 
     flops_per_second: Mapping[str, float]
     bytes_per_second: float
+    source: str = ""
 
     def flops_of(self, type_: ElementType) -> float:
         """FLOP/s that operands of this type may reach at most."""
@@ -74,13 +78,13 @@ class Ceilings:
             name: max(value, other.flops_per_second.get(name, 0.0))
             for name, value in self.flops_per_second.items()
         }
-        return Ceilings(flops, max(self.bytes_per_second, other.bytes_per_second))
+        return Ceilings(flops, max(self.bytes_per_second, other.bytes_per_second), self.source)
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Ceilings:
         """What `asdict` wrote. Raises KeyError, TypeError, ValueError or AttributeError."""
         flops = {str(name): float(value) for name, value in data["flops_per_second"].items()}
-        found = Ceilings(flops, float(data["bytes_per_second"]))
+        found = Ceilings(flops, float(data["bytes_per_second"]), str(data.get("source", "")))
         if min(flops["f32"], *flops.values(), found.bytes_per_second) <= 0.0:
             raise ValueError(f"ceilings are above 0, but got {found}")
         return found
@@ -92,6 +96,11 @@ def environments() -> Iterator[dict[str, str]]:
     if "avx512f" in host_cpu().features:
         # On a CPU that it does not know yet, OpenBLAS takes kernels of half the width.
         yield {**_ENVIRONMENT, "OPENBLAS_CORETYPE": "SKYLAKEX"}
+
+
+def cpu_key() -> str:
+    """What tells the ceilings of this CPU, as measured here, from others."""
+    return f"{_VERSION} {host_cpu().fingerprint} {len(usable_cores())}"
 
 
 def measure_ceilings() -> Ceilings:
@@ -153,11 +162,10 @@ def _together(work: Callable[[], Callable[[], object]], amount: float) -> float:
 
 
 class CeilingFile:
-    """The ceilings of this machine in `folder`, by its CPU and cores; measured if not known."""
+    """The ceilings of what `key` tells apart, kept in `folder`; measured if not known."""
 
-    def __init__(self, folder: Path, measured: Callable[[], Ceilings]) -> None:
-        cpu = f"{_VERSION} {host_cpu().fingerprint} {len(usable_cores())}"
-        self._path = folder / f"{sha256(cpu.encode())[:16]}.json"
+    def __init__(self, folder: Path, key: str, measured: Callable[[], Ceilings]) -> None:
+        self._path = folder / f"{sha256(key.encode())[:16]}.json"
         self._measured = measured
 
     def get(self) -> Ceilings:

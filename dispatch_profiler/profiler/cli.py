@@ -36,6 +36,7 @@ from dispatch_profiler.generator import (
     load_manifest,
     unpacked,
 )
+from dispatch_profiler.profiler.devices import Sessions, parse_devices, unlike
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED
 from dispatch_profiler.profiler.measure import MeasureOptions, Mode
 from dispatch_profiler.profiler.outputs import FORMATS, ReportFiles, RunOutputs, add_file_arguments
@@ -49,10 +50,10 @@ from dispatch_profiler.profiler.providers import (
 )
 from dispatch_profiler.profiler.record_file import StoredRecord, beside_csv, read_records
 from dispatch_profiler.profiler.records import Record, Verdict
-from dispatch_profiler.profiler.session import ProfileOptions, Session
+from dispatch_profiler.profiler.session import ProfileOptions
 from dispatch_profiler.profiler.standing import Standings
 from dispatch_profiler.profiler.stopping import Ended, StopRule
-from dispatch_profiler.runtime import find_runtime_tools
+from dispatch_profiler.runtime import all_devices, find_runtime_tools
 
 PROG = "profiler.py"
 Pairs = list[tuple[OperationEntry, DispatchEntry]]
@@ -78,10 +79,11 @@ def _main(arguments: Sequence[str]) -> int:
             for _, dispatch in pairs:
                 print(dispatch.dispatch.name)
             return SUCCESS
-        how = _profile_options(options, source)
-        with Session(source.manifest.tree, how) as session:
+        devices = _devices(options, source.manifest.target.device_uri)
+        how = _profile_options(options, devices[0], source.seed)
+        with Sessions(source.manifest.tree, how, devices) as session:
             session.check_device()
-            session.check_libraries(name for name in providers if name != IREE)
+            session.check_libraries([name for name in providers if name != IREE])
             with RunOutputs(options.format, tags, files, options.top, standings) as outputs:
                 earlier: list[StoredRecord] = []
                 if options.output:
@@ -114,6 +116,18 @@ def _source(options: argparse.Namespace) -> Iterator[_Source]:
         yield _Source(manifest, info.seed)
 
 
+def _devices(options: argparse.Namespace, default: str) -> tuple[str, ...]:
+    """The devices to run on. Raises UsageError and TargetError."""
+    if options.devices is None:
+        return (options.device or default,)
+    if options.device is not None:
+        raise UsageError("--device and --devices both say where to run", hint="give one of them")
+    devices = all_devices(default) if options.devices == "all" else parse_devices(options.devices, default)
+    if told := unlike(devices):
+        say(told)
+    return devices
+
+
 def _check(options: argparse.Namespace, tags: dict[str, str]) -> None:
     """Raises UsageError where an option says how to do what no other asks for."""
     if (options.append or options.resume) and not options.output:
@@ -137,6 +151,10 @@ def _parser() -> Parser:
         help="profile what compile.py --bundle packed, on a machine that needs no compiler",
     )  # fmt: skip
     parser.add_argument("--device", help="device URI (default: that of the target, e.g. local-task)")
+    parser.add_argument(
+        "--devices", metavar="URI,...|all",
+        help="several devices, each with its own default and limits; all: those of the target's driver",
+    )  # fmt: skip
     parser.add_argument(
         "--providers", default=IREE, metavar="NAME,...",
         help="whose kernels to profile: iree, and the libraries numpy and torch (default: %(default)s)",
@@ -198,13 +216,13 @@ def _parser() -> Parser:
     return parser
 
 
-def _profile_options(options: argparse.Namespace, source: _Source) -> ProfileOptions:
+def _profile_options(options: argparse.Namespace, device: str, seed: int) -> ProfileOptions:
     if options.build_dir is not None:
         find_runtime_tools(options.build_dir)
     if options.seed is not None and options.seed < 0:
         raise UsageError(f"--seed: expected a whole number of at least 0, but got {options.seed}")
     return ProfileOptions(
-        device=options.device or source.manifest.target.device_uri,
+        device=device,
         verify=options.verification_enabled,
         profile=options.profiling_enabled,
         measure=MeasureOptions(
@@ -212,7 +230,7 @@ def _profile_options(options: argparse.Namespace, source: _Source) -> ProfileOpt
             options.batch_size,
             Mode(options.mode),
         ),
-        seed=source.seed if options.seed is None else options.seed,
+        seed=seed if options.seed is None else options.seed,
         seconds=options.timeout,
         memory_bytes=options.memory_limit,
         build_dir=options.build_dir,
@@ -239,7 +257,7 @@ def _tags(text: str) -> dict[str, str]:
 def _to_files(
     options: argparse.Namespace,
     pairs: Pairs,
-    session: Session,
+    session: Sessions,
     outputs: RunOutputs,
     standings: Standings,
 ) -> tuple[Pairs, list[StoredRecord]]:
@@ -254,7 +272,7 @@ def _to_files(
     return pairs, earlier
 
 
-def _left(pairs: Pairs, session: Session, path: Path) -> tuple[Pairs, list[StoredRecord]]:
+def _left(pairs: Pairs, session: Sessions, path: Path) -> tuple[Pairs, list[StoredRecord]]:
     """What `path` has no record of that this run would make again the same way, and those it has."""
     if not path.exists():
         return pairs, []
@@ -266,20 +284,22 @@ def _left(pairs: Pairs, session: Session, path: Path) -> tuple[Pairs, list[Store
     }
     left, earlier = [], []
     for entry, dispatch in pairs:
-        record = done.get((dispatch.dispatch.name, session.provenance(entry, dispatch).origin))
-        if record is None:
+        keys = [(dispatch.dispatch.name, each.origin) for each in session.provenances(entry, dispatch)]
+        records = [done[key] for key in keys if key in done]
+        earlier += records
+        if not records:
             left.append((entry, dispatch))
-        else:
-            earlier.append(record)
     say(f"{len(earlier)} of {len(pairs)} dispatches are in {path} already")
     return left, earlier
 
 
-def _run(session: Session, pairs: Pairs, outputs: RunOutputs) -> None:
+def _run(session: Sessions, pairs: Pairs, outputs: RunOutputs) -> None:
     tally = Tally(len(pairs))
     lines = not (on_terminal() or outputs.shows_blocks)
     records = session.records(pairs)
-    for record in track(records, len(pairs), "Profiling", prints=outputs.streams, note=tally.note):
+    for record in track(
+        records, len(pairs), "Profiling", prints=outputs.streams, note=tally.note, size=lambda _: tally.step
+    ):
         outputs.add(record)
         tally.add(record)
         if lines:
@@ -287,7 +307,7 @@ def _run(session: Session, pairs: Pairs, outputs: RunOutputs) -> None:
 
 
 def _summarize(
-    records: list[Record], session: Session, how: ProfileOptions, options: argparse.Namespace
+    records: list[Record], session: Sessions, how: ProfileOptions, options: argparse.Namespace
 ) -> int:
     verdicts = Counter(record.verdict for record in records)
     counts = ", ".join(f"{verdicts[v]} {v.value}" for v in Verdict if verdicts[v])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -32,13 +32,27 @@ from dispatch_profiler.profiler.references import References
 from dispatch_profiler.profiler.turns import Interleaving, Timed, take_turns
 from dispatch_profiler.profiler.verify import Comparison, compare
 from dispatch_profiler.profiler.visits import Plan, Visit, take
-from dispatch_profiler.runtime import Call, Device, Library, Program, RunError, open_device, open_library
+from dispatch_profiler.runtime import (
+    Call,
+    Device,
+    GpuMonitor,
+    Library,
+    Program,
+    RunError,
+    open_device,
+    open_library,
+    open_monitor,
+    throttle_warning,
+)
+from dispatch_profiler.runtime.awake import keep_awake
+from dispatch_profiler.runtime.cuda_driver import find_gpu
 
 #: Lets the threads of BLAS sleep as soon as they are done.
 CHECKER_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4", "OMP_WAIT_POLICY": "passive"}
 
 _device: Device | None = None
 _library: Library | None = None
+_monitor: GpuMonitor | None = None
 _references: References | None = None
 #: How it is timed and how many calls make a sample: what tells whether the machine is as it was.
 _sentinel: tuple[Timer, int] | None = None
@@ -75,8 +89,12 @@ class Modules:
 
 def start(uri: str, build_dir: str) -> None:
     """Open the device of this process. Raises TargetError if there is none."""
-    global _device
+    global _device, _monitor
+    gpu = find_gpu(uri)
+    if gpu is not None:
+        keep_awake(gpu.ordinal)  # before there are threads of the device: they do as this one
     _device = open_device(uri, Path(build_dir) if build_dir else None)
+    _monitor = open_monitor(uri)
     _program.cache_clear()  # what another device has loaded is not this one's
     _copies.cache_clear()
     _places.cache_clear()
@@ -84,8 +102,9 @@ def start(uri: str, build_dir: str) -> None:
 
 def start_library(name: str, device: str, threads: int) -> None:
     """Make this process one that runs operations through a library. Raises as `open_library` does."""
-    global _library
+    global _library, _monitor
     _library = open_library(name, device, threads)
+    _monitor = open_monitor(device)
 
 
 def library_version() -> str:
@@ -98,10 +117,13 @@ def ready() -> None:
     """A call that only starts the worker, its device opened."""
 
 
-def start_checker(folder: str, seed: int) -> None:
-    """Make this process one that checks results, with the cache of references in `folder`."""
+def start_checker(folder: str, seed: int, device: str = "") -> None:
+    """Make this process one that checks results, with the cache of references in `folder`.
+
+    Large ones are computed on the GPU of the URI `device`, where torch can do that.
+    """
     global _references
-    _references = References(Path(folder), seed)
+    _references = References(Path(folder), seed, device)
 
 
 def check(
@@ -169,7 +191,10 @@ def visit(
     global _sentinel
     timer_of = _cold if plan.options.mode is Mode.COLD else _warm
     places = _places(modules.verify == LIBRARY, operation, Distribution.REALS, seed)
+    before = _monitor.read() if _monitor else None
     found = take(timer_of(modules, function, places, single_seconds, plan.taken), plan)
+    after = _monitor.read() if _monitor else None
+    found = replace(found, gpu=after, throttled=throttle_warning(before, after))
     if _sentinel is None:
         # Of single executions: whatever a call costs, it costs each time.
         single = _program(modules.verify).bind(function, places.at(0))

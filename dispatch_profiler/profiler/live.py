@@ -9,7 +9,7 @@ import numpy as np
 
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.generator import DispatchEntry, Manifest, OperationEntry, State
-from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
+from dispatch_profiler.isolation import Worker, WorkerLimits
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler import job
 from dispatch_profiler.profiler.comparison import Outcome
@@ -17,6 +17,7 @@ from dispatch_profiler.profiler.inputs import DEFAULT_SEED, Distribution
 from dispatch_profiler.profiler.interleaved import InterleavedOptions, Side
 from dispatch_profiler.profiler.matching import By, Pair
 from dispatch_profiler.profiler.records import PROVIDER
+from dispatch_profiler.profiler.runners import memory_limit
 from dispatch_profiler.profiler.turns import Interleaving
 from dispatch_profiler.profiler.vmfbs import Vmfbs
 
@@ -67,10 +68,15 @@ class LiveComparison:
     def __init__(self, base: Manifest, new: Manifest, options: LiveOptions) -> None:
         self._options = options
         self._vmfbs = {Side.BASE: Vmfbs(base.tree), Side.NEW: Vmfbs(new.tree)}
-        limits = WorkerLimits(options.limit_seconds + options.seconds, available_memory())
+        limits = WorkerLimits(options.limit_seconds + options.seconds, memory_limit(options.device))
         self._worker = Worker(limits, job.start, (options.device, ""))
         references = str(base.tree.references)
-        self._checker = Worker(limits, job.start_checker, (references, options.seed), job.CHECKER_ENVIRONMENT)
+        self._checker = Worker(
+            limits,
+            job.start_checker,
+            (references, options.seed, options.device),
+            job.CHECKER_ENVIRONMENT,
+        )
 
     def pairs(self, matched: Iterable[tuple[Entry, Entry]]) -> Iterator[Pair]:
         """What became of each, as it is done. Raises TargetError if the device does not open."""

@@ -99,7 +99,9 @@ class RunComparison:
 
     @property
     def unlike(self) -> str:
-        """One sentence if the sides were measured on machines that are not alike; else empty."""
+        """One sentence if the sides were measured on machines or devices that are not alike; else empty."""
+        if told := self._unlike_devices:
+            return told
         both = [side.machines for side in (self.base, self.new)]
         if not all(both) or {*both[0]} == {*both[1]}:
             return ""
@@ -107,6 +109,17 @@ class RunComparison:
             return "The sides were not measured on the same machines."
         found = both[0][0].differences(both[1][0])
         return f"The sides were measured on unlike machines: {'; '.join(found)}." if found else ""
+
+    @property
+    def _unlike_devices(self) -> str:
+        """`cuda://0` and `cuda://1` are alike if they are GPUs of one name, which machines tell."""
+        kinds = [{device.partition("://")[0] for device in side.devices} for side in (self.base, self.new)]
+        if not all(kinds) or (kinds[0] == kinds[1] and len(kinds[0]) == 1):
+            return ""
+        if any(len(found) > 1 for found in kinds):
+            return "The sides were not measured on one device each: figures of unlike devices are together."
+        one, other = (next(iter(found)) for found in kinds)
+        return f"The sides were measured on unlike devices: {one} against {other}."
 
     @property
     def caveat(self) -> str:

@@ -10,6 +10,7 @@ from enum import Enum
 
 from dispatch_profiler.profiler.statistics import by_place, quantile, visited_interval
 from dispatch_profiler.profiler.stopping import Reading, StopRule
+from dispatch_profiler.runtime import GpuState
 
 #: A sample lasts at least this long, so that the clock and the call cost little of it.
 _SAMPLE_SECONDS = 0.005
@@ -48,7 +49,7 @@ class Measurement:
     tells why no more samples were taken. `dropped_ms` are samples during which other processes had a
     core that was needed: others were taken instead. `places` has the number of the place in memory at
     which each sample was taken; it is empty if that does not apply. `visits` has the number of samples
-    of each visit, in their order.
+    of each visit, in their order. `gpu` is the GPU's state after the last sample; None if nobody tells.
     """
 
     samples_ms: tuple[float, ...]
@@ -60,6 +61,7 @@ class Measurement:
     dropped_ms: tuple[float, ...] = ()
     places: tuple[int, ...] = ()
     visits: tuple[int, ...] = ()
+    gpu: GpuState | None = None
 
     @property
     def median_ms(self) -> float:

@@ -19,14 +19,21 @@ class Tally:
     clock: Callable[[], float] = time.monotonic
     done: int = 0
     failed: int = 0
+    #: Whether the last one counts: of what several devices measured, the first does.
+    step: int = 0
     started: float = field(init=False)
+
+    _seen: set[tuple[str, str]] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         self.started = self.clock()
 
     def add(self, record: Record) -> None:
         """One more is done."""
-        self.done += 1
+        key = (record.dispatch.name, record.provider)
+        self.step = int(key not in self._seen)
+        self._seen.add(key)
+        self.done += self.step
         self.failed += record.is_failure
 
     def note(self) -> str:

@@ -17,6 +17,7 @@ from dispatch_profiler.profiler.ceilings import Ceilings
 from dispatch_profiler.profiler.machine import Machine
 from dispatch_profiler.profiler.measure import Measurement
 from dispatch_profiler.profiler.records import Provenance, Record, Verdict, is_failure
+from dispatch_profiler.runtime import GpuState
 
 _FORMAT = "dispatch_profiler record"
 _VERSION = 1
@@ -171,5 +172,6 @@ def _from_dict(row: dict[str, Any]) -> StoredRecord:
     if measured is not None:
         lists = ("samples_ms", "warnings", "dropped_ms", "places", "visits")
         tuples = {name: tuple(measured[name]) for name in lists if name in measured}
-        values["measurement"] = Measurement(**{**measured, **tuples})
+        gpu = {"gpu": GpuState(**measured["gpu"])} if measured.get("gpu") else {}
+        values["measurement"] = Measurement(**{**measured, **tuples, **gpu})
     return StoredRecord(**values)

@@ -7,15 +7,20 @@ import hashlib
 import io
 import json
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
+from dispatch_profiler.errors import WorkerOutOfMemory
 from dispatch_profiler.files import sha256, write_atomic
 from dispatch_profiler.operations import Operation, Reference, operation_kind, reference
 from dispatch_profiler.profiler.inputs import Distribution, draw
+from dispatch_profiler.runtime.libraries import open_contraction
 
+#: From here on numpy takes longer than it takes to start torch: 1 s with 100 GFLOP/s in float64.
+_LARGE_FLOPS = 10**11
 _DECIDING = (
     "dispatch_profiler.operations._base",
     "dispatch_profiler.operations.element_types",
@@ -29,12 +34,14 @@ class References:
     """References of operations under one seed.
 
     The key of a file holds the operation, the distribution, the seed and the code that computes
-    them; a file that cannot be read is computed again and replaced.
+    them; a file that cannot be read is computed again and replaced. Large ones are computed on the
+    GPU of the URI `device`, where torch can do that.
     """
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, device: str = "") -> None:
         self._folder = folder
         self._seed = seed
+        self._device = device
         self._recent: dict[tuple[Operation, Distribution, bool], Reference] = {}
 
     def get(self, operation: Operation, distribution: Distribution, stepwise: bool = False) -> Reference:
@@ -60,10 +67,17 @@ class References:
         path = self.path(operation, distribution, stepwise)
         found = _load(path, operation)
         if found is None:
-            found = reference(operation, draw(operation, distribution, self._seed), stepwise=stepwise)
+            found = self._computed(operation, draw(operation, distribution, self._seed), stepwise)
             with contextlib.suppress(OSError):  # a cache that cannot be written is only slower
                 write_atomic(path, _pack(found, path.stem))
         return found
+
+    def _computed(self, operation: Operation, inputs: Sequence[np.ndarray], stepwise: bool) -> Reference:
+        contract = open_contraction(self._device) if operation.flops >= _LARGE_FLOPS else None
+        if contract is not None:
+            with contextlib.suppress(WorkerOutOfMemory):  # numpy has more
+                return reference(operation, inputs, stepwise=stepwise, contract=contract)
+        return reference(operation, inputs, stepwise=stepwise)
 
 
 def _pack(value: Reference, key: str) -> bytes:

@@ -83,20 +83,26 @@ _BASELINE = Default().name
 def table(records: Sequence[Record], *, top: int | None = None, reference: str = DEFAULT_REFERENCE) -> str:
     """Every operation with its dispatches, the fastest first; what was not measured comes last.
 
+    Each device has a table of its own.
+
     `vs default` is the speed relative to the compiler's own choice for the same operation, `vs
     <reference>` relative to a library, `within` how far the 95 % interval of the median reaches from
     it, `of limit` what part of the machine's FLOP/s it uses. With `top`, only so many of each
     operation, the default, and the reference.
     """
-    groups: dict[Operation, list[Record]] = {}
+    groups: dict[tuple[Operation, str], list[Record]] = {}
     standings = Standings(reference)
     for record in records:
-        groups.setdefault(record.dispatch.operation, []).append(record)
+        groups.setdefault((record.dispatch.operation, record.provenance.device), []).append(record)
         standings.learn(record)
-    return "\n\n".join(_group(operation, group, top, standings) for operation, group in groups.items())
+    tells = len({device for _, device in groups}) > 1
+    return "\n\n".join(
+        _group(f"{operation.name} on {device}" if tells else operation.name, group, top, standings)
+        for (operation, device), group in groups.items()
+    )
 
 
-def _group(operation: Operation, group: list[Record], top: int | None, standings: Standings) -> str:
+def _group(title: str, group: list[Record], top: int | None, standings: Standings) -> str:
     reference = standings.reference
     versus = ["vs default"] if reference == DEFAULT_REFERENCE else ["vs default", f"vs {reference}"]
     named = "".join(f" {name:>10}" for name in versus)
@@ -107,7 +113,7 @@ def _group(operation: Operation, group: list[Record], top: int | None, standings
         if top is None or i < top or r.dispatch.configuration.name == _BASELINE or r.provider == reference
     ]
     lines = [_table_row(record, standings.of(record), len(versus)) for record in rows]
-    return "\n".join([operation.name, head, *lines])
+    return "\n".join([title, head, *lines])
 
 
 def _median(record: Record) -> float:
@@ -138,13 +144,15 @@ _MAIN = (
     "Dispatch", "Provider", "OpKind", "Operation", "Configuration", "Arguments",
     "Verification", "Runtime(ms)", "GFLOPs",
 )  # fmt: skip
+#: Of the GPU after the last sample.
+_GPU = ("sm_mhz", "memory_mhz", "watts", "celsius")
 _MEASURED = (
     "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
-    "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings", "limit(ms)",
+    "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings", "limit(ms)", *_GPU,
 )  # fmt: skip
 _STANDING = ("vs_default", "vs_reference", "reference", "of_limit")
 _ORIGIN = (
-    "cpu", "cores", "memory_bytes", "system", "device", "target", "iree", "library", "seed", "when",
+    "gpu", "driver", "cpu", "cores", "memory_bytes", "system", "device", "target", "iree", "library", "seed", "when",
     "reason", "reproduce",
 )  # fmt: skip
 
@@ -177,6 +185,7 @@ def row(record: StoredRecord) -> dict[str, Any]:
         "ended_by": measurement.ended_by,
         "limit(ms)": repr(record.limit_ms) if record.limit_ms else "",
         "warnings": "; ".join(measurement.warnings),
+        **{name: getattr(measurement.gpu, name, "") for name in _GPU},
     }  # fmt: skip
     return {
         "Dispatch": record.dispatch,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dispatch_profiler.errors import DispatchProfilerError
-from dispatch_profiler.isolation import Worker, WorkerLimits
+from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
 from dispatch_profiler.profiler import job
 from dispatch_profiler.profiler.records import PROVIDER
 from dispatch_profiler.profiler.stopping import SentinelWatch
@@ -33,6 +33,14 @@ class Runner:
         return f"measured while the machine was disturbed: the sentinel took {ratio:.2f} of its usual time"
 
 
+def memory_limit(device: str) -> int | None:
+    """Bytes of address space that a process may map beyond its start if nobody says how many; None: any.
+
+    A GPU's driver maps all of the GPU's memory, whatever the machine has: there is no limit for it.
+    """
+    return None if libraries.is_gpu(device) else available_memory()
+
+
 class Runners:
     """Starts each process when it is needed. Use as a context manager."""
 
@@ -45,7 +53,7 @@ class Runners:
         self._runners = {PROVIDER: Runner(Worker(limits, job.start, (device, build)), SentinelWatch())}
         self._versions: dict[str, str] = {}
         self._checker = Worker(
-            limits, job.start_checker, (str(references), seed), job.CHECKER_ENVIRONMENT
+            limits, job.start_checker, (str(references), seed, device), job.CHECKER_ENVIRONMENT
         )  # fmt: skip
 
     def check_device(self) -> None:
@@ -91,6 +99,11 @@ class Runners:
             asleep = False
         if not asleep:
             worker.close()
+
+    def kill(self) -> None:
+        """End the processes from another thread; a call that waits for one raises WorkerCrashed."""
+        for worker in (*(runner.worker for runner in self._runners.values()), self._checker):
+            worker.kill()
 
     def close(self) -> None:
         """End the processes."""

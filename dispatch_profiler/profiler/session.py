@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import reduce
 from importlib import metadata
 from pathlib import Path
 
@@ -18,22 +17,17 @@ import numpy as np
 from dispatch_profiler.configurations import Default, Limits
 from dispatch_profiler.errors import DispatchProfilerError, ToolError, WorkerTimedOut
 from dispatch_profiler.generator import DispatchEntry, OperationEntry, State, Tree
-from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
+from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler import job
-from dispatch_profiler.profiler.ceilings import (
-    CeilingFile,
-    Ceilings,
-    environments,
-    measure_ceilings,
-)
+from dispatch_profiler.profiler.hardware import ceiling_file
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED, Distribution
 from dispatch_profiler.profiler.machine import this_machine
 from dispatch_profiler.profiler.measure import MeasureOptions, Mode
 from dispatch_profiler.profiler.providers import LibraryCall
 from dispatch_profiler.profiler.records import PROVIDER, Provenance, Record, Verdict
 from dispatch_profiler.profiler.reproduce import command_line
-from dispatch_profiler.profiler.runners import Runners
+from dispatch_profiler.profiler.runners import Runners, memory_limit
 from dispatch_profiler.profiler.verify import ShapeMismatch
 from dispatch_profiler.profiler.visits import Visit, ended, joined, next_visit
 from dispatch_profiler.profiler.vmfbs import DamagedVmfb, Vmfbs
@@ -96,14 +90,12 @@ class Session:
         self._options = options
         self._vmfbs = Vmfbs(tree)
         self._runtime = f"runtime {_version('iree-base-runtime')}"
-        memory = options.memory_bytes if options.memory_bytes is not None else available_memory()
+        memory = options.memory_bytes if options.memory_bytes is not None else memory_limit(options.device)
         limits = WorkerLimits(options.seconds, memory)
         self._runners = Runners(limits, options.device, options.build_dir, tree.references, options.seed)
         self._best: dict[Operation, float] = {}
-        # Of the machine that we run on: of a GPU it says nothing.
-        self._ceilings: CeilingFile | None = None
-        if options.ceilings is not None and options.device.startswith("local-"):
-            self._ceilings = CeilingFile(options.ceilings, self._measured_ceilings)
+        self._is_interrupted = False
+        self._ceilings = ceiling_file(options.ceilings, options.device) if options.ceilings else None
 
     @property
     def damaged(self) -> list[Path]:
@@ -214,7 +206,7 @@ class Session:
             iree="" if library else f"compiler {revision}, {self._runtime}",
             seed=self._options.seed,
             when=datetime.now().astimezone().isoformat(timespec="seconds"),
-            machine=this_machine(),
+            machine=this_machine(self._options.device),
             library=library,
         )
 
@@ -232,6 +224,8 @@ class Session:
 
     def _guarded(self, work: _Work, step: Callable[[_Work], _Work]) -> _Work:
         """What `step` makes of it; whatever breaks is a verdict on this dispatch alone."""
+        if self._is_interrupted:
+            raise KeyboardInterrupt
         try:
             return step(work)
         except WorkerTimedOut as error:
@@ -239,6 +233,8 @@ class Session:
         except NotSupported as error:
             return work.failed(Verdict.NOT_SUPPORTED, error.message)
         except DispatchProfilerError as error:
+            if self._is_interrupted:
+                raise KeyboardInterrupt from error
             return work.failed(Verdict.CRASHED, error.message)
         finally:
             self._runners.put_to_sleep(work.record.provider)
@@ -318,13 +314,6 @@ class Session:
         reason = f"{milliseconds:.4g} ms were read, but this machine needs {limit:.4g} ms at least"
         return replace(record.failed(Verdict.IMPLAUSIBLE, reason), limit_ms=limit, ceilings=ceilings)
 
-    def _measured_ceilings(self) -> Ceilings:
-        found = []
-        for environment in environments():
-            with Worker(start=job.ready, environment=environment) as worker:
-                found.append(worker.call(measure_ceilings))
-        return reduce(Ceilings.best_of, found)
-
     def _visit(self, work: _Work, best: float | None) -> Visit:
         record, single, options = work.record, work.single_seconds, self._options
         plan, stop = next_visit(options.measure, work.visits, best), options.measure.stop
@@ -335,6 +324,11 @@ class Session:
             single, seconds=options.seconds + 3.0 * expected,
         )  # fmt: skip
         return found
+
+    def kill(self) -> None:
+        """Interrupt, from another thread, the one that takes `records`, as Ctrl-C would."""
+        self._is_interrupted = True
+        self._runners.kill()
 
     def close(self) -> None:
         """End the worker processes."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.profiler.providers import DEFAULT_REFERENCE
 from dispatch_profiler.profiler.record_file import StoredRecord, as_stored
-from dispatch_profiler.profiler.records import PROVIDER, Record
+from dispatch_profiler.profiler.records import PROVIDER, Provenance, Record
 
 _BASELINE = Default().name
 
@@ -31,8 +31,8 @@ class Standings:
 
     def __init__(self, reference: str = DEFAULT_REFERENCE) -> None:
         self.reference = reference
-        self._default: dict[str, float] = {}
-        self._reference: dict[str, float] = {}
+        self._default: dict[_Key, float] = {}
+        self._reference: dict[_Key, float] = {}
 
     def learn(self, record: Record | StoredRecord) -> None:
         """Remember it, if others are compared with it."""
@@ -45,20 +45,28 @@ class Standings:
 
     def of(self, record: Record | StoredRecord) -> Standing:
         """Where a record stands against what is known."""
-        median, operation = _median(record), as_stored(record).operation
+        median, key = _median(record), _key(as_stored(record).operation, record.provenance)
         return Standing(
-            _ratio(self._default.get(operation), median),
-            _ratio(self._reference.get(operation), median),
+            _ratio(self._default.get(key), median),
+            _ratio(self._reference.get(key), median),
             _ratio(record.limit_ms or None, median),
         )
 
 
-def _set(known: dict[str, float], record: StoredRecord) -> None:
-    median = _median(record)
+#: An operation on a device of a machine: what is measured elsewhere is no measure for it.
+_Key = tuple[str, str, str]
+
+
+def _key(operation: str, provenance: Provenance) -> _Key:
+    return operation, provenance.device, provenance.machine.name
+
+
+def _set(known: dict[_Key, float], record: StoredRecord) -> None:
+    median, key = _median(record), _key(record.operation, record.provenance)
     if median is None:
-        known.pop(record.operation, None)
+        known.pop(key, None)
     else:
-        known[record.operation] = median
+        known[key] = median
 
 
 def _median(record: Record | StoredRecord) -> float | None:

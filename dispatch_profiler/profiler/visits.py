@@ -20,6 +20,7 @@ from dispatch_profiler.profiler.stopping import (
     drift_warning,
     load_warning,
 )
+from dispatch_profiler.runtime import GpuState
 
 #: No visit takes more than this part of the time that there is for a dispatch.
 _PART = 1.0 / 16.0
@@ -37,7 +38,7 @@ class Visit:
     `calls` calls make a sample, of `executions` executions together; `overhead` is what a call costs
     beside them, in seconds. `places` has the place in memory of each sample, or is empty. `readings`
     are of all samples, those that were dropped too. `seconds` is how long it took to take them.
-    `disturbed` says what the sentinel found, if anything.
+    `disturbed` says what the sentinel found, if anything; `gpu` and `throttled` what the GPU tells.
     """
 
     samples_ms: tuple[float, ...]
@@ -50,6 +51,8 @@ class Visit:
     kept_disturbed: int = 0
     seconds: float = 0.0
     disturbed: str = ""
+    gpu: GpuState | None = None
+    throttled: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,11 +153,13 @@ def joined(options: MeasureOptions, visits: Sequence[Visit], ended_by: Ended | N
     samples = tuple(sample for each in visits for sample in each.samples_ms)
     readings = [reading for each in visits for reading in each.readings]
     disturbed = [each.disturbed for each in visits if each.disturbed]
+    throttled = [each.throttled for each in visits if each.throttled]
     warnings = (
         *clock_warnings(readings),
         drift_warning(samples),
         load_warning(len(samples), sum(each.kept_disturbed for each in visits)),
         disturbed[-1] if 4 * len(disturbed) > len(visits) else "",
+        throttled[-1] if throttled else "",
     )
     last = visits[-1]
     return Measurement(
@@ -167,4 +172,5 @@ def joined(options: MeasureOptions, visits: Sequence[Visit], ended_by: Ended | N
         dropped_ms=tuple(sample for each in visits for sample in each.dropped_ms),
         places=tuple(place for each in visits for place in each.places),
         visits=tuple(len(each.samples_ms) for each in visits),
+        gpu=last.gpu,
     )

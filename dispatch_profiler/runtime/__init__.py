@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dispatch_profiler.runtime._base import Call, Device, Operands, Program, RunError, poison
+from dispatch_profiler.runtime.gpu_monitor import GpuMonitor, GpuState, open_monitor, throttle_warning
 from dispatch_profiler.runtime.libraries import METHODS as LIBRARY_METHODS
 from dispatch_profiler.runtime.libraries import Library, NotSupported, open_library
 from dispatch_profiler.runtime.null import NullDevice
@@ -16,7 +17,7 @@ def open_device(uri: str, build_dir: Path | None = None) -> Device:
 
     Raises TargetError if there is no such device.
     """
-    if uri == NullDevice.uri:
+    if _is_null(uri):
         return NullDevice()
     if build_dir is not None:
         return ToolDevice(uri, build_dir)
@@ -25,10 +26,29 @@ def open_device(uri: str, build_dir: Path | None = None) -> Device:
     return IreeDevice(uri)
 
 
+def all_devices(uri: str) -> tuple[str, ...]:
+    """Every device of the driver of `uri`: `cuda` -> `cuda://0`, `cuda://1`; of the CPU itself only.
+
+    Raises TargetError if there is no such driver, or no device.
+    """
+    if _is_null(uri) or uri.startswith("local-"):
+        return (uri,)
+    from dispatch_profiler.runtime.iree import devices_of
+
+    return devices_of(uri.partition(":")[0])
+
+
+def _is_null(uri: str) -> bool:
+    """`null://1` is one more of them."""
+    return uri.partition("://")[0] == NullDevice.uri
+
+
 __all__ = [
     "LIBRARY_METHODS",
     "Call",
     "Device",
+    "GpuMonitor",
+    "GpuState",
     "Library",
     "NotSupported",
     "NullDevice",
@@ -36,8 +56,11 @@ __all__ = [
     "Program",
     "RunError",
     "ToolDevice",
+    "all_devices",
     "find_runtime_tools",
     "open_device",
     "open_library",
+    "open_monitor",
     "poison",
+    "throttle_warning",
 ]

@@ -13,11 +13,13 @@ from typing import Any
 import iree.runtime as rt
 import numpy as np
 
-from dispatch_profiler.errors import TargetError, WorkerOutOfMemory
+from dispatch_profiler.errors import TargetError, WorkerCrashed, WorkerOutOfMemory
 from dispatch_profiler.operations import ElementType, Operation
 from dispatch_profiler.runtime._base import Operands, RunError, poison, raw_clock
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
+from dispatch_profiler.runtime.cuda_driver import find_gpu
 from dispatch_profiler.runtime.driver_errors import driver_refusal
+from dispatch_profiler.runtime.transfers import Window
 from dispatch_profiler.runtime.waits import core_waits
 
 _ELEMENT_TYPES = {
@@ -29,6 +31,12 @@ _ELEMENT_TYPES = {
     "i8": rt.HalElementType.SINT_8,
     "i32": rt.HalElementType.SINT_32,
 }
+
+#: After one of these nothing runs in this process any more (CUDA Driver API, "CUresult").
+_FATAL = re.compile(
+    r"CUDA_ERROR_(ILLEGAL_ADDRESS|ILLEGAL_INSTRUCTION|MISALIGNED_ADDRESS|INVALID_ADDRESS_SPACE|INVALID_PC"
+    r"|HARDWARE_STACK_ERROR|LAUNCH_FAILED|LAUNCH_TIMEOUT|ASSERT|ECC_UNCORRECTABLE|CONTEXT_IS_DESTROYED)"
+)
 
 
 @cache
@@ -49,6 +57,17 @@ def _hal_device(uri: str) -> Any:
         ) from error
 
 
+def devices_of(driver: str) -> tuple[str, ...]:
+    """URIs of all devices of a driver. Raises TargetError if there are none."""
+    try:
+        found = rt.get_driver(driver).query_available_devices()
+    except (ValueError, RuntimeError) as error:
+        raise TargetError(f"no {driver} device on this machine: {_why(error)}") from error
+    if not found:
+        raise TargetError(f"no {driver} device on this machine")
+    return tuple(f"{driver}://{index}" for index in range(len(found)))
+
+
 def _why(error: Exception) -> str:
     """`...: libvulkan.c:641: NOT_FOUND; Vulkan loader library not found; ensure ...` -> its third clause."""
     first = str(error).splitlines()[0]
@@ -60,6 +79,9 @@ def _refused(what: str, error: Exception) -> Exception:
     text = " ".join(str(error).split())
     if "RESOURCE_EXHAUSTED" in text or isinstance(error, MemoryError):
         return WorkerOutOfMemory(f"out of memory while {what}")
+    fatal = _FATAL.search(text)
+    if fatal:
+        return WorkerCrashed(f"{what} broke the device's context: {fatal[0]}")
     refusal = driver_refusal(text)
     if refusal:
         return RunError(f"{what} failed: {refusal}")
@@ -75,13 +97,19 @@ class IreeDevice:
     def __init__(self, uri: str) -> None:
         self.uri = uri
         self._device = _hal_device(uri)
+        self._usage = rt.BufferUsage.DEFAULT
+        if uri.startswith("local-"):
+            self._usage |= rt.BufferUsage.MAPPING  # elsewhere that would be another kind of memory
         if uri.startswith("local-task"):
             _give_way_to_workers()
 
     @property
     def cache_bytes(self) -> int:
         """See `Device.cache_bytes`."""
-        return last_level_cache_bytes() if self.uri.startswith("local-") else 0
+        if self.uri.startswith("local-"):
+            return last_level_cache_bytes()
+        gpu = find_gpu(self.uri)
+        return gpu.l2_bytes if gpu else 0
 
     @property
     def core_waits(self) -> Callable[[], float] | None:
@@ -93,7 +121,7 @@ class IreeDevice:
         try:
             module = rt.VmModule.copy_buffer(_instance(), vmfb)
             hal = rt.create_hal_module(_instance(), self._device)
-            return IreeProgram(rt.VmContext(_instance(), [hal, module]), module)
+            return IreeProgram(self._device, rt.VmContext(_instance(), [hal, module]), module)
         except (ValueError, RuntimeError, MemoryError) as error:
             raise _refused("loading the vmfb", error) from error
 
@@ -114,7 +142,7 @@ class IreeDevice:
         bits = dense.view(f"u{dense.dtype.itemsize}") if dense.dtype.kind not in "fi" else dense
         return self._device.allocator.allocate_buffer_copy(
             memory_type=rt.MemoryType.DEVICE_LOCAL,
-            allowed_usage=rt.BufferUsage.DEFAULT | rt.BufferUsage.MAPPING,
+            allowed_usage=self._usage,
             device=self._device,
             buffer=bits,
             element_type=_ELEMENT_TYPES[type_.name],
@@ -124,7 +152,8 @@ class IreeDevice:
 class IreeProgram:
     """A module in a context of its own."""
 
-    def __init__(self, context: Any, module: Any) -> None:
+    def __init__(self, device: Any, context: Any, module: Any) -> None:
+        self._device = device
         self._context = context
         self._module = module
 
@@ -133,13 +162,14 @@ class IreeProgram:
         entry = self._module.lookup_function(function)
         if entry is None:
             raise RunError(f"the vmfb has no function {function}")
-        return IreeCall(self._context, entry, operands)
+        return IreeCall(self._device, self._context, entry, operands)
 
 
 class IreeCall:
     """See `Call`."""
 
-    def __init__(self, context: Any, entry: Any, operands: Sequence[Operands]) -> None:
+    def __init__(self, device: Any, context: Any, entry: Any, operands: Sequence[Operands]) -> None:
+        self._device = device
         self._context = context
         self._entry = entry
         self._first = operands[0]
@@ -157,14 +187,14 @@ class IreeCall:
     def run(self) -> np.ndarray:
         """See `Call.run`."""
         result = self._first.operation.result
-        mapping = self._first.handles[-1].map()  # must live as long as `raw`
-        raw = mapping.asarray([result.bytes], np.dtype(np.uint8))
-        raw[:] = poison(result.type, result.shape).reshape(-1).view(np.uint8)
         try:
+            window = Window(self._device, self._first.handles[-1])
+            window.write(poison(result.type, result.shape))
             self._context.invoke(self._entry, _arguments(self._first), rt.VmVariantList(1))
+            raw = window.read()
         except (ValueError, RuntimeError, MemoryError) as error:
             raise _refused("running the dispatch", error) from error
-        return raw.view(result.type.dtype).reshape(result.shape).copy()
+        return raw.view(result.type.dtype).reshape(result.shape)
 
     def time(self, calls: int) -> float:
         """See `Call.time`."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from dispatch_profiler.errors import UsageError
-from dispatch_profiler.operations import Operation
+from dispatch_profiler.errors import MissingDependency, UsageError
+from dispatch_profiler.operations import Contraction, Operation
 from dispatch_profiler.runtime._base import Call, Operands, RunError
 
 #: Library -> kind of operation -> what of the library computes it. What is not named it cannot do.
@@ -76,6 +77,19 @@ def open_library(name: str, device: str, threads: int) -> Library:
     from dispatch_profiler.runtime.torch_library import TorchLibrary
 
     return TorchLibrary(device, threads)
+
+
+@cache
+def open_contraction(device: str) -> Contraction | None:
+    """What contracts in float64 on the device URI, a GPU; None where torch does not run there."""
+    if not device or not is_gpu(device):
+        return None
+    try:
+        from dispatch_profiler.runtime.torch_gpu import GpuContraction
+
+        return GpuContraction(device)
+    except (MissingDependency, UsageError):
+        return None
 
 
 def is_gpu(device: str) -> bool:

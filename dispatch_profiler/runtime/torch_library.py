@@ -29,10 +29,12 @@ except ImportError as error:
     ) from error
 
 Tensor = Any
-_torch: Any = torch  # parts of it have no types
+#: torch, parts of which have no types.
+torch_api: Any = torch
 #: (lhs, rhs[, bias], result) -> result, written where `result` is if torch can do that.
 Computation = Callable[..., Tensor]
-_TYPES = {
+#: Element types by their names here.
+TYPES = {
     "f64": torch.float64,
     "f32": torch.float32,
     "f16": torch.float16,
@@ -73,6 +75,11 @@ class TorchLibrary:
         torch.backends.cudnn.benchmark = True  # the fastest algorithm that cuDNN has
 
     @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._device
+
+    @property
     def version(self) -> str:
         """See `Library.version`: `torch 2.13.0+cpu (oneDNN 3.12.0, MKL 2024.2)`."""
         built = torch.__config__.show()
@@ -81,7 +88,9 @@ class TorchLibrary:
                 f"cuBLAS of CUDA {torch.version.cuda}" if torch.version.cuda else f"HIP {torch.version.hip}"
             ]
             parts += (
-                [f"cuDNN {_torch.backends.cudnn.version()}"] if _torch.backends.cudnn.is_available() else []
+                [f"cuDNN {torch_api.backends.cudnn.version()}"]
+                if torch_api.backends.cudnn.is_available()
+                else []
             )
         else:
             named = (("oneDNN", r"MKL-DNN v([\d.]+)"), ("MKL", r"Math Kernel Library Version ([\d.]+)"))
@@ -92,7 +101,7 @@ class TorchLibrary:
     def cache_bytes(self) -> int:
         """See `Device.cache_bytes`."""
         if self._device.type == "cuda":
-            return int(getattr(_torch.cuda.get_device_properties(self._device), "L2_cache_size", 0))
+            return int(getattr(torch_api.cuda.get_device_properties(self._device), "L2_cache_size", 0))
         return last_level_cache_bytes()
 
     def load(self, vmfb: bytes) -> TorchLibrary:
@@ -177,7 +186,7 @@ class TorchCall:
 def _tensor(array: np.ndarray, type_: ElementType, device: torch.device) -> Tensor:
     """A copy on the device; numpy's bf16 and f8 travel as their bits."""
     bits = np.ascontiguousarray(array).view(f"i{type_.bytes}")
-    return torch.from_numpy(bits.copy()).view(_TYPES[type_.name]).to(device)
+    return torch.from_numpy(bits.copy()).view(TYPES[type_.name]).to(device)
 
 
 def _refused(error: RuntimeError) -> Exception:
@@ -210,7 +219,7 @@ def _product(operation: Operation, device: torch.device) -> Computation:
         return _widened_product(operation, device)
     activation, batched = _activation(operation), isinstance(operation, BatchMatmul)
     # A result that is narrower than the sums gets them rounded once, in the end.
-    shape, dtype = operation.result.shape, _TYPES[types.lhs]
+    shape, dtype = operation.result.shape, TYPES[types.lhs]
     held = None if types.lhs == types.result else torch.empty(shape, dtype=dtype, device=device)
 
     def compute(lhs: Tensor, rhs: Tensor, *rest: Tensor) -> Tensor:
@@ -263,7 +272,7 @@ def _convolution(operation: Conv2d) -> Computation:
     narrow = types.input.precision < types.accumulator.precision
     if types.input.is_integer or types.input.name == "f8E4M3FN" or (narrow and types.lhs != types.result):
         raise NotSupported(f"torch has no convolution of {types.lhs} with a result in {types.result}")
-    layout, stored = _memory_format(operation), _TYPES[types.result]
+    layout, stored = _memory_format(operation), TYPES[types.result]
     window = (operation.stride, operation.padding, operation.dilation, operation.groups)
 
     def compute(images: Tensor, filters: Tensor, *rest: Tensor) -> Tensor:

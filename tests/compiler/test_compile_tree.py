@@ -235,5 +235,14 @@ def test_small_operations_are_repeated_more_often(operation: Matmul, expected: i
     assert repeat_count(operation) == expected
 
 
+@pytest.mark.parametrize(
+    ("operation", "expected"),
+    [(Matmul(512, 512, 512), 100), (Matmul(3456, 1024, 2048), 14), (Matmul(8192, 8192, 8192), 10)],
+)
+def test_on_a_gpu_no_call_is_of_few(operation: Matmul, expected: int):
+    """2e11 operations a call: 2 * 3456 * 1024 * 2048 = 1.45e10 goes into it 13.8 times."""
+    assert repeat_count(operation, on_gpu=True) == expected
+
+
 def test_the_hash_of_a_file_that_is_not_there_is_none(tmp_path: Path):
     assert artifact_of(tmp_path / "nothing") is None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dispatch_profiler.errors import DispatchProfilerError, ToolError, WorkerOutOfMemory
-from dispatch_profiler.profiler import job, runners, session
+from dispatch_profiler.profiler import hardware, job, runners
 
 _made: dict[str, Path] = {}
 
@@ -71,7 +71,7 @@ class InProcess:
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No worker processes: for tests that need no crash, hang or memory limit."""
-    for room in (runners, session):
+    for room in (runners, hardware):
         monkeypatch.setattr(room, "Worker", InProcess)
     monkeypatch.setattr(job, "_device", None)
     monkeypatch.setattr(job, "_sentinel", None)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dispatch_profiler.operations import ElementTypes, Matmul
-from dispatch_profiler.profiler import ProfileOptions, Session, Verdict, ceilings
+from dispatch_profiler.profiler import ProfileOptions, Session, Verdict, ceilings, hardware
 from dispatch_profiler.profiler.ceilings import CeilingFile, Ceilings, measure_ceilings
 from dispatch_profiler.profiler.measure import Mode
 from dispatch_profiler.targets import HostCpu
@@ -53,10 +53,10 @@ def test_the_higher_of_two_measurements_counts():
 
 def test_what_was_measured_once_is_kept(tmp_path: Path):
     answers = iter([LOWER, KNOWN])
-    file = CeilingFile(tmp_path, lambda: next(answers))
+    file = CeilingFile(tmp_path, "this", lambda: next(answers))
 
     assert file.get() == file.get() == LOWER
-    assert CeilingFile(tmp_path, lambda: next(answers)).get() == LOWER  # by the next run too
+    assert CeilingFile(tmp_path, "this", lambda: next(answers)).get() == LOWER  # by the next run too
     assert file.again() == LOWER.best_of(KNOWN)
     assert file.get() == LOWER.best_of(KNOWN)
 
@@ -73,10 +73,10 @@ def test_what_was_measured_once_is_kept(tmp_path: Path):
 )
 def test_a_damaged_file_is_measured_anew(tmp_path: Path, text: str):
     folder = tmp_path / "machines"
-    CeilingFile(folder, lambda: KNOWN).get()
+    CeilingFile(folder, "this", lambda: KNOWN).get()
     next(folder.iterdir()).write_text(text)
 
-    assert CeilingFile(folder, lambda: LOWER).get() == LOWER
+    assert CeilingFile(folder, "this", lambda: LOWER).get() == LOWER
 
 
 def test_wide_kernels_of_blas_are_tried_only_where_the_cpu_has_them(monkeypatch):
@@ -99,7 +99,6 @@ def test_this_machine_has_ceilings():
 @pytest.mark.parametrize(("peak", "verdict"), [(1e9, "Implausible"), (1e15, "SUCCESS")])
 def test_a_figure_below_the_limit_is_implausible(null_tree, monkeypatch, tmp_path, peak: float, verdict: str):
     """The null device answers as fast as it is told to; here it passes for this machine."""
-    from dispatch_profiler.profiler import session
     from dispatch_profiler.runtime import NullDevice
 
     measured = []
@@ -110,7 +109,7 @@ def test_a_figure_below_the_limit_is_implausible(null_tree, monkeypatch, tmp_pat
 
     folder = null_tree()
     monkeypatch.setattr("dispatch_profiler.profiler.job.open_device", lambda *_: NullDevice())
-    monkeypatch.setattr(session, "measure_ceilings", measured_now)
+    monkeypatch.setattr(hardware, "measure_ceilings", measured_now)
     options = ProfileOptions("local-null", ceilings=tmp_path / "machines")
     from dispatch_profiler.generator import Tree, load_manifest
 

@@ -56,14 +56,15 @@ def test_columns_stand_in_the_documented_order(tmp_path):
         "Verification", "Runtime(ms)", "GFLOPs",
     ]  # fmt: skip
     assert header[11:20] == ["bytes", "flops", "batch_count", "m", "n", "k", "lhs", "rhs", "result"]
-    assert header[-42:] == [
+    assert header[-48:] == [
         "distribution_tile", "cache_tile", "vector_tile", "peel",
         "workgroup_tile", "k_tile", "stages", "core", "instruction", "pipeline", "inner_tile", "options",
         "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
         "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings", "limit(ms)",
+        "sm_mhz", "memory_mhz", "watts", "celsius",
         "vs_default", "vs_reference", "reference", "of_limit",
-        "cpu", "cores", "memory_bytes", "system", "device", "target", "iree", "library", "seed", "when",
-        "reason", "reproduce",
+        "gpu", "driver", "cpu", "cores", "memory_bytes", "system", "device", "target", "iree", "library",
+        "seed", "when", "reason", "reproduce",
     ]  # fmt: skip
 
 

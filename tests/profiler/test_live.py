@@ -19,9 +19,9 @@ SHAPE = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
 
 @pytest.fixture
 def no_processes(in_process, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dispatch_profiler.profiler import session
+    from dispatch_profiler.profiler import runners
 
-    monkeypatch.setattr(live, "Worker", session.Worker)
+    monkeypatch.setattr(live, "Worker", runners.Worker)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,11 +28,20 @@ def test_a_line_tells_how_long_the_rest_takes_if_it_is_alike():
     times = iter([100.0, 130.0])
     tally = Tally(8, lambda: next(times))
     tally.add(RECORD)
-    tally.add(RECORD.failed(Verdict.CRASHED, "SIGSEGV"))
+    tally.add(replace(RECORD, provider="numpy").failed(Verdict.CRASHED, "SIGSEGV"))
     assert tally.note() == "1 failed"
     assert tally.line(RECORD) == (
         "[Profiling]: matmul_4x6x8_f32t_f32t_f32t_tile_config_default: SUCCESS, 0.25 ms  [2 of 8, 0:01:30 left]"
     )
+
+
+def test_what_two_devices_measured_counts_once():
+    tally = Tally(8, lambda: 0.0)
+    steps = []
+    for record in (RECORD, RECORD, replace(RECORD, provider="numpy")):
+        tally.add(record)
+        steps.append(tally.step)
+    assert (steps, tally.done) == ([1, 0, 1], 2)
 
 
 @pytest.mark.parametrize("columns", [40, 120])

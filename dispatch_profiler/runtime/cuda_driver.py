@@ -1,0 +1,107 @@
+"""What the NVIDIA driver says of a GPU, asked of libcuda itself: no CUDA toolkit is needed.
+
+No context is made on the GPU, so asking costs it no memory and disturbs nobody.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import uuid
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+# CUdevice_attribute of cuda.h
+_CLOCK_KHZ = 13
+_MULTIPROCESSORS = 16
+_MEMORY_CLOCK_KHZ = 36
+_MEMORY_BUS_BITS = 37
+_L2_BYTES = 38
+_CAPABILITY_MAJOR = 75
+_CAPABILITY_MINOR = 76
+
+
+@dataclass(frozen=True)
+class CudaGpu:
+    """A GPU as its driver describes it.
+
+    `capability` is the compute capability, (9, 0) for Hopper; `clock_hz` the highest of its
+    multiprocessors; `bytes_per_second` what its memory's clock and the width of the bus allow;
+    `cuda` the newest CUDA that the driver takes.
+    """
+
+    ordinal: int
+    name: str
+    uuid: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    clock_hz: float
+    l2_bytes: int
+    bytes_per_second: float
+    cuda: str
+
+
+@cache
+def find_gpu(uri: str) -> CudaGpu | None:
+    """The GPU of the device URI `cuda`, `cuda://1` or `cuda://GPU-<uuid>`.
+
+    None if the URI is of another driver, or if there is no such GPU or no NVIDIA driver.
+    """
+    found = re.fullmatch(r"cuda(?:://(.*))?", uri)
+    library = _library() if found else None
+    if found is None or library is None:
+        return None
+    wanted = found[1] or "0"
+    for ordinal in range(gpu_count()):
+        gpu = _describe(library, ordinal)
+        if wanted in (str(ordinal), gpu.uuid):
+            return gpu
+    return None
+
+
+def gpu_count() -> int:
+    """How many NVIDIA GPUs this process may use; 0 without a driver."""
+    library = _library()
+    return 0 if library is None else _number(library.cuDeviceGetCount)
+
+
+@cache
+def _library() -> Any:
+    """libcuda, initialized; None if there is none or it does not start."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        return library if library.cuInit(0) == 0 else None
+    except (OSError, AttributeError):
+        return None
+
+
+def _describe(library: Any, ordinal: int) -> CudaGpu:
+    device = _number(library.cuDeviceGet, ordinal)
+
+    def attribute(which: int) -> int:
+        return _number(library.cuDeviceGetAttribute, which, device)
+
+    name, identity = ctypes.create_string_buffer(256), ctypes.create_string_buffer(16)
+    library.cuDeviceGetName(name, len(name), device)
+    library.cuDeviceGetUuid(identity, device)
+    version = _number(library.cuDriverGetVersion)
+    # Two transfers a cycle, over `bits` lines.
+    bytes_per_second = 2.0 * 1e3 * attribute(_MEMORY_CLOCK_KHZ) * attribute(_MEMORY_BUS_BITS) / 8
+    return CudaGpu(
+        ordinal=ordinal,
+        name=name.value.decode(errors="replace"),
+        uuid=f"GPU-{uuid.UUID(bytes=identity.raw)}",
+        capability=(attribute(_CAPABILITY_MAJOR), attribute(_CAPABILITY_MINOR)),
+        multiprocessors=attribute(_MULTIPROCESSORS),
+        clock_hz=1e3 * attribute(_CLOCK_KHZ),
+        l2_bytes=attribute(_L2_BYTES),
+        bytes_per_second=bytes_per_second,
+        cuda=f"{version // 1000}.{version % 1000 // 10}",
+    )
+
+
+def _number(function: Any, *arguments: int) -> int:
+    """What a function of libcuda writes to its first argument; 0 if it fails."""
+    value = ctypes.c_int(0)
+    return value.value if function(ctypes.byref(value), *arguments) == 0 else 0

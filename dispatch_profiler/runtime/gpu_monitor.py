@@ -1,0 +1,111 @@
+"""Clocks, power, temperature and throttling of an NVIDIA GPU, through NVML where it answers.
+
+Needs the package `nvidia-ml-py` (extra `cuda`) and the driver's libnvidia-ml; without either nothing is
+known and nothing is said. Two readings tell what happened between them: NVML counts the time for
+which the GPU ran slower than it would, for its power limit and for heat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dispatch_profiler.runtime.cuda_driver import find_gpu
+
+_UNKNOWN = -1.0
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """A GPU at one moment. What NVML does not tell is 0, of the `slowed` seconds -1.
+
+    Clocks in MHz: of the multiprocessors now, the highest that they have, of the memory. Power and its
+    limit in watts. `slowed_by_power` and `slowed_by_heat` are seconds since the driver was loaded.
+    """
+
+    sm_mhz: int = 0
+    max_sm_mhz: int = 0
+    memory_mhz: int = 0
+    watts: float = 0.0
+    limit_watts: float = 0.0
+    celsius: int = 0
+    slowed_by_power: float = _UNKNOWN
+    slowed_by_heat: float = _UNKNOWN
+
+
+class GpuMonitor:
+    """Reads the state of one GPU; a reading takes some milliseconds, so none is taken in a sample."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml = nvml
+        self._handle = handle
+
+    @property
+    def driver(self) -> str:
+        """Version of the driver, `580.159.04`; empty if NVML does not tell."""
+        return str(self._asked(self._nvml.nvmlSystemGetDriverVersion) or "")
+
+    def read(self) -> GpuState:
+        """The state now."""
+        nvml = self._nvml
+
+        def of(function: Callable[..., Any], *arguments: int) -> Any:
+            return self._asked(function, self._handle, *arguments) or 0
+
+        return GpuState(
+            sm_mhz=of(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+            max_sm_mhz=of(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM),
+            memory_mhz=of(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM),
+            watts=of(nvml.nvmlDeviceGetPowerUsage) / 1e3,
+            limit_watts=of(nvml.nvmlDeviceGetEnforcedPowerLimit) / 1e3,
+            celsius=of(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+            slowed_by_power=self._slowed(nvml.NVML_PERF_POLICY_POWER),
+            slowed_by_heat=self._slowed(nvml.NVML_PERF_POLICY_THERMAL),
+        )
+
+    def _slowed(self, policy: int) -> float:
+        told = self._asked(self._nvml.nvmlDeviceGetViolationStatus, self._handle, policy)
+        return _UNKNOWN if told is None else told.violationTime / 1e9
+
+    def _asked(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What NVML answers; None for what this GPU or driver does not tell."""
+        with contextlib.suppress(self._nvml.NVMLError):
+            return function(*arguments)
+        return None
+
+
+def open_monitor(uri: str) -> GpuMonitor | None:
+    """The monitor of a device URI; None if it is no NVIDIA GPU, or if NVML does not answer."""
+    gpu = find_gpu(uri)
+    if gpu is None:
+        return None
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        # By its identity: NVML counts GPUs that CUDA_VISIBLE_DEVICES hides.
+        return GpuMonitor(pynvml, pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+    except pynvml.NVMLError:
+        return None
+
+
+def throttle_warning(before: GpuState | None, after: GpuState | None) -> str:
+    """A sentence if the GPU was slowed down between two readings; else empty."""
+    if before is None or after is None:
+        return ""
+    reasons = list(_reasons(before, after))
+    if not reasons:
+        return ""
+    clock = f" (SM clock {after.sm_mhz} of {after.max_sm_mhz} MHz)" if after.sm_mhz else ""
+    return f"the GPU was slowed down by {' and '.join(reasons)} while it was measured{clock}"
+
+
+def _reasons(before: GpuState, after: GpuState) -> Iterator[str]:
+    if before.slowed_by_power >= 0.0 and after.slowed_by_power > before.slowed_by_power:
+        yield f"its power limit of {after.limit_watts:.0f} W"
+    if before.slowed_by_heat >= 0.0 and after.slowed_by_heat > before.slowed_by_heat:
+        yield f"heat ({after.celsius} °C)"

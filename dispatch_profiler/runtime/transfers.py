@@ -1,0 +1,56 @@
+"""Bytes of a buffer as the host sees them: mapped where the host can, else copied by the device.
+
+On CUDA a buffer of the device's own memory cannot be mapped. One that is allocated to be mapped is
+managed memory, whose pages wander between host and GPU: no place for operands that are timed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import iree.runtime as rt
+import numpy as np
+
+_HOST_VISIBLE = int(rt.MemoryType.HOST_VISIBLE)
+
+
+class Window:
+    """The bytes of the buffer behind `view`. Raises what IREE raises if staging memory cannot be had."""
+
+    def __init__(self, device: Any, view: Any) -> None:
+        self._device = device
+        self._buffer = view.get_buffer()
+        is_visible = bool(self._buffer.memory_type() & _HOST_VISIBLE)
+        self._host = self._buffer if is_visible else self._staging()
+        self._mapping = self._host.map()  # must live as long as what was read from it
+
+    def _staging(self) -> Any:
+        return self._device.allocator.allocate_buffer(
+            rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE,
+            rt.BufferUsage.TRANSFER | rt.BufferUsage.MAPPING,
+            self._buffer.byte_length(),
+        )
+
+    @property
+    def _bytes(self) -> np.ndarray:
+        # A staging buffer may be longer than what it stands for.
+        size = self._buffer.byte_length()
+        return np.asarray(self._mapping.asarray([self._host.byte_length()], np.dtype(np.uint8)))[:size]
+
+    def write(self, array: np.ndarray) -> None:
+        """Put the bytes of `array`, which is as large, there."""
+        self._bytes[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if self._host is not self._buffer:
+            self._copy(self._host, self._buffer)
+
+    def read(self) -> np.ndarray:
+        """A copy of the bytes that are there."""
+        if self._host is not self._buffer:
+            self._copy(self._buffer, self._host)
+        return self._bytes.copy()
+
+    def _copy(self, source: Any, target: Any) -> None:
+        done = self._device.create_semaphore(0)
+        start, end = (rt.HalFence.create_at(done, at) for at in (0, 1))
+        self._device.queue_copy(source, target, wait_semaphores=start, signal_semaphores=end)
+        end.wait()
