@@ -1,0 +1,221 @@
+#!/usr/bin/env python3
+"""A GPU: what IREE's own code, kernels from outside, IREE's default and torch reach on twelve shapes.
+
+The machine with the compiler seldom has the GPU, so there are two halves:
+
+    python benchmarks/gpu.py --prepare=gpu.zip                      compiles; needs no GPU
+    python benchmarks/gpu.py --bundle=gpu.zip --records=gpu.jsonl   measures; needs no compiler, but torch
+
+The second measures everything in one run: every dispatch is verified, and torch stands beside it. What
+failed to compile or was wrong is listed by its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks._table import Row, at_least, report
+from dispatch_profiler.configurations import (
+    Configuration,
+    Default,
+    draw_valid,
+    gpu_spaces,
+    refusal,
+    shipped_configurations,
+    triton_spaces,
+)
+from dispatch_profiler.generator import Dispatch, Manifest, Plan
+from dispatch_profiler.generator.bundle import unpacked, write_bundle
+from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
+from dispatch_profiler.profiler import MeasureOptions, ProfileOptions, Record, Session, StopRule
+from dispatch_profiler.profiler.providers import with_providers
+from dispatch_profiler.profiler.record_file import JsonLines
+from dispatch_profiler.profiler.records import PROVIDER
+from dispatch_profiler.targets import Target, parse_target
+
+TARGET = "cuda:h200"
+F16, BF16 = ElementTypes("f16", "f16", "f16"), ElementTypes("bf16", "bf16", "bf16")
+#: The original's document has a figure for it, of an A100.
+DOCUMENT = Matmul(3456, 1024, 2048, F16)
+#: Small, wide, square and deep; batches as attention has them; convolutions of ResNet-50.
+OPERATIONS: tuple[Operation, ...] = (
+    DOCUMENT,
+    Matmul(512, 512, 512, F16),
+    Matmul(4096, 4096, 4096, F16),
+    Matmul(4096, 4096, 4096, BF16),
+    Matmul(128, 8192, 4096, BF16),
+    Matmul(512, 512, 8192, F16),
+    BatchMatmul(32, 512, 512, 64, F16),
+    BatchMatmul(32, 512, 64, 512, BF16),
+    Conv2d(32, 56, 56, 64, 64, 3, 3, padding=(1, 1), types=F16),
+    Conv2d(32, 14, 14, 256, 256, 3, 3, padding=(1, 1), types=F16),
+    Conv2d(32, 56, 56, 64, 256, 1, 1, types=F16),
+    Conv2d(32, 14, 14, 1024, 256, 1, 1, types=F16),
+)
+#: Points drawn of IREE's space and of Triton's besides the shipped lists: of the document's shape, of others.
+DRAWN, DRAWN_ELSEWHERE = (200, 24), (40, 12)
+SEED = 13
+
+
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    half = parser.add_mutually_exclusive_group(required=True)
+    half.add_argument("--prepare", type=Path, metavar="FILE.zip", help="compile, and pack what was compiled")
+    half.add_argument("--bundle", type=Path, metavar="FILE.zip", help="measure what was packed")
+    parser.add_argument("--records", type=Path, metavar="FILE.jsonl", help="where every sample goes")
+    parser.add_argument("--device", default="cuda", help="device URI (default: cuda)")
+    parser.add_argument("--budget", type=float, default=0.2, metavar="S", help="seconds a dispatch (0.2)")
+    parser.add_argument("--quick", action="store_true", help="prepare two shapes and few configurations")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the rows as JSON")
+    return parser.parse_args(arguments)
+
+
+# -- on the machine with the compiler --------------------------------------------------------------
+
+
+def prepare(path: Path, quick: bool) -> None:
+    """Generate and compile in a temporary folder, and pack the result."""
+    # The other machine has none of it.
+    from dispatch_profiler.compiler import CompileOptions, IreeCompiler, compile_tree
+    from dispatch_profiler.generator import Tree, emit, load_manifest
+
+    target, began = parse_target(TARGET), time.monotonic()
+    operations = (DOCUMENT, OPERATIONS[1]) if quick else OPERATIONS
+    groups = tuple((each, tuple(dispatches_of(each, target, quick))) for each in operations)
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Tree(Path(folder))
+        list(emit(Plan(target, groups), tree))
+        list(compile_tree(load_manifest(tree), IreeCompiler(), CompileOptions(workers=2)))
+        manifest = load_manifest(tree)
+        size = write_bundle(path, manifest, manifest.dispatches())
+    states = Counter(dispatch.state.value for _, dispatch in manifest.dispatches())
+    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    print(f"{path}: {counts}, {size / 2**20:.1f} MiB, {time.monotonic() - began:.0f} s")
+
+
+def dispatches_of(operation: Operation, target: Target, quick: bool) -> Iterator[Dispatch]:
+    """IREE's default, the shipped lists, and points drawn from the spaces, the same in every run."""
+    limits, rng = target.limits, random.Random(SEED)
+    own, outside = DRAWN if operation == DOCUMENT else DRAWN_ELSEWHERE
+    if quick:
+        own, outside = 8, 4
+    shipped = [e.configuration for e in shipped_configurations(target.shipped_list) if e.is_for(operation)]
+    found: dict[Configuration, None] = dict.fromkeys([Default(), *shipped])
+    for spaces, count in ((gpu_spaces, own), (triton_spaces, outside)):
+        drawn = draw_valid(spaces(operation, limits), operation, limits, rng)
+        found.update(dict.fromkeys(islice(drawn, count)))
+    return (Dispatch(operation, each) for each in found if refusal(each, operation, limits) is None)
+
+
+# -- on the machine with the GPU -------------------------------------------------------------------
+
+
+def measure(options: argparse.Namespace) -> list[Row]:
+    """Every dispatch of the bundle and torch, in one run; prints what each shape reached."""
+    with unpacked(options.bundle) as (manifest, _):
+        began = time.monotonic()
+        records = list(_records(manifest, options))
+        seconds = time.monotonic() - began
+    by_operation: dict[Operation, list[Record]] = defaultdict(list)
+    for record in records:
+        by_operation[record.dispatch.operation].append(record)
+    best = {operation: Best(found) for operation, found in by_operation.items()}
+    for operation, each in best.items():
+        print(each.line(operation))
+    failures(records)
+    measured = sum(record.measurement is not None for record in records)
+    return [*rows(best), at_least("verified and profiled a second", measured / seconds, "", 5)]
+
+
+def _records(manifest: Manifest, options: argparse.Namespace) -> Iterator[Record]:
+    how = ProfileOptions(options.device, measure=MeasureOptions(StopRule(seconds=options.budget)))
+    pairs = with_providers(manifest.dispatches(), ("iree", "torch"))
+    with Session(manifest.tree, how) as session:
+        session.check_device()
+        session.check_libraries(["torch"])
+        writer = JsonLines(options.records) if options.records else None
+        for record in session.records(pairs):
+            if writer is not None:
+                writer.add(record)
+            yield record
+
+
+class Best:
+    """The fastest correct dispatches of one operation, by whose they are; times in milliseconds."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        right = [r for r in records if r.measurement is not None and not r.is_failure]
+        self.default = _fastest(r for r in right if r.dispatch.configuration == Default())
+        self.iree = _fastest(r for r in right if r.provider == PROVIDER)
+        self.torch = _fastest(r for r in right if r.provider == "torch")
+        self.all = _fastest(r for r in right if r.provider != "torch")
+
+    def line(self, operation: Operation) -> str:
+        """Each with its speed."""
+        told = []
+        for name in ("default", "iree", "all", "torch"):
+            record: Record | None = getattr(self, name)
+            if record is None or record.measurement is None:
+                told.append(f"{name}: none")
+                continue
+            speed = record.measurement.gflops(operation.flops) / 1e3
+            told.append(f"{name}: {speed:.1f} TFLOP/s ({record.dispatch.configuration.name})")
+        return f"{operation.name}: " + "; ".join(told)
+
+
+def _fastest(records: Iterable[Record]) -> Record | None:
+    return min(records, key=_ms, default=None)
+
+
+def _ms(record: Record | None) -> float:
+    """Infinite without a figure, so that a ratio of speeds is 0."""
+    return math.inf if record is None or record.measurement is None else record.measurement.median_ms
+
+
+def rows(best: Mapping[Operation, Best]) -> Iterator[Row]:
+    """The goals."""
+    document = best.get(DOCUMENT)
+    if document is not None:
+        for what, record, goal in (("IREE's code", document.iree, 163), ("all", document.all, 450)):
+            speed = DOCUMENT.flops / _ms(record) / 1e9
+            yield at_least(f"3456x1024x2048 f16, best of {what}", speed, "TFLOP/s", goal)
+        yield at_least("the same against torch", _ms(document.torch) / _ms(document.all), "x", 0.9)
+    gains = [_ms(each.default) / _ms(each.iree) for each in best.values()]
+    mean = math.exp(math.fsum(map(math.log, gains)) / len(gains)) if all(gains) else 0.0
+    yield at_least(f"best of IREE's tiles against its default, {len(gains)} shapes", mean, "x", 2.5)
+    for operation, each in best.items():
+        yield at_least(f"{operation.name} against torch", _ms(each.torch) / _ms(each.all), "x", 0.7)
+
+
+def failures(records: Iterable[Record]) -> None:
+    """Everything that has no figure, counted by reason."""
+    counts = Counter((r.verdict.value, r.reason) for r in records if r.measurement is None)
+    for (verdict, reason), count in counts.most_common():
+        print(f"{count} {verdict}: {reason}")
+
+
+def main() -> int:
+    """Prepare, or measure and tell by the exit status whether every goal was reached."""
+    options = options_of()
+    if options.prepare:
+        prepare(options.prepare, options.quick)
+        return 0
+    return report(measure(options), options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
