@@ -11,14 +11,16 @@ from typing import Any
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
 from dispatch_profiler.profiler import job
-from dispatch_profiler.profiler.records import PROVIDER
 from dispatch_profiler.profiler.stopping import SentinelWatch
 from dispatch_profiler.runtime import libraries
+
+#: Stands for no library: what the vmfbs hold.
+_DISPATCHES = ""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """A process that runs kernels of one provider, and whether its machine is as it was."""
+    """A process that runs dispatches, or the kernels of one library, and whether its machine is as it was."""
 
     worker: Worker
     watch: SentinelWatch
@@ -50,7 +52,7 @@ class Runners:
         self._limits = limits
         self._device = device
         build = str(build_dir) if build_dir else ""
-        self._runners = {PROVIDER: Runner(Worker(limits, job.start, (device, build)), SentinelWatch())}
+        self._runners = {_DISPATCHES: Runner(Worker(limits, job.start, (device, build)), SentinelWatch())}
         self._versions: dict[str, str] = {}
         self._checker = Worker(
             limits, job.start_checker, (str(references), seed, device), job.CHECKER_ENVIRONMENT
@@ -58,25 +60,25 @@ class Runners:
 
     def check_device(self) -> None:
         """Raise TargetError if the device does not open."""
-        self.of(PROVIDER).worker.call(job.ready)
+        self.of(_DISPATCHES).worker.call(job.ready)
 
     def check_libraries(self, names: Iterable[str]) -> None:
         """Raise UsageError if a library does not run on the device, MissingDependency if it is not there."""
         for name in names:
             self.library_version(name)
 
-    def of(self, provider: str) -> Runner:
-        """The process for what `provider` computes."""
-        if provider not in self._runners:
+    def of(self, library: str) -> Runner:
+        """The process for what `library` computes; empty for dispatches."""
+        if library not in self._runners:
             threads = libraries.iree_threads(self._device)
             worker = Worker(
                 self._limits,
                 job.start_library,
-                (provider, self._device, threads),
+                (library, self._device, threads),
                 libraries.environment(threads),
             )
-            self._runners[provider] = Runner(worker, SentinelWatch())
-        return self._runners[provider]
+            self._runners[library] = Runner(worker, SentinelWatch())
+        return self._runners[library]
 
     def library_version(self, name: str) -> str:
         """The library and what it computes with."""
@@ -88,11 +90,11 @@ class Runners:
         """`job.check` in the process that checks."""
         return self._checker.call(job.check, *arguments)
 
-    def put_to_sleep(self, provider: str) -> None:
-        """What comes next is measured beside this provider: the threads of a library must sleep."""
-        if provider == PROVIDER:
+    def put_to_sleep(self, library: str) -> None:
+        """What comes next is measured beside this: the threads of a library must sleep."""
+        if library == _DISPATCHES:
             return
-        worker = self._runners[provider].worker
+        worker = self._runners[library].worker
         try:
             asleep = worker.call(libraries.wait_until_asleep)
         except DispatchProfilerError:

@@ -180,7 +180,7 @@ class Session:
         if not options.profile or record.verdict.is_failure:
             return replace(work, record=record, is_done=True)
         operation, name = record.dispatch.operation, record.dispatch.name
-        worker = self._runners.of(record.provider).worker
+        worker = self._runners.of(_library(record)).worker
         single = worker.call(job.estimate, work.modules.verify, name, operation, options.seed)
         work = replace(work, record=record, single_seconds=single)
         if record.verdict is Verdict.SUCCESS:
@@ -189,7 +189,7 @@ class Session:
             )
             record = self._checked_result(record, Distribution.REALS, result)
             if record.is_failure:
-                where = "in the profile vmfb" if record.provider == PROVIDER else "when it was timed"
+                where = "when it was timed" if _library(record) else "in the profile vmfb"
                 return work.failed(record.verdict, f"{where} {record.reason}")
         return self._visited(work)
 
@@ -237,12 +237,12 @@ class Session:
                 raise KeyboardInterrupt from error
             return work.failed(Verdict.CRASHED, error.message)
         finally:
-            self._runners.put_to_sleep(work.record.provider)
+            self._runners.put_to_sleep(_library(work.record))
 
     def _verified(self, record: Record, module: job.Module) -> Record:
         """The record with its verdict: on integers first, then on reals."""
         operation, name, seed = record.dispatch.computed, record.dispatch.name, self._options.seed
-        worker = self._runners.of(record.provider).worker
+        worker = self._runners.of(_library(record)).worker
         for distribution in Distribution:
             actual = worker.call(job.run_once, module, name, operation, distribution, seed)
             record = self._checked_result(record, distribution, actual)
@@ -254,7 +254,7 @@ class Session:
         """The record, failed if `actual` is not what the reference says."""
         try:
             # A library may round between the steps of an epilogue, which a dispatch fuses.
-            stepwise = record.provider != PROVIDER
+            stepwise = bool(_library(record))
             comparison = self._runners.check(record.dispatch.computed, distribution, actual, stepwise)
         except ShapeMismatch as error:
             return record.failed(Verdict.FAILED, error.message)
@@ -284,7 +284,7 @@ class Session:
 
     def _undisturbed_visit(self, work: _Work, best: float | None) -> Visit:
         """A visit, made again if the sentinel says that the machine is not as it was."""
-        runner = self._runners.of(work.record.provider)
+        runner = self._runners.of(_library(work.record))
         for _ in range(1 + _AGAIN):
             found = self._visit(work, best)
             disturbed = runner.disturbance()
@@ -319,7 +319,7 @@ class Session:
         plan, stop = next_visit(options.measure, work.visits, best), options.measure.stop
         # The limit is for a step that hangs, not for samples of a kernel that is only slow.
         expected = stop.seconds + single * work.modules.profile.repeat * ((stop.count or 3) + 5)
-        found: Visit = self._runners.of(record.provider).worker.call(
+        found: Visit = self._runners.of(_library(record)).worker.call(
             job.visit, work.modules, record.dispatch.name, record.dispatch.operation, options.seed, plan,
             single, seconds=options.seconds + 3.0 * expected,
         )  # fmt: skip
@@ -339,6 +339,12 @@ class Session:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _library(record: Record) -> str:
+    """The library that computes it; empty for a dispatch, whoever wrote its kernel."""
+    configuration = record.dispatch.configuration
+    return configuration.library if isinstance(configuration, LibraryCall) else ""
 
 
 def _version(package: str) -> str:

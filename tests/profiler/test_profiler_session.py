@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dispatch_profiler.configurations import CpuTiles
 from dispatch_profiler.errors import TargetError, ToolError, WorkerOutOfMemory, WorkerTimedOut
 from dispatch_profiler.generator import Tree, load_manifest
 from dispatch_profiler.profiler import (
@@ -166,6 +167,14 @@ def test_a_profile_vmfb_that_computes_something_else_is_a_failure(tree, monkeypa
     first, _ = records_of(tree(*ONLY_DEFAULTS))
     assert (first.verdict, first.measurement) == (Verdict.FAILED, None)
     assert first.reason.startswith("in the profile vmfb 512 of 512 elements are wrong")
+
+
+def test_a_kernel_from_outside_runs_where_dispatches_do(tree, monkeypatch):
+    """`Provider: Triton` is no library: what is launched stands in the vmfb."""
+    monkeypatch.setattr(CpuTiles, "provider", "Triton")
+    records = records_of(tree(*ONLY_DEFAULTS[:-1]))
+    assert {record.provider for record in records} == {"IREE Codegen", "Triton"}
+    assert {record.verdict for record in records} <= {Verdict.SUCCESS, Verdict.NOT_APPLIED}
 
 
 def test_a_damaged_file_is_looked_at_once(tree):
