@@ -256,12 +256,14 @@ def _cold(modules: Modules, function: str, places: Places, single_seconds: float
     single, profile = (
         _program(module).bind(function, spots[0]) for module in (modules.verify, modules.profile)
     )
-    overhead = 0.0
-    if not prefers_single(single_seconds, modules.profile.repeat):
-        warm, many = (_quickest(call) for call in (single, profile))
-        overhead = call_overhead(warm, many, modules.profile.repeat)
+
+    def overhead(_: float) -> float:
+        if prefers_single(single_seconds, modules.profile.repeat):
+            return 0.0
+        return call_overhead(_quickest(single), _quickest(profile), modules.profile.repeat)
+
     call = _program(modules.verify).bind(function, *spots)
-    return Timer(call.time, modules.verify.repeat, call.now, device.core_waits, lambda _: overhead)
+    return Timer(call.time, modules.verify.repeat, call.now, device.core_waits, overhead)
 
 
 def _quickest(call: Call) -> float:
