@@ -146,6 +146,14 @@ def _parser() -> Parser:
     add_tool_arguments(
         parser, step="each step of a dispatch", memory="memory a dispatch may use beyond its start"
     )
+    _add_subjects(parser)
+    _add_measuring(parser)
+    _add_output(parser)
+    return parser
+
+
+def _add_subjects(parser: Parser) -> None:
+    """What runs, and where."""
     parser.add_argument(
         "--bundle", metavar="FILE.zip",
         help="profile what compile.py --bundle packed, on a machine that needs no compiler",
@@ -164,6 +172,10 @@ def _parser() -> Parser:
         help="what speeds are relative to: one of the libraries, or default, the compiler's own choice"
         " (default: the first library of --providers, if there is one)",
     )  # fmt: skip
+
+
+def _add_measuring(parser: Parser) -> None:
+    """What is done with each dispatch."""
     parser.add_argument(
         "--verification-enabled", type=boolean, default=True, metavar="true|false", help="compare with numpy"
     )
@@ -194,6 +206,10 @@ def _parser() -> Parser:
         "--seed", type=int, metavar="N",
         help=f"seed of the inputs (default: {DEFAULT_SEED}, or that of the bundle)",
     )  # fmt: skip
+
+
+def _add_output(parser: Parser) -> None:
+    """Where it is told."""
     parser.add_argument(
         "--format", choices=FORMATS, default="blocks",
         help="a block or a line of JSON for each dispatch as it is done, or one table in the end"
@@ -213,7 +229,6 @@ def _parser() -> Parser:
     parser.add_argument("--append", action="store_true", help="add to the file instead of replacing it")
     parser.add_argument("--tags", default="", metavar="KEY:VALUE,...", help="leading columns of the CSV")
     parser.add_argument("--dry-run", action="store_true", help="list the dispatches, run nothing")
-    return parser
 
 
 def _profile_options(options: argparse.Namespace, device: str, seed: int) -> ProfileOptions:

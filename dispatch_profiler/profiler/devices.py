@@ -28,7 +28,8 @@ from dispatch_profiler.profiler.records import Provenance, Record
 from dispatch_profiler.profiler.session import Pair, ProfileOptions, Session
 from dispatch_profiler.runtime.cuda_driver import find_gpu
 
-#: Dispatches of an operation that a device takes at once: they are visited in turns.
+#: Dispatches of an operation that a device takes at once. They are visited in turns; a session alone takes
+#: more, but then other devices would have none of an operation's thirty.
 _AT_ONCE = 16
 
 

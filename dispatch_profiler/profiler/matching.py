@@ -311,7 +311,7 @@ def _measurements(runs: Iterable[StoredRecord]) -> list[Measurement]:
 
 
 def _samples(runs: Iterable[StoredRecord]) -> list[tuple[float, ...]]:
-    return [measurement.by_place_ms for measurement in _measurements(runs)]
+    return [measurement.independent_ms for measurement in _measurements(runs)]
 
 
 def _warnings(runs: Iterable[StoredRecord]) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from dispatch_profiler.profiler.statistics import by_place, quantile, visited_interval
+from dispatch_profiler.profiler.statistics import by_place, by_visit, quantile, visited_interval
 from dispatch_profiler.profiler.stopping import Reading, StopRule
 from dispatch_profiler.runtime import GpuState
 
@@ -90,9 +90,9 @@ class Measurement:
         return max(0.0, min(low, self.median_ms)), max(high, self.median_ms)
 
     @property
-    def by_place_ms(self) -> tuple[float, ...]:
-        """Milliseconds of which no two share a place; see `by_place`."""
-        return by_place(self.samples_ms, self.places)
+    def independent_ms(self) -> tuple[float, ...]:
+        """What counts as a sample when runs are compared: medians of visits, or of places if they are few."""
+        return by_visit(self.samples_ms, self.visits) or by_place(self.samples_ms, self.places)
 
     @property
     def spread(self) -> float:

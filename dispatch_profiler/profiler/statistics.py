@@ -64,11 +64,17 @@ def visited_interval(
     visits that count. Before, or if nobody knows of visits, it encloses what `series_interval` says of
     the samples, and of their medians by place.
     """
-    medians = [statistics.median(each) for each in _parts(samples, visits) if each]
-    if len(medians) >= _FEWEST_VISITS:
+    medians = by_visit(samples, visits)
+    if medians:
         return median_interval(medians)
     over_time, over_places = series_interval(samples), series_interval(by_place(samples, places))
     return min(over_time[0], over_places[0]), max(over_time[1], over_places[1])
+
+
+def by_visit(samples: Sequence[float], visits: Sequence[int]) -> tuple[float, ...]:
+    """The medians of visits, in their order; empty if there are fewer than six."""
+    medians = tuple(statistics.median(each) for each in _parts(samples, visits) if each)
+    return medians if len(medians) >= _FEWEST_VISITS else ()
 
 
 def _parts(samples: Sequence[float], counts: Sequence[int]) -> Iterator[Sequence[float]]:

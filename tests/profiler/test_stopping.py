@@ -85,6 +85,15 @@ def test_the_interval_over_visits_holds_where_that_over_samples_does_not():
     assert naive < 400 * 0.7
 
 
+def test_runs_are_compared_by_what_their_intervals_count():
+    """Medians of visits; of few visits medians of places; of neither the samples."""
+    samples = tuple(float(at) for at in range(12))
+    assert Measurement(samples, 1, visits=(2,) * 6).independent_ms == (0.5, 2.5, 4.5, 6.5, 8.5, 10.5)
+    found = Measurement(samples, 1, visits=(6, 6), places=tuple(range(6)) * 2).independent_ms
+    assert found == (3.0, 4.0, 5.0, 6.0, 7.0, 8.0)
+    assert Measurement(samples, 1).independent_ms == samples
+
+
 def test_slow_spells_do_not_widen_the_interval():
     """Three of sixteen visits took three times as long: the others say what it is."""
     levels = [1.0, 1.01, 0.99, 1.0, 1.005, 0.995, 3.0, 3.0, 1.0, 3.0, 1.002, 0.998, 1.0, 1.001, 0.999, 1.0]
