@@ -29,6 +29,8 @@ from benchmarks._table import Row, at_least, report
 from dispatch_profiler.configurations import (
     Configuration,
     Default,
+    MmaTiles,
+    TritonTiles,
     draw_valid,
     gpu_spaces,
     refusal,
@@ -64,7 +66,9 @@ OPERATIONS: tuple[Operation, ...] = (
     Conv2d(32, 14, 14, 1024, 256, 1, 1, types=F16),
 )
 #: Points drawn of IREE's space and of Triton's besides the shipped lists: of the document's shape, of others.
-DRAWN, DRAWN_ELSEWHERE = (200, 24), (40, 12)
+DRAWN, DRAWN_ELSEWHERE = (150, 30), (60, 30)
+#: Smaller tiles load too much for what they multiply, larger ones leave multiprocessors idle or spill.
+TILE_ELEMENTS, TILE_K = (2048, 32768), 32
 SEED = 13
 
 
@@ -116,9 +120,20 @@ def dispatches_of(operation: Operation, target: Target, quick: bool) -> Iterator
     shipped = [e.configuration for e in shipped_configurations(target.shipped_list) if e.is_for(operation)]
     found: dict[Configuration, None] = dict.fromkeys([Default(), *shipped])
     for spaces, count in ((gpu_spaces, own), (triton_spaces, outside)):
-        drawn = draw_valid(spaces(operation, limits), operation, limits, rng)
+        drawn = filter(is_promising, draw_valid(spaces(operation, limits), operation, limits, rng))
         found.update(dict.fromkeys(islice(drawn, count)))
     return (Dispatch(operation, each) for each in found if refusal(each, operation, limits) is None)
+
+
+def is_promising(configuration: Configuration) -> bool:
+    """Worth the time that the card is lent: it multiplies by tensor cores, in tiles of a sensible size."""
+    if isinstance(configuration, TritonTiles):
+        tile, k = configuration.tile[:2], configuration.tile[2]
+    elif isinstance(configuration, MmaTiles):
+        tile, k = configuration.workgroup, math.prod(configuration.reduction)
+    else:
+        return False
+    return TILE_ELEMENTS[0] <= math.prod(tile) <= TILE_ELEMENTS[1] and k >= TILE_K
 
 
 # -- on the machine with the GPU -------------------------------------------------------------------
@@ -147,6 +162,7 @@ def _records(manifest: Manifest, options: argparse.Namespace) -> Iterator[Record
     with Session(manifest.tree, how) as session:
         session.check_device()
         session.check_libraries(["torch"])
+        session.load_ahead(pairs, print)
         writer = JsonLines(options.records) if options.records else None
         for record in session.records(pairs):
             if writer is not None:

@@ -22,6 +22,8 @@ from dispatch_profiler.configurations.triton_tiles import TritonTiles
 from dispatch_profiler.operations import Conv2d, Operation
 
 _POWERS = tuple(2**i for i in range(10))
+#: A result with more elements has workgroups enough for every multiprocessor without slices of k.
+_FEW_ELEMENTS = 2**20
 
 
 @dataclass(frozen=True)
@@ -113,11 +115,17 @@ def triton_spaces(operation: Operation, limits: Limits) -> tuple[Space, ...]:
                 "persistent": (0, 132, 264),
                 "descriptors": (False, True) if product and limits.gpu.device_capability >= 90 else (False,),
                 "precision": precisions,
-                "split_k": (1, 2, 4, 8) if operation.kind == "matmul" else (1,),
+                "split_k": _slices(operation),
             },
             {"tile": (_POWERS[4:9], _POWERS[4:9], _POWERS[4:8])},
         ),
     )
+
+
+def _slices(operation: Operation) -> tuple[int, ...]:
+    """How often k may be cut: for products whose result is small."""
+    few = operation.kind == "matmul" and operation.result.elements <= _FEW_ELEMENTS
+    return _POWERS[:5] if few else (1,)
 
 
 def _up_to(most: int, choices: tuple[int, ...]) -> tuple[int, ...]:
@@ -184,6 +192,7 @@ def _mma_space(
             "stages": gpu.stages,
             "shared_padding": (True, False),
             "order": ORDERS,
+            "split_k": _slices(operation),
             "subgroup_size": (64,) if family == "mfma" else (32,),
         },
         {

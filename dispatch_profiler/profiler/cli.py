@@ -311,6 +311,7 @@ def _left(pairs: Pairs, session: Sessions, path: Path) -> tuple[Pairs, list[Stor
 def _run(session: Sessions, pairs: Pairs, outputs: RunOutputs) -> None:
     tally = Tally(len(pairs))
     lines = not (on_terminal() or outputs.shows_blocks)
+    session.load_ahead(pairs, lambda sentence: say(f"[Profiling]: {sentence}"))
     records = session.records(pairs)
     for record in track(
         records, len(pairs), "Profiling", prints=outputs.streams, note=tally.note, size=lambda _: tally.step

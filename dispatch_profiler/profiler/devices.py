@@ -12,7 +12,7 @@ import queue
 import re
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -136,6 +136,10 @@ class Sessions:
     def provenances(self, entry: OperationEntry, dispatch: DispatchEntry) -> Iterator[Provenance]:
         """Where and with what a record of this dispatch may be made now."""
         return (session.provenance(entry, dispatch) for session in self._sessions.values())
+
+    def load_ahead(self, pairs: Iterable[Pair], say: Callable[[str], None]) -> None:
+        """See `Session.load_ahead`; devices share what their driver keeps."""
+        next(iter(self._sessions.values())).load_ahead(pairs, say)
 
     def records(self, pairs: Iterable[Pair]) -> Iterator[Record]:
         """Records as they are done, those of a device in the order of `pairs`.

@@ -9,7 +9,7 @@ Modules and inputs of the last few calls are kept: all configurations of an oper
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -29,6 +29,7 @@ from dispatch_profiler.profiler.measure import (
 )
 from dispatch_profiler.profiler.placement import Places, Rotation, Stage, cold_places, warm_places
 from dispatch_profiler.profiler.references import References
+from dispatch_profiler.profiler.right_results import Expected, Result, result_of
 from dispatch_profiler.profiler.turns import Interleaving, Timed, take_turns
 from dispatch_profiler.profiler.verify import Comparison, compare
 from dispatch_profiler.profiler.visits import Plan, Visit, take
@@ -57,7 +58,6 @@ _references: References | None = None
 #: How it is timed and how many calls make a sample: what tells whether the machine is as it was.
 _sentinel: tuple[Timer, int] | None = None
 _SENTINEL_SECONDS = 1e-3
-_SENTINEL_SAMPLES = 7
 #: Two copies of one vmfb were seen to differ by 1 % for where their code lay.
 _COPIES = 8
 _COPIES_SECONDS = 0.01
@@ -100,6 +100,17 @@ def start(uri: str, build_dir: str) -> None:
     _places.cache_clear()
 
 
+def start_loading(uri: str) -> None:
+    """Open the device of a process that runs nothing. Raises TargetError if there is none."""
+    global _device
+    _device = open_device(uri)
+
+
+def load(module: Module) -> None:
+    """Load a vmfb and drop it."""
+    _kernels(False).load(_vmfb(module))
+
+
 def start_library(name: str, device: str, threads: int) -> None:
     """Make this process one that runs operations through a library. Raises as `open_library` does."""
     global _library, _monitor
@@ -126,12 +137,11 @@ def start_checker(folder: str, seed: int, device: str = "") -> None:
     _references = References(Path(folder), seed, device)
 
 
-def check(
-    operation: Operation, distribution: Distribution, actual: np.ndarray, stepwise: bool = False
-) -> Comparison:
-    """Compare a result with its reference; for `stepwise` see `reference`. Raises ShapeMismatch."""
+def check(expected: Expected, actual: np.ndarray) -> Comparison:
+    """Compare a result with its reference. Raises ShapeMismatch."""
     assert _references is not None
-    return compare(operation, actual, _references.get(operation, distribution, stepwise))
+    reference = _references.get(expected.operation, expected.distribution, expected.stepwise)
+    return compare(expected.operation, actual, reference)
 
 
 @lru_cache(maxsize=4)
@@ -165,6 +175,11 @@ def run_once(
     """The result of one execution, as `operation.result` says."""
     places = _places(module == LIBRARY, operation, distribution, seed)
     return _program(module).bind(function, *places.first(1)).run()
+
+
+def unless_known(known: frozenset[str], step: Callable[..., np.ndarray], *arguments: object) -> Result:
+    """What `step`, which is `run_once` or `result_of_timed`, computes, unless its hash is `known`."""
+    return result_of(step(*arguments), known)
 
 
 def estimate(verify: Module, function: str, operation: Operation, seed: int) -> float:
@@ -274,13 +289,13 @@ def _quickest(call: Call) -> float:
     return min(found)
 
 
-def sentinel_samples() -> tuple[float, ...]:
+def sentinel_samples(count: int) -> tuple[float, ...]:
     """Seconds that the same kernel takes as ever; empty if nothing has been timed yet."""
     if _sentinel is None:
         return ()
     timer, calls = _sentinel
     timer.time(1)  # another kernel's data is in the caches
-    return tuple(timer.undisturbed(calls).claimed for _ in range(_SENTINEL_SAMPLES))
+    return tuple(timer.undisturbed(calls).claimed for _ in range(count))
 
 
 def interleave(

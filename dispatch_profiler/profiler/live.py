@@ -17,6 +17,7 @@ from dispatch_profiler.profiler.inputs import DEFAULT_SEED, Distribution
 from dispatch_profiler.profiler.interleaved import InterleavedOptions, Side
 from dispatch_profiler.profiler.matching import By, Pair
 from dispatch_profiler.profiler.records import PROVIDER
+from dispatch_profiler.profiler.right_results import Expected
 from dispatch_profiler.profiler.runners import memory_limit
 from dispatch_profiler.profiler.turns import Interleaving
 from dispatch_profiler.profiler.vmfbs import Vmfbs
@@ -118,7 +119,7 @@ class LiveComparison:
 
     def _wrong(self, operation: Operation, output: np.ndarray) -> str:
         """What is wrong with a result; empty if nothing is. Raises ShapeMismatch and ToolError."""
-        comparison = self._checker.call(job.check, operation, Distribution.REALS, output)
+        comparison = self._checker.call(job.check, Expected(operation, Distribution.REALS), output)
         return "" if comparison.passed else f"FAILED ({comparison.message})"
 
     def __enter__(self) -> LiveComparison:

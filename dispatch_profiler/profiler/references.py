@@ -67,17 +67,22 @@ class References:
         path = self.path(operation, distribution, stepwise)
         found = _load(path, operation)
         if found is None:
-            found = self._computed(operation, draw(operation, distribution, self._seed), stepwise)
+            inputs = draw(operation, distribution, self._seed)
+            found = self._by_gpu(operation, inputs, stepwise)
+            if found is not None:
+                return found  # not kept: that takes longer than to compute it again
+            found = reference(operation, inputs, stepwise=stepwise)
             with contextlib.suppress(OSError):  # a cache that cannot be written is only slower
                 write_atomic(path, _pack(found, path.stem))
         return found
 
-    def _computed(self, operation: Operation, inputs: Sequence[np.ndarray], stepwise: bool) -> Reference:
+    def _by_gpu(self, operation: Operation, inputs: Sequence[np.ndarray], stepwise: bool) -> Reference | None:
+        """None if it is small, if there is no GPU that does it, or if the GPU has too little memory."""
         contract = open_contraction(self._device) if operation.flops >= _LARGE_FLOPS else None
         if contract is not None:
-            with contextlib.suppress(WorkerOutOfMemory):  # numpy has more
+            with contextlib.suppress(WorkerOutOfMemory):
                 return reference(operation, inputs, stepwise=stepwise, contract=contract)
-        return reference(operation, inputs, stepwise=stepwise)
+        return None
 
 
 def _pack(value: Reference, key: str) -> bytes:

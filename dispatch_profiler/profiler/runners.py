@@ -6,16 +6,21 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
 from dispatch_profiler.profiler import job
+from dispatch_profiler.profiler.right_results import Expected
 from dispatch_profiler.profiler.stopping import SentinelWatch
+from dispatch_profiler.profiler.verify import Comparison
 from dispatch_profiler.runtime import libraries
 
 #: Stands for no library: what the vmfbs hold.
 _DISPATCHES = ""
+#: Samples of the sentinel: nearly always one says that all is well.
+_FEW, _MANY = 1, 7
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,9 @@ class Runner:
 
     def disturbance(self) -> str:
         """A sentence if the sentinel says that the machine is not as it was; else empty."""
-        samples = self.worker.call(job.sentinel_samples)
+        if self.watch.is_as_usual(self.worker.call(job.sentinel_samples, _FEW)):
+            return ""
+        samples = self.worker.call(job.sentinel_samples, _MANY)
         usual = self.watch.usual
         if not samples or not self.watch.is_disturbed(samples) or usual is None:
             return ""
@@ -86,9 +93,10 @@ class Runners:
             self._versions[name] = self.of(name).worker.call(job.library_version)
         return self._versions[name]
 
-    def check(self, *arguments: Any) -> Any:
+    def check(self, expected: Expected, actual: np.ndarray) -> Comparison:
         """`job.check` in the process that checks."""
-        return self._checker.call(job.check, *arguments)
+        found: Comparison = self._checker.call(job.check, expected, actual)
+        return found
 
     def put_to_sleep(self, library: str) -> None:
         """What comes next is measured beside this: the threads of a library must sleep."""

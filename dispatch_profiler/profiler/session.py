@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
@@ -20,6 +21,7 @@ from dispatch_profiler.generator import DispatchEntry, OperationEntry, State, Tr
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler import job
+from dispatch_profiler.profiler.driver_cache import compiles_when_loaded, load_side_by_side
 from dispatch_profiler.profiler.hardware import ceiling_file
 from dispatch_profiler.profiler.inputs import DEFAULT_SEED, Distribution
 from dispatch_profiler.profiler.machine import this_machine
@@ -27,6 +29,7 @@ from dispatch_profiler.profiler.measure import MeasureOptions, Mode
 from dispatch_profiler.profiler.providers import LibraryCall
 from dispatch_profiler.profiler.records import PROVIDER, Provenance, Record, Verdict
 from dispatch_profiler.profiler.reproduce import command_line
+from dispatch_profiler.profiler.right_results import Expected, Result, RightResults
 from dispatch_profiler.profiler.runners import Runners, memory_limit
 from dispatch_profiler.profiler.verify import ShapeMismatch
 from dispatch_profiler.profiler.visits import Visit, ended, joined, next_visit
@@ -91,9 +94,12 @@ class Session:
         self._vmfbs = Vmfbs(tree)
         self._runtime = f"runtime {_version('iree-base-runtime')}"
         memory = options.memory_bytes if options.memory_bytes is not None else memory_limit(options.device)
-        limits = WorkerLimits(options.seconds, memory)
-        self._runners = Runners(limits, options.device, options.build_dir, tree.references, options.seed)
+        self._limits = WorkerLimits(options.seconds, memory)
+        self._runners = Runners(
+            self._limits, options.device, options.build_dir, tree.references, options.seed
+        )
         self._best: dict[Operation, float] = {}
+        self._right = RightResults()
         self._is_interrupted = False
         self._ceilings = ceiling_file(options.ceilings, options.device) if options.ceilings else None
 
@@ -114,6 +120,20 @@ class Session:
     def check_libraries(self, names: Iterable[str]) -> None:
         """Raise UsageError if a library does not run on the device, MissingDependency if it is not there."""
         self._runners.check_libraries(names)
+
+    def load_ahead(self, pairs: Iterable[Pair], say: Callable[[str], None]) -> None:
+        """Load what belongs to `pairs` on all cores, if the driver compiles it then: see `driver_cache`."""
+        if compiles_when_loaded(self._options.device):
+            modules = dict.fromkeys(self._compiled(pairs))
+            load_side_by_side(list(modules), self._limits, self._options.device, say)
+
+    def _compiled(self, pairs: Iterable[Pair]) -> Iterator[job.Module]:
+        """The verify vmfbs: the others hold the same kernels."""
+        for entry, dispatch in pairs:
+            module = entry.module_of(dispatch.dispatch)
+            if dispatch.state is State.COMPILED and module is not None:
+                with contextlib.suppress(DamagedVmfb):
+                    yield self._vmfbs.module(entry, module, "verify")
 
     def records(self, pairs: Iterable[Pair]) -> Iterator[Record]:
         """A record for each dispatch, in their order: of some of an operation, then of some more.
@@ -184,10 +204,8 @@ class Session:
         single = worker.call(job.estimate, work.modules.verify, name, operation, options.seed)
         work = replace(work, record=record, single_seconds=single)
         if record.verdict is Verdict.SUCCESS:
-            result = worker.call(
-                job.result_of_timed, work.modules, name, operation, options.seed, self.mode, single
-            )
-            record = self._checked_result(record, Distribution.REALS, result)
+            timed = work.modules, name, operation, options.seed, self.mode, single
+            record = self._checked(record, Distribution.REALS, job.result_of_timed, *timed)
             if record.is_failure:
                 where = "when it was timed" if _library(record) else "in the profile vmfb"
                 return work.failed(record.verdict, f"{where} {record.reason}")
@@ -242,26 +260,36 @@ class Session:
     def _verified(self, record: Record, module: job.Module) -> Record:
         """The record with its verdict: on integers first, then on reals."""
         operation, name, seed = record.dispatch.computed, record.dispatch.name, self._options.seed
-        worker = self._runners.of(_library(record)).worker
         for distribution in Distribution:
-            actual = worker.call(job.run_once, module, name, operation, distribution, seed)
-            record = self._checked_result(record, distribution, actual)
+            once = module, name, operation, distribution, seed
+            record = self._checked(record, distribution, job.run_once, *once)
             if record.is_failure:
                 return record
         return replace(record, verdict=Verdict.SUCCESS)
 
-    def _checked_result(self, record: Record, distribution: Distribution, actual: np.ndarray) -> Record:
-        """The record, failed if `actual` is not what the reference says."""
+    def _checked(
+        self,
+        record: Record,
+        distribution: Distribution,
+        step: Callable[..., np.ndarray],
+        *arguments: object,
+    ) -> Record:
+        """The record, failed if what `step` computes is not what the reference says."""
+        # A library may round between the steps of an epilogue, which a dispatch fuses.
+        expected = Expected(record.dispatch.computed, distribution, stepwise=bool(_library(record)))
+        worker = self._runners.of(_library(record)).worker
+        result: Result = worker.call(job.unless_known, self._right.of(expected), step, *arguments)
+        if result.array is None:
+            return record
         try:
-            # A library may round between the steps of an epilogue, which a dispatch fuses.
-            stepwise = bool(_library(record))
-            comparison = self._runners.check(record.dispatch.computed, distribution, actual, stepwise)
+            comparison = self._runners.check(expected, result.array)
         except ShapeMismatch as error:
             return record.failed(Verdict.FAILED, error.message)
         except ToolError as error:
             reason = f"the reference could not be computed: {error.message}"
             return record.failed(Verdict.NOT_VERIFIED, reason)
         if comparison.passed:
+            self._right.add(expected, result.digest)
             return record
         where = f"({distribution.value}, seed {self._options.seed})"
         return record.failed(Verdict.FAILED, f"{comparison.message} {where}")

@@ -160,11 +160,18 @@ class SentinelWatch:
     tolerance: float = 0.05
     usual: float | None = None
 
-    def is_disturbed(self, samples: Sequence[float]) -> bool:
-        """Were these taken while the machine was surely slower (or faster) than is usual?
+    def is_as_usual(self, samples: Sequence[float]) -> bool:
+        """Do these few show nothing? What they do show may be their own: more must say so."""
+        if self.usual is None or not samples:
+            return False
+        median = statistics.median(samples)
+        if abs(median - self.usual) > self.tolerance * self.usual:
+            return False
+        self._follow(median)
+        return True
 
-        The usual time follows slowly what was not disturbed, as a machine warms up.
-        """
+    def is_disturbed(self, samples: Sequence[float]) -> bool:
+        """Were these taken while the machine was surely slower (or faster) than is usual?"""
         low, high = median_interval(samples)
         median = statistics.median(samples)
         if self.usual is None:
@@ -173,8 +180,13 @@ class SentinelWatch:
         bound = self.tolerance * self.usual
         if low > self.usual + bound or high < self.usual - bound:
             return True
-        self.usual += 0.25 * (median - self.usual)
+        self._follow(median)
         return False
+
+    def _follow(self, median: float) -> None:
+        """The usual time follows slowly what was not disturbed, as a machine warms up."""
+        if self.usual is not None:
+            self.usual += 0.25 * (median - self.usual)
 
     def reset(self) -> None:
         """Forget what was usual: the machine has changed and stays so."""

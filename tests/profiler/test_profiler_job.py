@@ -25,6 +25,7 @@ from dispatch_profiler.profiler import (
     job,
 )
 from dispatch_profiler.profiler.measure import Mode
+from dispatch_profiler.profiler.right_results import Expected
 from dispatch_profiler.profiler.visits import Plan, joined, next_visit
 from dispatch_profiler.runtime import RunError
 from dispatch_profiler.runtime.null import NullCall, NullDevice, NullProgram
@@ -195,6 +196,6 @@ def test_the_checker_finds_right_and_wrong(tmp_path):
     """It compares with the reference for the same seed, which it keeps on disk."""
     job.start_checker(str(tmp_path / "cache"), SEED)
     right = reference(OPERATION, draw(OPERATION, Distribution.INTEGERS, SEED)).expected
-    assert job.check(OPERATION, Distribution.INTEGERS, right).passed
-    assert not job.check(OPERATION, Distribution.INTEGERS, right + 1).passed
+    assert job.check(Expected(OPERATION, Distribution.INTEGERS), right).passed
+    assert not job.check(Expected(OPERATION, Distribution.INTEGERS), right + 1).passed
     assert len(list((tmp_path / "cache").rglob("*.npz"))) == 1

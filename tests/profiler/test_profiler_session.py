@@ -84,11 +84,43 @@ def test_the_default_options_verify_and_measure(tree):
 
 
 def test_verification_needs_integers_and_reals(tree, monkeypatch):
-    """Both distributions are compared, integers first; then the result of the profile vmfb."""
+    """Both distributions are compared, integers first; then the result of the profile vmfb.
+
+    What equals a result that was right, bit for bit, is not compared again.
+    """
     seen, whole = [], job.check
-    monkeypatch.setattr(job, "check", lambda op, d, *rest: seen.append(d.value) or whole(op, d, *rest))
-    records_of(tree("--problem-m=8", "--problem-n=8", "--problem-k=8", "--lhs=f16", "--default-config=only"))
-    assert seen == ["integers", "reals", "reals"]
+    monkeypatch.setattr(
+        job,
+        "check",
+        lambda expected, *rest: seen.append(expected.distribution.value) or whole(expected, *rest),
+    )
+    folder = tree(*ONLY_DEFAULTS)
+    records_of(folder)
+    assert seen == ["integers", "reals"] * 2
+
+    timed = job.result_of_timed
+    monkeypatch.setattr(job, "result_of_timed", lambda *rest: np.nextafter(timed(*rest), np.float32(9)))
+    assert {record.verdict for record in records_of(folder)} == {Verdict.SUCCESS}
+    assert seen[4:] == ["integers", "reals", "reals"] * 2
+
+
+def test_only_what_was_right_is_known(tree, monkeypatch):
+    """Wrong results that equal each other are all wrong; the same bits in another shape are another result."""
+    whole = job.run_once
+    monkeypatch.setattr(job, "run_once", lambda *arguments: whole(*arguments) + np.float32(9))
+    folder = tree(*ONLY_DEFAULTS[:-1])
+    records = records_of(folder)
+    assert {r.verdict for r in records} == {Verdict.FAILED} and len(records) > 2
+    calls = []
+
+    def run_once(*arguments):
+        calls.append(arguments)
+        found = whole(*arguments)
+        return found if len(calls) <= 3 else found.T
+
+    monkeypatch.setattr(job, "run_once", run_once)
+    first, second, *_ = records_of(folder)
+    assert (first.verdict, second.verdict) == (Verdict.SUCCESS, Verdict.FAILED)
 
 
 @pytest.mark.parametrize(("call", "name"), [(0, "integers"), (1, "reals")])

@@ -269,6 +269,20 @@ def test_one_slow_sample_is_no_disturbance():
     assert not watch.is_disturbed([*STEADY[:-1], 50.0])
 
 
+def test_a_few_samples_tell_that_all_is_well_and_nothing_else():
+    """Without a usual time, and where they are off, more are asked for; a slow drift is followed."""
+    watch = SentinelWatch()
+    assert not watch.is_as_usual(STEADY[:3]) and watch.usual is None
+    watch.is_disturbed(STEADY)
+    assert not watch.is_as_usual(())
+
+    assert watch.is_as_usual(STEADY[:3])
+    assert watch.is_as_usual([*STEADY[:2], 50.0])
+    assert not watch.is_as_usual([x * 1.1 for x in STEADY[:3]])
+    usual = watch.usual
+    assert all(watch.is_as_usual([usual * 1.01**step] * 3) for step in range(3)) and watch.usual > usual
+
+
 def test_what_is_reset_is_usual_again():
     watch = SentinelWatch()
     watch.is_disturbed(STEADY)

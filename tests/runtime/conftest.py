@@ -25,7 +25,9 @@ Build = Callable[..., tuple[str, Path]]
 def for_cuda(request: pytest.FixtureRequest, tmp_path: Path) -> Build:
     """`for_cuda(operation, target=, repeat=, source=)` -> function and vmfb, which `need_gpu` is for."""
     kept = request.config.getoption("--vmfbs")
-    folder = Path(kept) if kept else tmp_path
+    # Tests have a working directory of their own.
+    folder = request.config.invocation_params.dir / kept if kept else tmp_path
+    folder.mkdir(parents=True, exist_ok=True)
 
     def build(
         operation: Operation, target: str = "cuda:sm_80", repeat: int = 1, source: str = ""
