@@ -211,10 +211,10 @@ class GpuTiles(Configuration):
             return
         k = math.prod(self.reduction)
         for role, extent in (("lhs", math.prod(self.workgroup[:-1])), ("rhs", self.workgroup[-1])):
-            if extent * k < threads:
+            if extent * k % threads:
                 yield (
-                    f"{self.stages} stages need an element of the {role} tile for each of {threads} threads, "
-                    f"but it has {extent * k}: IREE 3.13 crashes"
+                    f"{self.stages} stages need as many elements of the {role} tile for each of {threads} "
+                    f"threads, but it has {extent * k}: IREE 3.13 crashes"
                 )
 
     def _operand_bytes(self, operation: Operation) -> int:

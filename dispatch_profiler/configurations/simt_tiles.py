@@ -136,6 +136,20 @@ class SimtTiles(GpuTiles):
             yield from self._pipelining_misfits(self.threads)
             yield from self._shared_misfits(self._operand_bytes(operation), gpu)
 
+    def _operand_bytes(self, operation: Operation) -> int:
+        if not (isinstance(operation, Conv2d) and operation.form == "depthwise"):
+            return super()._operand_bytes(operation)
+        # Each channel has pixels of its own: the windows of all pixels of the tile, and a filter each.
+        tiles = self._tiles(operation)
+        height, width = (
+            (tiles[out] - 1) * stride + (tiles[tap] - 1) * dilation + 1
+            for out, tap, stride, dilation in zip(
+                ("oh", "ow"), ("kh", "kw"), operation.stride, operation.dilation, strict=True
+            )
+        )
+        windows = tiles["n"] * height * width + tiles["kh"] * tiles["kw"]
+        return windows * tiles["oc"] * operation.types.input.bytes
+
     def _option_misfits(self, operation: Operation) -> Iterator[str]:
         if self.order != "none":
             yield f"{self.pipeline} does not reorder workgroups: it would be the same kernel by another name"

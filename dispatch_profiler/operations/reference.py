@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dispatch_profiler.blocks import in_blocks
 from dispatch_profiler.operations._base import Operation
 from dispatch_profiler.operations.element_types import ElementType
 
@@ -140,8 +141,8 @@ def _rounded_sums(
     sums = contract(operation, wide_lhs, wide_rhs)
     # An upper bound needs no more than the accumulator; the factor covers its own rounding.
     held = operation.types.accumulator.dtype
-    magnitudes = 1.01 * contract(operation, np.abs(wide_lhs).astype(held), np.abs(wide_rhs).astype(held))
-    error = accumulation_factor(operation.accumulations, operation.types.accumulator) * magnitudes
+    magnitudes = contract(operation, np.abs(wide_lhs).astype(held), np.abs(wide_rhs).astype(held))
+    error = 1.01 * accumulation_factor(operation.accumulations, operation.types.accumulator) * magnitudes
     if stepwise and operation.rounds_between_steps:
         error = error + _between_steps(operation, sums, bias)
     if bias is not None:
@@ -184,10 +185,26 @@ def _stored(value: np.ndarray, type_: ElementType) -> np.ndarray:
 
 def _bounded(operation: Operation, value: np.ndarray, sums: np.ndarray, error: np.ndarray) -> Reference:
     """What the result cannot hold is expected as what conversion makes of it, and nothing near it."""
+    flat = [array.reshape(-1) for array in (value, sums)]
+    each = error if error.ndim == 0 else error.reshape(-1)
+
+    def part(block: slice) -> tuple[np.ndarray, np.ndarray]:
+        with np.errstate(all="ignore"):  # threads have their own
+            return _bounded_part(
+                operation, flat[0][block], flat[1][block], each if error.ndim == 0 else each[block]
+            )
+
+    values, tolerances = zip(*in_blocks(part, value.size), strict=True)
+    return Reference(*(np.concatenate(parts).reshape(value.shape) for parts in (values, tolerances)))
+
+
+def _bounded_part(
+    operation: Operation, value: np.ndarray, sums: np.ndarray, error: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     tolerance = _stored_tolerance(operation, value, sums, error)
     over = np.abs(value) > 2.0 * float(operation.types.output.finfo().max)
     value = np.where(over, _stored(value, operation.types.output).astype(np.float64), value)
-    return Reference(value, np.where(np.isfinite(value), tolerance, 0.0))
+    return value, np.where(np.isfinite(value), tolerance, 0.0)
 
 
 def _stored_tolerance(

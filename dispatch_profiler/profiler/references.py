@@ -22,6 +22,7 @@ from dispatch_profiler.runtime.libraries import open_contraction
 #: From here on numpy takes longer than it takes to start torch: 1 s with 100 GFLOP/s in float64.
 _LARGE_FLOPS = 10**11
 _DECIDING = (
+    "dispatch_profiler.blocks",
     "dispatch_profiler.operations._base",
     "dispatch_profiler.operations.element_types",
     "dispatch_profiler.operations.epilogues",

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
+from dispatch_profiler.blocks import in_blocks
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.inputs import Distribution
 
-#: A thread hashes so many bytes at a time, 2 GB/s each.
-_PART_BYTES = 2**22
-_THREADS = 4
 #: Kept of one reference; an operation has fewer orders of summing that are worth it.
 _KEPT = 16
 
@@ -34,24 +30,12 @@ class Result:
 
 def result_of(array: np.ndarray, known: frozenset[str]) -> Result:
     """`array` with the hash of its type, shape and bits, or the hash alone if that is `known`."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     digest = hashlib.sha256(f"{array.dtype} {array.shape} ".encode())
-    for part in _digests(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data):
+    for part in in_blocks(lambda block: hashlib.sha256(data[block]).digest(), len(data)):
         digest.update(part)
     name = digest.hexdigest()
     return Result(name, None if name in known else array)
-
-
-def _digests(data: memoryview) -> Iterator[bytes]:
-    """That of each part, in order."""
-    parts = [data[begin : begin + _PART_BYTES] for begin in range(0, len(data), _PART_BYTES)]
-    if len(parts) < 2:
-        return map(_digest, parts)
-    with ThreadPoolExecutor(min(_THREADS, len(parts))) as pool:
-        return pool.map(_digest, parts)
-
-
-def _digest(part: memoryview) -> bytes:
-    return hashlib.sha256(part).digest()
 
 
 @dataclass(frozen=True)

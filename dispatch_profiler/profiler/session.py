@@ -121,6 +121,11 @@ class Session:
         """Raise UsageError if a library does not run on the device, MissingDependency if it is not there."""
         self._runners.check_libraries(names)
 
+    def measure_limits(self) -> None:
+        """Measure what this machine can do at best now, unless that is known, and not beside a dispatch."""
+        if self._ceilings is not None:
+            self._ceilings.get()
+
     def load_ahead(self, pairs: Iterable[Pair], say: Callable[[str], None]) -> None:
         """Load what belongs to `pairs` on all cores, if the driver compiles it then: see `driver_cache`."""
         if compiles_when_loaded(self._options.device):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dispatch_profiler.blocks import in_blocks
 from dispatch_profiler.errors import ToolError
 from dispatch_profiler.operations import Operation, Reference
 
@@ -52,18 +53,22 @@ def compare(operation: Operation, actual: np.ndarray, reference: Reference) -> C
         raise ShapeMismatch(
             f"the result is {actual.dtype} {actual.shape}, but should be {result.type.dtype} {result.shape}"
         )
-    if reference.tolerance is None:
-        right = actual == reference.expected  # False for NaN
-        if right.all():
-            return Comparison(True, elements=actual.size)
-        # Zeros and infinities of narrow types are equal after widening as before it.
-        return _worst(right, actual, reference.expected, np.zeros(()))
-    wide = actual.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        right = np.abs(wide - reference.expected) <= reference.tolerance  # False for NaN
-    if right.all():
+    found, expected = actual.reshape(-1), reference.expected.reshape(-1)
+    tolerance = None if reference.tolerance is None else reference.tolerance.reshape(-1)
+
+    def right_in(block: slice) -> np.ndarray:
+        if tolerance is None:
+            return np.asarray(found[block] == expected[block])  # False for NaN
+        with np.errstate(invalid="ignore"):
+            away = np.abs(found[block].astype(np.float64) - expected[block])
+            return np.asarray(away <= tolerance[block])  # False for NaN
+
+    right = in_blocks(right_in, actual.size)
+    if all(part.all() for part in right):
         return Comparison(True, elements=actual.size)
-    return _worst(right, actual, reference.expected, reference.tolerance)
+    # Zeros and infinities of narrow types are equal after widening as before it.
+    allowed = np.zeros(()) if reference.tolerance is None else reference.tolerance
+    return _worst(np.concatenate(right).reshape(actual.shape), actual, reference.expected, allowed)
 
 
 def _worst(right: np.ndarray, actual: np.ndarray, expected: np.ndarray, tolerance: np.ndarray) -> Comparison:

@@ -179,7 +179,12 @@ INVALID = [
     (replace(WORDS, stages=2), Matmul(64, 64, 64), SPIRV, "BaseVectorize has no shared memory, stages"),
     (replace(WORDS, thread=(2, 2)), Matmul(64, 64, 64), SPIRV, "a workgroup of 256 threads, but phone takes 128"),
     (SimtTiles(workgroup=(128, 8), reduction=(8,), thread=(2, 1), stages=3, subgroup_size=64), Matmul(512, 512, 512), ROCM,
-     "3 stages need an element of the rhs tile for each of 512 threads, but it has 64: IREE 3.13 crashes"),
+     "3 stages need as many elements of the rhs tile for each of 512 threads, but it has 64: IREE 3.13 crashes"),
+    (SimtTiles(workgroup=(64, 96), reduction=(4,), thread=(8, 4), stages=3, subgroup_size=64), Matmul(512, 768, 512), ROCM,
+     "3 stages need as many elements of the lhs tile for each of 192 threads, but it has 256: IREE 3.13 crashes"),
+    # The compiler said so: "uses 211200 bytes of shared memory".
+    (SimtTiles(workgroup=(4, 4, 32, 64), reduction=(3, 3, 1), thread=(1, 1, 16, 8), stages=1),
+     Conv2d(4, 34, 34, 64, 64, 3, 3, groups=64), CUDA, "the tiles take 211200 B of shared memory, but sm_80 has 166912"),
 ]  # fmt: skip
 
 
