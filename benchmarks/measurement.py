@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import multiprocessing
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +46,6 @@ from dispatch_profiler.isolation import Worker
 from dispatch_profiler.operations import Matmul, Operation
 from dispatch_profiler.profiler import (
     Distribution,
-    Measurement,
     MeasureOptions,
     ProfileOptions,
     Record,
@@ -54,7 +55,7 @@ from dispatch_profiler.profiler import (
     job,
 )
 from dispatch_profiler.profiler.interleaved import InterleavedOptions, Side
-from dispatch_profiler.profiler.statistics import median_interval
+from dispatch_profiler.profiler.statistics import median_interval, signed_rank_interval
 from dispatch_profiler.profiler.visits import Visit, joined, next_visit
 from dispatch_profiler.profiler.vmfbs import Vmfbs
 from dispatch_profiler.runtime import find_runtime_tools
@@ -64,8 +65,14 @@ from dispatch_profiler.workloads import Workload
 
 BIN = Path(sys.executable).parent
 REPEAT, MORE = 100, 103
-#: At most so many visits of ours and processes of iree-benchmark-module are compared.
-PROCESSES = 32
+#: At most so many visits of ours are compared with as many processes of iree-benchmark-module.
+PROCESSES = 96
+#: Memory of both sides from the heap, in pages of 2 MiB (glibc from 2.35 on). With malloc's own choice a
+#: process that has just started gets pages that lie better in the caches than those of one that has
+#: run for long: that compares ages of processes, and is printed besides.
+LARGE_PAGES = {
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.top_pad=67108864"
+}
 #: What one pair may take.
 PAIR_SECONDS = 20.0
 #: From 3 us to a tenth of a millisecond on two cores; a call is 100 of them.
@@ -116,9 +123,9 @@ def only(manifest: Manifest, operation: Operation) -> tuple[OperationEntry, Disp
 
 
 @contextmanager
-def device() -> Iterator[Worker]:
+def device(environment: Mapping[str, str] | None = None) -> Iterator[Worker]:
     """A worker process that owns the device."""
-    with Worker(start=job.start, start_arguments=("local-task", "")) as worker:
+    with Worker(start=job.start, start_arguments=("local-task", ""), environment=environment) as worker:
         yield worker
 
 
@@ -188,9 +195,10 @@ def noise_rows(folder: Path, same: int, slower: int, where: str) -> Iterator[Row
 class Tools:
     """The commands of the installed runtime, on the operands that we use, from files."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self._run, self._benchmark = find_runtime_tools(BIN)
         self._folder = folder
+        self._environment = {**os.environ, **(environment or {})}
 
     def operands(self, operation: Operation) -> list[str]:
         """`--input=` for each operand and the result's memory."""
@@ -228,55 +236,62 @@ class Tools:
         # As our own caller does: its spinning does not keep a worker from its core.
         done = subprocess.run(
             ["chrt", "--batch", "0", *command, *self.operands(operation), *options],
-            capture_output=True, text=True, check=True,
+            capture_output=True, text=True, check=True, env=self._environment,
         )  # fmt: skip
         return done.stdout
 
 
 def agreement_row(folder: Path, operations: Sequence[Operation]) -> Row:
-    """Our median against that of iree-benchmark-module, of the same vmfb and operands, in turns.
+    """Our median against that of iree-benchmark-module, of the same vmfb, operands and kind of memory."""
+    found = agreement(folder, operations, "pages of 2 MiB", LARGE_PAGES)
+    agreement(folder, operations[::6], "malloc's own choice of memory", {})
+    return below("median against iree-benchmark-module, furthest apart", 100 * max(map(abs, found)), "%", 2)
 
-    Each process of that tool has its operands at places of its own, as each of our visits has. How far two
-    halves of its own processes are apart says what can be expected.
-    """
-    manifest, tools = compiled(folder / "agreed", operations), Tools(folder)
-    apart, itself = [], []
-    with device() as worker:
+
+def agreement(
+    folder: Path, operations: Sequence[Operation], memory: str, environment: Mapping[str, str]
+) -> list[float]:
+    """By how much ours exceeds theirs, relative, for each operation."""
+    manifest, tools, found = compiled(folder / "agreed", operations), Tools(folder, environment), []
+    with device(environment) as worker:
         for operation in operations:
-            ours, them = both_sides(worker, manifest, tools, operation)
-            halves = [statistics.median(them.samples_ms[half::2]) for half in (0, 1)]
-            apart.append(abs(ours.median_ms / them.median_ms - 1.0))
-            itself.append(abs(halves[0] / halves[1] - 1.0))
+            more, low, high, ours = in_pairs(worker, manifest, tools, operation)
+            found.append(more)
             print(
-                f"{operation.name}: {ours.median_ms:.4f} ms within {ours.half_width:.1%}, "
-                f"{len(them.samples_ms)} x iree-benchmark-module {them.median_ms:.4f} ms within "
-                f"{them.half_width:.1%}: {ours.median_ms / them.median_ms - 1.0:+.1%}",
+                f"{operation.name}: {ours:.4f} ms, {more:+.1%} ({low:+.1%} to {high:+.1%}) against "
+                f"iree-benchmark-module, {memory}",
                 flush=True,
             )
-    for what, found in (("ours and iree-benchmark-module", apart), ("two halves of its processes", itself)):
-        within = sum(each <= 0.02 for each in found)
-        print(f"{what}: within 2 % in {within} of {len(found)}, {max(found):.1%} at most", flush=True)
-    return below("median against iree-benchmark-module, furthest apart", 100 * max(apart), "%", 2)
+    within = sum(abs(each) <= 0.02 for each in found)
+    mean = math.expm1(statistics.fmean(map(math.log1p, found)))
+    print(f"{memory}: within 2 % in {within} of {len(found)}, {mean:+.1%} on average", flush=True)
+    return found
 
 
-def both_sides(
+def in_pairs(
     worker: Worker, manifest: Manifest, tools: Tools, operation: Operation
-) -> tuple[Measurement, Measurement]:
-    """Ours and theirs, until both are known to 1 %, or of 64 visits and processes."""
+) -> tuple[float, float, float, float]:
+    """By how much ours exceeds theirs, relative, with its 95 % interval; and our median in ms.
+
+    A visit of ours and a process of theirs follow each other, and their ratio counts: the machine is
+    not as fast at all times. Until it is known to 1 %.
+    """
     entry, dispatch = only(manifest, operation)
     modules, name = vmfbs_of(manifest, entry, dispatch), dispatch.dispatch.name
     options = MeasureOptions(StopRule(count=4 * PROCESSES))
     visits: list[Visit] = []
-    theirs: list[float] = []
+    ratios: list[float] = []
     while len(visits) < PROCESSES:
         plan = replace(next_visit(options, visits, None), most=4)
         visits.append(worker.call(job.visit, modules, name, operation, 1, plan))
-        theirs.append(statistics.median(tools.times_ms(modules.profile, name, operation, 3, 0.02)))
         # Nothing is taken off our samples, since `single_seconds` was not given: nor off theirs.
-        ours, them = joined(options, visits), Measurement(tuple(theirs), 1)
-        if len(visits) >= 8 and max(ours.half_width, them.half_width) <= 0.01:
+        theirs = statistics.median(tools.times_ms(modules.profile, name, operation, 3, 0.02))
+        ratios.append(math.log(statistics.median(visits[-1].samples_ms) / theirs))
+        centre, low, high = signed_rank_interval(ratios, 0.95)
+        if len(visits) >= 8 and high - low <= 0.02:
             break
-    return ours, them
+    more, least, most = map(math.expm1, (centre, low, high))
+    return more, least, most, joined(options, visits).median_ms
 
 
 # -- how many a minute -----------------------------------------------------------------------------
@@ -327,8 +342,9 @@ def by_commands(
 
 
 def ranked(manifest: Manifest) -> dict[str, Record]:
-    """A record of each dispatch of a run of its own."""
-    with Session(manifest.tree, ProfileOptions("local-task")) as session:
+    """A record of each dispatch of a run of its own, 3 s each: spells of this machine last 5 to 15 s."""
+    how = ProfileOptions("local-task", measure=MeasureOptions(StopRule(seconds=3.0)))
+    with Session(manifest.tree, how) as session:
         return {r.dispatch.name: r for r in session.records(manifest.dispatches()) if r.measurement}
 
 

@@ -58,6 +58,10 @@ def roofs(groups: Sequence[Group]) -> dict[Place, Ceilings]:
     return found
 
 
+#: Whoever computes an operation in several ways has one large mark for it.
+_OTHERS = "other kernels of {}"
+
+
 def roofline(groups: Sequence[Group]) -> Figure | None:
     """Every record that has a speed, by role, under the roofs of its machine where they are known.
 
@@ -87,25 +91,27 @@ def _points(groups: Sequence[Group], symbols: Mapping[str, str]) -> list[dict[st
     roles: dict[str, list[Entry]] = {"other configurations": [], "default": [], "best": []}
     colours = {"other configurations": OTHER_COLOUR, "default": DEFAULT_COLOUR, "best": BEST_COLOUR}
     for position, name in enumerate(provider_names(groups)):
-        roles[f"provider {name}"] = []
-        colours[f"provider {name}"] = provider_style(position)[0]
+        for role in (_OTHERS.format(name), f"provider {name}"):
+            roles[role], colours[role] = [], provider_style(position)[0]
     for group in groups:
+        best = {id(entry) for entry in (group.best, *group.providers.values())}
         for entry in group.ranked:
             if entry.intensity > 0 and entry.gflops > 0:
-                roles[_role(entry, group.best)].append(entry)
+                roles[_role(entry, id(entry) in best)].append(entry)
     return [_trace(role, found, colours[role], symbols) for role, found in roles.items() if found]
 
 
-def _role(entry: Entry, best: Entry | None) -> str:
-    if entry.record.provider != PROVIDER:
-        return f"provider {entry.record.provider}"
+def _role(entry: Entry, is_best: bool) -> str:
+    provider = entry.record.provider
+    if provider != PROVIDER:
+        return f"provider {provider}" if is_best else _OTHERS.format(provider)
     if is_default(entry.record):
         return "default"
-    return "best" if entry == best else "other configurations"
+    return "best" if is_best else "other configurations"
 
 
 def _trace(role: str, entries: list[Entry], colour: str, symbols: Mapping[str, str]) -> dict[str, Any]:
-    quiet = role == "other configurations"
+    quiet = role.startswith("other ")
     return {
         "type": "scatter",
         "mode": "markers",
