@@ -17,9 +17,13 @@ _ELEMENTS = 2**17
 _THREADS = 4
 
 
-def in_blocks(work: Callable[[slice], _T], count: int) -> Sequence[_T]:
-    """What `work` makes of each block of `count` elements, in their order. Raises what `work` raises."""
-    blocks = [slice(begin, min(begin + _ELEMENTS, count)) for begin in range(0, count, _ELEMENTS)]
+def in_blocks(work: Callable[[slice], _T], count: int, size: int | None = None) -> Sequence[_T]:
+    """What `work` makes of each block of `count` elements, in their order. Raises what `work` raises.
+
+    A block has `size` elements; None: as many as suit a chain of steps in float64.
+    """
+    size = size or _ELEMENTS
+    blocks = [slice(begin, min(begin + size, count)) for begin in range(0, count, size)]
     if len(blocks) < 2:
         return [work(block) for block in blocks]
     with ThreadPoolExecutor(_THREADS) as pool:

@@ -54,6 +54,7 @@ from dispatch_profiler.profiler.session import ProfileOptions
 from dispatch_profiler.profiler.standing import Standings
 from dispatch_profiler.profiler.stopping import Ended, StopRule
 from dispatch_profiler.runtime import all_devices, find_runtime_tools
+from dispatch_profiler.runtime.libraries import is_gpu
 
 PROG = "profiler.py"
 Pairs = list[tuple[OperationEntry, DispatchEntry]]
@@ -83,6 +84,7 @@ def _main(arguments: Sequence[str]) -> int:
         how = _profile_options(options, devices[0], source.seed)
         with Sessions(source.manifest.tree, how, devices) as session:
             session.check_device()
+            _tell(devices, options.build_dir)
             session.check_libraries([name for name in providers if name != IREE])
             with RunOutputs(options.format, tags, files, options.top, standings) as outputs:
                 earlier: list[StoredRecord] = []
@@ -122,10 +124,18 @@ def _devices(options: argparse.Namespace, default: str) -> tuple[str, ...]:
         return (options.device or default,)
     if options.device is not None:
         raise UsageError("--device and --devices both say where to run", hint="give one of them")
-    devices = all_devices(default) if options.devices == "all" else parse_devices(options.devices, default)
+    return all_devices(default) if options.devices == "all" else parse_devices(options.devices, default)
+
+
+def _tell(devices: Sequence[str], build_dir: Path | None) -> None:
+    """What is to be known of the figures before there are any."""
     if told := unlike(devices):
         say(told)
-    return devices
+    if build_dir is not None and is_gpu(devices[0]):
+        say(
+            "--build-dir: each sample is a process that has just started, and so has the GPU: its figures are "
+            "too slow (five times were seen)\nhint: leave it out to measure"
+        )
 
 
 def _check(options: argparse.Namespace, tags: dict[str, str]) -> None:

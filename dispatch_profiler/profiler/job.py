@@ -47,6 +47,7 @@ from dispatch_profiler.runtime import (
 )
 from dispatch_profiler.runtime.awake import keep_awake
 from dispatch_profiler.runtime.cuda_driver import find_gpu
+from dispatch_profiler.runtime.libraries import is_gpu
 
 #: Lets the threads of BLAS sleep as soon as they are done.
 CHECKER_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4", "OMP_WAIT_POLICY": "passive"}
@@ -55,12 +56,17 @@ _device: Device | None = None
 _library: Library | None = None
 _monitor: GpuMonitor | None = None
 _references: References | None = None
+_on_gpu = False
 #: How it is timed and how many calls make a sample: what tells whether the machine is as it was.
 _sentinel: tuple[Timer, int] | None = None
 _SENTINEL_SECONDS = 1e-3
 #: Two copies of one vmfb were seen to differ by 1 % for where their code lay.
 _COPIES = 8
 _COPIES_SECONDS = 0.01
+#: Seconds. The one execution that brings operands into a GPU's caches is all that such a call needs.
+_LONG_CALL_OF_GPU = 2e-3
+#: A reading of the GPU's state that is no older than so many seconds is one of now: it takes milliseconds.
+_FRESH_SECONDS = 0.05
 #: The quickest of the calls of so long tells what a call costs: of few, all may have been disturbed.
 _OVERHEAD_SECONDS = 0.02
 
@@ -89,7 +95,8 @@ class Modules:
 
 def start(uri: str, build_dir: str) -> None:
     """Open the device of this process. Raises TargetError if there is none."""
-    global _device, _monitor
+    global _device, _monitor, _on_gpu
+    _on_gpu = is_gpu(uri)
     gpu = find_gpu(uri)
     if gpu is not None:
         keep_awake(gpu.ordinal)  # before there are threads of the device: they do as this one
@@ -113,7 +120,8 @@ def load(module: Module) -> None:
 
 def start_library(name: str, device: str, threads: int) -> None:
     """Make this process one that runs operations through a library. Raises as `open_library` does."""
-    global _library, _monitor
+    global _library, _monitor, _on_gpu
+    _on_gpu = is_gpu(device)
     _library = open_library(name, device, threads)
     _monitor = open_monitor(device)
 
@@ -206,7 +214,7 @@ def visit(
     global _sentinel
     timer_of = _cold if plan.options.mode is Mode.COLD else _warm
     places = _places(modules.verify == LIBRARY, operation, Distribution.REALS, seed)
-    before = _monitor.read() if _monitor else None
+    before = _monitor.read(_FRESH_SECONDS) if _monitor else None
     found = take(timer_of(modules, function, places, single_seconds, plan.taken), plan)
     after = _monitor.read() if _monitor else None
     found = replace(found, gpu=after, throttled=throttle_warning(before, after))
@@ -250,6 +258,7 @@ def _warm(modules: Modules, function: str, places: Places, single_seconds: float
         places.device.core_waits,
         lambda seconds: call_overhead(single_seconds, seconds, module.repeat),
         rotation.advance,
+        settles_at_once=_on_gpu and single_seconds * module.repeat >= _LONG_CALL_OF_GPU,
     )
 
 

@@ -16,6 +16,8 @@ from dispatch_profiler.blocks import in_blocks
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.inputs import Distribution
 
+#: Bytes that a thread hashes at a time.
+_HASHED = 2**21
 #: Kept of one reference; an operation has fewer orders of summing that are worth it.
 _KEPT = 16
 
@@ -32,7 +34,7 @@ def result_of(array: np.ndarray, known: frozenset[str]) -> Result:
     """`array` with the hash of its type, shape and bits, or the hash alone if that is `known`."""
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     digest = hashlib.sha256(f"{array.dtype} {array.shape} ".encode())
-    for part in in_blocks(lambda block: hashlib.sha256(data[block]).digest(), len(data)):
+    for part in in_blocks(lambda block: hashlib.sha256(data[block]).digest(), len(data), _HASHED):
         digest.update(part)
     name = digest.hexdigest()
     return Result(name, None if name in known else array)

@@ -91,7 +91,8 @@ def ended(options: MeasureOptions, visits: Sequence[Visit], best_ms: float | Non
 def take(timer: Timer, plan: Plan, elapsed: Callable[[], float] = clock.monotonic) -> Visit:
     """Take samples as planned. `elapsed` is the clock of the plan, in seconds.
 
-    A first call is dropped: what ran before has left its own in the caches. In the first visit warm ones
+    A first call is dropped: what ran before has left its own in the caches (a timer that settles at once
+    needs one in the first visit only). In the first visit warm ones
     say how long a sample must be and what a call costs.
     """
     start = elapsed()
@@ -129,6 +130,8 @@ def take(timer: Timer, plan: Plan, elapsed: Callable[[], float] = clock.monotoni
 
 def _scale(timer: Timer, plan: Plan) -> tuple[int, float]:
     """Calls in a sample, and what one costs beside its executions, in seconds."""
+    if plan.before is not None and timer.settles_at_once:
+        return plan.before.calls, plan.before.overhead
     timer.prepare()
     timer.time(1)
     if plan.before is not None:

@@ -8,6 +8,8 @@ which the GPU ran slower than it would, for its power limit and for heat.
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,14 +44,22 @@ class GpuMonitor:
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
+        self._last = GpuState()
+        self._read_at = -math.inf
 
     @property
     def driver(self) -> str:
         """Version of the driver, `580.159.04`; empty if NVML does not tell."""
         return str(self._asked(self._nvml.nvmlSystemGetDriverVersion) or "")
 
-    def read(self) -> GpuState:
-        """The state now."""
+    def read(self, fresh: float = 0.0) -> GpuState:
+        """The state now, or the last one that was read if that was less than `fresh` seconds ago."""
+        if time.monotonic() - self._read_at >= fresh:
+            self._last = self._state()
+            self._read_at = time.monotonic()
+        return self._last
+
+    def _state(self) -> GpuState:
         nvml = self._nvml
 
         def of(function: Callable[..., Any], *arguments: int) -> Any:

@@ -66,6 +66,18 @@ def test_the_first_call_is_no_sample():
     assert cold.samples_ms == pytest.approx((1.0,) * 4)
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_what_settles_at_once_drops_its_first_call_only(at_once: bool):
+    """Others drop one in each visit, of which eight samples make four."""
+    clock = FakeClock(0.5)
+    found = measure(Timer(clock, 1, settles_at_once=at_once), MeasureOptions(StopRule(count=8), 3))
+
+    samples = [calls for calls in clock.asked if calls == 3]
+    assert len(found.samples_ms) == len(samples) == 8 and found.visits == (2, 2, 2, 2)
+    first_visit = clock.asked.index(3)
+    assert len(clock.asked) - 8 - first_visit == (0 if at_once else 3)
+
+
 @pytest.mark.parametrize("count", [1, 2, 5, 50])
 def test_there_are_as_many_samples_as_asked_for(count):
     """No more, no fewer."""

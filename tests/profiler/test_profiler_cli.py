@@ -20,6 +20,7 @@ from dispatch_profiler.errors import TargetError
 from dispatch_profiler.generator import Tree
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.profiler import ProfileOptions, Session, job, runners
+from dispatch_profiler.profiler.cli import _tell
 from dispatch_profiler.profiler.record_file import StoredRecord, read_records
 from dispatch_profiler.profiler.reproduce import command_line
 from dispatch_profiler.runtime import NullDevice
@@ -715,3 +716,12 @@ def test_a_figure_that_time_ran_out_for_is_known_less_well(null_tree, run, monke
     null_tree(faults={"*": {"time_ms": 1.0}})
     outcome = run("profiler", "--dispatches=*_default")
     assert "1 of 1 figures are known less well than to 1 %: time ran out (--budget)" in outcome.err
+
+
+@pytest.mark.parametrize(("device", "build_dir", "told"), [
+    ("cuda", Path("b"), True), ("cuda", None, False), ("local-task", Path("b"), False),
+])  # fmt: skip
+def test_a_gpu_that_each_sample_wakes_up_is_told(capsys, device: str, build_dir: Path | None, told: bool):
+    """Commands of another build measure it five times too slow."""
+    _tell((device,), build_dir)
+    assert ("its figures are too slow" in capsys.readouterr().err) is told

@@ -72,6 +72,18 @@ def test_what_is_not_told_is_left_out():
     assert monitor.driver == ""
 
 
+def test_a_fresh_reading_is_that_of_now(monkeypatch):
+    """It takes milliseconds to ask; an old one is asked for again, and so is one that must be of now."""
+    asked: list[str] = []
+    monkeypatch.setattr(
+        Nvml, "nvmlDeviceGetPowerUsage", lambda _, handle: asked.append(handle) or 1000 * len(asked)
+    )
+    monitor = GpuMonitor(Nvml(), "handle")
+
+    assert [monitor.read(60.0).watts, monitor.read(60.0).watts] == [1.0, 1.0]
+    assert [monitor.read().watts, monitor.read(60.0).watts] == [2.0, 2.0]
+
+
 @pytest.mark.parametrize("uri", ["local-task", "null", "hip://0", "cuda://4096", "cuda://GPU-none", ""])
 def test_no_gpu_of_nvidia_is_no_error(uri: str):
     assert find_gpu(uri) is None
