@@ -176,10 +176,13 @@ class Constraints:
     def fits(self, tiles: MmaTiles) -> bool:
         """Are these the constraints that `tiles` would have to hold?
 
-        Of VectorDistribute they speak only of tiles one row of pixels deep.
+        They speak of the operation's own loops, of which slices of k make others, and of VectorDistribute
+        only for tiles one row of pixels deep.
         """
         same = (
-            tiles.pipeline == self.pipeline and tiles.is_implicit_gemm(self.operation) == self.implicit_gemm
+            tiles.split_k == 1
+            and tiles.pipeline == self.pipeline
+            and tiles.is_implicit_gemm(self.operation) == self.implicit_gemm
         )
         outer = (*tiles.workgroup[:-2], *tiles.subgroups[:-2])
         return same and (self.pipeline == "TileAndFuse" or all(each == 1 for each in outer))
