@@ -2,7 +2,7 @@
 
 A CUDA vmfb holds PTX. When it is loaded the driver makes machine code of it, 70 to 115 ms a kernel on
 one core (seen on an H200), and keeps that on disk, in `~/.nv/ComputeCache`. Loaded one after
-another, by the process that measures, vmfbs took half of a run.
+another, by the process that measures, that was a large part of a run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Results that were found right, by their hash: what equals one of them bit for bit is right too.
 
 Configurations that add products in the same order compute the same bits, and so do the two vmfbs of one.
-To hash a result takes a tenth of what it takes to hand it to the process that compares it.
+To hash a result costs less than to hand it to the process that compares it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from dispatch_profiler.runtime import libraries
 
 #: Stands for no library: what the vmfbs hold.
 _DISPATCHES = ""
-#: Samples of the sentinel: nearly always one says that all is well.
+#: Samples of the sentinel: one, and more if it is off.
 _FEW, _MANY = 1, 7
 
 
