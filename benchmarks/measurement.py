@@ -55,6 +55,7 @@ from dispatch_profiler.profiler import (
     job,
 )
 from dispatch_profiler.profiler.interleaved import InterleavedOptions, Side
+from dispatch_profiler.profiler.live import LiveOptions
 from dispatch_profiler.profiler.statistics import median_interval, signed_rank_interval
 from dispatch_profiler.profiler.visits import Visit, joined, next_visit
 from dispatch_profiler.profiler.vmfbs import Vmfbs
@@ -72,8 +73,6 @@ PROCESSES = 96
 LARGE_PAGES = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.top_pad=67108864"
 }
-#: What one pair may take.
-PAIR_SECONDS = 20.0
 #: From 3 us to a tenth of a millisecond on two cores; a call is 100 of them.
 NOISY = [Matmul(m, n, k) for m, n, k in ((64, 64, 128), (128, 256, 128), (96, 128, 384), (256, 256, 256))]
 #: From 20 us to 50 ms on two cores.
@@ -163,7 +162,7 @@ def outcomes(worker: Worker, base: Manifest, new: Manifest, pairs: int) -> Count
             profile = vmfbs_of(manifest, entry, dispatch).profile
             sides[side] = replace(profile, repeat=REPEAT), dispatch.dispatch.name
         options = InterleavedOptions(seed=number)
-        taken = worker.call(job.interleave, sides, operation, number, options, PAIR_SECONDS)
+        taken = worker.call(job.interleave, sides, operation, number, options, LiveOptions.seconds)
         found[taken.result.outcome.value] += 1
     return found
 
@@ -378,7 +377,7 @@ def rank_row(folder: Path, where: str) -> Row:
 def main() -> int:
     """Measure, print, and tell by the exit status whether every goal was reached."""
     options = arguments(__doc__ or "")
-    same, slower, agreed = (8, 8, AGREED[::6]) if options.quick else (200, 100, AGREED)
+    same, slower, agreed = (8, 8, AGREED[::15]) if options.quick else (200, 100, AGREED)
     rows: list[Row] = []
     # Without the load it is easier: a quarter of the pairs.
     for where, part in ((", a core half loaded", 1), ("", 1 if options.quick else 4)):

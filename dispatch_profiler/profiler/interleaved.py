@@ -17,8 +17,9 @@ Hodges-Lehmann estimate, which nearly a third of the rounds may spoil (Hollander
 "Nonparametric Statistical Methods", 3.1 to 3.3).
 
 Looking again after every round until something shows would find something. So there are few looks, at
-numbers of rounds that are set beforehand, and each is allowed an equal part of the error
-(Bonferroni). All intervals of a comparison hold at once with `confidence`.
+numbers of rounds that are set beforehand, and each is allowed a part of the error (Bonferroni) that
+grows with its rounds: the last, after which nothing more is learned, has nearly a third. All intervals
+of a comparison hold at once with `confidence`.
 
 What this covers is the noise within one process. That two copies of the same code are placed
 differently in memory is a difference to it, as long as they stay where they are: whoever takes the
@@ -70,14 +71,14 @@ class InterleavedOptions:
 
     `threshold` is the relative difference up to which the sides are the same. With two sides that
     are the same, the answer is `faster` or `slower` with a probability of at most 1 - `confidence`.
-    The first look is after `first` rounds, the last after `rounds`; a round has `turns` times four
-    samples.
+    The first look is after `first` rounds, of which 17 are the fewest that can say anything with this
+    confidence, the last after `rounds`; a round has `turns` times four samples.
     """
 
     threshold: float = 0.01
     confidence: float = 0.98
-    first: int = 12
-    rounds: int = 272
+    first: int = 17
+    rounds: int = 384
     turns: int = 4
     seed: int = 0
 
@@ -94,6 +95,10 @@ class InterleavedOptions:
             found.append(round(at))
             at *= math.sqrt(2.0)
         return (*found, self.rounds)
+
+    def confidence_at(self, look: int) -> float:
+        """What the interval of the look after so many rounds holds with."""
+        return 1.0 - (1.0 - self.confidence) * look / sum(self.looks)
 
 
 class EndedBy(str, Enum):
@@ -166,8 +171,7 @@ class Interleaved:
         self._order = self._drawn()
         if self.rounds in self._looks:
             self._looked_at = self.rounds
-            error = (1.0 - self._options.confidence) / len(self._looks)
-            self._ratio = signed_rank_ratio(self._logs, 1.0 - error)
+            self._ratio = signed_rank_ratio(self._logs, self._options.confidence_at(self.rounds))
 
     def result(self) -> InterleavedResult:
         """What can be said now."""

@@ -32,7 +32,7 @@ class LiveOptions:
 
     device: str
     interleaved: InterleavedOptions = InterleavedOptions()
-    seconds: float = 20.0
+    seconds: float = 30.0
     limit_seconds: float = 120.0
     seed: int = DEFAULT_SEED
 

@@ -189,17 +189,31 @@ def test_too_few_rounds_know_nothing():
 
 
 def test_looks_are_set_beforehand_and_end_with_the_last_round():
-    assert InterleavedOptions().looks == (12, 17, 24, 34, 48, 68, 96, 136, 192, 272)
+    assert InterleavedOptions().looks == (17, 24, 34, 48, 68, 96, 136, 192, 272, 384)
     assert InterleavedOptions(first=12, rounds=12).looks == (12,)
     assert InterleavedOptions(first=12, rounds=18).looks == (12, 18)
 
 
+def test_the_errors_of_all_looks_are_that_of_the_comparison():
+    options = InterleavedOptions(confidence=0.9)
+    errors = [1.0 - options.confidence_at(look) for look in options.looks]
+    assert sum(errors) == pytest.approx(0.1)
+    assert errors == sorted(errors)
+
+
+def test_the_first_look_can_decide_and_one_before_could_not():
+    first = InterleavedOptions().first
+    confidence = InterleavedOptions().confidence_at(first)
+    assert signed_rank_ratio([0.1] * first, confidence).outcome(0.01) is Outcome.SLOWER
+    assert signed_rank_ratio([0.1] * 12, confidence).outcome(0.01) is Outcome.UNCLEAR
+
+
 def test_it_stops_at_the_first_look_that_decides():
     result = live(lambda _, count: np.ones(count), 1.5, 0)
-    assert (result.outcome, result.rounds, result.ended_by) == (Outcome.SLOWER, 12, EndedBy.DECIDED)
+    assert (result.outcome, result.rounds, result.ended_by) == (Outcome.SLOWER, 17, EndedBy.DECIDED)
     assert result.ratio is not None
     assert result.ratio.value == pytest.approx(1.5)
-    assert result.reason == "at least 50.0% more time (12 rounds)"
+    assert result.reason == "at least 50.0% more time (17 rounds)"
 
 
 def test_it_ends_with_its_rounds_when_the_noise_hides_everything():
@@ -210,12 +224,12 @@ def test_it_ends_with_its_rounds_when_the_noise_hides_everything():
 def test_stopped_early_it_answers_from_its_last_look():
     """Rounds since that look are not used: when they end may depend on what they are."""
     rule = Interleaved(InterleavedOptions(turns=1))
-    assert rule.result().reason == "ended after 0 rounds; the first look is after 12"
+    assert rule.result().reason == "ended after 0 rounds; the first look is after 17"
     rng = np.random.default_rng(0)
-    for _ in range(15):
+    for _ in range(20):
         rule.add(np.exp(0.1 * rng.standard_normal(4)))
     result = rule.result()
-    assert (result.rounds, result.looked_at, result.ended_by) == (15, 12, EndedBy.STOPPED)
+    assert (result.rounds, result.looked_at, result.ended_by) == (20, 17, EndedBy.STOPPED)
     assert result.outcome is Outcome.UNCLEAR
 
 
@@ -240,7 +254,7 @@ def test_what_is_no_round_is_refused(times):
 
 def test_a_finished_rule_takes_no_more():
     rule = Interleaved(InterleavedOptions(turns=1))
-    for _ in range(12):
+    for _ in range(17):
         rule.add([1.0, 1.0, 1.0, 1.0])
     with pytest.raises(ValueError, match="finished"):
         rule.add([1.0, 1.0, 1.0, 1.0])
