@@ -69,7 +69,7 @@ REPEAT, MORE = 100, 103
 #: At most so many visits of ours are compared with as many processes of iree-benchmark-module.
 PROCESSES = 96
 #: Memory of both sides from the heap, in pages of 2 MiB (glibc from 2.35 on). With malloc's own choice
-#: processes that have just started were up to 9 % faster than one that has run for long.
+#: processes of iree-benchmark-module were up to 9 % faster than ours.
 LARGE_PAGES = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.top_pad=67108864"
 }

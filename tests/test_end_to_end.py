@@ -39,7 +39,7 @@ SMALL = ("--problem-m=64", "--problem-n=64", "--problem-k=64", "--lhs=f32")
 def test_three_commands_from_a_shape_to_verified_figures():
     assert command("generator.py", *SMALL).returncode == 0
     assert command("compile.py", "--generated-dir").returncode == 0
-    profiled = command("profiler.py", r"--dispatches=matmul_64x64x64_.*", "--output=data.csv")
+    profiled = command("profiler.py", r"--dispatches=matmul_64x64x64_.*", "--output=data.csv", "--budget=0.2")
 
     assert profiled.returncode == 0, profiled.stderr
     assert {row["Verification"] for row in rows()} == {"SUCCESS"}
