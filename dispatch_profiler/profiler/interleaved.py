@@ -71,8 +71,8 @@ class InterleavedOptions:
 
     `threshold` is the relative difference up to which the sides are the same. With two sides that
     are the same, the answer is `faster` or `slower` with a probability of at most 1 - `confidence`.
-    The first look is after `first` rounds, of which 17 are the fewest that can say anything with this
-    confidence, the last after `rounds`; a round has `turns` times four samples.
+    The first look is after `first` rounds, the last after `rounds`; a round has `turns` times four
+    samples.
     """
 
     threshold: float = 0.01

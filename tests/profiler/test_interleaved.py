@@ -201,13 +201,6 @@ def test_the_errors_of_all_looks_are_that_of_the_comparison():
     assert errors == sorted(errors)
 
 
-def test_the_first_look_can_decide_and_one_before_could_not():
-    first = InterleavedOptions().first
-    confidence = InterleavedOptions().confidence_at(first)
-    assert signed_rank_ratio([0.1] * first, confidence).outcome(0.01) is Outcome.SLOWER
-    assert signed_rank_ratio([0.1] * 12, confidence).outcome(0.01) is Outcome.UNCLEAR
-
-
 def test_it_stops_at_the_first_look_that_decides():
     result = live(lambda _, count: np.ones(count), 1.5, 0)
     assert (result.outcome, result.rounds, result.ended_by) == (Outcome.SLOWER, 17, EndedBy.DECIDED)
