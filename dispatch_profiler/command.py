@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
         unknown = message.removeprefix("unrecognized arguments: ").split()
         if message.startswith("unrecognized") and unknown[0].startswith("--"):
             options = [o for a in self._actions if a.help != argparse.SUPPRESS for o in a.option_strings]
-            hint = did_you_mean(unknown[0].split("=")[0], options).split("? There is")[0]
+            hint = did_you_mean(unknown[0].split("=")[0], options).split("? Available")[0]
             hint = hint + "?" if hint.startswith("did") else f"{self.prog} --help lists the options"
         raise UsageError(message, hint=hint)
 

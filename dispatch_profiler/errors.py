@@ -123,12 +123,12 @@ def reason_of(error: Exception) -> str:
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:
-    """A hint that names the nearest of `known`, or lists them all.
+    """A hint that names the nearest of `known`, whatever its case, or lists them all.
 
-    `did_you_mean("matmull", ["matmul", "conv2d"])` -> "did you mean 'matmul'? There is: matmul, conv2d"
+    `did_you_mean("Matmull", ["matmul", "conv2d"])` -> "did you mean 'matmul'? Available: matmul, conv2d"
     """
     names = list(known)
-    near = difflib.get_close_matches(got, names, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean {near[0]!r}? There is: {', '.join(names)}"
-    return f"there is: {', '.join(names)}"
+    by_folded = {name.casefold(): name for name in reversed(names)}
+    near = difflib.get_close_matches(got.casefold(), by_folded, n=1, cutoff=0.6)
+    listed = ", ".join(names)
+    return f"did you mean {by_folded[near[0]]!r}? Available: {listed}" if near else f"available: {listed}"

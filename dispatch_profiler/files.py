@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever sees half of one, and hashing them."""
+"""Files: written whole or not at all, read up to a limit, hashed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import fcntl
 import hashlib
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from dispatch_profiler.errors import UsageError
+from dispatch_profiler.errors import UsageError, reason_of
 
 #: How the names of temporary files end.
 _UNFINISHED = ".tmp"
@@ -38,6 +39,37 @@ def find_tools(build_dir: Path, names: Sequence[str]) -> list[Path]:
 def sha256(data: bytes) -> str:
     """Hexadecimal SHA-256 of `data`."""
     return hashlib.sha256(data).hexdigest()
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """The content of a regular file of at most `limit` bytes.
+
+    Never blocks: a named pipe, a device or a directory is rejected without reading from it.
+
+    Raises UsageError, which names the path and the reason.
+    """
+    try:
+        # O_NONBLOCK: without it, opening a named pipe waits for a writer.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        try:
+            mode = os.fstat(handle).st_mode
+            if not stat.S_ISREG(mode):
+                raise UsageError(f"cannot read {path}: it is {_file_kind(mode)}, not a regular file")
+            with open(handle, "rb", closefd=False) as file:
+                data = file.read(limit + 1)
+        finally:
+            os.close(handle)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise UsageError(f"cannot read {path}: {reason_of(error)}") from error
+    if len(data) > limit:
+        raise UsageError(f"cannot read {path}: it is larger than {limit} bytes")
+    return data
+
+
+def _file_kind(mode: int) -> str:
+    if stat.S_ISDIR(mode):
+        return "a directory"
+    return "a named pipe" if stat.S_ISFIFO(mode) else "a device"
 
 
 def write_atomic(path: Path, data: bytes | str, *, scratch: Path | None = None) -> None:

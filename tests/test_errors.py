@@ -117,15 +117,21 @@ def test_a_hint_is_empty_unless_given():
 def test_did_you_mean_names_the_nearest_and_all():
     """A near miss is answered with the nearest name, and every name that there is."""
     hint = did_you_mean("matmull", ["matmul", "conv2d"])
-    assert hint == "did you mean 'matmul'? There is: matmul, conv2d"
+    assert hint == "did you mean 'matmul'? Available: matmul, conv2d"
 
 
 def test_did_you_mean_does_not_guess_from_afar():
     """What resembles nothing is answered with the list alone."""
-    assert did_you_mean("zzz", ["matmul", "conv2d"]) == "there is: matmul, conv2d"
+    assert did_you_mean("zzz", ["matmul", "conv2d"]) == "available: matmul, conv2d"
 
 
 def test_did_you_mean_shows_in_its_docstring_what_it_answers():
     """The example of the docstring is the answer."""
     shown = " ".join(did_you_mean.__doc__.split())
-    assert did_you_mean("matmull", ["matmul", "conv2d"]) in shown
+    assert did_you_mean("Matmull", ["matmul", "conv2d"]) in shown
+
+
+@pytest.mark.parametrize(("got", "meant"), [("MATMUL", "matmul"), ("bf16T", "BF16t"), ("NHWC", "nhwc")])
+def test_did_you_mean_disregards_case(got: str, meant: str):
+    """The name is given as it is known."""
+    assert did_you_mean(got, ["matmul", "BF16t", "nhwc"]).startswith(f"did you mean {meant!r}?")

@@ -12,7 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_profiler.files import _locked_file, locked, remove_leftovers, sha256, write_atomic
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.files import (
+    _locked_file,
+    locked,
+    read_bounded,
+    remove_leftovers,
+    sha256,
+    write_atomic,
+)
 
 ROOT = Path(__file__).parents[1]
 
@@ -82,6 +90,46 @@ def test_a_long_name_fits(tmp_path):
     path = tmp_path / ("x" * 250)
     write_atomic(path, "text")
     assert path.read_text() == "text"
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path):
+    """The limit itself is allowed, one byte more is not."""
+    path = tmp_path / "x"
+    path.write_bytes(b"12345")
+    assert read_bounded(path, 5) == b"12345"
+    with pytest.raises(UsageError, match=f"cannot read {path}: it is larger than 4 bytes"):
+        read_bounded(path, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: path.mkdir(), "it is a directory, not a regular file"),
+        (lambda path: os.mkfifo(path), "it is a named pipe, not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "it is a device, not a regular file"),
+        (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+        (lambda path: None, "No such file or directory"),
+    ],
+    ids=["directory", "FIFO", "device", "loop", "missing"],
+)
+@pytest.mark.timeout(20)
+def test_what_is_no_regular_file_is_rejected_without_waiting(tmp_path, make, reason):
+    """Nobody writes to the pipe: opening it as an ordinary file would wait forever."""
+    path = tmp_path / "x"
+    make(path)
+    opened = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(UsageError) as caught:
+        read_bounded(path, 5)
+    assert str(caught.value) == f"cannot read {path}: {reason}"
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
+def test_a_path_that_no_file_can_have_is_rejected():
+    with pytest.raises(UsageError, match="cannot read a\0b: embedded null byte"):
+        read_bounded(Path("a\0b"), 5)
 
 
 # -- locks -----------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def _checked(kernel: Kernel, dispatch: Dispatch, gpu: GpuLimits) -> Kernel:
         rb"\.entry\s+" + re.escape(launch.entry.encode()) + rb"\b", kernel.data
     ):
         names = ", ".join(found.decode() for found in re.findall(rb"\.entry\s+([\w$]+)", kernel.data))
-        raise BuildError(f"the object has no kernel {launch.entry}; there is: {names or 'none'}")
+        raise BuildError(f"the object has no kernel {launch.entry}; available: {names or 'none'}")
     return kernel
 
 

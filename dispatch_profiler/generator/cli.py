@@ -308,7 +308,7 @@ def _listed(layout: str | None) -> list[str]:
     known = [*_MATMUL_LAYOUTS, *CONV_LAYOUTS]
     for part in _items(layout):
         if part not in known:
-            raise UsageError(f"unknown layout {part!r}", hint=f"there is: {', '.join(known)}")
+            raise UsageError(f"unknown layout {part!r}", hint=f"available: {', '.join(known)}")
     return _items(layout)
 
 

@@ -20,7 +20,7 @@ def check_layouts(lhs: str, rhs: str, result: str = "t") -> None:
     for role, layout in (("lhs", lhs), ("rhs", rhs)):
         if layout not in LAYOUTS:
             raise OperationError(
-                f"unknown layout {layout!r} of {role}", hint="there is: t (row major), n (column major)"
+                f"unknown layout {layout!r} of {role}", hint="available: t (row major), n (column major)"
             )
     if result != "t":
         raise OperationError(

@@ -37,6 +37,6 @@ class RocmTarget(ByArchitecture):
     @classmethod
     def _refused(cls, arch: str) -> TargetError:
         if not arch:
-            hint = f"write rocm:gfx942; there is: {', '.join(cls.architectures)}"
+            hint = f"write rocm:gfx942; available: {', '.join(cls.architectures)}"
             return TargetError("rocm needs an architecture", hint=hint)
         return super()._refused(arch)

@@ -232,7 +232,7 @@ def test_an_object_of_ones_own_is_launched_as_its_entry_says(ptx):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"entry": "other"}, "the object has no kernel other; there is: mine"),
+        ({"entry": "other"}, "the object has no kernel other; available: mine"),
         ({"shared_memory": 300000}, "extern_mine takes 300000 B of shared memory, but sm_90 has 232448"),
         ({"target_arch": "sm_100"}, "extern_mine is for sm_100, but the target is sm_90"),
         ({"workgroup_size": (1024, 2)}, "a workgroup of 1024x2 threads, but sm_90 takes 1024"),

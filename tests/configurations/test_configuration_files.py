@@ -210,31 +210,31 @@ ENTRY_MISTAKES = [
     (
         "{distribution: [64, 128], vectr: [8, 32, 4]}",
         "unknown key 'vectr'",
-        "did you mean 'vector'? There is: kinds, types, distribution, vector, cache, peel, split_k",
+        "did you mean 'vector'? Available: kinds, types, distribution, vector, cache, peel, split_k",
     ),
     (
         "{flow: data_tiling, split_k: 2}",
         "unknown key 'split_k'",
-        "there is: kinds, types, flow",
+        "available: kinds, types, flow",
     ),
     (
         "{defalt: true}",
         "unknown key 'defalt'",
-        "did you mean 'default'? There is: kinds, types, distribution, instruction, thread, triton, extern, list, flow, default",
+        "did you mean 'default'? Available: kinds, types, distribution, instruction, thread, triton, extern, list, flow, default",
     ),
     ("{flow: data-tiling}", "unknown flow 'data-tiling'",
-     "did you mean 'data_tiling'? There is: data_tiling, ukernels"),
-    ("{flow: 5}", "unknown flow '5'", "there is: data_tiling, ukernels"),
+     "did you mean 'data_tiling'? Available: data_tiling, ukernels"),
+    ("{flow: 5}", "unknown flow '5'", "available: data_tiling, ukernels"),
     ("{instruction: mmasync, workgroup: [8, 8]}", "needs 'reduction' beside 'instruction'", ""),
     ("{thread: [1, 1], reduction: [8]}", "needs 'workgroup' beside 'thread'", ""),
     ("{instruction: mmasync, workgroup: 8, reduction: [8]}", "workgroup must be a list of tiles, but got 8", ""),
     (
         "{instruction: mma, workgroup: [8, 8], reduction: [8]}",
         "unknown instruction 'mma'",
-        "did you mean 'wmma'? There is: mmasync, wmma, mfma, wmmar3, wmmar4, wmma1250",
+        "did you mean 'wmma'? Available: mmasync, wmma, mfma, wmmar3, wmmar4, wmma1250",
     ),
     ("{thread: [1, 1], workgroup: [8], reduction: [8]}", "thread needs a tile for each of workgroup, but got [1, 1], [8]", ""),
-    ("{list: cude}", "unknown list 'cude'", "did you mean 'cuda'? There is: cuda, cuda-sm_90, llvm-cpu, original, rocm, triton, vulkan-spirv"),
+    ("{list: cude}", "unknown list 'cude'", "did you mean 'cuda'? Available: cuda, cuda-sm_90, llvm-cpu, original, rocm, triton, vulkan-spirv"),
     ("{default: true, split_k: 0}", "split_k must be a whole number of at least 1, but got 0", ""),
     ("{default: true, split_k: true}", "split_k must be a whole number of at least 1, but got True", ""),
     ("{distribution: [64, 128]}", "needs 'vector' beside 'distribution'", ""),
@@ -255,7 +255,7 @@ ENTRY_MISTAKES = [
     (
         f"{{{TILES}, kinds: [conv]}}",
         "unknown name 'conv' under kinds",
-        "did you mean 'conv2d'? There is: matmul, batch_matmul, conv2d",
+        "did you mean 'conv2d'? Available: matmul, batch_matmul, conv2d",
     ),
 ]  # fmt: skip
 

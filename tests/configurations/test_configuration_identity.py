@@ -186,7 +186,7 @@ def test_an_unknown_kind_is_refused_with_the_nearest():
         configuration_from_dict({"kind": "cpu_tile"})
     assert (
         caught.value.hint
-        == "did you mean 'cpu_tiles'? There is: default, cpu_tiles, flow, mma_tiles, simt_tiles, triton, extern"
+        == "did you mean 'cpu_tiles'? Available: default, cpu_tiles, flow, mma_tiles, simt_tiles, triton, extern"
     )
 
 

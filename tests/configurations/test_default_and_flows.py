@@ -111,4 +111,4 @@ def test_an_unknown_flow_is_refused_with_the_nearest():
     """A typing mistake names the flow that was probably meant."""
     with pytest.raises(ConfigurationError, match=r"^unknown flow 'data-tiling'$") as caught:
         Flow("data-tiling")
-    assert caught.value.hint == "did you mean 'data_tiling'? There is: data_tiling, ukernels"
+    assert caught.value.hint == "did you mean 'data_tiling'? Available: data_tiling, ukernels"

@@ -166,7 +166,7 @@ def test_pairs_may_be_given_as_lists():
         (
             {"layout": "nhcw"},
             "unknown convolution layout 'nhcw'",
-            "did you mean 'nhwc'? There is: nhwc, nchw",
+            "did you mean 'nhwc'? Available: nhwc, nchw",
         ),
         (
             {"groups": 4, "k": 8},

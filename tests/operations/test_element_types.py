@@ -83,7 +83,7 @@ def test_an_unknown_type_is_refused_with_the_nearest():
     """A typing mistake names the type that was probably meant."""
     with pytest.raises(OperationError, match="unknown element type 'bf61'") as caught:
         element_type("bf61")
-    assert caught.value.hint.startswith("did you mean 'bf16'? There is: f64, f32, f16, bf16, f8E4M3FN, i8")
+    assert caught.value.hint.startswith("did you mean 'bf16'? Available: f64, f32, f16, bf16, f8E4M3FN, i8")
 
 
 @pytest.mark.parametrize("position", range(3))

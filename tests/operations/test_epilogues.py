@@ -51,7 +51,7 @@ def test_an_unknown_activation_is_refused_with_the_nearest(text):
     """The hint names what was probably meant, and all that there are."""
     with pytest.raises(OperationError, match="unknown activation 'gellu'") as caught:
         Epilogue.parse(text)
-    assert caught.value.hint.startswith("did you mean 'gelu'? There is: none, relu, gelu, sigmoid, tanh")
+    assert caught.value.hint.startswith("did you mean 'gelu'? Available: none, relu, gelu, sigmoid, tanh")
 
 
 def test_a_mistyped_bias_is_refused_with_bias():

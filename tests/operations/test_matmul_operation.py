@@ -156,7 +156,7 @@ def test_an_unknown_layout_is_refused_with_the_operand(role, layout):
     for kind, shape in ((Matmul, (2, 3, 4)), (BatchMatmul, (5, 2, 3, 4))):
         with pytest.raises(OperationError, match=f"^unknown layout '{layout}' of {role}$") as caught:
             kind(*shape, **{f"{role}_layout": layout})
-        assert caught.value.hint == "there is: t (row major), n (column major)"
+        assert caught.value.hint == "available: t (row major), n (column major)"
 
 
 def test_a_column_major_result_is_refused_with_the_way_around_it():

@@ -198,7 +198,7 @@ def test_the_smallest_problem_of_a_kind_has_every_argument(kind):
 
 def test_an_unknown_kind_is_refused_with_the_nearest():
     """Asked for by name, or read from data."""
-    hint = "did you mean 'matmul'? There is: matmul, batch_matmul, conv2d"
+    hint = "did you mean 'matmul'? Available: matmul, batch_matmul, conv2d"
     with pytest.raises(OperationError, match=r"^unknown operation kind 'matmull'$") as caught:
         operation_kind("matmull")
     assert hint == caught.value.hint

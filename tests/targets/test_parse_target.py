@@ -77,12 +77,12 @@ def test_the_default_is_this_cpu():
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("llvmcpu", f"did you mean 'llvm-cpu'? There is: {FAMILY_NAMES}"),
-        ("llvm_cpu:znver4", f"did you mean 'llvm-cpu'? There is: {FAMILY_NAMES}"),
-        ("Null", f"did you mean 'null'? There is: {FAMILY_NAMES}"),
-        ("kuda", f"did you mean 'cuda'? There is: {FAMILY_NAMES}"),
-        ("", f"there is: {FAMILY_NAMES}"),
-        (":znver4", f"there is: {FAMILY_NAMES}"),
+        ("llvmcpu", f"did you mean 'llvm-cpu'? Available: {FAMILY_NAMES}"),
+        ("llvm_cpu:znver4", f"did you mean 'llvm-cpu'? Available: {FAMILY_NAMES}"),
+        ("Null", f"did you mean 'null'? Available: {FAMILY_NAMES}"),
+        ("kuda", f"did you mean 'cuda'? Available: {FAMILY_NAMES}"),
+        ("", f"available: {FAMILY_NAMES}"),
+        (":znver4", f"available: {FAMILY_NAMES}"),
     ],
 )
 def test_an_unknown_target_is_refused_with_the_nearest(text, hint):
@@ -97,9 +97,9 @@ REFUSED = {
     "llvm-cpu:zenver4": ("unknown CPU 'zenver4'", "did you mean 'znver4'?"),
     "llvm-cpu:a;ls": ("unknown CPU 'a;ls'", "it takes names of LLVM"),
     "cuda:sm80": ("IREE 3.13 has no cuda architecture 'sm80'", "did you mean 'sm_80'?"),
-    "cuda:": ("IREE 3.13 has no cuda architecture ''", "there is: sm_60"),
-    "rocm": ("rocm needs an architecture", "write rocm:gfx942; there is: gfx908"),
-    "rocm:": ("rocm needs an architecture", "write rocm:gfx942; there is: gfx908"),
+    "cuda:": ("IREE 3.13 has no cuda architecture ''", "available: sm_60"),
+    "rocm": ("rocm needs an architecture", "write rocm:gfx942; available: gfx908"),
+    "rocm:": ("rocm needs an architecture", "write rocm:gfx942; available: gfx908"),
     "rocm:gfx94": ("IREE 3.13 has no rocm architecture 'gfx94'", "did you mean 'gfx942'?"),
     "vulkan-spirv:rdna5": ("IREE 3.13 has no vulkan-spirv architecture 'rdna5'", "did you mean 'rdna"),
     "metal-spirv:m1": ("metal-spirv has no architectures, but got 'm1'", "write metal-spirv"),
