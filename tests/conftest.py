@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from turnstile import turn
 
 from dispatch_profiler.compiler.cli import main as compile_main
 from dispatch_profiler.generator.cli import main as generator_main
@@ -16,6 +17,17 @@ from dispatch_profiler.profiler.cli import main as profiler_main
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files")
     parser.addoption("--vmfbs", metavar="DIR", help="where vmfbs of tests on a GPU are kept")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """A test marked `alone` runs while the other workers of pytest-xdist wait."""
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    # The workers' folders lie in one of this session.
+    session = item.config._tmp_path_factory.getbasetemp().parent
+    with turn(session, alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,54 @@
+"""CI, `make lint` and pre-commit check the same things, on every Python that the package supports."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parent.parent
+
+
+def recipe(target: str) -> list[str]:
+    """Commands of a target of the Makefile."""
+    found = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), flags=re.M)
+    assert found is not None
+    return [line.strip() for line in found.group(1).splitlines()]
+
+
+def test_pre_commit_runs_the_linters_of_make_lint():
+    configuration = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = [hook for repository in configuration["repos"] for hook in repository["hooks"]]
+
+    # pre-commit adds the files that `.` stands for.
+    assert [hook["entry"] for hook in hooks] == [line.removesuffix(" .") for line in recipe("lint")]
+
+
+def test_every_linter_comes_with_the_lint_extra():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extra = setup["options.extras_require"]["lint"]
+
+    assert {line.split()[0] for line in extra.split("\n") if line} >= {"ruff", "mypy", "import-linter"}
+
+
+def test_the_workflow_runs_ci_on_every_supported_python():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    test = workflow["jobs"]["test"]
+
+    assert test["strategy"]["matrix"]["python"] == ["3.10", "3.11", "3.12", "3.13"]
+    assert ".ci/run" in [step.get("run") for step in test["steps"]]
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    assert setup["options"]["python_requires"] == ">=3.10"
+    assert "Python 3.10 to 3.13" in (ROOT / "README.md").read_text()
+
+
+def test_ci_lints_and_runs_the_suite():
+    commands = (ROOT / ".ci/run").read_text().splitlines()
+
+    assert commands[-2:] == ["make lint", "make test"]

@@ -1,0 +1,99 @@
+"""The word list of `make lint`: it finds what it should, where it is, and nothing else."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from script_helpers import ROOT, load_script
+
+check_words = load_script("scripts/check_words.py")
+RULES = [check_words.Rule("is not there", "is missing"), check_words.Rule("there is:", "available:")]
+
+
+def lines_found(text: str) -> list[int]:
+    return [finding.line for finding in check_words.find(RULES, "file", text)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "it is not there",
+        "It Is Not There.",
+        "it is not\nthere",
+        "    # it is\n    # not there",
+        "#: it is not\n#: there",
+        "// it is not\n// there",
+        "> it is not\n> there",
+        '    f"it is not "\n    f"there"',
+        "it  is not\tthere",
+    ],
+)
+def test_a_phrase_is_found_in_any_case_and_across_lines(text: str):
+    assert lines_found(text) == [
+        next(n for n, line in enumerate(text.lower().split("\n"), 1) if "is" in line)
+    ]
+
+
+@pytest.mark.parametrize("text", ["this not there", "is not thereby", "is, not there"])
+def test_what_only_resembles_a_phrase_is_not_found(text: str):
+    assert lines_found(text) == []
+
+
+def test_a_phrase_that_ends_in_a_colon_is_found():
+    assert lines_found("hint: There is: a, b") == [1]
+
+
+def test_findings_say_where_and_what_to_write():
+    (finding,) = check_words.find(RULES, "docs/a.md", "one\ntwo there is: three\n")
+
+    assert str(finding) == 'docs/a.md:2: "there is:": write "available:"'
+
+
+@pytest.mark.parametrize("line", ["phrase", "=> replacement", "phrase =>", "phrase -> replacement"])
+def test_a_line_that_is_no_rule_is_named(line: str):
+    with pytest.raises(
+        ValueError, match=re.escape(f"line 2: expected `phrase => replacement`, got {line!r}")
+    ):
+        check_words.read_rules(f"# a comment\n{line}\n")
+
+
+def test_the_list_of_the_project_is_read():
+    rules = check_words.read_rules(check_words.WORDS.read_text())
+
+    assert "there is:" in {rule.phrase for rule in rules}
+    assert len({rule.phrase.lower() for rule in rules}) == len(rules)
+
+
+def test_no_replacement_uses_a_phrase_of_the_list():
+    rules = check_words.read_rules(check_words.WORDS.read_text())
+
+    assert check_words.find(rules, "words", "\n.\n".join(rule.replacement for rule in rules)) == []
+
+
+def test_strict_fails_and_says_where(tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.md").write_text("Options; there is: a, b\n")
+    monkeypatch.setattr(check_words, "ROOT", tmp_path)
+
+    assert check_words.main([str(tmp_path / "a.md")]) == 0
+    assert '1 x "there is:"' in capsys.readouterr().out
+    assert check_words.main(["--strict", str(tmp_path / "a.md")]) == 1
+    assert capsys.readouterr().out == 'a.md:1: "there is:": write "available:"\n'
+
+
+def test_strict_passes_where_nothing_is_found(tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.md").write_text("Available: a, b\n")
+    (tmp_path / "a.png").write_bytes(b"\x89PNG there is: \xff")
+    monkeypatch.setattr(check_words, "ROOT", tmp_path)
+
+    assert check_words.main(["--strict", str(tmp_path / "a.md"), str(tmp_path / "a.png")]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_the_list_and_the_guide_are_not_searched():
+    files = [ROOT / path for path in ("CONTRIBUTING.md", "scripts/words.txt", "tests/test_words.py")]
+    rules = check_words.read_rules(check_words.WORDS.read_text())
+
+    assert list(check_words.search(files, rules)) == []
+    assert all(check_words.is_exempt(path.relative_to(ROOT).as_posix()) for path in files)
+    assert not check_words.is_exempt("README.md")
