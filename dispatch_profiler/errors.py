@@ -122,6 +122,12 @@ def reason_of(error: Exception) -> str:
     return " ".join((strerror or str(error)).split())
 
 
+def short_repr(value: object) -> str:
+    """`repr(value)` for a message, cut after 100 characters."""
+    text = repr(value)
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
 def did_you_mean(got: str, known: Iterable[str]) -> str:
     """A hint that names the nearest of `known`, whatever its case, or lists them all.
 
@@ -129,6 +135,7 @@ def did_you_mean(got: str, known: Iterable[str]) -> str:
     """
     names = list(known)
     by_folded = {name.casefold(): name for name in reversed(names)}
-    near = difflib.get_close_matches(got.casefold(), by_folded, n=1, cutoff=0.6)
+    # A long name is no slip of the pen, and slow to compare.
+    near = difflib.get_close_matches(got.casefold()[:200], by_folded, n=1, cutoff=0.6)
     listed = ", ".join(names)
     return f"did you mean {by_folded[near[0]]!r}? Available: {listed}" if near else f"available: {listed}"

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dispatch_profiler.compiler._base import BuildError, Built, ModuleJob, Outcome
-from dispatch_profiler.errors import UsageError, did_you_mean, reason_of
+from dispatch_profiler.errors import UsageError, did_you_mean, short_repr
 from dispatch_profiler.files import sha256
 from dispatch_profiler.generator import Dispatch, State
 
@@ -52,39 +52,38 @@ class Rule:
 
 def load_rules(path: Path) -> tuple[Rule, ...]:
     """Read a file of faults. UsageError names the rule and the key."""
-    import yaml  # which only those need who compile
+    from dispatch_profiler.yaml_files import load_yaml  # which only those need who compile
 
     try:
-        data = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(
-            f"cannot read the faults {path}: {reason_of(error)}",
-            hint="null:FILE names them, as seen from where the command runs",
-        ) from error
+        data = load_yaml(path)
+    except UsageError as error:
+        hint = "null:FILE names the faults, as seen from where the command runs"
+        raise UsageError(str(error), hint=hint) from error
     if not isinstance(data, dict):
-        raise UsageError(f"{path}: expected patterns with faults, but got {data!r}")
+        raise UsageError(f"{path}: expected patterns with faults, but got {short_repr(data)}")
     return tuple(_rule(str(pattern), values, path) for pattern, values in data.items())
 
 
 def _rule(pattern: str, values: Any, path: Path) -> Rule:
+    where = f"{path}, {short_repr(pattern)}"
     if not isinstance(values, dict):
-        raise UsageError(f"{path}, {pattern!r}: expected keys and values, but got {values!r}")
+        raise UsageError(f"{where}: expected keys and values, but got {short_repr(values)}")
     for key in values:
         if key not in _KEYS:
-            raise UsageError(f"{path}, {pattern!r}: unknown key {key!r}", hint=did_you_mean(str(key), _KEYS))
+            hint = did_you_mean(str(key), _KEYS)
+            raise UsageError(f"{where}: unknown key {short_repr(key)}", hint=hint)
     for key, known in (("fault", RUN_FAULTS), ("compiler", COMPILER_FAULTS)):
         fault = values.get(key, "")
-        if fault and fault not in known:
-            raise UsageError(
-                f"{path}, {pattern!r}: unknown {key} {fault!r}", hint=did_you_mean(str(fault), known)
-            )
-    if not isinstance(values.get("not_applied", False), bool):
-        got = values["not_applied"]
-        raise UsageError(f"{path}, {pattern!r}: not_applied must be true or false, but got {got!r}")
+        if fault != "" and fault not in known:
+            hint = did_you_mean(str(fault), known)
+            raise UsageError(f"{where}: unknown {key} {short_repr(fault)}", hint=hint)
+    for key, kind, what in (("not_applied", bool, "true or false"), ("not_compiled", str, "a reason")):
+        if not isinstance(values.get(key, kind()), kind):
+            raise UsageError(f"{where}: {key} must be {what}, but got {short_repr(values[key])}")
     time_ms = values.get("time_ms", 0)
     is_number = isinstance(time_ms, (int, float)) and not isinstance(time_ms, bool)
     if not is_number or not 0 <= time_ms < float("inf"):
-        raise UsageError(f"{path}, {pattern!r}: time_ms must be a number of at least 0, but got {time_ms!r}")
+        raise UsageError(f"{where}: time_ms must be a number of at least 0, but got {short_repr(time_ms)}")
     return Rule(pattern, **values)
 
 
@@ -121,7 +120,7 @@ class NullCompiler:
             rule = self._rule_for(dispatch)
             _suffer(rule.compiler)
             if rule.not_compiled:
-                raise BuildError(str(rule.not_compiled), culprits=(dispatch.name,))
+                raise BuildError(rule.not_compiled, culprits=(dispatch.name,))
         outcomes = {dispatch.name: self._outcome(dispatch) for dispatch in job.dispatches}
         compiled = [d for d in job.dispatches if outcomes[d.name].state is State.COMPILED]
         if not compiled:

@@ -12,6 +12,9 @@ from dispatch_profiler.configurations.outside import KernelObject, KernelSource,
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
 from dispatch_profiler.operations import Loop, Operation
 
+#: Tiles of one level: no operation has as many loops.
+_MOST_TILES = 16
+
 
 @dataclass(frozen=True)
 class GpuLimits:
@@ -226,6 +229,8 @@ class Configuration(abc.ABC):
 
 def check_tiles(field: str, tiles: Sequence[Any]) -> tuple[int, ...]:
     """The tiles as a tuple. ConfigurationError unless each is a whole number of at least 1."""
+    if len(tiles) > _MOST_TILES:
+        raise ConfigurationError(f"{field}: {len(tiles)} tiles are more than {_MOST_TILES}")
     if any(type(tile) is not int or tile < 1 for tile in tiles):
         raise ConfigurationError(
             f"{field}: every tile must be a whole number of at least 1, but got {list(tiles)}"

@@ -22,8 +22,10 @@ from dispatch_profiler.configurations.outside import KernelObject, Launch
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
 
-_NAME = re.compile(r"[A-Za-z]\w*")
-_ARCH = re.compile(r"sm_(\d+)[a-z]?")
+_NAME = re.compile(r"[A-Za-z]\w{,99}", re.ASCII)
+_ARCH = re.compile(r"sm_(\d{2,4})[a-z]?", re.ASCII)
+#: Characters of an expression, which bounds its depth and what it comes to.
+_MOST_CHARACTERS = 200
 #: What a spare pointer points to, unless a size is given: enough for one that is never read.
 _SPARE = 16
 #: What CUDA takes along x, y and z (CUDA C++ Programming Guide).
@@ -66,7 +68,10 @@ class Extern(Configuration):
 
     def __post_init__(self) -> None:
         if not isinstance(self.label, str) or not _NAME.fullmatch(self.label):
-            raise ConfigurationError(f"name must be letters, digits and _, but got {self.label!r}")
+            raise ConfigurationError(
+                f"name must be letters, digits and _, but got {self.label!r}",
+                hint="a letter comes first, and at most 100 characters are allowed",
+            )
         if not isinstance(self.entry, str) or not re.fullmatch(r"[\w$]+", self.entry):
             raise ConfigurationError(f"entry must be the name of a kernel, but got {self.entry!r}")
         if not isinstance(self.object, str) or not self.object:
@@ -161,10 +166,12 @@ def _extents(operation: Operation) -> dict[str, int]:
 
 def _parse(text: int | str) -> ast.expr:
     """A count as an expression; ConfigurationError unless it is made of numbers, loops and arithmetic."""
+    if len(str(text)) > _MOST_CHARACTERS:
+        raise ConfigurationError(f"workgroups: an expression has more than {_MOST_CHARACTERS} characters")
     try:
         tree = ast.parse(str(text), mode="eval").body
-    except SyntaxError as error:
-        raise ConfigurationError(f"workgroups: {text!r} is no expression") from error
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # a NUL; too many brackets
+        raise ConfigurationError(f"workgroups: {text!r} is not an expression") from error
     _value(tree, None)
     return tree
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,13 @@ from dispatch_profiler.configurations.gpu_tiles import GpuTiles
 from dispatch_profiler.configurations.mma_tiles import MmaTiles
 from dispatch_profiler.configurations.simt_tiles import SimtTiles
 from dispatch_profiler.configurations.triton_tiles import TritonTiles
-from dispatch_profiler.errors import ConfigurationError, OperationError, did_you_mean, reason_of
+from dispatch_profiler.errors import ConfigurationError, OperationError, UsageError, did_you_mean, short_repr
 from dispatch_profiler.operations import KINDS, Operation, element_type
 
+#: Configurations of one file, those of the lists that it names included.
+_MOST_ENTRIES = 10_000
+#: Characters of a message about one entry, which may quote what the entry says.
+_MOST_CHARACTERS = 500
 _NARROWING = ("kinds", "types")
 _GPU: dict[str, type[GpuTiles]] = {"instruction": MmaTiles, "thread": SimtTiles}
 #: keys with a list of tiles
@@ -91,24 +96,27 @@ def shipped_lists() -> tuple[str, ...]:
     return tuple(sorted(file.name.removesuffix(".yaml") for file in _SHIPPED.iterdir()))
 
 
+@cache
 def shipped_configurations(name: str) -> tuple[Entry, ...]:
     """The package's own list for a family of targets, such as `llvm-cpu`; empty if there is none."""
     if name not in shipped_lists():
         return ()
-    return _parse((_SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
+    from dispatch_profiler.yaml_files import parse_yaml  # which only those need who generate
+
+    file = f"{name}.yaml"
+    return _parse(parse_yaml((_SHIPPED / file).read_bytes(), file), file)
 
 
 def load_configurations(path: Path) -> tuple[Entry, ...]:
     """Read a user's file. ConfigurationError names the file, the entry and the key."""
+    from dispatch_profiler.yaml_files import load_yaml  # which only those need who generate
+
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(
-            f"cannot read the configurations {path}: {reason_of(error)}",
-            hint="--configurations takes a YAML file",
-        ) from error
+        data = load_yaml(path)
+    except UsageError as error:
+        raise ConfigurationError(str(error), hint="--configurations takes a YAML file") from error
     folder = Path(os.path.abspath(path)).parent
-    entries = _parse(text, str(path))
+    entries = _parse(data, str(path))
     found = tuple(replace(entry, configuration=_located(entry.configuration, folder)) for entry in entries)
     _check_labels({entry.configuration for entry in found}, path)
     return found
@@ -129,32 +137,32 @@ def _located(configuration: Configuration, folder: Path) -> Configuration:
     return replace(configuration, object=str(folder / configuration.object))
 
 
-def _parse(text: str, where: str) -> tuple[Entry, ...]:
-    import yaml  # which only those need who generate
-
-    try:
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, AttributeError) as error:
-        raise ConfigurationError(f"{where} is not YAML: {reason_of(error)}") from error
+def _parse(data: Any, where: str) -> tuple[Entry, ...]:
     if not isinstance(data, dict) or not isinstance(data.get("configurations"), list):
         raise ConfigurationError(
             f"{where} has no list under 'configurations'",
             hint="write 'configurations:' and below it one entry a line, "
             "such as '- {distribution: [64, 128], vector: [8, 32, 4]}'",
         )
-    entries = (_entries(row, f"{where}, entry {i}") for i, row in enumerate(data["configurations"], 1))
-    return tuple(entry for several in entries for entry in several)
+    found: list[Entry] = []
+    for i, row in enumerate(data["configurations"], 1):
+        found += _entries(row, f"{where}, entry {i}")
+        if len(found) > _MOST_ENTRIES:
+            raise ConfigurationError(
+                f"{where} has more than {_MOST_ENTRIES} configurations", hint="split the file"
+            )
+    return tuple(found)
 
 
 def _entries(row: Any, where: str) -> tuple[Entry, ...]:
     if not isinstance(row, dict) or not all(isinstance(key, str) for key in row):
-        raise ConfigurationError(f"{where}: expected keys and values, but got {row!r}")
+        raise ConfigurationError(f"{where}: expected keys and values, but got {short_repr(row)}")
     marker = next((key for key in _KEYS if key in row), None)
     known = [*_NARROWING, *([marker, *_KEYS[marker]] if marker else _KEYS)]
     options = {key for keys in _KEYS.values() for key in keys}
     for key in row:
         if key not in known and (marker is not None or key not in options):
-            raise ConfigurationError(f"{where}: unknown key {key!r}", hint=did_you_mean(key, known))
+            raise ConfigurationError(f"{where}: unknown key {short_repr(key)}", hint=did_you_mean(key, known))
     if marker is None:
         raise ConfigurationError(f"{where}: needs one of {', '.join(_KEYS)}")
     try:
@@ -164,7 +172,7 @@ def _entries(row: Any, where: str) -> tuple[Entry, ...]:
         values = {key: value for key, value in row.items() if key not in _NARROWING}
         return (Entry(_configuration(marker, values), kinds, types),)
     except (ConfigurationError, OperationError) as error:
-        raise ConfigurationError(f"{where}: {error}", hint=error.hint) from error
+        raise ConfigurationError(f"{where}: {str(error)[:_MOST_CHARACTERS]}", hint=error.hint) from error
 
 
 def _listed(row: dict[str, Any]) -> tuple[Entry, ...]:
@@ -175,10 +183,12 @@ def _listed(row: dict[str, Any]) -> tuple[Entry, ...]:
 def _names(value: Any, key: str, known: Iterable[str] | None) -> tuple[str, ...]:
     names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else None
     if names is None or not all(isinstance(name, str) for name in names):
-        raise ConfigurationError(f"{key} must be a list of names, but got {value!r}")
+        raise ConfigurationError(f"{key} must be a list of names, but got {short_repr(value)}")
     for name in names:
         if known is not None and name not in known:
-            raise ConfigurationError(f"unknown name {name!r} under {key}", hint=did_you_mean(name, known))
+            raise ConfigurationError(
+                f"unknown name {short_repr(name)} under {key}", hint=did_you_mean(name, known)
+            )
     return names
 
 
@@ -194,14 +204,14 @@ def _configuration(marker: str, values: dict[str, Any]) -> Configuration:
         return Flow(str(values["flow"]))
     if marker == "default":
         if values["default"] is not True:
-            raise ConfigurationError(f"default must be true, but got {values['default']!r}")
+            raise ConfigurationError(f"default must be true, but got {short_repr(values['default'])}")
         return Default(values.get("split_k", 1))
     for key in _NEEDED.get(marker, ()):
         if key not in values:
             raise ConfigurationError(f"needs {key!r} beside {marker!r}")
     for key in _TILES:
         if not isinstance(values.get(key, []), list):
-            raise ConfigurationError(f"{key} must be a list of tiles, but got {values[key]!r}")
+            raise ConfigurationError(f"{key} must be a list of tiles, but got {short_repr(values[key])}")
     if marker in _GPU:
         return _GPU[marker](**values)
     if marker == "extern":

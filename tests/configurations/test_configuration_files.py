@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dispatch_profiler.configurations import (
     CpuTiles,
@@ -302,13 +307,13 @@ def test_a_file_without_a_list_is_refused_with_an_example(text, tmp_path):
 def test_a_file_that_is_not_yaml_is_refused_in_one_line(text, tmp_path):
     """With the place that the YAML reader gives."""
     error = refusal(text, tmp_path)
-    assert str(error).startswith(f"{tmp_path / 'mine.yaml'} is not YAML: ")
+    assert str(error).startswith(f"{tmp_path / 'mine.yaml'} is not valid YAML: ")
     assert "line " in str(error)
     assert "\n" not in str(error)
 
 
 @pytest.mark.parametrize(
-    "value", ["2026-99-99", "0b", "1__:2_", "!!int x", "!!timestamp never"]
+    "value", ["2026-99-99", "0b_", "1__:2_", "!!int x", "!!timestamp never"]
 )  # fmt: skip
 def test_a_value_that_yaml_cannot_convert_is_refused_with_the_file(value, tmp_path):
     """A day that does not exist is the reader's ValueError, but the user's mistake."""
@@ -320,12 +325,12 @@ def test_a_file_that_is_missing_is_refused_with_its_path(tmp_path):
     path = tmp_path / "none.yaml"
     with pytest.raises(ConfigurationError, match="No such file") as caught:
         load_configurations(path)
-    assert str(caught.value).startswith(f"cannot read the configurations {path}: ")
+    assert str(caught.value).startswith(f"cannot read {path}: ")
 
 
 def test_a_folder_is_no_file(tmp_path):
     """Refused as a file that cannot be read."""
-    with pytest.raises(ConfigurationError, match=r"cannot read the configurations .*[Dd]irectory"):
+    with pytest.raises(ConfigurationError, match=r"cannot read .*: it is a directory"):
         load_configurations(tmp_path)
 
 
@@ -333,6 +338,88 @@ def test_a_file_that_is_not_utf_8_is_refused_with_its_path(tmp_path):
     """Bytes that are no text."""
     path = tmp_path / "bytes.yaml"
     path.write_bytes(b"configurations: [\xff\xfe]")
-    with pytest.raises(ConfigurationError, match="codec can't decode") as caught:
+    with pytest.raises(ConfigurationError, match="is not UTF-8 text: byte 17 is 0xff"):
         load_configurations(path)
-    assert str(caught.value).startswith(f"cannot read the configurations {path}: ")
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_no_file(tmp_path):
+    """Nobody writes to it: opening it as an ordinary file would wait forever."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigurationError, match=r"cannot read .*pipe: it is a named pipe"):
+        load_configurations(tmp_path / "pipe")
+
+
+HUGE = 2**63 - 1
+BOUNDED = [
+    (f"{{distribution: {[1] * 17}, vector: [1, 1]}}", "distribution: 17 tiles are more than 16"),
+    ("{flow: %s}" % ("x" * 9000), "unknown flow 'xxx"),
+    ("{extern: %s, object: k, entry: e, workgroups: [1], workgroup_size: [1]}" % ("x" * 101), "name must be letters"),
+    ("{extern: x, object: k, entry: e, workgroups: [%s], workgroup_size: [1]}" % ("(" * 9000), "an expression has more"),
+    ("{extern: x, object: k, entry: e, workgroups: ['%s'], workgroup_size: [1]}" % ("(" * 200), "is not an expression"),
+    ('{extern: x, object: k, entry: e, workgroups: ["1\\0"], workgroup_size: [1]}', "is not an expression"),
+    (str([1] * 9000), "expected keys and values, but got [1, 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "message"), BOUNDED, ids=[message for _, message in BOUNDED])
+def test_what_is_beyond_all_measure_is_refused_in_a_short_sentence(row, message, tmp_path):
+    error = refusal(entries(row), tmp_path)
+    assert message in str(error)
+    assert len(str(error)) < 700
+
+
+def test_a_tile_as_large_as_a_number_may_be_is_left_out_with_a_reason(tmp_path):
+    """It is a number, and fits nothing."""
+    (row,) = load(entries(f"{{distribution: [{HUGE}, 1], vector: [{HUGE}, 1, 1]}}"), tmp_path)
+    assert f"vector tile {HUGE} exceeds m=8" == row.configuration.invalid_reason(Matmul(8, 8, 8), Limits())
+
+
+def test_a_short_file_stands_for_a_bounded_number_of_configurations(tmp_path):
+    """Each line may name a list of many."""
+    text = entries(*["{list: original}"] * 700)
+    assert "has more than 10000 configurations" in str(refusal(text, tmp_path))
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+VALID = [
+    {"distribution": [64, 64], "vector": [8, 32, 4], "cache": [8, 32, 4], "peel": False, "split_k": 1},
+    {"instruction": "mmasync", "workgroup": [64, 64], "reduction": [32], "stages": 1, "subgroups": [2, 2], "shape": [],
+     "pipeline": "VectorDistribute", "order": "none", "accumulator": "", "subgroup_size": 32, "shared_padding": True},
+    {"thread": [4, 4], "workgroup": [64, 64], "reduction": [32], "promote": True, "stages": 1, "split_k": 2},
+    {"triton": [64, 64, 64], "warps": 4, "stages": 3, "group": 1, "persistent": 0, "descriptors": True,
+     "precision": "ieee", "split_k": 1},
+    {"extern": "mine", "object": "k.ptx", "entry": "kernel", "workgroups": ["ceildiv(m, 8)"], "workgroup_size": [32],
+     "shared_memory": 0, "target_arch": "sm_80", "spare_bindings": [1]},
+    {"list": "original", "kinds": ["matmul"], "types": ["f16"]},
+    {"flow": "ukernels"},
+    {"default": True, "split_k": 2},
+]  # fmt: skip
+
+
+@st.composite
+def damaged_rows(draw):
+    """A valid entry in which a few values are something else."""
+    row = dict(draw(st.sampled_from(VALID)))
+    for key in draw(st.lists(st.sampled_from([*row, "kinds", "types"]), max_size=2)):
+        row[key] = draw(JUNK | st.sampled_from([[8, 32], [-1], [0, 1, 2], "m // 0", [["m"]], "f32", 2**40]))
+    return row
+
+
+@given(st.lists(damaged_rows() | JUNK, max_size=3))
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_an_entry_says_it_is_a_configuration_or_one_sentence(tmp_path, rows):
+    """Wrong types included; what is read can be asked whether it fits."""
+    try:
+        found = load(yaml.safe_dump({"configurations": rows}), tmp_path)
+    except ConfigurationError as error:
+        assert "\n" not in str(error)
+        return
+    for entry in found:
+        for limits in (Limits(), parse_target("cuda:sm_90").limits):
+            reason = entry.configuration.invalid_reason(Matmul(64, 64, 64), limits)
+            assert reason is None or entry.configuration.name

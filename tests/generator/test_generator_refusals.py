@@ -87,8 +87,9 @@ REFUSED: dict[str, tuple[str, str]] = {
     "--dispatches=(abc": ("neither a glob nor a regular expression", ""),
     "--op-kind=conv2d --dispatches=matmul_*": (r"no dispatch matches 'matmul_\*'", "the nearest is 'conv2d"),
     # files
-    "--configurations=missing.yaml": (r"cannot read the configurations missing\.yaml", ""),
-    "--configurations=.": (r"cannot read the configurations \.", ""),
+    "--configurations=missing.yaml": (r"cannot read missing\.yaml: No such file", "takes a YAML file"),
+    "--configurations=/dev/zero": ("it is a device, not a regular file", "takes a YAML file"),
+    "--configurations=.": (r"cannot read \.: it is a directory", "takes a YAML file"),
     "--generated-dir=~nobody-of-this-name/x": ("~nobody-of-this-name", ""),
 }
 

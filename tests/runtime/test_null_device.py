@@ -315,8 +315,17 @@ def test_every_fault_can_be_asked_for(tmp_path, fault):
         ("'*': nan", r"'\*': expected keys and values, but got 'nan'"),
         ("- nan", r"expected patterns with faults, but got \['nan'\]"),
         ("", "expected patterns with faults, but got None"),
-        ("{", "cannot read the faults"),
-        (b"\xff\xfe\xff", "cannot read the faults"),
+        ("{", "is not valid YAML: "),
+        (b"\xff\xfe\xff", "is not UTF-8 text: byte 0 is 0xff"),
+        (
+            "a: &a [1]\nb: *a",
+            r"is not valid YAML: aliases such as \*a are not supported \(line 2, column 4\)",
+        ),
+        ("'*': {fault: null}", r"'\*': unknown fault None"),
+        ("'*': {fault: [nan]}", r"'\*': unknown fault \['nan'\]"),
+        ("'*': {not_compiled: true}", r"'\*': not_compiled must be a reason, but got True"),
+        ("'*': {not_applied: 1}", r"'\*': not_applied must be true or false, but got 1"),
+        ("'*': {time_ms: .nan}", r"'\*'.*time_ms"),
         ("'*': {time_ms: fast}", r"'\*'.*time_ms"),
         ("'*': {time_ms: -1}", r"'\*'.*time_ms"),
     ],
@@ -338,7 +347,7 @@ def test_a_slip_of_the_pen_is_answered_by_the_nearest_name(tmp_path, text, near)
 
 def test_a_missing_file_of_faults_is_refused(tmp_path):
     """With its path."""
-    with pytest.raises(UsageError, match=r"cannot read the faults .*nowhere\.yaml"):
+    with pytest.raises(UsageError, match=r"cannot read .*nowhere\.yaml: No such file"):
         load_rules(tmp_path / "nowhere.yaml")
 
 
