@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from dispatch_profiler import startup
 from dispatch_profiler.errors import (
     DispatchProfilerError,
     ToolError,
@@ -161,18 +162,17 @@ class Worker:
             return self._connection
         ours, theirs = socket.socketpair()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
-        package_root = str(Path(__file__).resolve().parent.parent)
-        paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        command = "from dispatch_profiler.isolation import serve; serve()"
+        environment = {**os.environ, **self._environment}
+        environment["PYTHONPATH"] = startup.absolute_entries(environment.get("PYTHONPATH", ""))
         with theirs:
             self._process = _SPAWNER.submit(
                 subprocess.Popen,
-                [sys.executable, "-c", command, str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, startup.__file__, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **self._environment, "PYTHONPATH": os.pathsep.join(paths)},
+                env=environment,
                 start_new_session=True,  # Ctrl-C at the terminal is ours to handle
             ).result()
         self._busy = True

@@ -17,7 +17,7 @@ from pathlib import Path
 import isolation_helpers as helpers
 import pytest
 
-from dispatch_profiler import isolation
+from dispatch_profiler import isolation, startup
 from dispatch_profiler.errors import (
     CompilerError,
     ConfigurationError,
@@ -434,7 +434,7 @@ def bare_worker(parent: int) -> Iterator[tuple[subprocess.Popen[bytes], Connecti
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-c", "from dispatch_profiler.isolation import serve; serve()",
+            [sys.executable, startup.__file__,
              str(theirs.fileno()), str(parent)],
             pass_fds=[theirs.fileno()], stderr=subprocess.DEVNULL,
         )  # fmt: skip

@@ -8,8 +8,10 @@ compiler process (`isolation.Worker`): one that crashes, hangs or eats memory co
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -129,6 +131,27 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Keep the current directory off the path of joblib's processes, which it starts as `python -m`.
+
+    Raises UsageError where Python cannot do that.
+    """
+    if not hasattr(sys.flags, "safe_path"):
+        raise UsageError(
+            "--executor=loky needs Python 3.11: before, joblib's processes import from the current directory",
+            hint="use --executor=threads, which is as fast",
+        )
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONSAFEPATH"]
+        if before is not None:
+            os.environ["PYTHONSAFEPATH"] = before
+
+
 @dataclass(frozen=True)
 class Executor:
     """Who is handed the modules: `threads`, `loky`, or `dask` with the address of a scheduler.
@@ -170,6 +193,10 @@ class BuildPool(Generic[Key]):
             task = partial(build_task, compiler=self._compiler, limits=self._limits)
             yield from cluster_results(self._executor.scheduler, self._compiler, left, task)
             return
+        with contextlib.nullcontext() if self._executor.uses_threads else _safe_path():
+            yield from self._here_until_done(left)
+
+    def _here_until_done(self, left: dict[Key, ModuleJob]) -> Iterator[tuple[Key, Built]]:
         for attempt in range(_ATTEMPTS):
             try:
                 for key, built in self._here(left):

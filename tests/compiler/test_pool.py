@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pool_helpers import Deadly, DiesOfFlags, KillsItsParent, TellsItsProcess
@@ -10,19 +13,18 @@ from pool_helpers import Deadly, DiesOfFlags, KillsItsParent, TellsItsProcess
 from dispatch_profiler.compiler import ModuleJob, Outcome, pool
 from dispatch_profiler.compiler.pool import BuildPool, Executor, WorkerSet
 from dispatch_profiler.configurations import Default
-from dispatch_profiler.errors import ToolError
+from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.generator import Dispatch, State
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.operations import Matmul
 
 LIMITS = WorkerLimits(seconds=20.0)
+needs_safe_path = pytest.mark.skipif(sys.version_info < (3, 11), reason="loky is rejected before Python 3.11")
 DISPATCH = Dispatch(Matmul(8, 8, 8), Default())
 
 
 @pytest.fixture(autouse=True)
 def _helpers_are_importable(monkeypatch):
-    import os
-
     from joblib.externals.loky import get_reusable_executor
 
     path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
@@ -32,7 +34,7 @@ def _helpers_are_importable(monkeypatch):
     get_reusable_executor().shutdown(wait=True)
 
 
-@pytest.mark.parametrize("kind", ["threads", "loky"])
+@pytest.mark.parametrize("kind", ["threads", pytest.param("loky", marks=needs_safe_path)])
 def test_a_compiler_that_kills_its_process_costs_only_its_dispatch(kind: str):
     """Three modules, of which one takes its worker process down whenever it is built."""
     jobs = {i: ModuleJob(str(i), (), (), 1) for i in range(3)}
@@ -46,6 +48,7 @@ def test_a_compiler_that_kills_its_process_costs_only_its_dispatch(kind: str):
     assert set(results) == {0, 1, 2}
 
 
+@needs_safe_path
 def test_what_a_killed_process_of_joblib_had_in_hand_is_done_by_another(tmp_path: Path):
     jobs = {i: ModuleJob("die" if i == 1 else str(i), (DISPATCH,), (), 1) for i in range(6)}
     compiler = KillsItsParent(counter=str(tmp_path / "killed"), times=2)
@@ -57,6 +60,7 @@ def test_what_a_killed_process_of_joblib_had_in_hand_is_done_by_another(tmp_path
     assert all(built.verify == b"v" for _, built in results)
 
 
+@needs_safe_path
 def test_processes_that_are_killed_again_and_again_end_the_run_with_a_sentence(tmp_path: Path):
     jobs = {i: ModuleJob("die" if i == 1 else str(i), (DISPATCH,), (), 1) for i in range(3)}
     compiler = KillsItsParent(counter=str(tmp_path / "killed"), times=99)
@@ -103,6 +107,31 @@ def test_a_closed_set_of_workers_builds_nothing_more():
 
     with pytest.raises(ToolError, match="interrupted"):
         workers.check_open()
+
+
+def test_loky_is_rejected_where_its_processes_would_import_from_the_current_directory(monkeypatch):
+    """Before Python 3.11 there is no way to tell them."""
+    monkeypatch.setattr(pool, "sys", SimpleNamespace(flags=object()))
+
+    with (
+        BuildPool[int](TellsItsProcess(), Executor("loky", 2), LIMITS) as builds,
+        pytest.raises(UsageError, match=r"--executor=loky needs Python 3\.11") as caught,
+    ):
+        list(builds.results({1: ModuleJob("", (DISPATCH,), (), 1)}))
+
+    assert "--executor=threads" in caught.value.hint
+
+
+@needs_safe_path
+def test_the_environment_is_as_before_when_loky_has_ended(monkeypatch):
+    for before in ("", None):
+        if before is None:
+            monkeypatch.delenv("PYTHONSAFEPATH")
+        else:
+            monkeypatch.setenv("PYTHONSAFEPATH", before)
+        with BuildPool[int](TellsItsProcess(), Executor("loky", 2), LIMITS) as builds:
+            list(builds.results({1: ModuleJob("", (DISPATCH,), (), 1)}))
+        assert os.environ.get("PYTHONSAFEPATH") == before
 
 
 def test_one_worker_needs_no_process_around_its_compiler():

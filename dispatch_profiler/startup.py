@@ -1,0 +1,100 @@
+"""How processes of this package start: no module ever comes from the current directory.
+
+Python puts the folder of a script, or the current directory, first on `sys.path`: a `numpy.py` there
+would be executed in place of the installed one. So the scripts of a checkout and `isolation.Worker`
+run this file by its path. It imports the package that it lies in, without the folder around it.
+This works on every Python; `python -P` came with 3.11.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__" and not getattr(sys.flags, "safe_path", sys.flags.isolated):
+    del sys.path[0]  # the folder of this file
+
+import os
+import shlex
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import module_from_spec, spec_from_file_location
+
+PACKAGE = "dispatch_profiler"
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+
+def generate() -> int:
+    """`generator.py`."""
+    return start(f"{PACKAGE}.generator.cli")
+
+
+def compile_() -> int:
+    """`compile.py`."""
+    return start(f"{PACKAGE}.compiler.cli")
+
+
+def profile() -> int:
+    """`profiler.py`."""
+    return start(f"{PACKAGE}.profiler.cli")
+
+
+def start(module: str) -> int:
+    """Call `main` of `module`; returns the exit status.
+
+    A required package that is not installed is one sentence with the command that installs it.
+    """
+    forget_current_directory()
+    import_package()
+    try:
+        return int(import_module(module).main())
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", PACKAGE):
+            raise
+        prog = os.path.basename(sys.argv[0])
+        print(f"{prog}: error: {missing} is not installed; run: {install_command(missing)}", file=sys.stderr)
+        return 2
+
+
+def forget_current_directory() -> None:
+    """Drop the current directory, and relative entries of PYTHONPATH, from `sys.path`."""
+    given = os.environ.get("PYTHONPATH", "")
+    entries = given.split(os.pathsep) if given else []
+    named = {os.path.abspath(entry) for entry in entries if os.path.isabs(entry)}
+    # `site` has made every entry of PYTHONPATH absolute by now.
+    relative = {os.path.abspath(entry) for entry in entries} - named
+    sys.path[:] = [entry for entry in sys.path if entry and entry not in relative]
+
+
+def absolute_entries(search_path: str) -> str:
+    """A PYTHONPATH without its empty and relative entries: `:/a:b` -> `/a`."""
+    return os.pathsep.join(entry for entry in search_path.split(os.pathsep) if os.path.isabs(entry))
+
+
+def import_package() -> None:
+    """Import the package that this file lies in, whatever else has its name on `sys.path`."""
+    if PACKAGE in sys.modules:
+        return
+    spec = spec_from_file_location(PACKAGE, os.path.join(_FOLDER, "__init__.py"))
+    assert spec is not None and spec.loader is not None
+    package = sys.modules[PACKAGE] = module_from_spec(spec)
+    spec.loader.exec_module(package)
+
+
+def install_command(missing: str) -> str:
+    """What installs `missing`: the dependencies of this checkout, or of the installed package."""
+    checkout = os.path.dirname(_FOLDER)
+    if os.path.exists(os.path.join(checkout, "pyproject.toml")):
+        return shlex.join([sys.executable, "-m", "pip", "install", "--editable", checkout])
+    try:
+        stated = requires(PACKAGE) or []
+    except PackageNotFoundError:  # a copy of the package, which nobody has installed
+        stated = []
+    required = [r.partition(";")[0].strip() for r in stated if "extra ==" not in r]
+    named = [r for r in required if r.startswith(missing)]
+    return shlex.join([sys.executable, "-m", "pip", "install", *(named or required or [missing])])
+
+
+if __name__ == "__main__":
+    import_package()
+    import_module(f"{PACKAGE}.isolation").serve()

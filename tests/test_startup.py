@@ -1,0 +1,161 @@
+"""Nothing in the current directory is imported, by the scripts or by any process that they start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from dispatch_profiler import startup
+from dispatch_profiler.isolation import Worker
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ("generator.py", "compile.py", "profiler.py")
+INSTALLED = (
+    "dispatch_profiler", "iree", "jinja2", "joblib", "ml_dtypes", "numpy", "rich", "scipy", "sitecustomize",
+    "torch", "triton", "usercustomize", "yaml",
+)  # fmt: skip
+
+
+@pytest.fixture
+def hostile() -> Path:
+    """A working folder with a module of every name that might be imported; each notes that it was."""
+    folder = Path.cwd() / "hostile"
+    folder.mkdir()
+    for name in {*sys.stdlib_module_names, *INSTALLED}:
+        (folder / f"{name}.py").write_text(f"print({name!r}, file=open({str(folder / 'imported')!r}, 'a'))\n")
+    return folder
+
+
+def imported(folder: Path) -> list[str]:
+    """The modules of a hostile folder that were executed."""
+    note = folder / "imported"
+    return note.read_text().split() if note.exists() else []
+
+
+def run(folder: Path, *command: object, **environment: str) -> str:
+    """Standard error of a command that succeeds in `folder`."""
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        env={**os.environ, "PYTHONSAFEPATH": "", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+SMALL = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32", "--default-config=only")
+
+
+def test_what_lies_in_the_current_directory_is_not_imported(hostile: Path):
+    """IREE compiles and runs in workers."""
+    run(hostile, ROOT / "generator.py", *SMALL)
+    run(hostile, ROOT / "compile.py", "-j1")
+    run(hostile, ROOT / "profiler.py", "--benchmark-repetitions=1")
+
+    assert imported(hostile) == []
+
+
+@pytest.mark.parametrize("search_path", [os.pathsep, f".{os.pathsep}{ROOT}"], ids=["empty", "dot"])
+def test_relative_entries_of_pythonpath_do_not_count(hostile: Path, search_path: str):
+    """A stray colon in PYTHONPATH means the current directory; Python imports its own modules from there."""
+    for name in (*sys.stdlib_module_names, "sitecustomize", "usercustomize"):
+        (hostile / f"{name}.py").unlink()
+
+    run(hostile, ROOT / "generator.py", "--target=null", *SMALL, PYTHONPATH=search_path)
+    run(hostile, ROOT / "compile.py", "-j1", PYTHONPATH=search_path)
+
+    assert imported(hostile) == []
+
+
+def test_absolute_entries_of_pythonpath_count(hostile: Path, monkeypatch: pytest.MonkeyPatch):
+    """Whoever writes out a folder means it; a worker finds a module there."""
+    folder = Path.cwd() / "mine"
+    folder.mkdir()
+    (folder / "my_module.py").write_text("def answer():\n    return 42\n")
+    monkeypatch.setenv("PYTHONPATH", f"{os.pathsep}{folder}{os.pathsep}.")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.chdir(hostile)
+    my_module = import_module("my_module")
+
+    with Worker() as worker:
+        assert worker.call(my_module.answer) == 42
+        assert worker.call(os.getenv, "PYTHONPATH") == str(folder)
+    assert imported(hostile) == []
+
+
+def test_what_lies_beside_the_scripts_is_not_imported(hostile: Path):
+    """A checkout is a current directory too."""
+    for script in SCRIPTS:
+        shutil.copy(ROOT / script, hostile)
+    (hostile / "dispatch_profiler.py").unlink()
+    (hostile / "dispatch_profiler").symlink_to(ROOT / "dispatch_profiler")
+
+    run(hostile, "generator.py", "--target=null", *SMALL)
+    run(hostile, "compile.py", "-j1")
+    run(hostile, "profiler.py")
+
+    assert imported(hostile) == []
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="joblib's processes are refused there")
+def test_the_processes_of_joblib_do_not_import_from_it(hostile: Path):
+    run(hostile, ROOT / "generator.py", "--target=null", "--problem-m=16,32", *SMALL[1:])
+    run(hostile, ROOT / "compile.py", "-j2", "--executor=loky")
+
+    assert imported(hostile) == []
+
+
+def test_the_hostile_folder_is_hostile(hostile: Path):
+    """The test of these tests: Python alone does import from it."""
+    subprocess.run([sys.executable, "-c", "import numpy"], cwd=hostile, check=False)
+
+    assert "numpy" in imported(hostile)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_missing_dependency_is_one_sentence_with_the_command_that_installs_it(script: str):
+    """Without `site` there are no installed packages."""
+    done = subprocess.run(
+        [sys.executable, "-S", str(ROOT / script)],
+        env={**os.environ, "PYTHONPATH": ""}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    command = f"{sys.executable} -m pip install --editable {ROOT}"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{script}: error: numpy is not installed; run: {command}\n"
+
+
+@pytest.mark.parametrize(
+    ("missing", "stated", "installs"),
+    [
+        ("numpy", ["jinja2>=3.1", "numpy>=1.26", "z3-solver; extra == 'smt'"], "'numpy>=1.26'"),
+        ("yaml", ["jinja2>=3.1", "pyyaml>=6.0"], "'jinja2>=3.1' 'pyyaml>=6.0'"),
+        ("numpy", PackageNotFoundError(), "numpy"),
+    ],
+    ids=["named as it is imported", "named otherwise", "a copy that is not installed"],
+)
+def test_without_a_checkout_the_command_names_packages(monkeypatch, tmp_path, missing, stated, installs):
+    def requires(package: str) -> list[str]:
+        if isinstance(stated, Exception):
+            raise stated
+        return stated
+
+    monkeypatch.setattr(startup, "_FOLDER", str(tmp_path / "site-packages" / "dispatch_profiler"))
+    monkeypatch.setattr(startup, "requires", requires)
+
+    assert startup.install_command(missing) == f"{sys.executable} -m pip install {installs}"
+
+
+def test_a_module_of_our_own_that_is_missing_is_a_defect(monkeypatch):
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        startup.start("dispatch_profiler.no_such_module")
