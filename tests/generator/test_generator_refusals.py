@@ -114,7 +114,7 @@ def test_the_check_above_can_fail(run):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("configurations: [", "is not YAML"),
+        ("configurations: [", "is not valid YAML"),
         ("- {flow: ukernels}", "has no list under 'configurations'"),
         ("configurations: [{flow: ukernel}]", "entry 1: unknown flow 'ukernel'"),
         ("configurations: [{default: true}, {tile: 3}]", "entry 2: unknown key 'tile'"),
