@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks._table import Row, arguments, at_least, below, report
 from dispatch_profiler.compiler import repeat_count
-from dispatch_profiler.generator import Tree, load_manifest
+from dispatch_profiler.dispatches import Tree, load_manifest
 from dispatch_profiler.targets import parse_target
 
 ROOT = Path(__file__).parent.parent

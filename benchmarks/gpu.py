@@ -39,13 +39,16 @@ from dispatch_profiler.configurations import (
     shipped_configurations,
     triton_spaces,
 )
-from dispatch_profiler.generator import Dispatch, Manifest, Plan
-from dispatch_profiler.generator.bundle import unpacked, write_bundle
+from dispatch_profiler.dispatches import Dispatch, Manifest
+from dispatch_profiler.dispatches.bundle import unpacked, write_bundle
+from dispatch_profiler.generator import Plan
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
-from dispatch_profiler.profiler import MeasureOptions, ProfileOptions, Record, Session, StopRule
-from dispatch_profiler.profiler.providers import with_providers
-from dispatch_profiler.profiler.record_file import JsonLines
-from dispatch_profiler.profiler.records import PROVIDER
+from dispatch_profiler.profiler.evaluation.session import ProfileOptions, Session
+from dispatch_profiler.profiler.measurement.measure import MeasureOptions
+from dispatch_profiler.profiler.providers.library_calls import with_providers
+from dispatch_profiler.profiler.records.record import PROVIDER, Record
+from dispatch_profiler.profiler.records.record_file import JsonLines
+from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import Target, parse_target
 
 TARGET = "cuda:h200"
@@ -97,7 +100,8 @@ def prepare(path: Path, quick: bool) -> None:
     """Generate and compile in a temporary folder, and pack the result."""
     # The other machine has none of it.
     from dispatch_profiler.compiler import CompileOptions, IreeCompiler, compile_tree
-    from dispatch_profiler.generator import Tree, emit, load_manifest
+    from dispatch_profiler.dispatches import Tree, load_manifest
+    from dispatch_profiler.generator import emit
 
     target, began = parse_target(TARGET), time.monotonic()
     operations = (DOCUMENT, OPERATIONS[1]) if quick else OPERATIONS
@@ -163,7 +167,7 @@ def _records(manifest: Manifest, options: argparse.Namespace) -> tuple[list[Reco
     how = ProfileOptions(
         options.device,
         measure=MeasureOptions(StopRule(seconds=options.budget)),
-        ceilings=user_cache() / "machines",
+        peaks=user_cache() / "machines",
     )
     pairs = with_providers(manifest.dispatches(), ("iree", "torch"))
     found = []

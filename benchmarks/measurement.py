@@ -32,33 +32,21 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks._table import Row, arguments, at_least, below, report
 from dispatch_profiler.compiler import CompileOptions, IreeCompiler, compile_tree
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Entry
-from dispatch_profiler.generator import (
-    Choices,
-    DispatchEntry,
-    Manifest,
-    OperationEntry,
-    Tree,
-    emit,
-    load_manifest,
-    plan_generation,
-)
+from dispatch_profiler.dispatches import DispatchEntry, Manifest, OperationEntry, Tree, load_manifest
+from dispatch_profiler.generator import Choices, emit, plan_generation
 from dispatch_profiler.isolation import Worker
 from dispatch_profiler.operations import Matmul, Operation
-from dispatch_profiler.profiler import (
-    Distribution,
-    MeasureOptions,
-    ProfileOptions,
-    Record,
-    Session,
-    StopRule,
-    draw,
-    job,
-)
-from dispatch_profiler.profiler.interleaved import InterleavedOptions, Side
-from dispatch_profiler.profiler.live import LiveOptions
-from dispatch_profiler.profiler.statistics import median_interval, signed_rank_interval
-from dispatch_profiler.profiler.visits import Visit, joined, next_visit
-from dispatch_profiler.profiler.vmfbs import Vmfbs
+from dispatch_profiler.profiler.compare.live import LiveOptions
+from dispatch_profiler.profiler.evaluation import device_worker
+from dispatch_profiler.profiler.evaluation.session import ProfileOptions, Session
+from dispatch_profiler.profiler.evaluation.vmfbs import Vmfbs
+from dispatch_profiler.profiler.measurement.measure import MeasureOptions
+from dispatch_profiler.profiler.measurement.sample_batches import SampleBatch, joined, next_batch
+from dispatch_profiler.profiler.records.record import Record
+from dispatch_profiler.profiler.statistics.intervals import median_interval, signed_rank_interval
+from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions, Side
+from dispatch_profiler.profiler.statistics.stopping import StopRule
+from dispatch_profiler.profiler.verification.inputs import Distribution, draw
 from dispatch_profiler.runtime import find_runtime_tools
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.workloads import Entry as Work
@@ -107,11 +95,13 @@ def compiled(
     return load_manifest(tree)
 
 
-def vmfbs_of(manifest: Manifest, entry: OperationEntry, dispatch: DispatchEntry) -> job.Modules:
+def vmfbs_of(manifest: Manifest, entry: OperationEntry, dispatch: DispatchEntry) -> device_worker.Modules:
     """Both vmfbs of a dispatch."""
     module, found = entry.module_of(dispatch.dispatch), Vmfbs(manifest.tree)
     assert module is not None
-    return job.Modules(found.module(entry, module, "verify"), found.module(entry, module, "profile"))
+    return device_worker.Modules(
+        found.module(entry, module, "verify"), found.module(entry, module, "profile")
+    )
 
 
 def only(manifest: Manifest, operation: Operation) -> tuple[OperationEntry, DispatchEntry]:
@@ -123,7 +113,9 @@ def only(manifest: Manifest, operation: Operation) -> tuple[OperationEntry, Disp
 @contextmanager
 def device(environment: Mapping[str, str] | None = None) -> Iterator[Worker]:
     """A worker process that owns the device."""
-    with Worker(start=job.start, start_arguments=("local-task", ""), environment=environment) as worker:
+    with Worker(
+        start=device_worker.start, start_arguments=("local-task", ""), environment=environment
+    ) as worker:
         yield worker
 
 
@@ -161,8 +153,10 @@ def outcomes(worker: Worker, base: Manifest, new: Manifest, pairs: int) -> Count
             entry, dispatch = only(manifest, operation)
             profile = vmfbs_of(manifest, entry, dispatch).profile
             sides[side] = replace(profile, repeat=REPEAT), dispatch.dispatch.name
-        options = InterleavedOptions(seed=number)
-        taken = worker.call(job.interleave, sides, operation, number, options, LiveOptions.seconds)
+        options = SequentialTestOptions(seed=number)
+        taken = worker.call(
+            device_worker.sample_pairs, sides, operation, number, options, LiveOptions.seconds
+        )
         found[taken.result.outcome.value] += 1
     return found
 
@@ -209,7 +203,7 @@ class Tools:
             found.append(f"--input=@{path}")
         return found
 
-    def verified(self, module: job.Module, function: str, operation: Operation) -> bool:
+    def verified(self, module: device_worker.Module, function: str, operation: Operation) -> bool:
         """Does iree-run-module compute what numpy does?"""
         output = self._folder / "output.npy"
         self._call(self._run, module, function, operation, f"--output=@{output}")
@@ -217,7 +211,12 @@ class Tools:
         return np.allclose(np.load(output), lhs @ rhs, rtol=1e-3, atol=1e-2)
 
     def times_ms(
-        self, module: job.Module, function: str, operation: Operation, repetitions: int, seconds: float
+        self,
+        module: device_worker.Module,
+        function: str,
+        operation: Operation,
+        repetitions: int,
+        seconds: float,
     ) -> list[float]:
         """Milliseconds of one execution, of each repetition of so long of iree-benchmark-module."""
         options = ["--benchmark_format=json", f"--benchmark_repetitions={repetitions}"]
@@ -228,7 +227,7 @@ class Tools:
         return [float(r["real_time"]) * scale[r["time_unit"]] for r in rows if r["run_type"] == "iteration"]
 
     def _call(
-        self, tool: Path, module: job.Module, function: str, operation: Operation, *options: str
+        self, tool: Path, module: device_worker.Module, function: str, operation: Operation, *options: str
     ) -> str:
         command = [tool, f"--module={module.path}", "--device=local-task", f"--function={function}"]
         # As our own caller does: its spinning does not keep a worker from its core.
@@ -277,19 +276,19 @@ def in_pairs(
     entry, dispatch = only(manifest, operation)
     modules, name = vmfbs_of(manifest, entry, dispatch), dispatch.dispatch.name
     options = MeasureOptions(StopRule(count=4 * PROCESSES))
-    visits: list[Visit] = []
+    batches: list[SampleBatch] = []
     ratios: list[float] = []
-    while len(visits) < PROCESSES:
-        plan = replace(next_visit(options, visits, None), most=4)
-        visits.append(worker.call(job.visit, modules, name, operation, 1, plan))
+    while len(batches) < PROCESSES:
+        plan = replace(next_batch(options, batches, None), most=4)
+        batches.append(worker.call(device_worker.take_batch, modules, name, operation, 1, plan))
         # Nothing is taken off our samples, since `single_seconds` was not given: nor off theirs.
         theirs = statistics.median(tools.times_ms(modules.profile, name, operation, 3, 0.02))
-        ratios.append(math.log(statistics.median(visits[-1].samples_ms) / theirs))
+        ratios.append(math.log(statistics.median(batches[-1].samples_ms) / theirs))
         centre, low, high = signed_rank_interval(ratios, 0.95)
-        if len(visits) >= 8 and high - low <= 0.02:
+        if len(batches) >= 8 and high - low <= 0.02:
             break
     more, least, most = map(math.expm1, (centre, low, high))
-    return more, least, most, joined(options, visits).median_ms
+    return more, least, most, joined(options, batches).median_ms
 
 
 # -- how many a minute -----------------------------------------------------------------------------

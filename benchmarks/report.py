@@ -22,8 +22,8 @@ from plotly.graph_objects import Figure
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks._table import Row, arguments, at_least, below, report
-from dispatch_profiler.profiler.html_report import figures, grouped, render_page
-from dispatch_profiler.profiler.record_file import StoredRecord
+from dispatch_profiler.profiler.records.record_file import StoredRecord
+from dispatch_profiler.profiler.report.html import figures, grouped, render_page
 from tests.profiler.sample_records import invented
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

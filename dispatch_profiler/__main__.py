@@ -12,10 +12,10 @@ from dispatch_profiler.errors import UsageError, did_you_mean
 PROG = "python -m dispatch_profiler"
 #: Command -> the module that has its main(), imported when it is asked for, and what it is for.
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "compare": ("dispatch_profiler.profiler.compare_cli", "two sets of records: what is faster, what slower"),
-    "join": ("dispatch_profiler.profiler.join_cli", "records of several machines or runs as one CSV"),
+    "compare": ("dispatch_profiler.profiler.compare.cli", "two sets of records: what is faster, what slower"),
+    "join": ("dispatch_profiler.profiler.report.join_cli", "records of several machines or runs as one CSV"),
     "profile": ("dispatch_profiler.profiler.cli", "as profiler.py: verify and measure a tree or a bundle"),
-    "report": ("dispatch_profiler.profiler.report_cli", "records as one HTML page with plots"),
+    "report": ("dispatch_profiler.profiler.report.cli", "records as one HTML page with plots"),
 }
 
 

@@ -16,7 +16,7 @@
       MissingDependency       an optional package is needed                  exit status 2
 
 A wrong result, a slow kernel or a configuration that does not compile is no error: it is a record
-with a verdict and a reason (see `dispatch_profiler.profiler.records`).
+with a verdict and a reason (see `dispatch_profiler.profiler.records.record`).
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import pytest
 from dispatch_profiler import blocks
 from dispatch_profiler.blocks import in_blocks
 from dispatch_profiler.operations import ElementTypes, Epilogue, Matmul, reference
-from dispatch_profiler.profiler.inputs import Distribution, draw
-from dispatch_profiler.profiler.verify import compare
+from dispatch_profiler.profiler.verification.inputs import Distribution, draw
+from dispatch_profiler.profiler.verification.verify import compare
 
 
 @pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 35])

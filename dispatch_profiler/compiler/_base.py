@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dispatch_profiler.configurations import GpuLimits
+from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import CompilerError
-from dispatch_profiler.generator import Dispatch, State
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from dispatch_profiler.compiler.folding import fold_groups
 from dispatch_profiler.compiler.module import Module, operations_in
 from dispatch_profiler.compiler.sharing import INFO, has_info
 from dispatch_profiler.configurations import Lowering
-from dispatch_profiler.generator import Dispatch, State
+from dispatch_profiler.dispatches import Dispatch, State
 
 
 def restore_dropped(module: Module, dispatches: Sequence[Dispatch]) -> None:

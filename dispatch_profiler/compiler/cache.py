@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dispatch_profiler.compiler._base import Built, Outcome
+from dispatch_profiler.dispatches import State
 from dispatch_profiler.files import locked, remove_leftovers, sha256, write_atomic
-from dispatch_profiler.generator import State
 
 DEFAULT_BYTES = 5 * 2**30
 _DIGEST = 64

@@ -35,9 +35,9 @@ from dispatch_profiler.compiler import (
     compiler_for,
     count_dispatches,
 )
+from dispatch_profiler.dispatches import DispatchEntry, Selection, State, Tree, load_manifest, write_bundle
+from dispatch_profiler.dispatches.bundle import command
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.generator import DispatchEntry, Selection, State, Tree, load_manifest, write_bundle
-from dispatch_profiler.generator.bundle import command
 from dispatch_profiler.isolation import available_memory
 from dispatch_profiler.targets import parse_target
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import Built, Compiler, ModuleJob, Outcome
+from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError
-from dispatch_profiler.generator import State
 
 _INSTALL = "pip install 'dispatch_profiler[cluster]'"
 #: How long a scheduler may take to answer, in seconds.

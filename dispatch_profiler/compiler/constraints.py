@@ -24,8 +24,9 @@ from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.compiler.module import Module, operations_in
 from dispatch_profiler.configurations import INTRINSICS, Default, Intrinsic, MmaTiles
 from dispatch_profiler.configurations.intrinsics import FAMILIES
+from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import ToolError, UsageError
-from dispatch_profiler.generator import Dispatch, render_module
+from dispatch_profiler.generator import render_module
 from dispatch_profiler.isolation import Worker, WorkerLimits
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Operation
 from dispatch_profiler.targets import Target
@@ -226,8 +227,8 @@ def _of_one_batch(operation: Operation) -> Operation:
 def _unstated(operation: Operation) -> str:
     if not isinstance(operation, Conv2d):
         return ""
-    if operation.form != "dense":
-        return f"IREE 3.13 crashes when it should for a {operation.form} convolution"
+    if operation.variant != "dense":
+        return f"IREE 3.13 crashes when it should for a {operation.variant} convolution"
     if 1 in (operation.n, *operation.output_size) or (operation.r, operation.s) == (1, 1):
         return "its loops of extent 1 are folded away"
     return ""

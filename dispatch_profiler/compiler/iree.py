@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from dispatch_profiler.compiler._base import BuildError, Built, ModuleJob, Outcome
 from dispatch_profiler.configurations import Evidence
+from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import ToolError
 from dispatch_profiler.files import find_tools
-from dispatch_profiler.generator import State
 
 if TYPE_CHECKING:
     from dispatch_profiler.compiler.module import Module

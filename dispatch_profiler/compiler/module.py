@@ -145,11 +145,11 @@ def operations_in(op: Any) -> list[Any]:
     """`op` and every operation nested in it."""
     found: list[Any] = []
 
-    def visit(inner: Any) -> Any:
+    def take_batch(inner: Any) -> Any:
         found.append(inner.operation)
         return ir.WalkResult.ADVANCE
 
-    op.walk(visit)
+    op.walk(take_batch)
     return found
 
 

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from dispatch_profiler.compiler._base import BuildError, Built, ModuleJob, Outcome
+from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import UsageError, did_you_mean, short_repr
 from dispatch_profiler.files import sha256
-from dispatch_profiler.generator import Dispatch, State
 
 RUN_FAULTS = (
     "wrong_element", "nan", "inf", "unwritten", "crash", "hang", "memory",

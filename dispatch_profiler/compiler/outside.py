@@ -15,8 +15,8 @@ from iree.compiler import ir
 from dispatch_profiler.compiler._base import BuildError, Kernel, Outcome
 from dispatch_profiler.compiler.module import Module, operations_in
 from dispatch_profiler.configurations import GpuLimits, KernelObject, KernelSource
+from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import MissingDependency, reason_of
-from dispatch_profiler.generator import Dispatch, State
 
 _EXTERN = "hal.dispatch.extern"
 

@@ -15,9 +15,7 @@ from dispatch_profiler.compiler.cache import Cache
 from dispatch_profiler.compiler.source import relevant_source, reproducer
 from dispatch_profiler.compiler.triton import SOURCES, triton_version
 from dispatch_profiler.configurations import KernelObject, KernelSource, refusal
-from dispatch_profiler.errors import TargetError, TreeError, reason_of
-from dispatch_profiler.files import remove_leftovers, sha256, write_atomic
-from dispatch_profiler.generator import (
+from dispatch_profiler.dispatches import (
     Artifact,
     Dispatch,
     DispatchEntry,
@@ -30,7 +28,9 @@ from dispatch_profiler.generator import (
     fold_journal,
     note_result,
 )
-from dispatch_profiler.generator.tree import Purpose
+from dispatch_profiler.dispatches.tree import Purpose
+from dispatch_profiler.errors import TargetError, TreeError, reason_of
+from dispatch_profiler.files import remove_leftovers, sha256, write_atomic
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, parse_target

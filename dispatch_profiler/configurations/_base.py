@@ -190,7 +190,7 @@ class Configuration(abc.ABC):
         """
         return None
 
-    def computed(self, operation: Operation) -> Operation:
+    def effective_operation(self, operation: Operation) -> Operation:
         """What a kernel with this configuration computes: `operation`, maybe with narrower sums.
 
         Results are verified against this.

@@ -169,5 +169,5 @@ class CpuTiles(Configuration):
 
 def _pipeline(operation: Operation) -> str:
     """Convolutions that linalg names are decomposed to one dimension first; the rest is tiled twice."""
-    is_named_convolution = isinstance(operation, Conv2d) and operation.form != "grouped"
+    is_named_convolution = isinstance(operation, Conv2d) and operation.variant != "grouped"
     return "ConvTileAndDecomposeExpert" if is_named_convolution else "DoubleTilingExpert"

@@ -88,14 +88,14 @@ class MmaTiles(GpuTiles):
     def threads(self) -> int:
         return math.prod(self.subgroups) * self.subgroup_size
 
-    def computed(self, operation: Operation) -> Operation:
+    def effective_operation(self, operation: Operation) -> Operation:
         if not self.accumulator or self.accumulator != operation.types.lhs:
             return operation
         return replace(operation, types=replace(operation.types, sums=self.accumulator))  # type: ignore[type-var]
 
     def intrinsic(self, operation: Operation) -> Intrinsic | None:
         """The instruction for the types of `operation`; None if the family has none of that shape."""
-        for each in intrinsics_for(self.instruction, self.computed(operation).types):
+        for each in intrinsics_for(self.instruction, self.effective_operation(operation).types):
             if self.shape in ((), each.shape):
                 return each
         return None
@@ -148,7 +148,7 @@ class MmaTiles(GpuTiles):
         gpu = limits.gpu
         if gpu is None:
             return None
-        types = self.computed(operation).types
+        types = self.effective_operation(operation).types
         possible = [
             each.name
             for each in INTRINSICS.values()
@@ -184,7 +184,7 @@ class MmaTiles(GpuTiles):
         if self.pipeline == "VectorDistribute":
             yield from self._copy_misfits(operation)
         yield from self._pipelining_misfits(self.threads)
-        yield from self._register_misfits(self.computed(operation), self.threads, gpu)
+        yield from self._register_misfits(self.effective_operation(operation), self.threads, gpu)
         yield from self._shared_misfits(self._operand_bytes(operation), gpu)
 
     def _is_direct(self, operation: Operation) -> bool:
@@ -195,7 +195,7 @@ class MmaTiles(GpuTiles):
             yield f"{self.pipeline} does not reorder workgroups: it would be the same kernel by another name"
         if not isinstance(operation, Conv2d):
             return
-        if operation.form == "depthwise":
+        if operation.variant == "depthwise":
             yield "a depthwise convolution has no product for matrix instructions"
         if self.is_implicit_gemm(operation) and self.pipeline == "VectorDistribute":
             yield "VectorDistribute takes a convolution directly: give tiles of kh, kw and ic"

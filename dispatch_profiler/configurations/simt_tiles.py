@@ -137,7 +137,7 @@ class SimtTiles(GpuTiles):
             yield from self._shared_misfits(self._operand_bytes(operation), gpu)
 
     def _operand_bytes(self, operation: Operation) -> int:
-        if not (isinstance(operation, Conv2d) and operation.form == "depthwise"):
+        if not (isinstance(operation, Conv2d) and operation.variant == "depthwise"):
             return super()._operand_bytes(operation)
         # Each channel has pixels of its own: the windows of all pixels of the tile, and a filter each.
         tiles = self._tiles(operation)

@@ -137,8 +137,8 @@ def _reductions(operation: Operation) -> list[tuple[tuple[int, ...], ...]]:
     k = _POWERS[2:9]
     if not isinstance(operation, Conv2d):
         return [(k,)]
-    direct = ((1,), (1,), (1,) if operation.form == "depthwise" else k)
-    return [direct] if operation.form == "depthwise" else [(k,), direct]
+    direct = ((1,), (1,), (1,) if operation.variant == "depthwise" else k)
+    return [direct] if operation.variant == "depthwise" else [(k,), direct]
 
 
 def _axes(

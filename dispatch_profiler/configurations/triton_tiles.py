@@ -204,7 +204,7 @@ class TritonTiles(Configuration):
             yield split
         yield from self._type_misfits(operation, gpu)
         yield from self._tile_misfits(operation, gpu)
-        if isinstance(operation, Conv2d) and operation.form == "depthwise":
+        if isinstance(operation, Conv2d) and operation.variant == "depthwise":
             yield "a depthwise convolution has no product for Triton's tiles"
         tiles = self._tile_count(operation)
         if self.persistent >= tiles:

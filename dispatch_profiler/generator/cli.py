@@ -18,12 +18,12 @@ from dispatch_profiler.configurations import (
     shipped_configurations,
     shipped_lists,
 )
+from dispatch_profiler.dispatches.dispatch import Dispatch
+from dispatch_profiler.dispatches.selection import Selection
+from dispatch_profiler.dispatches.tree import Tree
 from dispatch_profiler.errors import OperationError, RangeError, UsageError
-from dispatch_profiler.generator.dispatch import Dispatch
 from dispatch_profiler.generator.emit import check_tree, emit
 from dispatch_profiler.generator.plan import Choices, LeftOut, Plan, plan_generation
-from dispatch_profiler.generator.selection import Selection
-from dispatch_profiler.generator.tree import Tree
 from dispatch_profiler.operations import (
     CONV_LAYOUTS,
     ELEMENT_TYPES,

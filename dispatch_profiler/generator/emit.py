@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from dispatch_profiler.dispatches.dispatch import Dispatch
+from dispatch_profiler.dispatches.manifest import DispatchEntry, OperationEntry, add_generated, load_manifest
+from dispatch_profiler.dispatches.tree import Tree
 from dispatch_profiler.errors import TargetError, TreeError
 from dispatch_profiler.files import sha256, write_atomic
-from dispatch_profiler.generator.dispatch import Dispatch
-from dispatch_profiler.generator.manifest import DispatchEntry, OperationEntry, add_generated, load_manifest
 from dispatch_profiler.generator.plan import Plan
 from dispatch_profiler.generator.render import render_module
-from dispatch_profiler.generator.tree import Tree
 
 
 def emit(plan: Plan, tree: Tree) -> Iterator[tuple[Path, tuple[Dispatch, ...]]]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dispatch_profiler.configurations import Configuration, Default, Entry
+from dispatch_profiler.dispatches.dispatch import Dispatch
+from dispatch_profiler.dispatches.selection import Selection
 from dispatch_profiler.errors import SelectionError
-from dispatch_profiler.generator.dispatch import Dispatch
-from dispatch_profiler.generator.selection import Selection
 from dispatch_profiler.operations import Matmul, Operation
 from dispatch_profiler.targets import Target
 from dispatch_profiler.workloads import SPLIT_K_PROBLEMS, Workload

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from dispatch_profiler.generator.dispatch import Dispatch
+from dispatch_profiler.dispatches.dispatch import Dispatch
 from dispatch_profiler.operations import Operation
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from dispatch_profiler.operations.epilogues import Epilogue
 #: data layout -> (input and result, filter)
 CONV_LAYOUTS = {"nhwc": ("nhwc", "hwcf"), "nchw": ("nchw", "fchw")}
 
-Form = Literal["dense", "grouped", "depthwise"]
+Variant = Literal["dense", "grouped", "depthwise"]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Conv2d(Operation):
         return oh, ow
 
     @property
-    def form(self) -> Form:
+    def variant(self) -> Variant:
         """Which linalg form it takes: depthwise means one input channel a group and one filter."""
         if self.groups == 1:
             return "dense"
@@ -155,7 +155,7 @@ class Conv2d(Operation):
         oh, ow = self.output_size
         extent = {
             "n": self.n, "oh": oh, "ow": ow, "g": self.groups, "kh": self.r, "kw": self.s,
-            "oc": self.k if self.form != "grouped" else self.k // self.groups,
+            "oc": self.k if self.variant != "grouped" else self.k // self.groups,
             "ic": self.c // self.groups,
         }  # fmt: skip
         order = {
@@ -165,7 +165,7 @@ class Conv2d(Operation):
             ("nchw", "dense"): ("n oc oh ow", "ic kh kw"),
             ("nchw", "grouped"): ("n g oc oh ow", "ic kh kw"),
             ("nchw", "depthwise"): ("n oh ow oc", "kh kw"),
-        }[self.layout, self.form]
+        }[self.layout, self.variant]
         parallel, reduction = (names.split() for names in order)
         return (
             *(Loop(name, extent[name], "parallel") for name in parallel),

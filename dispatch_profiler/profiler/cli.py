@@ -26,8 +26,7 @@ from dispatch_profiler.command import (
     track,
     user_cache,
 )
-from dispatch_profiler.errors import UsageError
-from dispatch_profiler.generator import (
+from dispatch_profiler.dispatches import (
     DispatchEntry,
     Manifest,
     OperationEntry,
@@ -36,25 +35,27 @@ from dispatch_profiler.generator import (
     load_manifest,
     unpacked,
 )
-from dispatch_profiler.profiler.devices import Sessions, parse_devices, unlike
-from dispatch_profiler.profiler.inputs import DEFAULT_SEED
-from dispatch_profiler.profiler.measure import MeasureOptions, Mode
-from dispatch_profiler.profiler.outputs import FORMATS, ReportFiles, RunOutputs, add_file_arguments
-from dispatch_profiler.profiler.progress import Tally
-from dispatch_profiler.profiler.providers import (
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.output_files import ReportFiles, add_file_arguments
+from dispatch_profiler.profiler.evaluation.devices import Sessions, parse_devices, unlike
+from dispatch_profiler.profiler.evaluation.session import ProfileOptions
+from dispatch_profiler.profiler.measurement.measure import MeasureOptions, Mode
+from dispatch_profiler.profiler.providers.libraries import is_gpu
+from dispatch_profiler.profiler.providers.library_calls import (
     IREE,
     check_installed,
     choose_reference,
     parse_providers,
     with_providers,
 )
-from dispatch_profiler.profiler.record_file import StoredRecord, beside_csv, read_records
-from dispatch_profiler.profiler.records import Record, Verdict
-from dispatch_profiler.profiler.session import ProfileOptions
-from dispatch_profiler.profiler.standing import Standings
-from dispatch_profiler.profiler.stopping import Ended, StopRule
+from dispatch_profiler.profiler.records.record import Record, Verdict
+from dispatch_profiler.profiler.records.record_file import StoredRecord, beside_csv, read_records
+from dispatch_profiler.profiler.records.speedup import Speedups
+from dispatch_profiler.profiler.report.outputs import FORMATS, RunOutputs
+from dispatch_profiler.profiler.report.progress import Tally
+from dispatch_profiler.profiler.statistics.stopping import Ended, StopRule
+from dispatch_profiler.profiler.verification.inputs import DEFAULT_SEED
 from dispatch_profiler.runtime import all_devices, find_runtime_tools
-from dispatch_profiler.runtime.libraries import is_gpu
 
 PROG = "profiler.py"
 Pairs = list[tuple[OperationEntry, DispatchEntry]]
@@ -71,7 +72,7 @@ def _main(arguments: Sequence[str]) -> int:
     _check(options, tags)
     files = ReportFiles.of(options)
     providers = parse_providers(options.providers)
-    standings = Standings(choose_reference(options.reference, providers))
+    speedups = Speedups(choose_reference(options.reference, providers))
     check_installed(providers)
     with _source(options) as source:
         chosen = source.manifest.choose(Selection.parse(options.dispatches, options.operation_kind))
@@ -86,10 +87,10 @@ def _main(arguments: Sequence[str]) -> int:
             session.check_device()
             _tell(devices, options.build_dir)
             session.check_libraries([name for name in providers if name != IREE])
-            with RunOutputs(options.format, tags, files, options.top, standings) as outputs:
+            with RunOutputs(options.format, tags, files, options.top, speedups) as outputs:
                 earlier: list[StoredRecord] = []
                 if options.output:
-                    pairs, earlier = _to_files(options, pairs, session, outputs, standings)
+                    pairs, earlier = _to_files(options, pairs, session, outputs, speedups)
                 _run(session, pairs, outputs)
             outputs.finish(earlier)
             return _summarize(outputs.records, session, how, options)
@@ -259,7 +260,7 @@ def _profile_options(options: argparse.Namespace, device: str, seed: int) -> Pro
         seconds=options.timeout,
         memory_bytes=options.memory_limit,
         build_dir=options.build_dir,
-        ceilings=user_cache() / "machines",
+        peaks=user_cache() / "machines",
     )
 
 
@@ -284,7 +285,7 @@ def _to_files(
     pairs: Pairs,
     session: Sessions,
     outputs: RunOutputs,
-    standings: Standings,
+    speedups: Speedups,
 ) -> tuple[Pairs, list[StoredRecord]]:
     """Open the files of --output; what is left to do, and the records that they hold already."""
     output = folder(options.output)
@@ -292,7 +293,7 @@ def _to_files(
     if options.resume:
         pairs, earlier = _left(pairs, session, beside_csv(output))
         for record in earlier:  # rows that are still to come are compared with them
-            standings.learn(record)
+            speedups.learn(record)
     outputs.to_csv(output, append=options.append or options.resume)
     return pairs, earlier
 

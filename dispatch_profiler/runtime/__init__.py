@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from dispatch_profiler.runtime._base import Call, Device, Operands, Program, RunError, poison
-from dispatch_profiler.runtime.gpu_monitor import GpuMonitor, GpuState, open_monitor, throttle_warning
-from dispatch_profiler.runtime.libraries import METHODS as LIBRARY_METHODS
-from dispatch_profiler.runtime.libraries import Library, NotSupported, open_library
 from dispatch_profiler.runtime.null import NullDevice
 from dispatch_profiler.runtime.tools import ToolDevice, find_runtime_tools
 
@@ -44,13 +41,8 @@ def _is_null(uri: str) -> bool:
 
 
 __all__ = [
-    "LIBRARY_METHODS",
     "Call",
     "Device",
-    "GpuMonitor",
-    "GpuState",
-    "Library",
-    "NotSupported",
     "NullDevice",
     "Operands",
     "Program",
@@ -59,8 +51,5 @@ __all__ = [
     "all_devices",
     "find_runtime_tools",
     "open_device",
-    "open_library",
-    "open_monitor",
     "poison",
-    "throttle_warning",
 ]

@@ -61,10 +61,6 @@ class Device(Protocol):
     def cache_bytes(self) -> int:
         """What the largest caches of the device hold together; 0 if that is not known."""
 
-    @property
-    def core_waits(self) -> Callable[[], float] | None:
-        """Seconds that its threads have waited for a core; None if it needs none, or nobody knows."""
-
     def load(self, vmfb: bytes) -> Program:
         """Raises RunError if `vmfb` is not for this device, or no vmfb at all."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,6 @@ from dispatch_profiler.runtime.caches import last_level_cache_bytes
 from dispatch_profiler.runtime.cuda_driver import find_gpu
 from dispatch_profiler.runtime.driver_errors import driver_refusal
 from dispatch_profiler.runtime.transfers import ResultMemory
-from dispatch_profiler.runtime.waits import core_waits
 
 _ELEMENT_TYPES = {
     "f64": rt.HalElementType.FLOAT_64,
@@ -100,8 +98,6 @@ class IreeDevice:
         self._usage = rt.BufferUsage.DEFAULT
         if uri.startswith("local-"):
             self._usage |= rt.BufferUsage.MAPPING  # elsewhere that would be another kind of memory
-        if uri.startswith("local-task"):
-            _give_way_to_workers()
 
     @property
     def cache_bytes(self) -> int:
@@ -110,11 +106,6 @@ class IreeDevice:
             return last_level_cache_bytes()
         gpu = find_gpu(self.uri)
         return gpu.l2_bytes if gpu else 0
-
-    @property
-    def core_waits(self) -> Callable[[], float] | None:
-        """See `Device.core_waits`."""
-        return core_waits("iree-worker") if self.uri.startswith("local-") else None
 
     def load(self, vmfb: bytes) -> IreeProgram:
         """See `Device.load`."""
@@ -219,14 +210,3 @@ def _arguments(operands: Operands) -> Any:
     for view in operands.handles:
         arguments.push_ref(view)
     return arguments
-
-
-def _give_way_to_workers() -> None:
-    """Let the threads that run kernels have the core that this thread is on.
-
-    While it waits, the thread that called spins for up to a millisecond. `local-task` has a worker
-    for every core, so that it keeps one of them from its core, until the scheduler's next tick: one
-    call in four took 3 ms longer. A thread of the batch class gives way to whoever wakes up.
-    """
-    if hasattr(os, "SCHED_BATCH"):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -33,7 +33,6 @@ class NullDevice:
 
     uri = "null"
     cache_bytes = 2**20
-    core_waits = None
 
     def __init__(self) -> None:
         self._clocks: dict[str, _Clock] = {}
@@ -94,7 +93,7 @@ class NullCall:
         self._fault = fault
         self._seconds = seconds
         self._clock = clock
-        self._right: np.ndarray | None = None
+        self._verified_hashes: np.ndarray | None = None
 
     @property
     def now(self) -> Callable[[], float]:
@@ -109,10 +108,10 @@ class NullCall:
             threading.Event().wait()
         if self._fault == "memory":
             raise MemoryError("the null device was told to run out of memory")
-        if self._right is None:
+        if self._verified_hashes is None:
             dtype = self._operation.result.type.dtype
-            self._right = reference(self._operation, self._inputs).expected.astype(dtype)
-        return self._spoiled(self._right.copy())
+            self._verified_hashes = reference(self._operation, self._inputs).expected.astype(dtype)
+        return self._spoiled(self._verified_hashes.copy())
 
     def _spoiled(self, result: np.ndarray) -> np.ndarray:
         type_ = self._operation.result.type

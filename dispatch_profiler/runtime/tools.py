@@ -31,7 +31,6 @@ class ToolDevice:
 
     #: A command that is spawned finds no operands in the caches, and can be given no others in turn.
     cache_bytes = 0
-    core_waits = None
 
     def __init__(self, uri: str, build_dir: Path) -> None:
         self.uri = uri

@@ -10,7 +10,8 @@ from sweep_helpers import SMALL
 
 from dispatch_profiler.compiler import ModuleJob
 from dispatch_profiler.configurations import Configuration
-from dispatch_profiler.generator import Dispatch, render_module
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import parse_target
 

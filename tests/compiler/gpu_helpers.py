@@ -12,7 +12,8 @@ from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.compiler.settle import settle
 from dispatch_profiler.compiler.sharing import fan_out, share
 from dispatch_profiler.configurations import Configuration, refusal
-from dispatch_profiler.generator import Dispatch, render_module
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import ElementTypes, Operation
 from dispatch_profiler.targets import parse_target
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dispatch_profiler.compiler import artifact_of
+from dispatch_profiler.dispatches import Manifest, State, Tree, load_manifest
 from dispatch_profiler.files import sha256
-from dispatch_profiler.generator import Manifest, State, Tree, load_manifest
 
 ROOT = Path(__file__).parents[2]
 COMPILE = ROOT / "compile.py"

@@ -12,7 +12,7 @@ from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.compiler.iree import IreeCompiler
 from dispatch_profiler.compiler.sharing import fan_out, share
 from dispatch_profiler.configurations import CpuTiles, Default, Flow
-from dispatch_profiler.generator import State
+from dispatch_profiler.dispatches import State
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dispatch_profiler.compiler import Built, Cache, Outcome
-from dispatch_profiler.generator import State
+from dispatch_profiler.dispatches import State
 
 ROOT = Path(__file__).parents[2]
 BUILT = Built(

@@ -36,8 +36,8 @@ from sweep_helpers import (
 )
 
 from dispatch_profiler.compiler import Built, Cache, CompileOptions, NullCompiler, Outcome, compile_tree
+from dispatch_profiler.dispatches import Selection, State
 from dispatch_profiler.files import sha256
-from dispatch_profiler.generator import Selection, State
 
 #: Forks (importing 32 times over is what would take long), waits until all are there, lets them go.
 _AT_ONCE = """

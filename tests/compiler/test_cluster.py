@@ -19,8 +19,8 @@ from dispatch_profiler.compiler import CompileOptions, IreeCompiler, ModuleJob, 
 from dispatch_profiler.compiler.cluster import connect
 from dispatch_profiler.compiler.pool import BuildPool, Executor
 from dispatch_profiler.configurations import Default
+from dispatch_profiler.dispatches import Dispatch, Tree, load_manifest
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError
-from dispatch_profiler.generator import Dispatch, Tree, load_manifest
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.operations import Matmul
 

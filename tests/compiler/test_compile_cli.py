@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_profiler.generator import Tree, load_manifest
+from dispatch_profiler.dispatches import Tree, load_manifest
 
 
 @pytest.fixture

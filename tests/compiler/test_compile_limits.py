@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from terminal_helpers import on_a_terminal, plain
 
-from dispatch_profiler.generator import DispatchEntry, State, Tree, load_manifest
+from dispatch_profiler.dispatches import DispatchEntry, State, Tree, load_manifest
 
 SHAPE = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
 

@@ -18,8 +18,8 @@ from dispatch_profiler.compiler import (
     compile_tree,
     repeat_count,
 )
+from dispatch_profiler.dispatches import Manifest, Selection, State, Tree, load_manifest
 from dispatch_profiler.errors import SelectionError, TargetError, TreeError
-from dispatch_profiler.generator import Manifest, Selection, State, Tree, load_manifest
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.targets import parse_target
 

@@ -12,7 +12,8 @@ import pytest
 
 from dispatch_profiler.compiler import BuildError, Built, IreeCompiler, ModuleJob
 from dispatch_profiler.configurations import Configuration, Default
-from dispatch_profiler.generator import Dispatch, State, render_module
+from dispatch_profiler.dispatches import Dispatch, State
+from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
 from dispatch_profiler.runtime import open_device
 from dispatch_profiler.targets import (

@@ -37,7 +37,7 @@ from dispatch_profiler.configurations import (
     gpu_spaces,
     shipped_configurations,
 )
-from dispatch_profiler.generator import State
+from dispatch_profiler.dispatches import State
 from dispatch_profiler.isolation import Worker, WorkerLimits
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Epilogue, Matmul, Operation
 

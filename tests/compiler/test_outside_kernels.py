@@ -16,8 +16,9 @@ from dispatch_profiler.compiler.module import operations_in
 from dispatch_profiler.compiler.outside import put_in
 from dispatch_profiler.compiler.tree import CompileOptions, plan_tasks
 from dispatch_profiler.configurations import Default, Entry, Extern, TritonTiles, load_configurations
+from dispatch_profiler.dispatches import Selection, Tree, load_manifest
 from dispatch_profiler.errors import MissingDependency
-from dispatch_profiler.generator import Choices, Selection, Tree, emit, load_manifest, plan_generation
+from dispatch_profiler.generator import Choices, emit, plan_generation
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Epilogue, Matmul
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.workloads import Entry as Work

@@ -13,9 +13,9 @@ from dispatch_profiler.compiler.in_process import InProcess, _repeated
 from dispatch_profiler.compiler.module import Module
 from dispatch_profiler.compiler.tools import Tools
 from dispatch_profiler.configurations import CpuTiles, Default, Flow
+from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.files import find_tools
-from dispatch_profiler.generator import State
 from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, Matmul
 
 #: The wheels put the compiler's commands beside the interpreter: as good as a build directory.

@@ -13,8 +13,8 @@ from pool_helpers import Deadly, DiesOfFlags, KillsItsParent, TellsItsProcess
 from dispatch_profiler.compiler import ModuleJob, Outcome, pool
 from dispatch_profiler.compiler.pool import BuildPool, Executor, WorkerSet
 from dispatch_profiler.configurations import Default
+from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import ToolError, UsageError
-from dispatch_profiler.generator import Dispatch, State
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.operations import Matmul
 

@@ -27,7 +27,7 @@ from sweep_helpers import (
     vmfbs,
 )
 
-from dispatch_profiler.generator import State
+from dispatch_profiler.dispatches import State
 
 KILLS = 5
 WORKERS = 2

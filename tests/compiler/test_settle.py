@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from dispatch_profiler.compiler import BuildError, Built, ModuleJob, Outcome
 from dispatch_profiler.compiler.settle import settle
 from dispatch_profiler.configurations import CpuTiles
+from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import WorkerCrashed, WorkerTimedOut
-from dispatch_profiler.generator import Dispatch, State
 from dispatch_profiler.operations import Matmul
 
 FORTY = tuple(Dispatch(Matmul(64, 64, 64), CpuTiles((i, 16), (1, 16, 1))) for i in range(1, 41))

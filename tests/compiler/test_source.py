@@ -13,7 +13,8 @@ from dispatch_profiler.compiler import ModuleJob
 from dispatch_profiler.compiler.module import Module
 from dispatch_profiler.compiler.source import relevant_source, reproducer
 from dispatch_profiler.configurations import CpuTiles, Default, Flow
-from dispatch_profiler.generator import Dispatch, render_module
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Epilogue, Matmul, Operation
 from dispatch_profiler.targets import parse_target
 

@@ -244,8 +244,8 @@ def test_a_split_is_a_variant():
 
 def test_sums_in_f16_are_another_computation():
     """The operation keeps its name; what is verified is what the kernel computes."""
-    assert MMA.computed(PRODUCT) is PRODUCT
-    computed = NARROW.computed(PRODUCT)
-    assert (computed.types.accumulator.name, computed.name) == ("f16", PRODUCT.name)
-    assert computed != PRODUCT
-    assert operation_from_dict(computed.to_dict()) == computed
+    assert MMA.effective_operation(PRODUCT) is PRODUCT
+    effective_operation = NARROW.effective_operation(PRODUCT)
+    assert (effective_operation.types.accumulator.name, effective_operation.name) == ("f16", PRODUCT.name)
+    assert effective_operation != PRODUCT
+    assert operation_from_dict(effective_operation.to_dict()) == effective_operation

@@ -9,22 +9,18 @@ from pathlib import Path
 import pytest
 
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Entry, Flow
-from dispatch_profiler.errors import TargetError, TreeError
-from dispatch_profiler.files import sha256
-from dispatch_profiler.generator import (
-    Choices,
+from dispatch_profiler.dispatches import (
     Dispatch,
     ModuleEntry,
     OperationEntry,
-    Plan,
     State,
     Tree,
-    emit,
     load_manifest,
     note_result,
-    plan_generation,
-    render_module,
 )
+from dispatch_profiler.errors import TargetError, TreeError
+from dispatch_profiler.files import sha256
+from dispatch_profiler.generator import Choices, Plan, emit, plan_generation, render_module
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul, Operation
 from dispatch_profiler.targets import CpuTarget, NullTarget, Target
 from dispatch_profiler.workloads import Entry as WorkloadEntry

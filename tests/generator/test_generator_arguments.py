@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from dispatch_profiler.dispatches import Dispatch, Tree, load_manifest
 from dispatch_profiler.errors import OperationError
-from dispatch_profiler.generator import Dispatch, Tree, load_manifest
 from dispatch_profiler.generator.cli import main
 from dispatch_profiler.operations import (
     ACTIVATIONS,

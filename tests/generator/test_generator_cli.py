@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_profiler.generator import Tree, load_manifest
+from dispatch_profiler.dispatches import Tree, load_manifest
 
 ROOT = Path(__file__).parents[2]
 ONE = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_profiler.generator import Tree
+from dispatch_profiler.dispatches import Tree
 from dispatch_profiler.operations import Matmul
 
 #: arguments -> regular expressions of what the sentence and the hint say
@@ -190,7 +190,8 @@ def test_a_damaged_manifest_is_refused(run):
 
 def test_ctrl_c_keeps_what_was_written(run, monkeypatch):
     """Status 130; the manifest holds what there is."""
-    from dispatch_profiler.generator import cli, load_manifest
+    from dispatch_profiler.dispatches import load_manifest
+    from dispatch_profiler.generator import cli
 
     def interrupt(path: object, dispatches: object) -> None:
         raise KeyboardInterrupt

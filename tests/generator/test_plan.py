@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import pytest
 
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Entry, Flow, Limits
+from dispatch_profiler.dispatches import Selection
 from dispatch_profiler.errors import SelectionError
-from dispatch_profiler.generator import Choices, LeftOut, Plan, Selection, plan_generation
+from dispatch_profiler.generator import Choices, LeftOut, Plan, plan_generation
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.workloads import SPLIT_K_PROBLEMS, Workload, merged

@@ -24,8 +24,9 @@ from dispatch_profiler.configurations import (
     SimtTiles,
     TritonTiles,
 )
-from dispatch_profiler.generator import Dispatch, render_module
+from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render as render_file
+from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import (
     ACTIVATIONS,
     BatchMatmul,

@@ -87,7 +87,7 @@ def test_a_bias_lies_along_the_output_channels(layout, axis):
 )
 def test_depthwise_means_one_channel_and_one_filter_a_group(c, k, groups, form):
     """A channel multiplier is a grouped convolution: linalg's depthwise form has none."""
-    assert form == conv(c=c, k=k, groups=groups).form
+    assert form == conv(c=c, k=k, groups=groups).variant
 
 
 @pytest.mark.parametrize(

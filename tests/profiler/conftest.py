@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dispatch_profiler.errors import DispatchProfilerError, ToolError, WorkerOutOfMemory
-from dispatch_profiler.profiler import hardware, job, runners
+from dispatch_profiler.profiler.evaluation import device_worker, hardware, workers
 
 _made: dict[str, Path] = {}
 
@@ -71,9 +71,9 @@ class InProcess:
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """No worker processes: for tests that need no crash, hang or memory limit."""
-    for room in (runners, hardware):
+    for room in (workers, hardware):
         monkeypatch.setattr(room, "Worker", InProcess)
-    monkeypatch.setattr(job, "_device", None)
-    monkeypatch.setattr(job, "_sentinel", None)
-    job._program.cache_clear()
-    job._places.cache_clear()
+    monkeypatch.setattr(device_worker, "_device", None)
+    monkeypatch.setattr(device_worker, "_sentinel", None)
+    device_worker._program.cache_clear()
+    device_worker._places.cache_clear()

@@ -7,19 +7,20 @@ from itertools import product
 from pathlib import Path
 
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Flow
-from dispatch_profiler.generator import Dispatch
+from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
-from dispatch_profiler.profiler import Measurement, Provenance, Record, Verdict
-from dispatch_profiler.profiler.ceilings import Ceilings
-from dispatch_profiler.profiler.machine import Machine
-from dispatch_profiler.profiler.record_file import StoredRecord, stored, to_line
+from dispatch_profiler.profiler.measurement.measure import Measurement
+from dispatch_profiler.profiler.measurement.peaks import Peaks
+from dispatch_profiler.profiler.records.machine import Machine
+from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
+from dispatch_profiler.profiler.records.record_file import StoredRecord, stored, to_line
 
 DEVICE = "local-task"
 IREE = "compiler 3.13.0, runtime 3.13.0"
 F16 = ElementTypes("f16", "f16", "f32")
 MACHINE = Machine("Invented CPU", 2, 8 * 2**30, "Linux 6.1.0 x86_64")
 #: 220 GFLOP/s in f32, twice as many in f16, 24 GB/s.
-CEILINGS = Ceilings({"f32": 220e9, "f64": 110e9}, 24e9)
+CEILINGS = Peaks({"f32": 220e9, "f64": 110e9}, 24e9)
 REASONS = {
     Verdict.FAILED: "3 of 65536 elements differ; worst at [12, 7]: got 1.5, expected 1.25, allowed 0.001",
     Verdict.NOT_VERIFIED: "no memory for the reference",

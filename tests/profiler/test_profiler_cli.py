@@ -16,13 +16,14 @@ from typing import Any
 
 import pytest
 
+from dispatch_profiler.dispatches import Tree
 from dispatch_profiler.errors import TargetError
-from dispatch_profiler.generator import Tree
 from dispatch_profiler.isolation import WorkerLimits
-from dispatch_profiler.profiler import ProfileOptions, Session, job, runners
 from dispatch_profiler.profiler.cli import _tell
-from dispatch_profiler.profiler.record_file import StoredRecord, read_records
-from dispatch_profiler.profiler.reproduce import command_line
+from dispatch_profiler.profiler.evaluation import device_worker, workers
+from dispatch_profiler.profiler.evaluation.reproduce import command_line
+from dispatch_profiler.profiler.evaluation.session import ProfileOptions, Session
+from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records
 from dispatch_profiler.runtime import NullDevice
 
 ROOT = Path(__file__).parents[2]
@@ -404,7 +405,7 @@ def test_a_device_that_is_not_there_is_refused(tree, refused, monkeypatch):
     def nothing(uri, build_dir):
         raise TargetError(f"no device {uri!r}: not registered", hint="drivers of this runtime: local-task")
 
-    monkeypatch.setattr(job, "open_device", nothing)
+    monkeypatch.setattr(device_worker, "open_device", nothing)
     tree(*TWO)
     said = refused("--device=cuda://7", "--output=out.csv")
     assert "no device 'cuda://7'" in said and "drivers of this runtime: local-task" in said
@@ -421,7 +422,7 @@ def test_a_machine_without_the_targets_device_is_told(run, monkeypatch, target, 
     def nothing(uri, build_dir):
         raise TargetError(f"no device {uri!r} on this machine: no driver", hint="--device names another")
 
-    monkeypatch.setattr(job, "open_device", nothing)
+    monkeypatch.setattr(device_worker, "open_device", nothing)
     assert run("generator", "--m=4", "--n=4", "--k=4", "--lhs=f32", f"--target={target}").status == 0
     outcome = run("profiler")
     assert outcome.status == 2
@@ -486,7 +487,7 @@ def test_the_path_of_a_csv_may_begin_at_home(tree, run):
 def test_what_was_done_before_ctrl_c_is_kept(tree, run, monkeypatch):
     """Interrupted at the third dispatch: two whole rows, two blocks, status 130."""
     tree()
-    whole, done = job.estimate, []
+    whole, done = device_worker.estimate, []
 
     def estimate(*arguments):
         if len(done) == 2:
@@ -494,7 +495,7 @@ def test_what_was_done_before_ctrl_c_is_kept(tree, run, monkeypatch):
         done.append(arguments)
         return whole(*arguments)
 
-    monkeypatch.setattr(job, "estimate", estimate)
+    monkeypatch.setattr(device_worker, "estimate", estimate)
     outcome = run("profiler", "--output=out.csv")
     assert outcome.status == 130 and "interrupted" in outcome.err
     assert [row["Verification"] for row in rows_of(Path("out.csv")).values()] == ["SUCCESS"] * 2
@@ -507,13 +508,13 @@ def test_what_was_done_before_ctrl_c_is_kept(tree, run, monkeypatch):
 @in_process
 def test_the_limits_reach_the_worker_of_the_device(tree, run, monkeypatch):
     """Seconds as given, MiB as bytes."""
-    limits, real = [], runners.Worker
+    limits, real = [], workers.Worker
 
     def worker(given, *arguments):
         limits.append(given)
         return real(given, *arguments)
 
-    monkeypatch.setattr(runners, "Worker", worker)
+    monkeypatch.setattr(workers, "Worker", worker)
     tree(*TWO)
     assert run("profiler", "--timeout=7.5", "--memory-limit=512").status == 0
     assert limits[0] == WorkerLimits(seconds=7.5, memory_bytes=512 * 2**20)
@@ -523,7 +524,7 @@ def test_the_limits_reach_the_worker_of_the_device(tree, run, monkeypatch):
 def test_a_build_reaches_the_device(tree, run, monkeypatch):
     """The folder that holds both tools, together with the device's name."""
     opened = []
-    monkeypatch.setattr(job, "open_device", lambda *given: opened.append(given) or NullDevice())
+    monkeypatch.setattr(device_worker, "open_device", lambda *given: opened.append(given) or NullDevice())
     tree(*TWO)
     Path("b/tools").mkdir(parents=True)
     for name in ("iree-run-module", "iree-benchmark-module"):
@@ -704,15 +705,15 @@ def test_options_that_need_another_are_refused(null_tree, run, arguments, messag
 @in_process
 def test_a_figure_that_time_ran_out_for_is_known_less_well(null_tree, run, monkeypatch):
     """Each visit takes 4 % longer than the one before, each as precise as was asked for."""
-    whole, visits = job.visit, []
+    whole, batches = device_worker.take_batch, []
 
-    def visit(*arguments):
+    def take_batch(*arguments):
         found = whole(*arguments)
-        visits.append(found)
-        factor = 1.0 + 0.04 * len(visits)
+        batches.append(found)
+        factor = 1.0 + 0.04 * len(batches)
         return replace(found, samples_ms=tuple(factor * s for s in found.samples_ms), seconds=0.3)
 
-    monkeypatch.setattr(job, "visit", visit)
+    monkeypatch.setattr(device_worker, "take_batch", take_batch)
     null_tree(faults={"*": {"time_ms": 1.0}})
     outcome = run("profiler", "--dispatches=*_default")
     assert "1 of 1 figures are known less well than to 1 %: time ran out (--budget)" in outcome.err

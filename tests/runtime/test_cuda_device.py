@@ -10,6 +10,7 @@ import pytest
 from cuda_helpers import need_gpu, run
 
 from dispatch_profiler.configurations import Default
+from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import (
     TargetError,
     UsageError,
@@ -18,13 +19,14 @@ from dispatch_profiler.errors import (
     WorkerTimedOut,
 )
 from dispatch_profiler.files import sha256
-from dispatch_profiler.generator import Dispatch
 from dispatch_profiler.isolation import Worker, WorkerLimits
 from dispatch_profiler.operations import ElementTypes, Matmul, reference
-from dispatch_profiler.profiler import Distribution, compare, draw, job
+from dispatch_profiler.profiler.evaluation import device_worker
+from dispatch_profiler.profiler.measurement.gpu_monitor import open_monitor
+from dispatch_profiler.profiler.verification.inputs import Distribution, draw
+from dispatch_profiler.profiler.verification.verify import compare
 from dispatch_profiler.runtime import RunError, open_device
 from dispatch_profiler.runtime.cuda_driver import find_gpu, gpu_count
-from dispatch_profiler.runtime.gpu_monitor import open_monitor
 
 SMALL = Matmul(2, 2, 2)
 EYES = [np.eye(2, dtype=np.float32)] * 2
@@ -206,7 +208,7 @@ def test_too_little_memory_on_the_device_is_told(gpu):
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    with Worker(WorkerLimits(seconds=60.0), job.start, ("cuda", "")) as found:
+    with Worker(WorkerLimits(seconds=60.0), device_worker.start, ("cuda", "")) as found:
         yield found
 
 
@@ -219,12 +221,14 @@ def test_a_bad_kernel_costs_only_itself(for_cuda, worker: Worker, source: str, v
     """The next call finds a process, and a GPU, that work."""
     (bad, bad_vmfb), (good, good_vmfb) = for_cuda(SMALL, source=source), for_cuda(SMALL)
     need_gpu()
-    modules = [job.Module(str(path), sha256(path.read_bytes()), 1) for path in (bad_vmfb, good_vmfb)]
-    worker.call(job.ready)
+    modules = [
+        device_worker.Module(str(path), sha256(path.read_bytes()), 1) for path in (bad_vmfb, good_vmfb)
+    ]
+    worker.call(device_worker.ready)
 
     with pytest.raises(verdict, match=said):
-        worker.call(job.run_once, modules[0], bad, SMALL, Distribution.REALS, 1, seconds=5.0)
-    result = worker.call(job.run_once, modules[1], good, SMALL, Distribution.INTEGERS, 1)
+        worker.call(device_worker.run_once, modules[0], bad, SMALL, Distribution.REALS, 1, seconds=5.0)
+    result = worker.call(device_worker.run_once, modules[1], good, SMALL, Distribution.INTEGERS, 1)
 
     assert compare(SMALL, result, reference(SMALL, draw(SMALL, Distribution.INTEGERS, 1))).passed
 

@@ -12,8 +12,9 @@ import pytest
 
 from dispatch_profiler.compiler import IreeCompiler, ModuleJob
 from dispatch_profiler.configurations import Default
+from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError, UsageError
-from dispatch_profiler.generator import Dispatch, render_module
+from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import ElementTypes, Epilogue, Matmul, Operation
 from dispatch_profiler.runtime import RunError, ToolDevice, find_runtime_tools, open_device, poison
 from dispatch_profiler.targets import parse_target

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from dispatch_profiler.compiler import BuildError, ModuleJob, NullCompiler, compiler_for
 from dispatch_profiler.compiler.null import RUN_FAULTS, Rule, load_rules
 from dispatch_profiler.configurations import CpuTiles, Default
+from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.generator import Dispatch, State
 from dispatch_profiler.operations import (
     ELEMENT_TYPES,
     BatchMatmul,
@@ -28,7 +28,8 @@ from dispatch_profiler.operations import (
     Operation,
     reference,
 )
-from dispatch_profiler.profiler import Distribution, compare, draw
+from dispatch_profiler.profiler.verification.inputs import Distribution, draw
+from dispatch_profiler.profiler.verification.verify import compare
 from dispatch_profiler.runtime import NullDevice, RunError, open_device, poison
 from dispatch_profiler.targets import parse_target
 

@@ -52,7 +52,7 @@ def test_the_problems_of_the_document_are_among_them():
 def test_convolutions_of_every_form_are_predefined():
     """Dense, grouped and depthwise, with and without padding and stride."""
     found = operations(kinds=("conv2d",))
-    assert {"dense", "grouped", "depthwise"} == {op.form for op in found}
+    assert {"dense", "grouped", "depthwise"} == {op.variant for op in found}
     assert {(1, 1), (2, 2)} == {op.stride for op in found}
 
 

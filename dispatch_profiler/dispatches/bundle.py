@@ -1,0 +1,302 @@
+"""A bundle: one zip with all that a machine needs that has the device but no compiler.
+
+    README.txt                                     what to install there, and the command
+    generated/linalg/manifest.json                 the chosen dispatches, also those that did not compile
+    generated/linalg/<kind>/<operation>/*.vmfb     as in a generated tree
+    bundle.json                                    format, seed, compiler; hash and size of every file
+
+Inputs are drawn from the seed and references are computed from them, so that neither is in it. The
+same tree makes the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import shlex
+import struct
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from dispatch_profiler import __version__
+from dispatch_profiler.dispatches.manifest import (
+    Artifact,
+    DispatchEntry,
+    Manifest,
+    OperationEntry,
+    load_manifest,
+    to_json,
+)
+from dispatch_profiler.dispatches.tree import Purpose, Tree
+from dispatch_profiler.errors import TreeError, reason_of
+from dispatch_profiler.files import atomic_file, sha256
+from dispatch_profiler.operations import DEFAULT_SEED, Operation
+
+#: What profiling a bundle needs besides this package; numpy and ml_dtypes come with the runtime.
+REQUIREMENTS = ("iree-base-runtime >=3.13,<3.14", "numpy >=1.26", "ml_dtypes >=0.5")
+#: What the references of these activations need besides.
+_REFERENCE_REQUIREMENTS = {"gelu": "scipy >=1.12", "sigmoid": "scipy >=1.12"}
+
+_FORMAT = "dispatch_profiler bundle"
+_VERSION = 1
+_CONTENTS = "bundle.json"
+_README = "README.txt"
+#: Of every member: zip knows no time before.
+_TIME = (1980, 1, 1, 0, 0, 0)
+#: Code shrinks to a fifth at 120 MB/s; the usual level takes twice as long for 2 % less.
+_LEVEL = 4
+_CHUNK = 2**20
+_MAGIC_SIZE = 4
+#: No more than this is read of what should be a small file.
+_LARGEST_CONTENTS = 2**28
+#: What damage comes out as, on its way through zip.
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, TypeError, ValueError,
+    AttributeError, NotImplementedError, RuntimeError, OverflowError, RecursionError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BundleInfo:
+    """Where a bundle comes from.
+
+    `made_by` is the version of this package, `host` the CPU that it was compiled on if `target` is
+    for just that. Inputs are drawn from `seed`, unless who profiles names another.
+    """
+
+    made_by: str
+    target: str
+    host: str
+    compilers: tuple[str, ...]
+    seed: int = DEFAULT_SEED
+
+
+def write_bundle(
+    path: Path, manifest: Manifest, chosen: Iterable[tuple[OperationEntry, DispatchEntry]]
+) -> int:
+    """Pack `chosen` dispatches of a compiled tree and their vmfbs into `path`; answers its size in bytes.
+
+    It is written whole or not at all. Raises TreeError if a vmfb is not what was compiled.
+    """
+    part = _part(manifest, chosen)
+    files: dict[str, Artifact] = {}
+    with atomic_file(path) as raw:
+        with zipfile.ZipFile(raw, "w") as archive:
+            _add(archive, _README, _readme(path.name, part).encode())
+            for name, data in _members(part):
+                _add(archive, name, data)
+                files[name] = Artifact(sha256(data), len(data))
+            _add(archive, _CONTENTS, _contents(_info(part), files).encode())
+        return raw.tell()
+
+
+def _part(manifest: Manifest, chosen: Iterable[tuple[OperationEntry, DispatchEntry]]) -> Manifest:
+    """`manifest` with the chosen dispatches only, and the modules that they are in."""
+    groups: dict[Operation, tuple[OperationEntry, list[DispatchEntry]]] = {}
+    for entry, dispatch in chosen:
+        groups.setdefault(entry.operation, (entry, []))[1].append(dispatch)
+    entries = []
+    for entry, dispatches in groups.values():
+        names = {d.dispatch.configuration.module for d in dispatches}
+        modules = tuple(module for module in entry.modules if module.name in names)
+        entries.append(replace(entry, dispatches=tuple(dispatches), modules=modules))
+    return replace(manifest, entries=tuple(entries))
+
+
+def _members(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
+    """Name and content of every file of the tree that is packed, one at a time."""
+    tree = manifest.tree
+    yield _name(tree, tree.manifest), to_json(manifest).encode()
+    for entry in manifest.entries:
+        for module in entry.modules:
+            pairs: tuple[tuple[Purpose, Artifact | None], ...] = (
+                ("verify", module.verify),
+                ("profile", module.profile),
+            )
+            for purpose, artifact in pairs:
+                if artifact is not None:
+                    path = tree.vmfb(entry.operation, module.name, purpose)
+                    yield _name(tree, path), _checked(path, artifact)
+
+
+def _name(tree: Tree, path: Path) -> str:
+    return path.relative_to(tree.folder).as_posix()
+
+
+def _checked(path: Path, artifact: Artifact) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TreeError(f"cannot read {path}: {reason_of(error)}", hint="run compile.py again") from error
+    if Artifact(sha256(data), len(data)) != artifact:
+        raise TreeError(f"{path} is not what was compiled", hint="run compile.py again")
+    return data
+
+
+def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
+    info = zipfile.ZipInfo(name, _TIME)
+    info.external_attr = 0o644 << 16
+    info.create_system = 3  # Unix, whatever it is made on
+    archive.writestr(info, data, zipfile.ZIP_DEFLATED, _LEVEL)
+
+
+def _info(manifest: Manifest) -> BundleInfo:
+    compilers = dict.fromkeys(module.compiler for entry in manifest.entries for module in entry.modules)
+    target = manifest.target
+    return BundleInfo(__version__, target.name, target.host, tuple(compilers))
+
+
+def _contents(info: BundleInfo, files: dict[str, Artifact]) -> str:
+    rows = {name: asdict(artifact) for name, artifact in files.items()}
+    return (
+        json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(info), "files": rows}, indent=1) + "\n"
+    )
+
+
+# -- what its user reads ---------------------------------------------------------------------------
+
+
+def command(name: str) -> str:
+    """What profiles the bundle called `name` on the other machine."""
+    return f"python -m dispatch_profiler profile {shlex.quote(f'--bundle={name}')} --output=data.csv"
+
+
+def _readme(name: str, manifest: Manifest) -> str:
+    info, count = _info(manifest), sum(len(entry.dispatches) for entry in manifest.entries)
+    needed = " ".join(f"'{requirement.replace(' ', '')}'" for requirement in requirements(manifest))
+    return f"""\
+{count} dispatches of {len(manifest.entries)} operations for {info.target}, to be verified and measured.
+Compiled by {", ".join(info.compilers) or "no compiler"}; packed by dispatch_profiler {info.made_by}.
+
+On the machine with the device, in an environment of its own, Python 3.10 or newer:
+
+    python -m pip install {needed}
+    python -m pip install --no-deps dispatch_profiler=={info.made_by}
+
+(The second from wherever the first machine has it: a wheel, or the folder of a checkout.) Then
+
+    {command(name)}
+
+Every other option of profiler.py may be added; --seed={info.seed} is the default. data.csv and
+data.jsonl are the result. Back on the first machine
+
+    python -m dispatch_profiler join data.jsonl FROM_THERE.jsonl --output=data.csv
+
+puts both into one data.csv. A vmfb is native code: run bundles only of people whom you trust.
+"""
+
+
+def requirements(manifest: Manifest) -> tuple[str, ...]:
+    """What must be installed besides this package to verify and measure all of `manifest`."""
+    activations = {entry.operation.epilogue.activation for entry in manifest.entries}
+    more = {text for name, text in _REFERENCE_REQUIREMENTS.items() if name in activations}
+    return (*REQUIREMENTS, *sorted(more))
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def unpacked(path: Path) -> Iterator[tuple[Manifest, BundleInfo]]:
+    """The tree that the bundle `path` holds, in a temporary folder until the caller is done.
+
+    Raises TreeError if there is no such file, if it is no bundle, or if it is damaged.
+    """
+    with _opened(path) as file, tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder:
+        info = _extract(path, file, Path(folder))
+        tree = Tree(Path(folder), bundle=path)
+        try:
+            manifest = load_manifest(tree)
+        except TreeError as error:
+            raise TreeError(
+                f"dispatch_profiler {__version__} cannot read the bundle {path}",
+                hint=f"it was made by dispatch_profiler {info.made_by}: install that one",
+            ) from error
+        yield manifest, info
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except FileNotFoundError:
+        raise TreeError(
+            f"there is no bundle {path}", hint="compile.py --bundle=FILE.zip writes one"
+        ) from None
+    except OSError as error:
+        raise TreeError(f"cannot read the bundle {path}: {reason_of(error)}") from error
+
+
+def _extract(path: Path, file: BinaryIO, folder: Path) -> BundleInfo:
+    """Put every file that the bundle names into `folder`, each as it was packed, nothing outside."""
+    foreign = TreeError(
+        f"{path} is no bundle of dispatch_profiler", hint="compile.py --bundle=FILE.zip writes one"
+    )
+    if file.read(_MAGIC_SIZE) != b"PK\x03\x04":
+        raise foreign
+    try:
+        with zipfile.ZipFile(file) as archive:
+            if _CONTENTS not in archive.namelist():
+                raise foreign
+            row = _read_contents(archive)
+            if row["format"] != _FORMAT:
+                raise foreign
+            info = _read_info(path, row)
+            for name, artifact in row["files"].items():
+                _extract_one(archive, _inside(name), Artifact(**artifact), folder)
+            return info
+    except (*_DAMAGE, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise  # of the disk, and not of what the zip says of its offsets
+        raise TreeError(
+            f"the bundle {path} is damaged: {reason_of(error)}",
+            hint="copy it again, or run compile.py --bundle again",
+        ) from error
+
+
+def _read_contents(archive: zipfile.ZipFile) -> dict[str, Any]:
+    if archive.getinfo(_CONTENTS).file_size > _LARGEST_CONTENTS:
+        raise ValueError(f"{_CONTENTS} is too large")
+    row = json.loads(archive.read(_CONTENTS))
+    if not isinstance(row, dict):
+        raise ValueError(f"{_CONTENTS} holds no keys")
+    return row
+
+
+def _read_info(path: Path, row: dict[str, Any]) -> BundleInfo:
+    made_by = str(row["made_by"])
+    if row["version"] != _VERSION:
+        raise TreeError(
+            f"{path} is a bundle of version {row['version']!r}, but this program reads {_VERSION}",
+            hint=f"it was made by dispatch_profiler {made_by}: install that one",
+        )
+    compilers = tuple(map(str, row["compilers"]))
+    return BundleInfo(made_by, str(row["target"]), str(row["host"]), compilers, int(row["seed"]))
+
+
+def _inside(name: str) -> str:
+    """`name`, if it stays in the folder that it is put into. ValueError otherwise."""
+    parts = PurePosixPath(name)
+    if parts.is_absolute() or ".." in parts.parts or "\\" in name or "\0" in name:
+        raise ValueError(f"it names a file outside of its folder, {name!r}")
+    return name
+
+
+def _extract_one(archive: zipfile.ZipFile, name: str, artifact: Artifact, folder: Path) -> None:
+    """Write one file in chunks. ValueError if it is not what was packed."""
+    target = folder / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest, size = hashlib.sha256(), 0
+    with archive.open(name) as source, target.open("wb") as out:
+        while size <= artifact.bytes and (chunk := source.read(_CHUNK)):
+            digest.update(chunk)
+            size += len(chunk)
+            out.write(chunk)
+    if Artifact(digest.hexdigest(), size) != artifact:
+        raise ValueError(f"{name} is not what was packed")

@@ -1,0 +1,1 @@
+"""Comparing two runs, from their records or live."""

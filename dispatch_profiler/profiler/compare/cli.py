@@ -1,0 +1,229 @@
+"""`python -m dispatch_profiler compare`: two record files -> what is faster, slower, the same or unclear.
+
+With `--live` two generated trees, whose dispatches are measured in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from dispatch_profiler.command import (
+    FAILED,
+    SUCCESS,
+    Parser,
+    add_selection_arguments,
+    folder,
+    positive_number,
+    run,
+    track,
+    writable,
+)
+from dispatch_profiler.dispatches import Selection, Tree, load_manifest
+from dispatch_profiler.errors import UsageError, did_you_mean
+from dispatch_profiler.files import write_atomic
+from dispatch_profiler.operations import KINDS
+from dispatch_profiler.output_files import ReportFiles, add_file_arguments
+from dispatch_profiler.profiler.compare.live import Entry, LiveComparison, LiveOptions, match
+from dispatch_profiler.profiler.compare.pairing import (
+    By,
+    CompareOptions,
+    FailOn,
+    RunComparison,
+    SideSummary,
+    compare_records,
+)
+from dispatch_profiler.profiler.compare.render import FORMATS, console
+from dispatch_profiler.profiler.evaluation.machine import this_machine
+from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records
+from dispatch_profiler.profiler.statistics.comparison import Outcome, percent
+from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions
+
+PROG = "python -m dispatch_profiler compare"
+#: Outcomes that --fail-on may name; `slower` has a number.
+_OUTCOMES = {
+    outcome.value.replace(" ", "-"): outcome
+    for outcome in (Outcome.UNCLEAR, Outcome.FAILED, Outcome.MISSING, Outcome.NOT_MEASURED)
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run(PROG, _main, arguments, kept="nothing was written")
+
+
+def _main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    fail_on = parse_fail_on(options.fail_on)
+    if fail_on.slower is not None and fail_on.slower < options.threshold:
+        raise UsageError(
+            f"--fail-on=slower:{percent(fail_on.slower)}: below --threshold={percent(options.threshold)}"
+            " two times are the same",
+            hint=f"add --threshold={percent(fail_on.slower)}",
+        )
+    output = writable("--output", options.output) if options.output else None
+    files = ReportFiles.of(options)
+    comparison = (_live if options.live else _recorded)(options)
+    _write(comparison, fail_on, output, options.format)
+    files.write(
+        lambda: FORMATS["markdown"](comparison, fail_on) + "\n",
+        lambda: FORMATS["junit"](comparison, fail_on) + "\n",
+    )
+    return FAILED if any(map(fail_on.applies, comparison.pairs)) else SUCCESS
+
+
+def _recorded(options: argparse.Namespace) -> RunComparison:
+    if options.device or options.budget:
+        raise UsageError("--device and --budget say how to measure", hint="add --live")
+    return compare_records(
+        _chosen(options.base, options.base_dispatches or options.dispatches, options.operation_kind),
+        _chosen(options.new, options.new_dispatches or options.dispatches, options.operation_kind),
+        CompareOptions(options.threshold, options.confidence or 0.95, By(options.by)),
+        (options.base, options.new),
+    )
+
+
+def _live(options: argparse.Namespace) -> RunComparison:
+    by, confidence = By(options.by), options.confidence or SequentialTestOptions().confidence
+    manifests = [load_manifest(Tree(folder(name))) for name in (options.base, options.new)]
+    device = options.device or manifests[1].target.device_uri
+    base, new = (
+        manifest.choose(Selection.parse(patterns or options.dispatches, options.operation_kind))
+        for manifest, patterns in zip(
+            manifests, (options.base_dispatches, options.new_dispatches), strict=True
+        )
+    )
+    matched = match(base, new, by)
+    rule = SequentialTestOptions(threshold=options.threshold, confidence=confidence)
+    how = LiveOptions(device, rule, options.budget or LiveOptions.seconds)
+    with LiveComparison(manifests[0], manifests[1], how) as live:
+        pairs = tuple(track(live.pairs(matched), len(matched), "Comparing"))
+    sides = [
+        SideSummary(
+            name, (device,), _distinct(e.target for e, _ in side), _revisions(side), (this_machine(device),)
+        )
+        for name, side in zip((options.base, options.new), zip(*matched, strict=True), strict=True)
+    ]
+    summary = CompareOptions(options.threshold, confidence, by)
+    return RunComparison(sides[0], sides[1], pairs, summary, repeated=False, live=True)
+
+
+def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(texts))
+
+
+def _revisions(side: Iterable[Entry]) -> tuple[str, ...]:
+    modules = (entry.module_of(dispatch.dispatch) for entry, dispatch in side)
+    return _distinct(f"compiler {module.compiler}" for module in modules if module is not None)
+
+
+def _parser() -> Parser:
+    parser = Parser(PROG, "Compare two record files that profiler.py --output wrote, or two trees live.")
+    parser.add_argument("base", metavar="BASE", help="record file (.jsonl) that is compared with")
+    parser.add_argument("new", metavar="NEW", help="record file that is compared")
+    parser.add_argument(
+        "--live", action="store_true",
+        help="BASE and NEW are folders of compiled trees (or one twice): measure each pair in turns",
+    )  # fmt: skip
+    parser.add_argument("--device", help="with --live: device URI (default: that of the target)")
+    parser.add_argument(
+        "--budget", type=positive_number, metavar="SECONDS",
+        help=f"with --live: no longer than this for each pair (default: {LiveOptions.seconds:g})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fail-on", default="", metavar="WHAT,...",
+        help="exit status 1 on any of: slower:3%%, " + ", ".join(_OUTCOMES),
+    )  # fmt: skip
+    parser.add_argument(
+        "--threshold", type=parse_part, default=0.01, metavar="PERCENT",
+        help="differences up to this are the same (default: 1%%)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--confidence", type=_parse_confidence, metavar="PERCENT",
+        help="of each interval (default: 95%%, with --live 98%%)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--by", choices=[by.value for by in By], default=By.DISPATCH.value,
+        help="compare what has the same dispatch, or only the same operation (default: %(default)s)",
+    )  # fmt: skip
+    add_selection_arguments(parser)
+    for side in ("base", "new"):
+        parser.add_argument(
+            f"--{side}-dispatches",
+            default="",
+            metavar="PATTERN,...",
+            help=f"--dispatches for {side.upper()} alone",
+        )
+    parser.add_argument("--format", choices=list(FORMATS), default="console", help="default: %(default)s")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
+    add_file_arguments(parser)
+    return parser
+
+
+def parse_part(text: str) -> float:
+    """`3%` and `0.03` -> 0.03, for argparse: at least 0 and below 1."""
+    number, sign = (text[:-1], 100.0) if text.endswith("%") else (text, 1.0)
+    try:
+        value = float(number) / sign
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value < 1.0:
+        raise argparse.ArgumentTypeError(
+            f"expected a percentage such as 3%, from 0 to below 100%, but got {text!r}"
+        )
+    return value
+
+
+def _parse_confidence(text: str) -> float:
+    value = parse_part(text)
+    if not 0.5 <= value <= 0.9999:
+        raise argparse.ArgumentTypeError(f"expected 50% to 99.99%, but got {text!r}")
+    return value
+
+
+def parse_fail_on(text: str) -> FailOn:
+    """`slower:3%,failed` -> FailOn(0.03, {FAILED}). Raises UsageError for anything else."""
+    slower, outcomes = None, set()
+    for part in text.split(",") if text else []:
+        word, colon, number = part.strip().partition(":")
+        if word == "slower" and colon:
+            try:
+                slower = parse_part(number)
+            except argparse.ArgumentTypeError as error:
+                raise UsageError(
+                    f"--fail-on={part}: {error}", hint="for example --fail-on=slower:3%"
+                ) from None
+        elif word in _OUTCOMES and not colon:
+            outcomes.add(_OUTCOMES[word])
+        elif word == "slower" or word in _OUTCOMES:
+            rule = "slower needs a number" if word == "slower" else f"{word} takes no number"
+            raise UsageError(f"--fail-on={part}: {rule}", hint="for example --fail-on=slower:3%,failed")
+        else:
+            known = ("slower:3%", *_OUTCOMES)
+            raise UsageError(f"--fail-on: there is no outcome {part!r}", hint=did_you_mean(part, known))
+    return FailOn(slower, frozenset(outcomes))
+
+
+def _chosen(name: str, patterns: str, kinds: str) -> list[StoredRecord]:
+    records = read_records(folder(name))
+    if not records:
+        raise UsageError(f"{name} holds no records", hint="write some with profiler.py --output=FILE.csv")
+    labels = {kind.label: name for name, kind in KINDS.items()}
+    return Selection.parse(patterns, kinds).choose(
+        records, lambda record: labels.get(record.op_kind, record.op_kind), lambda record: record.dispatch
+    )
+
+
+def _write(comparison: RunComparison, fail_on: FailOn, output: Path | None, format_: str) -> None:
+    if output is not None:
+        write_atomic(output, FORMATS[format_](comparison, fail_on) + "\n")
+        return
+    terminal = Console()
+    if format_ == "console" and terminal.is_terminal:
+        print(console(comparison, fail_on, terminal.width))
+    else:
+        print(FORMATS[format_](comparison, fail_on))

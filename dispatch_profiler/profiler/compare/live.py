@@ -1,0 +1,139 @@
+"""`compare --live`: the dispatches of two trees, each pair measured in turns in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from dispatch_profiler.dispatches import DispatchEntry, Manifest, OperationEntry, State
+from dispatch_profiler.errors import DispatchProfilerError, UsageError
+from dispatch_profiler.isolation import Worker, WorkerLimits
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.compare.pairing import By, Pair
+from dispatch_profiler.profiler.evaluation import device_worker
+from dispatch_profiler.profiler.evaluation.vmfbs import Vmfbs
+from dispatch_profiler.profiler.evaluation.workers import memory_limit
+from dispatch_profiler.profiler.measurement.paired_sampling import PairedSamples
+from dispatch_profiler.profiler.records.record import PROVIDER
+from dispatch_profiler.profiler.statistics.comparison import Outcome
+from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions, Side
+from dispatch_profiler.profiler.verification.inputs import DEFAULT_SEED, Distribution
+from dispatch_profiler.profiler.verification.verified_hashes import Expected
+
+#: One dispatch of a tree.
+Entry = tuple[OperationEntry, DispatchEntry]
+
+
+@dataclass(frozen=True)
+class LiveOptions:
+    """`seconds` is what one pair may take, `limit_seconds` more than that is a hang."""
+
+    device: str
+    interleaved: SequentialTestOptions = SequentialTestOptions()
+    seconds: float = 30.0
+    limit_seconds: float = 120.0
+    seed: int = DEFAULT_SEED
+
+
+def match(base: Iterable[Entry], new: Iterable[Entry], by: By) -> list[tuple[Entry, Entry]]:
+    """What is on both sides, in the order of `new`.
+
+    Raises UsageError if nothing is, or if several dispatches of a side share what they are matched by.
+    """
+    sides = [_keyed(side, name, by) for side, name in ((base, "base"), (new, "new"))]
+    found = [(sides[0][key], entry) for key, entry in sides[1].items() if key in sides[0]]
+    if not found:
+        hint = "compare one configuration with another by --by=operation" if by is By.DISPATCH else ""
+        raise UsageError(f"no {by.value} is both in base and in new", hint=hint)
+    return found
+
+
+def _keyed(entries: Iterable[Entry], side: str, by: By) -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
+    for entry, dispatch in entries:
+        key = dispatch.dispatch.name if by is By.DISPATCH else entry.operation.name
+        if key in found:
+            raise UsageError(
+                f"{side} has more than one configuration of {key}",
+                hint="choose one a side with --base-dispatches=PATTERN and --new-dispatches=PATTERN",
+            )
+        found[key] = entry, dispatch
+    return found
+
+
+class LiveComparison:
+    """Compares pairs. Kernels run in a worker process that owns the device; another checks results."""
+
+    def __init__(self, base: Manifest, new: Manifest, options: LiveOptions) -> None:
+        self._options = options
+        self._vmfbs = {Side.BASE: Vmfbs(base.tree), Side.NEW: Vmfbs(new.tree)}
+        limits = WorkerLimits(options.limit_seconds + options.seconds, memory_limit(options.device))
+        self._worker = Worker(limits, device_worker.start, (options.device, ""))
+        references = str(base.tree.references)
+        self._checker = Worker(
+            limits,
+            device_worker.start_checker,
+            (references, options.seed, options.device),
+            device_worker.CHECKER_ENVIRONMENT,
+        )
+
+    def pairs(self, matched: Iterable[tuple[Entry, Entry]]) -> Iterator[Pair]:
+        """What became of each, as it is done. Raises TargetError if the device does not open."""
+        self._worker.call(device_worker.ready)
+        for base, new in matched:
+            yield self._pair({Side.BASE: base, Side.NEW: new})
+
+    def _pair(self, sides: dict[Side, Entry]) -> Pair:
+        operation = sides[Side.NEW][0].operation
+        one, other = (sides[side][1].dispatch.configuration.name for side in (Side.BASE, Side.NEW))
+        configuration = one if one == other else f"{one} -> {other}"
+        label = f"{operation.name}_{configuration}"
+
+        def pair(outcome: Outcome, reason: str) -> Pair:
+            return Pair(label, operation.name, configuration, PROVIDER, outcome, reason)
+
+        try:
+            modules = {}
+            for side, (entry, dispatch) in sides.items():
+                module = entry.module_of(dispatch.dispatch)
+                if dispatch.state is not State.COMPILED or module is None:
+                    return pair(_failed(side), f"{side.value}: {dispatch.reason or dispatch.state.value}")
+                found = self._vmfbs[side].module(entry, module, "profile")
+                modules[side] = found, dispatch.dispatch.name
+            options = self._options
+            taken: PairedSamples = self._worker.call(
+                device_worker.sample_pairs,
+                modules,
+                operation,
+                options.seed,
+                options.interleaved,
+                options.seconds,
+            )
+            for side, output in taken.outputs.items():
+                if wrong := self._wrong(operation, output):
+                    return pair(_failed(side), f"{side.value}: {wrong}")
+        except DispatchProfilerError as error:
+            return pair(Outcome.NOT_MEASURED, error.message)
+        result = taken.result
+        return Pair(
+            label, operation.name, configuration, PROVIDER, result.outcome, result.reason, result.ratio,
+            taken.medians_ms.get(Side.BASE), taken.medians_ms.get(Side.NEW),
+        )  # fmt: skip
+
+    def _wrong(self, operation: Operation, output: np.ndarray) -> str:
+        """What is wrong with a result; empty if nothing is. Raises ShapeMismatch and ToolError."""
+        comparison = self._checker.call(device_worker.check, Expected(operation, Distribution.REALS), output)
+        return "" if comparison.passed else f"FAILED ({comparison.message})"
+
+    def __enter__(self) -> LiveComparison:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._worker.close()
+        self._checker.close()
+
+
+def _failed(side: Side) -> Outcome:
+    return Outcome.FAILED if side is Side.NEW else Outcome.NOT_MEASURED

@@ -1,0 +1,335 @@
+"""Two sets of records side by side: which belong together, and what became of each pair."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.profiler.measurement.measure import Measurement
+from dispatch_profiler.profiler.records.machine import Machine
+from dispatch_profiler.profiler.records.record_file import StoredRecord
+from dispatch_profiler.profiler.statistics.comparison import (
+    Location,
+    Outcome,
+    Ratio,
+    geometric_mean,
+    location_of_runs,
+    needed_samples,
+    ratio,
+)
+
+#: Counts of executions, and lengths of samples, that differ by more are another way of measuring.
+_ALIKE = 2.0
+
+
+class By(str, Enum):
+    """What two records must share to be compared."""
+
+    DISPATCH = "dispatch"
+    #: Whatever the configurations are: for one configuration against another.
+    OPERATION = "operation"
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """`threshold` is the relative difference up to which two times are the same."""
+
+    threshold: float = 0.01
+    confidence: float = 0.95
+    by: By = By.DISPATCH
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What became of new against base: an outcome with its reason, and a ratio or none.
+
+    `ratio` is None if one side has no samples. `base_ms` and `new_ms` are the centres of the sides.
+    """
+
+    name: str
+    operation: str
+    configuration: str
+    provider: str
+    outcome: Outcome
+    reason: str
+    ratio: Ratio | None = None
+    base_ms: float | None = None
+    new_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class SideSummary:
+    """Where one side's records come from: every device, target and revision that they name."""
+
+    name: str
+    devices: tuple[str, ...]
+    targets: tuple[str, ...]
+    revisions: tuple[str, ...]
+    #: As far as they are known.
+    machines: tuple[Machine, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunComparison:
+    """Every pair of two sets of records, in the order of base; what only new has comes last."""
+
+    base: SideSummary
+    new: SideSummary
+    pairs: tuple[Pair, ...]
+    options: CompareOptions
+    #: Have all pairs two runs or more on both sides?
+    repeated: bool
+    #: Were the sides measured in turns?
+    live: bool = False
+
+    @property
+    def mean(self) -> Ratio | None:
+        """Geometric mean of all ratios there are, for just these dispatches."""
+        return geometric_mean(pair.ratio for pair in self.pairs if pair.ratio is not None)
+
+    @property
+    def counts(self) -> Mapping[Outcome, int]:
+        """How many pairs there are of each outcome, in the order of `Outcome`."""
+        found = Counter(pair.outcome for pair in self.pairs)
+        return {outcome: found[outcome] for outcome in Outcome if found[outcome]}
+
+    @property
+    def unlike(self) -> str:
+        """One sentence if the sides were measured on machines or devices that are not alike; else empty."""
+        if told := self._unlike_devices:
+            return told
+        both = [side.machines for side in (self.base, self.new)]
+        if not all(both) or {*both[0]} == {*both[1]}:
+            return ""
+        if any(len(machines) > 1 for machines in both):
+            return "The sides were not measured on the same machines."
+        found = both[0][0].differences(both[1][0])
+        return f"The sides were measured on unlike machines: {'; '.join(found)}." if found else ""
+
+    @property
+    def _unlike_devices(self) -> str:
+        """`cuda://0` and `cuda://1` are alike if they are GPUs of one name, which machines tell."""
+        kinds = [{device.partition("://")[0] for device in side.devices} for side in (self.base, self.new)]
+        if not all(kinds) or (kinds[0] == kinds[1] and len(kinds[0]) == 1):
+            return ""
+        if any(len(found) > 1 for found in kinds):
+            return "The sides were not measured on one device each: figures of unlike devices are together."
+        one, other = (next(iter(found)) for found in kinds)
+        return f"The sides were measured on unlike devices: {one} against {other}."
+
+    @property
+    def caveat(self) -> str:
+        """One sentence on what the intervals cover."""
+        if self.live:
+            return (
+                "Both sides were measured in turns in one process: the intervals cover its noise, not how"
+                " another process would place code and data."
+            )
+        if self.repeated:
+            return "The intervals cover the noise between the runs in the two files."
+        return (
+            "The intervals cover the noise within each run, not what differs from run to run (clocks, memory"
+            " layout, other load); append runs to both files to cover that too."
+        )
+
+
+@dataclass(frozen=True)
+class FailOn:
+    """What makes the exit status 1: outcomes, and `slower` from a relative difference on."""
+
+    slower: float | None = None
+    outcomes: frozenset[Outcome] = frozenset()
+
+    def applies(self, pair: Pair) -> bool:
+        """Does this pair make the comparison fail?"""
+        if pair.outcome is Outcome.SLOWER and self.slower is not None and pair.ratio is not None:
+            return pair.ratio.value >= 1.0 + self.slower
+        return pair.outcome in self.outcomes
+
+
+Key = tuple[str, str]
+Groups = dict[Key, list[StoredRecord]]
+
+
+def compare_records(
+    base: Sequence[StoredRecord],
+    new: Sequence[StoredRecord],
+    options: CompareOptions,
+    names: tuple[str, str] = ("base", "new"),
+) -> RunComparison:
+    """Compare what has the same dispatch (or operation) and provider.
+
+    Several records of a dispatch on one side are runs of it, each as good as the other.
+    Raises UsageError if nothing is on both sides, or if several dispatches of one side would have
+    to be compared with one.
+    """
+    sides = _grouped(base, names[0], options.by), _grouped(new, names[1], options.by)
+    if not sides[0].keys() & sides[1].keys():
+        hint = "compare one configuration with another by --by=operation" if options.by is By.DISPATCH else ""
+        raise UsageError(f"no {options.by.value} is both in {names[0]} and in {names[1]}", hint=hint)
+    keys = dict.fromkeys([*sides[0], *sides[1]])
+    pairs = tuple(_pair(sides[0].get(key, []), sides[1].get(key, []), options) for key in keys)
+    runs = [
+        len(side[key])
+        for key, pair in zip(keys, pairs, strict=True)
+        for side in sides
+        if pair.ratio is not None
+    ]
+    return RunComparison(
+        _summary(names[0], base), _summary(names[1], new), pairs, options, min(runs, default=1) > 1
+    )
+
+
+def _grouped(records: Iterable[StoredRecord], name: str, by: By) -> Groups:
+    groups: Groups = {}
+    for record in records:
+        label = record.dispatch if by is By.DISPATCH else record.operation
+        runs = groups.setdefault((label, record.provider), [])
+        if runs and runs[0].dispatch != record.dispatch:
+            raise UsageError(
+                f"{name} has more than one configuration of {label}:"
+                f" {runs[0].configuration}, {record.configuration}",
+                hint="choose one a side with --base-dispatches=PATTERN and --new-dispatches=PATTERN",
+            )
+        runs.append(record)
+    return groups
+
+
+def _pair(base: list[StoredRecord], new: list[StoredRecord], options: CompareOptions) -> Pair:
+    """The runs of one dispatch on both sides; one of them may be empty."""
+    some = (new or base)[-1]
+    one, other = (base or new)[-1].configuration, some.configuration
+    configuration = one if one == other else f"{one} -> {other}"
+    name = some.dispatch if one == other else f"{some.operation}_{configuration}"
+    pair = Pair(name, some.operation, configuration, some.provider, *_without_samples(base, new))
+    pair = replace(pair, base_ms=_median(base), new_ms=_median(new))
+    return (
+        _compared(pair, base, new, options) if pair.outcome is Outcome.UNCLEAR and not pair.reason else pair
+    )
+
+
+def _without_samples(base: list[StoredRecord], new: list[StoredRecord]) -> tuple[Outcome, str]:
+    """What can be said without a ratio; `unclear` without a reason if there is one to be had."""
+    if not new:
+        return Outcome.MISSING, "not in new"
+    if not base:
+        return Outcome.ADDED, "not in base"
+    sides = (("base", base), ("new", new))
+    failures = [
+        f"{side}: {runs[-1].verdict.value}{f' ({runs[-1].reason})' if runs[-1].reason else ''}"
+        for side, runs in sides
+        if runs[-1].verdict.is_failure
+    ]
+    if failures:
+        outcome = Outcome.FAILED if new[-1].verdict.is_failure else Outcome.NOT_MEASURED
+        return outcome, "; ".join(failures)
+    empty = [side for side, runs in sides if not _samples(runs)]
+    if empty:
+        return Outcome.NOT_MEASURED, f"no samples in {' and '.join(empty)}"
+    for side, runs in sides:
+        if any(not 0.0 < sample < math.inf for run in _samples(runs) for sample in run):
+            return (
+                Outcome.UNCLEAR,
+                f"{side} has a sample that is no time above 0: its clock cannot be trusted",
+            )
+    return Outcome.UNCLEAR, ""
+
+
+def _compared(pair: Pair, base: list[StoredRecord], new: list[StoredRecord], options: CompareOptions) -> Pair:
+    """The pair with its ratio, and the outcome that follows."""
+    one, other = (location_of_runs(_samples(runs), options.confidence) for runs in (base, new))
+    found = ratio(one, other)
+    needed = needed_samples(options.confidence)
+    too_few = [
+        text
+        for side, runs, at in (("base", base, one), ("new", new, other))
+        if (text := _too_few(side, runs, at, needed))
+    ]
+    outcome = Outcome.UNCLEAR if too_few else found.outcome(options.threshold)
+    reasons = too_few or [found.reason(options.threshold)]
+    reasons += _measured_differently(base[-1], new[-1])
+    for side, runs in (("base", base), ("new", new)):
+        reasons += [f"{side} was warned of: {text}" for text in _warnings(runs)]
+    return replace(
+        pair,
+        outcome=outcome,
+        reason="; ".join(reasons),
+        ratio=found,
+        base_ms=one.center_ms,
+        new_ms=other.center_ms,
+    )
+
+
+def _too_few(side: str, runs: list[StoredRecord], found: Location, needed: int) -> str:
+    """Why the samples of one side carry no interval; empty if they do."""
+    measured = _samples(runs)
+    if len(measured) > 1 or found.independent >= needed:
+        return ""
+    count = len(measured[0])
+    if count < needed:
+        return f"{side} has {count} of the {needed} samples that are needed"
+    return (
+        f"the {count} samples of {side} hang together (drift?) like {found.independent:.1f} independent ones"
+    )
+
+
+def _measured_differently(base: StoredRecord, new: StoredRecord) -> list[str]:
+    """What the two measurements do not share, apart from what a comparison is for (compiler, target)."""
+    one, other = base.measurement, new.measurement
+    found = []
+    if base.provenance.device != new.provenance.device:
+        found.append(f"device {base.provenance.device} against {new.provenance.device}")
+    if one is None or other is None:
+        return [f"measured differently: {', '.join(found)}"] if found else []
+    if one.mode != other.mode:
+        found.append(f"{one.mode} against {other.mode} caches")
+    # As many executions as fill a set time is one way of measuring, a set number of them another.
+    if _differ(one.executions, other.executions) and _differ(_sample_ms(one), _sample_ms(other)):
+        found.append(f"samples of {one.executions} against {other.executions} executions")
+    return [f"measured differently: {', '.join(found)}"] if found else []
+
+
+def _sample_ms(measurement: Measurement) -> float:
+    return measurement.executions * measurement.median_ms
+
+
+def _differ(one: float, other: float) -> bool:
+    return max(one, other) > _ALIKE * min(one, other)
+
+
+def _measurements(runs: Iterable[StoredRecord]) -> list[Measurement]:
+    """Those of runs that went well; an earlier failure is no figure."""
+    return [
+        run.measurement
+        for run in runs
+        if run.measurement is not None and run.measurement.samples_ms and not run.verdict.is_failure
+    ]
+
+
+def _samples(runs: Iterable[StoredRecord]) -> list[tuple[float, ...]]:
+    return [measurement.independent_ms for measurement in _measurements(runs)]
+
+
+def _warnings(runs: Iterable[StoredRecord]) -> list[str]:
+    return list(dict.fromkeys(text for measurement in _measurements(runs) for text in measurement.warnings))
+
+
+def _median(runs: Sequence[StoredRecord]) -> float | None:
+    """What a side without a partner took, if it is known."""
+    found = _measurements(runs)
+    return found[-1].median_ms if found else None
+
+
+def _summary(name: str, records: Sequence[StoredRecord]) -> SideSummary:
+    origins = [record.provenance for record in records]
+    return SideSummary(
+        name,
+        tuple(dict.fromkeys(origin.device for origin in origins)),
+        tuple(dict.fromkeys(origin.target for origin in origins)),
+        tuple(dict.fromkeys(origin.software for origin in origins)),
+        tuple(dict.fromkeys(origin.machine for origin in origins if origin.machine.name)),
+    )

@@ -1,0 +1,175 @@
+"""A comparison as people and programs read it: console, Markdown, JUnit."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from dispatch_profiler.markup import Case, junit_xml, markdown_code, markdown_table, markdown_text
+from dispatch_profiler.profiler.compare.pairing import FailOn, Pair, RunComparison, SideSummary
+from dispatch_profiler.profiler.records.record import PROVIDER, kernel_name
+from dispatch_profiler.profiler.statistics.comparison import Outcome, Ratio, percent
+
+#: Off a terminal.
+WIDTH = 80
+_INDENT = "  "
+#: Outcomes that JUnit calls skipped: nothing was found out about the speed.
+_SKIPPED = (Outcome.UNCLEAR, Outcome.FAILED, Outcome.MISSING, Outcome.ADDED, Outcome.NOT_MEASURED)
+
+
+def console(comparison: RunComparison, fail_on: FailOn, width: int = WIDTH) -> str:
+    """Every operation with its dispatches and their reasons, then the sums.
+
+    Names stand behind the figures where all fit into `width` columns, else on lines of their own.
+    """
+    rows = {id(pair): _figures(pair) for pair in comparison.pairs}
+    head = _columns(
+        ("Outcome", "Ratio", f"{percent(comparison.options.confidence)} interval", "Base(ms)", "New(ms)")
+    )
+    beside = all(len(rows[id(pair)]) + 2 + len(_label(pair)) <= width for pair in comparison.pairs)
+    groups: dict[str, list[Pair]] = {}
+    for pair in comparison.pairs:
+        groups.setdefault(pair.operation, []).append(pair)
+    blocks = ["\n".join(_wrapped(line, width, "") for line in _heading(comparison))]
+    for operation, pairs in groups.items():
+        lines = [operation, head + ("  Configuration" if beside else "")]
+        for pair in pairs:
+            figures = rows[id(pair)]
+            lines += [f"{figures}  {_label(pair)}"] if beside else [f"{_INDENT}{_label(pair)}", figures]
+            lines.append(_wrapped(pair.reason, width, 3 * _INDENT))
+        blocks.append("\n".join(line.rstrip() for line in lines))
+    blocks.append("\n".join(_wrapped(line, width, "") for line in _summary(comparison, fail_on)))
+    return "\n\n".join(blocks)
+
+
+def markdown(comparison: RunComparison, fail_on: FailOn) -> str:
+    """A table with a row for each dispatch, and the sums above it: for a pull request."""
+    interval = f"{percent(comparison.options.confidence)} interval"
+    head = ("Outcome", "Ratio", interval, "Base (ms)", "New (ms)", "Dispatch", "Reason")
+    rows = []
+    for pair in comparison.pairs:
+        outcome = f"**{pair.outcome.value}**" if fail_on.applies(pair) else pair.outcome.value
+        provider = "" if pair.provider == PROVIDER else markdown_text(f" ({pair.provider})")
+        texts = (_ratio(pair.ratio), _interval(pair.ratio), _time(pair.base_ms), _time(pair.new_ms))
+        name = f"{markdown_code(pair.name)} {provider}".strip()
+        rows.append((outcome, *texts, name, markdown_text(pair.reason)))
+    above = (*_heading(comparison), *_summary(comparison, fail_on))
+    return "\n".join(
+        [*(f"- {markdown_text(line)}" for line in above), "", *markdown_table(head, "lrlrrll", rows)]
+    )
+
+
+def junit(comparison: RunComparison, fail_on: FailOn) -> str:
+    """A test case for each dispatch: what `fail_on` names is a failure, what is not known is skipped."""
+    cases = []
+    for pair in comparison.pairs:
+        message = f"{pair.outcome.value}: {pair.reason}"
+        failed = fail_on.applies(pair)
+        skipped = not failed and pair.outcome in _SKIPPED
+        cases.append(
+            Case(
+                pair.operation,
+                _label(pair),
+                failure=(pair.outcome.value, message) if failed else None,
+                skipped=message if skipped else None,
+                output=_sentence(pair),
+            )
+        )
+    name = f"compare {comparison.base.name} {comparison.new.name}"
+    return junit_xml(name, cases, _properties(comparison))
+
+
+#: Each form a comparison can be written in.
+FORMATS: Mapping[str, Callable[[RunComparison, FailOn], str]] = {
+    "console": console,
+    "markdown": markdown,
+    "junit": junit,
+}
+
+# -- what the forms share --------------------------------------------------------------------------
+
+
+def _heading(comparison: RunComparison) -> list[str]:
+    return [_side("base", comparison.base), _side("new", comparison.new)]
+
+
+def _side(label: str, side: SideSummary) -> str:
+    machines = (machine.text for machine in side.machines)
+    origins = (", ".join(some) for some in (side.targets, side.devices, side.revisions, machines))
+    return f"{label}: {side.name} ({'; '.join(filter(None, origins))})"
+
+
+def _summary(comparison: RunComparison, fail_on: FailOn) -> list[str]:
+    """The sums, in sentences."""
+    counts = ", ".join(f"{count} {outcome.value}" for outcome, count in comparison.counts.items())
+    lines = [f"{counts}; differences up to {percent(comparison.options.threshold)} are the same."]
+    mean = comparison.mean
+    if mean is not None:
+        of = sum(pair.ratio is not None for pair in comparison.pairs)
+        lines.append(
+            f"Geometric mean of {of}: {_ratio(mean)} ({_interval(mean)}); above 1 new takes more time."
+        )
+    lines += filter(None, (comparison.unlike, comparison.caveat))
+    failing = [pair.name for pair in comparison.pairs if fail_on.applies(pair)]
+    if failing:
+        lines.append(f"Fails by --fail-on: {', '.join(failing)}.")
+    return lines
+
+
+def _properties(comparison: RunComparison) -> Iterable[tuple[str, str]]:
+    for label, side in (("base", comparison.base), ("new", comparison.new)):
+        yield f"{label}.devices", ", ".join(side.devices)
+        yield f"{label}.targets", ", ".join(side.targets)
+        yield f"{label}.iree", ", ".join(side.revisions)
+        yield f"{label}.machines", "; ".join(machine.text for machine in side.machines)
+    yield "threshold", percent(comparison.options.threshold)
+    yield "confidence", percent(comparison.options.confidence)
+    if comparison.mean is not None:
+        yield "geometric_mean", f"{_ratio(comparison.mean)} ({_interval(comparison.mean)})"
+    yield "covers", comparison.caveat
+    yield "unlike", comparison.unlike
+
+
+def _sentence(pair: Pair) -> str:
+    if pair.ratio is None:
+        return pair.reason
+    times = f"{_time(pair.base_ms)} ms -> {_time(pair.new_ms)} ms"
+    return f"{_ratio(pair.ratio)} ({_interval(pair.ratio)}), {times}: {pair.reason}"
+
+
+def _label(pair: Pair) -> str:
+    return kernel_name(pair.configuration, pair.provider)
+
+
+def _figures(pair: Pair) -> str:
+    texts = (_ratio(pair.ratio), _interval(pair.ratio), _time(pair.base_ms), _time(pair.new_ms))
+    return _columns((pair.outcome.value, *texts))
+
+
+def _columns(texts: Sequence[str]) -> str:
+    outcome, ratio, interval, base, new = texts
+    return f"{_INDENT}{outcome:<12} {ratio:>7}  {interval:<15} {base:>9} {new:>9}"
+
+
+def _ratio(ratio: Ratio | None) -> str:
+    return "-" if ratio is None else f"{ratio.value:.3f}x"
+
+
+def _interval(ratio: Ratio | None) -> str:
+    return "-" if ratio is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
+
+
+def _time(milliseconds: float | None) -> str:
+    return "-" if milliseconds is None else f"{milliseconds:.4g}"
+
+
+def _wrapped(text: str, width: int, indent: str) -> str:
+    """`text` on lines of `width`; a name that is longer stays whole, so that it can be copied."""
+    return textwrap.fill(
+        " ".join(text.split()),
+        max(width, 40),
+        initial_indent=indent,
+        subsequent_indent=indent or _INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,1 @@
+"""Candidates in, records out: worker processes, devices and machines."""

@@ -1,0 +1,320 @@
+"""What the two worker processes do: one owns the device and runs dispatches, one checks results.
+
+They are apart because numpy's BLAS keeps its threads spinning after a product: beside a kernel
+that is being timed they made it look up to twice as slow.
+
+Modules and inputs of the last few calls are kept: all configurations of an operation share them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from dispatch_profiler.files import sha256
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.measurement.cpu_idle import prevent_cpu_idle, yield_to_workers
+from dispatch_profiler.profiler.measurement.gpu_monitor import GpuMonitor, open_monitor, throttle_warning
+from dispatch_profiler.profiler.measurement.measure import (
+    Mode,
+    Timer,
+    call_overhead,
+    calls_that_last,
+    prefers_single,
+)
+from dispatch_profiler.profiler.measurement.paired_sampling import PairedSamples, Timed, take_paired_samples
+from dispatch_profiler.profiler.measurement.placement import Places, Rotation, Stage, cold_places, warm_places
+from dispatch_profiler.profiler.measurement.run_delay import run_delay
+from dispatch_profiler.profiler.measurement.sample_batches import Plan, SampleBatch, take
+from dispatch_profiler.profiler.providers.libraries import Library, is_gpu, open_contraction, open_library
+from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions, Side
+from dispatch_profiler.profiler.verification.inputs import Distribution, draw
+from dispatch_profiler.profiler.verification.references import References
+from dispatch_profiler.profiler.verification.verified_hashes import Expected, Result, result_of
+from dispatch_profiler.profiler.verification.verify import Comparison, compare
+from dispatch_profiler.runtime import Call, Device, Program, RunError, open_device
+from dispatch_profiler.runtime.cuda_driver import find_gpu
+
+#: Lets the threads of BLAS sleep as soon as they are done.
+CHECKER_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4", "OMP_WAIT_POLICY": "passive"}
+
+_device: Device | None = None
+_library: Library | None = None
+_monitor: GpuMonitor | None = None
+_references: References | None = None
+_on_gpu = False
+#: Seconds that threads of the device have waited for a core; None where that says nothing.
+_run_delay: Callable[[], float] | None = None
+#: How it is timed and how many calls make a sample: what tells whether the machine is as it was.
+_sentinel: tuple[Timer, int] | None = None
+_SENTINEL_SECONDS = 1e-3
+#: Two copies of one vmfb were seen to differ by 1 % for where their code lay.
+_COPIES = 8
+_COPIES_SECONDS = 0.01
+#: Seconds. The one execution that brings operands into a GPU's caches is all that such a call needs.
+_LONG_CALL_OF_GPU = 2e-3
+#: A reading of the GPU's state that is no older than so many seconds is one of now: it takes milliseconds.
+_FRESH_SECONDS = 0.05
+#: The quickest of the calls of so long tells what a call costs: of few, all may have been disturbed.
+_OVERHEAD_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Module:
+    """A vmfb by its path; the hash tells two versions of one path apart."""
+
+    path: str
+    sha256: str
+    #: Executions of a dispatch in one call.
+    repeat: int
+
+
+#: Stands for the library of this process, which needs no vmfb.
+LIBRARY = Module("", "", 1)
+
+
+@dataclass(frozen=True)
+class Modules:
+    """The two vmfbs of an operation."""
+
+    verify: Module
+    profile: Module
+
+
+def start(uri: str, build_dir: str) -> None:
+    """Open the device of this process. Raises TargetError if there is none."""
+    global _device, _monitor, _on_gpu, _run_delay
+    _on_gpu = is_gpu(uri)
+    gpu = find_gpu(uri)
+    if gpu is not None:
+        prevent_cpu_idle(gpu.ordinal)  # before there are threads of the device: they do as this one
+    _device = open_device(uri, Path(build_dir) if build_dir else None)
+    if uri.startswith("local-task"):
+        yield_to_workers()
+    # A library has none: its threads spin, which looks as if they waited.
+    _run_delay = run_delay("iree-worker") if uri.startswith("local-") and not build_dir else None
+    _monitor = open_monitor(uri)
+    _program.cache_clear()  # what another device has loaded is not this one's
+    _copies.cache_clear()
+    _places.cache_clear()
+
+
+def start_loading(uri: str) -> None:
+    """Open the device of a process that runs nothing. Raises TargetError if there is none."""
+    global _device
+    _device = open_device(uri)
+
+
+def load(module: Module) -> None:
+    """Load a vmfb and drop it."""
+    _kernels(False).load(_vmfb(module))
+
+
+def start_library(name: str, device: str, threads: int) -> None:
+    """Make this process one that runs operations through a library. Raises as `open_library` does."""
+    global _library, _monitor, _on_gpu
+    _on_gpu = is_gpu(device)
+    _library = open_library(name, device, threads)
+    _monitor = open_monitor(device)
+
+
+def library_version() -> str:
+    """What computes in this process."""
+    assert _library is not None
+    return _library.version
+
+
+def ready() -> None:
+    """A call that only starts the worker, its device opened."""
+
+
+def start_checker(folder: str, seed: int, device: str = "") -> None:
+    """Make this process one that checks results, with the cache of references in `folder`.
+
+    Large ones are computed on the GPU of the URI `device`, where torch can do that.
+    """
+    global _references
+    _references = References(Path(folder), seed, lambda: open_contraction(device))
+
+
+def check(expected: Expected, actual: np.ndarray) -> Comparison:
+    """Compare a result with its reference. Raises ShapeMismatch."""
+    assert _references is not None
+    reference = _references.get(expected.operation, expected.distribution, expected.stepwise)
+    return compare(expected.operation, actual, reference)
+
+
+@lru_cache(maxsize=4)
+def _vmfb(module: Module) -> bytes:
+    data = Path(module.path).read_bytes()
+    if sha256(data) != module.sha256:
+        raise RunError(f"{module.path} has changed since it was checked")
+    return data
+
+
+@lru_cache(maxsize=4)
+def _program(module: Module) -> Program:
+    is_library = module == LIBRARY
+    return _kernels(is_library).load(b"" if is_library else _vmfb(module))
+
+
+def _kernels(is_library: bool) -> Device:
+    found = _library if is_library else _device
+    assert found is not None
+    return found
+
+
+@lru_cache(maxsize=2)
+def _places(is_library: bool, operation: Operation, distribution: Distribution, seed: int) -> Places:
+    return Places(_kernels(is_library), operation, draw(operation, distribution, seed))
+
+
+def run_once(
+    module: Module, function: str, operation: Operation, distribution: Distribution, seed: int
+) -> np.ndarray:
+    """The result of one execution, as `operation.result` says."""
+    places = _places(module == LIBRARY, operation, distribution, seed)
+    return _program(module).bind(function, *places.first(1)).run()
+
+
+def unless_known(known: frozenset[str], step: Callable[..., np.ndarray], *arguments: object) -> Result:
+    """What `step`, which is `run_once` or `result_of_timed`, computes, unless its hash is `known`."""
+    return result_of(step(*arguments), known)
+
+
+def estimate(verify: Module, function: str, operation: Operation, seed: int) -> float:
+    """Seconds of one warm execution, roughly."""
+    places = _places(verify == LIBRARY, operation, Distribution.REALS, seed)
+    single = _program(verify).bind(function, *places.first(1))
+    single.time(1)
+    return single.time(1)
+
+
+def take_batch(
+    modules: Modules,
+    function: str,
+    operation: Operation,
+    seed: int,
+    plan: Plan,
+    single_seconds: float = 0.0,
+) -> SampleBatch:
+    """Time `function` as planned.
+
+    `single_seconds` is what `estimate` found, 0 if it was not asked. The first that is timed becomes
+    the sentinel of this process. Raises RunError, also if cold caches cannot be had.
+    """
+    global _sentinel
+    timer_of = _cold if plan.options.mode is Mode.COLD else _warm
+    places = _places(modules.verify == LIBRARY, operation, Distribution.REALS, seed)
+    before = _monitor.read(_FRESH_SECONDS) if _monitor else None
+    found = take(timer_of(modules, function, places, single_seconds, plan.taken), plan)
+    after = _monitor.read() if _monitor else None
+    found = replace(found, gpu=after, throttled=throttle_warning(before, after))
+    if _sentinel is None:
+        # Of single executions: whatever a call costs, it costs each time.
+        single = _program(modules.verify).bind(function, places.at(0))
+        sentinel = Timer(single.time, 1, run_delay=_run_delay)
+        took = found.readings[-1].claimed / found.executions
+        _sentinel = sentinel, calls_that_last(_SENTINEL_SECONDS, took)
+    return found
+
+
+def result_of_timed(
+    modules: Modules, function: str, operation: Operation, seed: int, mode: Mode, single_seconds: float
+) -> np.ndarray:
+    """What that which `take_batch` times computes of real values."""
+    module = modules.verify if mode is Mode.COLD else _timed_when_warm(modules, single_seconds)
+    return run_once(module, function, operation, Distribution.REALS, seed)
+
+
+def _timed_when_warm(modules: Modules, single_seconds: float) -> Module:
+    """The profile vmfb; of a long dispatch the verify vmfb."""
+    is_long = prefers_single(single_seconds, modules.profile.repeat)
+    return modules.verify if is_long else modules.profile
+
+
+def _warm(modules: Modules, function: str, places: Places, single_seconds: float, begin: int) -> Timer:
+    """At one place after another, from number `begin` on, with one copy of the code after another."""
+    module = _timed_when_warm(modules, single_seconds)
+    copies, verify, count = _copies(module), _program(modules.verify), warm_places(places.operation)
+
+    def stage(number: int) -> Stage:
+        operands, program = places.at(number % count), copies[number % len(copies)]
+        return Stage(program.bind(function, operands), verify.bind(function, operands))
+
+    rotation = Rotation(stage, count, begin)
+    return Timer(
+        rotation.time,
+        module.repeat,
+        copies[0].bind(function, places.at(0)).now,
+        _run_delay,
+        lambda seconds: call_overhead(single_seconds, seconds, module.repeat),
+        rotation.advance,
+        settles_at_once=_on_gpu and single_seconds * module.repeat >= _LONG_CALL_OF_GPU,
+    )
+
+
+@lru_cache(maxsize=4)
+def _copies(module: Module) -> list[Program]:
+    """The same code at several places in memory, as many as are loaded in 10 ms: 8 at most."""
+    if module == LIBRARY:
+        return [_program(module)]
+    began, found = time.monotonic(), [_program(module)]
+    while len(found) < _COPIES and time.monotonic() - began < _COPIES_SECONDS:
+        found.append(_kernels(False).load(_vmfb(module)))
+    return found
+
+
+def _cold(modules: Modules, function: str, places: Places, single_seconds: float, _: int) -> Timer:
+    """The verify vmfb, whose calls are single executions, each on operands that no cache holds."""
+    device = places.device
+    spots = places.first(cold_places(places.operation, device.cache_bytes))
+    single, profile = (
+        _program(module).bind(function, spots[0]) for module in (modules.verify, modules.profile)
+    )
+
+    def overhead(_: float) -> float:
+        if prefers_single(single_seconds, modules.profile.repeat):
+            return 0.0
+        return call_overhead(_quickest(single), _quickest(profile), modules.profile.repeat)
+
+    call = _program(modules.verify).bind(function, *spots)
+    return Timer(call.time, modules.verify.repeat, call.now, _run_delay, overhead)
+
+
+def _quickest(call: Call) -> float:
+    """Seconds of the quickest call of those that fit into 20 ms."""
+    found = [call.time(1)]
+    for _ in range(calls_that_last(_OVERHEAD_SECONDS, found[0])):
+        found.append(call.time(1))
+    return min(found)
+
+
+def sentinel_samples(count: int) -> tuple[float, ...]:
+    """Seconds that the same kernel takes as ever; empty if nothing has been timed yet."""
+    if _sentinel is None:
+        return ()
+    timer, calls = _sentinel
+    timer.time(1)  # another kernel's data is in the caches
+    return tuple(timer.undisturbed(calls).claimed for _ in range(count))
+
+
+def sample_pairs(
+    sides: Mapping[Side, tuple[Module, str]],
+    operation: Operation,
+    seed: int,
+    options: SequentialTestOptions,
+    seconds: float,
+) -> PairedSamples:
+    """Time two functions in turns until it is decided, or for `seconds`; see `turns`."""
+    assert _device is not None
+    places = _places(False, operation, Distribution.REALS, seed)
+    found = {
+        side: Timed(_vmfb(module), function, module.repeat) for side, (module, function) in sides.items()
+    }
+    return take_paired_samples(_device, found, places, options, seconds, _run_delay)

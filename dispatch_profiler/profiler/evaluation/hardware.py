@@ -1,0 +1,57 @@
+"""Whose ceilings bound the figures of a device, and in which process they are measured."""
+
+from __future__ import annotations
+
+from functools import partial, reduce
+from pathlib import Path
+
+from dispatch_profiler.errors import DispatchProfilerError
+from dispatch_profiler.isolation import Worker
+from dispatch_profiler.profiler.evaluation import device_worker
+from dispatch_profiler.profiler.measurement.gpu_peaks import gpu_key, stated_peaks
+from dispatch_profiler.profiler.measurement.peaks import (
+    Peaks,
+    PeaksFile,
+    cpu_key,
+    environments,
+    measure_peaks,
+)
+from dispatch_profiler.runtime.cuda_driver import find_gpu
+
+
+def peaks_file(folder: Path, device: str) -> PeaksFile | None:
+    """The ceilings of a device URI, kept in `folder`; None if nobody knows how to find them."""
+    if device.startswith("local-"):
+        return PeaksFile(folder, cpu_key(), _of_cpu)
+    gpu = find_gpu(device)
+    return PeaksFile(folder, gpu_key(gpu), partial(_of_gpu, device)) if gpu else None
+
+
+def _of_cpu() -> Peaks:
+    found = []
+    for environment in environments():
+        with Worker(start=device_worker.ready, environment=environment) as worker:
+            found.append(worker.call(measure_peaks))
+    return reduce(Peaks.best_of, found)
+
+
+def gpu_peaks(device: str) -> Peaks:
+    """Those of the GPU of the URI `device`, in some seconds. Raises ValueError if there is none."""
+    gpu = find_gpu(device)
+    if gpu is None:
+        raise ValueError(f"{device} is no NVIDIA GPU here")
+    try:
+        from dispatch_profiler.profiler.providers.torch_gpu import peak_rates  # imports torch
+
+        flops, bytes_per_second = peak_rates(device)
+    except DispatchProfilerError:  # no torch, or one without CUDA
+        return stated_peaks(gpu)
+    stated = stated_peaks(gpu)
+    source = f"cuBLAS and copies on {gpu.name}"
+    return Peaks({**stated.flops_per_second, **flops}, bytes_per_second, source)
+
+
+def _of_gpu(device: str) -> Peaks:
+    with Worker() as worker:  # torch is imported there
+        found: Peaks = worker.call(gpu_peaks, device)
+    return found

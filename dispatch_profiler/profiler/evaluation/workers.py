@@ -1,0 +1,124 @@
+"""The worker processes of a run: one for IREE's device, one for each library, one that checks results."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dispatch_profiler.errors import DispatchProfilerError
+from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
+from dispatch_profiler.profiler.evaluation import device_worker
+from dispatch_profiler.profiler.providers import libraries
+from dispatch_profiler.profiler.statistics.stopping import SentinelWatch
+from dispatch_profiler.profiler.verification.verified_hashes import Expected
+from dispatch_profiler.profiler.verification.verify import Comparison
+
+#: Stands for no library: what the vmfbs hold.
+_DISPATCHES = ""
+#: Samples of the sentinel: one, and more if it is off.
+_FEW, _MANY = 1, 7
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A process that runs dispatches, or the kernels of one library, and whether its machine is as it was."""
+
+    worker: Worker
+    watch: SentinelWatch
+
+    def disturbance(self) -> str:
+        """A sentence if the sentinel says that the machine is not as it was; else empty."""
+        if self.watch.is_as_usual(self.worker.call(device_worker.sentinel_samples, _FEW)):
+            return ""
+        samples = self.worker.call(device_worker.sentinel_samples, _MANY)
+        usual = self.watch.usual
+        if not samples or not self.watch.is_disturbed(samples) or usual is None:
+            return ""
+        ratio = statistics.median(samples) / usual
+        return f"measured while the machine was disturbed: the sentinel took {ratio:.2f} of its usual time"
+
+
+def memory_limit(device: str) -> int | None:
+    """Bytes of address space that a process may map beyond its start if nobody says how many; None: any.
+
+    A GPU's driver maps all of the GPU's memory, whatever the machine has: there is no limit for it.
+    """
+    return None if libraries.is_gpu(device) else available_memory()
+
+
+class Runners:
+    """Starts each process when it is needed. Use as a context manager."""
+
+    def __init__(
+        self, limits: WorkerLimits, device: str, build_dir: Path | None, references: Path, seed: int
+    ) -> None:
+        self._limits = limits
+        self._device = device
+        build = str(build_dir) if build_dir else ""
+        self._runners = {
+            _DISPATCHES: Runner(Worker(limits, device_worker.start, (device, build)), SentinelWatch())
+        }
+        self._versions: dict[str, str] = {}
+        self._checker = Worker(
+            limits, device_worker.start_checker, (str(references), seed, device), device_worker.CHECKER_ENVIRONMENT
+        )  # fmt: skip
+
+    def check_device(self) -> None:
+        """Raise TargetError if the device does not open."""
+        self.of(_DISPATCHES).worker.call(device_worker.ready)
+
+    def check_libraries(self, names: Iterable[str]) -> None:
+        """Raise UsageError if a library does not run on the device, MissingDependency if it is not there."""
+        for name in names:
+            self.library_version(name)
+
+    def of(self, library: str) -> Runner:
+        """The process for what `library` computes; empty for dispatches."""
+        if library not in self._runners:
+            threads = libraries.iree_threads(self._device)
+            worker = Worker(
+                self._limits,
+                device_worker.start_library,
+                (library, self._device, threads),
+                libraries.environment(threads),
+            )
+            self._runners[library] = Runner(worker, SentinelWatch())
+        return self._runners[library]
+
+    def library_version(self, name: str) -> str:
+        """The library and what it computes with."""
+        if name not in self._versions:
+            self._versions[name] = self.of(name).worker.call(device_worker.library_version)
+        return self._versions[name]
+
+    def check(self, expected: Expected, actual: np.ndarray) -> Comparison:
+        """`device_worker.check` in the process that checks."""
+        found: Comparison = self._checker.call(device_worker.check, expected, actual)
+        return found
+
+    def put_to_sleep(self, library: str) -> None:
+        """What comes next is measured beside this: the threads of a library must sleep."""
+        if library == _DISPATCHES:
+            return
+        worker = self._runners[library].worker
+        try:
+            asleep = worker.call(libraries.wait_until_asleep)
+        except DispatchProfilerError:
+            asleep = False
+        if not asleep:
+            worker.close()
+
+    def kill(self) -> None:
+        """End the processes from another thread; a call that waits for one raises WorkerCrashed."""
+        for worker in (*(runner.worker for runner in self._runners.values()), self._checker):
+            worker.kill()
+
+    def close(self) -> None:
+        """End the processes."""
+        for runner in self._runners.values():
+            runner.worker.close()
+        self._checker.close()

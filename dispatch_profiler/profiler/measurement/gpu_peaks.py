@@ -1,0 +1,59 @@
+"""What an NVIDIA GPU can do at best: measured by torch's libraries where torch is, else as it is built.
+
+Measured: cuBLAS on random matrices of 4096 x 4096, the best of some runs, and copies within the GPU's
+memory. As built: FLOP of a multiprocessor in a cycle, by compute capability, times what the driver
+tells of multiprocessors, clocks and the memory's bus. That is more than any kernel reaches.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+
+from dispatch_profiler.profiler.measurement.peaks import Peaks
+from dispatch_profiler.runtime.cuda_driver import CudaGpu
+
+#: Compute capability -> FLOP (2 a multiply-add, dense) of a multiprocessor in a cycle, by the type of
+#: the operands; tensor cores where they take it. NVIDIA's architecture whitepapers (P100, V100, Turing,
+#: A100, GA102, Ada, H100, Blackwell) and the table "Arithmetic Instructions" of the CUDA programming guide.
+_FLOP_A_CYCLE: Mapping[tuple[int, int], Mapping[str, int]] = {
+    (6, 0): {"f64": 64, "f32": 128, "f16": 256, "i8": 128},
+    (6, 1): {"f64": 8, "f32": 256, "f16": 4, "i8": 1024},
+    (7, 0): {"f64": 64, "f32": 128, "f16": 1024, "i8": 512},
+    (7, 5): {"f64": 4, "f32": 128, "f16": 1024, "i8": 2048},
+    (8, 0): {"f64": 128, "f32": 128, "f16": 2048, "i8": 4096},
+    (8, 6): {"f64": 4, "f32": 256, "f16": 1024, "i8": 2048},
+    (8, 9): {"f64": 4, "f32": 256, "f16": 1024, "i8": 2048},
+    (9, 0): {"f64": 256, "f32": 256, "f16": 4096, "i8": 8192},
+    (10, 0): {"f64": 256, "f32": 256, "f16": 8192, "i8": 16384},
+    (12, 0): {"f64": 4, "f32": 256, "f16": 1024, "i8": 2048},
+}
+#: Types that are as fast as another.
+_AS_FAST_AS = {"bf16": "f16", "f8E4M3FN": "i8", "i32": "f32"}
+_VERSION = 1
+
+
+def gpu_key(gpu: CudaGpu) -> str:
+    """What tells the ceilings of one GPU, as found here, from others."""
+    how = "torch" if importlib.util.find_spec("torch") else "stated"
+    return f"gpu {_VERSION} {how} {gpu}"
+
+
+def stated_peaks(gpu: CudaGpu) -> Peaks:
+    """What `gpu` is built for. One that is not known here is taken for the fastest that is."""
+    known = _FLOP_A_CYCLE.get(gpu.capability) or _fastest()
+    cycles = gpu.multiprocessors * gpu.clock_hz
+    flops = {name: cycles * each for name, each in known.items()}
+    flops |= {name: flops[other] for name, other in _AS_FAST_AS.items()}
+    capability = f"compute capability {gpu.capability[0]}.{gpu.capability[1]}"
+    if gpu.capability not in _FLOP_A_CYCLE:
+        capability += ", which is not known: as the fastest that is"
+    source = (
+        f"{gpu.multiprocessors} multiprocessors at {gpu.clock_hz / 1e6:.0f} MHz of {gpu.name}, {capability}"
+    )
+    return Peaks(flops, gpu.bytes_per_second, source)
+
+
+def _fastest() -> dict[str, int]:
+    names = next(iter(_FLOP_A_CYCLE.values()))
+    return {name: max(known[name] for known in _FLOP_A_CYCLE.values()) for name in names}

@@ -1,0 +1,134 @@
+"""Taking the samples of `interleaved`: two kernels on the same operands, in turns, on one device.
+
+Where code and operands lie in memory is drawn anew for each round: two copies of one vmfb were seen to
+differ by 1 %, one copy on operands at two places by 10 %. Rounds that shared a place would share its
+luck, and could not be told from a difference.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dispatch_profiler.profiler.measurement.measure import Timer, calls_that_last
+from dispatch_profiler.profiler.measurement.placement import Places, warm_places
+from dispatch_profiler.profiler.statistics.sequential_test import (
+    SequentialTest,
+    SequentialTestOptions,
+    SequentialTestResult,
+    Side,
+)
+from dispatch_profiler.profiler.statistics.stopping import Reading, clock_warnings
+from dispatch_profiler.runtime import Call, Device, RunError
+
+#: A sample lasts at least this long. Short ones are close together, so that what disturbs one disturbs
+#: its neighbours too.
+_SAMPLE_SECONDS = 1e-3
+#: A round is not to last longer than this, so that there are rounds enough.
+_ROUND_SECONDS = 0.1
+#: But this many times as long as it takes to place its sides.
+_TIMES_PLACING = 2.0
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A profile vmfb, a function in it, and the executions of the dispatch in one call."""
+
+    vmfb: bytes
+    function: str
+    repeat: int
+
+
+@dataclass(frozen=True)
+class PairedSamples:
+    """What was found, the median of each side in milliseconds, and what each side computed."""
+
+    result: SequentialTestResult
+    medians_ms: Mapping[Side, float]
+    outputs: Mapping[Side, np.ndarray]
+
+
+def take_paired_samples(
+    device: Device,
+    sides: Mapping[Side, Timed],
+    places: Places,
+    options: SequentialTestOptions,
+    seconds: float,
+    run_delay: Callable[[], float] | None = None,
+) -> PairedSamples:
+    """Go on until it is decided, or for `seconds`. RunError if the clock cannot be trusted."""
+    stage = _Stage(device, sides, places, options.seed)
+    outputs = {side: call.run() for side, call in stage.calls.items()}
+    calls, turns = _plan(stage, sides, options.turns)
+    rule, end = SequentialTest(replace(options, turns=turns)), time.monotonic() + seconds
+    samples: dict[Side, list[float]] = {side: [] for side in sides}
+    readings: list[Reading] = []
+    while not rule.finished and time.monotonic() < end:
+        stage.place()
+        times = []
+        for side in rule.order:
+            call = stage.calls[side]
+            timer = Timer(call.time, sides[side].repeat, call.now, run_delay)
+            reading = timer.undisturbed(calls[side])
+            if reading.claimed <= 0:
+                raise RunError("the clock stood still or went back: no figure can be trusted")
+            readings.append(reading)
+            times.append(1e3 * reading.claimed / (calls[side] * sides[side].repeat))
+            samples[side].append(times[-1])
+        rule.add(times)
+    if doubts := clock_warnings(readings):
+        raise RunError(f"{doubts[0]}: no figure can be trusted")
+    medians = {side: statistics.median(each) for side, each in samples.items() if each}
+    return PairedSamples(rule.result(), medians, outputs)
+
+
+def _plan(stage: _Stage, sides: Mapping[Side, Timed], most_turns: int) -> tuple[dict[Side, int], int]:
+    """The calls in a sample of each side, and the turns of a round.
+
+    A sample has as many executions on both sides: of shorter ones the fastest would be faster.
+    """
+    quickest = {side: min(call.time(1) for _ in range(3)) for side, call in stage.calls.items()}
+    executions = max(calls_that_last(_SAMPLE_SECONDS, quickest[s]) * sides[s].repeat for s in sides)
+    calls = {side: math.ceil(executions / timed.repeat) for side, timed in sides.items()}
+    turn = 2.0 * sum(calls[side] * quickest[side] for side in sides)
+    if turn <= 0:
+        return calls, most_turns
+    fitting = min(most_turns, round(_ROUND_SECONDS / turn))
+    return calls, max(1, fitting, math.ceil(_TIMES_PLACING * stage.placing_seconds / turn))
+
+
+class _Stage:
+    """Both sides bound to the same operands."""
+
+    def __init__(self, device: Device, sides: Mapping[Side, Timed], places: Places, seed: int) -> None:
+        self._device = device
+        self._sides = sides
+        self._spots = map(places.at, itertools.cycle(range(warm_places(places.operation))))
+        self._draw = np.random.default_rng([seed, 1])
+        self.calls: dict[Side, Call] = {}
+        self.place()
+        began = time.monotonic()
+        self.place()
+        #: What placing takes.
+        self.placing_seconds = time.monotonic() - began
+
+    def place(self) -> None:
+        """Load both anew, at the next place of the operands, and warm them.
+
+        The programs of before are alive until then, so that theirs is not the memory that is used.
+        """
+        spot = next(self._spots)
+        order = list(self._sides) if self._draw.random() < 0.5 else list(self._sides)[::-1]
+        calls: dict[Side, Call] = {}
+        for side in order:
+            timed = self._sides[side]
+            calls[side] = self._device.load(timed.vmfb).bind(timed.function, spot)
+        for side in order:
+            calls[side].time(1)
+        self.calls = calls

@@ -1,0 +1,186 @@
+"""What a device can do at best, measured once: no kernel is faster, and none is reported as if.
+
+Here for CPUs; `gpu_peaks` has those of GPUs. FLOP/s are those of numpy's BLAS on matrices that stay in the caches, for f32 and f64; a narrower type
+may reach as many times more as it is narrower (vector units with dot products of bf16 or i8 do).
+Bytes/s are those of copies between arrays that no cache holds.
+
+Both are the sum over the cores, all at work at once, of what each reached in its best few
+milliseconds: another process that takes a core now and then does not lower them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dispatch_profiler.files import sha256, write_atomic
+from dispatch_profiler.operations import ElementType, Operation
+from dispatch_profiler.profiler.measurement.measure import Mode
+from dispatch_profiler.runtime.caches import last_level_cache_bytes, usable_cores
+from dispatch_profiler.targets import host_cpu
+
+#: A figure may be so much better than the ceiling: BLAS does not reach it quite.
+_SLACK = 1.25
+#: One thread of BLAS for each of ours.
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+_SIZE = 512
+_COPIED_BYTES = 128 * 2**20
+_PART_BYTES = 4 * 2**20
+_SECONDS = 0.3
+#: Of how they are measured: others are not compared with these.
+_VERSION = 2
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Of one device: FLOP/s of products by element type, and bytes/s of its memory.
+
+    `source` says how they are known; empty for a CPU's, measured as this module says.
+    """
+
+    flops_per_second: Mapping[str, float]
+    bytes_per_second: float
+    source: str = ""
+
+    def flops_of(self, type_: ElementType) -> float:
+        """FLOP/s that operands of this type may reach at most."""
+        if type_.name in self.flops_per_second:
+            return self.flops_per_second[type_.name]
+        return self.flops_per_second["f32"] * 4 / type_.bytes
+
+    def limit_ms(self, operation: Operation, mode: Mode = Mode.WARM) -> float:
+        """Milliseconds that `operation` takes at least: its FLOP and, from cold caches, its bytes."""
+        seconds = operation.flops / max(self.flops_of(tensor.type) for tensor in operation.inputs[:2])
+        if mode is Mode.COLD:
+            seconds = max(seconds, operation.bytes / self.bytes_per_second)
+        return 1e3 * seconds
+
+    def roof(self, type_: ElementType, intensity: float) -> float:
+        """FLOP/s that are possible at `intensity` FLOP/byte, all bytes from memory (the roofline)."""
+        return min(self.flops_of(type_), intensity * self.bytes_per_second)
+
+    def is_plausible(self, operation: Operation, milliseconds: float, mode: Mode = Mode.WARM) -> bool:
+        """Can this machine do `operation` in that time?"""
+        return milliseconds * _SLACK >= self.limit_ms(operation, mode)
+
+    def best_of(self, other: Peaks) -> Peaks:
+        """The higher of each: a disturbance only lowers what is measured."""
+        flops = {
+            name: max(value, other.flops_per_second.get(name, 0.0))
+            for name, value in self.flops_per_second.items()
+        }
+        return Peaks(flops, max(self.bytes_per_second, other.bytes_per_second), self.source)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Peaks:
+        """What `asdict` wrote. Raises KeyError, TypeError, ValueError or AttributeError."""
+        flops = {str(name): float(value) for name, value in data["flops_per_second"].items()}
+        found = Peaks(flops, float(data["bytes_per_second"]), str(data.get("source", "")))
+        if min(flops["f32"], *flops.values(), found.bytes_per_second) <= 0.0:
+            raise ValueError(f"ceilings are above 0, but got {found}")
+        return found
+
+
+def environments() -> Iterator[dict[str, str]]:
+    """Those of the processes that `measure_peaks` is to be called in; the best of them counts."""
+    yield _ENVIRONMENT
+    if "avx512f" in host_cpu().features:
+        # On a CPU that it does not know yet, OpenBLAS takes kernels of half the width.
+        yield {**_ENVIRONMENT, "OPENBLAS_CORETYPE": "SKYLAKEX"}
+
+
+def cpu_key() -> str:
+    """What tells the ceilings of this CPU, as measured here, from others."""
+    return f"{_VERSION} {host_cpu().fingerprint} {len(usable_cores())}"
+
+
+def measure_peaks() -> Peaks:
+    """Measure this machine, in about a second."""
+    flops = {name: _flops(dtype) for name, dtype in (("f32", np.float32), ("f64", np.float64))}
+    return Peaks(flops, _bytes())
+
+
+def _flops(dtype: type) -> float:
+    def work() -> Callable[[], object]:
+        factor: np.ndarray = np.ones((_SIZE, _SIZE), dtype)
+        result = np.empty_like(factor)
+        return lambda: np.matmul(factor, factor, out=result)
+
+    return _together(work, 2 * _SIZE**3)
+
+
+def _bytes() -> float:
+    copied = max(_COPIED_BYTES, 3 * last_level_cache_bytes()) // len(usable_cores())
+
+    def work() -> Callable[[], object]:
+        source, target = (np.ones(copied, np.uint8) for _ in range(2))
+        parts = itertools.cycle(
+            zip(*(array.reshape(-1, _PART_BYTES) for array in (source, target)), strict=True)
+        )
+
+        def copy() -> None:
+            one, other = next(parts)
+            np.copyto(other, one)
+
+        return copy
+
+    copied -= copied % _PART_BYTES
+    return _together(work, 2 * _PART_BYTES)
+
+
+def _together(work: Callable[[], Callable[[], object]], amount: float) -> float:
+    """The sum over the cores of `amount` by the seconds of the quickest piece of work of each."""
+    cores = len(usable_cores())
+    ready = threading.Barrier(cores)
+
+    def quickest(_: int) -> float:
+        piece = work()
+        piece()
+        ready.wait()
+        seconds: list[float] = []
+        end = time.perf_counter() + _SECONDS
+        while not seconds or time.perf_counter() < end:
+            start = time.perf_counter()
+            piece()
+            seconds.append(time.perf_counter() - start)
+        return min(seconds)
+
+    with ThreadPoolExecutor(cores) as pool:
+        return sum(amount / seconds for seconds in pool.map(quickest, range(cores)))
+
+
+# -- kept on disk ----------------------------------------------------------------------------------
+
+
+class PeaksFile:
+    """The ceilings of what `key` tells apart, kept in `folder`; measured if not known."""
+
+    def __init__(self, folder: Path, key: str, measured: Callable[[], Peaks]) -> None:
+        self._path = folder / f"{sha256(key.encode())[:16]}.json"
+        self._measured = measured
+
+    def get(self) -> Peaks:
+        """What is known, or what is measured now."""
+        return self._known() or self.again()
+
+    def again(self) -> Peaks:
+        """Measure once more; the better of what was known and what is found."""
+        known, found = self._known(), self._measured()
+        best = found if known is None else found.best_of(known)
+        write_atomic(self._path, json.dumps(asdict(best)))
+        return best
+
+    def _known(self) -> Peaks | None:
+        try:
+            return Peaks.from_dict(json.loads(self._path.read_text()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None

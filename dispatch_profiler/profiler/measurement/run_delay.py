@@ -1,0 +1,70 @@
+"""How long threads of this process had to wait for a core that others had.
+
+Linux counts it for each thread (`schedstat`, its second number), but only when the thread gets its core
+at last. A sample in which they waited is one of the machine's other work, whatever it says of the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+_TASKS = Path("/proc/self/task")
+#: For so long is a thread given the time to get its core: two ticks of the scheduler and its slice.
+_SECONDS = 0.03
+_PAUSE = 2e-4
+
+
+def run_delay(named: str, tasks: Path = _TASKS) -> Callable[[], float] | None:
+    """A clock in seconds that runs only while this thread or one called `named...` waits for a core.
+
+    Asked, it first lets those others get their cores who wait for them. None where nobody counts it.
+    `tasks` is where Linux describes the threads.
+    """
+    try:
+        own = str(os.getpid())
+        others = [thread for thread in tasks.iterdir() if thread.name != own and _is_called(thread, named)]
+        clock = _RunDelay([tasks / own, *others])
+        clock()
+    except (OSError, ValueError, IndexError):
+        return None
+    return clock
+
+
+def _is_called(thread: Path, named: str) -> bool:
+    try:
+        return (thread / "comm").read_text().startswith(named)
+    except OSError:  # it has ended meanwhile
+        return False
+
+
+class _RunDelay:
+    """Reads files that it keeps open: a reading takes some microseconds."""
+
+    def __init__(self, threads: Sequence[Path]) -> None:
+        with contextlib.ExitStack() as opened:
+            self._counts = [_kept_open(thread / "schedstat", opened) for thread in threads]
+            self._states = [_kept_open(thread / "stat", opened) for thread in threads[1:]]
+            weakref.finalize(self, opened.pop_all().close)
+
+    def __call__(self) -> float:
+        end = time.monotonic() + _SECONDS
+        # Whoever is still to get its core has its wait counted then.
+        while any(map(_is_runnable, self._states)) and time.monotonic() < end:
+            time.sleep(_PAUSE)
+        return 1e-9 * sum(int(os.pread(count, 100, 0).split()[1]) for count in self._counts)
+
+
+def _kept_open(path: Path, opened: contextlib.ExitStack) -> int:
+    file = os.open(path, os.O_RDONLY)
+    opened.callback(os.close, file)
+    return file
+
+
+def _is_runnable(state: int) -> bool:
+    """From `12 (a name) R 1 ...`; the name may hold brackets."""
+    return os.pread(state, 200, 0).rpartition(b") ")[2].startswith(b"R")

@@ -1,0 +1,186 @@
+"""Samples of one dispatch, a few at a time, those of the others of its operation in between.
+
+Noise of a machine comes in spells: minutes in which a neighbour has half of a core, or the clock is
+lower. Within one of them samples agree with each other and tell nothing of it. So the dispatches of an
+operation are visited in turns, again and again, until enough is known of each: every one of them
+sees every spell. Each visit goes on at places in memory where none has been yet.
+"""
+
+from __future__ import annotations
+
+import time as clock
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dispatch_profiler.profiler.measurement.gpu_monitor import GpuState
+from dispatch_profiler.profiler.measurement.measure import (
+    Measurement,
+    MeasureOptions,
+    Timer,
+    calls_per_sample,
+)
+from dispatch_profiler.profiler.statistics.stopping import (
+    Ended,
+    Reading,
+    clock_warnings,
+    drift_warning,
+    load_warning,
+)
+
+#: No visit takes more than this part of the time that there is for a dispatch.
+_PART = 1.0 / 16.0
+#: Of what is steady so many short visits tell enough.
+_SHORT_BATCHES = 6
+_SHORT = 4
+#: However short a sample is, no visit takes more of them.
+_LONG = 125
+
+
+@dataclass(frozen=True)
+class SampleBatch:
+    """What one visit brought: samples in milliseconds for one execution, in the order taken.
+
+    `calls` calls make a sample, of `executions` executions together; `overhead` is what a call costs
+    beside them, in seconds. `places` has the place in memory of each sample, or is empty. `readings`
+    are of all samples, those that were dropped too. `seconds` is how long it took to take them.
+    `disturbed` says what the sentinel found, if anything; `gpu` and `throttled` what the GPU tells.
+    """
+
+    samples_ms: tuple[float, ...]
+    calls: int
+    executions: int
+    overhead: float
+    readings: tuple[Reading, ...]
+    places: tuple[int, ...] = ()
+    dropped_ms: tuple[float, ...] = ()
+    kept_disturbed: int = 0
+    seconds: float = 0.0
+    disturbed: str = ""
+    gpu: GpuState | None = None
+    throttled: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do in the next visit: at most `most` samples or `seconds`.
+
+    `taken` samples have been taken before, in calls as those of `before`; None in the first visit.
+    `best_ms` is what the best dispatch of the operation surely reaches.
+    """
+
+    options: MeasureOptions
+    most: int
+    seconds: float
+    taken: int = 0
+    before: SampleBatch | None = None
+    best_ms: float | None = None
+
+
+def next_batch(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms: float | None) -> Plan:
+    """What to do after these visits."""
+    stop, taken = options.stop, sum(len(each.samples_ms) for each in batches)
+    most = _SHORT if len(batches) < _SHORT_BATCHES else _LONG
+    if stop.count is not None:
+        left = stop.count - taken
+        most = min(left, -(-stop.count // _SHORT_BATCHES))
+    return Plan(options, most, _PART * stop.seconds, taken, batches[-1] if batches else None, best_ms)
+
+
+def ended(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms: float | None) -> Ended | None:
+    """Why no further visit is needed; None if one is."""
+    found = joined(options, batches)
+    seconds = sum(each.seconds for each in batches)
+    return options.stop.ended(found.samples_ms, seconds, best_ms, found.interval_ms, len(batches))
+
+
+def take(timer: Timer, plan: Plan, elapsed: Callable[[], float] = clock.monotonic) -> SampleBatch:
+    """Take samples as planned. `elapsed` is the clock of the plan, in seconds.
+
+    A first call is dropped: what ran before has left its own in the caches (a timer that settles at once
+    needs one in the first visit only). In the first visit warm ones
+    say how long a sample must be and what a call costs.
+    """
+    start = elapsed()
+    calls, overhead = _scale(timer, plan)
+    executions, stop = calls * timer.repeat, plan.options.stop
+    readings: list[Reading] = []
+    samples: list[float] = []
+    places: list[int] = []
+    dropped: list[float] = []
+    kept_disturbed = 0
+    while not _is_over(plan, samples, elapsed() - start):
+        place = timer.prepare()
+        reading = timer.read(calls)
+        readings.append(reading)
+        sample = 1e3 * (reading.claimed - calls * overhead) / executions
+        if reading.is_disturbed and stop.may_drop(len(dropped), len(samples), elapsed() - start):
+            dropped.append(sample)
+            continue
+        samples.append(sample)
+        kept_disturbed += reading.is_disturbed
+        if place is not None:
+            places.append(place)
+    return SampleBatch(
+        tuple(samples),
+        calls,
+        executions,
+        overhead,
+        tuple(readings),
+        tuple(places),
+        tuple(dropped),
+        kept_disturbed,
+        elapsed() - start,
+    )
+
+
+def _scale(timer: Timer, plan: Plan) -> tuple[int, float]:
+    """Calls in a sample, and what one costs beside its executions, in seconds."""
+    if plan.before is not None and timer.settles_at_once:
+        return plan.before.calls, plan.before.overhead
+    timer.prepare()
+    timer.time(1)
+    if plan.before is not None:
+        return plan.before.calls, plan.before.overhead
+    batch = plan.options.batch
+    call = timer.quickest(3 if batch is None else 1)
+    return calls_per_sample(call, timer.repeat, batch), timer.overhead(call)
+
+
+def _is_over(plan: Plan, samples: Sequence[float], seconds: float) -> bool:
+    """Is it the turn of another dispatch?"""
+    if len(samples) >= plan.most:
+        return True
+    if plan.options.stop.count is not None:
+        return False
+    is_hopeless = plan.options.stop.is_hopeless(samples, plan.best_ms)
+    return bool(samples) and (seconds >= plan.seconds or is_hopeless)
+
+
+def joined(
+    options: MeasureOptions, batches: Sequence[SampleBatch], ended_by: Ended | None = None
+) -> Measurement:
+    """All samples of all visits, in the order taken, and what is to be said of them."""
+    samples = tuple(sample for each in batches for sample in each.samples_ms)
+    readings = [reading for each in batches for reading in each.readings]
+    disturbed = [each.disturbed for each in batches if each.disturbed]
+    throttled = [each.throttled for each in batches if each.throttled]
+    warnings = (
+        *clock_warnings(readings),
+        drift_warning(samples),
+        load_warning(len(samples), sum(each.kept_disturbed for each in batches)),
+        disturbed[-1] if 4 * len(disturbed) > len(batches) else "",
+        throttled[-1] if throttled else "",
+    )
+    last = batches[-1]
+    return Measurement(
+        samples_ms=samples,
+        executions=last.executions,
+        mode=options.mode.value,
+        overhead_ms=1e3 * last.overhead * last.calls / last.executions,
+        ended_by=(ended_by or Ended.INTERRUPTED).value,
+        warnings=tuple(filter(None, warnings)),
+        dropped_ms=tuple(sample for each in batches for sample in each.dropped_ms),
+        places=tuple(place for each in batches for place in each.places),
+        batches=tuple(len(each.samples_ms) for each in batches),
+        gpu=last.gpu,
+    )

@@ -1,0 +1,110 @@
+"""Whose kernels are profiled: IREE's, and those of libraries beside them."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dispatch_profiler.configurations import Configuration, Default, Limits
+from dispatch_profiler.dispatches import Dispatch, DispatchEntry, OperationEntry, State
+from dispatch_profiler.errors import MissingDependency, UsageError, did_you_mean
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.providers.libraries import LIBRARY_METHODS
+from dispatch_profiler.profiler.records.speedup import DEFAULT_REFERENCE
+
+#: The dispatches of the tree.
+IREE = "iree"
+PROVIDERS = (IREE, *LIBRARY_METHODS)
+
+Pair = tuple[OperationEntry, DispatchEntry]
+
+
+@dataclass(frozen=True)
+class LibraryCall(Configuration):
+    """An operation as `library` does it, by its `method`; nothing of it is generated or compiled."""
+
+    kind: ClassVar[str] = "library"
+
+    library: str
+    method: str = ""
+
+    @property
+    def split_k(self) -> int:  # type: ignore[override]
+        return 1
+
+    @property
+    def name(self) -> str:
+        """`numpy_matmul`, `numpy_im2col`, `torch_conv2d`"""
+        return f"{self.library}_{self.method}" if self.method else self.library
+
+    def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
+        return None if self.method else f"{self.library} computes no {operation.kind} here"
+
+
+def parse_providers(text: str) -> tuple[str, ...]:
+    """`iree,torch` -> ("iree", "torch"). UsageError for one that is not known, named twice or empty."""
+    names = tuple(part.strip() for part in text.split(","))
+    for name in names:
+        if name not in PROVIDERS:
+            raise UsageError(f"--providers: unknown provider {name!r}", hint=did_you_mean(name, PROVIDERS))
+        if names.count(name) > 1:
+            raise UsageError(f"--providers: {name!r} is given twice")
+    return names
+
+
+def check_installed(providers: Iterable[str]) -> None:
+    """MissingDependency for a library that this Python does not have; nothing is imported."""
+    for name in providers:
+        if name != IREE and importlib.util.find_spec(name) is None:
+            raise MissingDependency(
+                f"--providers: {name} is not installed",
+                hint=f"python -m pip install 'dispatch_profiler[{name}]', or {name} alone; or leave it out",
+            )
+
+
+def choose_reference(text: str | None, providers: Sequence[str]) -> str:
+    """What speeds are relative to: `text`, or the first library, or the compiler's default.
+
+    Raises UsageError if that is not measured.
+    """
+    libraries = [name for name in providers if name != IREE]
+    if text is None:
+        return libraries[0] if libraries else DEFAULT_REFERENCE
+    if text == DEFAULT_REFERENCE or text in libraries:
+        return text
+    if text in LIBRARY_METHODS:
+        raise UsageError(
+            f"--reference={text} is not among the providers",
+            hint=f"add it: --providers={','.join(providers)},{text}",
+        )
+    raise UsageError(
+        f"--reference: unknown reference {text!r}", hint=did_you_mean(text, [DEFAULT_REFERENCE, *libraries])
+    )
+
+
+def with_providers(pairs: Iterable[Pair], providers: Sequence[str]) -> list[Pair]:
+    """Everything to be profiled: dispatches of the tree, and a call of each library for each operation.
+
+    What others are compared with comes first within an operation: the default, then the libraries.
+
+        tiles, default, tiles; torch  ->  default, torch, tiles, tiles
+    """
+    groups: dict[Operation, list[Pair]] = {}
+    for entry, dispatch in pairs:
+        groups.setdefault(entry.operation, []).append((entry, dispatch))
+    found: list[Pair] = []
+    for operation, group in groups.items():
+        entry = group[0][0]
+        own = sorted(group, key=lambda pair: pair[1].dispatch.configuration != Default())
+        ours = own if IREE in providers else []
+        first = 1 if ours and ours[0][1].dispatch.configuration == Default() else 0
+        calls = [(entry, _call(operation, name)) for name in providers if name != IREE]
+        found += [*ours[:first], *calls, *ours[first:]]
+    return found
+
+
+def _call(operation: Operation, library: str) -> DispatchEntry:
+    method = LIBRARY_METHODS[library].get(operation.kind, "")
+    return DispatchEntry(Dispatch(operation, LibraryCall(library, method)), State.COMPILED)

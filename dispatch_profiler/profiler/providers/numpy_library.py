@@ -1,0 +1,234 @@
+"""numpy: products by its BLAS, convolutions as im2col and a product. Results land in our buffers."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from dispatch_profiler.operations import Conv2d, Operation
+from dispatch_profiler.operations.matmul import BatchMatmul, Matmul
+from dispatch_profiler.profiler.providers.libraries import NotSupported
+from dispatch_profiler.runtime._base import Operands, poison, raw_clock
+from dispatch_profiler.runtime.caches import last_level_cache_bytes
+
+#: numpy hands these to BLAS; its own loops for other types are hundreds of times slower.
+_BLAS_TYPES = ("f32", "f64")
+#: (lhs, rhs, sums) -> nothing: the contraction, into `sums`.
+Contraction = Callable[[np.ndarray, np.ndarray, np.ndarray], object]
+#: Something done to sums in place.
+Activation = Callable[[np.ndarray], object]
+
+
+class NumpyLibrary:
+    """See `Library`."""
+
+    cache_bytes = last_level_cache_bytes()
+
+    @property
+    def version(self) -> str:
+        """See `Library.version`, with the kernels that OpenBLAS chose for this CPU."""
+        configured = cast("dict[str, Any]", np.show_config(mode="dicts"))
+        built = configured.get("Build Dependencies", {}).get("blas", {})
+        name = str(built.get("name", "unknown BLAS")).removeprefix("scipy-").replace("openblas", "OpenBLAS")
+        parts = [f"{name} {built.get('version', '')}".strip(), _openblas_core()]
+        return f"numpy {np.__version__} ({', '.join(filter(None, parts))})"
+
+    def load(self, vmfb: bytes) -> NumpyLibrary:
+        """See `Library.load`."""
+        return self
+
+    def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
+        """See `Library.put`: operands as views that BLAS reads as they lie, and the result."""
+        lhs, rhs, *bias = (np.array(array, order="C") for array in inputs)
+        if operation.types.lhs not in _BLAS_TYPES:
+            raise NotSupported(
+                f"numpy has no BLAS for {operation.types.lhs}: its own loops tell nothing of the CPU"
+            )
+        if isinstance(operation, (Matmul, BatchMatmul)):
+            lhs = lhs if operation.lhs_layout == "t" else lhs.swapaxes(-1, -2)
+            rhs = rhs if operation.rhs_layout == "t" else rhs.swapaxes(-1, -2)
+        elif isinstance(operation, Conv2d):
+            rhs = _filters(operation, rhs)
+        else:
+            raise NotSupported(f"numpy computes no {operation.kind} here")
+        shaped = [operation.broadcast_bias(each.astype(lhs.dtype)) for each in bias]
+        result = poison(operation.types.output, operation.result.shape)
+        return Operands(operation, (lhs, rhs, *shaped, result))
+
+    def bind(self, function: str, *operands: Operands) -> NumpyCall:
+        """See `Library.bind`."""
+        return NumpyCall(operands)
+
+
+class NumpyCall:
+    """See `Call`. Everything is written into memory that is there already."""
+
+    def __init__(self, operands: Sequence[Operands]) -> None:
+        self._first = operands[0]
+        self._turns = itertools.cycle([each.handles for each in operands])
+        self._compute = _computation(self._first.operation)
+
+    @property
+    def now(self) -> Callable[[], float]:
+        """See `Call.now`."""
+        return raw_clock
+
+    def run(self) -> np.ndarray:
+        """See `Call.run`."""
+        result = self._first.handles[-1]
+        result[...] = poison(self._first.operation.types.output, result.shape)
+        with np.errstate(all="ignore"):
+            self._compute(*self._first.handles)
+        return result.copy()
+
+    def time(self, calls: int) -> float:
+        """See `Call.time`."""
+        with np.errstate(all="ignore"):
+            start = time.perf_counter()
+            for _ in range(calls):
+                self._compute(*next(self._turns))
+            return time.perf_counter() - start
+
+
+def _computation(operation: Operation) -> Callable[..., None]:
+    """(lhs, rhs[, bias], result) -> nothing: the operation, into `result`."""
+    types = operation.types
+    contract = _convolution(operation) if isinstance(operation, Conv2d) else _product
+    activate = _activation(operation)
+    # Sums are held in the type of the inputs, and rounded to a narrower result once.
+    held = None if types.lhs == types.result else np.empty(operation.result.shape, types.input.dtype)
+
+    def compute(lhs: np.ndarray, rhs: np.ndarray, *rest: np.ndarray) -> None:
+        sums = rest[-1] if held is None else held
+        contract(lhs, rhs, sums)
+        if len(rest) == 2:
+            np.add(sums, rest[0], out=sums)
+        if activate is not None:
+            activate(sums)
+        if held is not None:
+            np.copyto(rest[-1], held, casting="unsafe")
+
+    return compute
+
+
+def _product(lhs: np.ndarray, rhs: np.ndarray, sums: np.ndarray) -> None:
+    """One call of BLAS for each matrix."""
+    np.matmul(lhs, rhs, out=sums)
+
+
+def _filters(operation: Conv2d, filters: np.ndarray) -> np.ndarray:
+    """As a matrix for each group. nhwc: (G, R*S*C, F); nchw: (G, F, C*R*S)"""
+    groups, count = operation.groups, operation.k // operation.groups
+    taps = filters.size // operation.k
+    if operation.layout == "nchw":
+        return filters.reshape(groups, count, taps)
+    return np.ascontiguousarray(filters.reshape(taps, groups, count).transpose(1, 0, 2))
+
+
+def _convolution(operation: Conv2d) -> Contraction:
+    """im2col and a product for each image, as Caffe did it: columns of one image fit in memory.
+
+    nhwc: columns (G, OH*OW, R*S*C) x filters (G, R*S*C, F) -> (G, OH*OW, F)
+    nchw: filters (G, F, C*R*S) x columns (G, C*R*S, OH*OW) -> (G, F, OH*OW)
+    """
+    groups, (oh, ow), (ph, pw) = operation.groups, operation.output_size, operation.padding
+    count, dtype = operation.k // groups, operation.types.input.dtype
+    taps = operation.accumulations
+    last = operation.layout == "nhwc"
+    height, width = operation.padded
+    padded = np.zeros((height, width, operation.c) if last else (operation.c, height, width), dtype)
+    inside = (slice(ph, ph + operation.h), slice(pw, pw + operation.w))
+    interior = (padded if last else padded.transpose(1, 2, 0))[inside]
+    interior = interior if last else interior.transpose(2, 0, 1)
+    windows = _windows(operation, padded)
+    columns = np.empty(windows.shape, dtype)
+    matrix = columns.reshape((groups, oh * ow, taps) if last else (groups, taps, oh * ow))
+    product = np.empty((groups, oh * ow, count) if last else (groups, count, oh * ow), dtype)
+
+    def contract(images: np.ndarray, filters: np.ndarray, sums: np.ndarray) -> None:
+        left, right = (matrix, filters) if last else (filters, matrix)
+        for image, result in zip(images, sums, strict=True):
+            np.copyto(interior, image)
+            np.copyto(columns, windows)
+            if last and groups > 1:
+                np.matmul(left, right, out=product)
+                np.copyto(result.reshape(oh * ow, groups, count), product.transpose(1, 0, 2))
+            else:
+                np.matmul(left, right, out=result.reshape(product.shape))
+
+    return contract
+
+
+def _windows(operation: Conv2d, padded: np.ndarray) -> np.ndarray:
+    """A view of one padded image that repeats what each window sees.
+
+    nhwc: (G, OH, OW, R, S, C/G); nchw: (G, C/G, R, S, OH, OW)
+    """
+    groups, (oh, ow), channels = operation.groups, operation.output_size, operation.c // operation.groups
+    (sh, sw), (dh, dw) = operation.stride, operation.dilation
+    if operation.layout == "nhwc":
+        h, w, c = padded.strides
+        shape = (groups, oh, ow, operation.r, operation.s, channels)
+        return as_strided(padded, shape, (channels * c, sh * h, sw * w, dh * h, dw * w, c), writeable=False)
+    c, h, w = padded.strides
+    shape = (groups, channels, operation.r, operation.s, oh, ow)
+    return as_strided(padded, shape, (channels * c, c, dh * h, dw * w, sh * h, sw * w), writeable=False)
+
+
+def _activation(operation: Operation) -> Activation | None:
+    """In place; None if there is none."""
+    name = operation.epilogue.activation
+    if name == "gelu":
+        return _gelu(np.empty(operation.result.shape, operation.types.input.dtype))
+    if name == "sigmoid":
+        from scipy.special import expit
+
+        return lambda sums: expit(sums, out=sums)
+    known: dict[str, Activation | None] = {
+        "none": None,
+        "relu": lambda sums: np.maximum(sums, 0, out=sums),
+        "tanh": lambda sums: np.tanh(sums, out=sums),
+    }
+    if name not in known:
+        raise NotSupported(f"numpy computes no {name} here")
+    return known[name]
+
+
+def _gelu(scratch: np.ndarray) -> Activation:
+    from scipy.special import erf
+
+    def gelu(sums: np.ndarray) -> None:
+        np.multiply(sums, 0.5**0.5, out=scratch)
+        erf(scratch, out=scratch)
+        np.add(scratch, 1.0, out=scratch)
+        np.multiply(sums, scratch, out=sums)
+        np.multiply(sums, 0.5, out=sums)
+
+    return gelu
+
+
+def _openblas_core() -> str:
+    """For which CPU the kernels are that OpenBLAS chose, which a variable may overrule; "" if unknown."""
+    with contextlib.suppress(OSError, AttributeError, ValueError):
+        np.matmul(np.ones((2, 2)), np.ones((2, 2)))
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        for path in sorted({line.split(maxsplit=5)[5] for line in maps if "openblas" in line}):
+            library = ctypes.CDLL(path)
+            for name in (
+                "scipy_openblas_get_corename64_",
+                "openblas_get_corename64_",
+                "openblas_get_corename",
+            ):
+                if hasattr(library, name):
+                    told = getattr(library, name)
+                    told.restype = ctypes.c_char_p
+                    return str(told().decode())
+    return ""

@@ -1,0 +1,83 @@
+"""What torch does on a GPU for the profiler itself: references of large operations, and ceilings."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dispatch_profiler.operations import ElementTypes, Epilogue, Operation
+from dispatch_profiler.profiler.providers.libraries import iree_threads
+from dispatch_profiler.profiler.providers.torch_library import TYPES, TorchLibrary, torch_api
+
+_SIZE = 4096
+_COPIED_BYTES = 2**30
+#: Each of some measurements lasts so long, on a fast GPU and on a slow one.
+_SECONDS = 0.02
+_TRIES = 5
+
+
+class GpuContraction:
+    """Contractions in float64 on a GPU: sums of products and nothing else, so exact for whole numbers.
+
+    cuDNN is left out: its fast algorithms (Winograd, FFT) transform the operands first. Raises UsageError
+    if this torch does not run on the device of the URI `device`.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._library = TorchLibrary(device, iree_threads(device))
+
+    def __call__(self, operation: Operation, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+        """As `Operation.contract`. Raises WorkerOutOfMemory if the GPU has too little memory."""
+        wide = replace(  # type: ignore[type-var]
+            operation, types=ElementTypes("f64", "f64", "f64"), epilogue=Epilogue()
+        )
+        arrays = [array.astype(np.float64) for array in (lhs, rhs)]
+        with torch_api.backends.cudnn.flags(enabled=False):
+            return self._library.bind("", self._library.put(wide, arrays)).run()
+
+
+def peak_rates(device: str) -> tuple[dict[str, float], float]:
+    """FLOP/s of products by the type of the operands, and bytes/s of copies, at best.
+
+    A type whose products torch lacks on this GPU is left out. Raises as `TorchLibrary` does.
+    """
+    gpu, flops = TorchLibrary(device, iree_threads(device)).device, {}
+    with torch_api.cuda.device(gpu):
+        for name in ("f64", "f32", "f16", "bf16", "i8", "f8E4M3FN"):
+            with contextlib.suppress(RuntimeError):
+                flops[name] = 2 * _SIZE**3 / _quickest(_product(name, gpu))
+        source, target = (torch_api.ones(_COPIED_BYTES, dtype=torch_api.uint8, device=gpu) for _ in range(2))
+        return flops, 2 * _COPIED_BYTES / _quickest(lambda: target.copy_(source))
+
+
+def _product(name: str, gpu: Any) -> Callable[[], object]:
+    dtype = TYPES[name]
+    lhs, rhs = (torch_api.randint(-8, 9, (_SIZE, _SIZE), device=gpu).to(dtype) for _ in range(2))
+    if name == "i8":
+        return lambda: torch_api._int_mm(lhs, rhs.t())
+    if name == "f8E4M3FN":
+        one = torch_api.ones((), device=gpu)
+        return lambda: torch_api._scaled_mm(lhs, rhs.t(), one, one, out_dtype=torch_api.bfloat16)
+    result = torch_api.empty_like(lhs)
+    return lambda: torch_api.matmul(lhs, rhs, out=result)
+
+
+def _quickest(work: Callable[[], object]) -> float:
+    """Seconds that `work` takes on the GPU, by its events, in the best of some tries."""
+    begin, end = (torch_api.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def seconds(times: int) -> float:
+        begin.record()
+        for _ in range(times):
+            work()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3 / times
+
+    seconds(1)
+    times = max(1, round(_SECONDS / seconds(1)))
+    return min(seconds(times) for _ in range(_TRIES))

@@ -1,0 +1,296 @@
+"""PyTorch: oneDNN and MKL on a CPU, cuBLAS and cuDNN on a GPU. The one file here that imports torch.
+
+Full precision everywhere: no TF32, no sums in half precision, since operations are defined so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dispatch_profiler.errors import MissingDependency, UsageError, WorkerOutOfMemory
+from dispatch_profiler.operations import Conv2d, ElementType, Operation
+from dispatch_profiler.operations.matmul import BatchMatmul, Matmul
+from dispatch_profiler.profiler.providers.libraries import NotSupported, is_gpu
+from dispatch_profiler.runtime._base import Operands, RunError, poison, raw_clock
+from dispatch_profiler.runtime.caches import last_level_cache_bytes
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingDependency(
+        "the provider torch needs PyTorch",
+        hint="python -m pip install 'dispatch_profiler[torch]', or torch alone",
+    ) from error
+
+Tensor = Any
+#: torch, parts of which have no types.
+torch_api: Any = torch
+#: (lhs, rhs[, bias], result) -> result, written where `result` is if torch can do that.
+Computation = Callable[..., Tensor]
+#: Element types by their names here.
+TYPES = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f8E4M3FN": torch.float8_e4m3fn,
+    "i8": torch.int8,
+    "i32": torch.int32,
+}
+#: How torch says that it has no such kernel.
+_LACKS = r"not implemented|[Uu]nsupported|needs to be"
+#: Device URI's driver -> attribute of torch.version that is set where torch was built for it.
+_GPU_BUILDS = {"cuda": "cuda", "hip": "hip", "rocm": "hip"}
+
+
+class TorchLibrary:
+    """See `Library`."""
+
+    def __init__(self, device: str, threads: int) -> None:
+        driver = re.split(r"[:/]", device)[0]
+        if is_gpu(device):
+            build = _GPU_BUILDS.get(driver)
+            if build is None:
+                raise UsageError(f"torch has no device like {device}", hint="leave torch out of --providers")
+            if getattr(torch.version, build) is None or not torch.cuda.is_available():
+                raise UsageError(
+                    f"this torch ({torch.__version__}) has no {build}, but the device is {device}",
+                    hint="install the build of PyTorch for this GPU, or leave torch out of --providers",
+                )
+        self._device = torch.device("cuda", _index(device)) if is_gpu(device) else torch.device("cpu")
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cudnn.benchmark = True  # the fastest algorithm that cuDNN has
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._device
+
+    @property
+    def version(self) -> str:
+        """See `Library.version`: `torch 2.13.0+cpu (oneDNN 3.12.0, MKL 2024.2)`."""
+        built = torch.__config__.show()
+        if self._device.type == "cuda":
+            parts = [
+                f"cuBLAS of CUDA {torch.version.cuda}" if torch.version.cuda else f"HIP {torch.version.hip}"
+            ]
+            parts += (
+                [f"cuDNN {torch_api.backends.cudnn.version()}"]
+                if torch_api.backends.cudnn.is_available()
+                else []
+            )
+        else:
+            named = (("oneDNN", r"MKL-DNN v([\d.]+)"), ("MKL", r"Math Kernel Library Version ([\d.]+)"))
+            parts = [f"{name} {found[1]}" for name, text in named if (found := re.search(text, built))]
+        return f"torch {torch.__version__} ({', '.join(parts) or 'no BLAS named'})"
+
+    @property
+    def cache_bytes(self) -> int:
+        """See `Device.cache_bytes`."""
+        if self._device.type == "cuda":
+            return int(getattr(torch_api.cuda.get_device_properties(self._device), "L2_cache_size", 0))
+        return last_level_cache_bytes()
+
+    def load(self, vmfb: bytes) -> TorchLibrary:
+        """See `Library.load`."""
+        return self
+
+    def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
+        """See `Library.put`: views of operands as torch names their axes, and memory for the result.
+
+        A transposed matrix is read as it lies; filters are laid out as torch's users hold them.
+        """
+        result = operation.result
+        arrays = [*inputs, poison(result.type, result.shape)]
+        tensors = (*operation.inputs, result)
+        lhs, rhs, *rest = (
+            _tensor(*each, self._device)
+            for each in zip(arrays, (tensor.type for tensor in tensors), strict=True)
+        )
+        if isinstance(operation, (Matmul, BatchMatmul)):
+            lhs = lhs if operation.lhs_layout == "t" else lhs.mT
+            rhs = rhs if operation.rhs_layout == "t" else rhs.mT
+        elif isinstance(operation, Conv2d):
+            if operation.layout == "nhwc":
+                lhs, rhs = lhs.permute(0, 3, 1, 2), rhs.permute(3, 2, 0, 1)
+            rhs = rhs.contiguous(memory_format=_memory_format(operation))
+        else:
+            raise NotSupported(f"torch computes no {operation.kind} here")
+        if len(rest) == 2 and not operation.types.output.is_integer:
+            rest[0] = rest[0].to(lhs.dtype)  # of the type of the sums that it is added to
+        return Operands(operation, (lhs, rhs, *rest))
+
+    def bind(self, function: str, *operands: Operands) -> TorchCall:
+        """See `Library.bind`."""
+        return TorchCall(operands, self._device)
+
+
+class TorchCall:
+    """See `Call`. A product lands in memory that is there already; a convolution has no such form."""
+
+    def __init__(self, operands: Sequence[Operands], device: torch.device) -> None:
+        self._first = operands[0]
+        self._turns = itertools.cycle([each.handles for each in operands])
+        self._device = device
+        operation = self._first.operation
+        self._compute = (
+            _convolution(operation) if isinstance(operation, Conv2d) else _product(operation, device)
+        )
+
+    @property
+    def now(self) -> Callable[[], float]:
+        """See `Call.now`."""
+        return raw_clock
+
+    def run(self) -> np.ndarray:
+        """See `Call.run`."""
+        result = self._first.operation.result
+        self._first.handles[-1].copy_(_tensor(poison(result.type, result.shape), result.type, self._device))
+        try:
+            found = self._compute(*self._first.handles)
+            bits = found.contiguous().view(getattr(torch, f"int{result.type.bits}")).cpu().numpy()
+        except RuntimeError as error:
+            raise _refused(error) from error
+        return bits.view(result.type.dtype).reshape(result.shape).copy()
+
+    def time(self, calls: int) -> float:
+        """See `Call.time`; a GPU is waited for, once before and once after."""
+        try:
+            self._wait()
+            start = time.perf_counter()
+            for _ in range(calls):
+                self._compute(*next(self._turns))
+            self._wait()
+            return time.perf_counter() - start
+        except RuntimeError as error:
+            raise _refused(error) from error
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _tensor(array: np.ndarray, type_: ElementType, device: torch.device) -> Tensor:
+    """A copy on the device; numpy's bf16 and f8 travel as their bits."""
+    bits = np.ascontiguousarray(array).view(f"i{type_.bytes}")
+    return torch.from_numpy(bits.copy()).view(TYPES[type_.name]).to(device)
+
+
+def _refused(error: RuntimeError) -> Exception:
+    """What torch does not have is `NotSupported`, what it needs too much of is out of memory."""
+    said = f"torch: {str(error).splitlines()[0][:300]}"
+    if isinstance(error, NotImplementedError) or re.search(_LACKS, str(error)):
+        return NotSupported(said)
+    if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error):
+        return WorkerOutOfMemory(f"out of memory: {said}")
+    return RunError(said)
+
+
+def _index(device: str) -> int:
+    """`cuda://1` -> 1; the first if the URI names none by its number."""
+    found = re.fullmatch(r"\w+://(\d+)", device)
+    return int(found[1]) if found else 0
+
+
+def _memory_format(operation: Conv2d) -> Any:
+    return torch.channels_last if operation.layout == "nhwc" else torch.contiguous_format
+
+
+def _product(operation: Operation, device: torch.device) -> Computation:
+    types = operation.types
+    if types.input.is_integer:
+        return _integer_product(operation)
+    if types.input.name == "f8E4M3FN":
+        raise NotSupported("torch multiplies f8E4M3FN only with scales, which this operation has not")
+    if types.lhs != types.result and types.input.precision < types.accumulator.precision:
+        return _widened_product(operation, device)
+    activation, batched = _activation(operation), isinstance(operation, BatchMatmul)
+    # A result that is narrower than the sums gets them rounded once, in the end.
+    shape, dtype = operation.result.shape, TYPES[types.lhs]
+    held = None if types.lhs == types.result else torch.empty(shape, dtype=dtype, device=device)
+
+    def compute(lhs: Tensor, rhs: Tensor, *rest: Tensor) -> Tensor:
+        sums = rest[-1] if held is None else held
+        if len(rest) == 1:
+            torch.matmul(lhs, rhs, out=sums)
+        elif batched:
+            torch.baddbmm(rest[0], lhs, rhs, out=sums)
+        else:
+            torch.addmm(rest[0], lhs, rhs, out=sums)
+        activation(sums)
+        return sums if held is None else rest[-1].copy_(held)
+
+    return compute
+
+
+def _widened_product(operation: Operation, device: torch.device) -> Computation:
+    """Narrow operands with a wider result: cuBLAS has that, a CPU does not."""
+    types, activation = operation.types, _activation(operation)
+    if device.type != "cuda" or types.result != "f32":
+        raise NotSupported(f"torch has no product of {types.lhs} with a result in {types.result} here")
+    multiply = torch.bmm if isinstance(operation, BatchMatmul) else torch.mm
+
+    def compute(lhs: Tensor, rhs: Tensor, *rest: Tensor) -> Tensor:
+        multiply(lhs, rhs, out_dtype=torch.float32, out=rest[-1])
+        if len(rest) == 2:
+            rest[-1].add_(rest[0])
+        return activation(rest[-1])
+
+    return compute
+
+
+def _integer_product(operation: Operation) -> Computation:
+    """i8 x i8 -> i32, one matrix after another."""
+    activation, batched = _activation(operation), isinstance(operation, BatchMatmul)
+
+    def compute(lhs: Tensor, rhs: Tensor, *rest: Tensor) -> Tensor:
+        result = rest[-1]
+        for left, right, out in zip(lhs, rhs, result, strict=True) if batched else [(lhs, rhs, result)]:
+            torch._int_mm(left, right, out=out)
+        if len(rest) == 2:
+            result.add_(rest[0])
+        return activation(result)
+
+    return compute
+
+
+def _convolution(operation: Conv2d) -> Computation:
+    types, activation = operation.types, _activation(operation)
+    narrow = types.input.precision < types.accumulator.precision
+    if types.input.is_integer or types.input.name == "f8E4M3FN" or (narrow and types.lhs != types.result):
+        raise NotSupported(f"torch has no convolution of {types.lhs} with a result in {types.result}")
+    layout, stored = _memory_format(operation), TYPES[types.result]
+    window = (operation.stride, operation.padding, operation.dilation, operation.groups)
+
+    def compute(images: Tensor, filters: Tensor, *rest: Tensor) -> Tensor:
+        bias = rest[0] if len(rest) == 2 else None
+        found = activation(torch.conv2d(images, filters, bias, *window))
+        found = found.to(stored).contiguous(memory_format=layout)
+        return found.permute(0, 2, 3, 1) if operation.layout == "nhwc" else found
+
+    return compute
+
+
+def _activation(operation: Operation) -> Callable[[Tensor], Tensor]:
+    """In place."""
+    known: dict[str, Callable[[Tensor], Tensor]] = {
+        "none": lambda x: x,
+        "relu": torch.relu_,
+        "gelu": torch.ops.aten.gelu_.default,
+        "sigmoid": torch.sigmoid_,
+        "tanh": torch.tanh_,
+    }
+    if operation.epilogue.activation not in known:
+        raise NotSupported(f"torch computes no {operation.epilogue.activation} here")
+    return known[operation.epilogue.activation]

@@ -1,0 +1,1 @@
+"""Records: the outcome of one dispatch, on disk and relative to others."""

@@ -1,0 +1,45 @@
+"""`python -m dispatch_profiler report`: record files -> one HTML file, Markdown, JUnit, and figures for papers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
+from dispatch_profiler.files import write_atomic
+from dispatch_profiler.output_files import ReportFiles, add_file_arguments
+from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records
+from dispatch_profiler.profiler.report.html import export, grouped, render_page
+from dispatch_profiler.profiler.report.outputs import write_run
+
+PROG = "dispatch_profiler report"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run(PROG, _main, arguments, kept="the report is written whole or not at all")
+
+
+def _main(arguments: Sequence[str]) -> int:
+    parser = Parser(PROG, "Write records as one HTML file that opens without a network.")
+    parser.add_argument(
+        "records", nargs="+", metavar="RECORDS", help="the .jsonl that profiler.py --output wrote"
+    )
+    parser.add_argument(
+        "-o", "--output", default="report.html", metavar="FILE", help="where to (default: %(default)s)"
+    )
+    parser.add_argument("--figures", metavar="DIR", help="also write each figure as SVG and PNG")
+    add_file_arguments(parser)
+    parser.add_argument("--title", default="", help="headline (default: names of the record files)")
+    options = parser.parse_args(arguments)
+    output, files = writable("--output", options.output), ReportFiles.of(options)
+    paths = [folder(text) for text in options.records]
+    records: list[StoredRecord] = [record for path in paths for record in read_records(path)]
+    title = options.title or ", ".join(path.name for path in paths)
+    # A name of a file may hold bytes that are no text.
+    write_atomic(output, render_page(records, title).encode("utf-8", "backslashreplace"))
+    write_run(files, records)
+    say(f"Writing the report of {len(records)} dispatches to {output}")
+    if options.figures:
+        written = export(grouped(records), folder(options.figures))
+        say(f"Writing {len(written)} figures to {options.figures}")
+    return SUCCESS

@@ -1,0 +1,22 @@
+"""A report for people: one HTML file with tables and interactive figures, and figures for papers."""
+
+from dispatch_profiler.profiler.report.html.comparison import comparison
+from dispatch_profiler.profiler.report.html.distribution import distribution
+from dispatch_profiler.profiler.report.html.export import export, figures
+from dispatch_profiler.profiler.report.html.groups import Entry, Group, grouped
+from dispatch_profiler.profiler.report.html.heat_map import heat_map
+from dispatch_profiler.profiler.report.html.page import render_page
+from dispatch_profiler.profiler.report.html.roofline import roofline
+
+__all__ = [
+    "Entry",
+    "Group",
+    "comparison",
+    "distribution",
+    "export",
+    "figures",
+    "grouped",
+    "heat_map",
+    "render_page",
+    "roofline",
+]

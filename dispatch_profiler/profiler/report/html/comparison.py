@@ -1,0 +1,91 @@
+"""Default against best against providers, a row for each operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dispatch_profiler.profiler.report.html.groups import Entry, Group, provider_names
+from dispatch_profiler.profiler.report.html.style import (
+    BEST_COLOUR,
+    DEFAULT_COLOUR,
+    OTHER_COLOUR,
+    Figure,
+    layout,
+    plain,
+    provider_style,
+    rows_axis,
+    rows_height,
+    scale,
+)
+
+#: Rows that one can still read; the table has all.
+ROWS = 40
+
+
+def comparison(groups: Sequence[Group]) -> Figure | None:
+    """Speed relative to the compiler's default, the largest gain first.
+
+    Operations whose default has no speed cannot be compared and are left out; so are all but `ROWS`.
+    None if there is nothing to compare.
+    """
+    chosen = sorted(comparable(groups), key=lambda g: _speed(g, g.best), reverse=True)[:ROWS]
+    if not chosen:
+        return None
+    traces = [_gains(chosen), _dots("default", DEFAULT_COLOUR, "circle", chosen, [g.default for g in chosen])]
+    for position, name in enumerate(provider_names(groups)):
+        colour, symbol = provider_style(position)
+        traces.append(_dots(name, colour, symbol, chosen, [g.providers.get(name) for g in chosen]))
+    traces.append(_dots("best", BEST_COLOUR, "diamond", chosen, [g.best for g in chosen]))
+    speeds = [value for trace in traces for value in trace["x"] if value is not None]
+    x = {"title": "speed relative to the default (times)", **scale(speeds)}
+    return {
+        "data": traces,
+        "layout": layout(x, rows_axis([g.label for g in chosen]), height=rows_height(len(chosen), each=20)),
+    }
+
+
+def comparable(groups: Sequence[Group]) -> list[Group]:
+    """Those whose default has a speed, and something else has one too."""
+    return [group for group in groups if group.default is not None and len(group.ranked) > 1]
+
+
+def _speed(group: Group, entry: Entry | None) -> float:
+    assert group.default is not None and entry is not None
+    return group.default.median_ms / entry.median_ms
+
+
+def _gains(groups: Sequence[Group]) -> dict[str, Any]:
+    """A line from default to best; broken between rows."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for row, group in enumerate(groups):
+        x += [1.0, _speed(group, group.best), None]
+        y += [row, row, None]
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": x,
+        "y": y,
+        "line": {"color": OTHER_COLOUR, "width": 2},
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
+
+
+def _dots(
+    name: str, colour: str, symbol: str, groups: Sequence[Group], entries: Sequence[Entry | None]
+) -> dict[str, Any]:
+    shown = [
+        (row, group, entry) for row, (group, entry) in enumerate(zip(groups, entries, strict=True)) if entry
+    ]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": plain(name),
+        "x": [_speed(group, entry) for _, group, entry in shown],
+        "y": [row for row, _, _ in shown],
+        "customdata": [entry.index for _, _, entry in shown],
+        "marker": {"color": colour, "symbol": symbol, "size": 9, "line": {"width": 0.5, "color": "#FFFFFF"}},
+        "hovertemplate": "%{text}<extra></extra>",
+    }

@@ -1,0 +1,104 @@
+"""How everything was measured: one row for each set of circumstances, and what was warned of."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dispatch_profiler.profiler.measurement.measure import Measurement
+from dispatch_profiler.profiler.records.record_file import StoredRecord
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What `dispatches` records have in common, as text for people."""
+
+    dispatches: int
+    provider: str
+    machine: str
+    device: str
+    target: str
+    software: str
+    seed: str
+    tags: str
+    mode: str
+    samples: str
+    executions: str
+    overhead: str
+    ended_by: str
+    interval: str
+    when: str
+
+
+def conditions(records: Sequence[StoredRecord]) -> list[Condition]:
+    """In the order of the records."""
+    found: dict[tuple[str, ...], list[StoredRecord]] = {}
+    for record in records:
+        origin = record.provenance
+        tags = ", ".join(f"{name}: {value}" for name, value in record.tags.items())
+        mode = "not measured" if record.measurement is None else record.measurement.mode
+        key = (
+            record.provider,
+            origin.machine.text,
+            origin.device,
+            origin.target,
+            origin.software,
+            str(origin.seed),
+            tags,
+            mode,
+        )
+        found.setdefault(key, []).append(record)
+    return [Condition(len(members), *key, *_measured(members)) for key, members in found.items()]
+
+
+def _measured(records: Sequence[StoredRecord]) -> tuple[str, ...]:
+    """Samples, executions, overhead, what ended it, interval, when."""
+    taken = [record.measurement for record in records if record.measurement is not None]
+    ended = Counter(each.ended_by for each in taken)
+    return (
+        _span(len(each.samples_ms) for each in taken),
+        _span(each.executions for each in taken),
+        _span(each.overhead_ms for each in taken),
+        ", ".join(f"{why} ({count})" for why, count in ended.most_common()),
+        _interval(taken),
+        _period(record.provenance.when for record in records),
+    )
+
+
+def _span(values: Iterable[float]) -> str:
+    """`5`, or `5 to 40`."""
+    found = sorted(values)
+    if not found:
+        return ""
+    low, high = f"{found[0]:.4g}", f"{found[-1]:.4g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _period(times: Iterable[str]) -> str:
+    found = sorted(time for time in times if time)
+    if not found:
+        return ""
+    return found[0] if found[0] == found[-1] else f"{found[0]} to {found[-1]}"
+
+
+def _interval(taken: Sequence[Measurement]) -> str:
+    """Half of the interval of the median against the median, over all of them."""
+    halves = []
+    for each in taken:
+        if each.samples_ms and each.median_ms > 0:
+            low, high = each.interval_ms
+            halves.append((high - low) / 2 / each.median_ms)
+    if not halves:
+        return ""
+    return f"±{statistics.median(halves):.2%} typical, ±{max(halves):.2%} at worst"
+
+
+def warnings(records: Sequence[StoredRecord]) -> list[tuple[str, int]]:
+    """Each warning, and how many dispatches have it; the most frequent first."""
+    counts: Counter[str] = Counter()
+    for record in records:
+        if record.measurement is not None:
+            counts.update(set(record.measurement.warnings))
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))

@@ -1,0 +1,95 @@
+"""Records as a page holds them: all that their file holds, once, as JSON that HTML cannot break."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from dispatch_profiler.profiler.records.record_file import StoredRecord, to_line
+from dispatch_profiler.profiler.report.html.comparison import comparison
+from dispatch_profiler.profiler.report.html.distribution import distribution
+from dispatch_profiler.profiler.report.html.groups import Entry, Group, provider_names
+from dispatch_profiler.profiler.report.html.heat_map import heat_map
+from dispatch_profiler.profiler.report.html.roofline import roofline
+from dispatch_profiler.profiler.report.html.style import Figure
+
+#: What many records share word for word; each is kept once, and a record has its number.
+_SHARED = ("arguments", "provenance", "configuration_fields", "tags", "peaks")
+#: Whole numbers beyond this are rounded by JavaScript; as text they are not.
+_LARGEST_EXACT = 2**53
+
+
+def page_data(records: Sequence[StoredRecord], groups: Sequence[Group]) -> dict[str, Any]:
+    """Everything that the page's script shows.
+
+    `records` have the fields of the file and `derived`; `shared` is what those in `_SHARED` point into.
+    """
+    pools: dict[str, dict[str, int]] = {name: {} for name in _SHARED}
+    return {
+        "records": [_pooled(record, pools) for record in records],
+        "shared": {name: [json.loads(text) for text in pools[name]] for name in _SHARED},
+        "providers": provider_names(groups),
+        "groups": [_group(group, provider_names(groups)) for group in groups],
+        "roofline": roofline(groups),
+        "comparison": comparison(groups),
+    }
+
+
+def _pooled(record: StoredRecord, pools: dict[str, dict[str, int]]) -> dict[str, Any]:
+    row: dict[str, Any] = json.loads(to_line(record))
+    del row["format"], row["version"]
+    for name in _SHARED:
+        text = json.dumps(row[name])
+        row[name] = pools[name].setdefault(text, len(pools[name]))
+    return row
+
+
+def _group(group: Group, providers: Sequence[str]) -> dict[str, Any]:
+    samples = distribution(group, providers)
+    return {
+        "label": group.label,
+        "entries": [entry.index for entry in group.entries],
+        "default": _index(group.default),
+        "best": _index(group.best),
+        "providers": {name: entry.index for name, entry in group.providers.items()},
+        "heat_map": heat_map(group),
+        "samples": None if samples is None else without_samples(samples),
+    }
+
+
+def _index(entry: Entry | None) -> int | None:
+    return None if entry is None else entry.index
+
+
+def without_samples(figure: Figure) -> Figure:
+    """The same figure, its samples left out where `meta` tells whose they are: the page fills them in."""
+    data = []
+    for trace in figure["data"]:
+        if "samples_of" in trace.get("meta", {}):
+            marker = {name: value for name, value in trace["marker"].items() if name != "color"}
+            trace = {**trace, "x": [], "y": [], "marker": marker}
+        data.append(trace)
+    return {**figure, "data": data}
+
+
+def script_json(value: Any) -> str:
+    """JSON for inside a <script>: nothing in it ends the element, and JavaScript reads all of it.
+
+    `</script>` -> `\\u003c/script\\u003e`; NaN and infinities become text.
+    """
+    text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if type(value) is int and abs(value) > _LARGEST_EXACT:
+        return str(value)
+    return value

@@ -1,0 +1,100 @@
+"""Every sample of every configuration of one operation, with the median and its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dispatch_profiler.profiler.records.record import PROVIDER
+from dispatch_profiler.profiler.report.html.groups import Entry, Group, is_default
+from dispatch_profiler.profiler.report.html.style import (
+    BEST_COLOUR,
+    DEFAULT_COLOUR,
+    INK,
+    OTHER_COLOUR,
+    Figure,
+    layout,
+    provider_style,
+    rows_axis,
+    rows_height,
+    scale,
+)
+
+#: Rows that one can still read; the table has all.
+ROWS = 40
+
+
+def distribution(group: Group, providers: Sequence[str] = ()) -> Figure | None:
+    """The fastest on top; a dot a sample, a dark line for the interval of the median.
+
+    The trace's `meta` tells whose samples it has and in which row each stands, so that a page that
+    holds the records need not hold the samples twice. `providers` are those of the whole report, so
+    that each has one colour everywhere. None if nothing has a speed.
+    """
+    shown = group.ranked[:ROWS]
+    if not shown:
+        return None
+    labels = [_label(entry, group.best) for entry in shown]
+    colours = [_colour(entry, group, list(providers)) for entry in shown]
+    samples = _samples(shown, colours)
+    left_out = len(group.ranked) - len(shown)
+    more = f"; {left_out} slower ones are in the table" if left_out else ""
+    x = {"title": f"time of one execution (ms){more}", **scale(samples["x"])}
+    shape = layout(x, rows_axis(labels), height=rows_height(len(shown)) - 40, legend=False)
+    return {"data": [samples, _medians(shown)], "layout": shape}
+
+
+def _label(entry: Entry, best: Entry | None) -> str:
+    record = entry.record
+    name = record.configuration if record.provider == PROVIDER else record.provider
+    name = name.removeprefix("tile_config_")
+    return f"{name} (best)" if entry == best and not is_default(record) else name
+
+
+def _colour(entry: Entry, group: Group, providers: list[str]) -> str:
+    if entry.record.provider != PROVIDER:
+        known = entry.record.provider in providers
+        return provider_style(providers.index(entry.record.provider) if known else 0)[0]
+    if is_default(entry.record):
+        return DEFAULT_COLOUR
+    return BEST_COLOUR if entry == group.best else OTHER_COLOUR
+
+
+def _samples(entries: list[Entry], colours: list[str]) -> dict[str, Any]:
+    samples = [entry.record.measurement.samples_ms for entry in entries if entry.record.measurement]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [sample for each in samples for sample in each],
+        "y": [row for row, each in enumerate(samples) for _ in each],
+        "marker": {
+            "color": [colours[row] for row, each in enumerate(samples) for _ in each],
+            "size": 6,
+            "opacity": 0.55,
+        },
+        "meta": {"samples_of": [entry.index for entry in entries], "colours": colours},
+        "hovertemplate": "%{x:.6~g} ms<extra></extra>",
+    }
+
+
+def _medians(entries: list[Entry]) -> dict[str, Any]:
+    intervals = [entry.record.measurement.interval_ms for entry in entries if entry.record.measurement]
+    medians = [entry.median_ms for entry in entries]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": medians,
+        "y": list(range(len(entries))),
+        "customdata": [entry.index for entry in entries],
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": [high - at for (_, high), at in zip(intervals, medians, strict=True)],
+            "arrayminus": [at - low for (low, _), at in zip(intervals, medians, strict=True)],
+            "color": INK,
+            "thickness": 1.5,
+            "width": 4,
+        },
+        "marker": {"symbol": "line-ns-open", "size": 12, "color": INK, "line": {"width": 2}},
+        "hovertemplate": "%{text}<extra></extra>",
+    }

@@ -1,0 +1,90 @@
+"""Figures as SVG and PNG files for papers, drawn by plotly in a browser that kaleido drives."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dispatch_profiler.command import track
+from dispatch_profiler.errors import MissingDependency, ToolError, UsageError
+from dispatch_profiler.files import write_atomic
+from dispatch_profiler.profiler.report.html.comparison import comparison
+from dispatch_profiler.profiler.report.html.distribution import distribution
+from dispatch_profiler.profiler.report.html.groups import Group, provider_names
+from dispatch_profiler.profiler.report.html.heat_map import heat_map
+from dispatch_profiler.profiler.report.html.roofline import roofline
+from dispatch_profiler.profiler.report.html.style import Figure, plotly_script
+
+FORMATS = ("svg", "png")
+#: Pixels; a PNG has `_SCALE` times as many. 700 px are a column of text at 96 dpi.
+_WIDTH, _SCALE = 700, 3
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_LONGEST_NAME = 120
+_HINT = "python -m pip install 'dispatch_profiler[report]', and Chrome or Chromium on the PATH"
+
+
+def figures(groups: Sequence[Group]) -> Iterator[tuple[str, Figure]]:
+    """Every figure of the report with the name of its file, without the ending."""
+    found: list[tuple[str, Figure | None]] = [
+        ("roofline", roofline(groups)),
+        ("comparison", comparison(groups)),
+    ]
+    providers = provider_names(groups)
+    for number, group in enumerate(groups, start=1):
+        # The number keeps apart what only odd characters tell apart.
+        tail = f"{number:03}_{_UNSAFE.sub('_', group.label)[:_LONGEST_NAME]}"
+        found += [(f"heat_map_{tail}", heat_map(group)), (f"samples_{tail}", distribution(group, providers))]
+    for name, figure in found:
+        if figure is not None:
+            yield name, figure
+
+
+def export(groups: Sequence[Group], folder: Path) -> list[Path]:
+    """Write each figure as SVG and PNG into `folder`, which is made; the paths that were written.
+
+    Raises MissingDependency without kaleido or a browser, UsageError if `folder` is a file.
+    """
+    try:
+        import kaleido
+    except ImportError as error:
+        raise MissingDependency("--figures needs kaleido, which draws them", hint=_HINT) from error
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--figures: {folder} is no folder")
+    named = list(figures(groups))
+    written = []
+    with _browser(kaleido):
+        for name, figure in track(named, len(named), "Drawing"):
+            for format_ in FORMATS:
+                path = folder / f"{name}.{format_}"
+                options = {"format": format_, "width": _WIDTH, "height": figure["layout"]["height"]}
+                scale = {"scale": _SCALE} if format_ == "png" else {}
+                write_atomic(path, _drawn(kaleido, figure, {**options, **scale}))
+                written.append(path)
+    return written
+
+
+@contextlib.contextmanager
+def _browser(kaleido: object) -> Iterator[None]:
+    """One browser for all figures."""
+    try:
+        # What the page draws with; nothing is fetched.
+        drawing = {"plotlyjs": plotly_script(), "mathjax": False}
+        kaleido.start_sync_server(silence_warnings=True, **drawing)  # type: ignore[attr-defined]
+    except Exception as error:
+        raise MissingDependency(f"--figures found no browser to draw with: {error}", hint=_HINT) from error
+    try:
+        yield
+    finally:
+        kaleido.stop_sync_server(silence_warnings=True)  # type: ignore[attr-defined]
+
+
+def _drawn(kaleido: object, figure: Figure, options: dict[str, object]) -> bytes:
+    try:
+        drawn = kaleido.calc_fig_sync(figure, opts=options)  # type: ignore[attr-defined]
+    except Exception as error:
+        if "chrome" in type(error).__name__.lower():
+            raise MissingDependency("--figures needs Chrome or Chromium", hint=_HINT) from error
+        raise ToolError(f"kaleido could not draw a figure: {error}") from error
+    return drawn.encode() if isinstance(drawn, str) else bytes(drawn)

@@ -1,0 +1,130 @@
+"""Speed over tile sizes: which corner of the space is fast, and which fails."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dispatch_profiler.profiler.records.record import PROVIDER
+from dispatch_profiler.profiler.report.html.groups import Entry, Group
+from dispatch_profiler.profiler.report.html.style import (
+    FAILURE_COLOUR,
+    INK,
+    Figure,
+    layout,
+    plain,
+)
+
+_NUMBERS = re.compile(r"\d+")
+
+
+def tile_axes(group: Group) -> tuple[str, str] | None:
+    """The two fields of the configurations that take the most values: (across, down).
+
+    None if fewer than two fields take more than one value.
+    """
+    values: dict[str, set[str]] = {}
+    for entry in _tiled(group):
+        for name, value in entry.record.configuration_fields.items():
+            values.setdefault(name, set()).add(str(value))
+    varied = sorted((name for name in values if len(values[name]) > 1), key=lambda name: -len(values[name]))
+    return (varied[0], varied[1]) if len(varied) > 1 else None
+
+
+def heat_map(group: Group) -> Figure | None:
+    """A cell for each pair of tiles, coloured by the fastest configuration that has them.
+
+    A cell of which every configuration failed is grey with a cross; a white one was never tried.
+    None if the tiles of this operation do not vary in two ways.
+    """
+    axes = tile_axes(group)
+    if axes is None:
+        return None
+    cells: dict[tuple[str, str], list[Entry]] = {}
+    for entry in _tiled(group):
+        fields = entry.record.configuration_fields
+        if axes[0] in fields and axes[1] in fields:
+            cells.setdefault((str(fields[axes[0]]), str(fields[axes[1]])), []).append(entry)
+    columns = sorted({column for column, _ in cells}, key=_size)
+    rows = sorted({row for _, row in cells}, key=_size)
+    best = {place: _fastest(entries) for place, entries in cells.items()}
+    traces = [trace for trace in (_failed(cells, best, columns, rows), _speeds(best, columns, rows)) if trace]
+    x = {"title": _words(axes[0], columns), **_ticks(columns)}
+    y = {"title": _words(axes[1], rows), **_ticks(rows)}
+    shape = layout(x, y, height=130 + 30 * max(len(rows), 4), legend=False)
+    shape["xaxis"]["showgrid"] = shape["yaxis"]["showgrid"] = False
+    return {"data": traces, "layout": shape}
+
+
+def _tiled(group: Group) -> list[Entry]:
+    """Configurations that have tiles; a provider and the compiler's own choice have none."""
+    return [e for e in group.entries if e.record.configuration_fields and e.record.provider == PROVIDER]
+
+
+def _fastest(entries: Sequence[Entry]) -> Entry | None:
+    return min((e for e in entries if e.has_speed), key=lambda entry: entry.median_ms, default=None)
+
+
+def _size(tiles: str) -> tuple[list[int], str]:
+    """Sorts `8x32` before `64x8`."""
+    return [int(number) for number in _NUMBERS.findall(tiles)], tiles
+
+
+def _words(name: str, values: Sequence[str]) -> str:
+    unit = " (elements)" if any(_NUMBERS.search(value) for value in values) else ""
+    return plain(name.replace("_", " ") + unit)
+
+
+def _ticks(values: Sequence[str]) -> dict[str, Any]:
+    labels = [plain(value) or "none" for value in values]
+    return {"tickmode": "array", "tickvals": list(range(len(values))), "ticktext": labels}
+
+
+def _speeds(
+    best: Mapping[tuple[str, str], Entry | None], columns: list[str], rows: list[str]
+) -> dict[str, Any] | None:
+    grid = [[best.get((column, row)) for column in columns] for row in rows]
+    if not any(entry for line in grid for entry in line):
+        return None
+    return {
+        "type": "heatmap",
+        "x": list(range(len(columns))),
+        "y": list(range(len(rows))),
+        "z": [[entry.gflops if entry else None for entry in line] for line in grid],
+        "customdata": [[entry.index if entry else None for entry in line] for line in grid],
+        "colorscale": "Cividis",
+        "colorbar": {"title": {"text": "GFLOP/s", "side": "right"}, "thickness": 14, "outlinewidth": 0},
+        "xgap": 2,
+        "ygap": 2,
+        "texttemplate": "%{z:.3~s}" if len(columns) <= 16 else "",
+        "hovertemplate": "%{text}<extra></extra>",
+        "hoverongaps": False,
+    }
+
+
+def _failed(
+    cells: Mapping[tuple[str, str], list[Entry]],
+    best: Mapping[tuple[str, str], Entry | None],
+    columns: list[str],
+    rows: list[str],
+) -> dict[str, Any] | None:
+    places = [place for place, entry in best.items() if entry is None]
+    if not places:
+        return None
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "no speed",
+        "x": [columns.index(column) for column, _ in places],
+        "y": [rows.index(row) for _, row in places],
+        "customdata": [cells[place][0].index for place in places],
+        "marker": {
+            "symbol": "x-thin-open",
+            "size": 9,
+            "color": INK,
+            "line": {"width": 1.2, "color": INK},
+        },
+        "hovertemplate": "%{text}<extra></extra>",
+        "hoverlabel": {"bgcolor": FAILURE_COLOUR},
+    }

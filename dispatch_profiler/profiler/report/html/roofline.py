@@ -1,0 +1,199 @@
+"""Roofline: speed over arithmetic intensity, under what the hardware allows.
+
+Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dispatch_profiler.operations import ELEMENT_TYPES
+from dispatch_profiler.profiler.measurement.peaks import Peaks
+from dispatch_profiler.profiler.records.record import PROVIDER
+from dispatch_profiler.profiler.records.record_file import StoredRecord
+from dispatch_profiler.profiler.report.html.groups import Entry, Group, differing, is_default, provider_names
+from dispatch_profiler.profiler.report.html.style import (
+    BEST_COLOUR,
+    DEFAULT_COLOUR,
+    INK,
+    OTHER_COLOUR,
+    ROOF_COLOURS,
+    SYMBOLS,
+    Figure,
+    layout,
+    log_scale,
+    plain,
+    provider_style,
+)
+
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+_ELEMENT_TYPE = re.compile(r"[a-z]{1,2}\d+(?:E\d+M\d+[A-Z]*)?")
+
+
+def element_type(record: StoredRecord) -> str:
+    """That of the left operand: `f16t` -> `f16`; empty if the record does not say."""
+    found = _ELEMENT_TYPE.match(str(record.arguments.get("lhs", "")))
+    return found.group() if found else ""
+
+
+#: A machine by its name, and a device of it.
+Place = tuple[str, str]
+
+
+def _place(entry: Entry) -> Place:
+    return entry.record.provenance.machine.name, entry.record.provenance.device
+
+
+def roofs(groups: Sequence[Group]) -> dict[Place, Peaks]:
+    """What each device can do: the best that any record from there knows."""
+    found: dict[Place, Peaks] = {}
+    for group in groups:
+        for entry in group.entries:
+            if entry.record.peaks is not None:
+                known = found.get(_place(entry), entry.record.peaks)
+                found[_place(entry)] = known.best_of(entry.record.peaks)
+    return found
+
+
+#: Whoever computes an operation in several ways has one large mark for it.
+_OTHERS = "other kernels of {}"
+
+
+def roofline(groups: Sequence[Group]) -> Figure | None:
+    """Every record that has a speed, by role, under the roofs of its machine where they are known.
+
+    Where they are not, the time limit of a record, if it has one, is drawn as a dash at its intensity.
+    None if there is nothing to draw.
+    """
+    entries = [e for g in groups for e in g.entries if e.has_speed and e.intensity > 0 and e.gflops > 0]
+    if not entries:
+        return None
+    types = list(dict.fromkeys(element_type(entry.record) for entry in entries))
+    symbols = {name: SYMBOLS[i % len(SYMBOLS)] for i, name in enumerate(types)}
+    known = roofs(groups)
+    traces = [*_roof_lines(known, symbols, entries), *_limits(entries, known)]
+    traces += _points(groups, symbols)
+    if len(types) > 1:
+        traces += [_key(name, symbols[name]) for name in types]
+    x = {"title": "arithmetic intensity (FLOP/byte)", **log_scale(_drawn(traces, "x"))}
+    y = {"title": "speed (GFLOP/s)", **log_scale(_drawn(traces, "y"))}
+    return {"data": traces, "layout": layout(x, y, height=460)}
+
+
+def _drawn(traces: Sequence[dict[str, Any]], axis: str) -> list[float]:
+    return [value for trace in traces for value in trace[axis] if value is not None]
+
+
+def _points(groups: Sequence[Group], symbols: Mapping[str, str]) -> list[dict[str, Any]]:
+    roles: dict[str, list[Entry]] = {"other configurations": [], "default": [], "best": []}
+    colours = {"other configurations": OTHER_COLOUR, "default": DEFAULT_COLOUR, "best": BEST_COLOUR}
+    for position, name in enumerate(provider_names(groups)):
+        for role in (_OTHERS.format(name), f"provider {name}"):
+            roles[role], colours[role] = [], provider_style(position)[0]
+    for group in groups:
+        best = {id(entry) for entry in (group.best, *group.providers.values())}
+        for entry in group.ranked:
+            if entry.intensity > 0 and entry.gflops > 0:
+                roles[_role(entry, id(entry) in best)].append(entry)
+    return [_trace(role, found, colours[role], symbols) for role, found in roles.items() if found]
+
+
+def _role(entry: Entry, is_best: bool) -> str:
+    provider = entry.record.provider
+    if provider != PROVIDER:
+        return f"provider {provider}" if is_best else _OTHERS.format(provider)
+    if is_default(entry.record):
+        return "default"
+    return "best" if is_best else "other configurations"
+
+
+def _trace(role: str, entries: list[Entry], colour: str, symbols: Mapping[str, str]) -> dict[str, Any]:
+    quiet = role.startswith("other ")
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": plain(role.removeprefix("provider ")),
+        "x": [entry.intensity for entry in entries],
+        "y": [entry.gflops for entry in entries],
+        "customdata": [entry.index for entry in entries],
+        "marker": {
+            "color": colour,
+            "size": 5 if quiet else 9,
+            "opacity": 0.7 if quiet else 0.9,
+            "symbol": [symbols[element_type(entry.record)] for entry in entries],
+            "line": {"width": 0 if quiet else 0.5, "color": "#FFFFFF"},
+        },
+        "hovertemplate": "%{text}<extra></extra>",
+    }
+
+
+def _roof_lines(
+    known: Mapping[Place, Peaks], symbols: Mapping[str, str], entries: Sequence[Entry]
+) -> list[dict[str, Any]]:
+    """A line for each device and element type that was measured on it, bent at its ridge."""
+    found = []
+    for place, peaks in known.items():
+        here = [entry.record for entry in entries if _place(entry) == place]
+        names = [
+            name for name in symbols if name in ELEMENT_TYPES and any(element_type(r) == name for r in here)
+        ]
+        found += [(place, name, peaks.flops_of(ELEMENT_TYPES[name]), peaks) for name in names]
+    ridges = [flops / peaks.bytes_per_second for _, _, flops, peaks in found]
+    reach = [entry.intensity for entry in entries] + ridges
+    parts = differing(list({_place(entry) for entry in entries}))
+    lines = []
+    for (place, name, flops, peaks), ridge in zip(found, ridges, strict=True):
+        told = ", ".join(part for part, tell in zip(place, parts, strict=True) if tell and part)
+        text = f"{name} roof: {_short(flops / 1e9)} GFLOP/s, {_short(peaks.bytes_per_second / 1e9)} GB/s"
+        bends = [min(reach) / 2, ridge, max(reach) * 2]
+        colour = ROOF_COLOURS[list(known).index(place) % len(ROOF_COLOURS)]
+        dash = _DASHES[list(symbols).index(name) % len(_DASHES)]
+        lines.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": plain(f"{text} ({told})" if told else text),
+                "x": bends,
+                "y": [peaks.roof(ELEMENT_TYPES[name], bend) / 1e9 for bend in bends],
+                "line": {"color": colour, "width": 1.5, "dash": dash},
+                "hoverinfo": "name",
+            }
+        )
+    return lines
+
+
+def _limits(entries: Sequence[Entry], known: Mapping[Place, Peaks]) -> list[dict[str, Any]]:
+    """What `limit_ms` allows, once for each operation, where no roof is drawn."""
+    limited: dict[tuple[str, float], Entry] = {}
+    for entry in entries:
+        if 0 < entry.record.limit_ms < math.inf and _place(entry) not in known:
+            limited.setdefault((entry.record.operation, entry.record.limit_ms), entry)
+    if not limited:
+        return []
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "hardware limit",
+            "x": [entry.intensity for entry in limited.values()],
+            "y": [entry.record.flops / entry.record.limit_ms / 1e6 for entry in limited.values()],
+            "marker": {"symbol": "line-ew-open", "size": 12, "color": INK, "line": {"width": 1.5}},
+            "hovertemplate": "hardware limit %{y:.4g} GFLOP/s<extra></extra>",
+        }
+    ]
+
+
+def _key(name: str, symbol: str) -> dict[str, Any]:
+    """Tells in the legend which symbol is which element type."""
+    marker = {"symbol": symbol, "color": "#FFFFFF", "size": 8, "line": {"color": INK, "width": 1}}
+    return {
+        "type": "scatter", "mode": "markers", "name": plain(name or "unknown type"), "x": [None],
+        "y": [None], "marker": marker, "hoverinfo": "skip",
+    }  # fmt: skip
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"

@@ -1,0 +1,96 @@
+"""`python -m dispatch_profiler join`: records of several machines or runs -> one CSV with its samples."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
+from dispatch_profiler.profiler.providers.libraries import LIBRARY_METHODS
+from dispatch_profiler.profiler.providers.library_calls import IREE, choose_reference
+from dispatch_profiler.profiler.records.record_file import (
+    JsonLines,
+    StoredRecord,
+    beside_csv,
+    read_records,
+    to_line,
+)
+from dispatch_profiler.profiler.records.speedup import Speedups
+from dispatch_profiler.profiler.report.console import CsvReport
+
+PROG = "python -m dispatch_profiler join"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run(PROG, _main, arguments, kept="nothing was written")
+
+
+def _main(arguments: Sequence[str]) -> int:
+    parser = Parser(PROG, "Put the records of several files into one; what stands in two comes once.")
+    parser.add_argument(
+        "records", nargs="+", metavar="RECORDS", help="a .jsonl that profiler.py --output wrote"
+    )
+    parser.add_argument(
+        "-o", "--output", required=True, metavar="FILE.csv",
+        help="rows to write; every sample goes to FILE.jsonl, which may be one of RECORDS",
+    )  # fmt: skip
+    parser.add_argument(
+        "--reference", metavar="NAME",
+        help="what vs_reference is relative to, as profiler.py has it (default: the first library, if any)",
+    )  # fmt: skip
+    options = parser.parse_args(arguments)
+    output = writable("--output", options.output)
+    every = [record for text in options.records for record in read_records(folder(text))]
+    records = list({to_line(record): record for record in every}.values())
+    # Of Triton and its like the kernels are dispatches.
+    libraries = dict.fromkeys(record.provider for record in records if record.provider in LIBRARY_METHODS)
+    reference = choose_reference(options.reference, (IREE, *libraries))
+    _write(records, output, reference)
+    twice = f" ({len(every) - len(records)} stood in more than one)" if len(every) > len(records) else ""
+    say(f"Writing {len(records)} records{twice} to {output}, every sample to {beside_csv(output)}")
+    return SUCCESS
+
+
+def _write(records: Sequence[StoredRecord], output: Path, reference: str) -> None:
+    """Both files, each whole or not at all."""
+    beside = beside_csv(output)
+    tags = {name: "" for record in records for name in record.tags}
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
+        rows, lines = Path(scratch) / output.name, Path(scratch) / beside.name
+        with JsonLines(lines) as samples:
+            for record in records:
+                samples.add(record)
+        with CsvReport(rows, tags=tags):
+            pass  # the header
+        for some in runs(records):
+            with CsvReport(rows, Speedups(reference), append=True, tags=tags) as report:
+                for record in some:
+                    report.add(record)
+        os.replace(lines, beside)
+        os.replace(rows, output)
+
+
+def runs(records: Iterable[StoredRecord]) -> Iterator[list[StoredRecord]]:
+    """Records in their order, in parts within which speeds are relative to one another.
+
+    Another part begins where machine, device or target change, or where a dispatch comes again.
+    """
+    part: list[StoredRecord] = []
+    seen: set[tuple[str, str]] = set()
+    for record in records:
+        key = record.dispatch, record.provider
+        if part and (key in seen or _setting(record) != _setting(part[-1])):
+            yield part
+            part, seen = [], set()
+        part.append(record)
+        seen.add(key)
+    if part:
+        yield part
+
+
+def _setting(record: StoredRecord) -> tuple[str, str, str]:
+    origin = record.provenance
+    return origin.machine.name, origin.device, origin.target

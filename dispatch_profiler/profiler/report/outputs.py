@@ -1,0 +1,86 @@
+"""Where the records of a run go: standard output, CSV with every sample beside it, Markdown, JUnit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from dispatch_profiler.output_files import ReportFiles
+from dispatch_profiler.profiler.records.record import Record
+from dispatch_profiler.profiler.records.record_file import (
+    JsonLines,
+    StoredRecord,
+    beside_csv,
+    stored,
+    to_line,
+)
+from dispatch_profiler.profiler.records.speedup import Speedups
+from dispatch_profiler.profiler.report import run_report
+from dispatch_profiler.profiler.report.console import CsvReport, block, table
+
+#: Each form of standard output.
+FORMATS = ("blocks", "table", "json")
+
+
+def write_run(files: ReportFiles, records: Sequence[StoredRecord]) -> None:
+    """Write what became of `records` to the files that were asked for."""
+    files.write(lambda: run_report.markdown(records), lambda: run_report.junit(records))
+
+
+class RunOutputs:
+    """Takes each record as it is done. Use as a context manager; `finish` writes what needs all."""
+
+    def __init__(
+        self,
+        format_: str,
+        tags: Mapping[str, str],
+        files: ReportFiles,
+        top: int | None,
+        speedups: Speedups,
+    ) -> None:
+        self._format, self._tags, self._files, self._top = format_, dict(tags), files, top
+        self._speedups = speedups
+        self._writers: list[CsvReport | JsonLines] = []
+        self._open = ExitStack()
+        self.records: list[Record] = []
+
+    def to_csv(self, path: Path, *, append: bool) -> None:
+        """Also write rows to `path` and samples beside it. Raises UsageError as CsvReport does."""
+        beside = beside_csv(path)
+        self._writers = [
+            self._open.enter_context(CsvReport(path, self._speedups, append=append, tags=self._tags)),
+            self._open.enter_context(JsonLines(beside, append=append, tags=self._tags)),
+        ]
+
+    @property
+    def shows_blocks(self) -> bool:
+        """Does everybody see on standard output how far it is?"""
+        return self._format == "blocks"
+
+    @property
+    def streams(self) -> bool:
+        """Does each record go to standard output as it is done?"""
+        return self._format != "table"
+
+    def add(self, record: Record) -> None:
+        """Show and write one record, so that it is there before the next dispatch begins."""
+        if self._format == "blocks":
+            print(block(record), flush=True)
+        elif self._format == "json":
+            print(to_line(stored(record, self._tags)), flush=True)
+        for writer in self._writers:
+            writer.add(record)
+        self.records.append(record)
+
+    def finish(self, earlier: Sequence[StoredRecord] = ()) -> None:
+        """The table, Markdown and JUnit; with `earlier` records, which this run did not make again."""
+        if self._format == "table":
+            print(table(self.records, top=self._top, reference=self._speedups.reference))
+        write_run(self._files, [*earlier, *(stored(record, self._tags) for record in self.records)])
+
+    def __enter__(self) -> RunOutputs:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._open.close()

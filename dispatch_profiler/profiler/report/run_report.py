@@ -1,0 +1,134 @@
+"""The records of a run as Markdown and as JUnit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from dispatch_profiler.markup import Case, junit_xml, markdown_code, markdown_table, markdown_text
+from dispatch_profiler.profiler.records.record import Verdict, kernel_name
+from dispatch_profiler.profiler.records.record_file import StoredRecord
+from dispatch_profiler.profiler.report.console import gflops_text, runtime_text
+from dispatch_profiler.profiler.report.html.groups import Entry, Group, grouped
+
+_HEAD = (
+    "Runtime (ms)",
+    "GFLOPs",
+    "vs default",
+    "of limit",
+    "within",
+    "Verification",
+    "Configuration",
+    "Notes",
+)
+
+
+def markdown(records: Sequence[StoredRecord]) -> str:
+    """A table for each operation, the fastest first, below where it all was measured."""
+    lines = [f"- {markdown_text(line)}" for line in (_counts(records), *_origins(records))]
+    for group in grouped(records):
+        unmeasured = [entry for entry in group.entries if not entry.has_speed]
+        rows = [_row(entry, group) for entry in (*group.ranked, *unmeasured)]
+        lines += ["", f"### {markdown_code(group.label)}", "", *markdown_table(_HEAD, "rrrrrlll", rows)]
+    return "\n".join(lines) + "\n"
+
+
+def junit(records: Sequence[StoredRecord]) -> str:
+    """A test case for each dispatch: failed with its reason, or skipped if it was not verified."""
+    cases = [_case(entry, group) for group in grouped(records) for entry in group.entries]
+    origins = [record.provenance for record in records]
+    properties = (
+        ("machine", _distinct(origin.machine.text for origin in origins)),
+        ("device", _distinct(origin.device for origin in origins)),
+        ("target", _distinct(origin.target for origin in origins)),
+        ("software", _distinct(origin.software for origin in origins)),
+        ("seed", _distinct(str(origin.seed) for origin in origins)),
+        ("tags", _distinct(map(_tags, records))),
+    )
+    return junit_xml("dispatch_profiler", cases, properties) + "\n"
+
+
+def _counts(records: Sequence[StoredRecord]) -> str:
+    verdicts = Counter(record.verdict for record in records)
+    counts = ", ".join(f"{verdicts[verdict]} {verdict.value}" for verdict in Verdict if verdicts[verdict])
+    return f"{len(records)} dispatches: {counts}" if records else "0 dispatches"
+
+
+def _origins(records: Iterable[StoredRecord]) -> Iterable[str]:
+    """A line for each machine, device, target, compiler or library, and tags."""
+    pairs = ((record.provenance, _tags(record)) for record in records)
+    parts = (
+        (o.machine.text, f"device {o.device}", f"target {o.target}", o.software, tags) for o, tags in pairs
+    )
+    return dict.fromkeys("; ".join(filter(None, each)) for each in parts)
+
+
+def _tags(record: StoredRecord) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in record.tags.items())
+
+
+def _distinct(texts: Iterable[str]) -> str:
+    return "; ".join(dict.fromkeys(filter(None, texts)))
+
+
+def _row(entry: Entry, group: Group) -> tuple[str, ...]:
+    record = entry.record
+    figures = ("",) * 5
+    if entry.has_speed and record.measurement is not None:
+        limit = f"{record.limit_ms / entry.median_ms:.0%}" if record.limit_ms else ""
+        within = f"{record.measurement.half_width:.1%}"
+        figures = (runtime_text(record), gflops_text(record), _vs_default(entry, group), limit, within)
+    verdict = f"**{record.verdict.value}**" if record.is_failure else record.verdict.value
+    notes = "; ".join(filter(None, (record.reason, *_warnings(record))))
+    return (
+        *figures,
+        verdict,
+        markdown_code(kernel_name(record.configuration, record.provider)),
+        markdown_text(notes),
+    )
+
+
+def _case(entry: Entry, group: Group) -> Case:
+    record = entry.record
+    verdict, reason = record.verdict, record.reason
+    message = f"{verdict.value}: {reason}" if reason else verdict.value
+    skipped = verdict is not Verdict.SUCCESS and not record.is_failure
+    output = "\n".join(filter(None, (*_warnings(record), record.reproduce)))
+    return Case(
+        group.label,
+        kernel_name(record.configuration, record.provider),
+        failure=(verdict.value, message) if record.is_failure else None,
+        skipped=message if skipped else None,
+        output=output,
+        properties=_figures(entry, group),
+    )
+
+
+def _figures(entry: Entry, group: Group) -> dict[str, str]:
+    """What was measured, to the last digit; empty where there is nothing."""
+    record, measurement = entry.record, entry.record.measurement
+    if measurement is None or not entry.has_speed:
+        return {}
+    low, high = measurement.interval_ms
+    return {
+        "median_ms": repr(entry.median_ms),
+        "interval_low_ms": repr(low),
+        "interval_high_ms": repr(high),
+        "min_ms": repr(measurement.min_ms),
+        "gflops": repr(entry.gflops),
+        "vs_default": _vs_default(entry, group).removesuffix("x"),
+        "limit_ms": repr(record.limit_ms) if record.limit_ms else "",
+        "samples": str(len(measurement.samples_ms)),
+        "executions_per_sample": str(measurement.executions),
+        "mode": measurement.mode,
+        "ended_by": measurement.ended_by,
+    }
+
+
+def _vs_default(entry: Entry, group: Group) -> str:
+    """Speed relative to the compiler's own choice."""
+    return f"{group.default.median_ms / entry.median_ms:.2f}x" if group.default else ""
+
+
+def _warnings(record: StoredRecord) -> tuple[str, ...]:
+    return record.measurement.warnings if record.measurement is not None else ()

@@ -1,0 +1,180 @@
+"""How fast one is against another: the ratio of two medians, its interval, and what to call it.
+
+A ratio is new time / base time: 1.03 is 3 % slower. All arithmetic is on logarithms, so that
+exchanging base and new turns a ratio into its reciprocal.
+
+The interval of each median is that of `statistics.series_interval`; two of them are combined by the
+method of variance estimates recovery (Zou and Donner, Statistics in Medicine 27, 2008), which keeps
+them asymmetric. That holds where a bootstrap or a standard error of the median does not: five samples,
+samples on the grid of a coarse clock, or two modes with the median near the gap. It is not random either.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from dispatch_profiler.profiler.statistics import student
+from dispatch_profiler.profiler.statistics.intervals import dependence, series_interval
+
+#: Fewer samples, or samples that are worth fewer independent ones, are never enough.
+MIN_SAMPLES = 5
+
+
+class Outcome(str, Enum):
+    """What became of new against base."""
+
+    SLOWER = "slower"
+    FASTER = "faster"
+    SAME = "same"
+    UNCLEAR = "unclear"
+    #: New was wrong, or kept from running.
+    FAILED = "failed"
+    #: Only base has it.
+    MISSING = "missing"
+    #: Only new has it.
+    ADDED = "added"
+    #: One side has no samples, or base failed.
+    NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """New time / base time with the ends of its interval; an end may be 0 or infinite if unknown."""
+
+    value: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.low <= self.value <= self.high:
+            raise ValueError(f"a ratio lies in its interval, but got {self}")
+
+    def outcome(self, threshold: float) -> Outcome:
+        """`slower` and `faster` if the whole interval is beyond `threshold`, `same` if all is within.
+
+        `threshold` is relative: with 0.01, 1.01 and 1 / 1.01 are the borders, and they are `same`.
+        """
+        if self.low > 1.0 + threshold:
+            return Outcome.SLOWER
+        if self.high < 1.0 / (1.0 + threshold):
+            return Outcome.FASTER
+        if 1.0 / (1.0 + threshold) <= self.low and self.high <= 1.0 + threshold:
+            return Outcome.SAME
+        return Outcome.UNCLEAR
+
+    def reason(self, threshold: float) -> str:
+        """Why `outcome(threshold)` is what it is, in one sentence."""
+        outcome = self.outcome(threshold)
+        if outcome is Outcome.SLOWER:
+            return f"at least {self.low - 1.0:.1%} more time"
+        if outcome is Outcome.FASTER:
+            return f"at least {1.0 - self.high:.1%} less time"
+        if outcome is Outcome.SAME:
+            return f"no difference above {percent(threshold)}"
+        above, below = self.high > 1.0 + threshold, self.low < 1.0 / (1.0 + threshold)
+        might = (
+            "faster or slower" if above and below else "the same or slower" if above else "the same or faster"
+        )
+        return f"the interval is too wide to tell: it may be {might}"
+
+
+@dataclass(frozen=True)
+class Location:
+    """The centre of one side and its interval, as natural logarithms of milliseconds.
+
+    `independent` is how many independent samples its samples are worth.
+    """
+
+    center: float
+    low: float
+    high: float
+    independent: float
+
+    @property
+    def center_ms(self) -> float:
+        return math.exp(self.center)
+
+
+def needed_samples(confidence: float) -> int:
+    """Independent samples that each side must have for an interval of a ratio at `confidence`.
+
+    From the least to the greatest of n, the median is missed with 2**(1 - n). A quarter more than
+    1 - confidence is let pass, since both sides' ends seldom miss at once: 5 at 95 %, 11 at 99.9 %.
+    """
+    return max(MIN_SAMPLES, math.ceil(1.0 - math.log2(1.25 * (1.0 - confidence)) - 1e-9))
+
+
+def percent(part: float) -> str:
+    """`0.03` -> `3%`, `0.005` -> `0.5%`."""
+    return f"{100.0 * part:.6g}%"
+
+
+def location(samples_ms: Sequence[float], confidence: float = 0.95) -> Location:
+    """The median of one run's samples, in the order taken, and where it may lie.
+
+    Of few samples the interval is Student's, see `median_interval`.
+    Raises ValueError if there is no sample, or one that is not above 0.
+    """
+    logs = log_times(samples_ms)
+    low, high = series_interval(logs, confidence)
+    return Location(float(np.median(logs)), low, high, len(logs) / dependence(logs))
+
+
+def location_of_runs(runs_ms: Sequence[Sequence[float]], confidence: float = 0.95) -> Location:
+    """The centre of several runs of one side: the mean of their log medians, with Student's interval.
+
+    Runs differ by more than their samples tell (memory layout, clocks, neighbours), so that from two
+    runs on the run is what counts as a sample (Kalibera and Jones, "Rigorous benchmarking in
+    reasonable time", ISMM 2013). One run is `location`.
+    """
+    if len(runs_ms) == 1:
+        return location(runs_ms[0], confidence)
+    medians = np.array([np.median(log_times(run)) for run in runs_ms])
+    count = len(medians)
+    center, error = float(np.mean(medians)), float(np.std(medians, ddof=1)) / math.sqrt(count)
+    half = student.reach(confidence, count - 1) * error
+    return Location(center, center - half, center + half, count)
+
+
+def ratio(base: Location, new: Location) -> Ratio:
+    """New / base. Each end is as far from the centre as both sides' ends are together, at right angles."""
+    return _ratio(
+        new.center - base.center,
+        math.hypot(new.center - new.low, base.high - base.center),
+        math.hypot(new.high - new.center, base.center - base.low),
+    )
+
+
+def geometric_mean(ratios: Iterable[Ratio]) -> Ratio | None:
+    """The geometric mean of independent ratios, for just these dispatches; None without any."""
+    found = list(ratios)
+    if not found:
+        return None
+    logs = [math.log(one.value) for one in found]
+    below = math.hypot(*(math.log(one.value / one.low) if one.low > 0 else math.inf for one in found))
+    above = math.hypot(*(math.log(one.high / one.value) for one in found))
+    count = len(found)
+    return _ratio(math.fsum(logs) / count, below / count, above / count)
+
+
+def _ratio(log: float, below: float, above: float) -> Ratio:
+    value = math.exp(log)
+    # Rounding must not put an end on the other side of the value.
+    return Ratio(value, min(value, math.exp(log - below)), max(value, _exp(log + above)))
+
+
+def _exp(value: float) -> float:
+    return math.inf if value > 700.0 else math.exp(value)
+
+
+def log_times(samples_ms: Sequence[float]) -> np.ndarray:
+    """Natural logarithms of times; raises ValueError if there is none, or one that is not above 0."""
+    samples = np.asarray(samples_ms, dtype=float)
+    if samples.size == 0 or not np.all(np.isfinite(samples)) or not np.all(samples > 0.0):
+        raise ValueError("times are numbers above 0, and there is at least one")
+    return np.log(samples)

@@ -1,0 +1,183 @@
+"""What samples say of the value that they were drawn around, whatever their distribution is."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+
+from dispatch_profiler.profiler.statistics import student
+
+#: The least and the greatest of six enclose the median with 95 %, of five they do not. Of sixteen, three
+#: on either side may be left out: so many spells of the machine spoil nothing.
+_FEWEST_PLACES = 6
+_FEWEST_VISITS = 6
+#: Autocorrelation cannot be seen in fewer samples.
+_SERIES = 10
+
+
+def quantile(samples: Sequence[float], part: float) -> float:
+    """The value below which `part` (0 to 1) of `samples` lie, interpolated between neighbours.
+
+    Hyndman and Fan's definition 7, which numpy and most others use.
+    """
+    ordered = sorted(samples)
+    position = part * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
+
+
+def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Confidence interval of the median by order statistics: it assumes nothing of the distribution.
+
+    Of few samples even min and max do not reach `confidence` (n samples reach 1 - 2**(1-n)): Student's
+    interval is the answer then, where it is wider. Of one sample nothing is known but itself.
+    Source: David and Nagaraja, "Order Statistics", 7.1.
+    """
+    return _enclosing(samples, _rank(len(samples), confidence), confidence)
+
+
+def series_interval(samples: Sequence[float] | np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
+    """`median_interval` of samples in the order taken, which depend on each other.
+
+    They are worth as many independent ones as their number by their `dependence`; the interval leaves
+    out the same part of them as it would of those.
+    """
+    count = len(samples)
+    independent = max(1, math.floor(count / dependence(samples)))
+    left_out = _rank(independent, confidence) * count // independent
+    return _enclosing(samples, min(left_out, (count - 1) // 2), confidence)
+
+
+def batched_interval(
+    samples: Sequence[float], places: Sequence[int], batches: Sequence[int]
+) -> tuple[float, float]:
+    """Confidence interval, 95 %, of what samples taken in several visits say, over time and over places.
+
+    `batches` has the number of samples of each visit, in their order; `places` see `by_place`. Samples
+    of one visit share the machine as it was then, so that from six visits on it is the medians of
+    visits that count. Before, or if nobody knows of visits, it encloses what `series_interval` says of
+    the samples, and of their medians by place.
+    """
+    medians = by_batch(samples, batches)
+    if medians:
+        return median_interval(medians)
+    over_time, over_places = series_interval(samples), series_interval(by_place(samples, places))
+    return min(over_time[0], over_places[0]), max(over_time[1], over_places[1])
+
+
+def by_batch(samples: Sequence[float], batches: Sequence[int]) -> tuple[float, ...]:
+    """The medians of visits, in their order; empty if there are fewer than six."""
+    medians = tuple(statistics.median(each) for each in _parts(samples, batches) if each)
+    return medians if len(medians) >= _FEWEST_VISITS else ()
+
+
+def _parts(samples: Sequence[float], counts: Sequence[int]) -> Iterator[Sequence[float]]:
+    begin = 0
+    for count in counts:
+        yield samples[begin : begin + count]
+        begin += count
+
+
+def signed_rank_interval(values: Sequence[float], confidence: float) -> tuple[float, float, float]:
+    """The Hodges-Lehmann estimate of the centre of `values`, and both ends of its confidence interval.
+
+    The estimate is the median of the means of all pairs (each with itself too), the ends are those of
+    the pairs that Wilcoxon's signed rank test allows to leave out; infinite if there are too few
+    values. Nearly a third of them may be spoilt (Hollander, Wolfe and Chicken, "Nonparametric
+    Statistical Methods", 3.1 to 3.3).
+    """
+    ordered = np.asarray(values, dtype=float)
+    first, second = np.triu_indices(len(ordered))
+    means = np.sort((ordered[first] + ordered[second]) / 2.0)
+    centre = float(np.median(means))
+    # W, the sum of the positive ranks, is at most `left_out` with at most half of the error.
+    left_out = (
+        int(np.searchsorted(_signed_rank_cdf(len(ordered)), (1.0 - confidence) / 2.0, side="right")) - 1
+    )
+    if left_out < 0:
+        return centre, -math.inf, math.inf
+    return centre, float(means[left_out]), float(means[-1 - left_out])
+
+
+@cache
+def _signed_rank_cdf(count: int) -> np.ndarray:
+    """P(W <= w) for w = 0, 1, ... and `count` ranks, each positive with probability 1/2, exactly."""
+    mass = np.zeros(count * (count + 1) // 2 + 1)
+    mass[0] = 1.0
+    for rank in range(1, count + 1):
+        mass[rank:] = (mass[rank:] + mass[:-rank]) / 2.0  # the right side is computed before it is stored
+        mass[:rank] /= 2.0
+    return np.cumsum(mass)
+
+
+def by_place(samples: Sequence[float], places: Sequence[int]) -> tuple[float, ...]:
+    """What is known of each place: the median of its samples, in the order that places came first.
+
+    Samples of one place share what the place does to them, so a place counts once. Where there are
+    fewer than six places no interval could be had from them: then every sample counts, as if nothing
+    depended on places. `places` has the place of each sample; empty: nobody knows.
+    """
+    found: dict[int, list[float]] = {}
+    for sample, place in zip(samples, places, strict=bool(places)):
+        found.setdefault(place, []).append(sample)
+    if len(found) < _FEWEST_PLACES or len(found) == len(samples):
+        return tuple(samples)
+    return tuple(statistics.median(each) for each in found.values())
+
+
+def _enclosing(
+    samples: Sequence[float] | np.ndarray, left_out: int, confidence: float
+) -> tuple[float, float]:
+    ordered = sorted(map(float, samples))
+    low, high = ordered[left_out], ordered[-1 - left_out]
+    count = len(ordered)
+    if count == 1 or 2.0 ** (1 - count) <= 1.0 - confidence:
+        return low, high
+    median = statistics.median(ordered)
+    reach = student.reach(confidence, count - 1) * statistics.stdev(ordered) / math.sqrt(count)
+    return min(low, median - reach), max(high, median + reach)
+
+
+def dependence(series: Sequence[float] | np.ndarray) -> float:
+    """By how much the variance of the median exceeds that of independent samples; at least 1.
+
+    1 + 2 * the sum of the autocorrelations of sign(x - median), from which alone the variance of a
+    median follows (Sen, J. Multivariate Analysis 2, 1972), in pairs while they are positive and fall
+    (Geyer, Statistical Science 7, 1992). 1 where there are too few samples to see any.
+    """
+    count = len(series)
+    signs = np.sign(np.asarray(series, dtype=float) - np.median(series))
+    power = float(signs @ signs)
+    if count < _SERIES or power == 0.0:
+        return 1.0
+    correlations = [float(signs[lag:] @ signs[: count - lag]) / power for lag in range(count // 2)]
+    total, last = 0.0, math.inf
+    for even, odd in zip(correlations[::2], correlations[1::2], strict=False):
+        last = min(last, even + odd)
+        if last <= 0.0:
+            break
+        total += last
+    return max(1.0, 2.0 * total - 1.0)
+
+
+@cache
+def _rank(count: int, confidence: float) -> int:
+    """The largest r such that samples r and count - 1 - r (from 0, in order) enclose the median.
+
+    P(median below sample r) = P(Binomial(count, 1/2) <= r) must be at most (1 - confidence) / 2.
+    """
+    # Whole numbers of 2**count: for a thousand samples no float holds them.
+    allowed = int(Fraction((1.0 - confidence) / 2.0) * 2**count)
+    rank, below = 0, 1
+    while rank + 1 <= (count - 1) // 2:
+        below += math.comb(count, rank + 1)
+        if below > allowed:
+            break
+        rank += 1
+    return rank

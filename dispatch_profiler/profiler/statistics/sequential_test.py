@@ -1,0 +1,207 @@
+"""Base and new measured in turns: which order, when to stop, and what to call the difference.
+
+A round is a few turns of four short samples, base, new, new, base or the other way round:
+
+    base_1 new_1 new_2 base_2 base_3 new_3 new_4 base_4 ...  ->  log (fastest new / fastest base)
+
+The fastest of a few that are taken within milliseconds is what the kernel takes when nobody else has
+the core: noise only adds, and it comes in bursts. With another process on one core half of the time
+it is known five to ten times as well as the mean is, and twice to five times as well as the median.
+Drift shifts it by no more than it changes from one sample to the next.
+
+What is left of drift, bursts or a period that beats with the round changes sign with the order, and
+the order of each round is drawn. So with two sides that are the same every log ratio is as likely x
+as -x, whatever the noise is and however its samples depend on each other (Fisher's randomization).
+Wilcoxon's signed rank test holds exactly then, and its inversion gives the interval of the
+Hodges-Lehmann estimate, which nearly a third of the rounds may spoil (Hollander, Wolfe and Chicken,
+"Nonparametric Statistical Methods", 3.1 to 3.3).
+
+Looking again after every round until something shows would find something. So there are few looks, at
+numbers of rounds that are set beforehand, and each is allowed a part of the error (Bonferroni) that
+grows with its rounds: the last, after which nothing more is learned, has nearly a third. All intervals
+of a comparison hold at once with `confidence`.
+
+What this covers is the noise within one process. That two copies of the same code are placed
+differently in memory is a difference to it, as long as they stay where they are: whoever takes the
+samples places them anew for each round, so that it is noise like any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from dispatch_profiler.profiler.statistics.comparison import Outcome, Ratio, log_times
+from dispatch_profiler.profiler.statistics.intervals import signed_rank_interval
+
+
+class Side(str, Enum):
+    """What a sample is of."""
+
+    BASE = "base"
+    NEW = "new"
+
+
+#: The order of a round's samples.
+Order = tuple[Side, ...]
+ABBA: Order = (Side.BASE, Side.NEW, Side.NEW, Side.BASE)
+BAAB: Order = (Side.NEW, Side.BASE, Side.BASE, Side.NEW)
+
+
+def log_ratio(order: Order, times_ms: Sequence[float]) -> float:
+    """log(new / base) of one round, from the fastest of each side.
+
+    `log_ratio(ABBA, (1.0, 2.0, 2.5, 1.0))` -> log 2.
+    Raises ValueError if these are not as many times as the order has, all above 0.
+    """
+    if len(times_ms) != len(order):
+        raise ValueError(f"a round has {len(order)} times, but got {len(times_ms)}")
+    logs = log_times(times_ms)
+    is_new = np.array([side is Side.NEW for side in order])
+    return float(logs[is_new].min() - logs[~is_new].min())
+
+
+@dataclass(frozen=True)
+class SequentialTestOptions:
+    """How sure to be, and for how long to try.
+
+    `threshold` is the relative difference up to which the sides are the same. With two sides that
+    are the same, the answer is `faster` or `slower` with a probability of at most 1 - `confidence`.
+    The first look is after `first` rounds, the last after `rounds`; a round has `turns` times four
+    samples.
+    """
+
+    threshold: float = 0.01
+    confidence: float = 0.98
+    first: int = 17
+    rounds: int = 384
+    turns: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        counts = 1 <= self.first <= self.rounds and self.turns >= 1
+        if self.threshold < 0.0 or not 0.0 < self.confidence < 1.0 or not counts:
+            raise ValueError(f"no rule to stop by: {self}")
+
+    @property
+    def looks(self) -> tuple[int, ...]:
+        """Numbers of rounds after which the interval is looked at, each about 1.4 times the one before."""
+        found, at = [], float(self.first)
+        while at < self.rounds / 1.2:  # the last two would be nearly the same
+            found.append(round(at))
+            at *= math.sqrt(2.0)
+        return (*found, self.rounds)
+
+    def confidence_at(self, look: int) -> float:
+        """What the interval of the look after so many rounds holds with."""
+        return 1.0 - (1.0 - self.confidence) * look / sum(self.looks)
+
+
+class EndedBy(str, Enum):
+    """Why no more rounds are asked for."""
+
+    DECIDED = "decided"
+    ROUNDS = "rounds"
+    #: Whoever takes the samples ended it.
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class SequentialTestResult:
+    """What the rounds say. `ratio` is that of the last look, after `looked_at` of `rounds` rounds.
+
+    `ratio` is None if it ended before the first look; `outcome` is `unclear` then.
+    """
+
+    outcome: Outcome
+    reason: str
+    ratio: Ratio | None
+    rounds: int
+    looked_at: int
+    ended_by: EndedBy
+
+
+class SequentialTest:
+    """Fed rounds until it is finished.
+
+        rule = SequentialTest(SequentialTestOptions())
+        while not rule.finished and there_is_time():
+            rule.add([sample(side) for side in rule.order])
+        result = rule.result()
+
+    Ending it early is sound: the answer is that of the last look.
+    """
+
+    def __init__(self, options: SequentialTestOptions) -> None:
+        self._options = options
+        self._looks = options.looks
+        self._draw = np.random.default_rng(options.seed)
+        self._logs: list[float] = []
+        self._looked_at = 0
+        self._ratio: Ratio | None = None
+        self._order = self._drawn()
+
+    @property
+    def order(self) -> Order:
+        """The order of the next round's samples."""
+        return self._order
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds it was fed."""
+        return len(self._logs)
+
+    @property
+    def finished(self) -> bool:
+        """Is it decided, or have all rounds been used?"""
+        return self._decided or self.rounds >= self._options.rounds
+
+    def add(self, times_ms: Sequence[float]) -> None:
+        """The times of a round, in the order of `order`.
+
+        Raises ValueError if they are not as many, all above 0, or if it is finished.
+        """
+        if self.finished:
+            raise ValueError("it is finished: rounds after that would make it more than it is")
+        self._logs.append(log_ratio(self._order, times_ms))
+        self._order = self._drawn()
+        if self.rounds in self._looks:
+            self._looked_at = self.rounds
+            self._ratio = signed_rank_ratio(self._logs, self._options.confidence_at(self.rounds))
+
+    def result(self) -> SequentialTestResult:
+        """What can be said now."""
+        ended_by = EndedBy.DECIDED if self._decided else EndedBy.ROUNDS if self.finished else EndedBy.STOPPED
+        if self._ratio is None:
+            reason = f"ended after {self.rounds} rounds; the first look is after {self._looks[0]}"
+            return SequentialTestResult(Outcome.UNCLEAR, reason, None, self.rounds, 0, ended_by)
+        threshold = self._options.threshold
+        return SequentialTestResult(
+            self._ratio.outcome(threshold),
+            f"{self._ratio.reason(threshold)} ({self._looked_at} rounds)",
+            self._ratio,
+            self.rounds,
+            self._looked_at,
+            ended_by,
+        )
+
+    @property
+    def _decided(self) -> bool:
+        return self._ratio is not None and self._ratio.outcome(self._options.threshold) is not Outcome.UNCLEAR
+
+    def _drawn(self) -> Order:
+        return self._options.turns * (ABBA if self._draw.random() < 0.5 else BAAB)
+
+
+def signed_rank_ratio(log_ratios: Sequence[float], confidence: float) -> Ratio:
+    """`signed_rank_interval` of rounds, as a ratio; from 0 to infinity if there are too few."""
+    value, low, high = map(_exp, signed_rank_interval(log_ratios, confidence))
+    return Ratio(value, low, high)
+
+
+def _exp(value: float) -> float:
+    return math.inf if value == math.inf else math.exp(value)

@@ -1,0 +1,193 @@
+"""When enough samples of a dispatch have been taken, and whether what was read can be a time at all.
+
+Pure rules: they are fed numbers and know no clock.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from dispatch_profiler.profiler.statistics.intervals import median_interval, series_interval
+
+#: Of fewer samples the interval is not believed.
+_FEWEST = 5
+#: Of one visit alone none is; and what several visits agree in is no passing state of the machine.
+_SEVERAL_VISITS = 2
+_ENOUGH_VISITS = 6
+#: Samples beyond which more say nothing new.
+_MOST = 1000
+#: A dispatch is given up when it is surely slower than the best of its operation by this factor.
+_ABANDON_FACTOR = 1.5
+#: What two clocks may differ by: relative, and in seconds for what they cannot resolve.
+_CLOCK_PART = 0.05
+_CLOCK_SECONDS = 50e-6
+#: What threads of one process wait for each other's cores: relative, and in seconds for each sample.
+_TAKEN_PART = 0.03
+_TAKEN_SECONDS = 50e-6
+#: A drift below this is not worth a word.
+_DRIFT = 0.05
+
+
+class Ended(str, Enum):
+    """What ended a measurement."""
+
+    COUNT = "count"
+    INTERVAL = "interval"
+    BUDGET = "budget"
+    ABANDONED = "abandoned"
+    #: Somebody wanted to know what was known so far.
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True)
+class StopRule:
+    """Stop when the 95 % interval of the median is within `width` of it, or after `seconds`.
+
+    With `count`, after that many samples whatever they say.
+    """
+
+    width: float = 0.01
+    seconds: float = 1.0
+    count: int | None = None
+
+    def ended(
+        self,
+        samples: Sequence[float],
+        elapsed: float,
+        best: float | None = None,
+        interval: tuple[float, float] | None = None,
+        batches: int = _ENOUGH_VISITS,
+    ) -> Ended | None:
+        """Why no further sample is needed; None if one is.
+
+        `elapsed` is in seconds. `best` is the time, in the unit of `samples`, that the best dispatch
+        of the operation surely reaches: one that surely does not come near it is given up. `interval`
+        is that of their median, if they depend on each other in a way that only the caller knows.
+        """
+        if self.count is not None:
+            return Ended.COUNT if len(samples) >= self.count else None
+        if self.is_hopeless(samples, best):
+            return Ended.ABANDONED
+        low, high = interval or series_interval(samples)
+        median = statistics.median(samples)
+        is_known = len(samples) >= _FEWEST and batches >= _SEVERAL_VISITS
+        if is_known and best is not None and low > _ABANDON_FACTOR * best:
+            return Ended.ABANDONED
+        is_narrow = max(high - median, median - low) <= self.width * median
+        if is_known and is_narrow and batches >= _ENOUGH_VISITS:
+            return Ended.INTERVAL
+        is_over = elapsed >= self.seconds and len(samples) >= 3
+        return Ended.BUDGET if is_over or len(samples) >= _MOST else None
+
+    def is_hopeless(self, samples: Sequence[float], best: float | None) -> bool:
+        """Are these so far off what the best reaches that no interval is needed?"""
+        if self.count is not None or best is None or len(samples) < 3:
+            return False
+        return min(samples) > 2.0 * _ABANDON_FACTOR * best
+
+    def may_drop(self, dropped: int, kept: int, elapsed: float) -> bool:
+        """May another sample be taken instead of one that was disturbed?
+
+        Not for ever: on a machine that others use all the time such samples are all that there is.
+        """
+        return dropped < 16 + 2 * kept and (self.count is not None or elapsed < self.seconds)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One sample as two clocks saw it, in seconds. `waited` None: there is no second clock.
+
+    `taken` is how long threads that should have run waited for a core that others had.
+    """
+
+    claimed: float
+    waited: float | None = None
+    taken: float = 0.0
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Is it a sample of what else this machine does? What threads wait for each other is less."""
+        return self.taken > _TAKEN_SECONDS + _TAKEN_PART * self.claimed
+
+
+def clock_warnings(readings: Sequence[Reading]) -> tuple[str, ...]:
+    """What is wrong with a clock that stood still, went back or runs at another rate than ours."""
+    found = []
+    if any(reading.claimed <= 0 for reading in readings):
+        found.append("the clock stood still or went back")
+    apart = [r for r in readings if r.waited is not None and _differ(r.claimed, r.waited)]
+    # Between the two clocks' readings the system may take the core away from us, now and then. That
+    # a clock tells of more time than has passed it cannot explain.
+    late = [r for r in apart if r.claimed < (r.waited or 0.0)]
+    if len(late) < len(apart) or 4 * len(late) > len(readings):
+        worst = max(apart, key=lambda r: abs(r.claimed - (r.waited or 0.0)))
+        found.append(
+            f"two clocks disagree in {len(apart)} of {len(readings)} samples: "
+            f"{1e3 * worst.claimed:.4g} ms and {1e3 * (worst.waited or 0.0):.4g} ms"
+        )
+    return tuple(found)
+
+
+def _differ(claimed: float, waited: float) -> bool:
+    return abs(claimed - waited) > _CLOCK_SECONDS + _CLOCK_PART * max(claimed, waited)
+
+
+def load_warning(kept: int, disturbed: int) -> str:
+    """A sentence if many of the samples that were kept are of a machine that others use; else empty."""
+    if 4 * disturbed <= kept:
+        return ""
+    return f"other processes had a core that was needed in {disturbed} of {kept} samples"
+
+
+def drift_warning(samples: Sequence[float]) -> str:
+    """A sentence if the last third of the samples is surely not like the first; else empty."""
+    third = len(samples) // 3
+    if third < 3:
+        return ""
+    first, last = samples[:third], samples[-third:]
+    ratio = statistics.median(last) / statistics.median(first) if statistics.median(first) > 0 else 1.0
+    apart = min(last) > max(first) or max(last) < min(first)
+    return f"drifted by {ratio - 1.0:+.0%} while it was measured" if apart and abs(ratio - 1) > _DRIFT else ""
+
+
+@dataclass
+class SentinelWatch:
+    """Judges whether the machine is as fast as it was: fed the samples of one kernel, again and again."""
+
+    tolerance: float = 0.05
+    usual: float | None = None
+
+    def is_as_usual(self, samples: Sequence[float]) -> bool:
+        """Do these few show nothing? What they do show may be their own: more must say so."""
+        if self.usual is None or not samples:
+            return False
+        median = statistics.median(samples)
+        if abs(median - self.usual) > self.tolerance * self.usual:
+            return False
+        self._follow(median)
+        return True
+
+    def is_disturbed(self, samples: Sequence[float]) -> bool:
+        """Were these taken while the machine was surely slower (or faster) than is usual?"""
+        low, high = median_interval(samples)
+        median = statistics.median(samples)
+        if self.usual is None:
+            self.usual = median
+            return False
+        bound = self.tolerance * self.usual
+        if low > self.usual + bound or high < self.usual - bound:
+            return True
+        self._follow(median)
+        return False
+
+    def _follow(self, median: float) -> None:
+        """The usual time follows slowly what was not disturbed, as a machine warms up."""
+        if self.usual is not None:
+            self.usual += 0.25 * (median - self.usual)
+
+    def reset(self) -> None:
+        """Forget what was usual: the machine has changed and stays so."""
+        self.usual = None

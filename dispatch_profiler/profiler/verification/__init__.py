@@ -1,0 +1,1 @@
+"""Inputs, references, and the comparison of results with them."""

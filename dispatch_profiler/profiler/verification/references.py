@@ -1,0 +1,128 @@
+"""References, computed once and kept by their content, in memory and on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from dispatch_profiler.errors import WorkerOutOfMemory
+from dispatch_profiler.files import sha256, write_atomic
+from dispatch_profiler.operations import Contraction, Operation, Reference, operation_kind, reference
+from dispatch_profiler.profiler.verification.inputs import Distribution, draw
+
+#: From here on numpy takes longer than it takes to start torch: 1 s with 100 GFLOP/s in float64.
+_LARGE_FLOPS = 10**11
+_DECIDING = (
+    "dispatch_profiler.blocks",
+    "dispatch_profiler.operations._base",
+    "dispatch_profiler.operations.element_types",
+    "dispatch_profiler.operations.epilogues",
+    "dispatch_profiler.operations.reference",
+    "dispatch_profiler.profiler.verification.inputs",
+)
+
+
+class References:
+    """References of operations under one seed.
+
+    The key of a file holds the operation, the distribution, the seed and the code that computes
+    them; a file that cannot be read is computed again and replaced. Those of
+    large operations are contracted by what `large` returns, in float64, if it returns anything.
+    """
+
+    def __init__(
+        self, folder: Path, seed: int, large: Callable[[], Contraction | None] = lambda: None
+    ) -> None:
+        self._folder = folder
+        self._seed = seed
+        self._large = large
+        self._recent: dict[tuple[Operation, Distribution, bool], Reference] = {}
+
+    def get(self, operation: Operation, distribution: Distribution, stepwise: bool = False) -> Reference:
+        """The reference for inputs drawn from `distribution`; keeps those of the last operation.
+
+        For `stepwise` see `reference`.
+        """
+        stepwise = stepwise and operation.rounds_between_steps  # else it is the same reference
+        key = (operation, distribution, stepwise)
+        if key not in self._recent:
+            self._recent = {k: v for k, v in self._recent.items() if k[0] == operation}
+            self._recent[key] = self._load_or_compute(operation, distribution, stepwise)
+        return self._recent[key]
+
+    def path(self, operation: Operation, distribution: Distribution, stepwise: bool = False) -> Path:
+        """Where the reference lies, or would lie, on disk."""
+        content = [operation.to_dict(), distribution.value, self._seed, _code_version(operation.kind)]
+        content += ["stepwise"] if stepwise else []
+        name = sha256(json.dumps(content, sort_keys=True).encode())[:32]
+        return self._folder / operation.kind / f"{name}.npz"
+
+    def _load_or_compute(self, operation: Operation, distribution: Distribution, stepwise: bool) -> Reference:
+        path = self.path(operation, distribution, stepwise)
+        found = _load(path, operation)
+        if found is None:
+            inputs = draw(operation, distribution, self._seed)
+            found = self._by_gpu(operation, inputs, stepwise)
+            if found is not None:
+                return found  # not kept: that takes longer than to compute it again
+            found = reference(operation, inputs, stepwise=stepwise)
+            with contextlib.suppress(OSError):  # a cache that cannot be written is only slower
+                write_atomic(path, _pack(found, path.stem))
+        return found
+
+    def _by_gpu(self, operation: Operation, inputs: Sequence[np.ndarray], stepwise: bool) -> Reference | None:
+        """None if it is small, if there is no GPU that does it, or if the GPU has too little memory."""
+        contract = self._large() if operation.flops >= _LARGE_FLOPS else None
+        if contract is not None:
+            with contextlib.suppress(WorkerOutOfMemory):
+                return reference(operation, inputs, stepwise=stepwise, contract=contract)
+        return None
+
+
+def _pack(value: Reference, key: str) -> bytes:
+    """An npz with a hash of its key and arrays. bf16 and f8 travel as their bits: numpy cannot name them."""
+    expected = np.ascontiguousarray(value.expected)
+    bits = expected.view(f"u{expected.dtype.itemsize}")
+    arrays = {"expected": bits, "exact": np.array(value.tolerance is None)}
+    if value.tolerance is not None:
+        arrays["tolerance"] = value.tolerance
+    buffer = io.BytesIO()
+    np.savez(buffer, digest=np.array(_digest(arrays, key)), **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def _load(path: Path, operation: Operation) -> Reference | None:
+    try:
+        stored = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
+        arrays = {name: stored[name] for name in stored.files}
+        if str(arrays.pop("digest")) != _digest(arrays, path.stem):
+            return None
+    except Exception:
+        # Damage takes many forms on its way through zip and npy; each means: compute it again.
+        return None
+    dtype = operation.result.type.dtype if arrays["exact"] else np.dtype(np.float64)
+    return Reference(arrays["expected"].view(dtype), arrays.get("tolerance"))
+
+
+def _digest(arrays: dict[str, np.ndarray], key: str) -> str:
+    digest = hashlib.sha256(key.encode())
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
+        digest.update(arrays[name].tobytes())
+    return digest.hexdigest()
+
+
+@cache
+def _code_version(kind: str) -> str:
+    """Hash of the sources that decide a reference: change one, and it is computed again."""
+    modules = [operation_kind(kind).__module__, *_DECIDING]
+    files = [sys.modules[name].__file__ for name in modules]
+    return sha256(b"".join(Path(file).read_bytes() for file in files if file))

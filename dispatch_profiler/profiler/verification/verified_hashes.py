@@ -1,0 +1,66 @@
+"""Results that were found right, by their hash: what equals one of them bit for bit is right too.
+
+Configurations that add products in the same order compute the same bits, and so do the two vmfbs of one.
+To hash a result costs less than to hand it to the process that compares it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from dispatch_profiler.blocks import in_blocks
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.verification.inputs import Distribution
+
+#: Bytes that a thread hashes at a time.
+_HASHED = 2**21
+#: Kept of one reference; an operation has fewer orders of summing that are worth it.
+_KEPT = 16
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an execution computed; `array` is None if its hash was known."""
+
+    digest: str
+    array: np.ndarray | None
+
+
+def result_of(array: np.ndarray, known: frozenset[str]) -> Result:
+    """`array` with the hash of its type, shape and bits, or the hash alone if that is `known`."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    digest = hashlib.sha256(f"{array.dtype} {array.shape} ".encode())
+    for part in in_blocks(lambda block: hashlib.sha256(data[block]).digest(), len(data), _HASHED):
+        digest.update(part)
+    name = digest.hexdigest()
+    return Result(name, None if name in known else array)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What decides a reference: see `References.get`."""
+
+    operation: Operation
+    distribution: Distribution
+    stepwise: bool = False
+
+
+class VerifiedHashes:
+    """Hashes of the last results of one operation that were compared and right."""
+
+    def __init__(self) -> None:
+        self._found: dict[Expected, deque[str]] = {}
+
+    def of(self, expected: Expected) -> frozenset[str]:
+        """Those of one reference."""
+        return frozenset(self._found.get(expected, ()))
+
+    def add(self, expected: Expected, digest: str) -> None:
+        """One more; forgets those of other operations."""
+        if not all(each.operation == expected.operation for each in self._found):
+            self._found = {}
+        self._found.setdefault(expected, deque(maxlen=_KEPT)).append(digest)

@@ -1,0 +1,408 @@
+"""The record beside a tree: read back as written, refused when damaged, shared by processes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispatch_profiler import files
+from dispatch_profiler.configurations import CpuTiles, Default, Flow
+from dispatch_profiler.dispatches import (
+    Artifact,
+    Dispatch,
+    DispatchEntry,
+    Manifest,
+    ModuleEntry,
+    OperationEntry,
+    Selection,
+    State,
+    Tree,
+    add_generated,
+    fold_journal,
+    load_manifest,
+    note_result,
+)
+from dispatch_profiler.errors import SelectionError, TreeError
+from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, Operation
+from dispatch_profiler.targets import NullTarget
+
+ROOT = Path(__file__).parents[2]
+TILES = CpuTiles((8, 16), (4, 8, 1), cache=(4, 8, 2), peel=True, split_k=2)
+
+
+def generated(operation: Operation, source: str = "a", target: str = "null") -> OperationEntry:
+    dispatches = [Dispatch(operation, c) for c in (Default(), Default(2), TILES, Flow("ukernels"))]
+    return OperationEntry(operation, target, source, tuple(map(DispatchEntry, dispatches)))
+
+
+def compiled(entry: OperationEntry) -> OperationEntry:
+    """`entry` with every state that there is, a whole module and one that did not compile."""
+    states = (
+        (State.COMPILED, "", "#iree_cpu.lowering_config<>"),
+        (State.NOT_COMPILED, 'error: "quoted"\nand a second line → end', ""),
+        (State.NOT_APPLIED, "the compiler chose otherwise", "other"),
+        (State.GENERATED, "", ""),
+    )
+    return replace(
+        entry,
+        dispatches=tuple(
+            DispatchEntry(d.dispatch, *state) for d, state in zip(entry.dispatches, states, strict=True)
+        ),
+        modules=(
+            ModuleEntry("", "key", 100, "IREE 3.13", Artifact("v", 10), Artifact("p", 20)),
+            ModuleEntry("ukernels", "other key", 1, "IREE 3.13", None, None),
+        ),
+    )
+
+
+EVERY_OPERATION = (
+    Matmul(8, 16, 4),
+    Matmul(8, 16, 4, ElementTypes("f8", "f8", "f32"), "n", "t", Epilogue.parse("bias+gelu")),
+    BatchMatmul(2, 8, 16, 4, ElementTypes("i8", "i8", "i32")),
+    Conv2d(1, 8, 9, 4, 8, 3, 2, (2, 1), (1, 0), (1, 2), 2, "nchw", epilogue=Epilogue.parse("bias")),
+)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path / "tree")
+
+
+# -- round trip ------------------------------------------------------------------------------------
+
+
+def test_a_manifest_is_read_as_it_was_written(tree):
+    """Operations, configurations, states, reasons and artifacts, in their order."""
+    entries = tuple(compiled(generated(operation)) for operation in EVERY_OPERATION)
+    add_generated(tree, entries)
+    assert load_manifest(tree) == Manifest(tree, entries)
+
+
+def test_an_empty_manifest_is_one(tree):
+    """A tree of which nothing was generated yet."""
+    add_generated(tree, [])
+    assert load_manifest(tree).entries == ()
+
+
+def test_the_dispatches_of_a_manifest_come_in_order(tree):
+    """Each with the operation that it is of."""
+    manifest = Manifest(tree, tuple(map(generated, EVERY_OPERATION)))
+    pairs = list(manifest.dispatches())
+    assert [entry.operation for entry, _ in pairs] == [op for op in EVERY_OPERATION for _ in range(4)]
+    assert all(d.dispatch.operation == entry.operation for entry, d in pairs)
+
+
+def test_the_family_of_a_tree_is_that_of_its_targets(tree):
+    """Whatever their detail is; targets of two families are damage."""
+    entries = [generated(op, target=t) for op, t in zip(EVERY_OPERATION, ("null", "null:x"), strict=False)]
+    assert Manifest(tree, tuple(entries)).family == "null"
+    mixed = Manifest(tree, (*entries, generated(EVERY_OPERATION[2], target="llvm-cpu")))
+    with pytest.raises(TreeError, match="llvm-cpu"):
+        _ = mixed.family
+
+
+def test_the_target_of_a_tree_is_that_of_its_first_operation(tree):
+    """Any member of the family will do; of two families, or of nothing, there is none."""
+    entries = [generated(op, target=t) for op, t in zip(EVERY_OPERATION, ("null:x", "null"), strict=False)]
+    assert Manifest(tree, tuple(entries)).target == NullTarget("x")
+    for wrong in ((*entries, generated(EVERY_OPERATION[2], target="vmvx")), ()):
+        with pytest.raises(TreeError, match="several families of targets or none"):
+            _ = Manifest(tree, wrong).target
+
+
+def test_a_selection_chooses_among_the_dispatches(tree):
+    """By kind and name, each with the operation that it is of."""
+    manifest = Manifest(tree, tuple(map(generated, EVERY_OPERATION)))
+    chosen = manifest.choose(Selection(("*_default",), ("conv2d", "batch_matmul")))
+    assert [(e.operation, d.dispatch.configuration) for e, d in chosen] == [
+        (op, Default()) for op in EVERY_OPERATION[2:]
+    ]
+    with pytest.raises(SelectionError, match="no dispatch matches 'nothing'"):
+        manifest.choose(Selection(("nothing",)))
+
+
+def test_a_dispatch_is_in_the_module_of_its_flags():
+    """In none until that is compiled."""
+    entry = compiled(generated(EVERY_OPERATION[0]))
+    by_name = {d.dispatch.configuration.name: entry.module_of(d.dispatch) for d in entry.dispatches}
+    assert by_name["tile_config_default"] is by_name[TILES.name] is entry.modules[0]
+    assert by_name["flow_config_ukernels"] is entry.modules[1]
+    assert generated(EVERY_OPERATION[0]).module_of(entry.dispatches[0].dispatch) is None
+
+
+def test_the_file_says_what_it_is(tree):
+    """JSON for other tools: format, version, one operation a line, names for people."""
+    add_generated(tree, map(generated, EVERY_OPERATION[:2]))
+    data = json.loads(tree.manifest.read_text())
+    assert (data["format"], data["version"]) == ("dispatch_profiler manifest", 1)
+    assert [row["name"] for row in data["operations"]] == [op.name for op in EVERY_OPERATION[:2]]
+    assert data["operations"][0]["dispatches"][0]["name"].endswith("_tile_config_default")
+    assert len(tree.manifest.read_text().splitlines()) == 4
+
+
+# -- damage ----------------------------------------------------------------------------------------
+
+
+def refusal(tree: Tree, message: str) -> TreeError:
+    with pytest.raises(TreeError, match=message) as caught:
+        load_manifest(tree)
+    return caught.value
+
+
+def test_a_folder_that_is_missing_is_said(tree):
+    """With the next step."""
+    error = refusal(tree, f"there is no folder {tree.folder}")
+    assert error.hint == "give the folder that holds generated/"
+
+
+def test_a_tree_that_was_not_generated_is_said(tree):
+    """With its path and the next step."""
+    tree.folder.mkdir()
+    error = refusal(tree, f"no generated tree in .*: {tree.manifest} is missing")
+    assert error.hint == "run generator.py with the same --generated-dir first"
+
+
+DAMAGED = {
+    "empty": (b"", "is damaged: Expecting value"),
+    "cut off": (
+        b'{"format": "dispatch_profiler manifest", "version": 1, "operati',
+        "is damaged: Unterminated",
+    ),
+    "not text": (b"\xff\xfe\x00", "is damaged: .*can't decode"),
+    "nested without end": (b"[" * 100_000, "is damaged|is not a manifest"),
+    "foreign": (b'{"format": "something else"}', "is not a manifest of dispatch_profiler"),
+    "foreign list": (b"[1, 2]", "is not a manifest of dispatch_profiler"),
+    "foreign text": (b'"dispatch_profiler manifest"', "is not a manifest of dispatch_profiler"),
+    "new version": (
+        b'{"format": "dispatch_profiler manifest", "version": 2, "operations": []}',
+        "has version 2, but this program reads 1",
+    ),
+    "no version": (b'{"format": "dispatch_profiler manifest"}', "has version None"),
+    "no operations": (b'{"format": "dispatch_profiler manifest", "version": 1}', "is damaged: .*operations"),
+    "operations of another type": (
+        b'{"format": "dispatch_profiler manifest", "version": 1, "operations": {"a": 1}}',
+        "is damaged: ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("data", "message"), DAMAGED.values(), ids=DAMAGED)
+def test_a_file_that_is_not_ours_is_refused(tree, data, message):
+    """With its path, what is wrong, and what to do."""
+    files.write_atomic(tree.manifest, data)
+    error = refusal(tree, f"{tree.manifest} ({message})")
+    assert error.hint.startswith(f"remove {tree.manifest} and run generator.py and compile.py again")
+
+
+def test_a_manifest_that_cannot_be_read_is_refused(tree, monkeypatch):
+    """The system's reason is told."""
+    files.write_atomic(tree.manifest, "{}")
+    monkeypatch.setattr(Path, "read_text", lambda self: (_ for _ in ()).throw(PermissionError(13, "denied")))
+    refusal(tree, "is damaged: .*denied")
+
+
+def written(tree: Tree) -> dict[str, Any]:
+    add_generated(tree, [compiled(generated(EVERY_OPERATION[3]))])
+    return json.loads(tree.manifest.read_text())
+
+
+def place(data: dict[str, Any], path: tuple[str | int, ...]) -> Any:
+    """What lies at `path` in the first operation of a manifest."""
+    return functools.reduce(operator.getitem, path, data["operations"][0])
+
+
+@pytest.mark.parametrize(
+    ("path", "keys"),
+    [
+        ((), ("operation", "target", "source_sha256", "dispatches", "modules")),
+        (("operation",), ("kind", "n", "k", "types", "epilogue")),
+        (("dispatches", 1), ("configuration", "state", "reason", "applied")),
+        (("dispatches", 2, "configuration"), ("kind", "distribution", "vector")),
+        (("modules", 0), ("name", "key", "repeat", "compiler", "verify", "profile")),
+        (("modules", 0, "verify"), ("sha256", "bytes")),
+    ],
+    ids=str,
+)
+def test_a_missing_key_is_refused(tree, path, keys):
+    """Each of them, by its name."""
+    for key in keys:
+        data = written(tree)
+        del place(data, path)[key]
+        files.write_atomic(tree.manifest, json.dumps(data))
+        refusal(tree, f"the manifest {tree.manifest} is damaged: .*'{key}'")
+        tree.manifest.unlink()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("operation", "kind"), "softmax", "unknown operation kind 'softmax'"),
+        (("operation", "n"), 0, "every extent must be at least 1"),
+        (("operation", "n"), "1", "every extent must be at least 1"),
+        (("operation", "n"), None, "every extent must be at least 1"),
+        (("operation", "types"), ["f32", "f16", "f32"], "must have one element type"),
+        (("operation", "depth"), 3, "depth"),
+        (("dispatches", 0, "configuration", "kind"), "magic", "unknown kind of configuration 'magic'"),
+        (("dispatches", 0, "configuration"), "default", "Error"),
+        (("dispatches", 3, "configuration", "flow"), "ukernel", "unknown flow 'ukernel'"),
+        (("dispatches", 2, "configuration", "vector"), [1], "vector needs a tile"),
+        (("dispatches", 0, "state"), "perhaps", "'perhaps' is not a valid State"),
+        (("dispatches",), 7, "not iterable"),
+        (("modules", 0, "repeat"), "often", "often"),
+        (("modules", 0, "verify"), {"sha256": "x"}, "bytes"),
+        (("modules", 0), None, "not subscriptable"),
+    ],
+)
+def test_a_wrong_value_is_refused(tree, path, value, message):
+    """With the path of the file, what is wrong, and the next step."""
+    data = written(tree)
+    place(data, path[:-1])[path[-1]] = value
+    files.write_atomic(tree.manifest, json.dumps(data))
+    error = refusal(tree, f"the manifest {tree.manifest} is damaged: .*{message}")
+    assert "run generator.py and compile.py again" in error.hint
+
+
+# -- updates ---------------------------------------------------------------------------------------
+
+
+def test_an_update_leaves_the_others(tree):
+    """What is new comes last, what is known keeps its place."""
+    first, second, third = map(generated, EVERY_OPERATION[:3])
+    add_generated(tree, [first, second])
+    add_generated(tree, [third, replace(first, source_sha256="b")])
+    entries = load_manifest(tree).entries
+    assert [e.operation for e in entries] == [e.operation for e in (first, second, third)]
+    assert [e.source_sha256 for e in entries] == ["b", "a", "a"]
+
+
+def test_a_result_is_put_beside_what_others_put_there(tree):
+    """Two who read the same manifest lose nothing of each other."""
+    first, second = map(generated, EVERY_OPERATION[:2])
+    add_generated(tree, [first, second])
+    note_result(tree, compiled(first))
+    note_result(tree, compiled(second))
+    assert load_manifest(tree).entries == (compiled(first), compiled(second))
+
+
+def test_results_of_two_modules_of_one_operation_are_put_together(tree):
+    """Whoever compiled one of them has read the manifest before the other was done."""
+    entry = generated(EVERY_OPERATION[0])
+    add_generated(tree, [entry])
+    whole = compiled(entry)
+    for module in reversed(whole.modules):
+        members = tuple(d for d in whole.dispatches if d.dispatch.configuration.module == module.name)
+        note_result(tree, replace(whole, dispatches=members, modules=(module,)))
+
+    (found,) = load_manifest(tree).entries
+    assert found.dispatches == whole.dispatches
+    assert set(found.modules) == set(whole.modules)
+
+
+def test_the_journal_is_folded_into_the_manifest(tree):
+    """Then it is gone, and what it held is there for other tools."""
+    entry = generated(EVERY_OPERATION[0])
+    add_generated(tree, [entry])
+    note_result(tree, compiled(entry))
+    before = load_manifest(tree)
+
+    fold_journal(tree)
+
+    assert not tree.journal.exists()
+    assert load_manifest(tree) == before
+    assert "not compiled" in tree.manifest.read_text() or "compiled" in tree.manifest.read_text()
+    fold_journal(tree)  # nothing to do is no error
+    assert load_manifest(tree) == before
+
+
+@pytest.mark.parametrize("cut", [1, 30, -1])
+def test_half_a_line_of_a_killed_writer_costs_only_itself(tree, cut):
+    first, second = map(generated, EVERY_OPERATION[:2])
+    add_generated(tree, [first, second])
+    note_result(tree, compiled(first))
+    line = tree.journal.read_text().strip()
+    tree.journal.write_text(f"\n{line[:cut]}")
+
+    note_result(tree, compiled(second))
+
+    assert load_manifest(tree).entries == (first, compiled(second))
+
+
+def test_a_result_of_a_source_that_was_generated_anew_is_dropped(tree):
+    """It is of another text."""
+    old, new = generated(EVERY_OPERATION[0], "old"), generated(EVERY_OPERATION[0], "new")
+    add_generated(tree, [new])
+    note_result(tree, compiled(old))
+    assert load_manifest(tree).entries == (new,)
+
+
+def test_a_result_of_what_is_no_longer_there_is_dropped(tree):
+    """A result adds no operation."""
+    add_generated(tree, [generated(EVERY_OPERATION[0])])
+    note_result(tree, compiled(generated(EVERY_OPERATION[1])))
+    assert [e.operation for e in load_manifest(tree).entries] == [EVERY_OPERATION[0]]
+
+
+def test_a_failure_in_the_middle_leaves_the_old_manifest(tree, monkeypatch):
+    """Whole, with no temporary file beside it and no lock held."""
+    add_generated(tree, [generated(EVERY_OPERATION[0])])
+    before = tree.manifest.read_bytes()
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "no space")))
+        with pytest.raises(OSError, match="no space"):
+            add_generated(tree, [generated(EVERY_OPERATION[1])])
+    assert tree.manifest.read_bytes() == before
+    assert not list(tree.folder.rglob("*.tmp"))
+    add_generated(tree, [generated(EVERY_OPERATION[1])])
+    assert len(load_manifest(tree).entries) == 2
+
+
+def test_a_damaged_manifest_is_not_written_over(tree):
+    """Whoever damaged it may want it back."""
+    files.write_atomic(tree.manifest, "damaged")
+    with pytest.raises(TreeError, match="is damaged"):
+        add_generated(tree, [generated(EVERY_OPERATION[0])])
+    assert tree.manifest.read_text() == "damaged"
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from dispatch_profiler.configurations import Default
+from dispatch_profiler.generator import *
+from dispatch_profiler.operations import Matmul
+tree, first = Tree(Path(sys.argv[1])), int(sys.argv[2])
+sys.stdin.readline()
+for m in range(first, first + 10):
+    operation = Matmul(m, 1, 1)
+    entry = OperationEntry(operation, "null", "a", (DispatchEntry(Dispatch(operation, Default())),))
+    add_generated(tree, [entry])
+"""
+
+
+def test_four_processes_lose_nothing_of_each_other(tree):
+    """Each adds ten operations, one at a time, at the same time."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tree.folder), str(first)],
+            stdin=subprocess.PIPE, text=True, env=environment,
+        )
+        for first in (1, 11, 21, 31)
+    ]  # fmt: skip
+    for writer in writers:
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        with writer:
+            pass
+        assert writer.returncode == 0
+    assert {entry.operation.m for entry in load_manifest(tree).entries} == set(range(1, 41))

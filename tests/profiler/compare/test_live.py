@@ -1,0 +1,120 @@
+"""`compare --live`: on the null device, whose times are known, and on this CPU with the same code twice."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dispatch_profiler.dispatches import Tree, load_manifest
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.profiler.compare import live
+from dispatch_profiler.profiler.compare.cli import main as compare_main
+from dispatch_profiler.profiler.compare.live import match
+from dispatch_profiler.profiler.compare.pairing import By
+
+SHAPE = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
+
+
+@pytest.fixture
+def no_processes(in_process, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dispatch_profiler.profiler.evaluation import workers
+
+    monkeypatch.setattr(live, "Worker", workers.Worker)
+
+
+@pytest.fixture
+def two_trees(run, no_processes):
+    """`two_trees(base_faults, new_faults)`: the same dispatches, compiled by two null compilers."""
+
+    def make(base: str, new: str) -> None:
+        for name, faults in (("base", base), ("new", new)):
+            Path(f"{name}.yaml").write_text(faults)
+            run("generator", f"--generated-dir={name}", f"--target=null:{name}.yaml", *SHAPE)
+            assert run("compile", f"--generated-dir={name}", "-j1").status in (0, 1)
+
+    return make
+
+
+def compared(capsys, *arguments: str) -> tuple[int, str, dict[str, str]]:
+    """Exit status, what was printed, and configuration -> outcome."""
+    status = compare_main(["--live", "--format=markdown", *arguments])
+    out = capsys.readouterr().out
+    rows = re.findall(r"^\| \**([a-z ]+?)\** \|.*`\S*?((?:tile|flow)_config_[^`]*)`", out, flags=re.MULTILINE)
+    return status, out, {configuration: outcome for outcome, configuration in rows}
+
+
+def test_what_takes_longer_is_slower_and_what_does_not_is_the_same(two_trees, capsys):
+    two_trees(
+        '"*": {time_ms: 1.0}',
+        '"*_default": {time_ms: 1.05}\n"*_ukernels": {time_ms: 0.9}\n"*": {time_ms: 1.0}',
+    )
+
+    status, out, outcomes = compared(capsys, "base", "new", "--fail-on=slower:3%")
+
+    assert status == 1
+    assert outcomes.pop("tile_config_default") == "slower"
+    assert outcomes.pop("flow_config_ukernels") == "faster"
+    assert set(outcomes.values()) == {"same"}
+    assert "measured in turns in one process" in out
+
+
+def test_what_was_not_compiled_or_is_wrong_says_so(two_trees, capsys):
+    two_trees(
+        '"*_default": {not_compiled: no such tile}\n"*": {time_ms: 1.0}',
+        '"*_ukernels": {fault: wrong_element}\n"*_data_tiling": {fault: clock_zero}\n"*": {time_ms: 1.0}',
+    )
+
+    _, out, outcomes = compared(capsys, "base", "new")
+
+    assert outcomes["tile_config_default"] == "not measured"
+    assert "base: no such tile" in out
+    assert outcomes["flow_config_ukernels"] == "failed"
+    assert "new: FAILED (" in out
+    assert outcomes["flow_config_data_tiling"] == "not measured"
+    assert "the clock stood still or went back: no figure can be trusted" in out
+
+
+def test_two_configurations_of_one_tree_are_compared_by_operation(two_trees, capsys):
+    two_trees('"*_default": {time_ms: 2.0}\n"*": {time_ms: 1.0}', '"*": {}')
+
+    status, _, outcomes = compared(
+        capsys, "base", "base", "--by=operation", "--base-dispatches=*_default", "--new-dispatches=*_ukernels"
+    )
+
+    assert status == 0
+    assert outcomes == {"tile_config_default -> flow_config_ukernels": "faster"}
+
+
+def test_nothing_on_both_sides_is_refused(two_trees):
+    two_trees('"*": {}', '"*": {}')
+    entries = list(load_manifest(Tree(Path("base"))).dispatches())
+
+    with pytest.raises(UsageError, match="no dispatch is both in base and in new") as caught:
+        match(entries[:1], entries[1:], By.DISPATCH)
+    assert "--by=operation" in caught.value.hint
+    with pytest.raises(UsageError, match="new has more than one configuration of matmul_16x32x8"):
+        match(entries[:1], entries, By.OPERATION)
+
+
+def test_what_says_how_to_measure_needs_live(capsys):
+    assert compare_main(["a.jsonl", "b.jsonl", "--budget=3"]) == 2
+    assert "--device and --budget say how to measure\nhint: add --live" in capsys.readouterr().err
+
+
+def test_the_same_code_on_this_cpu_is_neither_faster_nor_slower(run, capsys):
+    """With a threshold that no two copies of one kernel differ by."""
+    run(
+        "generator",
+        "--problem-m=64",
+        "--problem-n=64",
+        "--problem-k=64",
+        "--lhs=f32",
+        "--default-config=only",
+    )
+    assert run("compile", "-j1").status == 0
+
+    _, out, outcomes = compared(capsys, ".", ".", "--threshold=60%", "--budget=30")
+
+    assert outcomes["tile_config_default"] in ("same", "unclear"), out

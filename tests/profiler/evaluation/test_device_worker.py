@@ -1,0 +1,200 @@
+"""What the worker processes do, called in this one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dispatch_profiler.compiler import ModuleJob, NullCompiler
+from dispatch_profiler.compiler.null import Rule
+from dispatch_profiler.configurations import Default
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.errors import TargetError, ToolError
+from dispatch_profiler.files import sha256
+from dispatch_profiler.operations import Matmul, reference
+from dispatch_profiler.profiler.evaluation import device_worker
+from dispatch_profiler.profiler.measurement.measure import Measurement, MeasureOptions, Mode
+from dispatch_profiler.profiler.measurement.sample_batches import Plan, joined, next_batch
+from dispatch_profiler.profiler.statistics.stopping import StopRule
+from dispatch_profiler.profiler.verification.inputs import Distribution, draw
+from dispatch_profiler.profiler.verification.verified_hashes import Expected
+from dispatch_profiler.profiler.verification.verify import compare
+from dispatch_profiler.runtime import RunError
+from dispatch_profiler.runtime.null import NullCall, NullDevice, NullProgram
+
+OPERATION = Matmul(4, 6, 8)
+NAME = Dispatch(OPERATION, Default()).name
+SEED = 3
+
+pytestmark = pytest.mark.usefixtures("in_process")
+
+
+def modules(
+    tmp_path: Path, *, repeat: int = 10, **rule: object
+) -> tuple[device_worker.Module, device_worker.Module]:
+    """verify and profile of one dispatch, compiled under one rule, on disk."""
+    compiler = NullCompiler((Rule("*", **rule),))
+    built = compiler.build(ModuleJob("", (Dispatch(OPERATION, Default()),), (), repeat))
+    made = []
+    for name, vmfb, times in (("verify", built.verify, 1), ("profile", built.profile, repeat)):
+        path = tmp_path / f"{name}.vmfb"
+        path.write_bytes(vmfb)
+        made.append(device_worker.Module(str(path), sha256(vmfb), times))
+    return made[0], made[1]
+
+
+def plan(options: MeasureOptions) -> Plan:
+    """All samples in one visit."""
+    return replace(next_batch(options, (), None), most=options.stop.count)
+
+
+def samples(tmp_path: Path, options: MeasureOptions, *, repeat: int = 10, **rule: object) -> Measurement:
+    """What one visit brings."""
+    device_worker.start("null", "")
+    made = device_worker.Modules(*modules(tmp_path, repeat=repeat, **rule))
+    return joined(options, [device_worker.take_batch(made, NAME, OPERATION, SEED, plan(options))])
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("distribution", list(Distribution))
+def test_one_run_gives_the_result_for_the_drawn_inputs(tmp_path, distribution):
+    """Shape, type and values are those of the operation under this seed."""
+    device_worker.start("null", "")
+    actual = device_worker.run_once(modules(tmp_path)[0], NAME, OPERATION, distribution, SEED)
+    assert compare(OPERATION, actual, reference(OPERATION, draw(OPERATION, distribution, SEED))).passed
+    assert not compare(
+        OPERATION, actual, reference(OPERATION, draw(OPERATION, distribution, SEED + 1))
+    ).passed
+
+
+def test_a_vmfb_that_changed_since_it_was_checked_is_not_run(tmp_path):
+    """What is run is what the manifest names by its hash, not what lies there by now."""
+    verify, _ = modules(tmp_path)
+    stale = device_worker.Module(verify.path, sha256(b"what was compiled"), 1)
+    device_worker.start("null", "")
+    with pytest.raises(ToolError, match="changed"):
+        device_worker.run_once(stale, NAME, OPERATION, Distribution.REALS, SEED)
+
+
+def test_a_new_vmfb_at_an_old_path_is_loaded_anew(tmp_path):
+    """Modules are kept by content."""
+    device_worker.start("null", "")
+    right = device_worker.run_once(modules(tmp_path)[0], NAME, OPERATION, Distribution.REALS, SEED)
+    wrong = device_worker.run_once(
+        modules(tmp_path, fault="nan")[0], NAME, OPERATION, Distribution.REALS, SEED
+    )
+    assert np.isfinite(right).all() and not np.isfinite(wrong).all()
+
+
+def test_a_function_that_is_not_there_is_an_error_of_the_run(tmp_path):
+    """The session makes it a verdict."""
+    device_worker.start("null", "")
+    with pytest.raises(RunError, match="no function nobody"):
+        device_worker.run_once(modules(tmp_path)[0], "nobody", OPERATION, Distribution.REALS, SEED)
+
+
+def test_a_device_that_does_not_exist_does_not_start():
+    """The message names it and the drivers that there are."""
+    with pytest.raises(TargetError, match="no device 'nonsense'") as caught:
+        device_worker.start("nonsense", "")
+    assert "local-task" in caught.value.hint
+
+
+# -- samples ---------------------------------------------------------------------------------------
+
+
+def test_samples_are_taken_from_the_profile_vmfb(tmp_path):
+    """Calls of ten executions: a batch of 25 takes three of them."""
+    measurement = samples(tmp_path, MeasureOptions(StopRule(count=4), 25), time_ms=0.5)
+    assert measurement.executions == 30
+    assert measurement.samples_ms == pytest.approx((0.5,) * 4)
+
+
+def test_the_result_of_what_is_timed_can_be_had(tmp_path):
+    """The profile vmfb is verified too, not only its sibling; unless it takes so long that it is not used."""
+    device_worker.start("null", "")
+    (tmp_path / "wrong").mkdir()
+    verify, (_, wrong) = modules(tmp_path)[0], modules(tmp_path / "wrong", fault="nan")
+    arguments = device_worker.Modules(verify, wrong), NAME, OPERATION, SEED
+    right = reference(OPERATION, draw(OPERATION, Distribution.REALS, SEED))
+    for mode, single_seconds, passes in (
+        (Mode.WARM, 0.0, False),
+        (Mode.WARM, 9.0, True),
+        (Mode.COLD, 0.0, True),
+    ):
+        result = device_worker.result_of_timed(*arguments, mode, single_seconds)
+        assert compare(OPERATION, result, right).passed is passes
+
+
+def test_the_estimate_is_that_of_a_warm_execution(tmp_path, monkeypatch):
+    """A first run that takes 30 ms longer, as on a GPU, does not make a dispatch slow."""
+    warm, whole = set(), NullCall.time
+
+    def time(call, calls):
+        cold = 0.0 if id(call) in warm else 0.03
+        warm.add(id(call))
+        return whole(call, calls) + cold
+
+    monkeypatch.setattr(NullCall, "time", time)
+    device_worker.start("null", "")
+    verify, _ = modules(tmp_path, time_ms=0.5)
+    assert device_worker.estimate(verify, NAME, OPERATION, SEED) == pytest.approx(0.0005)
+
+
+def test_a_dispatch_without_any_time_is_measured(tmp_path):
+    """A clock that does not move ends nothing."""
+    assert samples(tmp_path, MeasureOptions(StopRule(count=3)), time_ms=0.0).samples_ms == (0.0, 0.0, 0.0)
+
+
+def cold(monkeypatch, tmp_path: Path, **rule: object):
+    """A cold measurement, and on which operands each call was."""
+    bound, whole = [], NullProgram.bind
+
+    def bind(program, function, *operands):
+        bound.append(operands)
+        return whole(program, function, *operands)
+
+    monkeypatch.setattr(NullProgram, "bind", bind)
+    options = MeasureOptions(StopRule(count=4), mode=Mode.COLD)
+    return samples(tmp_path, options, **rule), max(bound, key=len)
+
+
+def test_cold_samples_are_single_executions_on_operands_that_no_cache_holds(tmp_path, monkeypatch):
+    """The null device claims caches of 1 MiB."""
+    measurement, operands = cold(monkeypatch, tmp_path, time_ms=0.5)
+    assert measurement.mode == "cold"
+    assert measurement.samples_ms == pytest.approx((0.5,) * 4)
+    assert len(set(map(id, operands))) == len(operands)
+    assert (len(operands) - 1) * OPERATION.bytes >= 3 * 2**20
+
+
+def test_what_a_single_call_costs_is_taken_off_a_cold_sample(tmp_path, monkeypatch):
+    """A call that costs 0.1 ms beside its executions, of 0.5 ms each."""
+    whole = NullCall.time
+    monkeypatch.setattr(NullCall, "time", lambda call, calls: whole(call, calls) + 1e-4 * calls)
+    measurement, _ = cold(monkeypatch, tmp_path, repeat=100, time_ms=0.5)
+    assert measurement.samples_ms == pytest.approx((0.5,) * 4)
+    assert measurement.overhead_ms == pytest.approx(0.1)
+
+
+def test_cold_caches_cannot_be_had_where_nobody_knows_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(NullDevice, "cache_bytes", 0)
+    with pytest.raises(RunError, match="not known: measure with --mode=warm"):
+        samples(tmp_path, MeasureOptions(StopRule(count=3), mode=Mode.COLD))
+
+
+# -- checking --------------------------------------------------------------------------------------
+
+
+def test_the_checker_finds_right_and_wrong(tmp_path):
+    """It compares with the reference for the same seed, which it keeps on disk."""
+    device_worker.start_checker(str(tmp_path / "cache"), SEED)
+    right = reference(OPERATION, draw(OPERATION, Distribution.INTEGERS, SEED)).expected
+    assert device_worker.check(Expected(OPERATION, Distribution.INTEGERS), right).passed
+    assert not device_worker.check(Expected(OPERATION, Distribution.INTEGERS), right + 1).passed
+    assert len(list((tmp_path / "cache").rglob("*.npz"))) == 1

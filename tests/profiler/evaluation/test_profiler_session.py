@@ -1,0 +1,307 @@
+"""A session: dispatch after dispatch, each with a verdict, each costing no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dispatch_profiler.configurations import CpuTiles
+from dispatch_profiler.dispatches import Tree, load_manifest
+from dispatch_profiler.errors import TargetError, ToolError, WorkerOutOfMemory, WorkerTimedOut
+from dispatch_profiler.profiler.evaluation import device_worker, session
+from dispatch_profiler.profiler.evaluation.session import ProfileOptions, Session
+from dispatch_profiler.profiler.measurement.measure import MeasureOptions
+from dispatch_profiler.profiler.records.record import Record, Verdict
+from dispatch_profiler.profiler.statistics.stopping import StopRule
+
+pytestmark = pytest.mark.usefixtures("in_process")
+
+ONLY_DEFAULTS = ("--problem-m=16,32", "--problem-n=32", "--problem-k=8", "--lhs=f32", "--default-config=only")
+
+
+def records_of(folder: Path, **options: object) -> list[Record]:
+    """Records of every dispatch of a tree."""
+    made = Tree(folder)
+    with Session(made, ProfileOptions("null", **options)) as opened:
+        return list(opened.records(load_manifest(made).dispatches()))
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`broken("run_once", error)`: the first call of a step of the job raises `error`."""
+
+    def plant(step: str, error: BaseException, *, always: bool = False) -> None:
+        whole, left = getattr(device_worker, step), [error]
+
+        def call(*arguments):
+            if left:
+                raise left[0] if always else left.pop()
+            return whole(*arguments)
+
+        monkeypatch.setattr(device_worker, step, call)
+
+    return plant
+
+
+def test_every_record_says_where_it_was_made(tree):
+    """Device, target, compiler, runtime and seed."""
+    (first, *_) = records_of(tree(), seed=9)
+    assert (first.provenance.device, first.provenance.target, first.provenance.seed) == ("null", "null", 9)
+    assert first.provenance.iree.startswith("compiler null ") and ", runtime " in first.provenance.iree
+
+
+def test_records_come_in_the_order_of_the_manifest_as_they_are_done(tree):
+    """Those of the first operation are there before the second begins."""
+    made = Tree(tree(*ONLY_DEFAULTS))
+    manifest = load_manifest(made)
+    with Session(made, ProfileOptions("null")) as opened:
+        names = [record.dispatch.name for record in opened.records(manifest.dispatches())]
+        assert names == [dispatch.dispatch.name for _, dispatch in manifest.dispatches()]
+        begun = opened.records(manifest.dispatches())
+        assert next(begun).dispatch.name == names[0]
+
+
+def test_a_measured_record_holds_what_was_asked_for(tree):
+    """Three samples of at least 1000 executions."""
+    (first, *_) = records_of(tree(), measure=MeasureOptions(StopRule(count=3), 1000))
+    assert first.measurement is not None
+    assert len(first.measurement.samples_ms) == 3 and first.measurement.executions >= 1000
+
+
+def test_the_default_options_verify_and_measure(tree):
+    """Nobody must ask for correctness."""
+    records = records_of(tree(*ONLY_DEFAULTS))
+    assert [(r.verdict, r.measurement is not None) for r in records] == [(Verdict.SUCCESS, True)] * 2
+
+
+def test_verification_needs_integers_and_reals(tree, monkeypatch):
+    """Both distributions are compared, integers first; then the result of the profile vmfb.
+
+    What equals a result that was right, bit for bit, is not compared again.
+    """
+    seen, whole = [], device_worker.check
+    monkeypatch.setattr(
+        device_worker,
+        "check",
+        lambda expected, *rest: seen.append(expected.distribution.value) or whole(expected, *rest),
+    )
+    folder = tree(*ONLY_DEFAULTS)
+    records_of(folder)
+    assert seen == ["integers", "reals"] * 2
+
+    timed = device_worker.result_of_timed
+    monkeypatch.setattr(
+        device_worker, "result_of_timed", lambda *rest: np.nextafter(timed(*rest), np.float32(9))
+    )
+    assert {record.verdict for record in records_of(folder)} == {Verdict.SUCCESS}
+    assert seen[4:] == ["integers", "reals", "reals"] * 2
+
+
+def test_only_what_was_right_is_known(tree, monkeypatch):
+    """Wrong results that equal each other are all wrong; the same bits in another shape are another result."""
+    whole = device_worker.run_once
+    monkeypatch.setattr(device_worker, "run_once", lambda *arguments: whole(*arguments) + np.float32(9))
+    folder = tree(*ONLY_DEFAULTS[:-1])
+    records = records_of(folder)
+    assert {r.verdict for r in records} == {Verdict.FAILED} and len(records) > 2
+    calls = []
+
+    def run_once(*arguments):
+        calls.append(arguments)
+        found = whole(*arguments)
+        return found if len(calls) <= 3 else found.T
+
+    monkeypatch.setattr(device_worker, "run_once", run_once)
+    first, second, *_ = records_of(folder)
+    assert (first.verdict, second.verdict) == (Verdict.SUCCESS, Verdict.FAILED)
+
+
+@pytest.mark.parametrize(("call", "name"), [(0, "integers"), (1, "reals")])
+def test_a_wrong_result_on_either_distribution_is_a_failure(tree, monkeypatch, call, name):
+    """The reason names the distribution and the seed, so that it can be had again."""
+    calls, whole = [], device_worker.run_once
+
+    def run_once(*arguments):
+        calls.append(arguments)
+        return whole(*arguments) + (len(calls) == call + 1) * np.float32(9)
+
+    monkeypatch.setattr(device_worker, "run_once", run_once)
+    first, second = records_of(tree(*ONLY_DEFAULTS), seed=5)
+    assert (first.verdict, first.measurement) == (Verdict.FAILED, None)
+    assert first.reason.startswith("512 of 512 elements are wrong")
+    assert first.reason.endswith(f"({name}, seed 5)")
+    assert second.verdict is Verdict.SUCCESS
+
+
+def test_a_result_of_another_shape_is_a_failure(tree, monkeypatch):
+    """It is compared with nothing."""
+    whole = device_worker.run_once
+    monkeypatch.setattr(device_worker, "run_once", lambda *arguments: whole(*arguments).T)
+    first, _ = records_of(tree(*ONLY_DEFAULTS))
+    assert first.verdict is Verdict.FAILED and first.measurement is None
+    assert "the result is float32 (32, 16), but should be float32 (16, 32)" in first.reason
+
+
+@pytest.mark.parametrize("step", ["run_once", "take_batch", "result_of_timed"])
+@pytest.mark.parametrize(
+    ("error", "verdict", "reason"),
+    [
+        (ToolError("the runtime refused"), Verdict.CRASHED, "the runtime refused"),
+        (WorkerOutOfMemory("out of memory"), Verdict.CRASHED, "out of memory"),
+        (WorkerTimedOut("no answer"), Verdict.TIMED_OUT, "no answer; --timeout sets the limit"),
+        (ValueError("surprise"), Verdict.CRASHED, "ValueError: surprise"),
+    ],
+    ids=["tool", "memory", "time", "other"],
+)
+def test_a_step_that_breaks_costs_one_dispatch(tree, broken, step, error, verdict, reason):
+    """Also after it was verified: what cannot be measured is no success, and the next one runs."""
+    broken(step, error)
+    first, second = records_of(tree(*ONLY_DEFAULTS))
+    assert (first.verdict, first.reason, first.measurement) == (verdict, reason, None)
+    assert second.verdict is Verdict.SUCCESS and second.measurement is not None
+
+
+def test_a_device_that_does_not_open_again_costs_one_dispatch(tree, broken):
+    """After a crash a fresh worker may find no device: a verdict, and the run goes on."""
+    broken("run_once", TargetError("no device 'cuda'"))
+    first, second = records_of(tree(*ONLY_DEFAULTS))
+    assert first.verdict is Verdict.CRASHED and "no device" in first.reason
+    assert second.verdict is Verdict.SUCCESS
+
+
+def test_a_reference_that_cannot_be_had_is_no_success(tree, broken):
+    """Nothing is called correct that was not compared, and the record says why it was not."""
+    broken("check", WorkerOutOfMemory("out of memory"), always=True)
+    first, _ = records_of(tree(*ONLY_DEFAULTS))
+    assert first.verdict is Verdict.NOT_VERIFIED and first.is_failure
+    assert first.reason == "the reference could not be computed: out of memory"
+
+
+def test_a_slow_dispatch_is_measured_one_by_one(null_tree):
+    """Three hundred milliseconds a hundred times are too long for a call: the verify vmfb is used."""
+    folder = null_tree(*ONLY_DEFAULTS, faults={"*": {"time_ms": 300.0}})
+    first, _ = records_of(folder)
+    assert first.measurement.executions == 1
+    assert first.measurement.samples_ms == pytest.approx((300.0,) * 24)  # four in each of six visits
+
+
+def test_a_profile_vmfb_that_computes_something_else_is_a_failure(tree, monkeypatch):
+    """What is measured is verified, not only its sibling."""
+    whole = device_worker.result_of_timed
+    monkeypatch.setattr(
+        device_worker, "result_of_timed", lambda *arguments: whole(*arguments) + np.float32(9)
+    )
+    first, _ = records_of(tree(*ONLY_DEFAULTS))
+    assert (first.verdict, first.measurement) == (Verdict.FAILED, None)
+    assert first.reason.startswith("in the profile vmfb 512 of 512 elements are wrong")
+
+
+def test_a_kernel_from_outside_runs_where_dispatches_do(tree, monkeypatch):
+    """`Provider: Triton` is no library: what is launched stands in the vmfb."""
+    monkeypatch.setattr(CpuTiles, "provider", "Triton")
+    records = records_of(tree(*ONLY_DEFAULTS[:-1]))
+    assert {record.provider for record in records} == {"IREE Codegen", "Triton"}
+    assert {record.verdict for record in records} <= {Verdict.SUCCESS, Verdict.NOT_APPLIED}
+
+
+def test_a_damaged_file_is_looked_at_once(tree):
+    """All its dispatches say so; the path is listed once."""
+    made = Tree(tree())
+    manifest = load_manifest(made)
+    path = made.vmfb(manifest.entries[0].operation, "", "profile")
+    path.write_bytes(b"damaged")
+    with Session(made, ProfileOptions("null")) as opened:
+        records = list(opened.records(manifest.dispatches()))
+    bad = [r for r in records if r.verdict is Verdict.NOT_COMPILED]
+    assert opened.damaged == [path] and len(bad) == 7 and len(records) == 9
+    assert {r.reason for r in bad} == {f"{path.name} is damaged or missing: run compile.py again"}
+
+
+def test_a_runtime_whose_version_is_not_known_is_said_to_be_so(tree, monkeypatch):
+    """Someone's own build has no package."""
+
+    def unknown(name):
+        raise session.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(session.metadata, "version", unknown)
+    assert records_of(tree())[0].provenance.iree.endswith("runtime of unknown version")
+
+
+# -- visits ----------------------------------------------------------------------------------------
+
+
+def spells(monkeypatch, *factors: float) -> list[str]:
+    """Each visit in a row takes so many times as long; the dispatches in the order visited."""
+    whole, left, order = device_worker.take_batch, list(factors), []
+
+    def take_batch(modules, name, *arguments):
+        found = whole(modules, name, *arguments)
+        order.append(name)
+        factor = left.pop(0) if left else 1.0
+        return replace(found, samples_ms=tuple(factor * sample for sample in found.samples_ms))
+
+    monkeypatch.setattr(device_worker, "take_batch", take_batch)
+    return order
+
+
+def test_a_dispatch_is_visited_again_when_the_others_of_its_operation_have_been(tree, monkeypatch):
+    order = spells(monkeypatch)
+    records = records_of(tree(), measure=MeasureOptions(StopRule(count=6)))
+    names = [record.dispatch.name for record in records]
+    assert order == 6 * names
+    assert all(len(record.measurement.samples_ms) == 6 for record in records)
+
+
+def test_a_slow_spell_of_the_machine_spoils_no_figure(null_tree, monkeypatch):
+    """The first visit takes twice as long, so it is not precise; then many others agree."""
+    spells(monkeypatch, 2.0)
+    folder = null_tree(*ONLY_DEFAULTS, faults={"*": {"time_ms": 1.0}})
+    first, _ = records_of(folder)
+    assert first.measurement.median_ms == pytest.approx(1.0)
+    assert first.measurement.samples_ms[:4] == pytest.approx((2.0,) * 4)
+    assert first.measurement.warnings == ()
+
+
+def test_visits_that_agree_among_themselves_only_are_told(null_tree, monkeypatch):
+    spells(monkeypatch, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5)
+    folder = null_tree(*ONLY_DEFAULTS[1:], "--problem-m=16", faults={"*": {"time_ms": 1.0}})
+    (first,) = records_of(folder, measure=MeasureOptions(StopRule(count=18)))
+    assert first.measurement.warnings == ("drifted by +50% while it was measured",)
+    assert first.measurement.interval_ms == pytest.approx((1.0, 1.5))
+
+
+def test_what_breaks_in_a_later_visit_costs_one_dispatch(tree, monkeypatch):
+    whole, calls = device_worker.take_batch, []
+
+    def take_batch(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise WorkerTimedOut("no answer within 1 s")
+        return whole(*arguments)
+
+    monkeypatch.setattr(device_worker, "take_batch", take_batch)
+    folder = tree(*ONLY_DEFAULTS)
+    verdicts = [record.verdict for record in records_of(folder)]
+    assert verdicts == [Verdict.TIMED_OUT, Verdict.SUCCESS]
+
+
+def test_interrupted_those_that_were_visited_are_kept(tree, monkeypatch):
+    """And say that they were to be visited again."""
+    whole, calls = device_worker.take_batch, []
+
+    def take_batch(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return whole(*arguments)
+
+    monkeypatch.setattr(device_worker, "take_batch", take_batch)
+    made, found = Tree(tree()), []
+    with Session(made, ProfileOptions("null")) as opened, pytest.raises(KeyboardInterrupt):
+        for record in opened.records(load_manifest(made).dispatches()):
+            found.append(record)
+    assert [record.measurement.ended_by for record in found] == ["interrupted"] * 2

@@ -1,0 +1,98 @@
+"""Taking turns on the null device: who is called on what, how often, and what is made of the answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from dispatch_profiler.compiler import ModuleJob, NullCompiler
+from dispatch_profiler.compiler.null import Rule
+from dispatch_profiler.configurations import Default
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.operations import Matmul
+from dispatch_profiler.profiler.measurement import paired_sampling
+from dispatch_profiler.profiler.measurement.paired_sampling import Timed, take_paired_samples
+from dispatch_profiler.profiler.measurement.placement import Places
+from dispatch_profiler.profiler.statistics.comparison import Outcome
+from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions, Side
+from dispatch_profiler.profiler.verification.inputs import Distribution, draw
+from dispatch_profiler.runtime import NullDevice, RunError
+from dispatch_profiler.runtime.null import NullCall
+
+OPERATION = Matmul(4, 6, 8)
+NAME = Dispatch(OPERATION, Default()).name
+
+
+class Watched(NullDevice):
+    """Writes down which vmfb is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[bytes] = []
+
+    def load(self, vmfb):
+        self.loaded.append(vmfb)
+        return super().load(vmfb)
+
+
+def compared(base: dict, new: dict, *, repeats: tuple[int, int] = (10, 10), **options):
+    """What turns say of two rules of the null compiler, and the device that they were taken on."""
+    device, sides = Watched(), {}
+    for side, rule, repeat in zip(Side, (base, new), repeats, strict=True):
+        job = ModuleJob("", (Dispatch(OPERATION, Default()),), (), repeat)
+        sides[side] = Timed(NullCompiler((Rule("*", **rule),)).build(job).profile, NAME, repeat)
+    places = Places(device, OPERATION, draw(OPERATION, Distribution.REALS, 1))
+    return take_paired_samples(device, sides, places, SequentialTestOptions(**options), 20.0), device
+
+
+def test_the_ratio_is_that_of_the_two_sides():
+    found, _ = compared({"time_ms": 1.0}, {"time_ms": 1.05})
+    assert found.result.outcome is Outcome.SLOWER
+    assert found.result.ratio is not None
+    assert found.result.ratio.value == pytest.approx(1.05)
+    assert (found.medians_ms[Side.BASE], found.medians_ms[Side.NEW]) == pytest.approx((1.0, 1.05))
+
+
+def test_code_is_placed_anew_for_each_round():
+    """Both sides together, in both orders; two times before the first round to see what it takes."""
+    found, device = compared({"time_ms": 1.0}, {"time_ms": 1.05})
+    pairs = list(zip(device.loaded[::2], device.loaded[1::2], strict=True))
+    assert len(pairs) == found.result.rounds + 2
+    assert len(set(pairs)) == 2 and all(one != other for one, other in pairs)
+
+
+def test_a_sample_has_as_many_executions_on_both_sides(monkeypatch):
+    """Also if one side is three times as fast, and its vmfb repeats a dispatch less often."""
+    counted: dict[int, set[int]] = {}
+    whole = NullCall.time
+
+    def count(call, calls):
+        if calls > 1:
+            counted.setdefault(id(call._clock), set()).add(calls)
+        return whole(call, calls)
+
+    monkeypatch.setattr(NullCall, "time", count)
+    compared({"time_ms": 0.003}, {"time_ms": 0.0011}, repeats=(10, 50))
+    assert sorted({calls for each in counted.values() for calls in each}) == [
+        19,
+        95,
+    ]  # of 50 and of 10 executions
+
+
+@pytest.mark.parametrize(("milliseconds", "turns_of_a_round"), [(0.1, 4), (1.0, 2), (100.0, 1)])
+def test_rounds_of_long_calls_have_fewer_turns(monkeypatch, milliseconds, turns_of_a_round):
+    """A call is ten executions. A round lasts about 0.1 s, but has one turn at least."""
+    sizes = []
+    whole = paired_sampling.SequentialTest.add
+    monkeypatch.setattr(
+        paired_sampling.SequentialTest,
+        "add",
+        lambda rule, times: (sizes.append(len(times)), whole(rule, times)),
+    )
+    compared({"time_ms": milliseconds}, {"time_ms": milliseconds})
+    assert set(sizes) == {4 * turns_of_a_round}
+
+
+@pytest.mark.parametrize("fault", ["clock_zero", "clock_back", "clock_stalls"])
+def test_a_clock_that_lies_gives_no_ratio(fault):
+    with pytest.raises(RunError, match="no figure can be trusted"):
+        compared({"time_ms": 1.0}, {"time_ms": 1.0, "fault": fault})

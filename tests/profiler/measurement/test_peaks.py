@@ -1,0 +1,130 @@
+"""No figure is reported that the machine cannot reach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dispatch_profiler.operations import ElementTypes, Matmul
+from dispatch_profiler.profiler.evaluation import hardware
+from dispatch_profiler.profiler.evaluation.session import ProfileOptions, Session
+from dispatch_profiler.profiler.measurement import peaks
+from dispatch_profiler.profiler.measurement.measure import Mode
+from dispatch_profiler.profiler.measurement.peaks import Peaks, PeaksFile, measure_peaks
+from dispatch_profiler.profiler.records.record import Verdict
+from dispatch_profiler.targets import HostCpu
+
+#: 100 GFLOP/s in f32, 50 in f64, 10 GB/s.
+KNOWN = Peaks({"f32": 100e9, "f64": 50e9}, 10e9)
+LOWER = Peaks({"f32": 10e9, "f64": 60e9}, 1e9)
+
+
+@pytest.mark.parametrize(
+    ("types", "milliseconds"),
+    [
+        (ElementTypes("f32", "f32", "f32"), 1.0),
+        (ElementTypes("f64", "f64", "f64"), 2.0),
+        (ElementTypes("f16", "f16", "f32"), 0.5),  # half as wide: at most twice as fast
+        (ElementTypes("i8", "i8", "i32"), 0.25),
+    ],
+    ids=lambda x: x.lhs if isinstance(x, ElementTypes) else "",
+)
+def test_the_limit_follows_from_the_operations_and_the_type(types: ElementTypes, milliseconds: float):
+    """100 MFLOP: 2 * 500 * 500 * 200."""
+    operation = Matmul(500, 500, 200, types)
+
+    assert KNOWN.limit_ms(operation) == pytest.approx(milliseconds)
+    assert KNOWN.is_plausible(operation, milliseconds)
+    assert KNOWN.is_plausible(operation, 0.81 * milliseconds)  # BLAS does not reach the limit quite
+    assert not KNOWN.is_plausible(operation, 0.79 * milliseconds)
+
+
+def test_from_cold_caches_the_bytes_take_time_too():
+    """64 x 64 x 64 in f32: 0.52 MFLOP are 5.2 us at 100 GFLOP/s, 48 KiB are 4.9 us at 10 GB/s."""
+    square, vector = Matmul(64, 64, 64), Matmul(1, 64, 64)
+
+    assert KNOWN.limit_ms(square, Mode.COLD) == KNOWN.limit_ms(square) == pytest.approx(0.00524288)
+    assert KNOWN.limit_ms(vector, Mode.COLD) == pytest.approx((64 * 64 + 2 * 64) * 4 / 10e6)
+    assert KNOWN.limit_ms(vector) == pytest.approx(2 * 64 * 64 / 100e6)
+
+
+def test_the_higher_of_two_measurements_counts():
+    assert KNOWN.best_of(LOWER) == LOWER.best_of(KNOWN) == Peaks({"f32": 100e9, "f64": 60e9}, 10e9)
+
+
+def test_what_was_measured_once_is_kept(tmp_path: Path):
+    answers = iter([LOWER, KNOWN])
+    file = PeaksFile(tmp_path, "this", lambda: next(answers))
+
+    assert file.get() == file.get() == LOWER
+    assert PeaksFile(tmp_path, "this", lambda: next(answers)).get() == LOWER  # by the next run too
+    assert file.again() == LOWER.best_of(KNOWN)
+    assert file.get() == LOWER.best_of(KNOWN)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"flops_per_second": 3, "bytes_per_second": 1}',
+        '{"flops_per_second": {"f32": 1}, "bytes_per_second": 0}',
+    ],
+)
+def test_a_damaged_file_is_measured_anew(tmp_path: Path, text: str):
+    folder = tmp_path / "machines"
+    PeaksFile(folder, "this", lambda: KNOWN).get()
+    next(folder.iterdir()).write_text(text)
+
+    assert PeaksFile(folder, "this", lambda: LOWER).get() == LOWER
+
+
+def test_wide_kernels_of_blas_are_tried_only_where_the_cpu_has_them(monkeypatch):
+    for features, tried in (({"avx2"}, 1), ({"avx2", "avx512f"}, 2)):
+        monkeypatch.setattr(peaks, "host_cpu", lambda known=features: HostCpu("some", frozenset(known)))
+        assert len(list(peaks.environments())) == tried
+        assert all(each["OPENBLAS_NUM_THREADS"] == "1" for each in peaks.environments())
+
+
+def test_this_machine_has_ceilings():
+    found = measure_peaks()
+
+    assert 1e8 < found.flops_per_second["f64"] <= found.flops_per_second["f32"] * 1.5 < 1e15
+    assert 1e8 < found.bytes_per_second < 1e13
+    a = np.ones((8, 8))
+    assert (a @ a == 8).all()
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(("peak", "verdict"), [(1e9, "Implausible"), (1e15, "SUCCESS")])
+def test_a_figure_below_the_limit_is_implausible(null_tree, monkeypatch, tmp_path, peak: float, verdict: str):
+    """The null device answers as fast as it is told to; here it passes for this machine."""
+    from dispatch_profiler.runtime import NullDevice
+
+    measured = []
+
+    def measured_now() -> Peaks:
+        measured.append(peak)
+        return Peaks({"f32": peak, "f64": peak}, 1e12)
+
+    folder = null_tree()
+    monkeypatch.setattr(
+        "dispatch_profiler.profiler.evaluation.device_worker.open_device", lambda *_: NullDevice()
+    )
+    monkeypatch.setattr(hardware, "measure_ceilings", measured_now)
+    options = ProfileOptions("local-null", peaks=tmp_path / "machines")
+    from dispatch_profiler.dispatches import Tree, load_manifest
+
+    with Session(Tree(folder), options) as running:
+        (first, *_) = running.records(load_manifest(Tree(folder)).dispatches())
+
+    assert first.verdict.value == verdict
+    assert first.limit_ms == pytest.approx(1e3 * first.dispatch.operation.flops / peak)
+    assert first.peaks == Peaks({"f32": peak, "f64": peak}, 1e12)
+    if first.verdict is Verdict.IMPLAUSIBLE:
+        assert first.measurement is None
+        assert "were read, but this machine needs" in first.reason
+        assert len(measured) > 1  # it was measured once more before anything was said

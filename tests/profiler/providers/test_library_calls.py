@@ -1,0 +1,226 @@
+"""Whose kernels are profiled, what comes first, and what speeds are relative to."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+
+import pytest
+
+from dispatch_profiler.configurations import CpuTiles, Default, Limits
+from dispatch_profiler.dispatches import Dispatch, DispatchEntry, OperationEntry
+from dispatch_profiler.errors import MissingDependency, UsageError
+from dispatch_profiler.operations import Conv2d, Matmul
+from dispatch_profiler.profiler.measurement.measure import Measurement
+from dispatch_profiler.profiler.providers.library_calls import (
+    PROVIDERS,
+    LibraryCall,
+    check_installed,
+    choose_reference,
+    parse_providers,
+    with_providers,
+)
+from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
+from dispatch_profiler.profiler.records.record_file import stored
+from dispatch_profiler.profiler.records.speedup import Speedups
+
+MATMUL, CONV = Matmul(4, 6, 8), Conv2d(1, 4, 4, 2, 2, 3, 3)
+TILES = CpuTiles((64, 128), (8, 32, 4))
+OTHER = CpuTiles((32, 64), (8, 32, 4))
+
+
+def entry(operation, *configurations):
+    dispatches = tuple(DispatchEntry(Dispatch(operation, each)) for each in configurations)
+    return OperationEntry(operation, "null", "", dispatches)
+
+
+def names(pairs):
+    return [dispatch.dispatch.configuration.name for _, dispatch in pairs]
+
+
+def pairs_of(*entries):
+    return [(each, dispatch) for each in entries for dispatch in each.dispatches]
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def test_providers_are_a_comma_list():
+    """In the order given."""
+    assert parse_providers("iree") == ("iree",)
+    assert parse_providers("torch, iree,numpy") == ("torch", "iree", "numpy")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cublas", "--providers: unknown provider 'cublas'"),
+        ("", "--providers: unknown provider ''"),
+        ("iree,,torch", "--providers: unknown provider ''"),
+        ("iree,numpy,iree", "--providers: 'iree' is given twice"),
+    ],
+)
+def test_a_list_that_says_nothing_is_refused(text, message):
+    """With the names that there are."""
+    with pytest.raises(UsageError) as error:
+        parse_providers(text)
+    assert error.value.message == message
+    assert "twice" in message or all(name in error.value.hint for name in PROVIDERS)
+
+
+def test_a_near_miss_is_named():
+    with pytest.raises(UsageError) as error:
+        parse_providers("iree,numpi")
+    assert error.value.hint.startswith("did you mean 'numpy'?")
+
+
+def test_a_library_that_is_not_installed_is_named_with_its_pip_line(monkeypatch):
+    """And IREE and what is there are not asked for."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else object())
+    check_installed(["iree", "numpy"])
+    with pytest.raises(MissingDependency, match="--providers: torch is not installed") as error:
+        check_installed(["iree", "torch"])
+    assert "pip install 'dispatch_profiler[torch]'" in error.value.hint
+    assert error.value.exit_status == 2
+
+
+# -- the reference ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "providers", "chosen"),
+    [
+        (None, ("iree",), "default"),
+        (None, ("iree", "numpy"), "numpy"),
+        (None, ("torch", "iree", "numpy"), "torch"),
+        ("default", ("iree", "torch"), "default"),
+        ("torch", ("iree", "numpy", "torch"), "torch"),
+        ("numpy", ("numpy",), "numpy"),
+    ],
+)
+def test_the_reference_is_what_is_asked_for_or_the_first_library(asked, providers, chosen):
+    assert choose_reference(asked, providers) == chosen
+
+
+@pytest.mark.parametrize(
+    ("asked", "providers", "message", "hint"),
+    [
+        ("torch", ("iree", "numpy"), "--reference=torch is not among", "--providers=iree,numpy,torch"),
+        ("iree", ("iree", "numpy"), "--reference: unknown reference 'iree'", "default, numpy"),
+        ("tourch", ("iree", "torch"), "--reference: unknown reference 'tourch'", "did you mean 'torch'?"),
+    ],
+)
+def test_a_reference_that_is_not_measured_is_refused(asked, providers, message, hint):
+    with pytest.raises(UsageError) as error:
+        choose_reference(asked, providers)
+    assert error.value.message.startswith(message) and hint in error.value.hint
+
+
+# -- the order of the work -------------------------------------------------------------------------
+
+
+def test_what_others_are_compared_with_comes_first_within_an_operation():
+    """The default, the libraries, then everything in its order."""
+    pairs = pairs_of(entry(MATMUL, TILES, Default(), OTHER), entry(CONV, Default()))
+    assert names(with_providers(pairs, ("iree", "torch", "numpy"))) == [
+        "tile_config_default", "torch_matmul", "numpy_matmul", TILES.name, OTHER.name,
+        "tile_config_default", "torch_conv2d", "numpy_im2col",
+    ]  # fmt: skip
+
+
+def test_without_libraries_only_the_default_moves():
+    """A tree has its default first anyway."""
+    pairs = pairs_of(entry(MATMUL, Default(), TILES, OTHER))
+    assert with_providers(pairs, ("iree",)) == pairs
+
+
+def test_without_iree_there_are_only_libraries():
+    """One call for each operation that is selected, whatever its configurations are."""
+    pairs = pairs_of(entry(MATMUL, TILES, OTHER), entry(CONV, Default()))
+    assert names(with_providers(pairs, ("numpy",))) == ["numpy_matmul", "numpy_im2col"]
+
+
+def test_without_the_default_the_libraries_come_first():
+    """They may be the reference."""
+    pairs = pairs_of(entry(MATMUL, TILES, Default(4)))
+    found = names(with_providers(pairs, ("iree", "numpy")))
+    assert found == ["numpy_matmul", TILES.name, "tile_config_default_splitk4"]
+
+
+def test_a_call_is_named_for_the_library_and_its_method():
+    """And says so if there is none."""
+    assert Dispatch(MATMUL, LibraryCall("numpy", "matmul")).name == f"{MATMUL.name}_numpy_matmul"
+    assert LibraryCall("numpy", "matmul").invalid_reason(MATMUL, Limits()) is None
+    assert LibraryCall("numpy").invalid_reason(CONV, Limits()) == "numpy computes no conv2d here"
+
+
+# -- speeds ----------------------------------------------------------------------------------------
+
+
+def record(
+    configuration, ms, *, provider="IREE Codegen", operation=MATMUL, verdict=Verdict.SUCCESS, limit=0.0
+):
+    measurement = None if ms is None else Measurement((ms,), 1)
+    origin = Provenance("null", "null", "", 1)
+    return Record(Dispatch(operation, configuration), origin, verdict, "", measurement, provider, limit)
+
+
+def numpy(ms, **options):
+    return record(LibraryCall("numpy", "matmul"), ms, provider="numpy", **options)
+
+
+def test_speeds_are_ratios_of_times():
+    """Twice as fast is 2."""
+    speedups = Speedups("numpy")
+    for each in (record(Default(), 4.0), numpy(6.0)):
+        speedups.learn(each)
+    found = speedups.of(record(TILES, 2.0, limit=0.5))
+    assert (found.vs_default, found.vs_reference, found.of_limit) == (2.0, 3.0, 0.25)
+    assert speedups.of(numpy(6.0)).vs_reference == 1.0
+
+
+def test_the_default_may_be_the_reference():
+    speedups = Speedups()
+    speedups.learn(record(Default(), 4.0))
+    assert speedups.of(record(TILES, 8.0)).vs_reference == 0.5
+
+
+def test_what_is_not_known_yet_is_none():
+    """No ratio to something that comes later, of another operation, or that has no figure."""
+    speedups = Speedups("numpy")
+    speedups.learn(record(Default(), 4.0, operation=CONV))
+    speedups.learn(numpy(1.0, verdict=Verdict.FAILED))
+    speedups.learn(record(Default(4), 1.0))
+    found = speedups.of(record(TILES, 2.0))
+    assert (found.vs_default, found.vs_reference, found.of_limit) == (None, None, None)
+    assert speedups.of(record(TILES, None)).vs_default is None
+
+
+def test_a_baseline_that_failed_later_is_none_any_more():
+    """What is wrong is no measure."""
+    speedups = Speedups("numpy")
+    speedups.learn(numpy(1.0))
+    speedups.learn(numpy(None, verdict=Verdict.FAILED))
+    assert speedups.of(record(TILES, 2.0)).vs_reference is None
+
+
+def test_a_clock_that_stood_still_is_no_baseline():
+    speedups = Speedups()
+    speedups.learn(record(Default(), 0.0))
+    assert speedups.of(record(TILES, 2.0)).vs_default is None
+
+
+def test_stored_records_are_baselines_too():
+    """As `--resume` reads them."""
+    speedups = Speedups("numpy")
+    speedups.learn(stored(numpy(6.0)))
+    assert speedups.of(record(TILES, 2.0)).vs_reference == 3.0
+
+
+def test_records_of_one_origin_have_one_library():
+    """Another version of it is measured anew; IREE's version is of no interest to it."""
+    one = Provenance("local-task", "llvm-cpu", "", 1, library="numpy 2.0")
+    assert one.origin == replace(one, when="later").origin
+    assert one.origin != replace(one, library="numpy 2.1").origin
+    assert one.software == "numpy 2.0"
+    assert replace(one, library="", iree="compiler 1").software == "compiler 1"

@@ -1,0 +1,362 @@
+"""The CSV: columns that never change, rows that are never lost, numbers that are numbers."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+
+import pandas
+import pytest
+
+from dispatch_profiler import operations
+from dispatch_profiler.configurations import FLOWS, CpuTiles, Default, Flow, MmaTiles, SimtTiles, TritonTiles
+from dispatch_profiler.configurations import KINDS as CONFIGURATIONS
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, Matmul, Operation
+from dispatch_profiler.profiler.measurement.measure import Measurement
+from dispatch_profiler.profiler.providers.library_calls import LibraryCall
+from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
+from dispatch_profiler.profiler.records.speedup import Speedups
+from dispatch_profiler.profiler.report.console import CsvReport, columns
+
+PROVENANCE = Provenance("local-task", "llvm-cpu", "compiler 1, runtime 2", 7)
+MEASUREMENT = Measurement((0.1 + 0.2, 1 / 3, 0.125), 640)
+RECORD = Record(Dispatch(Matmul(4, 6, 8), Default()), PROVENANCE, Verdict.SUCCESS, "", MEASUREMENT)
+TILED = replace(RECORD, dispatch=Dispatch(Matmul(4, 6, 8), CpuTiles((64, 128), (8, 32, 4), (8, 64, 64))))
+FAILED = RECORD.failed(Verdict.FAILED, '1 of 24 elements, "result[0, 7]"\nis wrong')
+
+
+def written(path: Path, *records: Record, append: bool = False, **tags: str) -> list[dict[str, str]]:
+    """What any reader of CSV finds after `records` were written."""
+    with CsvReport(path, append=append, tags=tags) as report:
+        for record in records:
+            report.add(record)
+    return rows_of(path)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file, strict=True))
+
+
+# -- columns ---------------------------------------------------------------------------------------
+
+
+def test_columns_stand_in_the_documented_order(tmp_path):
+    """Tags, the fields of the block, counts, arguments, tiles, samples, origin."""
+    written(tmp_path / "a.csv", card="H200", run="3")
+    header = (tmp_path / "a.csv").read_text().splitlines()[0].split(",")
+    assert header[:11] == [
+        "card", "run", "Dispatch", "Provider", "OpKind", "Operation", "Configuration", "Arguments",
+        "Verification", "Runtime(ms)", "GFLOPs",
+    ]  # fmt: skip
+    assert header[11:20] == ["bytes", "flops", "batch_count", "m", "n", "k", "lhs", "rhs", "result"]
+    assert header[-48:] == [
+        "distribution_tile", "cache_tile", "vector_tile", "peel",
+        "workgroup_tile", "k_tile", "stages", "core", "instruction", "pipeline", "inner_tile", "options",
+        "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
+        "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings", "limit(ms)",
+        "sm_mhz", "memory_mhz", "watts", "celsius",
+        "vs_default", "vs_reference", "reference", "of_limit",
+        "gpu", "driver", "cpu", "cores", "memory_bytes", "system", "device", "target", "iree", "library",
+        "seed", "when", "reason", "reproduce",
+    ]  # fmt: skip
+
+
+def test_no_column_stands_twice():
+    """pandas would rename the second."""
+    assert len(set(columns())) == len(columns())
+
+
+def example(kind: type[Operation]) -> Operation:
+    """An operation with everything that an argument can name: every extent 1, a bias."""
+    extents = {f.name: 1 for f in fields(kind) if f.default is MISSING}
+    return kind(**extents, epilogue=Epilogue.parse("bias+relu"))
+
+
+def without_column() -> Iterator[str]:
+    """Arguments of operations and fields of configurations that `columns` lacks."""
+    for kind in operations.KINDS.values():
+        yield from set(Dispatch(example(kind), Default()).arguments()) - set(columns())
+    mma = MmaTiles(workgroup=(64, 64), reduction=(32,))
+    simt = SimtTiles(workgroup=(64, 64), reduction=(16,), thread=(4, 4))
+    triton = TritonTiles(tile=(64, 64, 32), persistent=132)
+    for configuration in (Default(4), TILED.dispatch.configuration, *map(Flow, FLOWS), mma, simt, triton):
+        yield from set(configuration.fields()) - set(columns())
+
+
+def test_every_argument_of_every_kind_has_its_column():
+    """An argument without a column could not be told apart in a spreadsheet."""
+    assert list(without_column()) == []
+    assert set(CONFIGURATIONS) == {
+        "default", "cpu_tiles", "flow", "mma_tiles", "simt_tiles", "triton", "extern",
+    }, "add the new kind to without_column"  # fmt: skip
+
+
+def test_an_argument_without_a_column_would_be_noticed(monkeypatch):
+    """The checker above can fail: here a kind names something that its smallest problem lacks."""
+
+    class Sparse(Matmul):
+        def shape_arguments(self) -> dict[str, str]:
+            return {**super().shape_arguments(), "sparsity": "2:4"}
+
+        @classmethod
+        def smallest(cls, epilogue: Epilogue) -> Matmul:
+            return Matmul(1, 1, 1, epilogue=epilogue)
+
+    monkeypatch.setitem(operations.KINDS, "sparse", Sparse)
+    assert list(without_column()) == ["sparsity"]
+
+
+def test_columns_do_not_depend_on_what_was_run(tmp_path):
+    """Files of different runs can be put together."""
+    conv = replace(RECORD, dispatch=Dispatch(Conv2d(1, 8, 8, 4, 4, 3, 3), Default()))
+    headers = [list(written(tmp_path / "a.csv", record)[0]) for record in (RECORD, TILED, FAILED, conv)]
+    assert all(header == list(columns()) for header in headers)
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def test_a_row_says_what_the_record_says(tmp_path):
+    """Every value of a measured dispatch, spelled out."""
+    (row,) = written(tmp_path / "a.csv", TILED, card="H200")
+    filled = {name: value for name, value in row.items() if value}
+    assert filled == {
+        "card": "H200",
+        "Dispatch": "matmul_4x6x8_f32t_f32t_f32t_tile_config_64x128_8x64x64_8x32x4",
+        "Provider": "IREE Codegen",
+        "OpKind": "OperationKind.Matmul",
+        "Operation": "matmul_4x6x8_f32t_f32t_f32t",
+        "Configuration": "tile_config_64x128_8x64x64_8x32x4",
+        "Arguments": TILED.arguments_text(),
+        "Verification": "SUCCESS",
+        "Runtime(ms)": "0.30000000000000004",
+        "GFLOPs": repr(2 * 4 * 6 * 8 / (0.1 + 0.2) / 1e6),
+        "bytes": str(4 * (4 * 8 + 8 * 6 + 4 * 6)), "flops": str(2 * 4 * 6 * 8),
+        "batch_count": "1", "m": "4", "n": "6", "k": "8",
+        "lhs": "f32t", "rhs": "f32t", "result": "f32t", "split_k_mode": "N/A", "split_k_slices": "N/A",
+        "distribution_tile": "64x128", "cache_tile": "8x64x64", "vector_tile": "8x32x4", "peel": "false",
+        "min(ms)": "0.125", "p20(ms)": repr(0.125 + 0.4 * (0.1 + 0.2 - 0.125)),
+        "p80(ms)": repr((0.1 + 0.2) + 0.6 * (1 / 3 - (0.1 + 0.2))), "max(ms)": repr(1 / 3),
+        "low(ms)": repr(MEASUREMENT.interval_ms[0]), "high(ms)": repr(MEASUREMENT.interval_ms[1]), "spread": repr(MEASUREMENT.spread),
+        "samples": "3", "executions_per_sample": "640", "mode": "warm", "overhead(ms)": "0.0",
+        "ended_by": "count", "reference": "default",
+        "device": "local-task", "target": "llvm-cpu", "iree": "compiler 1, runtime 2", "seed": "7",
+    }  # fmt: skip
+
+
+def test_a_failure_has_its_reason_and_no_figure(tmp_path):
+    """Commas, quotes and line breaks of the reason survive; figures are empty, not zero."""
+    (row,) = written(tmp_path / "a.csv", FAILED)
+    assert row["reason"] == FAILED.reason and row["Verification"] == "FAILED"
+    assert not any(row[name] for name in ("Runtime(ms)", "GFLOPs", "min(ms)", "max(ms)", "spread", "samples"))
+
+
+def test_pandas_reads_numbers_as_numbers(tmp_path):
+    """As it stands: no converters, no exact digit lost, integers as integers."""
+    written(tmp_path / "a.csv", RECORD, TILED, run="3")
+    frame = pandas.read_csv(tmp_path / "a.csv")
+    numbers = ["Runtime(ms)", "GFLOPs", "min(ms)", "max(ms)", "spread"]
+    counts = [
+        "run",
+        "bytes",
+        "flops",
+        "batch_count",
+        "m",
+        "n",
+        "k",
+        "samples",
+        "executions_per_sample",
+        "seed",
+    ]
+    assert {str(frame[name].dtype) for name in numbers} == {"float64"}
+    assert {str(frame[name].dtype) for name in counts} == {"int64"}
+    assert frame["Runtime(ms)"].tolist() == [MEASUREMENT.median_ms] * 2
+    assert frame["spread"].tolist() == [MEASUREMENT.spread] * 2
+
+
+def test_pandas_reads_every_kind_and_verdict_together(tmp_path):
+    """What a dispatch does not have is missing, not text among numbers."""
+    conv = Conv2d(1, 8, 8, 4, 4, 3, 3, types=ElementTypes("i8", "i8", "i32"), epilogue=Epilogue(bias=True))
+    written(tmp_path / "a.csv", RECORD, FAILED, replace(RECORD, dispatch=Dispatch(conv, Default())))
+    frame = pandas.read_csv(tmp_path / "a.csv")
+    assert frame["Verification"].tolist() == ["SUCCESS", "FAILED", "SUCCESS"]
+    assert math.isnan(frame["Runtime(ms)"][1]) and frame["Runtime(ms)"].dtype == "float64"
+    assert frame["m"][0] == 4 and math.isnan(frame["m"][2])
+    assert frame["conv-h"][2] == 8 and frame["epilogue"][2] == "bias"
+
+
+# -- rows are never lost ---------------------------------------------------------------------------
+
+
+def test_every_row_is_on_disk_before_the_next_begins(tmp_path):
+    """Between two records a reader finds the first one whole."""
+    path = tmp_path / "a.csv"
+    with CsvReport(path) as report:
+        assert rows_of(path) == []
+        for count, record in enumerate([RECORD, FAILED, TILED], start=1):
+            report.add(record)
+            assert [row["Dispatch"] for row in rows_of(path)][count - 1] == record.dispatch.name
+            assert len(rows_of(path)) == count
+
+
+def test_an_error_on_the_way_loses_no_row(tmp_path):
+    """What was added before stays."""
+    with pytest.raises(KeyboardInterrupt), CsvReport(tmp_path / "a.csv") as report:
+        report.add(RECORD)
+        raise KeyboardInterrupt
+    assert len(rows_of(tmp_path / "a.csv")) == 1
+
+
+def test_a_file_is_replaced_unless_asked_otherwise(tmp_path):
+    """Without `append` the old rows go."""
+    assert len(written(tmp_path / "a.csv", RECORD, RECORD)) == 2
+    assert len(written(tmp_path / "a.csv", TILED)) == 1
+
+
+# -- append ----------------------------------------------------------------------------------------
+
+
+def test_appending_adds_rows_below_one_header(tmp_path):
+    """Old rows stay byte for byte."""
+    path = tmp_path / "a.csv"
+    written(path, RECORD, run="1")
+    before = path.read_text()
+    rows = written(path, TILED, FAILED, append=True, run="2")
+    assert path.read_text().startswith(before)
+    assert path.read_text().count("Dispatch,Provider") == 1
+    assert [row["run"] for row in rows] == ["1", "2", "2"]
+
+
+@pytest.mark.parametrize("exists", [False, True], ids=["new", "empty"])
+def test_appending_to_nothing_begins_with_a_header(tmp_path, exists):
+    """A file that is new or empty gets its header."""
+    if exists:
+        (tmp_path / "a.csv").touch()
+    rows = written(tmp_path / "a.csv", RECORD, append=True)
+    assert len(rows) == 1 and list(rows[0]) == list(columns())
+
+
+def test_appending_below_a_line_without_end_begins_a_new_line(tmp_path):
+    """An editor may have left out the last line's end: neither row is glued to the other."""
+    path = tmp_path / "a.csv"
+    written(path, RECORD)
+    path.write_bytes(path.read_bytes().rstrip(b"\r\n"))
+    rows = written(path, TILED, append=True)
+    assert [row["Dispatch"] for row in rows] == [RECORD.dispatch.name, TILED.dispatch.name]
+
+
+def test_appending_under_other_columns_is_refused(tmp_path):
+    """The message names what the file lacks and what it has beside."""
+    path = tmp_path / "a.csv"
+    written(path, RECORD, card="H200", host="a")
+    before = path.read_text()
+    with pytest.raises(UsageError, match=r"other columns \(it lacks run; it also has card, host\)"):
+        CsvReport(path, append=True, tags={"run": "3"})
+    assert path.read_text() == before
+
+
+def test_appending_under_columns_in_another_order_is_refused(tmp_path):
+    """Rows would land in the wrong columns."""
+    written(tmp_path / "a.csv", RECORD, a="1", b="2")
+    with pytest.raises(UsageError, match=r"other columns \(in another order\)"):
+        CsvReport(tmp_path / "a.csv", append=True, tags={"b": "2", "a": "1"})
+
+
+@pytest.mark.parametrize("content", [b"just a text\n", b"\xff\xfe\x00\x01", b"a,b\n1,2\n", b"\n"])
+def test_appending_to_a_foreign_file_is_refused(tmp_path, content):
+    """Whatever it holds, it is left as it is."""
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(UsageError, match=r"--append: .*a\.csv"):
+        CsvReport(tmp_path / "a.csv", append=True)
+    assert (tmp_path / "a.csv").read_bytes() == content
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Dispatch", "m", "reason", "conv-h", "Runtime(ms)"])
+def test_a_tag_with_the_name_of_a_column_is_refused(tmp_path, name):
+    """One of the two would be lost."""
+    with pytest.raises(UsageError, match="is the name of a column already"):
+        CsvReport(tmp_path / "a.csv", tags={name: "1"})
+    assert not (tmp_path / "a.csv").exists()
+
+
+def test_a_missing_folder_is_refused_by_its_name(tmp_path):
+    """It is not made: a slip of the pen would scatter reports."""
+    with pytest.raises(UsageError, match=r"there is no folder .*nowhere"):
+        CsvReport(tmp_path / "nowhere" / "a.csv")
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_folder_is_no_file(tmp_path):
+    """The path itself may be a folder."""
+    with pytest.raises(UsageError, match="is a folder"):
+        CsvReport(tmp_path)
+
+
+# -- speeds ----------------------------------------------------------------------------------------
+
+LIBRARY = replace(
+    RECORD,
+    dispatch=Dispatch(RECORD.dispatch.operation, LibraryCall("numpy", "matmul")),
+    provider="numpy",
+    measurement=Measurement((0.6,), 1),
+)
+
+
+def speeds(path: Path) -> list[tuple[str, str]]:
+    return [(row["vs_default"], row["vs_reference"]) for row in rows_of(path)]
+
+
+def test_a_row_gets_its_speeds_when_what_it_is_compared_with_comes(tmp_path):
+    """It is on disk before; rows of another operation, and of other runs, stay as they are."""
+    path = tmp_path / "a.csv"
+    other = replace(RECORD, dispatch=Dispatch(Matmul(5, 6, 8), Default()))
+    written(path, RECORD)
+    with CsvReport(path, Speedups("numpy"), append=True) as report:
+        report.add(other)
+        report.add(RECORD)
+        assert speeds(path) == [("1.0", "1.0"), ("1.0", ""), ("1.0", "")]
+        report.add(LIBRARY)
+        double = repr(0.6 / RECORD.measurement.median_ms)
+        assert speeds(path)[1:] == [("1.0", ""), ("1.0", double), (repr(1 / (0.6 / (0.1 + 0.2))), "1.0")]
+        report.add(TILED)
+    assert speeds(path)[-1] == ("1.0", double)
+    assert [row["Configuration"] for row in rows_of(path)] == [
+        "tile_config_default", "tile_config_default", "tile_config_default", "numpy_matmul",
+        TILED.dispatch.configuration.name,
+    ]  # fmt: skip
+
+
+def test_a_baseline_that_turns_out_wrong_leaves_no_speeds_and_no_rest_of_a_row(tmp_path):
+    """Rows become shorter then."""
+    path = tmp_path / "a.csv"
+    with CsvReport(path, Speedups("numpy")) as report:
+        for record in (LIBRARY, RECORD, LIBRARY.failed(Verdict.FAILED, "wrong")):
+            report.add(record)
+    assert [vs_reference for _, vs_reference in speeds(path)] == ["", "", ""]
+    assert path.read_text().endswith("\n") and len(rows_of(path)) == 3
+
+
+def test_what_cannot_be_rewritten_is_written_once(tmp_path):
+    """A pipe: rows come as they are known."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.extend(path.read_text().splitlines()))
+    reader.start()
+    with CsvReport(path, Speedups("numpy")) as report:
+        for record in (RECORD, LIBRARY, TILED):
+            report.add(record)
+    reader.join()
+    found = list(csv.DictReader(read))
+    assert [row["vs_reference"] != "" for row in found] == [False, True, True]

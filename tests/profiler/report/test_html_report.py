@@ -1,0 +1,479 @@
+"""The HTML report: what is in the file, before any browser reads it."""
+
+from __future__ import annotations
+
+import builtins
+import hashlib
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sample_records import REASONS, invented, written
+
+from dispatch_profiler.errors import MissingDependency
+from dispatch_profiler.profiler.measurement.peaks import Peaks
+from dispatch_profiler.profiler.records.record import Verdict
+from dispatch_profiler.profiler.records.record_file import StoredRecord
+from dispatch_profiler.profiler.report.cli import main
+from dispatch_profiler.profiler.report.html import (
+    comparison,
+    distribution,
+    export,
+    figures,
+    grouped,
+    heat_map,
+    render_page,
+    roofline,
+)
+from dispatch_profiler.profiler.report.html.conditions import conditions, warnings
+from dispatch_profiler.profiler.report.html.data import script_json, without_samples
+from dispatch_profiler.profiler.report.html.style import distinct, plain, plotly_script, shortened
+
+RECORDS = invented(75, samples=6)
+HOSTILE = "</script><img src=x onerror=alert(1)>&amp;%{x}<b>{{7*7}}\u2028\ud800"
+
+
+class Page(HTMLParser):
+    """Tags, the text of each <script> by its id, and everything else that people read."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: dict[str, str] = {}
+        self.text = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self._inside = dict(attrs).get("id") or tag
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("script", "style"):
+            self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.scripts[self._inside] = self.scripts.get(self._inside, "") + data
+        else:
+            self.text += data
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return json.loads(self.scripts["data"])
+
+
+def unmeasured(record: StoredRecord, verdict: Verdict = Verdict.CRASHED) -> StoredRecord:
+    return replace(record, verdict=verdict, reason=REASONS[verdict], measurement=None)
+
+
+def numbers(value: Any) -> list[float]:
+    """Every number in plain data, in its order."""
+    if isinstance(value, dict):
+        return [number for each in value.values() for number in numbers(each)]
+    if isinstance(value, (list, tuple)):
+        return [number for each in value for number in numbers(each)]
+    return [value] if isinstance(value, (int, float)) and not isinstance(value, bool) else []
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def test_every_field_of_every_record_is_in_the_page():
+    """The data of the page, put together again, are the lines of the file."""
+    from dispatch_profiler.profiler.records.record_file import to_line
+
+    data = Page(render_page(RECORDS, "run")).data
+
+    for record, row in zip(RECORDS, data["records"], strict=True):
+        line = json.loads(to_line(record))
+        whole = {**row, **{name: pool[row[name]] for name, pool in data["shared"].items()}}
+        assert whole == {name: line[name] for name in line if name not in ("format", "version")}
+
+
+def test_samples_are_in_the_page_once():
+    """The figure of the samples has none of its own."""
+    records = invented(25, samples=20)
+    text = render_page(records, "run")
+    for record in records:
+        if record.measurement is not None:
+            # No quantile of 20 samples is the ninth of them.
+            assert text.count(repr(sorted(record.measurement.samples_ms)[8])) == 1
+
+
+def test_the_page_asks_for_nothing_from_elsewhere():
+    """No address in a tag, and a policy under which the browser would refuse one."""
+    tags = Page(render_page(RECORDS, "run")).tags
+    addresses = [v for _, found in tags for k, v in found.items() if k in ("src", "href", "action", "data")]
+    assert all(address and address.startswith(("#", "data:,")) for address in addresses)
+    policy = next(found["content"] for tag, found in tags if tag == "meta" and "http-equiv" in found)
+    assert policy and policy.startswith("default-src 'none'")
+
+
+def test_hostile_names_stay_text():
+    """Names, reasons, tags and the title may hold anything: no tag comes out of them."""
+    record = RECORDS[0]
+    hostile = replace(
+        record, dispatch=HOSTILE, operation=HOSTILE, configuration=HOSTILE, provider=HOSTILE, reason=HOSTILE,
+        reproduce=HOSTILE, tags={HOSTILE: HOSTILE},
+        provenance=replace(record.provenance, device=HOSTILE, iree=HOSTILE, target=HOSTILE),
+    )  # fmt: skip
+    usual = [tag for tag, _ in Page(render_page([record], "run")).tags]
+
+    page = Page(render_page([hostile], HOSTILE))
+
+    assert [tag for tag, _ in page.tags] == usual
+    assert page.data["records"][0]["dispatch"] == HOSTILE
+    assert HOSTILE in page.text
+
+
+def test_a_file_without_records_says_so():
+    """There is a page, with a sentence and no figure."""
+    page = Page(render_page([], "empty.jsonl"))
+    assert "The file holds no records: nothing was profiled." in page.text
+    assert not any(tag == "section" for tag, _ in page.tags)
+
+
+def test_when_everything_failed_the_page_says_so():
+    """No figure, and every failure with its reason."""
+    failed = [unmeasured(record, verdict) for record, verdict in zip(RECORDS, REASONS, strict=False)]
+    page = Page(render_page(failed, "failed.jsonl"))
+    assert "No dispatch was measured" in page.text
+    assert page.data["roofline"] is None and page.data["comparison"] is None
+    assert [row["reason"] for row in page.data["records"]] == [record.reason for record in failed]
+
+
+def test_how_it_was_measured_is_told():
+    """Mode, samples, intervals, what ended it, device, IREE, seed, when."""
+    text = Page(render_page(RECORDS, "run")).text
+    origin = RECORDS[0].provenance
+    for told in (
+        "warm",
+        "6, of 8 to 512 executions",
+        "interval (",
+        "±",
+        origin.device,
+        origin.iree,
+        "Invented CPU, 2 cores, 8.0 GiB, Linux 6.1.0 x86_64",
+        "7",
+        origin.when[:13],
+    ):
+        assert told in text
+
+
+def test_conditions_part_what_was_measured_in_other_ways():
+    """One row for each provider and mode; a record without a measurement has no mode."""
+    cold = replace(RECORDS[1], measurement=replace(RECORDS[1].measurement, mode="cold", warnings=("drift",)))
+    found = conditions([RECORDS[0], cold, unmeasured(RECORDS[2])])
+    assert [(each.mode, each.dispatches, each.samples) for each in found] == [
+        ("warm", 1, "6"), ("cold", 1, "6"), ("not measured", 1, ""),
+    ]  # fmt: skip
+    assert warnings([cold, cold]) == [("drift", 2)]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"a": math.nan}, '{"a":"nan"}'),
+        ([math.inf, -math.inf], '["inf","-inf"]'),
+        (2**64 - 1, '"18446744073709551615"'),
+        ("</script>&", '"\\u003c/script\\u003e\\u0026"'),
+        (0.1, "0.1"),
+    ],
+)
+def test_json_in_a_script(value, text):
+    """Everything that JavaScript cannot read, or would round, becomes text; nothing ends the element."""
+    assert script_json(value) == text
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+def test_only_alike_is_compared():
+    """Another device, compiler or mode is another group, and its label tells which."""
+    one = RECORDS[0]
+    other = replace(one, provenance=replace(one.provenance, device="other"))
+    cold = replace(one, measurement=replace(one.measurement, mode="cold"))
+    assert [group.label for group in grouped([one, one])] == [one.operation]
+    assert [group.label for group in grouped([one, other, cold])] == [
+        f"{one.operation} ({one.provenance.device}, warm)",
+        f"{one.operation} (other, warm)",
+        f"{one.operation} ({one.provenance.device}, cold)",
+    ]
+
+
+def test_default_best_and_providers_are_the_fastest_of_their_kind():
+    """A wrong result has no speed, however fast it was."""
+    group = grouped(RECORDS[:25])[0]
+    medians = {e.index: e.median_ms for e in group.entries if e.has_speed}
+    ours = {i: ms for i, ms in medians.items() if RECORDS[i].provider == "IREE Codegen"}
+    assert group.best and group.best.index == min(ours, key=lambda index: ours[index])
+    assert group.default and RECORDS[group.default.index].configuration == "tile_config_default"
+    assert set(group.providers) == {"numpy", "torch"}
+    wrong = [
+        replace(r, verdict=Verdict.FAILED) if i == group.best.index else r for i, r in enumerate(RECORDS[:25])
+    ]
+    assert grouped(wrong)[0].best != group.best
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def test_plotly_accepts_every_figure():
+    """Each property is one that plotly knows, and of its type."""
+    graph = pytest.importorskip("plotly.graph_objects")
+    made = dict(figures(grouped(RECORDS)))
+    assert len(made) == 2 + 2 * 3
+    for figure in made.values():
+        graph.Figure(figure)
+
+
+def test_the_roofline_has_a_point_for_each_speed():
+    """GFLOP/s over FLOP/byte, and the number of the record."""
+    figure = roofline(grouped(RECORDS))
+    assert figure
+    points = {
+        index: (x, y)
+        for trace in figure["data"]
+        for index, x, y in zip(trace.get("customdata", []), trace["x"], trace["y"], strict=False)
+    }
+    expected = {
+        index: (record.flops / record.bytes, record.measurement.gflops(record.flops))
+        for index, record in enumerate(RECORDS)
+        if record.measurement is not None
+    }
+    assert points == expected
+
+
+def test_a_roof_bends_where_bytes_cease_to_be_the_limit():
+    """220 GFLOP/s and 24 GB/s meet at 220 / 24 FLOP/byte; f16 may be twice as fast."""
+    figure = roofline(grouped(invented(100, samples=2)))
+    assert figure
+    line, narrow = figure["data"][:2]
+    assert line["name"] == "f32 roof: 220 GFLOP/s, 24 GB/s"
+    assert narrow["name"] == "f16 roof: 440 GFLOP/s, 24 GB/s"
+    assert (line["x"][1], line["y"][1]) == (220 / 24, 220.0)
+    assert line["y"][0] == pytest.approx(line["x"][0] * 24) and line["y"][2] == 220.0
+
+
+def elsewhere(record: StoredRecord, peaks: Peaks | None = None, name: str = "Other CPU") -> StoredRecord:
+    machine = replace(record.provenance.machine, cpu=name)
+    return replace(record, provenance=replace(record.provenance, machine=machine), peaks=peaks)
+
+
+def test_each_machine_has_its_own_roofs_at_the_best_that_its_records_know():
+    """A second file from the same machine may have found more; a record without any takes nothing away."""
+    better = Peaks({"f32": 100e9, "f64": 60e9}, 10e9)
+    other = [elsewhere(RECORDS[0], replace(better, bytes_per_second=9e9)), elsewhere(RECORDS[1], better)]
+    bare = replace(RECORDS[2], peaks=None)
+
+    figure = roofline(grouped([RECORDS[0], bare, *other]))
+
+    assert figure
+    names = [trace["name"] for trace in figure["data"] if "roof" in trace["name"]]
+    assert names == [
+        "f32 roof: 220 GFLOP/s, 24 GB/s (Invented CPU, 2 cores)",
+        "f32 roof: 100 GFLOP/s, 10 GB/s (Other CPU, 2 cores)",
+    ]
+    assert len({trace["line"]["color"] for trace in figure["data"][:2]}) == 2
+
+
+def test_another_machine_is_not_compared():
+    """What it measured is an operation of its own, with its name."""
+    labels = [group.label for group in grouped([RECORDS[0], elsewhere(RECORDS[0])])]
+    assert labels == [f"{RECORDS[0].operation} ({name}, 2 cores)" for name in ("Invented CPU", "Other CPU")]
+
+
+def test_the_roofs_of_a_cpu_are_not_those_of_a_gpu_beside_it():
+    """What another device of the machine did has its own limit, if any."""
+    record = RECORDS[1]
+    gpu = replace(record, peaks=None, provenance=replace(record.provenance, device="cuda"))
+    figure = roofline(grouped([RECORDS[0], gpu]))
+    assert figure
+    names = [trace["name"] for trace in figure["data"]]
+    assert names[:2] == [
+        "f32 roof: 220 GFLOP/s, 24 GB/s (local-task)",
+        "hardware limit",
+    ]
+
+
+def unroofed(records: list[StoredRecord], **changes: Any) -> list[StoredRecord]:
+    return [replace(record, peaks=None, **changes) for record in records]
+
+
+def test_without_roofs_the_limit_of_each_operation_is_drawn():
+    """As files of earlier versions hold it: a dash at flops / limit_ms; nothing if that is not known either."""
+    figure = roofline(grouped(unroofed(RECORDS)))
+    assert figure and figure["data"][0]["name"] == "hardware limit"
+    record = RECORDS[0]
+    assert figure["data"][0]["y"][0] == record.flops / record.limit_ms / 1e6
+    bare = roofline(grouped(unroofed(RECORDS, limit_ms=0.0)))
+    assert bare and "hardware limit" not in [trace["name"] for trace in bare["data"]]
+
+
+def test_the_comparison_is_relative_to_the_default():
+    """The default stands at 1, the largest gain on top."""
+    groups = grouped(RECORDS)
+    figure = comparison(groups)
+    assert figure
+    traces = {trace.get("name"): trace for trace in figure["data"]}
+    assert traces["default"]["x"] == [1.0] * 3
+    gains = [
+        group.default.median_ms / group.best.median_ms for group in groups if group.default and group.best
+    ]
+    assert traces["best"]["x"] == sorted(gains, reverse=True)
+    assert {"numpy", "torch"} <= set(traces)
+
+
+def test_an_operation_whose_default_failed_is_not_compared():
+    """There is nothing to be relative to."""
+    assert comparison(grouped([unmeasured(RECORDS[0]), *RECORDS[1:25]])) is None
+
+
+def test_the_heat_map_has_the_fastest_of_each_pair_of_tiles():
+    """Every cell is the best of its tiles; sizes are sorted as numbers."""
+    group = grouped(RECORDS)[0]
+    figure = heat_map(group)
+    assert figure
+    speeds = next(trace for trace in figure["data"] if trace["type"] == "heatmap")
+    rows, columns = figure["layout"]["yaxis"]["ticktext"], figure["layout"]["xaxis"]["ticktext"]
+    assert columns == sorted(columns, key=lambda tiles: [int(x) for x in tiles.split("x")])
+    for row, line in zip(rows, speeds["z"], strict=True):
+        for column, speed in zip(columns, line, strict=True):
+            alike = [
+                entry.gflops
+                for entry in group.entries
+                if entry.has_speed and {row, column} <= set(entry.record.configuration_fields.values())
+            ]
+            assert speed == max(alike, default=None)
+
+
+def test_tiles_of_which_all_failed_get_a_cross():
+    """They were tried: they are not as those that were not."""
+    failed = [unmeasured(r) if "64x64_8x32x4" in r.configuration else r for r in RECORDS[:25]]
+    figure = heat_map(grouped(failed)[0])
+    assert figure
+    crosses = next(trace for trace in figure["data"] if trace["type"] == "scatter")
+    assert any("64x64_8x32x4" in failed[index].configuration for index in crosses["customdata"])
+
+
+def test_tiles_that_do_not_vary_have_no_heat_map():
+    """One configuration is no map."""
+    assert heat_map(grouped(RECORDS[:4])[0]) is None
+
+
+def test_the_distribution_has_every_sample_and_the_page_puts_them_back():
+    """Without its samples, `meta` tells whose they are, in which order."""
+    group = grouped(RECORDS[:25])[0]
+    figure = distribution(group)
+    assert figure
+    owners = figure["data"][0]["meta"]["samples_of"]
+    samples = [sample for index in owners for sample in RECORDS[index].measurement.samples_ms]
+    assert figure["data"][0]["x"] == samples
+    assert owners == [entry.index for entry in group.ranked]
+    assert without_samples(figure)["data"][0]["x"] == []
+
+
+def test_names_are_shown_by_plotly_as_they_stand():
+    """It would read tags; long ones lose their middle."""
+    assert plain("<b>&") == "&lt;b&gt;&amp;"
+    assert shortened("abcdefghij", 10) == "abcdefghij"
+    assert shortened("abcdefghijk", 10) == "abcde…hijk"
+
+
+def test_labels_that_would_be_the_same_show_where_they_part():
+    """Two convolutions differ in the middle of their names only."""
+    names = [
+        f"conv2d_1x28x28x64_3x3x64x64_1x28x28x64_{t}nhwc_{t}hwcf_{t}nhwc_s1x1_p1x1_g1" for t in ("f32", "f16")
+    ]
+    assert distinct([*names, "matmul_4x4x4", names[0]], 42) == [
+        "conv2d_1x28x28…_f32nhwc_f32hwcf_f32nhwc_s…", "conv2d_1x28x28…_f16nhwc_f16hwcf_f16nhwc_s…",
+        "matmul_4x4x4", "conv2d_1x28x28…_f32nhwc_f32hwcf_f32nhwc_s…",
+    ]  # fmt: skip
+    assert distinct(["a" * 50, "a" * 50], 10) == ["aaaaa…aaaa"] * 2
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return written(tmp_path / "data.jsonl", RECORDS)
+
+
+def test_the_command_writes_one_file(data, tmp_path, capsys):
+    """What it did goes to standard error; nothing else is left."""
+    output = tmp_path / "report" / "out.html"
+    output.parent.mkdir()
+    assert main([str(data), str(data), "-o", str(output)]) == 0
+    assert [path.name for path in output.parent.iterdir()] == ["out.html"]
+    assert capsys.readouterr().err == f"Writing the report of 150 dispatches to {output}\n"
+    assert len(Page(output.read_text()).data["records"]) == 150
+
+
+def test_the_module_has_the_command(data):
+    """`python -m dispatch_profiler report`."""
+    from dispatch_profiler.__main__ import main as module_main
+
+    assert module_main(["report", str(data)]) == 0
+    assert Path("report.html").exists()
+    assert module_main(["reprot"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: RECORDS"),
+        (["none.jsonl"], "cannot read the records none.jsonl"),
+        (["{data}", "-o", "none/report.html"], "there is no folder none"),
+        (["{data}", "-o", "."], "--output: . is a folder"),
+        (["{csv}"], "no record of dispatch_profiler"),
+        (["{data}", "--figures={data}"], "is no folder"),
+        (["{data}", "--outptu=x"], "--outptu"),
+    ],
+)
+def test_a_request_that_cannot_be_met_is_one_sentence(arguments, message, data, tmp_path, capsys):
+    """And exit status 2."""
+    pytest.importorskip("kaleido")
+    csv = tmp_path / "data.csv"
+    csv.write_text("Dispatch,Provider\na,b\n")
+    status = main([text.format(data=data, csv=csv) for text in arguments])
+    error = capsys.readouterr().err
+    assert status == 2
+    assert re.search(r"^dispatch_profiler report: error: .*" + re.escape(message), error, flags=re.M)
+
+
+def test_what_is_not_installed_is_named_with_its_pip_line(tmp_path, monkeypatch):
+    """--figures needs kaleido."""
+    without(monkeypatch, "kaleido")
+    with pytest.raises(MissingDependency, match="kaleido") as error:
+        export(grouped(RECORDS), tmp_path)
+    assert "python -m pip install" in error.value.hint
+
+
+def test_the_page_needs_nothing_that_is_not_installed(monkeypatch):
+    """plotly's JavaScript comes with this package, as npm has it."""
+    without(monkeypatch, "plotly")
+    without(monkeypatch, "kaleido")
+    assert Page(render_page(RECORDS, "run")).data["roofline"]
+    assert plotly_script().read_text().startswith("/**\n* plotly.js (cartesian - minified) v4.1.1\n")
+    digest = "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"
+    assert hashlib.sha256(plotly_script().read_bytes()).hexdigest() == digest
+    assert "MIT" in (plotly_script().parent / "LICENSE").read_text()
+
+
+def without(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    importing = builtins.__import__
+
+    def fails(name: str, *rest: Any) -> Any:
+        if name.split(".")[0] == missing:
+            raise ImportError(name)
+        return importing(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", fails)

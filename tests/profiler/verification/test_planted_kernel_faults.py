@@ -1,0 +1,185 @@
+"""Kernels that are wrong in known ways, done by numpy: each must fail on drawn inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dispatch_profiler.operations import (
+    BatchMatmul,
+    Conv2d,
+    ElementTypes,
+    Epilogue,
+    Matmul,
+    Operation,
+    reference,
+)
+from dispatch_profiler.profiler.verification.inputs import Distribution, draw
+from dispatch_profiler.profiler.verification.verify import Comparison, compare
+from dispatch_profiler.runtime import poison
+
+TYPES = {
+    "f64": ElementTypes("f64", "f64", "f64"),
+    "f32": ElementTypes("f32", "f32", "f32"),
+    "f16": ElementTypes("f16", "f16", "f16"),
+    "f16-f32": ElementTypes("f16", "f16", "f32"),
+    "bf16": ElementTypes("bf16", "bf16", "bf16"),
+    "f8": ElementTypes("f8", "f8", "f8"),
+    "f8-f32": ElementTypes("f8", "f8", "f32"),
+    "i8": ElementTypes("i8", "i8", "i32"),
+}
+BIAS = Epilogue(bias=True)
+SIZE = 32
+
+both = pytest.mark.parametrize("distribution", list(Distribution))
+all_types = pytest.mark.parametrize("types", TYPES.values(), ids=TYPES)
+
+
+def verified(
+    operation: Operation, distribution: Distribution, kernel: Callable[..., Any], seed: int = 3
+) -> Comparison:
+    """Compare `kernel(lhs, rhs[, bias])`, called with float64 arrays, with the reference."""
+    inputs = draw(operation, distribution, seed)
+    result = np.asarray(kernel(*(a.astype(np.float64) for a in inputs)))
+    actual = result.astype(operation.result.type.dtype)
+    return compare(operation, actual, reference(operation, inputs))
+
+
+def product(a, b):
+    return a @ b
+
+
+MATMUL_FAULTS = {
+    "operands swapped": lambda a, b: b @ a,
+    "lhs transposed": lambda a, b: a.T @ b,
+    "rhs transposed": lambda a, b: a @ b.T,
+    "result transposed": lambda a, b: (a @ b).T,
+    "both transposed": lambda a, b: a.T @ b.T,
+    "lhs read twice": lambda a, b: a @ a,
+    "a slice of k dropped": lambda a, b: a[:, : -SIZE // 8] @ b[: -SIZE // 8],
+    "a slice of k done twice": lambda a, b: a @ b + a[:, :4] @ b[:4],
+    "one k dropped": lambda a, b: a[:, 1:] @ b[1:],
+    "sign lost": lambda a, b: np.abs(a @ b),
+    "rows shifted by one": lambda a, b: np.roll(a @ b, 1, axis=0),
+    "columns shifted by one": lambda a, b: np.roll(a @ b, 1, axis=1),
+    "accumulated twice": lambda a, b: 2 * (a @ b),
+    "nothing done": lambda a, b: 0 * (a @ b),
+}
+
+
+@both
+@all_types
+def test_the_right_product_passes(types, distribution):
+    """The kernel that all faults below are made from is right."""
+    assert verified(Matmul(SIZE, SIZE, SIZE, types), distribution, product).passed
+
+
+@both
+@all_types
+@pytest.mark.parametrize("fault", MATMUL_FAULTS)
+def test_a_faulty_square_product_fails(fault, types, distribution):
+    """A square product that is wrong in this way fails, in more than a fifth of its elements."""
+    comparison = verified(Matmul(SIZE, SIZE, SIZE, types), distribution, MATMUL_FAULTS[fault])
+    assert not comparison.passed
+    if fault != "one k dropped":  # one product of 32 is within the rounding of many f8 results
+        assert comparison.wrong > SIZE * SIZE // 5
+
+
+@pytest.mark.parametrize("unwritten", [1, 7, SIZE * SIZE // 2])
+@both
+@all_types
+def test_a_result_whose_tail_is_not_written_fails(types, distribution, unwritten):
+    """Every element that still holds what memory held before is counted."""
+    operation = Matmul(SIZE, SIZE, SIZE, types)
+    inputs = draw(operation, distribution, 3)
+    actual = (inputs[0].astype(np.float64) @ inputs[1].astype(np.float64)).astype(types.output.dtype)
+    actual.reshape(-1)[-unwritten:] = poison(types.output, (unwritten,))
+    comparison = compare(operation, actual, reference(operation, inputs))
+    assert (comparison.passed, comparison.wrong) == (False, unwritten)
+
+
+@both
+@all_types
+def test_a_bias_on_the_wrong_axis_fails(types, distribution):
+    """Along columns it is right; along rows, or left out, or added twice, it is not."""
+    operation = Matmul(SIZE, SIZE, SIZE, types, epilogue=BIAS)
+    assert verified(operation, distribution, lambda a, b, c: a @ b + c).passed
+    assert not verified(operation, distribution, lambda a, b, c: a @ b + c[:, None]).passed
+    assert not verified(operation, distribution, lambda a, b, c: a @ b).passed
+    assert not verified(operation, distribution, lambda a, b, c: a @ b + 2 * c).passed
+    assert not verified(operation, distribution, lambda a, b, c: a @ b + c[::-1]).passed
+
+
+@both
+@all_types
+def test_an_activation_that_was_left_out_or_misplaced_fails(types, distribution):
+    """relu after the bias is right; none, or relu before the bias, is not."""
+    operation = Matmul(SIZE, SIZE, SIZE, types, epilogue=Epilogue.parse("bias+relu"))
+    assert verified(operation, distribution, lambda a, b, c: np.maximum(a @ b + c, 0)).passed
+    assert not verified(operation, distribution, lambda a, b, c: a @ b + c).passed
+    assert not verified(operation, distribution, lambda a, b, c: np.maximum(a @ b, 0) + c).passed
+
+
+@pytest.mark.parametrize("layouts", ["tn", "nt", "nn"])
+@both
+def test_a_layout_that_was_ignored_fails(layouts, distribution):
+    """A square operand that is stored column major and read row major is found."""
+    operation = Matmul(SIZE, SIZE, SIZE, TYPES["f16"], layouts[0], layouts[1])
+
+    def read(array, layout):
+        return array.T if layout == "n" else array
+
+    assert verified(operation, distribution, lambda a, b: read(a, layouts[0]) @ read(b, layouts[1])).passed
+    assert not verified(operation, distribution, product).passed
+
+
+@pytest.mark.parametrize("extent", [2**12, 2**16])
+@pytest.mark.parametrize("name", ["f8", "f8-f32", "f16", "bf16", "i8"])
+def test_a_dropped_slice_of_a_long_reduction_fails_on_whole_numbers(name, extent):
+    """Also where inputs are mostly zeros, a sixteenth of k makes a difference."""
+    operation = Matmul(8, 8, extent, TYPES[name])
+    kept = extent - extent // 16
+    assert verified(operation, Distribution.INTEGERS, product).passed
+    assert not verified(operation, Distribution.INTEGERS, lambda a, b: a[:, :kept] @ b[:kept]).passed
+
+
+def test_sums_held_in_f16_fail():
+    """f16 products are summed in f32 here: a kernel that rounds after every step is out of bounds."""
+    operation = Matmul(8, 8, 4096, TYPES["f16"])
+
+    def narrow(a, b):
+        total = np.zeros((8, 8), np.float16)
+        for k in range(4096):
+            total += (a[:, k, None] * b[None, k]).astype(np.float16)
+        return total
+
+    assert verified(operation, Distribution.REALS, product).passed
+    assert not verified(operation, Distribution.REALS, narrow).passed
+
+
+@both
+def test_a_batch_taken_for_another_fails(distribution):
+    """Each product of the batch belongs where it is."""
+    operation = BatchMatmul(4, 16, 16, 16, TYPES["bf16"])
+    assert verified(operation, distribution, product).passed
+    assert not verified(operation, distribution, lambda a, b: (a @ b)[::-1]).passed
+    assert not verified(operation, distribution, lambda a, b: a @ b[:1]).passed
+    assert not verified(operation, distribution, lambda a, b: a @ np.roll(b, 1, axis=0)).passed
+
+
+def test_a_faulty_convolution_fails():
+    """Flipped filters, images padded on one side only, and exchanged axes are found."""
+    conv = Conv2d(2, 8, 8, 4, 8, 3, 3, padding=(1, 1), types=TYPES["f32"])
+    shifted = Conv2d(2, 10, 10, 4, 8, 3, 3, types=TYPES["f32"])
+
+    def one_sided(a, b):
+        return shifted.contract(np.pad(a, ((0, 0), (0, 2), (0, 2), (0, 0))), b)
+
+    for distribution in Distribution:
+        assert verified(conv, distribution, conv.contract).passed
+        assert not verified(conv, distribution, lambda a, b: conv.contract(a, b[::-1, ::-1])).passed
+        assert not verified(conv, distribution, one_sided).passed
+        assert not verified(conv, distribution, lambda a, b: conv.contract(a.swapaxes(1, 2), b)).passed
