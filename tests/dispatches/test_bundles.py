@@ -26,7 +26,7 @@ from dispatch_profiler.errors import TreeError
 from dispatch_profiler.operations import Epilogue, Matmul
 from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FAULTS = {
     "*_8x32x4": {"not_compiled": "no such tile"},
     "*_16x16x1": {"not_applied": True},

@@ -377,7 +377,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from dispatch_profiler.configurations import Default
-from dispatch_profiler.generator import *
+from dispatch_profiler.dispatches import *
 from dispatch_profiler.operations import Matmul
 tree, first = Tree(Path(sys.argv[1])), int(sys.argv[2])
 sys.stdin.readline()

@@ -114,7 +114,7 @@ def test_a_figure_below_the_limit_is_implausible(null_tree, monkeypatch, tmp_pat
     monkeypatch.setattr(
         "dispatch_profiler.profiler.evaluation.device_worker.open_device", lambda *_: NullDevice()
     )
-    monkeypatch.setattr(hardware, "measure_ceilings", measured_now)
+    monkeypatch.setattr(hardware, "measure_peaks", measured_now)
     options = ProfileOptions("local-null", peaks=tmp_path / "machines")
     from dispatch_profiler.dispatches import Tree, load_manifest
 

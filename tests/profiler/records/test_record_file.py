@@ -115,7 +115,7 @@ def test_a_file_from_before_machines_were_described_is_read(tmp_path: Path):
     path = written(tmp_path / "a.jsonl")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for row in rows:
-        del row["ceilings"], row["provenance"]["machine"]
+        del row["peaks"], row["provenance"]["machine"]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
     records = read_records(path)
@@ -123,3 +123,16 @@ def test_a_file_from_before_machines_were_described_is_read(tmp_path: Path):
     assert {record.provenance.machine for record in records} == {Machine()}
     assert [record.peaks for record in records] == [None] * 3
     assert records[0].measurement == MEASUREMENT
+
+
+def test_a_file_with_the_names_of_version_0_1_is_read(tmp_path: Path):
+    path = written(tmp_path / "a.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["ceilings"] = row.pop("peaks")
+        if row["measurement"]:
+            row["measurement"]["visits"] = row["measurement"].pop("batches")
+    old = tmp_path / "old.jsonl"
+    old.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    assert read_records(old) == read_records(path)

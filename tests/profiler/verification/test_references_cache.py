@@ -150,7 +150,7 @@ def test_equal_operations_share_a_key(tmp_path):
         "operations.element_types",
         "operations.epilogues",
         "operations.reference",
-        "profiler.inputs",
+        "profiler.verification.inputs",
     ],
 )
 def test_a_change_of_the_code_is_a_change_of_the_key(tmp_path, monkeypatch, module):

@@ -35,7 +35,7 @@ def plotly_script() -> Path:
 
     The whole of plotly is more than three times as long, and most of what a page takes to load.
     """
-    return Path(__file__).parents[2] / "templates" / "plotly" / "plotly-cartesian.min.js"
+    return Path(__file__).parents[3] / "templates" / "plotly" / "plotly-cartesian.min.js"
 
 
 def provider_style(position: int) -> tuple[str, str]:
