@@ -11,7 +11,7 @@ the tiles; for a CPU after it, because the pipeline is the compiler's to choose 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from iree.compiler import ir
@@ -24,26 +24,27 @@ from dispatch_profiler.configurations import Lowering
 from dispatch_profiler.dispatches import Dispatch, State
 
 
-def restore_dropped(module: Module, dispatches: Sequence[Dispatch]) -> None:
+def restore_dropped(module: Module, dispatches: Sequence[Dispatch], lines: Mapping[str, int]) -> None:
     """Ask again for what the front end has dropped, in a module at phase `executable-sources`.
 
-    Whether it was dropped, and whether this helped, is seen by `settle_configurations`.
+    `lines` are where the functions start in the source. Whether it was dropped, and whether this helped, is seen by `verify_applied`.
     """
     with module.operation.context:
         for dispatch in dispatches:
             lowering = dispatch.configuration.lowering(dispatch.operation)
             if lowering is not None and lowering.owns_translation:
-                _ask_again(module, dispatch.name, lowering)
+                _ask_again(module, dispatch.name, lowering, lines)
 
 
-def _ask_again(module: Module, function: str, lowering: Lowering) -> None:
+def _ask_again(module: Module, function: str, lowering: Lowering, lines: Mapping[str, int]) -> None:
     inner = _operations(module, function)
     if any(has_info(op) for _, op in inner):
         return
     found = [(i, folded) for i, (_, op) in enumerate(inner) if (folded := _folded_for(op, lowering))]
     if len(found) == 1:
         index, folded = found[0]
-        root = _own(module, function, inner[index][0], lambda: _operations(module, function)[index][1])
+        own_executable(module, function, inner[index][0], lines)
+        root = _operations(module, function)[index][1]
         root.attributes[INFO] = ir.Attribute.parse(folded.compilation_info)
 
 
@@ -56,28 +57,34 @@ def _operations(module: Module, function: str) -> list[tuple[str, Any]]:
     ]
 
 
-def _own(module: Module, function: str, executable: str, find: Callable[[], Any]) -> Any:
-    """The operation that `find` finds, in an executable that no other function uses."""
+def own_executable(module: Module, function: str, executable: str, lines: Mapping[str, int]) -> None:
+    """See that no other function uses `executable`, and that errors in it name `function`.
+
+    Functions that differ in nothing but what was dropped share one executable, which has the
+    source locations of the first of them.
+    """
     if module.users_of(executable) != [function]:
-        # Functions that differ in nothing but what was dropped have been given one executable.
-        module.own_executable(function, executable)
-    return find()
+        shift = lines.get(function, 0) - module.start_line(executable, lines)
+        module.own_executable(function, executable, line_shift=shift)
 
 
-def settle_configurations(module: Module, dispatches: Sequence[Dispatch]) -> dict[str, Outcome]:
+def verify_applied(
+    module: Module, dispatches: Sequence[Dispatch], lines: Mapping[str, int]
+) -> dict[str, Outcome]:
     """See that what each dispatch asks for is what the compiler configured, or make it so.
 
-    The answer is read from the module as it is in the end, when all have been settled.
+    `lines` are where the functions start in the source. Outcomes are read from the module as it is
+    in the end, with every dispatch's tiles set.
     """
     with module.operation.context:
-        refused = {d.name: reason for d in dispatches if (reason := _enforce(module, d))}
+        not_set = {d.name: reason for d in dispatches if (reason := _enforce(module, d, lines))}
         return {
-            d.name: Outcome(State.NOT_APPLIED, refused[d.name]) if d.name in refused else _read(module, d)
+            d.name: Outcome(State.NOT_APPLIED, not_set[d.name]) if d.name in not_set else _read(module, d)
             for d in dispatches
         }
 
 
-def _enforce(module: Module, dispatch: Dispatch) -> str:
+def _enforce(module: Module, dispatch: Dispatch, lines: Mapping[str, int]) -> str:
     """Set the tiles of `dispatch` if the compiler has dropped them; why not, if that cannot be."""
     lowering = dispatch.configuration.lowering(dispatch.operation)
     if lowering is None:
@@ -91,8 +98,8 @@ def _enforce(module: Module, dispatch: Dispatch) -> str:
     if len(found) != 1 or lowering.owns_translation:
         return f"asked for {lowering.lowering_config}, the compiler configured {_described(roots)}"
     index, folded = found[0]
-    root = _own(module, dispatch.name, roots[index][0], lambda: _roots(module, dispatch.name)[index][1])
-    return _impose(root, folded)
+    own_executable(module, dispatch.name, roots[index][0], lines)
+    return _impose(_roots(module, dispatch.name)[index][1], folded)
 
 
 def _read(module: Module, dispatch: Dispatch) -> Outcome:

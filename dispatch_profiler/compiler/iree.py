@@ -102,8 +102,8 @@ class IreeCompiler:
 
     def build(self, job: ModuleJob) -> Built:
         """See `Compiler.build`."""
-        from dispatch_profiler.compiler.applied import restore_dropped, settle_configurations
-        from dispatch_profiler.compiler.outside import make_kernels, put_in, settle_kernels
+        from dispatch_profiler.compiler.applied import restore_dropped, verify_applied
+        from dispatch_profiler.compiler.outside import make_kernels, put_in, verify_external_kernels
         from dispatch_profiler.compiler.sharing import fan_out, share
 
         phases, flags = self._phases, job.flags
@@ -120,10 +120,10 @@ class IreeCompiler:
         try:
             module = phases.advance(source, flags, stop=_OUTLINED)
             fan_out(module, groups, lines)
-            restore_dropped(module, job.dispatches)
+            restore_dropped(module, job.dispatches, lines)
             module = phases.advance(module, flags, _OUTLINED, stop=_CONFIGURED)
-            outcomes = settle_configurations(module, job.dispatches)
-            outcomes |= settle_kernels(module, kernels) | self._without_evidence(job, module)
+            outcomes = verify_applied(module, job.dispatches, lines)
+            outcomes |= verify_external_kernels(module, kernels) | self._without_evidence(job, module)
             dropped = [name for name in names if outcomes[name].state is not State.COMPILED]
             if len(dropped) == len(names):
                 return Built(b"", b"", outcomes | failed)

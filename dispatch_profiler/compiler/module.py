@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from iree.compiler import ir
@@ -116,6 +116,15 @@ class Module:
             _redirect(op, executable, name, entries)
         _shift_lines(copy, line_shift)
         return copy
+
+    def start_line(self, executable: str, lines: Mapping[str, int]) -> int:
+        """Where the function that `executable` was made from starts: one of `lines`, or 0."""
+        for op in operations_in(self.symbols("hal.executable")[executable]):
+            place = re.search(r'"[^"]*":(\d+):\d+', str(op.location))
+            starts = [line for line in lines.values() if place and line <= int(place[1])]
+            if starts:
+                return max(starts)
+        return 0
 
     def users_of(self, executable: str) -> list[str]:
         """Entry points that dispatch `executable`."""

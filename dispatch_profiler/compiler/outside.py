@@ -99,12 +99,12 @@ def _object(name: str, kernel: Kernel) -> str:
     return f'#hal.executable.object<{{path = "{name}.{suffix}", data = {data}}}>'
 
 
-def settle_kernels(module: Module, kernels: Mapping[str, Kernel]) -> dict[str, Outcome]:
+def verify_external_kernels(module: Module, kernels: Mapping[str, Kernel]) -> dict[str, Outcome]:
     """Outcomes of the dispatches of `kernels`: does each really launch its own?"""
-    return {name: _settled(module, name, kernel) for name, kernel in kernels.items()}
+    return {name: _verified(module, name, kernel) for name, kernel in kernels.items()}
 
 
-def _settled(module: Module, name: str, kernel: Kernel) -> Outcome:
+def _verified(module: Module, name: str, kernel: Kernel) -> Outcome:
     for executable in module.executables_of(name).values():
         text = str(executable)
         shared = f"workgroup_local_memory = {kernel.shared_bytes}"

@@ -23,7 +23,7 @@ import joblib
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from dispatch_profiler.compiler._base import Built, Compiler, ModuleJob
-from dispatch_profiler.compiler.settle import settle
+from dispatch_profiler.compiler.isolate_failures import isolate_failures
 from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.isolation import Worker, WorkerLimits
 
@@ -123,7 +123,7 @@ def build_task(
             built: Built = worker.call(_build, compiler, part, seconds=seconds)
             return built
 
-        return key, settle(job, call)
+        return key, isolate_failures(job, call)
 
 
 def _ignore_interrupts() -> None:

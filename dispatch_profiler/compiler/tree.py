@@ -277,7 +277,7 @@ class _Results:
         operation = task.entry.operation
         remove_leftovers(self._tree.operation(operation))
         self._write(self._tree.compiler_output(operation, task.module), built.diagnostics.encode())
-        self._settle_reproducers(task, built)
+        self._update_reproducers(task, built)
         module = ModuleEntry(
             name=task.module,
             key=task.key,
@@ -298,7 +298,7 @@ class _Results:
         write_atomic(path, data)
         return Artifact(sha256(data), len(data))
 
-    def _settle_reproducers(self, task: Task, built: Built) -> None:
+    def _update_reproducers(self, task: Task, built: Built) -> None:
         """One for each dispatch that does not compile, if wanted; none of those that do now."""
         for name, outcome in built.outcomes.items():
             path = self._tree.reproducer(task.entry.operation, name)

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 
 from dispatch_profiler.compiler import Built, IreeCompiler, ModuleJob
-from dispatch_profiler.compiler.applied import restore_dropped, settle_configurations
+from dispatch_profiler.compiler.applied import restore_dropped, verify_applied
 from dispatch_profiler.compiler.in_process import InProcess
-from dispatch_profiler.compiler.settle import settle
+from dispatch_profiler.compiler.isolate_failures import isolate_failures
 from dispatch_profiler.compiler.sharing import fan_out, share
 from dispatch_profiler.configurations import Configuration, refusal
 from dispatch_profiler.dispatches import Dispatch
@@ -37,7 +37,7 @@ def gpu_job(target: str, operation: Operation, configurations: Sequence[Configur
 
 def build(target: str, operation: Operation, *configurations: Configuration) -> Built:
     """In this process, as much of it as compiles."""
-    return settle(gpu_job(target, operation, configurations), IreeCompiler().build)
+    return isolate_failures(gpu_job(target, operation, configurations), IreeCompiler().build)
 
 
 def states(built: Built) -> list[str]:
@@ -52,9 +52,9 @@ def generated_code(target: str, operation: Operation, *configurations: Configura
     lines, groups = module.lines(), share(module)
     phases.advance(module, job.flags, stop="executable-sources")
     fan_out(module, groups, lines)
-    restore_dropped(module, job.dispatches)
+    restore_dropped(module, job.dispatches, lines)
     phases.advance(module, job.flags, "executable-sources", stop="executable-configurations")
-    outcomes = settle_configurations(module, job.dispatches)
+    outcomes = verify_applied(module, job.dispatches, lines)
     assert {o.state.value for o in outcomes.values()} == {"compiled"}, outcomes
     phases.advance(module, job.flags, "executable-configurations", stop="executable-targets")
     return {

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from dispatch_profiler.compiler.applied import settle_configurations
+from dispatch_profiler.compiler.applied import verify_applied
 from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.compiler.iree import IreeCompiler
 from dispatch_profiler.compiler.sharing import fan_out, share
@@ -17,14 +17,14 @@ from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matm
 
 
 def configured(job):
-    """The module with every configuration settled as a build does it, and the outcomes."""
+    """The module with every configuration set as a build does it, and the outcomes."""
     phases, flags = InProcess(), job.flags
     module = phases.parse(job.source, flags)
     lines, groups = module.lines(), share(module)
     phases.advance(module, flags, stop="executable-sources")
     fan_out(module, groups, lines)
     phases.advance(module, flags, "executable-sources", stop="executable-configurations")
-    return module, settle_configurations(module, job.dispatches)
+    return module, verify_applied(module, job.dispatches, lines)
 
 
 def workgroups(job) -> dict[str, list[int]]:

@@ -18,7 +18,7 @@ from gpu_helpers import BF16, F16, build, gpu_job, limits_of, states
 from dispatch_profiler.compiler import IreeCompiler
 from dispatch_profiler.compiler import constraints as constraints_file
 from dispatch_profiler.compiler.constraints import Constraints, compiler_constraints
-from dispatch_profiler.compiler.settle import settle
+from dispatch_profiler.compiler.isolate_failures import isolate_failures
 from dispatch_profiler.configurations import MmaTiles, Space, draw_valid, gpu_spaces, refusal
 from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul, Operation
@@ -249,7 +249,7 @@ def test_tiles_whose_copies_do_not_fall_evenly_do_not_compile():
         operation = Matmul(768, 960, 960, F16)
         assert "in equal loads" in tiles.invalid_reason(operation, limits_of(SM_80))
         unchecked = replace(gpu_job(SM_80, operation, [tiles]), refused=())
-        (outcome,) = settle(unchecked, IreeCompiler().build).outcomes.values()
+        (outcome,) = isolate_failures(unchecked, IreeCompiler().build).outcomes.values()
         assert "failed to derive layout" in outcome.reason
 
 

@@ -9,6 +9,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from dispatch_profiler.compiler.settle import settle
 from gpu_helpers import (
     BF16,
     F8,
@@ -28,7 +29,6 @@ from gpu_helpers import (
 from dispatch_profiler.compiler import ModuleJob
 from dispatch_profiler.compiler.iree import IreeCompiler
 from dispatch_profiler.compiler.pool import _build
-from dispatch_profiler.compiler.settle import settle
 from dispatch_profiler.configurations import (
     Default,
     MmaTiles,

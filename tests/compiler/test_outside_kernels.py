@@ -307,7 +307,7 @@ def test_a_launch_that_lost_its_object_is_not_applied():
         InProcess().parse(job.source, job.flags), job.flags, stop="executable-sources"
     )
     kernel = outside.Kernel(b"x", 16, "nobody's")
-    (outcome,) = outside.settle_kernels(module, {job.dispatches[0].name: kernel}).values()
+    (outcome,) = outside.verify_external_kernels(module, {job.dispatches[0].name: kernel}).values()
     assert outcome.state.value == "not applied"
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from dispatch_profiler.compiler import BuildError, IreeCompiler, ModuleJob
-from dispatch_profiler.compiler.applied import settle_configurations
+from dispatch_profiler.compiler.applied import verify_applied
 from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.compiler.module import Module
 from dispatch_profiler.compiler.sharing import fan_out, share
@@ -33,7 +33,7 @@ def generated_code(job: ModuleJob, *, shared: bool) -> dict[str, list[str]]:
     phases.advance(module, flags, stop=SOURCES)
     fan_out(module, groups, lines)
     phases.advance(module, flags, SOURCES, stop=CONFIGURED)
-    settle_configurations(module, job.dispatches)
+    verify_applied(module, job.dispatches, lines)
     phases.advance(module, flags, CONFIGURED, stop=TARGETS)
     return {d.name: [anonymous(op) for op in module.executables_of(d.name).values()] for d in job.dispatches}
 

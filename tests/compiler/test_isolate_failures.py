@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch_profiler.compiler import BuildError, Built, ModuleJob, Outcome
-from dispatch_profiler.compiler.settle import settle
-from dispatch_profiler.configurations import CpuTiles
+from dispatch_profiler.compiler.isolate_failures import isolate_failures
+from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import WorkerCrashed, WorkerTimedOut
 from dispatch_profiler.operations import Matmul
@@ -44,7 +44,7 @@ def test_ten_bad_of_forty_cost_none_of_the_other_thirty(error: type[Exception], 
     """Whether the compiler refuses, crashes or hangs, and whether it says at what or not."""
     bad = {d.name for d in FORTY[::4]}
 
-    built = settle(job(), FakeCompiler(bad, error, named))
+    built = isolate_failures(job(), FakeCompiler(bad, error, named))
 
     good = {d.name for d in FORTY} - bad
     assert set(built.verify.decode().split()) == good
@@ -56,57 +56,81 @@ def test_the_work_is_bounded_however_many_are_bad():
     """Three times the dispatches at most, plus the first try."""
     compiler = FakeCompiler({d.name for d in FORTY[::2]}, named=False)
 
-    settle(job(), compiler)
+    isolate_failures(job(), compiler)
 
     assert sum(compiler.compiled) <= 3 * len(FORTY)
 
 
-def test_one_named_culprit_costs_one_more_try():
+def test_one_named_culprit_costs_one_more_try_and_itself():
     compiler = FakeCompiler({FORTY[7].name})
 
-    settle(job(), compiler)
+    isolate_failures(job(), compiler)
 
-    assert compiler.compiled == [40, 39]
+    assert compiler.compiled == [40, 1, 39]
+
+
+@pytest.mark.parametrize("bad", [7, 39])
+def test_a_dispatch_that_the_compiler_names_wrongly_compiles(bad: int):
+    """Functions with the same code share an executable, whose locations are those of the first."""
+    guilty = FORTY[bad].name
+
+    def build(job: ModuleJob) -> Built:
+        names = [d.name for d in job.dispatches]
+        if guilty in names:
+            raise BuildError("no such tile", culprits=(names[0],))
+        return Built(" ".join(names).encode(), b"profile", {n: Outcome(State.COMPILED) for n in names})
+
+    built = isolate_failures(job(), build)
+
+    assert [n for n, o in built.outcomes.items() if o.state is not State.COMPILED] == [guilty]
+    assert built.outcomes[guilty].reason == "no such tile"
+    assert len(built.verify.split()) == 39
 
 
 def test_a_module_without_faults_is_built_once():
     compiler = FakeCompiler(set())
 
-    settle(job(), compiler)
+    isolate_failures(job(), compiler)
 
     assert compiler.compiled == [40]
 
 
 def test_all_bad_gives_reasons_and_no_vmfb():
-    built = settle(job(), FakeCompiler({d.name for d in FORTY}, named=False))
+    built = isolate_failures(job(), FakeCompiler({d.name for d in FORTY}, named=False))
 
     assert built.verify == built.profile == b""
     assert {o.reason for o in built.outcomes.values()} == {"no such tile"}
 
 
 def test_a_time_limit_says_so():
-    built = settle(job(FORTY[:1]), FakeCompiler({FORTY[0].name}, WorkerTimedOut))
+    built = isolate_failures(job(FORTY[:1]), FakeCompiler({FORTY[0].name}, WorkerTimedOut))
 
     assert built.outcomes[FORTY[0].name].reason == "the compiler gave gone"
 
 
-def test_what_compiles_only_alone_is_told():
-    """Nothing is dropped silently when good dispatches do not compile together."""
+@pytest.mark.parametrize(("most", "kept"), [(1, 1), (3, 2), (7, 5), (39, 20)])
+def test_what_does_not_compile_together_is_told_and_the_default_is_kept(most: int, kept: int):
+    """Half of them are tried, then a quarter: the default is among them, wherever it stands."""
+    default = Dispatch(Matmul(64, 64, 64), Default())
 
-    def alone_only(job: ModuleJob) -> Built:
-        if len(job.dispatches) > 1:
+    def build(job: ModuleJob) -> Built:
+        if len(job.dispatches) > most:
             raise BuildError("too many")
-        return Built(b"v", b"p", {job.dispatches[0].name: Outcome(State.COMPILED)})
+        return Built(b"v", b"p", {d.name: Outcome(State.COMPILED) for d in job.dispatches})
 
-    built = settle(job(FORTY[:3]), alone_only)
+    built = isolate_failures(job((*FORTY[:39], default)), build)
 
-    assert {o.reason for o in built.outcomes.values()} == {
-        "compiles alone, but not with its neighbours: too many"
+    states = {n: o.state for n, o in built.outcomes.items()}
+    assert len(states) == 40
+    assert list(states.values()).count(State.COMPILED) == kept
+    assert states[default.name] is State.COMPILED
+    assert {o.reason for o in built.outcomes.values() if o.state is State.NOT_COMPILED} == {
+        "compiles alone, but not with the others of its module: too many"
     }
 
 
 def test_nothing_asked_nothing_built():
-    assert settle(job(()), FakeCompiler(set())) == Built(b"", b"", {})
+    assert isolate_failures(job(()), FakeCompiler(set())) == Built(b"", b"", {})
 
 
 @given(st.sets(st.integers(0, 11)), st.booleans())
@@ -114,7 +138,7 @@ def test_every_dispatch_gets_exactly_its_own_outcome(bad: set[int], named: bool)
     twelve = FORTY[:12]
     names = {twelve[i].name for i in bad}
 
-    built = settle(job(twelve), FakeCompiler(names, named=named))
+    built = isolate_failures(job(twelve), FakeCompiler(names, named=named))
 
     assert {n for n, o in built.outcomes.items() if o.state is not State.COMPILED} == names
     assert set(built.verify.decode().split()) == {d.name for d in twelve} - names
