@@ -134,7 +134,8 @@ def _task(
     revision: str,
     options: CompileOptions,
 ) -> Task:
-    target = options.target or parse_target(entry.target)
+    made = next((m for m in entry.modules if m.name == module), None)
+    target = options.target or parse_target(entry.target if made is None else made.target)
     if target.family != parse_target(entry.target).family:
         raise TargetError(
             f"{entry.operation.name} was generated for {entry.target}, not for {target.name}",
@@ -283,6 +284,7 @@ class _Results:
             key=task.key,
             repeat=task.job.repeat,
             compiler=self._revision,
+            target=task.target.name,
             verify=self._write(self._tree.vmfb(operation, task.module, "verify"), built.verify),
             profile=self._write(self._tree.vmfb(operation, task.module, "profile"), built.profile),
         )
@@ -327,4 +329,4 @@ def _part(task: Task, built: Built, module: ModuleEntry) -> OperationEntry:
         for d in task.entry.dispatches
         if (outcome := built.outcomes.get(d.dispatch.name)) is not None
     )
-    return replace(task.entry, target=task.target.name, dispatches=dispatches, modules=(module,))
+    return replace(task.entry, dispatches=dispatches, modules=(module,))

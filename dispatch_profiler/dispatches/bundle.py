@@ -149,8 +149,8 @@ def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
 
 def _info(manifest: Manifest) -> BundleInfo:
     compilers = dict.fromkeys(module.compiler for entry in manifest.entries for module in entry.modules)
-    target = manifest.target
-    return BundleInfo(__version__, target.name, target.host, tuple(compilers))
+    targets = ", ".join(target.name for target in manifest.targets)
+    return BundleInfo(__version__, targets, manifest.host, tuple(compilers))
 
 
 def _contents(info: BundleInfo, files: dict[str, Artifact]) -> str:

@@ -60,20 +60,25 @@ class ModuleEntry:
     """One pair of vmfbs: all configurations of an operation that share their compiler flags.
 
     `key` is the content hash of all that went in. `repeat` is how often the profile vmfb does
-    each dispatch in one call. Without `verify` and `profile` no dispatch of it compiled.
+    each dispatch in one call. `target` is what it was compiled for, which need not be what its
+    operation was generated for. Without `verify` and `profile` no dispatch of it compiled.
     """
 
     name: str
     key: str
     repeat: int
     compiler: str
+    target: str
     verify: Artifact | None
     profile: Artifact | None
 
 
 @dataclass(frozen=True)
 class OperationEntry:
-    """One operation of the tree with its dispatches and what was compiled of them."""
+    """One operation of the tree with its dispatches and what was compiled of them.
+
+    `target` is what it was generated for.
+    """
 
     operation: Operation
     target: str
@@ -82,12 +87,17 @@ class OperationEntry:
     modules: tuple[ModuleEntry, ...] = ()
 
     def same_source(self, other: OperationEntry) -> bool:
-        """Does `other` stand for the same dispatches of the same text for the same target?"""
-        return _made(self) == _made(other)
+        """Does `other` stand for the same dispatches of the same text, and is all here for its target?"""
+        return _made(self) == _made(other) and all(m.target == other.target for m in self.modules)
 
     def module_of(self, dispatch: Dispatch) -> ModuleEntry | None:
         """The module that holds `dispatch`; None until it is compiled."""
         return next((m for m in self.modules if m.name == dispatch.configuration.module), None)
+
+    def target_of(self, dispatch: Dispatch) -> str:
+        """What `dispatch` was compiled for; until then, what it was generated for."""
+        module = self.module_of(dispatch)
+        return self.target if module is None else module.target
 
 
 def _made(entry: OperationEntry) -> tuple[object, ...]:
@@ -114,12 +124,23 @@ class Manifest:
                 f"{self.tree.manifest} holds dispatches for several families of targets or none: {names}",
                 hint="use one --generated-dir for each",
             )
-        return parse_target(self.entries[0].target)
+        return self.targets[0] if self.targets else parse_target(self.entries[0].target)
 
     @property
     def family(self) -> str:
         """That of `target`, for which the whole tree is."""
         return self.target.family
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """What its dispatches were compiled for, or generated for until then, each once."""
+        names = dict.fromkeys(e.target_of(d.dispatch) for e, d in self.dispatches())
+        return tuple(map(parse_target, names))
+
+    @property
+    def host(self) -> str:
+        """This machine, as `Target.host` has it, if code in the tree is for the machine that made it."""
+        return next((target.host for target in self.targets if target.host), "")
 
     def dispatches(self) -> Iterator[tuple[OperationEntry, DispatchEntry]]:
         for entry in self.entries:
@@ -173,7 +194,7 @@ def _again(path: Any) -> str:
 def add_generated(tree: Tree, entries: Iterable[OperationEntry]) -> None:
     """Put generated operations into the manifest on disk, under a lock, beside what others put there.
 
-    One whose source and dispatches are known keeps what was compiled of it. Of one that has lost
+    One whose source and dispatches are known keeps what was compiled of it for its target. Of one that has lost
     dispatches, the files go that were made of these alone.
     """
     with _locked(tree):
@@ -259,7 +280,6 @@ def _merge(entries: dict[Operation, OperationEntry], part: OperationEntry) -> No
     names = {m.name for m in part.modules}
     entries[part.operation] = replace(
         known,
-        target=part.target,
         dispatches=tuple(done.get(d.dispatch, d) for d in known.dispatches),
         modules=(*(m for m in known.modules if m.name not in names), *part.modules),
     )
@@ -299,6 +319,7 @@ def _write_operation(entry: OperationEntry) -> dict[str, Any]:
                 "key": m.key,
                 "repeat": m.repeat,
                 "compiler": m.compiler,
+                "target": m.target,
                 "verify": None if m.verify is None else vars(m.verify),
                 "profile": None if m.profile is None else vars(m.profile),
             }
@@ -329,6 +350,7 @@ def _read_operation(row: Mapping[str, Any]) -> OperationEntry:
                 str(m["key"]),
                 int(m["repeat"]),
                 str(m["compiler"]),
+                str(m.get("target", row["target"])),  # earlier manifests had one for the whole operation
                 None if m["verify"] is None else Artifact(**m["verify"]),
                 None if m["profile"] is None else Artifact(**m["profile"]),
             )

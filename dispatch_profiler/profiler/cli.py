@@ -111,7 +111,7 @@ def _source(options: argparse.Namespace) -> Iterator[_Source]:
         yield _Source(load_manifest(Tree(folder(options.generated_dir))))
         return
     with unpacked(folder(options.bundle)) as (manifest, info):
-        if info.host != manifest.target.host:
+        if info.host != manifest.host:
             say(
                 f"compiled for the CPU of another machine, {info.host}; what this one cannot run is"
                 " Crashed (generator.py --target=llvm-cpu:NAME is for a CPU by its name)"

@@ -160,6 +160,41 @@ def test_another_family_of_targets_is_refused(tree: Tree):
     assert "generator.py --target=llvm-cpu" in caught.value.hint
 
 
+CPU = ("--target=llvm-cpu", "--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
+#: Another member of the family; no compiler is asked.
+ZEN = parse_target("llvm-cpu:znver4")
+
+
+def test_a_module_that_is_compiled_for_another_target_leaves_those_of_the_others(run):
+    """And keeps its own when it is compiled again without a target."""
+    run("generator", *CPU)
+    compiled()
+    before = {m.name: m for m in load().entries[0].modules}
+
+    compiled(target=ZEN, selection=Selection(("*_data_tiling",)))
+    compiled()
+
+    (entry,) = load().entries
+    after = {m.name: m for m in entry.modules}
+    assert entry.target == "llvm-cpu"
+    assert {name for name in before if after[name] != before[name]} == {"data_tiling"}
+    assert after["data_tiling"].target == ZEN.name
+    for d in entry.dispatches:
+        is_zen = d.dispatch.configuration.module == "data_tiling"
+        assert entry.target_of(d.dispatch) == (ZEN.name if is_zen else "llvm-cpu")
+    assert {t.name for t in load().targets} == {"llvm-cpu", ZEN.name}
+
+
+def test_to_generate_again_is_to_compile_for_that_target_again(run):
+    run("generator", *CPU)
+    compiled(target=ZEN)
+    assert load().entries[0].modules
+
+    run("generator", *CPU)
+
+    assert not load().entries[0].modules
+
+
 def test_a_missing_source_is_refused(tree: Tree):
     tree.source(load().entries[0].operation).unlink()
 

@@ -58,8 +58,8 @@ def compiled(entry: OperationEntry) -> OperationEntry:
             DispatchEntry(d.dispatch, *state) for d, state in zip(entry.dispatches, states, strict=True)
         ),
         modules=(
-            ModuleEntry("", "key", 100, "IREE 3.13", Artifact("v", 10), Artifact("p", 20)),
-            ModuleEntry("ukernels", "other key", 1, "IREE 3.13", None, None),
+            ModuleEntry("", "key", 100, "IREE 3.13", entry.target, Artifact("v", 10), Artifact("p", 20)),
+            ModuleEntry("ukernels", "other key", 1, "IREE 3.13", entry.target, None, None),
         ),
     )
 
@@ -218,6 +218,19 @@ def written(tree: Tree) -> dict[str, Any]:
 def place(data: dict[str, Any], path: tuple[str | int, ...]) -> Any:
     """What lies at `path` in the first operation of a manifest."""
     return functools.reduce(operator.getitem, path, data["operations"][0])
+
+
+def test_a_module_of_an_earlier_manifest_was_compiled_for_the_target_of_its_operation(tree):
+    """Earlier manifests, and lines of their journals, name one target for the whole operation."""
+    data = written(tree)
+    for module in data["operations"][0]["modules"]:
+        del module["target"]
+    data["operations"][0]["target"] = "null:x"
+    files.write_atomic(tree.manifest, json.dumps(data))
+
+    (entry,) = load_manifest(tree).entries
+
+    assert {m.target for m in entry.modules} == {"null:x"}
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,9 @@ def compile_everything(tree: Tree) -> None:
 
 def as_compiled(entry: OperationEntry) -> OperationEntry:
     dispatches = tuple(replace(d, state=State.COMPILED, applied="yes") for d in entry.dispatches)
-    return replace(entry, dispatches=dispatches, modules=(ModuleEntry("", "key", 1, "IREE", None, None),))
+    return replace(
+        entry, dispatches=dispatches, modules=(ModuleEntry("", "key", 1, "IREE", entry.target, None, None),)
+    )
 
 
 def files_of(tree: Tree) -> dict[str, bytes]:

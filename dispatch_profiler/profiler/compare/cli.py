@@ -104,7 +104,11 @@ def _live(options: argparse.Namespace) -> RunComparison:
         pairs = tuple(track(live.pairs(matched), len(matched), "Comparing"))
     sides = [
         SideSummary(
-            name, (device,), _distinct(e.target for e, _ in side), _revisions(side), (this_machine(device),)
+            name,
+            (device,),
+            _distinct(e.target_of(d.dispatch) for e, d in side),
+            _revisions(side),
+            (this_machine(device),),
         )
         for name, side in zip((options.base, options.new), zip(*matched, strict=True), strict=True)
     ]

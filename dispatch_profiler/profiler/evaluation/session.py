@@ -225,7 +225,7 @@ class Session:
             library = self._runners.library_version(configuration.library)
         return Provenance(
             device=self._options.device,
-            target=entry.target,
+            target=entry.target_of(dispatch.dispatch),
             iree="" if library else f"compiler {revision}, {self._runtime}",
             seed=self._options.seed,
             when=datetime.now().astimezone().isoformat(timespec="seconds"),
