@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from dispatch_profiler.compiler._base import BuildError, Built, ModuleJob, Outcome
-from dispatch_profiler.errors import ToolError, WorkerTimedOut
 from dispatch_profiler.dispatches import Dispatch, State
+from dispatch_profiler.errors import ToolError, WorkerTimedOut
 
 Build = Callable[[ModuleJob], Built]
 
