@@ -287,6 +287,7 @@ class _Results:
             target=task.target.name,
             verify=self._write(self._tree.vmfb(operation, task.module, "verify"), built.verify),
             profile=self._write(self._tree.vmfb(operation, task.module, "profile"), built.profile),
+            flags=task.job.flags,
         )
         part = _part(task, built, module)
         note_result(self._tree, part)

@@ -71,6 +71,8 @@ class ModuleEntry:
     target: str
     verify: Artifact | None
     profile: Artifact | None
+    #: The compiler's flags: of the target, of the configurations, and of the command line.
+    flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -322,6 +324,7 @@ def _write_operation(entry: OperationEntry) -> dict[str, Any]:
                 "target": m.target,
                 "verify": None if m.verify is None else vars(m.verify),
                 "profile": None if m.profile is None else vars(m.profile),
+                "flags": list(m.flags),
             }
             for m in entry.modules
         ],
@@ -353,6 +356,7 @@ def _read_operation(row: Mapping[str, Any]) -> OperationEntry:
                 str(m.get("target", row["target"])),  # earlier manifests had one for the whole operation
                 None if m["verify"] is None else Artifact(**m["verify"]),
                 None if m["profile"] is None else Artifact(**m["profile"]),
+                tuple(map(str, m.get("flags", ()))),
             )
             for m in row["modules"]
         ),

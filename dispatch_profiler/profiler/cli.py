@@ -291,22 +291,23 @@ def _to_files(
     output = folder(options.output)
     earlier: list[StoredRecord] = []
     if options.resume:
-        pairs, earlier = _left(pairs, session, beside_csv(output))
+        pairs, earlier = _left(options, pairs, session, beside_csv(output))
         for record in earlier:  # rows that are still to come are compared with them
             speedups.learn(record)
     outputs.to_csv(output, append=options.append or options.resume)
     return pairs, earlier
 
 
-def _left(pairs: Pairs, session: Sessions, path: Path) -> tuple[Pairs, list[StoredRecord]]:
-    """What `path` has no record of that this run would make again the same way, and those it has."""
+def _left(
+    options: argparse.Namespace, pairs: Pairs, session: Sessions, path: Path
+) -> tuple[Pairs, list[StoredRecord]]:
+    """What `path` holds no finished record of that this run would make again, and the records it holds."""
     if not path.exists():
         return pairs, []
-    mode = session.mode.value
     done = {
         (record.dispatch, record.provenance.origin): record
         for record in read_records(path)
-        if record.measurement is None or record.measurement.mode == mode
+        if _is_done(record, options)
     }
     left, earlier = [], []
     for entry, dispatch in pairs:
@@ -317,6 +318,17 @@ def _left(pairs: Pairs, session: Sessions, path: Path) -> tuple[Pairs, list[Stor
             left.append((entry, dispatch))
     say(f"{len(earlier)} of {len(pairs)} dispatches are in {path} already")
     return left, earlier
+
+
+def _is_done(record: StoredRecord, options: argparse.Namespace) -> bool:
+    """Does a record hold all that `options` ask for?"""
+    if record.verdict.is_failure or record.verdict is Verdict.NOT_SUPPORTED:
+        return True
+    if options.verification_enabled and record.verdict is Verdict.NOT_VERIFIED and not record.reason:
+        return False
+    if record.measurement is None:
+        return not options.profiling_enabled
+    return record.measurement.mode == options.mode and record.measurement.ended_by != Ended.INTERRUPTED.value
 
 
 def _run(session: Sessions, pairs: Pairs, outputs: RunOutputs) -> None:

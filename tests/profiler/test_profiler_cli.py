@@ -679,6 +679,56 @@ def test_resume_does_again_what_was_made_another_way(null_tree, run):
     assert [r.provenance.seed for r in read_records(Path("data.jsonl"))] == [2026, 7]
 
 
+ONE = ("--dispatches=*_default", "--output=data.csv")
+
+
+@in_process
+def test_resume_does_again_what_was_compiled_with_other_flags(null_tree, run):
+    null_tree()
+    run("profiler", *ONE)
+    run("compile", "-j1", "--", "--iree-opt-level=O0")
+
+    assert "0 of 1 dispatches are in data.jsonl already" in run("profiler", *ONE, "--resume").err
+    assert "1 of 1 dispatches are in data.jsonl already" in run("profiler", *ONE, "--resume").err
+
+    first, second = (record.provenance for record in read_records(Path("data.jsonl")))
+    assert set(second.flags) - set(first.flags) == {"--iree-opt-level=O0"}
+    assert first.module_key != second.module_key
+
+
+@in_process
+def test_resume_does_again_what_was_compiled_from_an_edited_source(null_tree, run):
+    null_tree()
+    run("profiler", *ONE)
+    (source,) = [path for path in Path("generated").rglob("*.mlir") if "stdout" not in path.name]
+    source.write_text(source.read_text().replace("arith.constant 0.0", "arith.constant 00.0"))
+    run("compile", "-j1")
+
+    assert "0 of 1 dispatches are in data.jsonl already" in run("profiler", *ONE, "--resume").err
+
+
+@in_process
+def test_resume_does_again_what_a_record_of_version_1_holds(null_tree, run):
+    """It does not tell what was measured."""
+    null_tree()
+    run("profiler", *ONE)
+    row = json.loads(Path("data.jsonl").read_text())
+    del row["provenance"]["module_key"], row["provenance"]["flags"]
+    Path("data.jsonl").write_text(f"{json.dumps({**row, 'version': 1})}\n")
+
+    assert "0 of 1 dispatches are in data.jsonl already" in run("profiler", *ONE, "--resume").err
+
+
+@in_process
+@pytest.mark.parametrize("less", ["--verification-enabled=false", "--profiling-enabled=false"])
+def test_resume_does_again_what_was_only_half_done(null_tree, run, less):
+    null_tree()
+    run("profiler", *ONE, less)
+
+    assert "1 of 1 dispatches are in" in run("profiler", *ONE, "--resume", less).err
+    assert "0 of 1 dispatches are in" in run("profiler", *ONE, "--resume").err
+
+
 @in_process
 def test_top_shortens_the_table_and_keeps_the_default(null_tree, run):
     null_tree(faults={"*_default": {"time_ms": 9.0}, "*": {"time_ms": 1.0}})

@@ -23,7 +23,7 @@ from dispatch_profiler.command import (
     track,
     writable,
 )
-from dispatch_profiler.dispatches import Selection, Tree, load_manifest
+from dispatch_profiler.dispatches import DispatchEntry, OperationEntry, Selection, Tree, load_manifest
 from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.files import write_atomic
 from dispatch_profiler.operations import KINDS
@@ -36,12 +36,15 @@ from dispatch_profiler.profiler.compare.pairing import (
     RunComparison,
     SideSummary,
     compare_records,
+    side_differences,
 )
 from dispatch_profiler.profiler.compare.render import FORMATS, console
 from dispatch_profiler.profiler.evaluation.machine import this_machine
+from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records
 from dispatch_profiler.profiler.statistics.comparison import Outcome, percent
 from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions
+from dispatch_profiler.profiler.verification.inputs import DEFAULT_SEED
 
 PROG = "python -m dispatch_profiler compare"
 #: Outcomes that --fail-on may name; `slower` has a number.
@@ -112,8 +115,17 @@ def _live(options: argparse.Namespace) -> RunComparison:
         )
         for name, side in zip((options.base, options.new), zip(*matched, strict=True), strict=True)
     ]
-    summary = CompareOptions(options.threshold, confidence, by)
-    return RunComparison(sides[0], sides[1], pairs, summary, repeated=False, live=True)
+    both = [(_origin(*base, device), _origin(*new, device)) for base, new in matched]
+    return RunComparison(
+        sides[0], sides[1], pairs, CompareOptions(options.threshold, confidence, by),
+        repeated=False, live=True, differences=side_differences(sides[0], sides[1], both),
+    )  # fmt: skip
+
+
+def _origin(entry: OperationEntry, dispatch: DispatchEntry, device: str) -> Provenance:
+    module = entry.module_of(dispatch.dispatch)
+    key, flags = (module.key, module.flags) if module is not None else ("", ())
+    return Provenance(device, entry.target, "", DEFAULT_SEED, module_key=key, flags=flags)
 
 
 def _distinct(texts: Iterable[str]) -> tuple[str, ...]:

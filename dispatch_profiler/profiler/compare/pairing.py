@@ -11,6 +11,7 @@ from enum import Enum
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.machine import Machine
+from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.profiler.statistics.comparison import (
     Location,
@@ -71,6 +72,9 @@ class SideSummary:
     revisions: tuple[str, ...]
     #: As far as they are known.
     machines: tuple[Machine, ...] = ()
+    seeds: tuple[int, ...] = ()
+    #: What the caches held: `warm` or `cold`.
+    modes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,10 @@ class RunComparison:
     options: CompareOptions
     #: Have all pairs two runs or more on both sides?
     repeated: bool
-    #: Were the sides measured in turns?
+    #: Was it paired sampling?
     live: bool = False
+    #: What the two sides do not share, beside machines and devices: `seed: 3 against 7`.
+    differences: tuple[str, ...] = ()
 
     @property
     def mean(self) -> Ratio | None:
@@ -179,9 +185,56 @@ def compare_records(
         for side in sides
         if pair.ratio is not None
     ]
+    summaries = _summary(names[0], base), _summary(names[1], new)
+    both = [
+        (sides[0][key][-1].provenance, sides[1][key][-1].provenance)
+        for key in keys
+        if key in sides[0] and key in sides[1]
+    ]
     return RunComparison(
-        _summary(names[0], base), _summary(names[1], new), pairs, options, min(runs, default=1) > 1
+        *summaries, pairs, options, min(runs, default=1) > 1, differences=side_differences(*summaries, both)
     )
+
+
+def side_differences(
+    base: SideSummary, new: SideSummary, both: Sequence[tuple[Provenance, Provenance]]
+) -> tuple[str, ...]:
+    """What the sides do not share; `both` are the origins of the dispatches that both have."""
+    settings: tuple[tuple[str, Sequence[object], Sequence[object]], ...] = (
+        ("target", base.targets, new.targets),
+        ("software", base.revisions, new.revisions),
+        ("seed", base.seeds, new.seeds),
+        ("caches", base.modes, new.modes),
+    )
+    found = [
+        f"{name}: {_listed(one)} against {_listed(other)}"
+        for name, one, other in settings
+        if one and other and set(one) != set(other)
+    ]
+    found += _flag_differences(both)
+    if not found and (count := sum(_differ_in_content(one, other) for one, other in both)):
+        found = [f"content of the compiled modules of {count} dispatch{'es' if count > 1 else ''}"]
+    return tuple(found)
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _flag_differences(both: Sequence[tuple[Provenance, Provenance]]) -> list[str]:
+    """`flags: only new has --iree-opt-level=O0`; nothing for records that do not tell their flags."""
+    known = [pair for pair in both if all(origin.module_key for origin in pair)]
+    only_base = dict.fromkeys(flag for one, other in known for flag in one.flags if flag not in other.flags)
+    only_new = dict.fromkeys(flag for one, other in known for flag in other.flags if flag not in one.flags)
+    return [
+        f"flags: only {side} has {' '.join(flags)}"
+        for side, flags in (("base", only_base), ("new", only_new))
+        if flags
+    ]
+
+
+def _differ_in_content(base: Provenance, new: Provenance) -> bool:
+    return bool(base.module_key and new.module_key) and base.module_key != new.module_key
 
 
 def _grouped(records: Iterable[StoredRecord], name: str, by: By) -> Groups:
@@ -332,4 +385,6 @@ def _summary(name: str, records: Sequence[StoredRecord]) -> SideSummary:
         tuple(dict.fromkeys(origin.target for origin in origins)),
         tuple(dict.fromkeys(origin.software for origin in origins)),
         tuple(dict.fromkeys(origin.machine for origin in origins if origin.machine.name)),
+        tuple(dict.fromkeys(origin.seed for origin in origins)),
+        tuple(dict.fromkeys(record.measurement.mode for record in records if record.measurement)),
     )

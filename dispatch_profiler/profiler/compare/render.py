@@ -90,7 +90,8 @@ FORMATS: Mapping[str, Callable[[RunComparison, FailOn], str]] = {
 
 
 def _heading(comparison: RunComparison) -> list[str]:
-    return [_side("base", comparison.base), _side("new", comparison.new)]
+    differences = [f"differences: {'; '.join(comparison.differences)}"] if comparison.differences else []
+    return [_side("base", comparison.base), _side("new", comparison.new), *differences]
 
 
 def _side(label: str, side: SideSummary) -> str:
@@ -126,6 +127,7 @@ def _properties(comparison: RunComparison) -> Iterable[tuple[str, str]]:
     yield "confidence", percent(comparison.options.confidence)
     if comparison.mean is not None:
         yield "geometric_mean", f"{_ratio(comparison.mean)} ({_interval(comparison.mean)})"
+    yield "differences", "; ".join(comparison.differences)
     yield "covers", comparison.caveat
     yield "unlike", comparison.unlike
 

@@ -231,6 +231,8 @@ class Session:
             when=datetime.now().astimezone().isoformat(timespec="seconds"),
             machine=this_machine(self._options.device),
             library=library,
+            module_key="" if library or module is None else module.key,
+            flags=() if library or module is None else module.flags,
         )
 
     # -- libraries ----------------------------------------------------------------------------

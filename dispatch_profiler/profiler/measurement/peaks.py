@@ -22,7 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from dispatch_profiler.files import sha256, write_atomic
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.files import read_bounded, sha256, write_atomic
+from dispatch_profiler.json_fields import FieldError, mapping, number, parse_json, text
 from dispatch_profiler.operations import ElementType, Operation
 from dispatch_profiler.profiler.measurement.measure import Mode
 from dispatch_profiler.runtime.caches import last_level_cache_bytes, usable_cores
@@ -36,6 +38,9 @@ _SIZE = 512
 _COPIED_BYTES = 128 * 2**20
 _PART_BYTES = 4 * 2**20
 _SECONDS = 0.3
+#: FLOP/s and bytes/s of a device that works.
+_LEAST = 1e-3
+_LARGEST_FILE = 2**16
 #: Of how they are measured: others are not compared with these.
 _VERSION = 2
 
@@ -82,12 +87,10 @@ class Peaks:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Peaks:
-        """What `asdict` wrote. Raises KeyError, TypeError, ValueError or AttributeError."""
-        flops = {str(name): float(value) for name, value in data["flops_per_second"].items()}
-        found = Peaks(flops, float(data["bytes_per_second"]), str(data.get("source", "")))
-        if min(flops["f32"], *flops.values(), found.bytes_per_second) <= 0.0:
-            raise ValueError(f"ceilings are above 0, but got {found}")
-        return found
+        """What `asdict` wrote. Raises FieldError."""
+        rates = mapping(data.get("flops_per_second"), "flops_per_second")
+        flops = {name: number(rates, name, least=_LEAST) for name in dict.fromkeys(("f32", *rates))}
+        return Peaks(flops, number(data, "bytes_per_second", least=_LEAST), text(data, "source", ""))
 
 
 def environments() -> Iterator[dict[str, str]]:
@@ -181,6 +184,7 @@ class PeaksFile:
 
     def _known(self) -> Peaks | None:
         try:
-            return Peaks.from_dict(json.loads(self._path.read_text()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
+            data = read_bounded(self._path, _LARGEST_FILE)
+            return Peaks.from_dict(mapping(parse_json(data)))
+        except (UsageError, FieldError):
+            return None  # it is measured again, and the file is replaced

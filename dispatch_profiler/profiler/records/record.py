@@ -66,11 +66,16 @@ class Provenance:
     machine: Machine = Machine()
     #: The library that computed it, with its version and its own; empty for IREE.
     library: str = ""
+    #: Content hash of all that went into the dispatch's vmfbs, compiler and flags included (`ModuleEntry.key`).
+    #: Empty for a library, for what was never compiled, and in records of version 1.
+    module_key: str = ""
+    #: The compiler flags of the module.
+    flags: tuple[str, ...] = ()
 
     @property
-    def origin(self) -> tuple[str, str, str, int, str]:
+    def origin(self) -> tuple[str, str, str, int, str, str]:
         """All but the time: records of one origin say the same of a dispatch."""
-        return self.device, self.target, self.software, self.seed, self.machine.name
+        return self.device, self.target, self.software, self.seed, self.machine.name, self.module_key
 
     @property
     def software(self) -> str:

@@ -12,15 +12,33 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dispatch_profiler.errors import UsageError
+from dispatch_profiler.errors import UsageError, short_repr
+from dispatch_profiler.files import read_bounded
+from dispatch_profiler.json_fields import (
+    FieldError,
+    mapping,
+    number,
+    numbers,
+    parse_json,
+    scalars,
+    text,
+    text_values,
+    texts,
+    whole,
+    wholes,
+    within,
+)
 from dispatch_profiler.profiler.measurement.gpu_monitor import GpuState
-from dispatch_profiler.profiler.measurement.measure import Measurement
+from dispatch_profiler.profiler.measurement.measure import Measurement, Mode
 from dispatch_profiler.profiler.measurement.peaks import Peaks
 from dispatch_profiler.profiler.records.machine import Machine
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict, is_failure
+from dispatch_profiler.profiler.records.versions import FORMAT, VERSION, current_row
 
-_FORMAT = "dispatch_profiler record"
-_VERSION = 1
+#: What every line begins with, whatever its version.
+_BEGINS = f'{{"format": "{FORMAT}", "version": '.encode()
+#: No record file comes near it: a record of 400 samples takes 10 kB.
+_LARGEST_FILE = 2**32
 
 
 @dataclass(frozen=True)
@@ -86,7 +104,7 @@ def as_stored(record: Record | StoredRecord, tags: Mapping[str, str] | None = No
 
 def to_line(record: StoredRecord) -> str:
     """One line of JSON. What follows from the samples stands beside them, for other programs."""
-    row = {"format": _FORMAT, "version": _VERSION, **asdict(record), "verdict": record.verdict.value}
+    row = {"format": FORMAT, "version": VERSION, **asdict(record), "verdict": record.verdict.value}
     measurement = record.measurement
     if measurement is not None:
         low, high = measurement.interval_ms
@@ -137,53 +155,135 @@ class JsonLines:
 def read_records(path: Path) -> tuple[StoredRecord, ...]:
     """Every record of a file, in its order.
 
-    Raises UsageError if there is no such file, or if a line other than the last is no record.
+    A last line without its end is left out: its writer was killed. Raises UsageError if the file cannot
+    be read, or if another line is not a record.
     """
+    lines = read_bounded(path, _LARGEST_FILE).split(b"\n")
+    torn = lines.pop()
+    if torn and not _is_torn(torn):
+        lines.append(torn)
+    return tuple(_read_line(path, number, line) for number, line in enumerate(lines, start=1))
+
+
+def _is_torn(line: bytes) -> bool:
+    """Is it a record, or the beginning of one, that its writer did not finish?"""
+    begins = _BEGINS.startswith(line) or line.startswith(_BEGINS)
+    if not begins:
+        return False
     try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the records {path}: {error}") from error
-    found = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            found.append(_from_dict(json.loads(line)))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if number == len(lines) and found:
-                break  # whoever wrote it was killed
-            raise UsageError(
-                f"{path}, line {number}: no record of dispatch_profiler ({error!r})",
-                hint="give the .jsonl file that profiler.py --output wrote beside the CSV",
-            ) from error
-    return tuple(found)
+        parse_json(line)
+    except FieldError:
+        return True
+    return False  # an editor left out the line's end
 
 
-def _with_todays_names(row: dict[str, Any]) -> dict[str, Any]:
-    """`row` as this version writes it: files written before 0.2 call peaks ceilings, and batches visits."""
-    measured = row["measurement"]
-    if "ceilings" in row:
-        row = {**row, "peaks": row["ceilings"]}
-    if measured and "visits" in measured:
-        others = {name: value for name, value in measured.items() if name != "visits"}
-        row = {**row, "measurement": {**others, "batches": measured["visits"]}}
-    return row
+def _read_line(path: Path, number: int, line: bytes) -> StoredRecord:
+    try:
+        return _from_row(current_row(mapping(parse_json(line))))
+    except FieldError as error:
+        raise UsageError(
+            f"{path}, line {number}: not a dispatch_profiler record ({error})",
+            hint="give the .jsonl file that profiler.py --output wrote beside the CSV",
+        ) from error
 
 
-def _from_dict(row: dict[str, Any]) -> StoredRecord:
-    if row["format"] != _FORMAT or row["version"] != _VERSION:
-        raise ValueError(f"{row['format']} {row['version']}")
-    row = _with_todays_names(row)
-    measured = row["measurement"]
-    # Files of earlier versions lack what came later.
-    later = {"peaks": None}
-    values = {name: {**later, **row}[name] for name in StoredRecord.__dataclass_fields__}
-    values["verdict"] = Verdict(row["verdict"])
-    machine = Machine(**row["provenance"].get("machine", {}))
-    values["provenance"] = Provenance(**{**row["provenance"], "machine": machine})
-    if values["peaks"] is not None:
-        values["peaks"] = Peaks.from_dict(values["peaks"])
-    if measured is not None:
-        lists = ("samples_ms", "warnings", "dropped_ms", "places", "batches")
-        tuples = {name: tuple(measured[name]) for name in lists if name in measured}
-        gpu = {"gpu": GpuState(**measured["gpu"])} if measured.get("gpu") else {}
-        values["measurement"] = Measurement(**{**measured, **tuples, **gpu})
-    return StoredRecord(**values)
+def _from_row(row: Mapping[str, Any]) -> StoredRecord:
+    measured, peaks = row.get("measurement"), row.get("peaks")
+    return StoredRecord(
+        dispatch=text(row, "dispatch"),
+        provider=text(row, "provider"),
+        op_kind=text(row, "op_kind"),
+        operation=text(row, "operation"),
+        configuration=text(row, "configuration"),
+        arguments=scalars(row, "arguments"),
+        configuration_fields=scalars(row, "configuration_fields"),
+        verdict=_verdict(row),
+        reason=text(row, "reason"),
+        flops=whole(row, "flops"),
+        bytes=whole(row, "bytes"),
+        measurement=None
+        if measured is None
+        else within("measurement", lambda: _measurement(mapping(measured, "measurement"))),
+        limit_ms=number(row, "limit_ms", least=0.0),
+        reproduce=text(row, "reproduce"),
+        provenance=within("provenance", lambda: _provenance(mapping(row.get("provenance"), "provenance"))),
+        tags=text_values(row, "tags"),
+        peaks=None if peaks is None else within("peaks", lambda: Peaks.from_dict(mapping(peaks, "peaks"))),
+    )
+
+
+def _verdict(row: Mapping[str, Any]) -> Verdict:
+    try:
+        return Verdict(text(row, "verdict"))
+    except ValueError:
+        raise FieldError(f"verdict: {short_repr(row.get('verdict'))} is not a verdict") from None
+
+
+def _provenance(row: Mapping[str, Any]) -> Provenance:
+    return Provenance(
+        device=text(row, "device"),
+        target=text(row, "target"),
+        iree=text(row, "iree"),
+        seed=whole(row, "seed"),
+        when=text(row, "when", ""),
+        machine=_machine(mapping(row.get("machine", {}), "machine")),
+        library=text(row, "library", ""),
+        module_key=text(row, "module_key"),
+        flags=texts(row, "flags"),
+    )
+
+
+def _machine(row: Mapping[str, Any]) -> Machine:
+    return Machine(
+        cpu=text(row, "cpu", ""),
+        cores=whole(row, "cores", default=0),
+        memory_bytes=whole(row, "memory_bytes", default=0),
+        system=text(row, "system", ""),
+        gpu=text(row, "gpu", ""),
+        driver=text(row, "driver", ""),
+    )
+
+
+def _measurement(row: Mapping[str, Any]) -> Measurement:
+    samples, gpu = numbers(row, "samples_ms"), row.get("gpu")
+    if not samples:
+        raise FieldError("samples_ms: expected at least one sample")
+    return Measurement(
+        samples_ms=samples,
+        executions=whole(row, "executions", least=1),
+        mode=text(row, "mode", Mode.WARM.value),
+        overhead_ms=number(row, "overhead_ms", default=0.0),
+        ended_by=text(row, "ended_by", "count"),
+        warnings=texts(row, "warnings", ()),
+        dropped_ms=numbers(row, "dropped_ms", ()),
+        places=_of_samples(wholes(row, "places", default=()), samples, "places"),
+        batches=_batches(wholes(row, "batches", default=()), samples),
+        gpu=None if gpu is None else within("gpu", lambda: _gpu(mapping(gpu, "gpu"))),
+    )
+
+
+def _of_samples(places: tuple[int, ...], samples: tuple[float, ...], name: str) -> tuple[int, ...]:
+    if len(places) not in (0, len(samples)):
+        raise FieldError(
+            f"{name}: expected one for each of the {len(samples)} samples, but got {len(places)}"
+        )
+    return places
+
+
+def _batches(batches: tuple[int, ...], samples: tuple[float, ...]) -> tuple[int, ...]:
+    if batches and sum(batches) != len(samples):
+        raise FieldError(f"batches: expected {len(samples)} samples in all, but got {sum(batches)}")
+    return batches
+
+
+def _gpu(row: Mapping[str, Any]) -> GpuState:
+    return GpuState(
+        sm_mhz=whole(row, "sm_mhz", default=0),
+        max_sm_mhz=whole(row, "max_sm_mhz", default=0),
+        memory_mhz=whole(row, "memory_mhz", default=0),
+        watts=number(row, "watts", default=0.0),
+        limit_watts=number(row, "limit_watts", default=0.0),
+        celsius=whole(row, "celsius", least=-(2**31), default=0),
+        slowed_by_power=number(row, "slowed_by_power", default=-1.0),
+        slowed_by_heat=number(row, "slowed_by_heat", default=-1.0),
+    )

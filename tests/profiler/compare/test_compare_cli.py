@@ -194,6 +194,40 @@ def test_what_was_measured_differently_says_so(new, words):
     assert pair.reason.endswith(f"; {words}")
 
 
+KEYED = replace(PROVENANCE, module_key="1", flags=("--iree-hal-target-device=local",))
+
+
+@pytest.mark.parametrize(
+    ("new", "differences"),
+    [
+        ({"provenance": KEYED}, ()),
+        (
+            {"provenance": replace(KEYED, module_key="2", flags=(*KEYED.flags, "--iree-opt-level=O0"))},
+            ("flags: only new has --iree-opt-level=O0",),
+        ),
+        (
+            {"provenance": replace(KEYED, module_key="2", flags=())},
+            ("flags: only base has --iree-hal-target-device=local",),
+        ),
+        ({"provenance": replace(KEYED, module_key="2")}, ("content of the compiled modules of 1 dispatch",)),
+        ({"provenance": replace(KEYED, module_key="", flags=())}, ()),
+        ({"provenance": replace(KEYED, seed=7)}, ("seed: 3 against 7",)),
+        ({"provenance": replace(KEYED, target="vmvx")}, ("target: llvm-cpu against vmvx",)),
+        (
+            {"provenance": replace(KEYED, iree="compiler 4"), "mode": "cold"},
+            ("software: compiler 3.13.0, runtime 3.13.0 against compiler 4", "caches: warm against cold"),
+        ),
+    ],
+)  # fmt: skip
+def test_the_heading_names_what_the_sides_do_not_share(new, differences, capsys):
+    """A record of version 1 does not tell its flags: nothing is said of them."""
+    base, other = record(provenance=KEYED), record(**new)
+    assert compare_records([base], [other], CompareOptions()).differences == differences
+    assert main([write("a.jsonl", [base]), write("b.jsonl", [other])]) == 0
+    heading = " ".join(capsys.readouterr().out.split("\n\n")[0].split())
+    assert heading.endswith(f"differences: {'; '.join(differences)}") == bool(differences)
+
+
 def test_fewer_executions_that_last_as_long_are_the_same_way():
     """A kernel that is 10 times slower fills its time with a tenth of the executions."""
     assert "differently" not in pair_of(record(ms=0.1, executions=100), record(ms=1.0, executions=10)).reason
@@ -306,7 +340,7 @@ def test_a_request_that_cannot_be_met_is_a_sentence_and_a_hint(arguments, messag
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        (None, "cannot read the records new.jsonl"),
+        (None, "cannot read new.jsonl"),
         ([], "new.jsonl holds no records"),
         ([record(matmul(8))], "no dispatch is both in base.jsonl and in new.jsonl"),
     ],

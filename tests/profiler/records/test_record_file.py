@@ -22,8 +22,9 @@ from dispatch_profiler.profiler.records.record_file import JsonLines, beside_csv
 
 MACHINE = Machine("Some CPU", 2, 8 * 2**30, "Linux 6.1.0 x86_64")
 PROVENANCE = Provenance(
-    "local-task", "llvm-cpu", "compiler x, runtime y", 42, "2026-11-20T12:00:00+00:00", MACHINE
-)
+    "local-task", "llvm-cpu", "compiler x, runtime y", 42, "2026-11-20T12:00:00+00:00", MACHINE,
+    module_key="0123", flags=("--iree-opt-level=O2", "--other"),
+)  # fmt: skip
 CEILINGS = Peaks({"f32": 0.1 + 0.2, "f64": 1 / 3}, 1e10)
 MEASUREMENT = Measurement((0.1 + 0.2, 1 / 3, 0.125), 64, "cold", 1e-5, "budget", ("drifted", 'said "so"'))
 RECORDS = [
@@ -80,19 +81,76 @@ def test_half_a_last_line_is_left_out_and_appending_starts_a_new_one(tmp_path: P
 @pytest.mark.parametrize(
     "line", ["", "not json", "{}", '{"format": "dispatch_profiler record", "version": 99}', "[1]"]
 )
-def test_a_line_that_is_no_record_is_refused_by_its_number(tmp_path: Path, line: str):
+def test_a_line_that_is_not_a_record_is_rejected_with_its_number(tmp_path: Path, line: str):
     path = written(tmp_path / "a.jsonl")
     first, *rest = path.read_text().splitlines()
     path.write_text("\n".join([first, line, *rest]))
 
-    with pytest.raises(UsageError, match="line 2: no record of dispatch_profiler") as caught:
+    with pytest.raises(UsageError, match="line 2: not a dispatch_profiler record") as caught:
         read_records(path)
 
     assert ".jsonl" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("flops", "1", "flops: expected a whole number of at least 0, but got '1'"),
+        ("flops", 10**400, "flops: expected a whole number of at least 0, but got an integer beyond 64 bits"),
+        ("flops", True, "flops: expected a whole number"),
+        ("limit_ms", math.nan, "limit_ms: expected a number of at least 0, but got nan"),
+        ("measurement/samples_ms", [0.1, 10**400], "measurement.samples_ms: expected a number"),
+        ("measurement/samples_ms", [], "measurement.samples_ms: expected at least one sample"),
+        ("measurement/samples_ms", "0.1", "measurement.samples_ms: expected a list, but got '0.1'"),
+        ("measurement/executions", 0, "measurement.executions: expected a whole number of at least 1"),
+        ("measurement/batches", [1], "measurement.batches: expected 3 samples in all, but got 1"),
+        ("measurement/places", [1], "measurement.places: expected one for each of the 3 samples"),
+        ("verdict", "fine", "verdict: 'fine' is not a verdict"),
+        ("provenance", None, "provenance: expected an object, but got None"),
+        ("provenance/flags", "-O2", "provenance.flags: expected a list"),
+        ("arguments/m", {}, "arguments.m: expected a string or a number, but got an object"),
+        ("peaks/flops_per_second", {}, "peaks.f32: missing"),
+        ("tags/card", 1, "tags.card: expected a string, but got 1"),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_one_sentence(tmp_path: Path, path: str, value: object, message: str):
+    file = written(tmp_path / "a.jsonl")
+    first, *rest = file.read_text().splitlines()
+    row = json.loads(first)
+    *parents, name = path.split("/")
+    place = row
+    for parent in parents:
+        place = place[parent]
+    place[name] = value
+    file.write_text("\n".join([json.dumps(row), *rest, ""]))
+
+    with pytest.raises(UsageError) as caught:
+        read_records(file)
+
+    assert message in caught.value.message
+
+
+def test_deep_nesting_is_one_sentence(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text("[" * 100_000 + "\n")
+    with pytest.raises(UsageError, match="nested too deeply"):
+        read_records(tmp_path / "a.jsonl")
+
+
+def test_a_damaged_line_at_the_end_is_not_taken_for_one_that_was_cut_off(tmp_path: Path):
+    path = written(tmp_path / "a.jsonl")
+    path.write_text(path.read_text().replace('"Crashed"', '"Fine"'))
+    with pytest.raises(UsageError, match="line 3: not a dispatch_profiler record"):
+        read_records(path)
+
+
+def test_a_file_whose_only_line_was_cut_off_holds_no_records(tmp_path: Path):
+    path = written(tmp_path / "a.jsonl")
+    path.write_text(path.read_text()[:30])
+    assert read_records(path) == ()
+
+
 def test_a_file_that_is_not_there_is_told(tmp_path: Path):
-    with pytest.raises(UsageError, match="cannot read the records"):
+    with pytest.raises(UsageError, match=r"cannot read .*nothing\.jsonl: No such file"):
         read_records(tmp_path / "nothing.jsonl")
 
 
@@ -115,7 +173,13 @@ def test_a_file_from_before_machines_were_described_is_read(tmp_path: Path):
     path = written(tmp_path / "a.jsonl")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for row in rows:
-        del row["peaks"], row["provenance"]["machine"]
+        row["version"] = 1
+        del (
+            row["peaks"],
+            row["provenance"]["machine"],
+            row["provenance"]["module_key"],
+            row["provenance"]["flags"],
+        )
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
     records = read_records(path)
@@ -129,10 +193,15 @@ def test_a_file_with_the_names_of_version_0_1_is_read(tmp_path: Path):
     path = written(tmp_path / "a.jsonl")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     for row in rows:
+        row["version"] = 1
+        del row["provenance"]["module_key"], row["provenance"]["flags"]
         row["ceilings"] = row.pop("peaks")
         if row["measurement"]:
             row["measurement"]["visits"] = row["measurement"].pop("batches")
     old = tmp_path / "old.jsonl"
     old.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
-    assert read_records(old) == read_records(path)
+    unkeyed = [replace(each.provenance, module_key="", flags=()) for each in read_records(path)]
+    assert read_records(old) == tuple(
+        replace(each, provenance=origin) for each, origin in zip(read_records(path), unkeyed, strict=True)
+    )

@@ -430,7 +430,7 @@ def test_the_module_has_the_command(data):
     ("arguments", "message"),
     [
         ([], "the following arguments are required: RECORDS"),
-        (["none.jsonl"], "cannot read the records none.jsonl"),
+        (["none.jsonl"], "cannot read none.jsonl"),
         (["{data}", "-o", "none/report.html"], "there is no folder none"),
         (["{data}", "-o", "."], "--output: . is a folder"),
         (["{csv}"], "no record of dispatch_profiler"),

@@ -134,7 +134,7 @@ def test_a_dispatch_that_comes_again_begins_another_run():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["nowhere.jsonl", "--output=all.csv"], "cannot read the records nowhere.jsonl"),
+        (["nowhere.jsonl", "--output=all.csv"], "cannot read nowhere.jsonl"),
         (["data.jsonl", "--output=nowhere/all.csv"], "--output: there is no folder nowhere"),
         (["data.jsonl", "--output=all.jsonl"], "all.jsonl is where the samples go"),
         (["data.jsonl"], "the following arguments are required: -o/--output"),

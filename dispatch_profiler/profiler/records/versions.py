@@ -1,0 +1,37 @@
+"""Versions of the record format, and what makes a row of an older version one of today's.
+
+| version | written by | differs from the next in |
+|---|---|---|
+| 1 | 0.1 and before | `provenance` has no `module_key` and no `flags`; peaks are called ceilings, batches visits, and may be absent, as may `provenance.machine` |
+| 2 | this version | |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dispatch_profiler.json_fields import FieldError, mapping
+
+FORMAT = "dispatch_profiler record"
+VERSION = 2
+
+
+def current_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`row` as version 2 writes it. Raises FieldError for another format and for a later version."""
+    if row.get("format") != FORMAT:
+        raise FieldError(f'expected "format": "{FORMAT}"')
+    version = row.get("version")
+    if version not in (1, VERSION):
+        raise FieldError(f"it has version {version!r}, but this program reads versions 1 and {VERSION}")
+    return _from_version_1(row) if version == 1 else row
+
+
+def _from_version_1(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = {"peaks": row.get("ceilings"), **row, "version": VERSION}
+    origin = mapping(found.get("provenance"), "provenance")
+    found["provenance"] = {"machine": {}, "module_key": "", "flags": [], **origin}
+    measured = found.get("measurement")
+    if isinstance(measured, dict) and "visits" in measured:
+        found["measurement"] = {"batches": measured["visits"], **measured}
+    return found
