@@ -125,7 +125,9 @@ def _live(options: argparse.Namespace) -> RunComparison:
 def _origin(entry: OperationEntry, dispatch: DispatchEntry, device: str) -> Provenance:
     module = entry.module_of(dispatch.dispatch)
     key, flags = (module.key, module.flags) if module is not None else ("", ())
-    return Provenance(device, entry.target, "", DEFAULT_SEED, module_key=key, flags=flags)
+    return Provenance(
+        device, entry.target_of(dispatch.dispatch), "", DEFAULT_SEED, module_key=key, flags=flags
+    )
 
 
 def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
