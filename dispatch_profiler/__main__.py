@@ -1,44 +1,91 @@
-"""`python -m dispatch_profiler COMMAND`: what makes records where there is no checkout, and reads them."""
+"""`dispatch-profiler COMMAND`, also as `python -m dispatch_profiler COMMAND`."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from typing import NoReturn
 
-from dispatch_profiler.command import SUCCESS, run
+from dispatch_profiler import startup
+from dispatch_profiler.command import PROGRAMS, SUCCESS, Parser, run
+from dispatch_profiler.completion import SHELLS, completion_script
 from dispatch_profiler.errors import UsageError, did_you_mean
 
-PROG = "python -m dispatch_profiler"
-#: Command -> the module that has its main(), imported when it is asked for, and what it is for.
+PROG = PROGRAMS[0]
+#: Command -> the module that has its main() and make_parser(), imported when it is needed, and what it does.
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "compare": ("dispatch_profiler.profiler.compare.cli", "two sets of records: what is faster, what slower"),
-    "join": ("dispatch_profiler.profiler.report.join_cli", "records of several machines or runs as one CSV"),
-    "profile": ("dispatch_profiler.profiler.cli", "as profiler.py: verify and measure a tree or a bundle"),
-    "report": ("dispatch_profiler.profiler.report.cli", "records as one HTML page with plots"),
+    "generate": ("dispatch_profiler.generator.cli", "write MLIR: operations crossed with configurations"),
+    "compile": ("dispatch_profiler.compiler.cli", "compile the generated tree to vmfbs"),
+    "profile": ("dispatch_profiler.profiler.cli", "verify and measure a tree or a bundle"),
+    "compare": ("dispatch_profiler.profiler.compare.cli", "show what is faster or slower in a second run"),
+    "report": ("dispatch_profiler.profiler.report.cli", "write records as one HTML page with plots"),
+    "join": ("dispatch_profiler.profiler.report.join_cli", "merge records of several machines or runs"),
+    "completion": ("dispatch_profiler.__main__", "print a completion script for bash, zsh or fish"),
 }
+#: Installed command -> the subcommand that it is.
+_ALIASES = {"dispatch-generator": "generate", "dispatch-compile": "compile"}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
     """Entry point; returns the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
-    if given and given[0] in COMMANDS:
-        command = import_module(COMMANDS[given[0]][0])
-        return int(command.main(given[1:]))
-    return run(PROG, _help, given)
+    name = given[0] if given else ""
+    if name == "completion":
+        return run(make_parser(f"{prog} {name}"), _complete, given[1:])
+    if name in COMMANDS:
+        command = import_module(COMMANDS[name][0])
+        return int(command.main(given[1:], prog=f"{prog} {name}"))
+    return run(_make_help(prog), _help, given)
 
 
-def _help(arguments: Sequence[str]) -> int:
-    if not arguments:
-        raise UsageError(f"expected a command: {', '.join(COMMANDS)}", hint=f"{PROG} --help lists them")
-    if arguments[0] not in ("-h", "--help"):
-        raise UsageError(f"there is no command {arguments[0]!r}", hint=did_you_mean(arguments[0], COMMANDS))
-    print(f"usage: {PROG} COMMAND ...\n")
-    for name, (_, purpose) in COMMANDS.items():
-        print(f"  {name:<10} {purpose}")
-    print(f"\n{PROG} COMMAND --help lists the options of one.")
+def make_parser(prog: str = f"{PROG} completion") -> Parser:
+    """What `completion` takes."""
+    parser = Parser(
+        prog,
+        "Print a completion script. For bash: source <(dispatch-profiler completion bash)",
+    )
+    parser.add_argument("shell", choices=list(SHELLS), help="the shell that sources it")
+    return parser
+
+
+def _complete(options: argparse.Namespace) -> int:
+    parsers = {name: import_module(module).make_parser() for name, (module, _) in COMMANDS.items()}
+    purposes = {name: purpose for name, (_, purpose) in COMMANDS.items()}
+    print(completion_script(options.shell, PROG, _ALIASES, parsers, purposes), end="")
+    return SUCCESS
+
+
+class _Program(Parser):
+    """Takes no options of commands."""
+
+    def error(self, message: str) -> NoReturn:
+        hint = f"options follow a command, such as {self.prog} profile --format=table"
+        raise UsageError(message, hint=hint)
+
+
+def _make_help(prog: str) -> Parser:
+    width = max(map(len, COMMANDS))
+    listed = "\n".join(f"  {name:<{width}}  {purpose}" for name, (_, purpose) in COMMANDS.items())
+    parser = _Program(
+        prog,
+        "Generate, compile, verify, profile and tune MLIR dispatches with IREE.",
+        usage="%(prog)s COMMAND [options]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"commands:\n{listed}\n\n{prog} COMMAND --help lists the options of a command.",
+    )
+    parser.add_argument("command", nargs="*", help=argparse.SUPPRESS)
+    return parser
+
+
+def _help(options: argparse.Namespace) -> int:
+    if options.command:
+        (name, *_) = options.command
+        raise UsageError(f"unknown command {name!r}", hint=did_you_mean(name, COMMANDS))
+    _make_help(options.prog).print_help()
     return SUCCESS
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(startup.command())

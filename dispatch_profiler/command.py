@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from dispatch_profiler import __version__
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, reason_of
+from dispatch_profiler.streams import discard_output, prepare_streams
 
 #: Every dispatch did what was asked.
 SUCCESS = 0
@@ -19,22 +26,127 @@ FAILED = 1
 USAGE = 2
 #: Ctrl-C, as shells report it.
 INTERRUPTED = 130
+#: Columns of the longest line on a terminal.
+_WIDEST = 120
+
+
+@dataclass
+class _Called:
+    """The command that runs in this process, as its messages need it."""
+
+    prog: str = ""
+    quiet: bool = False
+
+
+_called = _Called()
 
 
 class Parser(argparse.ArgumentParser):
-    """Options are never abbreviated; a mistake is one sentence with the nearest option."""
+    """Options are never abbreviated; a mistake is one sentence with the nearest option.
 
-    def __init__(self, prog: str, description: str, **options: object) -> None:
+    Every command has `--version` and `--quiet`. With `passes`, a program's name, arguments after `--`
+    are for that program: `parse_args` returns them as `flags`.
+    """
+
+    def __init__(self, prog: str, description: str, *, passes: str = "", **options: object) -> None:
+        options.setdefault("formatter_class", _HelpFormatter)
         super().__init__(prog=prog, description=description, allow_abbrev=False, **options)  # type: ignore[arg-type]
+        self._passes = passes
+        self.add_argument("--version", action=_Version, help="print the versions of this package and of IREE")
+        self.add_argument(
+            "-q", "--quiet", action="store_true", help="print only results, warnings and errors"
+        )
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """As `parse_args`, with `prog` and with `flags`, what follows `--` for another program."""
+        ours = list(arguments)
+        flags: list[str] = []
+        if self._passes and "--" in ours:
+            at = ours.index("--")
+            ours, flags = ours[:at], ours[at + 1 :]
+        return argparse.Namespace(**vars(self.parse_args(ours)), flags=tuple(flags), prog=self.prog)
+
+    def format_help(self) -> str:
+        return as_called(super().format_help(), self.prog)
 
     def error(self, message: str) -> NoReturn:
-        hint = f"{self.prog} --help lists the options"
+        raise UsageError(message, hint=self._hint(message) or f"{self.prog} --help lists the options")
+
+    def _hint(self, message: str) -> str:
+        """The nearest option or value; empty if none is near."""
+        if choice := re.match(r"argument (\S+): invalid choice: '(.*?)' \(", message):
+            names = choice[1].split("/")
+            known = next(
+                a.choices for a in self._actions if names[-1] in (*a.option_strings, a.dest, a.metavar)
+            )
+            return did_you_mean(choice[2], map(str, known or ()))
         unknown = message.removeprefix("unrecognized arguments: ").split()
-        if message.startswith("unrecognized") and unknown[0].startswith("--"):
-            options = [o for a in self._actions if a.help != argparse.SUPPRESS for o in a.option_strings]
-            hint = did_you_mean(unknown[0].split("=")[0], options).split("? Available")[0]
-            hint = hint + "?" if hint.startswith("did") else f"{self.prog} --help lists the options"
-        raise UsageError(message, hint=hint)
+        if not message.startswith("unrecognized") or not unknown[0].startswith("--"):
+            return ""
+        if unknown[0].startswith("--iree-"):
+            name = self.prog if self._passes else as_called("compile.py", self.prog)
+            return f"flags of {self._passes or 'iree-compile'} follow a double dash: {name} -- {unknown[0]}"
+        options = [o for a in self._actions if a.help != argparse.SUPPRESS for o in a.option_strings]
+        nearest = did_you_mean(unknown[0].split("=")[0], options).split("? Available")[0]
+        return nearest + "?" if nearest.startswith("did") else ""
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """As wide as the terminal, but at most 120 columns."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=min(shutil.get_terminal_size().columns - 2, _WIDEST))
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """`--operation-kind, --op-kind KIND`: the value once, as Python 3.13 has it."""
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+
+class _Version(argparse.Action):
+    """Prints the version of this package and those of IREE, and exits."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str | None = None) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(f"dispatch_profiler {__version__}")
+        for package in ("iree-base-compiler", "iree-base-runtime"):
+            print(f"{package} {installed_version(package) or 'is not installed'}")
+        parser.exit()
+
+
+def installed_version(package: str) -> str:
+    """The version of an installed distribution; empty if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+#: Script of a checkout -> subcommand, installed alias.
+_SCRIPTS = {
+    "generator.py": ("generate", "dispatch-generator"),
+    "compile.py": ("compile", "dispatch-compile"),
+    "profiler.py": ("profile", "dispatch-profiler profile"),
+}
+#: What has subcommands.
+PROGRAMS = ("dispatch-profiler", "python -m dispatch_profiler")
+
+
+def as_called(text: str, prog: str) -> str:
+    """`text` with the names that the three commands have for whoever called `prog`.
+
+    `run compile.py again` -> `run dispatch-profiler compile again` for `dispatch-profiler profile`;
+    unchanged for `profiler.py`.
+    """
+    program = next((each for each in PROGRAMS if prog.startswith(each)), "")
+    if not program and not prog.startswith("dispatch-"):
+        return text
+    names = {s: f"{program} {command}" if program else alias for s, (command, alias) in _SCRIPTS.items()}
+    return re.sub(r"(?<![\w/])(generator|compile|profiler)\.py\b", lambda found: names[found[0]], text)
 
 
 def add_tree_arguments(parser: Parser) -> None:
@@ -167,7 +279,7 @@ def track(
     `prints`: the caller writes to standard output while it has an item; a bar on the same terminal
     gives way. `size` is what an item counts towards `total`; `note` is asked for a few words after each.
     """
-    if not (visible and on_terminal()):
+    if _called.quiet or not (visible and on_terminal()):
         yield from items
         return
     from dispatch_profiler.terminal import bar
@@ -176,45 +288,66 @@ def track(
 
 
 def say(message: str) -> None:
-    """To standard error: everything that is not data."""
-    print(message, file=sys.stderr, flush=True)
+    """Progress and summaries, to standard error; nothing with `--quiet`."""
+    if not _called.quiet:
+        warn(message)
+
+
+def warn(message: str) -> None:
+    """Warnings and errors, to standard error, also with `--quiet`."""
+    print(as_called(message, _called.prog), file=sys.stderr, flush=True)
 
 
 def say_table(rows: Iterable[Sequence[str]]) -> None:
     """Aligned columns to standard error; on a terminal the last one is folded to its width."""
     from dispatch_profiler.terminal import aligned
 
-    say(aligned(rows))
+    warn(aligned(rows))
 
 
 def run(
-    prog: str,
-    main: Callable[[Sequence[str]], int],
+    parser: Parser,
+    main: Callable[[argparse.Namespace], int],
     arguments: Sequence[str] | None = None,
     *,
     kept: str = "what was finished is kept, and the next run goes on from there",
 ) -> int:
-    """Call `main` and turn what it raises into a sentence and an exit status.
+    """Parse `arguments`, call `main` and turn what it raises into a sentence and an exit status.
 
     `kept` tells after Ctrl-C what became of the work.
     """
+    global _called
+    before, _called = _called, _Called(parser.prog)
+    prepare_streams()
     try:
-        status = main(sys.argv[1:] if arguments is None else arguments)
+        options = parser.parse(sys.argv[1:] if arguments is None else arguments)
+        _called = replace(_called, quiet=options.quiet)
+        status = main(options)
         sys.stdout.flush()  # a reader that has gone shows here, not when Python ends
         return status
     except DispatchProfilerError as error:
-        say(f"{prog}: error: {error}")
-        if error.hint:
-            say(f"hint: {error.hint}")
-        return error.exit_status
+        return fail(error)
     except KeyboardInterrupt:
-        say(f"{prog}: interrupted; {kept}")
+        warn(f"{parser.prog}: interrupted; {kept}")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`); Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()  # the reader of our output has gone (`| head`)
         return FAILED
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        say(f"{prog}: error: {place}{reason_of(error)}")
+        warn(f"{parser.prog}: error: {place}{reason_of(error)}")
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            return FAILED
+        discard_output()  # it is full
         return FAILED
+    finally:
+        _called = before
+
+
+def fail(error: DispatchProfilerError) -> int:
+    """Print an error with its hint; returns its exit status."""
+    warn(f"{_called.prog}: error: {error}")
+    if error.hint:
+        warn(f"hint: {error.hint}")
+    return error.exit_status

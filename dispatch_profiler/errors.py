@@ -128,14 +128,19 @@ def short_repr(value: object) -> str:
     return text if len(text) <= 100 else text[:97] + "..."
 
 
+def nearest(got: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The one of `known` that is most like `got`, whatever its case; empty if none is."""
+    by_folded = {name.casefold(): name for name in reversed(list(known))}
+    # A long name is no slip of the pen, and slow to compare.
+    near = difflib.get_close_matches(got.casefold()[:200], by_folded, n=1, cutoff=cutoff)
+    return by_folded[near[0]] if near else ""
+
+
 def did_you_mean(got: str, known: Iterable[str]) -> str:
     """A hint that names the nearest of `known`, whatever its case, or lists them all.
 
     `did_you_mean("Matmull", ["matmul", "conv2d"])` -> "did you mean 'matmul'? Available: matmul, conv2d"
     """
     names = list(known)
-    by_folded = {name.casefold(): name for name in reversed(names)}
-    # A long name is no slip of the pen, and slow to compare.
-    near = difflib.get_close_matches(got.casefold()[:200], by_folded, n=1, cutoff=0.6)
-    listed = ", ".join(names)
-    return f"did you mean {by_folded[near[0]]!r}? Available: {listed}" if near else f"available: {listed}"
+    near, listed = nearest(got, names), ", ".join(names)
+    return f"did you mean {near!r}? Available: {listed}" if near else f"available: {listed}"

@@ -23,13 +23,18 @@ PACKAGE = "dispatch_profiler"
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 
 
+def command() -> int:
+    """`dispatch-profiler` and `python -m dispatch_profiler`."""
+    return start(f"{PACKAGE}.__main__")
+
+
 def generate() -> int:
-    """`generator.py`."""
+    """`generator.py` and `dispatch-generator`."""
     return start(f"{PACKAGE}.generator.cli")
 
 
 def compile_() -> int:
-    """`compile.py`."""
+    """`compile.py` and `dispatch-compile`."""
     return start(f"{PACKAGE}.compiler.cli")
 
 
@@ -39,19 +44,21 @@ def profile() -> int:
 
 
 def start(module: str) -> int:
-    """Call `main` of `module`; returns the exit status.
+    """Call `main` of `module` with the name of this process; returns the exit status.
 
     A required package that is not installed is one sentence with the command that installs it.
     """
     forget_current_directory()
     import_package()
+    prog = os.path.basename(sys.argv[0])
+    if prog == "__main__.py":
+        prog = f"python -m {PACKAGE}"
     try:
-        return int(import_module(module).main())
+        return int(import_module(module).main(prog=prog))
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", PACKAGE):
             raise
-        prog = os.path.basename(sys.argv[0])
         print(f"{prog}: error: {missing} is not installed; run: {install_command(missing)}", file=sys.stderr)
         return 2
 

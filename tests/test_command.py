@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+import dispatch_profiler
 from dispatch_profiler import command
 from dispatch_profiler.command import FAILED, INTERRUPTED, SUCCESS, USAGE, Parser
 from dispatch_profiler.errors import MissingDependency, RangeError, ToolError, UsageError
@@ -20,10 +23,15 @@ ROOT = Path(__file__).parents[1]
 def raising(error: BaseException):
     """A main function that raises `error`."""
 
-    def main(arguments: object) -> int:
+    def main(options: object) -> int:
         raise error
 
     return main
+
+
+def run(main, arguments=()) -> int:
+    """`main` as a command called `prog` that takes no options of its own."""
+    return command.run(Parser("prog", "A program."), main, arguments)
 
 
 # -- exit statuses ---------------------------------------------------------------------------------
@@ -32,7 +40,7 @@ def raising(error: BaseException):
 @pytest.mark.parametrize("status", [SUCCESS, FAILED])
 def test_what_main_answers_is_the_exit_status(status: int):
     """Nothing is changed when nothing is raised."""
-    assert command.run("prog", lambda arguments: status, []) == status
+    assert run(lambda options: status) == status
 
 
 @pytest.mark.parametrize(
@@ -49,7 +57,7 @@ def test_what_main_answers_is_the_exit_status(status: int):
 )
 def test_an_error_becomes_a_sentence_and_a_status(error, status, capsys):
     """On standard error, with the command's name, without a traceback; standard output stays clean."""
-    assert command.run("prog", raising(error), []) == status
+    assert run(raising(error)) == status
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("prog: error: ")
@@ -67,40 +75,102 @@ def test_an_error_becomes_a_sentence_and_a_status(error, status, capsys):
 )
 def test_an_error_of_the_system_is_told_without_its_number(error, sentence, capsys):
     """The path comes first, as other commands do it."""
-    command.run("prog", raising(error), [])
+    run(raising(error))
     assert capsys.readouterr().err == f"prog: error: {sentence}\n"
 
 
 def test_a_hint_is_a_line_of_its_own(capsys):
     """The next step stands below the error."""
-    command.run("prog", raising(UsageError("the rule", hint="the next step")), [])
+    run(raising(UsageError("the rule", hint="the next step")))
     assert capsys.readouterr().err == "prog: error: the rule\nhint: the next step\n"
 
 
 def test_no_hint_no_line(capsys):
     """An empty hint is not announced."""
-    command.run("prog", raising(UsageError("the rule")), [])
+    run(raising(UsageError("the rule")))
     assert capsys.readouterr().err == "prog: error: the rule\n"
 
 
 def test_ctrl_c_says_what_is_kept(capsys):
     """The status is that of shells, and the user learns that the work is not lost."""
-    assert command.run("prog", raising(KeyboardInterrupt()), []) == INTERRUPTED == 130
+    assert run(raising(KeyboardInterrupt())) == INTERRUPTED == 130
     assert "interrupted; what was finished is kept" in capsys.readouterr().err
 
 
 def test_a_mistake_of_ours_is_not_hidden():
     """An exception that nobody planned keeps its traceback."""
     with pytest.raises(ZeroDivisionError):
-        command.run("prog", raising(ZeroDivisionError()), [])
+        run(raising(ZeroDivisionError()))
 
 
 def test_arguments_come_from_the_command_line_if_none_are_given(monkeypatch):
-    """`run(prog, main)` reads sys.argv without the program's name."""
-    monkeypatch.setattr(sys, "argv", ["prog", "--a", "b"])
-    seen: list[str] = []
-    command.run("prog", lambda arguments: seen.extend(arguments) or 0)
-    assert seen == ["--a", "b"]
+    """`run(parser, main)` reads sys.argv without the program's name."""
+    monkeypatch.setattr(sys, "argv", ["prog", "--quiet"])
+    seen: list[bool] = []
+    run(lambda options: seen.append(options.quiet) or 0, None)
+    assert seen == [True]
+
+
+# -- options of every command ----------------------------------------------------------------------
+
+
+def test_quiet_drops_progress_and_summaries_and_keeps_errors(capsys):
+    def main(options: argparse.Namespace) -> int:
+        print("data")
+        command.say("a summary")
+        command.warn("a warning")
+        list(command.track("ab", 2, "a bar"))
+        raise UsageError("the rule")
+
+    assert run(main, ["--quiet"]) == USAGE
+    assert capsys.readouterr() == ("data\n", "a warning\nprog: error: the rule\n")
+    run(main)
+    assert "a summary\n" in capsys.readouterr().err
+
+
+def test_quiet_ends_with_its_command(capsys):
+    run(lambda options: 0, ["-q"])
+    command.say("of the program that called it")
+    assert capsys.readouterr().err == "of the program that called it\n"
+
+
+def test_the_versions_are_printed(capsys):
+    """Of this package and of IREE, each on a line, on standard output."""
+    with pytest.raises(SystemExit) as exited:
+        run(lambda options: 0, ["--version"])
+    assert exited.value.code == 0
+    lines = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert lines == {
+        "dispatch_profiler": dispatch_profiler.__version__,
+        "iree-base-compiler": version("iree-base-compiler"),
+        "iree-base-runtime": version("iree-base-runtime"),
+    }
+
+
+def test_a_missing_iree_is_told(capsys, monkeypatch):
+    monkeypatch.setattr(command, "installed_version", lambda package: "")
+    with pytest.raises(SystemExit):
+        run(lambda options: 0, ["--version"])
+    assert "iree-base-compiler is not installed\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("prog", "text"),
+    [
+        ("profiler.py", "run compile.py again, then profiler.py"),
+        ("dispatch-profiler profile", "run dispatch-profiler compile again, then dispatch-profiler profile"),
+        ("dispatch-compile", "run dispatch-compile again, then dispatch-profiler profile"),
+        (
+            "python -m dispatch_profiler join",
+            "run python -m dispatch_profiler compile again, then python -m dispatch_profiler profile",
+        ),
+    ],
+)
+def test_messages_name_the_commands_as_they_were_called(prog: str, text: str, capsys):
+    """Whoever has no checkout has no `compile.py`; a path that ends so is left alone."""
+    error = UsageError("the rule of my/compile.py", hint="run compile.py again, then profiler.py")
+    command.run(Parser(prog, "A program."), raising(error), [])
+    assert capsys.readouterr().err == f"{prog}: error: the rule of my/compile.py\nhint: {text}\n"
 
 
 # -- a reader that has gone ------------------------------------------------------------------------
@@ -109,8 +179,9 @@ def test_arguments_come_from_the_command_line_if_none_are_given(monkeypatch):
 def with_closed_output(lines: int, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command that prints `lines` lines into a pipe that nobody reads."""
     program = (
-        "import sys; from dispatch_profiler.command import run\n"
-        f"sys.exit(run('prog', lambda arguments: [print('x' * 80) for _ in range({lines})] and 0, []))"
+        "import sys; from dispatch_profiler.command import Parser, run\n"
+        f"main = lambda options: [print('x' * 80) for _ in range({lines})] and 0\n"
+        "sys.exit(run(Parser('prog', 'A program.'), main, []))"
     )
     read, write = os.pipe()
     os.close(read)
@@ -134,6 +205,51 @@ def test_a_reader_that_goes_costs_no_traceback(lines: int):
     assert (ended.returncode, ended.stderr) == (FAILED, "")
 
 
+def in_a_shell(program: str, line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The shell runs `line`, in which $PROGRAM is a command that does `program`."""
+    body = (
+        "import sys; from dispatch_profiler.command import Parser, run, say\n"
+        f"def main(options):\n    {program}\n    return 0\n"
+        "sys.exit(run(Parser('prog', 'A program.'), main, []))"
+    )
+    start = f"{shlex.quote(sys.executable)} -c {shlex.quote(body)}"
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG", "PYTHON"))}
+    return subprocess.run(
+        ["sh", "-c", line.replace("$PROGRAM", start)],
+        capture_output=True,
+        env={**clean, "PYTHONPATH": str(ROOT), **environment},
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_costs_nothing(closed: str, tmp_path: Path):
+    """The first file that is opened does not become standard output either."""
+    program = "file = open('kept', 'w'); file.write('whole'); file.close(); print('x'); say('y')"
+    done = in_a_shell(program, f"$PROGRAM {closed}")
+    assert done.returncode == 0, done.stderr
+    assert Path("kept").read_text() == "whole"
+    assert "x" not in done.stderr and "y" not in done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_one_sentence():
+    done = in_a_shell("print('x')", "$PROGRAM >/dev/full")
+    assert (done.returncode, done.stderr) == (FAILED, "prog: error: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+    ids=["streams in ASCII", "a locale in ASCII"],
+)
+def test_without_utf_8_characters_are_spelled(environment: dict[str, str]):
+    """A name of a file may hold bytes that are no text at all."""
+    program = r"print('\xb195 \u2192 \xfc \udcff'); say('\xb195')"
+    done = in_a_shell(program, "$PROGRAM", **environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "+-95 -> \\xfc \\udcff\n", "+-95\n")
+
+
 # -- the parser ------------------------------------------------------------------------------------
 
 
@@ -152,6 +268,11 @@ def parser() -> Parser:
         ("--operation-kin", "did you mean '--operation-kind'?"),
         ("--zzz", "prog --help lists the options"),
         ("--hidden-thin=1", "prog --help lists the options"),
+        ("--Dispatches=x", "did you mean '--dispatches'?"),
+        (
+            "--iree-opt-level=O2",
+            "flags of iree-compile follow a double dash: compile.py -- --iree-opt-level=O2",
+        ),
         ("stray", "prog --help lists the options"),
     ],
 )
@@ -160,6 +281,31 @@ def test_an_unknown_option_is_answered_with_the_nearest(parser: Parser, argument
     with pytest.raises(UsageError, match="unrecognized arguments: ") as caught:
         parser.parse_args([argument])
     assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize("form", ["Table", "tabel"])
+def test_an_unknown_value_is_answered_with_the_nearest(parser: Parser, form: str):
+    parser.add_argument("--format", choices=["blocks", "table"])
+    with pytest.raises(UsageError, match=f"invalid choice: '{form}'") as caught:
+        parser.parse_args([f"--format={form}"])
+    assert caught.value.hint == "did you mean 'table'? Available: blocks, table"
+
+
+def test_what_follows_a_double_dash_is_for_another_program():
+    parser = Parser("compile.py", "Compiles.", passes="iree-compile")
+    assert parser.parse(["-q", "--", "--iree-x", "--"]).flags == ("--iree-x", "--")
+    assert parser.parse([]).flags == ()
+    with pytest.raises(UsageError) as caught:
+        parser.parse(["--iree-x"])
+    assert caught.value.hint == "flags of iree-compile follow a double dash: compile.py -- --iree-x"
+
+
+def test_help_is_at_most_120_columns_wide(parser: Parser, monkeypatch):
+    parser.add_argument("--long", help="word " * 60)
+    monkeypatch.setenv("COLUMNS", "300")
+    assert 110 < max(map(len, parser.format_help().splitlines())) <= 120
+    monkeypatch.setenv("COLUMNS", "40")
+    assert max(map(len, parser.format_help().splitlines())) <= 40
 
 
 def test_options_are_never_abbreviated(parser: Parser):

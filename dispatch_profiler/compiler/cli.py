@@ -25,6 +25,7 @@ from dispatch_profiler.command import (
     say_table,
     track,
     user_cache,
+    warn,
     writable,
 )
 from dispatch_profiler.compiler import (
@@ -46,28 +47,26 @@ PROG = "compile.py"
 _REASONS = 10
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
     """Entry point; returns the exit status."""
-    return run(PROG, _main, arguments)
+    return run(make_parser(prog), _main, arguments)
 
 
-def _main(arguments: Sequence[str]) -> int:
-    ours, flags = _cut(arguments)
-    options = _parser().parse_args(ours)
+def _main(options: argparse.Namespace) -> int:
     cache = _cache(options)
     if options.cache_info or options.cache_clear:
         return _tend(cache, clear=options.cache_clear)
     manifest = load_manifest(Tree(folder(options.generated_dir)))
     target = parse_target(options.target) if options.target else None
     if target is not None and target.note:
-        say(target.note)
+        warn(target.note)
     compiler = compiler_for(target or manifest.target, options.build_dir)
     _check_executor(options)
     workers = min(options.num_cpu or _cpus(), _cpus())
     chosen = CompileOptions(
         selection=Selection.parse(options.dispatches, options.operation_kind),
         target=target,
-        flags=flags,
+        flags=options.flags,
         executor=options.executor,
         workers=workers,
         scheduler=options.scheduler or "",
@@ -121,20 +120,13 @@ def _check_executor(options: argparse.Namespace) -> None:
         )
 
 
-def _cut(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """What stands before `--` is ours, what stands behind it is for iree-compile."""
-    given = list(arguments)
-    if "--" not in given:
-        return given, ()
-    at = given.index("--")
-    return given[:at], tuple(given[at + 1 :])
-
-
-def _parser() -> Parser:
+def make_parser(prog: str = PROG) -> Parser:
+    """What this command takes."""
     parser = Parser(
-        PROG,
+        prog,
         "Compile a generated tree: two vmfbs an operation, one to verify and one to profile.",
         usage="%(prog)s [options] [-- IREE-COMPILE-FLAG ...]",
+        passes="iree-compile",
     )
     add_tree_arguments(parser)
     parser.add_argument(

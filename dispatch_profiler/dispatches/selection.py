@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import re
 import warnings
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from dispatch_profiler.errors import SelectionError
+from dispatch_profiler.errors import SelectionError, nearest
 from dispatch_profiler.operations import operation_kind
 
 T = TypeVar("T")
@@ -105,5 +104,5 @@ def _matches(forms: tuple[re.Pattern[str], ...], name: str) -> bool:
 
 def _nearest(pattern: str, names: Sequence[str]) -> str:
     plain = re.sub(r"\.\*|[*?\\^$()]", "", pattern)
-    near = difflib.get_close_matches(plain, names, n=1, cutoff=0.0)
-    return f"the nearest is {near[0]!r}; a pattern must match the whole name" if near else ""
+    near = nearest(plain, names, cutoff=0.0)
+    return f"the nearest is {near!r}; a pattern must match the whole name" if near else ""

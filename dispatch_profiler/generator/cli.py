@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from dispatch_profiler.command import SUCCESS, Parser, add_tree_arguments, folder, run, say
+from dispatch_profiler.command import SUCCESS, Parser, add_tree_arguments, folder, run, say, warn
 from dispatch_profiler.configurations import (
     Entry,
     load_configurations,
@@ -61,16 +61,15 @@ _CONV = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
     """Entry point; returns the exit status."""
-    return run(PROG, _main, arguments)
+    return run(make_parser(prog), _main, arguments)
 
 
-def _main(arguments: Sequence[str]) -> int:
-    options = _parser().parse_args(arguments)
+def _main(options: argparse.Namespace) -> int:
     target = parse_target(options.target)
     if target.note:
-        say(target.note)
+        warn(target.note)
     selection = Selection.parse(options.dispatches, options.operation_kind)
     result = sweep_workload(_sweep(options, selection.kinds))
     choices = Choices(
@@ -88,9 +87,10 @@ def _main(arguments: Sequence[str]) -> int:
     else:
         try:
             for path, dispatches in emit(plan, tree):
-                _announce(path, dispatches)
+                if not options.quiet:
+                    _announce(path, dispatches)
         except BrokenPipeError:
-            say(f"{PROG}: stopped, because nobody reads what it prints: the tree lacks the rest")
+            warn(f"{options.prog}: stopped, because nobody reads what it prints: the tree lacks the rest")
             raise
     points = tuple(LeftOut("a point of the sweep", reason) for reason in result.left_out)
     _summarize(plan, points, options)
@@ -110,8 +110,9 @@ def _entries(given: str | None, target: Target) -> tuple[Entry, ...]:
 # -- arguments -------------------------------------------------------------------------------------
 
 
-def _parser() -> Parser:
-    parser = Parser(PROG, "Generate MLIR dispatches: operations crossed with tuning configurations.")
+def make_parser(prog: str = PROG) -> Parser:
+    """What this command takes."""
+    parser = Parser(prog, "Generate MLIR dispatches: operations crossed with tuning configurations.")
     add_tree_arguments(parser)
     shapes = parser.add_argument_group(
         "problem shapes", "Given shapes replace the predefined ones. The end of a range is included."

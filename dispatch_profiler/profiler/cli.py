@@ -17,6 +17,7 @@ from dispatch_profiler.command import (
     add_tool_arguments,
     add_tree_arguments,
     boolean,
+    fail,
     folder,
     on_terminal,
     positive,
@@ -61,13 +62,14 @@ PROG = "profiler.py"
 Pairs = list[tuple[OperationEntry, DispatchEntry]]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
     """Entry point; returns the exit status."""
-    return run(PROG, _main, arguments, kept="rows that were written stay in the file of --output")
+    return run(
+        make_parser(prog), _main, arguments, kept="rows that were written stay in the file of --output"
+    )
 
 
-def _main(arguments: Sequence[str]) -> int:
-    options = _parser().parse_args(arguments)
+def _main(options: argparse.Namespace) -> int:
     tags = _tags(options.tags)
     _check(options, tags)
     files = ReportFiles.of(options)
@@ -151,8 +153,9 @@ def _check(options: argparse.Namespace, tags: dict[str, str]) -> None:
         raise UsageError("--top shortens the table", hint="add --format=table")
 
 
-def _parser() -> Parser:
-    parser = Parser(PROG, "Verify compiled dispatches against numpy and measure them.")
+def make_parser(prog: str = PROG) -> Parser:
+    """What this command takes."""
+    parser = Parser(prog, "Verify compiled dispatches against numpy and measure them.")
     add_tree_arguments(parser)
     add_tool_arguments(
         parser, step="each step of a dispatch", memory="memory a dispatch may use beyond its start"
@@ -367,7 +370,7 @@ def _summarize(
     if doubtful:
         say(f"{doubtful} of {len(measured)} figures come with a warning")
     for path in session.damaged:
-        say(f"{PROG}: error: {path} is damaged or missing\nhint: run compile.py again")
+        fail(UsageError(f"{path} is damaged or missing", hint="run compile.py again"))
     if session.damaged:
         return USAGE
     return FAILED if any(record.is_failure for record in records) else SUCCESS

@@ -5,10 +5,9 @@ An unknown name would end the compiler's process, and the architecture must be k
 
 from __future__ import annotations
 
-import difflib
 import platform
 
-from dispatch_profiler.errors import TargetError
+from dispatch_profiler.errors import TargetError, nearest
 
 _X86_64 = """
     nocona core2 penryn bonnell atom silvermont slm goldmont goldmont-plus tremont nehalem corei7
@@ -53,6 +52,6 @@ def triple_of(cpu: str) -> str:
     for triple, names in CPU_NAMES.items():
         if cpu in names:
             return triple
-    near = difflib.get_close_matches(cpu, [name for names in CPU_NAMES.values() for name in names], n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "it takes names of LLVM, such as znver4 or neoverse-v2"
+    near = nearest(cpu, (name for names in CPU_NAMES.values() for name in names))
+    hint = f"did you mean {near!r}?" if near else "it takes names of LLVM, such as znver4 or neoverse-v2"
     raise TargetError(f"unknown CPU {cpu!r}", hint=hint)

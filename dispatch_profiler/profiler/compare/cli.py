@@ -1,4 +1,4 @@
-"""`python -m dispatch_profiler compare`: two record files -> what is faster, slower, the same or unclear.
+"""`dispatch-profiler compare`: two record files -> what is faster, slower, the same or unclear.
 
 With `--live` two generated trees, whose dispatches are measured in turns.
 """
@@ -46,7 +46,7 @@ from dispatch_profiler.profiler.statistics.comparison import Outcome, percent
 from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions
 from dispatch_profiler.profiler.verification.inputs import DEFAULT_SEED
 
-PROG = "python -m dispatch_profiler compare"
+PROG = "dispatch-profiler compare"
 #: Outcomes that --fail-on may name; `slower` has a number.
 _OUTCOMES = {
     outcome.value.replace(" ", "-"): outcome
@@ -54,13 +54,12 @@ _OUTCOMES = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
     """Entry point; returns the exit status."""
-    return run(PROG, _main, arguments, kept="nothing was written")
+    return run(make_parser(prog), _main, arguments, kept="nothing was written")
 
 
-def _main(arguments: Sequence[str]) -> int:
-    options = _parser().parse_args(arguments)
+def _main(options: argparse.Namespace) -> int:
     fail_on = parse_fail_on(options.fail_on)
     if fail_on.slower is not None and fail_on.slower < options.threshold:
         raise UsageError(
@@ -139,8 +138,9 @@ def _revisions(side: Iterable[Entry]) -> tuple[str, ...]:
     return _distinct(f"compiler {module.compiler}" for module in modules if module is not None)
 
 
-def _parser() -> Parser:
-    parser = Parser(PROG, "Compare two record files that profiler.py --output wrote, or two trees live.")
+def make_parser(prog: str = PROG) -> Parser:
+    """What this command takes."""
+    parser = Parser(prog, "Compare two record files that profiler.py --output wrote, or two trees live.")
     parser.add_argument("base", metavar="BASE", help="record file (.jsonl) that is compared with")
     parser.add_argument("new", metavar="NEW", help="record file that is compared")
     parser.add_argument(

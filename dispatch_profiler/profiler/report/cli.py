@@ -1,7 +1,8 @@
-"""`python -m dispatch_profiler report`: record files -> one HTML file, Markdown, JUnit, and figures for papers."""
+"""`dispatch-profiler report`: record files -> one HTML file, Markdown, JUnit, and figures for papers."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
@@ -11,26 +12,15 @@ from dispatch_profiler.profiler.records.record_file import StoredRecord, read_re
 from dispatch_profiler.profiler.report.html import export, grouped, render_page
 from dispatch_profiler.profiler.report.outputs import write_run
 
-PROG = "dispatch_profiler report"
+PROG = "dispatch-profiler report"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
     """Entry point; returns the exit status."""
-    return run(PROG, _main, arguments, kept="the report is written whole or not at all")
+    return run(make_parser(prog), _main, arguments, kept="the report is written whole or not at all")
 
 
-def _main(arguments: Sequence[str]) -> int:
-    parser = Parser(PROG, "Write records as one HTML file that opens without a network.")
-    parser.add_argument(
-        "records", nargs="+", metavar="RECORDS", help="the .jsonl that profiler.py --output wrote"
-    )
-    parser.add_argument(
-        "-o", "--output", default="report.html", metavar="FILE", help="where to (default: %(default)s)"
-    )
-    parser.add_argument("--figures", metavar="DIR", help="also write each figure as SVG and PNG")
-    add_file_arguments(parser)
-    parser.add_argument("--title", default="", help="headline (default: names of the record files)")
-    options = parser.parse_args(arguments)
+def _main(options: argparse.Namespace) -> int:
     output, files = writable("--output", options.output), ReportFiles.of(options)
     paths = [folder(text) for text in options.records]
     records: list[StoredRecord] = [record for path in paths for record in read_records(path)]
@@ -43,3 +33,18 @@ def _main(arguments: Sequence[str]) -> int:
         written = export(grouped(records), folder(options.figures))
         say(f"Writing {len(written)} figures to {options.figures}")
     return SUCCESS
+
+
+def make_parser(prog: str = PROG) -> Parser:
+    """What this command takes."""
+    parser = Parser(prog, "Write records as one HTML file that opens without a network.")
+    parser.add_argument(
+        "records", nargs="+", metavar="RECORDS", help="the .jsonl that profiler.py --output wrote"
+    )
+    parser.add_argument(
+        "-o", "--output", default="report.html", metavar="FILE", help="where to (default: %(default)s)"
+    )
+    parser.add_argument("--figures", metavar="DIR", help="also write each figure as SVG and PNG")
+    add_file_arguments(parser)
+    parser.add_argument("--title", default="", help="headline (default: names of the record files)")
+    return parser

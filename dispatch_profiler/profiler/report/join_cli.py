@@ -1,7 +1,8 @@
-"""`python -m dispatch_profiler join`: records of several machines or runs -> one CSV with its samples."""
+"""`dispatch-profiler join`: records of several machines or runs -> one CSV with its samples."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,16 +21,30 @@ from dispatch_profiler.profiler.records.record_file import (
 from dispatch_profiler.profiler.records.speedup import Speedups
 from dispatch_profiler.profiler.report.console import CsvReport
 
-PROG = "python -m dispatch_profiler join"
+PROG = "dispatch-profiler join"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
     """Entry point; returns the exit status."""
-    return run(PROG, _main, arguments, kept="nothing was written")
+    return run(make_parser(prog), _main, arguments, kept="nothing was written")
 
 
-def _main(arguments: Sequence[str]) -> int:
-    parser = Parser(PROG, "Put the records of several files into one; what stands in two comes once.")
+def _main(options: argparse.Namespace) -> int:
+    output = writable("--output", options.output)
+    every = [record for text in options.records for record in read_records(folder(text))]
+    records = list({to_line(record): record for record in every}.values())
+    # Of Triton and its like the kernels are dispatches.
+    libraries = dict.fromkeys(record.provider for record in records if record.provider in LIBRARY_METHODS)
+    reference = choose_reference(options.reference, (IREE, *libraries))
+    _write(records, output, reference)
+    twice = f" ({len(every) - len(records)} stood in more than one)" if len(every) > len(records) else ""
+    say(f"Writing {len(records)} records{twice} to {output}, every sample to {beside_csv(output)}")
+    return SUCCESS
+
+
+def make_parser(prog: str = PROG) -> Parser:
+    """What this command takes."""
+    parser = Parser(prog, "Put the records of several files into one; what stands in two comes once.")
     parser.add_argument(
         "records", nargs="+", metavar="RECORDS", help="a .jsonl that profiler.py --output wrote"
     )
@@ -41,17 +56,7 @@ def _main(arguments: Sequence[str]) -> int:
         "--reference", metavar="NAME",
         help="what vs_reference is relative to, as profiler.py has it (default: the first library, if any)",
     )  # fmt: skip
-    options = parser.parse_args(arguments)
-    output = writable("--output", options.output)
-    every = [record for text in options.records for record in read_records(folder(text))]
-    records = list({to_line(record): record for record in every}.values())
-    # Of Triton and its like the kernels are dispatches.
-    libraries = dict.fromkeys(record.provider for record in records if record.provider in LIBRARY_METHODS)
-    reference = choose_reference(options.reference, (IREE, *libraries))
-    _write(records, output, reference)
-    twice = f" ({len(every) - len(records)} stood in more than one)" if len(every) > len(records) else ""
-    say(f"Writing {len(records)} records{twice} to {output}, every sample to {beside_csv(output)}")
-    return SUCCESS
+    return parser
 
 
 def _write(records: Sequence[StoredRecord], output: Path, reference: str) -> None:

@@ -1,4 +1,4 @@
-"""`python -m dispatch_profiler compare` on record files that are made here, and what it writes."""
+"""`dispatch-profiler compare` on record files that are made here, and what it writes."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ def test_fail_on_is_read_into_one_object():
 def test_a_request_that_cannot_be_met_is_a_sentence_and_a_hint(arguments, message, hint, files, capsys):
     assert main([*files, *arguments]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("python -m dispatch_profiler compare: error: ")
+    assert error.startswith("dispatch-profiler compare: error: ")
     assert message in error
     assert hint in error
 

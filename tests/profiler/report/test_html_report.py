@@ -446,7 +446,7 @@ def test_a_request_that_cannot_be_met_is_one_sentence(arguments, message, data, 
     status = main([text.format(data=data, csv=csv) for text in arguments])
     error = capsys.readouterr().err
     assert status == 2
-    assert re.search(r"^dispatch_profiler report: error: .*" + re.escape(message), error, flags=re.M)
+    assert re.search(r"^dispatch-profiler report: error: .*" + re.escape(message), error, flags=re.M)
 
 
 def test_what_is_not_installed_is_named_with_its_pip_line(tmp_path, monkeypatch):

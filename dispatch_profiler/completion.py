@@ -1,0 +1,205 @@
+"""Completion scripts for shells, made from the parsers of the commands: they never differ from `--help`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+#: An option with one of these after its `=` or in its help takes a path.
+_PATHS = ("DIR", "FILE", "RECORDS", "BASE", "NEW")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: its spellings, what it does, and its values; `choices` may be empty."""
+
+    names: tuple[str, ...]
+    purpose: str
+    takes_value: bool
+    choices: tuple[str, ...]
+    takes_path: bool
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand, and what stands without an option."""
+
+    name: str
+    purpose: str
+    options: tuple[Option, ...]
+    arguments: tuple[str, ...]
+    takes_path: bool
+
+
+def completion_script(
+    shell: str,
+    program: str,
+    aliases: Mapping[str, str],
+    parsers: Mapping[str, argparse.ArgumentParser],
+    purposes: Mapping[str, str],
+) -> str:
+    """The script that `shell`, one of `SHELLS`, sources to complete `program` and its `aliases`."""
+    commands = [_command(name, parser, purposes[name]) for name, parser in parsers.items()]
+    return "\n".join(SHELLS[shell](program, aliases, commands)) + "\n"
+
+
+def _command(name: str, parser: argparse.ArgumentParser, purpose: str) -> Command:
+    actions = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+    positional = [action for action in actions if not action.option_strings]
+    return Command(
+        name,
+        purpose,
+        tuple(_option(action) for action in actions if action.option_strings),
+        tuple(str(choice) for action in positional for choice in action.choices or ()),
+        any(_takes_path(action) for action in positional),
+    )
+
+
+def _option(action: argparse.Action) -> Option:
+    choices = tuple(map(str, action.choices or ()))
+    if str(action.metavar) == "true|false":
+        choices = ("true", "false")
+    purpose = (action.help or "").split(" (default")[0].replace("%%", "%")
+    return Option(tuple(action.option_strings), purpose, action.nargs != 0, choices, _takes_path(action))
+
+
+def _takes_path(action: argparse.Action) -> bool:
+    return str(action.metavar).partition(".")[0].partition("|")[0] in _PATHS
+
+
+# -- bash ------------------------------------------------------------------------------------------
+
+
+def _bash(program: str, aliases: Mapping[str, str], commands: Iterable[Command]) -> Iterator[str]:
+    found = list(commands)
+    names = " ".join(command.name for command in found)
+    yield f"# bash completion for {program}; written by `{program} completion bash`"
+    yield "_dispatch_profiler() {"
+    yield '    local line="${COMP_LINE:0:COMP_POINT}" current previous command options="" values=""'
+    yield "    local -a words"
+    yield '    read -ra words <<<"$line"'
+    yield '    [[ "$line" == *" " ]] && words+=("")'
+    yield '    current="${words[-1]}" previous="${words[-2]}"'
+    yield '    case "${words[0]##*/}" in'
+    for alias, name in aliases.items():
+        yield f"        {alias}) command={name} ;;"
+    yield '        *) command="${words[1]}" ;;'
+    yield "    esac"
+    yield '    if [[ "${words[0]##*/}" == ' + program + " && ${#words[@]} -le 2 ]]; then"
+    yield f'        COMPREPLY=($(compgen -W "{names} --help --version" -- "$current"))'
+    yield "        return"
+    yield "    fi"
+    yield '    if [[ "$current" == --*=* ]]; then previous="${current%%=*}" current="${current#*=}"; fi'
+    yield '    case "$command $previous" in'
+    for command in found:
+        for option in command.options:
+            pattern = "|".join(f'"{command.name} {name}"' for name in option.names)
+            if option.choices:
+                yield f'        {pattern}) values="{" ".join(option.choices)}" ;;'
+            elif option.takes_path:
+                yield f'        {pattern}) COMPREPLY=($(compgen -f -- "$current")); return ;;'
+            elif option.takes_value:
+                yield f"        {pattern}) return ;;"
+    yield "    esac"
+    yield '    if [[ -n "$values" ]]; then COMPREPLY=($(compgen -W "$values" -- "$current")); return; fi'
+    yield '    case "$command" in'
+    for command in found:
+        words = [name for option in command.options for name in option.names]
+        yield f'        {command.name}) options="{" ".join([*command.arguments, *words])}" ;;'
+    yield "    esac"
+    yield '    COMPREPLY=($(compgen -W "$options" -- "$current"))'
+    yield '    [[ "$current" != -* ]] && COMPREPLY+=($(compgen -f -- "$current"))'
+    yield "    return 0"
+    yield "}"
+    yield f"complete -o filenames -F _dispatch_profiler {' '.join([program, *aliases])}"
+
+
+# -- zsh -------------------------------------------------------------------------------------------
+
+
+def _zsh(program: str, aliases: Mapping[str, str], commands: Iterable[Command]) -> Iterator[str]:
+    found = list(commands)
+    yield f"#compdef {' '.join([program, *aliases])}"
+    yield f"# zsh completion for {program}; written by `{program} completion zsh`"
+    yield "_dispatch_profiler() {"
+    yield '    local command="${words[2]}"'
+    yield '    case "${words[1]:t}" in'
+    for alias, name in aliases.items():
+        yield f"        {alias}) command={name} ;;"
+    yield "        *)"
+    yield "            if (( CURRENT == 2 )); then"
+    yield "                local -a commands=("
+    for command in found:
+        yield f"                    {shlex.quote(f'{command.name}:{command.purpose}')}"
+    yield "                )"
+    yield "                _describe command commands"
+    yield "                return"
+    yield "            fi"
+    yield "            shift words; (( CURRENT-- ))"
+    yield "            ;;"
+    yield "    esac"
+    yield '    case "$command" in'
+    for command in found:
+        yield f"        {command.name}) _arguments \\"
+        for option in command.options:
+            for name in option.names:
+                yield f"            {shlex.quote(_zsh_spec(name, option))} \\"
+        rest = " ".join(command.arguments)
+        yield f"            {shlex.quote(f'*:argument:({rest})' if rest else '*:file:_files')}"
+        yield "            ;;"
+    yield "    esac"
+    yield "}"
+    yield f"compdef _dispatch_profiler {' '.join([program, *aliases])}"
+
+
+def _zsh_spec(name: str, option: Option) -> str:
+    """`--format=[what it does]:value:(blocks table json)`."""
+    purpose = "".join(f"\\{each}" if each in "[]:\\" else each for each in option.purpose)
+    if not option.takes_value:
+        return f"{name}[{purpose}]"
+    values = f"({' '.join(option.choices)})" if option.choices else "_files" if option.takes_path else " "
+    return f"{name}{'=' if name.startswith('--') else '+'}[{purpose}]:value:{values}"
+
+
+# -- fish ------------------------------------------------------------------------------------------
+
+
+def _fish(program: str, aliases: Mapping[str, str], commands: Iterable[Command]) -> Iterator[str]:
+    found = list(commands)
+    names = " ".join(command.name for command in found)
+    yield f"# fish completion for {program}; written by `{program} completion fish`"
+    yield f"complete -c {program} -f"
+    by_name = {command.name: command for command in found}
+    for command in found:
+        about = shlex.quote(command.purpose)
+        yield f"complete -c {program} -n 'not __fish_seen_subcommand_from {names}' -a {command.name} -d {about}"
+        yield from _fish_options(f"{program} -n '__fish_seen_subcommand_from {command.name}'", command)
+    for alias, name in aliases.items():
+        yield from _fish_options(alias, by_name[name])
+
+
+def _fish_options(where: str, command: Command) -> Iterator[str]:
+    if command.arguments:
+        yield f"complete -c {where} -a '{' '.join(command.arguments)}'"
+    if command.takes_path:
+        yield f"complete -c {where} -F"
+    for option in command.options:
+        spelled = " ".join(f"-l {n[2:]}" if n.startswith("--") else f"-s {n[1:]}" for n in option.names)
+        value = (
+            f" -x -a '{' '.join(option.choices)}'"
+            if option.choices
+            else " -r -F"
+            if option.takes_path
+            else " -x"
+        )
+        yield f"complete -c {where} {spelled}{value if option.takes_value else ''} -d {shlex.quote(option.purpose)}"
+
+
+#: Shell -> what writes its script.
+SHELLS: Mapping[str, Callable[[str, Mapping[str, str], Iterable[Command]], Iterator[str]]] = {
+    "bash": _bash,
+    "zsh": _zsh,
+    "fish": _fish,
+}

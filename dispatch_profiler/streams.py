@@ -1,0 +1,58 @@
+"""Standard streams that a command can always write to: closed ones, ones in ASCII, ones that nobody reads."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import os
+import sys
+
+#: What a stream that has no such character gets.
+_ASCII = {
+    "±": "+-",
+    "\N{MULTIPLICATION SIGN}": "x",
+    "→": "->",
+    "…": "...",
+    "\N{EN DASH}": "-",
+    "≤": "<=",
+    "≥": ">=",
+    "µ": "u",
+}
+_HANDLER = "dispatch_profiler.ascii"
+
+
+def prepare_streams() -> None:
+    """Make sure that no character and no closed stream makes printing fail."""
+    _open_closed_streams()
+    codecs.register_error(_HANDLER, _in_ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_HANDLER)
+
+
+def discard_output() -> None:
+    """Send what is still to be printed nowhere: Python would otherwise complain when it exits."""
+    with contextlib.suppress(io.UnsupportedOperation):  # a stream without a file has no such trouble
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_closed_streams() -> None:
+    """After `>&-` the first file that is opened would become standard output."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the whole process
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """`±95% ü` -> `+-95% \\xfc`, as an error handler of `codecs`."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    plain = (_ASCII.get(each, each).encode("ascii", "backslashreplace").decode() for each in text)
+    return "".join(plain), error.end

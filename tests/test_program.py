@@ -1,0 +1,223 @@
+"""One command: `dispatch-profiler COMMAND`, how it is called, and what shells complete."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from configparser import ConfigParser
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from dispatch_profiler.__main__ import COMMANDS, main
+
+ROOT = Path(__file__).parents[1]
+COMPLETION = "completion"
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Callable[[str], Path]:
+    """`installed("dispatch-compile")`: that entry point of setup.cfg, as pip would install it."""
+    setup = ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    lines = setup["options.entry_points"]["console_scripts"].split("\n")
+    entry_points = dict(line.split(" = ") for line in lines if line)
+
+    def install(name: str) -> Path:
+        module, _, function = entry_points[name].partition(":")
+        script = tmp_path / name
+        script.write_text(
+            f"#!{sys.executable}\nimport sys\nsys.path.append({str(ROOT)!r})\n"
+            f"from {module} import {function}\nsys.exit({function}())\n"
+        )
+        script.chmod(0o755)
+        return script
+
+    return install
+
+
+def called(*command: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+
+
+def test_without_a_command_the_help_is_printed(capsys):
+    assert main([]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("usage: dispatch-profiler COMMAND [options]\n") and not err
+    assert all(f"\n  {name} " in out for name in COMMANDS)
+    with pytest.raises(SystemExit) as exited:
+        main(["--help"])
+    assert (exited.value.code, capsys.readouterr().out) == (0, out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["Compil"], "unknown command 'Compil'", "did you mean 'compile'? Available: generate, compile, "),
+        (["--format=table"], "unrecognized arguments", "such as dispatch-profiler profile --format=table"),
+        ([COMPLETION, "tcsh"], "invalid choice: 'tcsh'", "bash, zsh, fish"),
+    ],
+)
+def test_a_mistake_is_one_sentence_with_a_hint(capsys, arguments, message, hint):
+    assert main(arguments) == 2
+    error, hinted = capsys.readouterr().err.splitlines()
+    assert message in error and hint in hinted
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_the_options_of_all(capsys, name: str):
+    """Its usage names it as it was called."""
+    for option in ("--help", "--version"):
+        with pytest.raises(SystemExit) as exited:
+            main([name, option], prog="dispatch-profiler")
+        assert exited.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: dispatch-profiler {name} ")
+    assert "--quiet" in out and "\niree-base-runtime " in out
+    assert "generator.py" not in out and "compile.py" not in out and "profiler.py" not in out
+
+
+@pytest.mark.parametrize(
+    ("script", "names"),
+    [
+        ("dispatch-profiler", ["dispatch-profiler", "profile"]),
+        ("dispatch-compile", ["dispatch-compile"]),
+        ("dispatch-generator", ["dispatch-generator"]),
+    ],
+)
+def test_installed_commands_tell_their_own_names(installed, script: str, names: list[str]):
+    done = called(installed(script), *names[1:], "--nonsense")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{' '.join(names)}: error: unrecognized arguments: --nonsense\n")
+
+
+def test_the_module_is_the_same_command(installed):
+    """But for its name."""
+    module = [sys.executable, "-m", "dispatch_profiler"]
+    for arguments in ([], ["profile"], ["report"], ["nonsense"]):
+        one, other = called(installed("dispatch-profiler"), *arguments), called(*module, *arguments)
+        assert (one.returncode, one.stdout.replace("dispatch-profiler", "python -m dispatch_profiler")) == (
+            other.returncode,
+            other.stdout,
+        )
+        assert one.stderr.replace("dispatch-profiler", "python -m dispatch_profiler") == other.stderr
+
+
+@pytest.mark.parametrize("script", ["generator.py", "compile.py", "profiler.py"])
+def test_the_scripts_tell_their_own_names(script: str):
+    done = called(sys.executable, ROOT / script, "--nonsense")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{script}: error: unrecognized arguments: --nonsense\n")
+
+
+def test_a_tree_goes_through_the_one_command(capsys, monkeypatch):
+    """With --quiet there is nothing to read but data."""
+    sizes = ["--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32"]
+    assert main(["generate", "--quiet", "--target=null", *sizes]) == 0
+    assert main(["compile", "--quiet", "-j1"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert main(["profile", "--quiet", "--dispatches=*_default", "--format=json", "--output=out.csv"]) == 0
+    out, err = capsys.readouterr()
+    assert (out.count("\n"), err) == (1, "")
+    assert main(["join", "-q", "out.jsonl", "--output=joined.csv"]) == 0
+    assert main(["report", "-q", "joined.jsonl"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert Path("report.html").exists()
+
+
+# -- completion ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bash(capsys) -> Callable[[str], list[str]]:
+    """`bash("dispatch-profiler profile --fo")`: what bash completes there."""
+    if shutil.which("bash") is None:
+        pytest.skip("there is no bash")
+    assert main([COMPLETION, "bash"]) == 0
+    script = Path("completion.bash")
+    script.write_text(capsys.readouterr().out)
+
+    def complete(line: str) -> list[str]:
+        program = (
+            f"source {script}; COMP_LINE={shlex.quote(line)}; COMP_POINT=${{#COMP_LINE}}; "
+            '_dispatch_profiler; printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+        done = called("bash", "--norc", "-c", program)
+        assert not done.stderr
+        return done.stdout.split()
+
+    return complete
+
+
+def options_of(name: str) -> set[str]:
+    """Every spelling of every option that --help shows."""
+    parser = import_module(COMMANDS[name][0]).make_parser()
+    return {
+        option
+        for action in parser._actions
+        if "SUPPRESS" not in str(action.help)
+        for option in action.option_strings
+    }
+
+
+def test_bash_completes_commands(bash):
+    assert set(bash("dispatch-profiler ")) == {*COMMANDS, "--help", "--version"}
+    assert bash("dispatch-profiler comp") == ["compile", "compare", COMPLETION]
+    assert bash(f"dispatch-profiler {COMPLETION} ")[:3] == ["bash", "zsh", "fish"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_bash_completes_every_option_of_a_command(bash, name: str):
+    assert set(bash(f"dispatch-profiler {name} -")) == options_of(name)
+
+
+def test_bash_completes_values(bash):
+    assert bash("dispatch-profiler profile --format=") == ["blocks", "table", "json"]
+    assert bash("dispatch-profiler profile --format t") == ["table"]
+    assert bash("dispatch-profiler profile --verification-enabled=f") == ["false"]
+    assert bash("dispatch-profiler profile --budget=") == []
+
+
+def test_bash_completes_files(bash):
+    Path("my.jsonl").touch()
+    assert bash("dispatch-profiler report my") == ["my.jsonl"]
+    assert bash("dispatch-profiler compile --bundle=my") == ["my.jsonl"]
+
+
+def test_bash_completes_the_aliases(bash):
+    assert bash("dispatch-compile --cache-i") == ["--cache-info"]
+    assert bash("/usr/bin/dispatch-generator --dry") == ["--dry-run"]
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_have_every_option(capsys, shell: str):
+    """Where the shell is installed, it also reads the script."""
+    assert main([COMPLETION, shell]) == 0
+    script = capsys.readouterr().out
+    for name in COMMANDS:
+        long = [option for option in options_of(name) if option.startswith("--")]
+        spelled = [f"-l {option[2:]} " if shell == "fish" else f"'{option}" for option in long]
+        assert name in script and all(each in script for each in spelled)
+    if shutil.which(shell):
+        Path("script").write_text(script)
+        assert called(shell, "-n", "script").returncode == 0
+
+
+def test_a_script_for_a_shell_changes_with_the_parsers(capsys, monkeypatch):
+    """It is made from them: an option that is added is completed."""
+    from dispatch_profiler.profiler import cli
+
+    make = cli.make_parser
+
+    def with_more(prog: str = "profiler.py"):
+        parser = make(prog)
+        parser.add_argument("--brand-new", action="store_true")
+        return parser
+
+    monkeypatch.setattr(cli, "make_parser", with_more)
+    main([COMPLETION, "bash"])
+    assert " --brand-new" in capsys.readouterr().out
