@@ -221,3 +221,15 @@ def test_a_script_for_a_shell_changes_with_the_parsers(capsys, monkeypatch):
     monkeypatch.setattr(cli, "make_parser", with_more)
     main([COMPLETION, "bash"])
     assert " --brand-new" in capsys.readouterr().out
+
+
+def test_the_help_imports_no_command():
+    """It comes at once, also where a command lacks what it needs."""
+    program = (
+        "import sys; from dispatch_profiler.__main__ import main; main([]); print(*sys.modules, sep='\\n')"
+    )
+    modules = called(sys.executable, "-c", program).stdout.splitlines()
+    assert "dispatch_profiler.__main__" in modules
+    assert not {"numpy", "iree", "rich", *(module for module, _ in COMMANDS.values())} & set(modules) - {
+        "dispatch_profiler.__main__"
+    }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch_profiler import __main__ as commands
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
@@ -369,23 +367,3 @@ def test_the_package_runs_its_commands(files):
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert "Geometric mean" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [([], "expected a command: compare"), (["compere"], "did you mean 'compare'?")],
-)
-def test_an_unknown_command_is_a_sentence_and_a_hint(arguments, words, capsys):
-    assert commands.main(arguments) == 2
-    assert words in capsys.readouterr().err
-
-
-def test_help_lists_every_command_without_importing_one(capsys):
-    assert commands.main(["--help"]) == 0
-    out = capsys.readouterr().out
-    assert all(name in out for name in commands.COMMANDS)
-
-
-def test_every_command_has_a_main():
-    """A line in COMMANDS is all that a new one needs."""
-    assert all(callable(import_module(module).main) for module, _ in commands.COMMANDS.values())
