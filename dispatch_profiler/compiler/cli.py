@@ -45,6 +45,8 @@ from dispatch_profiler.targets import parse_target
 PROG = "compile.py"
 #: Reasons of failures that the summary lists.
 _REASONS = 10
+#: And reasons that --retry may overcome.
+_RETRIED = 3
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
@@ -144,7 +146,9 @@ def make_parser(prog: str = PROG) -> Parser:
         memory="memory the compiler may use for one dispatch (default: what is free, shared by the workers)",
     )
     parser.add_argument(
-        "--retry", action="store_true", help="compile again what failed for time, memory or a crash"
+        "--retry",
+        action="store_true",
+        help="compile again what failed for time, memory, a crash or a missing package",
     )
     parser.add_argument(
         "--keep-reproducers", action="store_true",
@@ -260,7 +264,14 @@ def _summarize(tally: _Tally) -> int:
     say_table(rows)
     if len(reasons) > _REASONS:
         say(f"and {len(reasons) - _REASONS} other reasons; manifest.json holds the reason of each dispatch")
-    transient = sum(entry.is_transient for entry in tally.failed)
+    transient = Counter(entry.reason for entry in tally.failed if entry.is_transient)
     if transient:
-        say(f"{transient} failed for time, memory or a crash: --retry compiles these again")
+        say(f"--retry compiles {transient.total()} of these again: {_told(transient)}")
     return FAILED
+
+
+def _told(reasons: Counter[str]) -> str:
+    """`2 x killed by SIGABRT; 1 x ...`, the most frequent first."""
+    told = [f"{count} x {reason}" for reason, count in reasons.most_common(_RETRIED)]
+    more = len(reasons) - len(told)
+    return "; ".join([*told, *([f"{more} other reasons"] if more else [])])

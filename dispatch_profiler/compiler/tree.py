@@ -58,7 +58,8 @@ class CompileOptions:
     `target` None means what the tree was generated for; `repeat` None means `repeat_count`.
     `executor`, `workers` and `scheduler` say where it is done (see `pool.Executor`); `seconds` and
     `memory_bytes` are the limits of one dispatch. `force` compiles also what is up to date, `retry`
-    what failed for time, memory or a crash. `reproducers` keeps what does not compile, each alone.
+    what failed for time, memory, a crash or a missing package. `reproducers` keeps what does not
+    compile, each alone.
     """
 
     selection: Selection = Selection()

@@ -44,7 +44,7 @@ const RECORD_COLUMNS = [
   ms("ms", "median ms"), ms("low", "interval from"), ms("high", "to ms"),
   { key: "gflops", title: "GFLOP/s", number: true, down: true },
   { key: "vs_default", title: "vs default", number: true, down: true, show: times },
-  { key: "of_limit", title: "of limit", number: true, down: true, show: percent },
+  { key: "of_limit", title: "% of peak", number: true, down: true, show: percent },
   ms("min", "min ms"), ms("p20", "p20 ms"), ms("p80", "p80 ms"),
   { key: "samples", title: "samples", number: true }, { key: "executions", title: "executions", number: true },
   { key: "mode", title: "mode" }, { key: "ended_by", title: "ended by" }, { key: "warnings", title: "warnings" },

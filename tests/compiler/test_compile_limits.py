@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 from terminal_helpers import on_a_terminal, plain
 
-from dispatch_profiler.dispatches import DispatchEntry, State, Tree, load_manifest
+from dispatch_profiler.command import FAILED
+from dispatch_profiler.compiler import Progress
+from dispatch_profiler.compiler.cli import _report
+from dispatch_profiler.configurations import Default
+from dispatch_profiler.dispatches import Dispatch, DispatchEntry, State, Tree, load_manifest
+from dispatch_profiler.operations import Matmul
 
 SHAPE = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
 
@@ -49,10 +54,23 @@ def test_it_costs_itself_and_none_of_its_module(run, faulty, fault: str, reason:
 
     assert outcome.status == 1
     assert f"  1 x  not compiled  {reason}\n" in outcome.err
-    assert "1 failed for time, memory or a crash: --retry compiles these again\n" in outcome.err
+    assert f"--retry compiles 1 of these again: 1 x {reason}\n" in outcome.err
     assert the_failed().reason == reason
     assert the_failed().is_transient
     assert len(entries()) > 5
+
+
+def test_the_summary_gives_the_reasons_of_what_retry_compiles_again(capsys):
+    """Without Triton nothing ran out of time: its reason says which package to install."""
+    missing = "Triton kernels need triton: python -m pip install 'dispatch_profiler[triton]'"
+    dispatch = Dispatch(Matmul(16, 32, 8), Default())
+    failed = [DispatchEntry(dispatch, State.NOT_COMPILED, missing, is_transient=True)] * 10
+    refused = DispatchEntry(dispatch, State.NOT_COMPILED, "error: no such tile")
+    done = Progress(dispatch.operation, "", (*failed, refused), kept=True)
+
+    assert _report([done], Tree(Path()), 11) == FAILED
+
+    assert f"--retry compiles 10 of these again: 10 x {missing}\n" in capsys.readouterr().err
 
 
 def test_it_is_not_tried_again_unasked(run, faulty):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,17 @@ class StoredRecord:
     def is_failure(self) -> bool:
         """As `Record.is_failure`."""
         return is_failure(self.verdict, self.reason)
+
+    @property
+    def roofline_ms(self) -> float:
+        """Milliseconds at the roofline: all FLOP at the peak rate, all bytes from memory; 0 if unknown.
+
+        Unlike `limit_ms` it counts the bytes of warm operands too, so a kernel whose operands stay in
+        the caches may take less.
+        """
+        if self.peaks is None:
+            return self.limit_ms
+        return max(self.limit_ms, 1e3 * self.bytes / self.peaks.bytes_per_second)
 
 
 def stored(record: Record, tags: Mapping[str, str] | None = None) -> StoredRecord:
@@ -163,6 +174,11 @@ def read_records(path: Path) -> tuple[StoredRecord, ...]:
     if torn and not _is_torn(torn):
         lines.append(torn)
     return tuple(_read_line(path, number, line) for number, line in enumerate(lines, start=1))
+
+
+def distinct_records(records: Iterable[StoredRecord]) -> list[StoredRecord]:
+    """`records` in their order, each once: the same file may be given twice, or be part of another."""
+    return list({repr(record): record for record in records}.values())
 
 
 def _is_torn(line: bytes) -> bool:

@@ -16,7 +16,10 @@ _BASELINE = Default().name
 
 @dataclass(frozen=True)
 class Speedup:
-    """Speeds as ratios, 2 is twice as fast; None where a side has no figure, or none yet."""
+    """Speeds as ratios, 2 is twice as fast; None where a side has no figure, or none yet.
+
+    `of_limit` is relative to the roofline at the operation's arithmetic intensity.
+    """
 
     vs_default: float | None
     vs_reference: float | None
@@ -46,11 +49,12 @@ class Speedups:
 
     def of(self, record: Record | StoredRecord) -> Speedup:
         """Where a record stands against what is known."""
-        median, key = _median(record), _key(as_stored(record).operation, record.provenance)
+        row = as_stored(record)
+        median, key = _median(record), _key(row.operation, record.provenance)
         return Speedup(
             _ratio(self._default.get(key), median),
             _ratio(self._reference.get(key), median),
-            _ratio(record.limit_ms or None, median),
+            _ratio(row.roofline_ms or None, median),
         )
 
 

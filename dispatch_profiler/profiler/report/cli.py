@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
 from dispatch_profiler.files import write_atomic
 from dispatch_profiler.output_files import ReportFiles, add_file_arguments
-from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records
+from dispatch_profiler.profiler.records.record_file import distinct_records, read_records
 from dispatch_profiler.profiler.report.html import export, grouped, render_page
 from dispatch_profiler.profiler.report.outputs import write_run
 
@@ -23,7 +23,12 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
 def _main(options: argparse.Namespace) -> int:
     output, files = writable("--output", options.output), ReportFiles.of(options)
     paths = [folder(text) for text in options.records]
-    records: list[StoredRecord] = [record for path in paths for record in read_records(path)]
+    every = [record for path in paths for record in read_records(path)]
+    records = distinct_records(every)
+    if len(every) > len(records):
+        say(
+            f"{len(every) - len(records)} of {len(every)} records are in more than one file: each counts once"
+        )
     title = options.title or ", ".join(path.name for path in paths)
     # A name of a file may hold bytes that are no text.
     write_atomic(output, render_page(records, title).encode("utf-8", "backslashreplace"))

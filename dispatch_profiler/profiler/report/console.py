@@ -85,8 +85,8 @@ def table(records: Sequence[Record], *, top: int | None = None, reference: str =
     Each device has a table of its own.
 
     `vs default` is the speed relative to the compiler's own choice for the same operation, `vs
-    <reference>` relative to a library, `within` how far the 95 % interval of the median reaches from
-    it, `of limit` what part of the machine's FLOP/s it uses. With `top`, only so many of each
+    <reference>` relative to a library, `±95%` how far the 95 % interval of the median reaches from
+    it, `% of peak` the speed relative to the roofline at the operation's arithmetic intensity. With `top`, only so many of each
     operation, the default, and the reference.
     """
     groups: dict[tuple[Operation, str], list[Record]] = {}
@@ -105,7 +105,7 @@ def _group(title: str, group: list[Record], top: int | None, speedups: Speedups)
     reference = speedups.reference
     versus = ["vs default"] if reference == DEFAULT_REFERENCE else ["vs default", f"vs {reference}"]
     named = "".join(f" {name:>10}" for name in versus)
-    head = f"  {'Runtime(ms)':>11} {'GFLOPs':>9}{named} {'of limit':>8} {'within':>7}  {'Verification':<13}  Configuration"
+    head = f"  {'Runtime(ms)':>11} {'GFLOPs':>9}{named} {'% of peak':>9} {'±95%':>7}  {'Verification':<13}  Configuration"
     rows = [
         r
         for i, r in enumerate(sorted(group, key=_median))
@@ -120,20 +120,20 @@ def _median(record: Record) -> float:
 
 
 def _table_row(record: Record, speedup: Speedup, speeds: int) -> str:
-    runtime = gflops = within = "-"
+    runtime = gflops = reach = "-"
     notes = [record.reason] if record.reason else []
     if record.measurement is not None:
         runtime = runtime_text(record)
         gflops = f"{record.measurement.gflops(record.dispatch.operation.flops):.1f}"
-        within = f"{record.measurement.half_width:.1%}"
+        reach = f"{record.measurement.half_width:.1%}"
         notes += record.measurement.warnings
         if record.measurement.ended_by == Ended.ABANDONED.value:
             notes.append("given up early: surely slower than the best")
     ratios = (speedup.vs_default, speedup.vs_reference)[:speeds]
     speed = "".join(f" {'-' if ratio is None else f'{ratio:.2f}x':>10}" for ratio in ratios)
-    limit = "-" if speedup.of_limit is None else f"{speedup.of_limit:.0%}"
+    peak = "-" if speedup.of_limit is None else f"{speedup.of_limit:.0%}"
     name = record.dispatch.configuration.name
-    line = f"  {runtime:>11} {gflops:>9}{speed} {limit:>8} {within:>7}  {record.verdict.value:<13}  {name}"
+    line = f"  {runtime:>11} {gflops:>9}{speed} {peak:>9} {reach:>7}  {record.verdict.value:<13}  {name}"
     return "\n".join([line, *(f"{'':>14}{note}" for note in notes)])
 
 

@@ -15,8 +15,8 @@ from dispatch_profiler.profiler.records.record_file import (
     JsonLines,
     StoredRecord,
     beside_csv,
+    distinct_records,
     read_records,
-    to_line,
 )
 from dispatch_profiler.profiler.records.speedup import Speedups
 from dispatch_profiler.profiler.report.console import CsvReport
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
 def _main(options: argparse.Namespace) -> int:
     output = writable("--output", options.output)
     every = [record for text in options.records for record in read_records(folder(text))]
-    records = list({to_line(record): record for record in every}.values())
+    records = distinct_records(every)
     # Of Triton and its like the kernels are dispatches.
     libraries = dict.fromkeys(record.provider for record in records if record.provider in LIBRARY_METHODS)
     reference = choose_reference(options.reference, (IREE, *libraries))

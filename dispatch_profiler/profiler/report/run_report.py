@@ -15,8 +15,8 @@ _HEAD = (
     "Runtime (ms)",
     "GFLOPs",
     "vs default",
-    "of limit",
-    "within",
+    "% of peak",
+    "±95%",
     "Verification",
     "Configuration",
     "Notes",
@@ -75,9 +75,9 @@ def _row(entry: Entry, group: Group) -> tuple[str, ...]:
     record = entry.record
     figures = ("",) * 5
     if entry.has_speed and record.measurement is not None:
-        limit = f"{record.limit_ms / entry.median_ms:.0%}" if record.limit_ms else ""
-        within = f"{record.measurement.half_width:.1%}"
-        figures = (runtime_text(record), gflops_text(record), _vs_default(entry, group), limit, within)
+        peak = f"{record.roofline_ms / entry.median_ms:.0%}" if record.roofline_ms else ""
+        reach = f"{record.measurement.half_width:.1%}"
+        figures = (runtime_text(record), gflops_text(record), _vs_default(entry, group), peak, reach)
     verdict = f"**{record.verdict.value}**" if record.is_failure else record.verdict.value
     notes = "; ".join(filter(None, (record.reason, *_warnings(record))))
     return (

@@ -252,7 +252,7 @@ def test_the_table_has_a_column_for_the_reference(tree, run):
     tree(*ONE)
     outcome = run("profiler", "--providers=iree,numpy", "--format=table", "--top=1", *QUICK)
     head, *lines = outcome.out.splitlines()[1:]
-    assert re.search(r"vs default +vs numpy +of limit", head)
+    assert re.search(r"vs default +vs numpy +% of peak", head)
     assert {"tile_config_default", "numpy_matmul"} <= {line.split()[-1] for line in lines}
     times = [float(line.split()[0]) for line in lines if re.match(r" +[0-9]", line)]  # not the notes
     assert len(times) >= 2 and times == sorted(times)

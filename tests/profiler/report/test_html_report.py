@@ -413,8 +413,11 @@ def test_the_command_writes_one_file(data, tmp_path, capsys):
     output.parent.mkdir()
     assert main([str(data), str(data), "-o", str(output)]) == 0
     assert [path.name for path in output.parent.iterdir()] == ["out.html"]
-    assert capsys.readouterr().err == f"Writing the report of 150 dispatches to {output}\n"
-    assert len(Page(output.read_text()).data["records"]) == 150
+    assert capsys.readouterr().err == (
+        "75 of 150 records are in more than one file: each counts once\n"
+        f"Writing the report of 75 dispatches to {output}\n"
+    )
+    assert len(Page(output.read_text()).data["records"]) == 75
 
 
 def test_the_module_has_the_command(data):
@@ -433,7 +436,7 @@ def test_the_module_has_the_command(data):
         (["none.jsonl"], "cannot read none.jsonl"),
         (["{data}", "-o", "none/report.html"], "there is no folder none"),
         (["{data}", "-o", "."], "--output: . is a folder"),
-        (["{csv}"], "no record of dispatch_profiler"),
+        (["{csv}"], "not a dispatch_profiler record"),
         (["{data}", "--figures={data}"], "is no folder"),
         (["{data}", "--outptu=x"], "--outptu"),
     ],

@@ -13,6 +13,7 @@ from dispatch_profiler.configurations import Configuration, CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, Operation
 from dispatch_profiler.profiler.measurement.measure import Measurement
+from dispatch_profiler.profiler.measurement.peaks import Peaks
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
 from dispatch_profiler.profiler.report.console import block, gflops_text, runtime_text, table
 
@@ -195,9 +196,10 @@ def test_the_table_puts_the_fastest_first_and_compares_with_the_default():
         "GFLOPs",
         "vs",
         "default",
+        "%",
         "of",
-        "limit",
-        "within",
+        "peak",
+        "±95%",
         "Verification",
         "Configuration",
     ]
@@ -209,6 +211,16 @@ def test_the_table_tells_what_part_of_the_machine_is_used():
     """Half the time that the hardware needs at least, doubled: 25 %."""
     rows = table([replace(record_of(Matmul(4, 6, 8), 2.0), limit_ms=0.5)]).splitlines()
     assert rows[2].split()[3] == "25%"
+
+
+def test_the_peak_of_a_memory_bound_operation_is_that_of_the_memory():
+    """A matrix times a vector at the speed of the memory is at 100 %, though far from the FLOP/s."""
+    product = Matmul(1024, 1, 1024)
+    peaks = Peaks({"f32": 1e12}, 1e9)
+    at_memory_speed = 1e3 * product.bytes / 1e9
+    assert peaks.limit_ms(product) < at_memory_speed / 100
+    record = replace(record_of(product, at_memory_speed), limit_ms=peaks.limit_ms(product), peaks=peaks)
+    assert table([record]).splitlines()[2].split()[3] == "100%"
 
 
 def test_the_table_has_dashes_and_the_reason_where_nothing_was_measured():

@@ -236,9 +236,12 @@ def test_a_resumed_run_reports_what_was_done_before_too(null_tree, run):
 
 def test_record_files_can_be_turned_into_every_form():
     """Later, and several at once."""
-    data = str(written(Path("data.jsonl"), RECORDS))
-    assert report_main([data, data, "--markdown=run.md", "--junit=run.xml"]) == 0
-    assert len(cases(Path("run.xml").read_text())) == 2 * len(RECORDS)
+    one, other = (
+        str(written(Path(name), some))
+        for name, some in (("1.jsonl", RECORDS[:30]), ("2.jsonl", RECORDS[30:]))
+    )
+    assert report_main([one, other, "--markdown=run.md", "--junit=run.xml"]) == 0
+    assert len(cases(Path("run.xml").read_text())) == len(RECORDS)
     assert len(tables(Path("run.md").read_text())) == 3
 
 
