@@ -43,7 +43,8 @@ from dispatch_profiler.dispatches import Dispatch, Manifest
 from dispatch_profiler.dispatches.bundle import unpacked, write_bundle
 from dispatch_profiler.generator import Plan
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
-from dispatch_profiler.profiler.evaluation.session import ProfileOptions, Session
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator, EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.providers.library_calls import with_providers
 from dispatch_profiler.profiler.records.record import PROVIDER, Record
@@ -164,21 +165,23 @@ def measure(options: argparse.Namespace) -> list[Row]:
 
 def _records(manifest: Manifest, options: argparse.Namespace) -> tuple[list[Record], float]:
     """Of everything, and how long it took from loading the first vmfb on."""
-    how = ProfileOptions(
+    how = EvaluatorOptions(
         options.device,
         measure=MeasureOptions(StopRule(seconds=options.budget)),
         peaks=user_cache() / "machines",
+        references=manifest.tree.references,
     )
     pairs = with_providers(manifest.dispatches(), ("iree", "torch"))
+    candidates = TreeCandidates(manifest.tree).candidates(pairs)
     found = []
-    with Session(manifest.tree, how) as session:
-        session.check_device()
-        session.check_libraries(["torch"])
-        session.measure_limits()
+    with Evaluator(how) as evaluator:
+        evaluator.check_device()
+        evaluator.check_libraries(["torch"])
+        evaluator.measure_limits()
         writer = JsonLines(options.records) if options.records else None
         began = time.monotonic()
-        session.load_ahead(pairs, print)
-        for record in session.records(pairs):
+        evaluator.load_ahead(candidates, print)
+        for record in evaluator.records(candidates):
             if writer is not None:
                 writer.add(record)
             found.append(record)

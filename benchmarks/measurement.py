@@ -32,14 +32,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks._table import Row, arguments, at_least, below, report
 from dispatch_profiler.compiler import CompileOptions, IreeCompiler, compile_tree
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Entry
-from dispatch_profiler.dispatches import DispatchEntry, Manifest, OperationEntry, Tree, load_manifest
+from dispatch_profiler.dispatches import Manifest, State, Tree, load_manifest
 from dispatch_profiler.generator import Choices, emit, plan_generation
 from dispatch_profiler.isolation import Worker
 from dispatch_profiler.operations import Matmul, Operation
 from dispatch_profiler.profiler.compare.live import LiveOptions
 from dispatch_profiler.profiler.evaluation import device_worker
-from dispatch_profiler.profiler.evaluation.session import ProfileOptions, Session
-from dispatch_profiler.profiler.evaluation.vmfbs import Vmfbs
+from dispatch_profiler.profiler.evaluation.candidate import Candidate, Vmfb
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator, EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
+from dispatch_profiler.profiler.evaluation.workers import provide, ref_of, refs_of
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.measurement.sample_batches import SampleBatch, joined, next_batch
 from dispatch_profiler.profiler.records.record import Record
@@ -95,19 +97,16 @@ def compiled(
     return load_manifest(tree)
 
 
-def vmfbs_of(manifest: Manifest, entry: OperationEntry, dispatch: DispatchEntry) -> device_worker.Modules:
-    """Both vmfbs of a dispatch."""
-    module, found = entry.module_of(dispatch.dispatch), Vmfbs(manifest.tree)
-    assert module is not None
-    return device_worker.Modules(
-        found.module(entry, module, "verify"), found.module(entry, module, "profile")
-    )
+def candidates_of(manifest: Manifest) -> list[Candidate]:
+    """Every dispatch of a tree that was compiled."""
+    pairs = [pair for pair in manifest.dispatches() if pair[1].state is State.COMPILED]
+    return TreeCandidates(manifest.tree).candidates(pairs)
 
 
-def only(manifest: Manifest, operation: Operation) -> tuple[OperationEntry, DispatchEntry]:
+def only(manifest: Manifest, operation: Operation) -> Candidate:
     """The one dispatch of an operation."""
-    ((entry, dispatch),) = [pair for pair in manifest.dispatches() if pair[0].operation == operation]
-    return entry, dispatch
+    (found,) = [each for each in candidates_of(manifest) if each.dispatch.operation == operation]
+    return found
 
 
 @contextmanager
@@ -150,9 +149,9 @@ def outcomes(worker: Worker, base: Manifest, new: Manifest, pairs: int) -> Count
         operation = NOISY[number % len(NOISY)]
         sides = {}
         for side, manifest in ((Side.BASE, base), (Side.NEW, new)):
-            entry, dispatch = only(manifest, operation)
-            profile = vmfbs_of(manifest, entry, dispatch).profile
-            sides[side] = replace(profile, repeat=REPEAT), dispatch.dispatch.name
+            candidate = only(manifest, operation)
+            provide(worker, candidate.vmfbs)
+            sides[side] = ref_of(candidate.profile, REPEAT), candidate.dispatch.name
         options = SequentialTestOptions(seed=number)
         taken = worker.call(
             device_worker.sample_pairs, sides, operation, number, options, LiveOptions.seconds
@@ -203,36 +202,31 @@ class Tools:
             found.append(f"--input=@{path}")
         return found
 
-    def verified(self, module: device_worker.Module, function: str, operation: Operation) -> bool:
+    def verified(self, candidate: Candidate) -> bool:
         """Does iree-run-module compute what numpy does?"""
         output = self._folder / "output.npy"
-        self._call(self._run, module, function, operation, f"--output=@{output}")
-        lhs, rhs = draw(operation, Distribution.REALS, 1)
+        self._call(self._run, candidate, candidate.verify, f"--output=@{output}")
+        lhs, rhs = draw(candidate.dispatch.operation, Distribution.REALS, 1)
         return np.allclose(np.load(output), lhs @ rhs, rtol=1e-3, atol=1e-2)
 
-    def times_ms(
-        self,
-        module: device_worker.Module,
-        function: str,
-        operation: Operation,
-        repetitions: int,
-        seconds: float,
-    ) -> list[float]:
+    def times_ms(self, candidate: Candidate, repetitions: int, seconds: float) -> list[float]:
         """Milliseconds of one execution, of each repetition of so long of iree-benchmark-module."""
         options = ["--benchmark_format=json", f"--benchmark_repetitions={repetitions}"]
-        options += [f"--batch_size={module.repeat}", f"--benchmark_min_time={seconds}s"]
-        said = self._call(self._benchmark, module, function, operation, *options)
+        options += [f"--batch_size={candidate.repeat}", f"--benchmark_min_time={seconds}s"]
+        said = self._call(self._benchmark, candidate, candidate.profile, *options)
         scale = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
         rows = json.loads(said[said.index("{") :])["benchmarks"]
         return [float(r["real_time"]) * scale[r["time_unit"]] for r in rows if r["run_type"] == "iteration"]
 
-    def _call(
-        self, tool: Path, module: device_worker.Module, function: str, operation: Operation, *options: str
-    ) -> str:
-        command = [tool, f"--module={module.path}", "--device=local-task", f"--function={function}"]
+    def _call(self, tool: Path, candidate: Candidate, vmfb: Vmfb | None, *options: str) -> str:
+        assert vmfb is not None
+        path = self._folder / f"{vmfb.sha256}.vmfb"
+        if not path.exists():
+            path.write_bytes(vmfb.load())
+        command = [tool, f"--module={path}", "--device=local-task", f"--function={candidate.dispatch.name}"]
         # As our own caller does: its spinning does not keep a worker from its core.
         done = subprocess.run(
-            ["chrt", "--batch", "0", *command, *self.operands(operation), *options],
+            ["chrt", "--batch", "0", *command, *self.operands(candidate.dispatch.operation), *options],
             capture_output=True, text=True, check=True, env=self._environment,
         )  # fmt: skip
         return done.stdout
@@ -273,16 +267,17 @@ def in_pairs(
     A visit of ours and a process of theirs follow each other, and their ratio counts: the machine is
     not as fast at all times. Until it is known to 1 %.
     """
-    entry, dispatch = only(manifest, operation)
-    modules, name = vmfbs_of(manifest, entry, dispatch), dispatch.dispatch.name
+    candidate = only(manifest, operation)
+    provide(worker, candidate.vmfbs)
+    refs, name = refs_of(candidate), candidate.dispatch.name
     options = MeasureOptions(StopRule(count=4 * PROCESSES))
     batches: list[SampleBatch] = []
     ratios: list[float] = []
     while len(batches) < PROCESSES:
         plan = replace(next_batch(options, batches, None), most=4)
-        batches.append(worker.call(device_worker.take_batch, modules, name, operation, 1, plan))
+        batches.append(worker.call(device_worker.take_batch, refs, name, operation, 1, plan))
         # Nothing is taken off our samples, since `single_seconds` was not given: nor off theirs.
-        theirs = statistics.median(tools.times_ms(modules.profile, name, operation, 3, 0.02))
+        theirs = statistics.median(tools.times_ms(candidate, 3, 0.02))
         ratios.append(math.log(statistics.median(batches[-1].samples_ms) / theirs))
         centre, low, high = signed_rank_interval(ratios, 0.95)
         if len(batches) >= 8 and high - low <= 0.02:
@@ -300,16 +295,16 @@ def rate_rows(folder: Path, count: int) -> Iterator[Row]:
     Once with samples as iree-benchmark-module takes them unless told, of 0.5 s, and once as short as ours.
     """
     manifest = compiled(folder / "rated", [RANKED, Matmul(128, 512, 384)], TILES)
-    pairs = [pair for pair in manifest.dispatches() if pair[1].state.value == "compiled"]
+    candidates = candidates_of(manifest)
     tools = Tools(folder)
     for seconds, what, goal in ((0.5, "as they are", 4.0), (0.02, "with short samples", 1.0)):
-        some = pairs[:: len(pairs) // count] if seconds > 0.1 else pairs
-        theirs, precise = by_commands(tools, manifest, some, seconds)
-        options = ProfileOptions("local-task", measure=MeasureOptions(StopRule(width=precise)))
+        some = candidates[:: len(candidates) // count] if seconds > 0.1 else candidates
+        theirs, precise = by_commands(tools, some, seconds)
+        options = EvaluatorOptions("local-task", measure=MeasureOptions(StopRule(width=precise)))
         began = time.monotonic()
-        with Session(manifest.tree, options) as session:
-            records = list(session.records(pairs))
-        ours = len(pairs) / (time.monotonic() - began)
+        with Evaluator(options) as evaluator:
+            records = list(evaluator.records(candidates))
+        ours = len(candidates) / (time.monotonic() - began)
         assert all(record.verdict.value == "SUCCESS" for record in records)
         width = statistics.median(r.measurement.half_width for r in records if r.measurement)
         print(
@@ -321,18 +316,15 @@ def rate_rows(folder: Path, count: int) -> Iterator[Row]:
         yield at_least(f"dispatches a minute against two commands for each, {what}", ratio, "x", goal)
 
 
-def by_commands(
-    tools: Tools, manifest: Manifest, pairs: Sequence[tuple[OperationEntry, DispatchEntry]], seconds: float
-) -> tuple[float, float]:
+def by_commands(tools: Tools, candidates: Sequence[Candidate], seconds: float) -> tuple[float, float]:
     """Dispatches a second, and the half of the interval of their medians, relative, of the median one."""
     began, widths = time.monotonic(), []
-    for entry, dispatch in pairs:
-        modules, name = vmfbs_of(manifest, entry, dispatch), dispatch.dispatch.name
-        assert tools.verified(modules.verify, name, entry.operation)
-        times = tools.times_ms(modules.profile, name, entry.operation, 10, seconds)
+    for candidate in candidates:
+        assert tools.verified(candidate)
+        times = tools.times_ms(candidate, 10, seconds)
         low, high = median_interval(times)
         widths.append((high - low) / statistics.median(times) / 2.0)
-    return len(pairs) / (time.monotonic() - began), statistics.median(widths)
+    return len(candidates) / (time.monotonic() - began), statistics.median(widths)
 
 
 # -- ranks -----------------------------------------------------------------------------------------
@@ -340,9 +332,10 @@ def by_commands(
 
 def ranked(manifest: Manifest) -> dict[str, Record]:
     """A record of each dispatch of a run of its own, 3 s each: spells of this machine last 5 to 15 s."""
-    how = ProfileOptions("local-task", measure=MeasureOptions(StopRule(seconds=3.0)))
-    with Session(manifest.tree, how) as session:
-        return {r.dispatch.name: r for r in session.records(manifest.dispatches()) if r.measurement}
+    how = EvaluatorOptions("local-task", measure=MeasureOptions(StopRule(seconds=3.0)))
+    with Evaluator(how) as evaluator:
+        records = evaluator.records(candidates_of(manifest))
+        return {record.dispatch.name: record for record in records if record.measurement}
 
 
 def kendall_tau(one: dict[str, Record], other: dict[str, Record]) -> tuple[float, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,18 +28,18 @@ from dispatch_profiler.command import (
     user_cache,
 )
 from dispatch_profiler.dispatches import (
-    DispatchEntry,
     Manifest,
-    OperationEntry,
     Selection,
     Tree,
     load_manifest,
     unpacked,
 )
-from dispatch_profiler.errors import UsageError
+from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.output_files import ReportFiles, add_file_arguments
-from dispatch_profiler.profiler.evaluation.devices import Sessions, parse_devices, unlike
-from dispatch_profiler.profiler.evaluation.session import ProfileOptions
+from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.evaluation.devices import Evaluators, parse_devices, unlike
+from dispatch_profiler.profiler.evaluation.evaluator import EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions, Mode
 from dispatch_profiler.profiler.providers.libraries import is_gpu
 from dispatch_profiler.profiler.providers.library_calls import (
@@ -59,7 +59,6 @@ from dispatch_profiler.profiler.verification.inputs import DEFAULT_SEED
 from dispatch_profiler.runtime import all_devices, find_runtime_tools
 
 PROG = "profiler.py"
-Pairs = list[tuple[OperationEntry, DispatchEntry]]
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
@@ -84,18 +83,20 @@ def _main(options: argparse.Namespace) -> int:
                 print(dispatch.dispatch.name)
             return SUCCESS
         devices = _devices(options, source.manifest.target.device_uri)
-        how = _profile_options(options, devices[0], source.seed)
-        with Sessions(source.manifest.tree, how, devices) as session:
-            session.check_device()
+        how = _profile_options(options, devices[0], source)
+        tree = TreeCandidates(source.manifest.tree)
+        with Evaluators(how, devices) as evaluators:
+            evaluators.check_device()
             _tell(devices, options.build_dir)
-            session.check_libraries([name for name in providers if name != IREE])
+            evaluators.check_libraries([name for name in providers if name != IREE])
             with RunOutputs(options.format, tags, files, options.top, speedups) as outputs:
-                earlier: list[StoredRecord] = []
+                candidates, earlier = tree.candidates(pairs), list[StoredRecord]()
                 if options.output:
-                    pairs, earlier = _to_files(options, pairs, session, outputs, speedups)
-                _run(session, pairs, outputs)
+                    candidates, earlier = _to_files(options, candidates, evaluators, outputs, speedups)
+                _run(evaluators, candidates, outputs)
             outputs.finish(earlier)
-            return _summarize(outputs.records, session, how, options)
+            status = _summarize(outputs.records, how, options)
+            return _tell_failures(evaluators.failures, tree.damaged) or status
 
 
 @dataclass(frozen=True)
@@ -245,12 +246,12 @@ def _add_output(parser: Parser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="list the dispatches, run nothing")
 
 
-def _profile_options(options: argparse.Namespace, device: str, seed: int) -> ProfileOptions:
+def _profile_options(options: argparse.Namespace, device: str, source: _Source) -> EvaluatorOptions:
     if options.build_dir is not None:
         find_runtime_tools(options.build_dir)
     if options.seed is not None and options.seed < 0:
         raise UsageError(f"--seed: expected a whole number of at least 0, but got {options.seed}")
-    return ProfileOptions(
+    return EvaluatorOptions(
         device=device,
         verify=options.verification_enabled,
         profile=options.profiling_enabled,
@@ -259,11 +260,12 @@ def _profile_options(options: argparse.Namespace, device: str, seed: int) -> Pro
             options.batch_size,
             Mode(options.mode),
         ),
-        seed=seed if options.seed is None else options.seed,
+        seed=source.seed if options.seed is None else options.seed,
         seconds=options.timeout,
         memory_bytes=options.memory_limit,
         build_dir=options.build_dir,
         peaks=user_cache() / "machines",
+        references=source.manifest.tree.references,
     )
 
 
@@ -285,41 +287,41 @@ def _tags(text: str) -> dict[str, str]:
 
 def _to_files(
     options: argparse.Namespace,
-    pairs: Pairs,
-    session: Sessions,
+    candidates: list[Candidate],
+    evaluators: Evaluators,
     outputs: RunOutputs,
     speedups: Speedups,
-) -> tuple[Pairs, list[StoredRecord]]:
+) -> tuple[list[Candidate], list[StoredRecord]]:
     """Open the files of --output; what is left to do, and the records that they hold already."""
     output = folder(options.output)
     earlier: list[StoredRecord] = []
     if options.resume:
-        pairs, earlier = _left(options, pairs, session, beside_csv(output))
+        candidates, earlier = _left(options, candidates, evaluators, beside_csv(output))
         for record in earlier:  # rows that are still to come are compared with them
             speedups.learn(record)
     outputs.to_csv(output, append=options.append or options.resume)
-    return pairs, earlier
+    return candidates, earlier
 
 
 def _left(
-    options: argparse.Namespace, pairs: Pairs, session: Sessions, path: Path
-) -> tuple[Pairs, list[StoredRecord]]:
+    options: argparse.Namespace, candidates: list[Candidate], evaluators: Evaluators, path: Path
+) -> tuple[list[Candidate], list[StoredRecord]]:
     """What `path` holds no finished record of that this run would make again, and the records it holds."""
     if not path.exists():
-        return pairs, []
+        return candidates, []
     done = {
         (record.dispatch, record.provenance.origin): record
         for record in read_records(path)
         if _is_done(record, options)
     }
     left, earlier = [], []
-    for entry, dispatch in pairs:
-        keys = [(dispatch.dispatch.name, each.origin) for each in session.provenances(entry, dispatch)]
+    for candidate in candidates:
+        keys = [(candidate.dispatch.name, each.origin) for each in evaluators.provenances(candidate)]
         records = [done[key] for key in keys if key in done]
         earlier += records
         if not records:
-            left.append((entry, dispatch))
-    say(f"{len(earlier)} of {len(pairs)} dispatches are in {path} already")
+            left.append(candidate)
+    say(f"{len(earlier)} of {len(candidates)} dispatches are in {path} already")
     return left, earlier
 
 
@@ -334,13 +336,18 @@ def _is_done(record: StoredRecord, options: argparse.Namespace) -> bool:
     return record.measurement.mode == options.mode and record.measurement.ended_by != Ended.INTERRUPTED.value
 
 
-def _run(session: Sessions, pairs: Pairs, outputs: RunOutputs) -> None:
-    tally = Tally(len(pairs))
+def _run(evaluators: Evaluators, candidates: list[Candidate], outputs: RunOutputs) -> None:
+    tally = Tally(len(candidates))
     lines = not (on_terminal() or outputs.shows_blocks)
-    session.load_ahead(pairs, lambda sentence: say(f"[Profiling]: {sentence}"))
-    records = session.records(pairs)
+    evaluators.load_ahead(candidates, lambda sentence: say(f"[Profiling]: {sentence}"))
+    records = evaluators.records(candidates)
     for record in track(
-        records, len(pairs), "Profiling", prints=outputs.streams, note=tally.note, size=lambda _: tally.step
+        records,
+        len(candidates),
+        "Profiling",
+        prints=outputs.streams,
+        note=tally.note,
+        size=lambda _: tally.step,
     ):
         outputs.add(record)
         tally.add(record)
@@ -348,9 +355,7 @@ def _run(session: Sessions, pairs: Pairs, outputs: RunOutputs) -> None:
             say(tally.line(record))
 
 
-def _summarize(
-    records: list[Record], session: Sessions, how: ProfileOptions, options: argparse.Namespace
-) -> int:
+def _summarize(records: list[Record], how: EvaluatorOptions, options: argparse.Namespace) -> int:
     verdicts = Counter(record.verdict for record in records)
     counts = ", ".join(f"{verdicts[v]} {v.value}" for v in Verdict if verdicts[v])
     say(f"\n{len(records)} dispatches: {counts} (inputs from seed {how.seed})")
@@ -369,8 +374,13 @@ def _summarize(
     doubtful = sum(bool(m.warnings) for m in measured)
     if doubtful:
         say(f"{doubtful} of {len(measured)} figures come with a warning")
-    for path in session.damaged:
-        fail(UsageError(f"{path} is damaged or missing", hint="run compile.py again"))
-    if session.damaged:
-        return USAGE
     return FAILED if any(record.is_failure for record in records) else SUCCESS
+
+
+def _tell_failures(devices: Mapping[str, str], damaged: Sequence[Path]) -> int:
+    """Say which devices failed and which vmfbs are damaged; the exit status for that."""
+    for device, reason in devices.items():
+        fail(ToolError(f"the device {device} failed: {reason}", hint="other devices did its work"))
+    for path in damaged:
+        fail(UsageError(f"{path} is damaged or missing", hint="run compile.py again"))
+    return USAGE if damaged else FAILED if devices else SUCCESS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -75,5 +76,6 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(room, "Worker", InProcess)
     monkeypatch.setattr(device_worker, "_device", None)
     monkeypatch.setattr(device_worker, "_sentinel", None)
+    monkeypatch.setattr(device_worker, "_vmfbs", OrderedDict())
     device_worker._program.cache_clear()
     device_worker._places.cache_clear()

@@ -21,8 +21,8 @@ from dispatch_profiler.errors import TargetError
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.profiler.cli import _tell
 from dispatch_profiler.profiler.evaluation import device_worker, workers
-from dispatch_profiler.profiler.evaluation.reproduce import command_line
-from dispatch_profiler.profiler.evaluation.session import ProfileOptions, Session
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator, EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.reproduce import command_line, command_of
 from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records
 from dispatch_profiler.runtime import NullDevice
 
@@ -244,7 +244,7 @@ def test_dispatches_are_chosen_by_kind(tree, run):
 
 def test_a_dry_run_lists_names_and_runs_nothing(tree, run, monkeypatch):
     """No device is opened and no file written."""
-    monkeypatch.setattr(Session, "__init__", None)
+    monkeypatch.setattr(Evaluator, "__init__", None)
     tree(*TWO)
     outcome = run("profiler", "--dry-run", "--output=out.csv")
     assert outcome.status == 0
@@ -443,7 +443,7 @@ def test_a_device_may_be_named(tree, run):
 def test_what_is_for_another_device_is_not_run_on_this_one(tree, run):
     """A tree may hold operations of two targets: figures of one device are never given out under the other."""
     path = tree(*TWO) / "generated/linalg/manifest.json"
-    before, mark, after = path.read_text().rpartition('"target":"null"')
+    before, mark, after = path.read_text().rpartition('"target":"null","source_sha256"')
     path.write_text(before + mark.replace("null", "llvm-cpu") + after)
     outcome = run("profiler", "--output=out.csv")
     assert outcome.status in (1, 2)
@@ -620,10 +620,12 @@ def test_the_line_of_a_record_runs_in_a_shell(null_tree, run, monkeypatch):
 
 def test_a_line_names_only_what_is_not_as_ever(tmp_path):
     """And a build of one's own."""
-    usual = ProfileOptions("null")
+    usual = EvaluatorOptions("null")
     line = "python profiler.py --generated-dir=. --dispatches=name --device=null --seed=2026"
-    assert command_line(Tree(Path()), "name", usual) == line
-    assert command_line(Tree(Path()), "name", replace(usual, build_dir=Path("b"))) == f"{line} --build-dir=b"
+    command = command_of(Tree(Path()), "name")
+    assert command_line(command, usual) == line
+    assert command_line(command, replace(usual, build_dir=Path("b"))) == f"{line} --build-dir=b"
+    assert command_line((), usual) == ""
 
 
 @in_process

@@ -18,10 +18,11 @@ from dispatch_profiler.errors import (
     WorkerOutOfMemory,
     WorkerTimedOut,
 )
-from dispatch_profiler.files import sha256
 from dispatch_profiler.isolation import Worker, WorkerLimits
 from dispatch_profiler.operations import ElementTypes, Matmul, reference
 from dispatch_profiler.profiler.evaluation import device_worker
+from dispatch_profiler.profiler.evaluation.candidate import Vmfb
+from dispatch_profiler.profiler.evaluation.workers import provide, ref_of
 from dispatch_profiler.profiler.measurement.gpu_monitor import open_monitor
 from dispatch_profiler.profiler.verification.inputs import Distribution, draw
 from dispatch_profiler.profiler.verification.verify import compare
@@ -221,13 +222,13 @@ def test_a_bad_kernel_costs_only_itself(for_cuda, worker: Worker, source: str, v
     """The next call finds a process, and a GPU, that work."""
     (bad, bad_vmfb), (good, good_vmfb) = for_cuda(SMALL, source=source), for_cuda(SMALL)
     need_gpu()
-    modules = [
-        device_worker.Module(str(path), sha256(path.read_bytes()), 1) for path in (bad_vmfb, good_vmfb)
-    ]
-    worker.call(device_worker.ready)
+    vmfbs = [Vmfb.of(path.read_bytes()) for path in (bad_vmfb, good_vmfb)]
+    modules = [ref_of(vmfb, 1) for vmfb in vmfbs]
+    provide(worker, vmfbs)
 
     with pytest.raises(verdict, match=said):
         worker.call(device_worker.run_once, modules[0], bad, SMALL, Distribution.REALS, 1, seconds=5.0)
+    provide(worker, vmfbs)
     result = worker.call(device_worker.run_once, modules[1], good, SMALL, Distribution.INTEGERS, 1)
 
     assert compare(SMALL, result, reference(SMALL, draw(SMALL, Distribution.INTEGERS, 1))).passed

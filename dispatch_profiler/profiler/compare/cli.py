@@ -28,7 +28,7 @@ from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.files import write_atomic
 from dispatch_profiler.operations import KINDS
 from dispatch_profiler.output_files import ReportFiles, add_file_arguments
-from dispatch_profiler.profiler.compare.live import Entry, LiveComparison, LiveOptions, match
+from dispatch_profiler.profiler.compare.live import LiveComparison, LiveOptions, match
 from dispatch_profiler.profiler.compare.pairing import (
     By,
     CompareOptions,
@@ -40,6 +40,7 @@ from dispatch_profiler.profiler.compare.pairing import (
 )
 from dispatch_profiler.profiler.compare.render import FORMATS, console
 from dispatch_profiler.profiler.evaluation.machine import this_machine
+from dispatch_profiler.profiler.providers.library_calls import ManifestPair
 from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records
 from dispatch_profiler.profiler.statistics.comparison import Outcome, percent
@@ -133,7 +134,7 @@ def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def _revisions(side: Iterable[Entry]) -> tuple[str, ...]:
+def _revisions(side: Iterable[ManifestPair]) -> tuple[str, ...]:
     modules = (entry.module_of(dispatch.dispatch) for entry, dispatch in side)
     return _distinct(f"compiler {module.compiler}" for module in modules if module is not None)
 

@@ -7,23 +7,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dispatch_profiler.dispatches import DispatchEntry, Manifest, OperationEntry, State
+from dispatch_profiler.dispatches import Manifest
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.isolation import Worker, WorkerLimits
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.compare.pairing import By, Pair
 from dispatch_profiler.profiler.evaluation import device_worker
-from dispatch_profiler.profiler.evaluation.vmfbs import Vmfbs
-from dispatch_profiler.profiler.evaluation.workers import memory_limit
+from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
+from dispatch_profiler.profiler.evaluation.workers import memory_limit, provide, ref_of
 from dispatch_profiler.profiler.measurement.paired_sampling import PairedSamples
+from dispatch_profiler.profiler.providers.library_calls import ManifestPair
 from dispatch_profiler.profiler.records.record import PROVIDER
 from dispatch_profiler.profiler.statistics.comparison import Outcome
 from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions, Side
 from dispatch_profiler.profiler.verification.inputs import DEFAULT_SEED, Distribution
 from dispatch_profiler.profiler.verification.verified_hashes import Expected
-
-#: One dispatch of a tree.
-Entry = tuple[OperationEntry, DispatchEntry]
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,9 @@ class LiveOptions:
     seed: int = DEFAULT_SEED
 
 
-def match(base: Iterable[Entry], new: Iterable[Entry], by: By) -> list[tuple[Entry, Entry]]:
+def match(
+    base: Iterable[ManifestPair], new: Iterable[ManifestPair], by: By
+) -> list[tuple[ManifestPair, ManifestPair]]:
     """What is on both sides, in the order of `new`.
 
     Raises UsageError if nothing is, or if several dispatches of a side share what they are matched by.
@@ -50,8 +50,8 @@ def match(base: Iterable[Entry], new: Iterable[Entry], by: By) -> list[tuple[Ent
     return found
 
 
-def _keyed(entries: Iterable[Entry], side: str, by: By) -> dict[str, Entry]:
-    found: dict[str, Entry] = {}
+def _keyed(entries: Iterable[ManifestPair], side: str, by: By) -> dict[str, ManifestPair]:
+    found: dict[str, ManifestPair] = {}
     for entry, dispatch in entries:
         key = dispatch.dispatch.name if by is By.DISPATCH else entry.operation.name
         if key in found:
@@ -68,7 +68,7 @@ class LiveComparison:
 
     def __init__(self, base: Manifest, new: Manifest, options: LiveOptions) -> None:
         self._options = options
-        self._vmfbs = {Side.BASE: Vmfbs(base.tree), Side.NEW: Vmfbs(new.tree)}
+        self._candidates = {Side.BASE: TreeCandidates(base.tree), Side.NEW: TreeCandidates(new.tree)}
         limits = WorkerLimits(options.limit_seconds + options.seconds, memory_limit(options.device))
         self._worker = Worker(limits, device_worker.start, (options.device, ""))
         references = str(base.tree.references)
@@ -79,13 +79,13 @@ class LiveComparison:
             device_worker.CHECKER_ENVIRONMENT,
         )
 
-    def pairs(self, matched: Iterable[tuple[Entry, Entry]]) -> Iterator[Pair]:
+    def pairs(self, matched: Iterable[tuple[ManifestPair, ManifestPair]]) -> Iterator[Pair]:
         """What became of each, as it is done. Raises TargetError if the device does not open."""
         self._worker.call(device_worker.ready)
         for base, new in matched:
             yield self._pair({Side.BASE: base, Side.NEW: new})
 
-    def _pair(self, sides: dict[Side, Entry]) -> Pair:
+    def _pair(self, sides: dict[Side, ManifestPair]) -> Pair:
         operation = sides[Side.NEW][0].operation
         one, other = (sides[side][1].dispatch.configuration.name for side in (Side.BASE, Side.NEW))
         configuration = one if one == other else f"{one} -> {other}"
@@ -95,13 +95,14 @@ class LiveComparison:
             return Pair(label, operation.name, configuration, PROVIDER, outcome, reason)
 
         try:
-            modules = {}
+            modules, vmfbs = {}, []
             for side, (entry, dispatch) in sides.items():
-                module = entry.module_of(dispatch.dispatch)
-                if dispatch.state is not State.COMPILED or module is None:
-                    return pair(_failed(side), f"{side.value}: {dispatch.reason or dispatch.state.value}")
-                found = self._vmfbs[side].module(entry, module, "profile")
-                modules[side] = found, dispatch.dispatch.name
+                found = self._candidates[side].candidate(entry, dispatch)
+                if found.profile is None:
+                    return pair(_failed(side), f"{side.value}: {found.reason or found.state.value}")
+                modules[side] = ref_of(found.profile, found.repeat), dispatch.dispatch.name
+                vmfbs.append(found.profile)
+            provide(self._worker, vmfbs)
             options = self._options
             taken: PairedSamples = self._worker.call(
                 device_worker.sample_pairs,

@@ -9,14 +9,14 @@ Modules and inputs of the last few calls are kept: all configurations of an oper
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
-from dispatch_profiler.files import sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.measurement.cpu_idle import prevent_cpu_idle, yield_to_workers
 from dispatch_profiler.profiler.measurement.gpu_monitor import GpuMonitor, open_monitor, throttle_warning
@@ -48,6 +48,9 @@ _library: Library | None = None
 _monitor: GpuMonitor | None = None
 _references: References | None = None
 _on_gpu = False
+#: Content by hash, the one that was used last at the end.
+_vmfbs: OrderedDict[str, bytes] = OrderedDict()
+_VMFB_BYTES = 256 * 2**20
 #: Seconds that threads of the device have waited for a core; None where that says nothing.
 _run_delay: Callable[[], float] | None = None
 #: How it is timed and how many calls make a sample: what tells whether the machine is as it was.
@@ -65,25 +68,24 @@ _OVERHEAD_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
-class Module:
-    """A vmfb by its path; the hash tells two versions of one path apart."""
+class VmfbRef:
+    """A vmfb that this process holds (see `receive`), by the hash of its content."""
 
-    path: str
     sha256: str
     #: Executions of a dispatch in one call.
     repeat: int
 
 
 #: Stands for the library of this process, which needs no vmfb.
-LIBRARY = Module("", "", 1)
+LIBRARY = VmfbRef("", 1)
 
 
 @dataclass(frozen=True)
-class Modules:
-    """The two vmfbs of an operation."""
+class VmfbRefs:
+    """The two vmfbs of a dispatch."""
 
-    verify: Module
-    profile: Module
+    verify: VmfbRef
+    profile: VmfbRef
 
 
 def start(uri: str, build_dir: str) -> None:
@@ -110,9 +112,24 @@ def start_loading(uri: str) -> None:
     _device = open_device(uri)
 
 
-def load(module: Module) -> None:
+def load(vmfb: bytes) -> None:
     """Load a vmfb and drop it."""
-    _kernels(False).load(_vmfb(module))
+    _kernels(False).load(vmfb)
+
+
+def lacking(hashes: Sequence[str]) -> list[str]:
+    """Those vmfbs that this process does not hold; the others are kept longest from now on."""
+    for each in hashes:
+        if each in _vmfbs:
+            _vmfbs.move_to_end(each)
+    return [each for each in hashes if each not in _vmfbs]
+
+
+def receive(digest: str, vmfb: bytes) -> None:
+    """Hold a vmfb. Those that were used longest ago go if all together are too large, but never two."""
+    _vmfbs[digest] = vmfb
+    while len(_vmfbs) > 2 and sum(map(len, _vmfbs.values())) > _VMFB_BYTES:
+        _vmfbs.popitem(last=False)
 
 
 def start_library(name: str, device: str, threads: int) -> None:
@@ -134,12 +151,12 @@ def ready() -> None:
 
 
 def start_checker(folder: str, seed: int, device: str = "") -> None:
-    """Make this process one that checks results, with the cache of references in `folder`.
+    """Make this process one that checks results, with the cache of references in `folder` if that is named.
 
     Large ones are computed on the GPU of the URI `device`, where torch can do that.
     """
     global _references
-    _references = References(Path(folder), seed, lambda: open_contraction(device))
+    _references = References(Path(folder) if folder else None, seed, lambda: open_contraction(device))
 
 
 def check(expected: Expected, actual: np.ndarray) -> Comparison:
@@ -149,18 +166,16 @@ def check(expected: Expected, actual: np.ndarray) -> Comparison:
     return compare(expected.operation, actual, reference)
 
 
-@lru_cache(maxsize=4)
-def _vmfb(module: Module) -> bytes:
-    data = Path(module.path).read_bytes()
-    if sha256(data) != module.sha256:
-        raise RunError(f"{module.path} has changed since it was checked")
-    return data
+def _vmfb(ref: VmfbRef) -> bytes:
+    if ref.sha256 not in _vmfbs:
+        raise RunError(f"this process was not given the vmfb {ref.sha256[:12]}")
+    return _vmfbs[ref.sha256]
 
 
-@lru_cache(maxsize=4)
-def _program(module: Module) -> Program:
-    is_library = module == LIBRARY
-    return _kernels(is_library).load(b"" if is_library else _vmfb(module))
+@lru_cache(maxsize=64)
+def _program(ref: VmfbRef) -> Program:
+    is_library = ref == LIBRARY
+    return _kernels(is_library).load(b"" if is_library else _vmfb(ref))
 
 
 def _kernels(is_library: bool) -> Device:
@@ -175,11 +190,11 @@ def _places(is_library: bool, operation: Operation, distribution: Distribution, 
 
 
 def run_once(
-    module: Module, function: str, operation: Operation, distribution: Distribution, seed: int
+    ref: VmfbRef, function: str, operation: Operation, distribution: Distribution, seed: int
 ) -> np.ndarray:
     """The result of one execution, as `operation.result` says."""
-    places = _places(module == LIBRARY, operation, distribution, seed)
-    return _program(module).bind(function, *places.first(1)).run()
+    places = _places(ref == LIBRARY, operation, distribution, seed)
+    return _program(ref).bind(function, *places.first(1)).run()
 
 
 def unless_known(known: frozenset[str], step: Callable[..., np.ndarray], *arguments: object) -> Result:
@@ -187,7 +202,7 @@ def unless_known(known: frozenset[str], step: Callable[..., np.ndarray], *argume
     return result_of(step(*arguments), known)
 
 
-def estimate(verify: Module, function: str, operation: Operation, seed: int) -> float:
+def estimate(verify: VmfbRef, function: str, operation: Operation, seed: int) -> float:
     """Seconds of one warm execution, roughly."""
     places = _places(verify == LIBRARY, operation, Distribution.REALS, seed)
     single = _program(verify).bind(function, *places.first(1))
@@ -196,7 +211,7 @@ def estimate(verify: Module, function: str, operation: Operation, seed: int) -> 
 
 
 def take_batch(
-    modules: Modules,
+    refs: VmfbRefs,
     function: str,
     operation: Operation,
     seed: int,
@@ -210,14 +225,14 @@ def take_batch(
     """
     global _sentinel
     timer_of = _cold if plan.options.mode is Mode.COLD else _warm
-    places = _places(modules.verify == LIBRARY, operation, Distribution.REALS, seed)
+    places = _places(refs.verify == LIBRARY, operation, Distribution.REALS, seed)
     before = _monitor.read(_FRESH_SECONDS) if _monitor else None
-    found = take(timer_of(modules, function, places, single_seconds, plan.taken), plan)
+    found = take(timer_of(refs, function, places, single_seconds, plan.taken), plan)
     after = _monitor.read() if _monitor else None
     found = replace(found, gpu=after, throttled=throttle_warning(before, after))
     if _sentinel is None:
         # Of single executions: whatever a call costs, it costs each time.
-        single = _program(modules.verify).bind(function, places.at(0))
+        single = _program(refs.verify).bind(function, places.at(0))
         sentinel = Timer(single.time, 1, run_delay=_run_delay)
         took = found.readings[-1].claimed / found.executions
         _sentinel = sentinel, calls_that_last(_SENTINEL_SECONDS, took)
@@ -225,23 +240,23 @@ def take_batch(
 
 
 def result_of_timed(
-    modules: Modules, function: str, operation: Operation, seed: int, mode: Mode, single_seconds: float
+    refs: VmfbRefs, function: str, operation: Operation, seed: int, mode: Mode, single_seconds: float
 ) -> np.ndarray:
     """What that which `take_batch` times computes of real values."""
-    module = modules.verify if mode is Mode.COLD else _timed_when_warm(modules, single_seconds)
-    return run_once(module, function, operation, Distribution.REALS, seed)
+    ref = refs.verify if mode is Mode.COLD else _timed_when_warm(refs, single_seconds)
+    return run_once(ref, function, operation, Distribution.REALS, seed)
 
 
-def _timed_when_warm(modules: Modules, single_seconds: float) -> Module:
+def _timed_when_warm(refs: VmfbRefs, single_seconds: float) -> VmfbRef:
     """The profile vmfb; of a long dispatch the verify vmfb."""
-    is_long = prefers_single(single_seconds, modules.profile.repeat)
-    return modules.verify if is_long else modules.profile
+    is_long = prefers_single(single_seconds, refs.profile.repeat)
+    return refs.verify if is_long else refs.profile
 
 
-def _warm(modules: Modules, function: str, places: Places, single_seconds: float, begin: int) -> Timer:
+def _warm(refs: VmfbRefs, function: str, places: Places, single_seconds: float, begin: int) -> Timer:
     """At one place after another, from number `begin` on, with one copy of the code after another."""
-    module = _timed_when_warm(modules, single_seconds)
-    copies, verify, count = _copies(module), _program(modules.verify), warm_places(places.operation)
+    ref = _timed_when_warm(refs, single_seconds)
+    copies, verify, count = _copies(ref), _program(refs.verify), warm_places(places.operation)
 
     def stage(number: int) -> Stage:
         operands, program = places.at(number % count), copies[number % len(copies)]
@@ -250,41 +265,39 @@ def _warm(modules: Modules, function: str, places: Places, single_seconds: float
     rotation = Rotation(stage, count, begin)
     return Timer(
         rotation.time,
-        module.repeat,
+        ref.repeat,
         copies[0].bind(function, places.at(0)).now,
         _run_delay,
-        lambda seconds: call_overhead(single_seconds, seconds, module.repeat),
+        lambda seconds: call_overhead(single_seconds, seconds, ref.repeat),
         rotation.advance,
-        settles_at_once=_on_gpu and single_seconds * module.repeat >= _LONG_CALL_OF_GPU,
+        settles_at_once=_on_gpu and single_seconds * ref.repeat >= _LONG_CALL_OF_GPU,
     )
 
 
 @lru_cache(maxsize=4)
-def _copies(module: Module) -> list[Program]:
+def _copies(ref: VmfbRef) -> list[Program]:
     """The same code at several places in memory, as many as are loaded in 10 ms: 8 at most."""
-    if module == LIBRARY:
-        return [_program(module)]
-    began, found = time.monotonic(), [_program(module)]
+    if ref == LIBRARY:
+        return [_program(ref)]
+    began, found = time.monotonic(), [_program(ref)]
     while len(found) < _COPIES and time.monotonic() - began < _COPIES_SECONDS:
-        found.append(_kernels(False).load(_vmfb(module)))
+        found.append(_kernels(False).load(_vmfb(ref)))
     return found
 
 
-def _cold(modules: Modules, function: str, places: Places, single_seconds: float, _: int) -> Timer:
+def _cold(refs: VmfbRefs, function: str, places: Places, single_seconds: float, _: int) -> Timer:
     """The verify vmfb, whose calls are single executions, each on operands that no cache holds."""
     device = places.device
     spots = places.first(cold_places(places.operation, device.cache_bytes))
-    single, profile = (
-        _program(module).bind(function, spots[0]) for module in (modules.verify, modules.profile)
-    )
+    single, profile = (_program(ref).bind(function, spots[0]) for ref in (refs.verify, refs.profile))
 
     def overhead(_: float) -> float:
-        if prefers_single(single_seconds, modules.profile.repeat):
+        if prefers_single(single_seconds, refs.profile.repeat):
             return 0.0
-        return call_overhead(_quickest(single), _quickest(profile), modules.profile.repeat)
+        return call_overhead(_quickest(single), _quickest(profile), refs.profile.repeat)
 
-    call = _program(modules.verify).bind(function, *spots)
-    return Timer(call.time, modules.verify.repeat, call.now, _run_delay, overhead)
+    call = _program(refs.verify).bind(function, *spots)
+    return Timer(call.time, refs.verify.repeat, call.now, _run_delay, overhead)
 
 
 def _quickest(call: Call) -> float:
@@ -305,7 +318,7 @@ def sentinel_samples(count: int) -> tuple[float, ...]:
 
 
 def sample_pairs(
-    sides: Mapping[Side, tuple[Module, str]],
+    sides: Mapping[Side, tuple[VmfbRef, str]],
     operation: Operation,
     seed: int,
     options: SequentialTestOptions,
@@ -314,7 +327,5 @@ def sample_pairs(
     """Time two functions in turns until it is decided, or for `seconds`; see `turns`."""
     assert _device is not None
     places = _places(False, operation, Distribution.REALS, seed)
-    found = {
-        side: Timed(_vmfb(module), function, module.repeat) for side, (module, function) in sides.items()
-    }
+    found = {side: Timed(_vmfb(ref), function, ref.repeat) for side, (ref, function) in sides.items()}
     return take_paired_samples(_device, found, places, options, seconds, _run_delay)

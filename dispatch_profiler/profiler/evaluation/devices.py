@@ -1,8 +1,9 @@
 """A run on one device or on several: work goes to the device that is free.
 
-Each device has a session of its own, so its own default, sentinel, limits and ceilings, and measures one
+Each device has an evaluator of its own, so its own default, sentinel, limits and peaks, and measures one
 dispatch at a time; devices of the same hardware take turns. A device that works on an operation
-measures what the others of it are compared with, the default and the libraries, itself.
+measures what the others of it are compared with, the default and the libraries, itself. A device that
+fails leaves its work to the others.
 """
 
 from __future__ import annotations
@@ -15,45 +16,44 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from dispatch_profiler.configurations import Default
-from dispatch_profiler.dispatches import DispatchEntry, OperationEntry, Tree
-from dispatch_profiler.errors import UsageError
+from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator, EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.machine import this_machine
-from dispatch_profiler.profiler.evaluation.session import Pair, ProfileOptions, Session
 from dispatch_profiler.profiler.measurement.measure import Mode
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
-from dispatch_profiler.profiler.records.record import Provenance, Record
+from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
 from dispatch_profiler.runtime.cuda_driver import find_gpu
 
-#: Dispatches of an operation that a device takes at once. They are visited in turns; a session alone takes
+#: Candidates of an operation that a device takes at once. They are sampled in turns; an evaluator alone takes
 #: more, but then other devices would have none of an operation's thirty.
 _AT_ONCE = 16
 
 
 @dataclass(frozen=True)
 class Share:
-    """Some dispatches of an operation, and what they are compared with."""
+    """Some candidates of an operation, and what they are compared with."""
 
     operation: Operation
-    baselines: tuple[Pair, ...]
-    others: tuple[Pair, ...]
+    baselines: tuple[Candidate, ...]
+    others: tuple[Candidate, ...]
 
 
-def shares(pairs: Iterable[Pair]) -> Iterator[Share]:
+def shares(candidates: Iterable[Candidate]) -> Iterator[Share]:
     """All work, in its order; what others of an operation are compared with comes in each of its shares."""
-    for operation, group in itertools.groupby(pairs, lambda pair: pair[0].operation):
+    for operation, group in itertools.groupby(candidates, lambda each: each.dispatch.operation):
         found = list(group)
-        baselines = tuple(pair for pair in found if _is_baseline(pair))
-        others = [pair for pair in found if not _is_baseline(pair)]
+        baselines = tuple(each for each in found if _is_baseline(each))
+        others = [each for each in found if not _is_baseline(each)]
         for begin in range(0, max(1, len(others)), _AT_ONCE):
             yield Share(operation, baselines, tuple(others[begin : begin + _AT_ONCE]))
 
 
-def _is_baseline(pair: Pair) -> bool:
-    return isinstance(pair[1].dispatch.configuration, (Default, LibraryCall))
+def _is_baseline(candidate: Candidate) -> bool:
+    return isinstance(candidate.dispatch.configuration, (Default, LibraryCall))
 
 
 def parse_devices(text: str, usual: str) -> tuple[str, ...]:
@@ -102,56 +102,65 @@ def unlike(devices: Sequence[str]) -> str:
     return f"unlike devices: {told}; speeds are compared with what the same device reached"
 
 
-class Sessions:
-    """See `Session`, of which each of `devices` has one. Use as a context manager."""
+class Evaluators:
+    """See `Evaluator`, of which each of `devices` has one. Use as a context manager."""
 
-    def __init__(self, tree: Tree, options: ProfileOptions, devices: Sequence[str]) -> None:
+    def __init__(self, options: EvaluatorOptions, devices: Sequence[str]) -> None:
         self._open = ExitStack()
-        self._sessions = {
-            device: self._open.enter_context(Session(tree, replace(options, device=device)))
-            for device in devices
+        self._evaluators = {
+            device: self._open.enter_context(Evaluator(replace(options, device=device))) for device in devices
         }
         self._mode = options.measure.mode
-
-    @property
-    def damaged(self) -> list[Path]:
-        """See `Session.damaged`."""
-        return list(dict.fromkeys(path for each in self._sessions.values() for path in each.damaged))
+        #: Device -> why it was given up, in the order of their failures.
+        self.failures: dict[str, str] = {}
 
     @property
     def mode(self) -> Mode:
-        """See `Session.mode`."""
+        """See `Evaluator.mode`."""
         return self._mode
 
     def check_device(self) -> None:
-        """Raise TargetError if one of them does not open."""
-        for session in self._sessions.values():
-            session.check_device()
+        """Open all devices. Those that do not open are in `failures`, and the others do the work.
+
+        Raises TargetError if none opens.
+        """
+        errors = {}
+        for device, evaluator in self._evaluators.items():
+            try:
+                evaluator.check_device()
+            except TargetError as error:
+                errors[device] = error
+        if len(errors) == len(self._evaluators):
+            raise next(iter(errors.values()))
+        for device, failure in errors.items():
+            self._evaluators.pop(device).close()
+            self.failures[device] = failure.message
 
     def check_libraries(self, names: Sequence[str]) -> None:
-        """See `Session.check_libraries`."""
-        for session in self._sessions.values():
-            session.check_libraries(names)
+        """See `Evaluator.check_libraries`."""
+        for evaluator in self._evaluators.values():
+            evaluator.check_libraries(names)
 
-    def provenances(self, entry: OperationEntry, dispatch: DispatchEntry) -> Iterator[Provenance]:
-        """Where and with what a record of this dispatch may be made now."""
-        return (session.provenance(entry, dispatch) for session in self._sessions.values())
+    def provenances(self, candidate: Candidate) -> Iterator[Provenance]:
+        """Where and with what a record of this candidate may be made now."""
+        return (evaluator.provenance(candidate) for evaluator in self._evaluators.values())
 
-    def load_ahead(self, pairs: Iterable[Pair], say: Callable[[str], None]) -> None:
-        """See `Session.load_ahead`; devices share what their driver keeps."""
-        next(iter(self._sessions.values())).load_ahead(pairs, say)
+    def load_ahead(self, candidates: Iterable[Candidate], say: Callable[[str], None]) -> None:
+        """See `Evaluator.load_ahead`; devices share what their driver keeps."""
+        next(iter(self._evaluators.values())).load_ahead(candidates, say)
 
-    def records(self, pairs: Iterable[Pair]) -> Iterator[Record]:
-        """Records as they are done, those of a device in the order of `pairs`.
+    def records(self, candidates: Iterable[Candidate]) -> Iterator[Record]:
+        """Records as they are done, those of a device in the order of `candidates`.
 
-        On one device they are those of `Session.records`. On several the baselines of an operation come
-        once for each device that worked on it.
+        On one device they are those of `Evaluator.records`. On several the baselines of an operation come
+        once for each device that worked on it. A device that no longer opens is in `failures`; other
+        devices evaluate what it left.
         """
-        if len(self._sessions) == 1:
-            (session,) = self._sessions.values()
-            yield from session.records(pairs)
+        if len(self._evaluators) == 1:
+            (evaluator,) = self._evaluators.values()
+            yield from evaluator.records(candidates)
             return
-        crew = _Crew(self._sessions, shares(pairs))
+        crew = _Crew(self._evaluators, shares(candidates), self.failures)
         try:
             yield from crew.records()
         finally:
@@ -161,24 +170,69 @@ class Sessions:
         """End the worker processes."""
         self._open.close()
 
-    def __enter__(self) -> Sessions:
+    def __enter__(self) -> Evaluators:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
 
+class _Work:
+    """Shares that are left. Whoever finds none waits until nobody works on one that may come back."""
+
+    def __init__(self, shares: Iterable[Share], devices: int) -> None:
+        self._left = deque(shares)
+        self._active = 0
+        self._devices = devices
+        self._changed = threading.Condition()
+        self._is_stopped = False
+
+    def take(self) -> Share | None:
+        """The next one; None if there will be none."""
+        with self._changed:
+            while not self._left and self._active and not self._is_stopped:
+                self._changed.wait()
+            if self._is_stopped or not self._left:
+                return None
+            self._active += 1
+            return self._left.popleft()
+
+    def done(self) -> None:
+        """A share that was taken is done, or given up."""
+        with self._changed:
+            self._active -= 1
+            self._changed.notify_all()
+
+    def leave(self, rest: Share) -> bool:
+        """Give back what a failed device did not do, for another; False if no other is there."""
+        with self._changed:
+            if self._devices == 1:
+                return False
+            self._devices -= 1
+            self._left.appendleft(rest)
+            return True
+
+    def stop(self) -> None:
+        """Give out nothing more."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+
+
 class _Crew:
     """A thread for each piece of hardware, all taking from the same work."""
 
-    def __init__(self, sessions: Mapping[str, Session], work: Iterable[Share]) -> None:
-        self._sessions = list(sessions.values())
-        self._work = deque(work)
+    def __init__(
+        self, evaluators: Mapping[str, Evaluator], work: Iterable[Share], failures: dict[str, str]
+    ) -> None:
+        self._evaluators = dict(evaluators)
+        self._work = _Work(work, len(evaluators))
+        self._failures = failures
         self._done: queue.SimpleQueue[Record | BaseException | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
-        hardware: dict[str, list[Session]] = {}
-        for device, session in sessions.items():
-            hardware.setdefault(_hardware(device), []).append(session)
+        hardware: dict[str, list[str]] = {}
+        for device in evaluators:
+            hardware.setdefault(_hardware(device), []).append(device)
         self._threads = [
             threading.Thread(target=self._run, args=(of_it,), name=name, daemon=True)
             for name, of_it in hardware.items()
@@ -186,9 +240,9 @@ class _Crew:
         self._working = len(self._threads)
 
     def records(self) -> Iterator[Record]:
-        """All of them. Raises what broke in a thread.
+        """All of them. Raises what broke in a thread, when the others are done.
 
-        Interrupted, those that have been visited come before KeyboardInterrupt goes on.
+        Interrupted, those that have samples come before KeyboardInterrupt goes on.
         """
         for thread in self._threads:
             thread.start()
@@ -200,44 +254,70 @@ class _Crew:
             raise
 
     def _those_done(self) -> Iterator[Record]:
+        broken: BaseException | None = None
         while self._working:
             found = self._done.get()
             if isinstance(found, Record):
                 yield found
                 continue
             self._working -= 1
-            if found is not None and not self._stopped.is_set():
-                raise found
+            broken = broken or found
+        if broken is not None and not self._stopped.is_set():
+            raise broken
 
     def stop(self) -> None:
         """Let no thread take more work, and break off what they are doing."""
         self._stopped.set()
+        self._work.stop()
         if any(thread.is_alive() for thread in self._threads):
-            for session in self._sessions:
-                session.kill()
+            for evaluator in self._evaluators.values():
+                evaluator.kill()
         for thread in self._threads:
             thread.join()
 
-    def _run(self, sessions: Sequence[Session]) -> None:
+    def _run(self, devices: list[str]) -> None:
         """Devices of the same hardware take turns."""
-        measured: dict[Session, set[Operation]] = {session: set() for session in sessions}
+        turns = deque(devices)
+        measured: dict[str, set[Operation]] = {device: set() for device in devices}
         ended: BaseException | None = None
         try:
-            for session in itertools.cycle(sessions):
-                if self._stopped.is_set() or not self._take(session, measured[session]):
-                    break
+            while turns and (share := self._work.take()) is not None:
+                device = turns.popleft()
+                try:
+                    is_well = self._evaluate(device, share, measured[device])
+                finally:
+                    self._work.done()
+                if is_well:
+                    turns.append(device)
         except BaseException as error:
             ended = error  # for whoever reads the records
         self._done.put(ended)
 
-    def _take(self, session: Session, measured: set[Operation]) -> bool:
-        """Do the next share; False if none is left."""
-        try:
-            share = self._work.popleft()
-        except IndexError:
-            return False
+    def _evaluate(self, device: str, share: Share, measured: set[Operation]) -> bool:
+        """Evaluate a share on a device; False if the device failed and left the rest of it to others."""
         baselines = () if share.operation in measured else share.baselines
         measured.add(share.operation)
-        for record in session.records([*baselines, *share.others]):
-            self._done.put(record)
+        left = deque([*baselines, *share.others])
+        for record in self._evaluators[device].records(tuple(left)):
+            failure = self._failure(device) if record.verdict is Verdict.CRASHED else ""
+            if not failure or record.reason != failure:
+                # Whatever broke the device is not tried on another one.
+                left.popleft()
+                self._done.put(record)
+            if failure:
+                rest = tuple(each for each in left if not _is_baseline(each))
+                if self._work.leave(Share(share.operation, share.baselines, rest)):
+                    self._failures[device] = failure
+                    return False
+                if record.reason == failure:
+                    left.popleft()
+                    self._done.put(record)
         return True
+
+    def _failure(self, device: str) -> str:
+        """Why a device does not open any more; empty if it does."""
+        try:
+            self._evaluators[device].check_device()
+        except TargetError as error:
+            return error.message
+        return ""

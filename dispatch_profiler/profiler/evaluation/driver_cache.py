@@ -12,11 +12,11 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.isolation import Worker, WorkerLimits
 from dispatch_profiler.profiler.evaluation import device_worker
+from dispatch_profiler.profiler.evaluation.candidate import Vmfb
 from dispatch_profiler.runtime.caches import usable_cores
 
 
@@ -26,7 +26,7 @@ def compiles_when_loaded(device: str) -> bool:
 
 
 def load_side_by_side(
-    modules: Sequence[device_worker.Module],
+    vmfbs: Sequence[Vmfb],
     limits: WorkerLimits,
     device: str,
     say: Callable[[str], None] = lambda _: None,
@@ -37,7 +37,7 @@ def load_side_by_side(
     Raises what interrupts it.
     """
     # The largest first: it takes the longest.
-    left = deque(sorted(modules, key=lambda module: -Path(module.path).stat().st_size))
+    left = deque(sorted(vmfbs, key=lambda vmfb: -vmfb.size))
     count = min(len(left), len(usable_cores()))
     if count < 2:
         return
@@ -47,7 +47,7 @@ def load_side_by_side(
     def work(worker: Worker) -> None:
         while left:
             with contextlib.suppress(DispatchProfilerError, IndexError):
-                worker.call(device_worker.load, left.popleft())
+                worker.call(device_worker.load, left.popleft().load())
 
     with contextlib.ExitStack() as open_workers, ThreadPoolExecutor(count) as pool:
         for worker in workers:

@@ -6,19 +6,26 @@ import shlex
 from typing import TYPE_CHECKING
 
 from dispatch_profiler.dispatches import Tree
-from dispatch_profiler.profiler.providers.library_calls import IREE
 
 if TYPE_CHECKING:
-    from dispatch_profiler.profiler.evaluation.session import ProfileOptions
+    from dispatch_profiler.profiler.evaluation.evaluator import EvaluatorOptions
 
 
-def command_line(tree: Tree, dispatch: str, options: ProfileOptions, provider: str = IREE) -> str:
-    """What measures `dispatch` of `tree` as `options` say, in the same working folder.
+def command_of(tree: Tree, dispatch: str) -> tuple[str, ...]:
+    """How the command line begins that profiles `dispatch` of `tree`."""
+    # Where a bundle comes to there need not be a checkout.
+    program = ("profiler.py",) if tree.bundle is None else ("-m", "dispatch_profiler", "profile")
+    return ("python", *program, tree.option, f"--dispatches={dispatch}")
 
-    Of a library, what measures what it makes of the operation of `dispatch`.
 
-    What is as ever is left out: each option stands here once, with its value where that is another.
+def command_line(command: tuple[str, ...], options: EvaluatorOptions, library: str = "") -> str:
+    """`command`, as of `command_of`, with what `options` say; empty if it is.
+
+    With `library`, what measures that library for the operation of the dispatch. What is as ever is left
+    out: each option stands here once, with its value where that is another.
     """
+    if not command:
+        return ""
     usual = type(options)(options.device)
     given, stop = options.measure, options.measure.stop
     mebibytes = None if options.memory_bytes is None else f"{options.memory_bytes // 2**20}"
@@ -33,11 +40,8 @@ def command_line(tree: Tree, dispatch: str, options: ProfileOptions, provider: s
         "timeout": (options.seconds, usual.seconds, f"{options.seconds!r}"),
         "memory-limit": (options.memory_bytes, None, mebibytes),
         "build-dir": (options.build_dir, None, str(options.build_dir)),
-        "providers": (provider, IREE, provider),
+        "providers": (library, "", library),
     }
-    # Where a bundle comes to there need not be a checkout.
-    program = ["profiler.py"] if tree.bundle is None else ["-m", "dispatch_profiler", "profile"]
-    words = ["python", *program, tree.option, f"--dispatches={dispatch}"]
-    words += [f"--device={options.device}", f"--seed={options.seed}"]
+    words = [*command, f"--device={options.device}", f"--seed={options.seed}"]
     words += [f"--{name}={text}" for name, (value, default, text) in values.items() if value != default]
     return shlex.join(words)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
 from dispatch_profiler.profiler.evaluation import device_worker
+from dispatch_profiler.profiler.evaluation.candidate import Candidate, Vmfb
 from dispatch_profiler.profiler.providers import libraries
 from dispatch_profiler.profiler.statistics.stopping import SentinelWatch
 from dispatch_profiler.profiler.verification.verified_hashes import Expected
@@ -21,6 +23,25 @@ from dispatch_profiler.profiler.verification.verify import Comparison
 _DISPATCHES = ""
 #: Samples of the sentinel: one, and more if it is off.
 _FEW, _MANY = 1, 7
+
+
+def ref_of(vmfb: Vmfb | None, repeat: int) -> device_worker.VmfbRef:
+    """How a process is told of a vmfb."""
+    return device_worker.LIBRARY if vmfb is None else device_worker.VmfbRef(vmfb.sha256, repeat)
+
+
+def refs_of(candidate: Candidate) -> device_worker.VmfbRefs:
+    """How a process is told of the vmfbs of a candidate."""
+    return device_worker.VmfbRefs(ref_of(candidate.verify, 1), ref_of(candidate.profile, candidate.repeat))
+
+
+def provide(worker: Worker, vmfbs: Iterable[Vmfb]) -> None:
+    """Send a process those of `vmfbs` that it does not hold. Raises DamagedVmfb."""
+    known = {vmfb.sha256: vmfb for vmfb in vmfbs}
+    if not known:
+        return
+    for lacking in worker.call(device_worker.lacking, tuple(known)):
+        worker.call(device_worker.receive, lacking, known[lacking].load())
 
 
 @dataclass(frozen=True)
@@ -54,7 +75,7 @@ class Runners:
     """Starts each process when it is needed. Use as a context manager."""
 
     def __init__(
-        self, limits: WorkerLimits, device: str, build_dir: Path | None, references: Path, seed: int
+        self, limits: WorkerLimits, device: str, build_dir: Path | None, references: Path | None, seed: int
     ) -> None:
         self._limits = limits
         self._device = device
@@ -64,7 +85,7 @@ class Runners:
         }
         self._versions: dict[str, str] = {}
         self._checker = Worker(
-            limits, device_worker.start_checker, (str(references), seed, device), device_worker.CHECKER_ENVIRONMENT
+            limits, device_worker.start_checker, (str(references or ""), seed, device), device_worker.CHECKER_ENVIRONMENT
         )  # fmt: skip
 
     def check_device(self) -> None:
@@ -88,6 +109,21 @@ class Runners:
             )
             self._runners[library] = Runner(worker, SentinelWatch())
         return self._runners[library]
+
+    def call(
+        self,
+        candidate: Candidate,
+        function: Callable[..., Any],
+        *arguments: object,
+        seconds: float | None = None,
+    ) -> Any:
+        """`function(*arguments)` in the process for `candidate`, which has its vmfbs then.
+
+        Raises what `Worker.call` raises, and DamagedVmfb.
+        """
+        worker = self.of(candidate.library).worker
+        provide(worker, candidate.vmfbs)
+        return worker.call(function, *arguments, seconds=seconds)
 
     def library_version(self, name: str) -> str:
         """The library and what it computes with."""

@@ -18,7 +18,8 @@ from dispatch_profiler.profiler.records.speedup import DEFAULT_REFERENCE
 IREE = "iree"
 PROVIDERS = (IREE, *LIBRARY_METHODS)
 
-Pair = tuple[OperationEntry, DispatchEntry]
+#: A dispatch of a tree, with the operation that it belongs to.
+ManifestPair = tuple[OperationEntry, DispatchEntry]
 
 
 @dataclass(frozen=True)
@@ -84,17 +85,17 @@ def choose_reference(text: str | None, providers: Sequence[str]) -> str:
     )
 
 
-def with_providers(pairs: Iterable[Pair], providers: Sequence[str]) -> list[Pair]:
+def with_providers(pairs: Iterable[ManifestPair], providers: Sequence[str]) -> list[ManifestPair]:
     """Everything to be profiled: dispatches of the tree, and a call of each library for each operation.
 
     What others are compared with comes first within an operation: the default, then the libraries.
 
         tiles, default, tiles; torch  ->  default, torch, tiles, tiles
     """
-    groups: dict[Operation, list[Pair]] = {}
+    groups: dict[Operation, list[ManifestPair]] = {}
     for entry, dispatch in pairs:
         groups.setdefault(entry.operation, []).append((entry, dispatch))
-    found: list[Pair] = []
+    found: list[ManifestPair] = []
     for operation, group in groups.items():
         entry = group[0][0]
         own = sorted(group, key=lambda pair: pair[1].dispatch.configuration != Default())

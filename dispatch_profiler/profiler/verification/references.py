@@ -34,12 +34,13 @@ class References:
     """References of operations under one seed.
 
     The key of a file holds the operation, the distribution, the seed and the code that computes
-    them; a file that cannot be read is computed again and replaced. Those of
+    them; a file that cannot be read is computed again and replaced. Without a folder nothing is kept
+    on disk. Those of
     large operations are contracted by what `large` returns, in float64, if it returns anything.
     """
 
     def __init__(
-        self, folder: Path, seed: int, large: Callable[[], Contraction | None] = lambda: None
+        self, folder: Path | None, seed: int, large: Callable[[], Contraction | None] = lambda: None
     ) -> None:
         self._folder = folder
         self._seed = seed
@@ -58,8 +59,10 @@ class References:
             self._recent[key] = self._load_or_compute(operation, distribution, stepwise)
         return self._recent[key]
 
-    def path(self, operation: Operation, distribution: Distribution, stepwise: bool = False) -> Path:
-        """Where the reference lies, or would lie, on disk."""
+    def path(self, operation: Operation, distribution: Distribution, stepwise: bool = False) -> Path | None:
+        """Where the reference lies, or would lie, on disk; None if it is kept nowhere."""
+        if self._folder is None:
+            return None
         content = [operation.to_dict(), distribution.value, self._seed, _code_version(operation.kind)]
         content += ["stepwise"] if stepwise else []
         name = sha256(json.dumps(content, sort_keys=True).encode())[:32]
@@ -67,13 +70,15 @@ class References:
 
     def _load_or_compute(self, operation: Operation, distribution: Distribution, stepwise: bool) -> Reference:
         path = self.path(operation, distribution, stepwise)
-        found = _load(path, operation)
+        found = _load(path, operation) if path else None
         if found is None:
             inputs = draw(operation, distribution, self._seed)
             found = self._by_gpu(operation, inputs, stepwise)
             if found is not None:
                 return found  # not kept: that takes longer than to compute it again
             found = reference(operation, inputs, stepwise=stepwise)
+            if path is None:
+                return found
             with contextlib.suppress(OSError):  # a cache that cannot be written is only slower
                 write_atomic(path, _pack(found, path.stem))
         return found

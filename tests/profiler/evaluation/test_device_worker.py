@@ -34,15 +34,14 @@ pytestmark = pytest.mark.usefixtures("in_process")
 
 def modules(
     tmp_path: Path, *, repeat: int = 10, **rule: object
-) -> tuple[device_worker.Module, device_worker.Module]:
-    """verify and profile of one dispatch, compiled under one rule, on disk."""
+) -> tuple[device_worker.VmfbRef, device_worker.VmfbRef]:
+    """verify and profile of one dispatch, compiled under one rule."""
     compiler = NullCompiler((Rule("*", **rule),))
     built = compiler.build(ModuleJob("", (Dispatch(OPERATION, Default()),), (), repeat))
     made = []
-    for name, vmfb, times in (("verify", built.verify, 1), ("profile", built.profile, repeat)):
-        path = tmp_path / f"{name}.vmfb"
-        path.write_bytes(vmfb)
-        made.append(device_worker.Module(str(path), sha256(vmfb), times))
+    for vmfb, times in ((built.verify, 1), (built.profile, repeat)):
+        device_worker.receive(sha256(vmfb), vmfb)
+        made.append(device_worker.VmfbRef(sha256(vmfb), times))
     return made[0], made[1]
 
 
@@ -54,7 +53,7 @@ def plan(options: MeasureOptions) -> Plan:
 def samples(tmp_path: Path, options: MeasureOptions, *, repeat: int = 10, **rule: object) -> Measurement:
     """What one visit brings."""
     device_worker.start("null", "")
-    made = device_worker.Modules(*modules(tmp_path, repeat=repeat, **rule))
+    made = device_worker.VmfbRefs(*modules(tmp_path, repeat=repeat, **rule))
     return joined(options, [device_worker.take_batch(made, NAME, OPERATION, SEED, plan(options))])
 
 
@@ -72,17 +71,24 @@ def test_one_run_gives_the_result_for_the_drawn_inputs(tmp_path, distribution):
     ).passed
 
 
-def test_a_vmfb_that_changed_since_it_was_checked_is_not_run(tmp_path):
-    """What is run is what the manifest names by its hash, not what lies there by now."""
-    verify, _ = modules(tmp_path)
-    stale = device_worker.Module(verify.path, sha256(b"what was compiled"), 1)
+def test_a_vmfb_that_was_not_sent_is_not_run():
+    stale = device_worker.VmfbRef(sha256(b"what was compiled"), 1)
     device_worker.start("null", "")
-    with pytest.raises(ToolError, match="changed"):
+    with pytest.raises(ToolError, match="not given"):
         device_worker.run_once(stale, NAME, OPERATION, Distribution.REALS, SEED)
 
 
-def test_a_new_vmfb_at_an_old_path_is_loaded_anew(tmp_path):
-    """Modules are kept by content."""
+def test_the_vmfbs_that_were_used_longest_ago_are_dropped(monkeypatch):
+    monkeypatch.setattr(device_worker, "_VMFB_BYTES", 10)
+    for name in "abc":
+        device_worker.receive(name, bytes(4))
+    assert device_worker.lacking("abc") == ["a"]
+    device_worker.lacking("b")  # used again
+    device_worker.receive("d", bytes(9))
+    assert device_worker.lacking("abcd") == ["a", "c"]  # two are kept, whatever their size
+
+
+def test_vmfbs_are_told_apart_by_their_content(tmp_path):
     device_worker.start("null", "")
     right = device_worker.run_once(modules(tmp_path)[0], NAME, OPERATION, Distribution.REALS, SEED)
     wrong = device_worker.run_once(
@@ -120,7 +126,7 @@ def test_the_result_of_what_is_timed_can_be_had(tmp_path):
     device_worker.start("null", "")
     (tmp_path / "wrong").mkdir()
     verify, (_, wrong) = modules(tmp_path)[0], modules(tmp_path / "wrong", fault="nan")
-    arguments = device_worker.Modules(verify, wrong), NAME, OPERATION, SEED
+    arguments = device_worker.VmfbRefs(verify, wrong), NAME, OPERATION, SEED
     right = reference(OPERATION, draw(OPERATION, Distribution.REALS, SEED))
     for mode, single_seconds, passes in (
         (Mode.WARM, 0.0, False),

@@ -10,38 +10,43 @@ from pathlib import Path
 import pytest
 from sample_records import invented
 
-from dispatch_profiler.configurations import Default
-from dispatch_profiler.dispatches import Selection, Tree, load_manifest
+from dispatch_profiler.configurations import CpuTiles, Default
+from dispatch_profiler.dispatches import Dispatch, Selection, Tree, load_manifest
 from dispatch_profiler.errors import TargetError, UsageError
+from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.compare.pairing import CompareOptions, compare_records
-from dispatch_profiler.profiler.evaluation.devices import Sessions, parse_devices, shares, unlike
-from dispatch_profiler.profiler.evaluation.session import ProfileOptions
+from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.evaluation.devices import Evaluators, _Crew, parse_devices, shares, unlike
+from dispatch_profiler.profiler.evaluation.evaluator import EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
+from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
 from dispatch_profiler.runtime import all_devices
 
 TWO = "null://0,null://1"
 SHAPES = ("--problem-m=8,16", "--problem-n=8", "--problem-k=8,16,24", "--lhs=f32")
 
 
-def pairs_of(folder: Path):
-    return load_manifest(Tree(folder)).choose(Selection.parse("*", "all"))
+def candidates_of(folder: Path):
+    pairs = load_manifest(Tree(folder)).choose(Selection.parse("*", "all"))
+    return TreeCandidates(Tree(folder)).candidates(pairs)
 
 
 def test_every_share_of_an_operation_has_what_it_is_compared_with(tree):
-    pairs = pairs_of(tree("--problem-m=64", "--problem-n=64", "--problem-k=64", "--lhs=f32"))
-    others = [pair for pair in pairs if pair[1].dispatch.configuration != Default()]
-    many = [*pairs, *others * 40]
+    candidates = candidates_of(tree("--problem-m=64", "--problem-n=64", "--problem-k=64", "--lhs=f32"))
+    others = [each for each in candidates if each.dispatch.configuration != Default()]
+    many = [*candidates, *others * 40]
 
     found = list(shares(many))
 
     assert sum(len(share.others) for share in found) == 41 * len(others)
     assert max(len(share.others) for share in found) == 16
-    assert {share.baselines for share in found} == {tuple(p for p in pairs if p not in others)}
+    assert {share.baselines for share in found} == {tuple(each for each in candidates if each not in others)}
     assert len(found) == -(-41 * len(others) // 16)
 
 
 def test_work_is_done_once_and_the_default_on_each_device_that_works_on_it(tree, run):
     folder = tree(*SHAPES)
-    wanted = {dispatch.dispatch.name for _, dispatch in pairs_of(folder)}
+    wanted = {each.dispatch.name for each in candidates_of(folder)}
 
     outcome = run("profiler", f"--devices={TWO}", "--format=json", "--budget=0.1", "--output=both.csv")
 
@@ -78,26 +83,26 @@ def test_devices_of_one_processor_take_turns_and_have_tables_of_their_own(run):
 def test_interrupted_those_that_were_visited_come_first(tree):
     """Ctrl-C while the second record is waited for: no thread goes on, and what is there is kept."""
     folder = tree(*SHAPES)
-    options = ProfileOptions("null://0", seconds=60.0)
-    with Sessions(Tree(folder), options, TWO.split(",")) as sessions:
-        records = sessions.records(pairs_of(folder))
+    options = EvaluatorOptions("null://0", seconds=60.0)
+    with Evaluators(options, TWO.split(",")) as evaluators:
+        records = evaluators.records(candidates_of(folder))
         found = [next(records)]
         with pytest.raises(KeyboardInterrupt):
             found.append(records.throw(KeyboardInterrupt()))
             found.extend(records)
 
     names = [(record.dispatch.name, record.provenance.device) for record in found]
-    assert len(names) == len(set(names)) < 2 * len(pairs_of(folder))
+    assert len(names) == len(set(names)) < 2 * len(candidates_of(folder))
     assert not any(record.is_failure for record in found)
 
 
 def test_one_device_gives_records_in_their_order(tree):
     folder = tree(*SHAPES)
-    pairs = pairs_of(folder)
-    with Sessions(Tree(folder), ProfileOptions("null"), ["null"]) as sessions:
-        found = [record.dispatch.name for record in sessions.records(pairs)]
+    candidates = candidates_of(folder)
+    with Evaluators(EvaluatorOptions("null"), ["null"]) as evaluators:
+        found = [record.dispatch.name for record in evaluators.records(candidates)]
 
-    assert found == [dispatch.dispatch.name for _, dispatch in pairs]
+    assert found == [each.dispatch.name for each in candidates]
 
 
 @pytest.mark.parametrize(
@@ -123,16 +128,84 @@ def test_device_and_devices_exclude_each_other(tree, run):
     assert "--device and --devices both say where to run" in outcome.err
 
 
-def test_a_device_that_does_not_open_is_told(tree):
-    folder = tree(*SHAPES)
-
-    devices = ["null://0", "nonsense://3"]
-
+def test_only_devices_that_do_not_open_are_an_error():
     with (
-        Sessions(Tree(folder), ProfileOptions("null"), devices) as sessions,
+        Evaluators(EvaluatorOptions("null"), ["nonsense://3"]) as evaluators,
         pytest.raises(TargetError, match="no device 'nonsense://3' on this machine"),
     ):
-        sessions.check_device()
+        evaluators.check_device()
+
+
+def test_a_device_that_does_not_open_leaves_the_work_to_the_others(tree):
+    candidates = candidates_of(tree(*SHAPES))
+
+    with Evaluators(EvaluatorOptions("null"), ["nonsense://3", "null://0"]) as evaluators:
+        evaluators.check_device()
+        records = list(evaluators.records(candidates))
+
+    assert evaluators.failures.keys() == {"nonsense://3"}
+    assert "no device 'nonsense://3'" in evaluators.failures["nonsense://3"]
+    assert [record.dispatch.name for record in records] == [each.dispatch.name for each in candidates]
+    assert {record.verdict for record in records} == {Verdict.SUCCESS}
+
+
+class Stub:
+    """An evaluator whose device is gone from candidate number `good` on; of `good` on itself breaks it."""
+
+    LOST = "no device here"
+
+    def __init__(self, device: str, good: int = 10**9, breaks: str = LOST) -> None:
+        self.device, self._good, self._breaks, self._seen = device, good, breaks, 0
+
+    def records(self, candidates):
+        for candidate in candidates:
+            record = Record(candidate.dispatch, Provenance(self.device, "null", "", 1), Verdict.SUCCESS)
+            if self._seen >= self._good:
+                reason = self._breaks if self._seen == self._good else self.LOST
+                record = record.failed(Verdict.CRASHED, reason)
+            self._seen += 1
+            yield record
+
+    def check_device(self) -> None:
+        if self._seen >= self._good:
+            raise TargetError(self.LOST)
+
+    def kill(self) -> None:
+        """There is no process."""
+
+
+def crewed(*stubs: Stub, count: int = 40):
+    """Records of so many candidates of one operation, and what failed."""
+    operation = Matmul(8, 8, 8)
+    candidates = [
+        Candidate(Dispatch(operation, configuration), "null")
+        for configuration in [Default(), *(CpuTiles((8, n), (8, n, 1)) for n in range(1, count))]
+    ]
+    failures: dict[str, str] = {}
+    crew = _Crew({stub.device: stub for stub in stubs}, shares(candidates), failures)
+    return list(crew.records()), failures
+
+
+@pytest.mark.parametrize("breaks", [Stub.LOST, "the worker died: SIGSEGV"])
+def test_a_device_that_fails_in_a_run_leaves_the_rest_to_the_others(breaks):
+    """Nothing is lost and nothing blamed on a candidate, apart from the one that broke the device."""
+    records, failures = crewed(Stub("one://0", good=3, breaks=breaks), Stub("two://0"))
+
+    others = [r for r in records if r.dispatch.configuration != Default()]
+    assert sorted(r.dispatch.name for r in others) == sorted({r.dispatch.name for r in others})
+    assert len(others) == 39
+    crashed = [record for record in records if record.verdict is Verdict.CRASHED]
+    if "one://0" in failures:  # it may not have come to a fourth candidate
+        assert failures == {"one://0": Stub.LOST}
+        assert [record.reason for record in crashed] == ([] if breaks == Stub.LOST else [breaks])
+
+
+def test_the_last_device_tells_of_each_candidate_that_it_is_gone():
+    records, failures = crewed(Stub("one://0", good=0), Stub("two://0", good=0))
+
+    assert len(failures) == 1
+    assert {(record.verdict, record.reason) for record in records} == {(Verdict.CRASHED, Stub.LOST)}
+    assert len({record.dispatch.name for record in records}) == 40
 
 
 def test_all_devices_are_those_of_the_driver():

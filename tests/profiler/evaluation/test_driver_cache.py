@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -11,27 +10,29 @@ from dispatch_profiler.dispatches import Tree, load_manifest
 from dispatch_profiler.errors import ToolError
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.profiler.evaluation import device_worker, driver_cache
+from dispatch_profiler.profiler.evaluation.candidate import Vmfb
 from dispatch_profiler.profiler.evaluation.driver_cache import compiles_when_loaded, load_side_by_side
-from dispatch_profiler.profiler.evaluation.session import ProfileOptions, Session
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator, EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from tests.profiler.conftest import InProcess
 
 
 class Loads:
-    """What was loaded, in which thread; `broken` names what cannot be."""
+    """Sizes of what was loaded, in which thread; `broken` are those that cannot be."""
 
     def __init__(self) -> None:
-        self.done: list[tuple[str, int]] = []
-        self.broken: dict[str, BaseException] = {}
+        self.done: list[tuple[int, int]] = []
+        self.broken: dict[int, BaseException] = {}
         self.closed = 0
         #: Both threads must load at once.
         self.together = threading.Barrier(2)
 
-    def load(self, module: device_worker.Module) -> None:
-        self.done.append((Path(module.path).name, threading.get_ident()))
+    def load(self, vmfb: bytes) -> None:
+        self.done.append((len(vmfb), threading.get_ident()))
         if len(self.done) <= 2:
             self.together.wait(timeout=60)
-        if module.path in self.broken:
-            raise self.broken[module.path]
+        if len(vmfb) in self.broken:
+            raise self.broken[len(vmfb)]
 
 
 @pytest.fixture
@@ -51,40 +52,37 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
     return found
 
 
-def modules(folder: Path, *sizes: int) -> list[device_worker.Module]:
-    """Files of so many bytes."""
-    paths = [folder / f"{size}.vmfb" for size in sizes]
-    for path, size in zip(paths, sizes, strict=True):
-        path.write_bytes(bytes(size))
-    return [device_worker.Module(str(path), "", 1) for path in paths]
+def vmfbs(*sizes: int) -> list[Vmfb]:
+    """Of so many bytes."""
+    return [Vmfb.of(bytes(size)) for size in sizes]
 
 
-def test_all_are_loaded_side_by_side_the_largest_first(loads: Loads, tmp_path: Path):
+def test_all_are_loaded_side_by_side_the_largest_first(loads: Loads):
     said: list[str] = []
 
-    load_side_by_side(modules(tmp_path, 10, 30, 20, 5), WorkerLimits(), "null", said.append)
+    load_side_by_side(vmfbs(10, 30, 20, 5), WorkerLimits(), "null", said.append)
 
-    names = [name for name, _ in loads.done]
-    assert set(names[:2]) == {"30.vmfb", "20.vmfb"} and set(names[2:]) == {"10.vmfb", "5.vmfb"}
+    sizes = [size for size, _ in loads.done]
+    assert set(sizes[:2]) == {30, 20} and set(sizes[2:]) == {10, 5}
     assert len({thread for _, thread in loads.done[:2]}) == 2
     assert said == ["loading 4 vmfbs first, 2 at a time: the driver compiles their code"]
     assert loads.closed == 2
 
 
-def test_what_cannot_be_loaded_is_passed_over(loads: Loads, tmp_path: Path):
+def test_what_cannot_be_loaded_is_passed_over(loads: Loads):
     """Who runs it will tell."""
-    found = modules(tmp_path, 10, 30, 20)
-    loads.broken = {found[1].path: ToolError("no PTX"), found[2].path: MemoryError()}
+    found = vmfbs(10, 30, 20)
+    loads.broken = {30: ToolError("no PTX"), 20: MemoryError()}
 
     load_side_by_side(found, WorkerLimits(), "null")
 
     assert len(loads.done) == 3 and loads.closed == 2
 
 
-def test_an_interruption_ends_it(loads: Loads, tmp_path: Path):
+def test_an_interruption_ends_it(loads: Loads):
     """The processes are gone, and what was not begun is not."""
-    found = modules(tmp_path, *range(10, 30))
-    loads.broken = {each.path: KeyboardInterrupt() for each in found}
+    found = vmfbs(*range(10, 30))
+    loads.broken = {each.size: KeyboardInterrupt() for each in found}
 
     with pytest.raises(KeyboardInterrupt):
         load_side_by_side(found, WorkerLimits(), "null")
@@ -93,10 +91,10 @@ def test_an_interruption_ends_it(loads: Loads, tmp_path: Path):
 
 
 @pytest.mark.parametrize("cores", [[0], [0, 1, 2]])
-def test_one_of_either_is_loaded_by_who_runs_it(loads: Loads, tmp_path: Path, monkeypatch, cores: list[int]):
+def test_one_of_either_is_loaded_by_who_runs_it(loads: Loads, monkeypatch, cores: list[int]):
     monkeypatch.setattr(driver_cache, "usable_cores", lambda: cores)
 
-    load_side_by_side(modules(tmp_path, 10, 30)[: len(cores)][:1], WorkerLimits(), "null", pytest.fail)
+    load_side_by_side(vmfbs(10, 30)[: len(cores)][:1], WorkerLimits(), "null", pytest.fail)
 
     assert loads.done == []
 
@@ -110,18 +108,20 @@ def test_only_drivers_that_compile_are_served(monkeypatch):
     assert not compiles_when_loaded("cuda")
 
 
-def test_a_session_loads_the_verify_vmfbs_of_what_was_compiled(null_tree, monkeypatch):
+def test_an_evaluator_loads_the_verify_vmfbs_of_what_was_compiled(null_tree, monkeypatch):
     """Each of them once; what did not compile has none."""
-    asked: list[device_worker.Module] = []
-    monkeypatch.setattr("dispatch_profiler.profiler.evaluation.session.compiles_when_loaded", lambda _: True)
+    asked: list[Vmfb] = []
     monkeypatch.setattr(
-        "dispatch_profiler.profiler.evaluation.session.load_side_by_side",
-        lambda modules, *_: asked.extend(modules),
+        "dispatch_profiler.profiler.evaluation.evaluator.compiles_when_loaded", lambda _: True
+    )
+    monkeypatch.setattr(
+        "dispatch_profiler.profiler.evaluation.evaluator.load_side_by_side",
+        lambda vmfbs, *_: asked.extend(vmfbs),
     )
     folder = null_tree("--problem-m=16,32", "--problem-n=32", "--problem-k=8", "--lhs=f32")
     manifest = load_manifest(Tree(folder))
-    with Session(manifest.tree, ProfileOptions("null")) as session:
-        session.load_ahead(manifest.dispatches(), print)
+    with Evaluator(EvaluatorOptions("null")) as evaluator:
+        evaluator.load_ahead(TreeCandidates(manifest.tree).candidates(manifest.dispatches()), print)
 
-    there = set(map(str, folder.rglob("*_verify.vmfb")))
-    assert len(there) > 2 and sorted(module.path for module in asked) == sorted(there)
+    there = {path.read_bytes() for path in folder.rglob("*_verify.vmfb")}
+    assert len(there) > 2 and sorted(vmfb.load() for vmfb in asked) == sorted(there)

@@ -9,7 +9,8 @@ import pytest
 
 from dispatch_profiler.operations import ElementTypes, Matmul
 from dispatch_profiler.profiler.evaluation import hardware
-from dispatch_profiler.profiler.evaluation.session import ProfileOptions, Session
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator, EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.measurement import peaks
 from dispatch_profiler.profiler.measurement.measure import Mode
 from dispatch_profiler.profiler.measurement.peaks import Peaks, PeaksFile, measure_peaks
@@ -115,11 +116,12 @@ def test_a_figure_below_the_limit_is_implausible(null_tree, monkeypatch, tmp_pat
         "dispatch_profiler.profiler.evaluation.device_worker.open_device", lambda *_: NullDevice()
     )
     monkeypatch.setattr(hardware, "measure_peaks", measured_now)
-    options = ProfileOptions("local-null", peaks=tmp_path / "machines")
+    options = EvaluatorOptions("local-null", peaks=tmp_path / "machines")
     from dispatch_profiler.dispatches import Tree, load_manifest
 
-    with Session(Tree(folder), options) as running:
-        (first, *_) = running.records(load_manifest(Tree(folder)).dispatches())
+    pairs = load_manifest(Tree(folder)).dispatches()
+    with Evaluator(options) as running:
+        (first, *_) = running.records(TreeCandidates(Tree(folder)).candidates(pairs))
 
     assert first.verdict.value == verdict
     assert first.limit_ms == pytest.approx(1e3 * first.dispatch.operation.flops / peak)

@@ -17,7 +17,8 @@ from dispatch_profiler.errors import MissingDependency, ToolError, UsageError, W
 from dispatch_profiler.profiler.cli import main
 from dispatch_profiler.profiler.compare.pairing import CompareOptions, compare_records
 from dispatch_profiler.profiler.evaluation import device_worker
-from dispatch_profiler.profiler.evaluation.session import ProfileOptions, Session
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator, EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.providers import libraries
 from dispatch_profiler.profiler.providers.library_calls import with_providers
@@ -30,7 +31,7 @@ from dispatch_profiler.profiler.statistics.stopping import StopRule
 ONE = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
 TWO = ("--problem-m=16,32", "--problem-n=32", "--problem-k=8", "--lhs=f32", "--default-config=only")
 HALF = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f16", "--default-config=only")
-LIBRARY = device_worker.Modules(device_worker.LIBRARY, device_worker.LIBRARY)
+LIBRARY = device_worker.VmfbRefs(device_worker.LIBRARY, device_worker.LIBRARY)
 QUICK = ("--benchmark-repetitions=3", "--batch-size=1")
 
 
@@ -47,8 +48,9 @@ def rows(path: str = "data.csv") -> list[dict[str, str]]:
 def records_of(folder: Path, *providers: str, **options: object):
     """Records of every dispatch of a tree and of the libraries."""
     made = Tree(folder)
-    with Session(made, ProfileOptions("null", **options)) as opened:
-        return list(opened.records(with_providers(load_manifest(made).dispatches(), providers)))
+    pairs = with_providers(load_manifest(made).dispatches(), providers)
+    with Evaluator(EvaluatorOptions("null", **options)) as opened:
+        return list(opened.records(TreeCandidates(made).candidates(pairs)))
 
 
 # -- rows ------------------------------------------------------------------------------------------
@@ -199,8 +201,9 @@ def test_a_library_is_measured_in_full_and_ends_nobody_elses_measurement(tree, m
     bests.clear()
     made_pairs = load_manifest(Tree(made)).dispatches()
     tiled = [p for p in made_pairs if not isinstance(p[1].dispatch.configuration, Default)]
-    with Session(Tree(made), ProfileOptions("null")) as opened:
-        list(opened.records(with_providers(tiled[:1], ("iree", "numpy"))))
+    with Evaluator(EvaluatorOptions("null")) as opened:
+        pairs = with_providers(tiled[:1], ("iree", "numpy"))
+        list(opened.records(TreeCandidates(Tree(made)).candidates(pairs)))
     assert {known for name, known in bests if name == "numpy_matmul"} == {False}
     assert not bests[1][1]  # the first of the dispatch, after the library's
 
@@ -214,10 +217,7 @@ def test_after_each_row_its_threads_sleep(tree, monkeypatch):
         "take_batch",
         lambda *a: order.append("library" if a[0] == LIBRARY else "iree") or whole(*a),
     )
-    made = Tree(tree(*TWO))
-    options = ProfileOptions("null", measure=MeasureOptions(StopRule(count=2)))
-    with Session(made, options) as opened:
-        list(opened.records(with_providers(load_manifest(made).dispatches(), ("iree", "numpy"))))
+    records_of(tree(*TWO), "iree", "numpy", measure=MeasureOptions(StopRule(count=2)))
     assert order == ["iree", "library", "asleep"] * 4  # two operations, two visits
 
 

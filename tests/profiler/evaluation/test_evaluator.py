@@ -1,4 +1,4 @@
-"""A session: dispatch after dispatch, each with a verdict, each costing no other."""
+"""An evaluator: candidate after candidate, each with a verdict, each costing no other."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import pytest
 from dispatch_profiler.configurations import CpuTiles
 from dispatch_profiler.dispatches import Tree, load_manifest
 from dispatch_profiler.errors import TargetError, ToolError, WorkerOutOfMemory, WorkerTimedOut
-from dispatch_profiler.profiler.evaluation import device_worker, session
-from dispatch_profiler.profiler.evaluation.session import ProfileOptions, Session
+from dispatch_profiler.profiler.evaluation import device_worker, evaluator
+from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator, EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.statistics.stopping import StopRule
@@ -23,11 +25,15 @@ pytestmark = pytest.mark.usefixtures("in_process")
 ONLY_DEFAULTS = ("--problem-m=16,32", "--problem-n=32", "--problem-k=8", "--lhs=f32", "--default-config=only")
 
 
+def candidates_of(made: Tree) -> list[Candidate]:
+    """Every dispatch of a tree."""
+    return TreeCandidates(made).candidates(load_manifest(made).dispatches())
+
+
 def records_of(folder: Path, **options: object) -> list[Record]:
     """Records of every dispatch of a tree."""
-    made = Tree(folder)
-    with Session(made, ProfileOptions("null", **options)) as opened:
-        return list(opened.records(load_manifest(made).dispatches()))
+    with Evaluator(EvaluatorOptions("null", **options)) as opened:
+        return list(opened.records(candidates_of(Tree(folder))))
 
 
 @pytest.fixture
@@ -57,11 +63,11 @@ def test_every_record_says_where_it_was_made(tree):
 def test_records_come_in_the_order_of_the_manifest_as_they_are_done(tree):
     """Those of the first operation are there before the second begins."""
     made = Tree(tree(*ONLY_DEFAULTS))
-    manifest = load_manifest(made)
-    with Session(made, ProfileOptions("null")) as opened:
-        names = [record.dispatch.name for record in opened.records(manifest.dispatches())]
-        assert names == [dispatch.dispatch.name for _, dispatch in manifest.dispatches()]
-        begun = opened.records(manifest.dispatches())
+    candidates = candidates_of(made)
+    with Evaluator(EvaluatorOptions("null")) as opened:
+        names = [record.dispatch.name for record in opened.records(candidates)]
+        assert names == [each.dispatch.name for each in candidates]
+        begun = opened.records(candidates)
         assert next(begun).dispatch.name == names[0]
 
 
@@ -214,10 +220,11 @@ def test_a_damaged_file_is_looked_at_once(tree):
     manifest = load_manifest(made)
     path = made.vmfb(manifest.entries[0].operation, "", "profile")
     path.write_bytes(b"damaged")
-    with Session(made, ProfileOptions("null")) as opened:
-        records = list(opened.records(manifest.dispatches()))
+    source = TreeCandidates(made)
+    with Evaluator(EvaluatorOptions("null")) as opened:
+        records = list(opened.records(source.candidates(manifest.dispatches())))
     bad = [r for r in records if r.verdict is Verdict.NOT_COMPILED]
-    assert opened.damaged == [path] and len(bad) == 7 and len(records) == 9
+    assert source.damaged == [path] and len(bad) == 7 and len(records) == 9
     assert {r.reason for r in bad} == {f"{path.name} is damaged or missing: run compile.py again"}
 
 
@@ -225,9 +232,9 @@ def test_a_runtime_whose_version_is_not_known_is_said_to_be_so(tree, monkeypatch
     """Someone's own build has no package."""
 
     def unknown(name):
-        raise session.metadata.PackageNotFoundError(name)
+        raise evaluator.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(session.metadata, "version", unknown)
+    monkeypatch.setattr(evaluator.metadata, "version", unknown)
     assert records_of(tree())[0].provenance.iree.endswith("runtime of unknown version")
 
 
@@ -301,7 +308,7 @@ def test_interrupted_those_that_were_visited_are_kept(tree, monkeypatch):
 
     monkeypatch.setattr(device_worker, "take_batch", take_batch)
     made, found = Tree(tree()), []
-    with Session(made, ProfileOptions("null")) as opened, pytest.raises(KeyboardInterrupt):
-        for record in opened.records(load_manifest(made).dispatches()):
+    with Evaluator(EvaluatorOptions("null")) as opened, pytest.raises(KeyboardInterrupt):
+        for record in opened.records(candidates_of(made)):
             found.append(record)
     assert [record.measurement.ended_by for record in found] == ["interrupted"] * 2

@@ -1,0 +1,54 @@
+"""The best result of each operation so far, over everything that one evaluator has measured."""
+
+from __future__ import annotations
+
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.providers.library_calls import LibraryCall
+from dispatch_profiler.profiler.records.record import PROVIDER, Record
+
+
+class BestSoFar:
+    """Fed records as they grow. Of several records of one dispatch the last counts."""
+
+    def __init__(self) -> None:
+        self._records: dict[Operation, Record] = {}
+        #: Operation -> dispatch -> upper end of the interval of its median, in ms.
+        self._reached: dict[Operation, dict[str, float]] = {}
+
+    def learn(self, record: Record, *, is_done: bool) -> None:
+        """Take note of what is known of a dispatch now."""
+        self._learn_bound(record)
+        if is_done:
+            self._learn_record(record)
+
+    def record(self, operation: Operation) -> Record | None:
+        """The fastest finished record by its median; None if there is none. Calls of libraries do not count."""
+        return self._records.get(operation)
+
+    def bound_ms(self, operation: Operation) -> float | None:
+        """What the compiler's best dispatch reaches with 95 % confidence, in ms; None if nothing is known."""
+        return min(self._reached.get(operation, {}).values(), default=None)
+
+    def _learn_bound(self, record: Record) -> None:
+        if record.provider != PROVIDER:
+            return  # a fast library is no reason to give up what IREE can do
+        reached = self._reached.setdefault(record.dispatch.operation, {})
+        if record.measurement is None or record.is_failure:
+            reached.pop(record.dispatch.name, None)
+        else:
+            reached[record.dispatch.name] = record.measurement.interval_ms[1]
+
+    def _learn_record(self, record: Record) -> None:
+        if isinstance(record.dispatch.configuration, LibraryCall):
+            return
+        if record.measurement is None or record.is_failure:
+            return
+        operation = record.dispatch.operation
+        best = self._records.get(operation)
+        if (
+            best is None
+            or best.measurement is None
+            or best.dispatch == record.dispatch
+            or record.measurement.median_ms < best.measurement.median_ms
+        ):
+            self._records[operation] = record

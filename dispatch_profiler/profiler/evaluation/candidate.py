@@ -1,0 +1,68 @@
+"""A candidate: one dispatch with its vmfbs, wherever they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dispatch_profiler.dispatches import Dispatch, State
+from dispatch_profiler.errors import ToolError
+from dispatch_profiler.files import sha256
+from dispatch_profiler.profiler.providers.library_calls import LibraryCall
+
+
+class DamagedVmfb(ToolError):
+    """A vmfb is not what was compiled."""
+
+
+@dataclass(frozen=True)
+class Vmfb:
+    """A vmfb by its content: two of equal `sha256` are the same. `size` is in bytes.
+
+    `load` returns the content. It may read a file each time, so that a large tree is not held in memory,
+    and raises DamagedVmfb if the file is not what was compiled.
+    """
+
+    sha256: str
+    size: int
+    load: Callable[[], bytes] = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, data: bytes) -> Vmfb:
+        """One that is held in memory; hashed here, and nowhere else."""
+        return cls(sha256(data), len(data), lambda: data)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One dispatch to evaluate, from a tree, a bundle or a search.
+
+    `verify` does the dispatch once in a call, `profile` does it `repeat` times; candidates that share a
+    module share both. Without them, `state` and `reason` say why it did not compile or was not applied;
+    the call of a library (`LibraryCall`) never has any. `target` is the name of the target, `compiler` the
+    compiler's revision, `module_key` the content hash of everything that went into the module, `flags` the
+    compiler flags. `command` begins the command line that makes its record again; empty if no tree holds it.
+    """
+
+    dispatch: Dispatch
+    target: str
+    verify: Vmfb | None = None
+    profile: Vmfb | None = None
+    repeat: int = 1
+    state: State = State.COMPILED
+    reason: str = ""
+    compiler: str = ""
+    module_key: str = ""
+    flags: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+
+    @property
+    def vmfbs(self) -> tuple[Vmfb, ...]:
+        """Those that it has."""
+        return tuple(each for each in (self.verify, self.profile) if each is not None)
+
+    @property
+    def library(self) -> str:
+        """The library that computes it; empty for a dispatch, whoever wrote its kernel."""
+        configuration = self.dispatch.configuration
+        return configuration.library if isinstance(configuration, LibraryCall) else ""

@@ -1,0 +1,80 @@
+"""Verification of candidates: what they compute is compared with a reference, in another process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from dispatch_profiler.errors import ToolError
+from dispatch_profiler.profiler.evaluation import device_worker
+from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.evaluation.workers import Runners, refs_of
+from dispatch_profiler.profiler.measurement.measure import Mode
+from dispatch_profiler.profiler.records.record import Record, Verdict
+from dispatch_profiler.profiler.verification.inputs import Distribution
+from dispatch_profiler.profiler.verification.verified_hashes import Expected, Result, VerifiedHashes
+from dispatch_profiler.profiler.verification.verify import ShapeMismatch
+
+
+class Verifier:
+    """Gives records their verdicts. Results that equal a verified one bit for bit are not compared again."""
+
+    def __init__(self, runners: Runners, seed: int) -> None:
+        self._runners = runners
+        self._seed = seed
+        self._verified_hashes = VerifiedHashes()
+
+    def verified(self, record: Record, candidate: Candidate) -> Record:
+        """The record with its verdict on the verify vmfb: on integers first, then on reals."""
+        operation, name = record.dispatch.effective_operation, record.dispatch.name
+        verify = refs_of(candidate).verify
+        for distribution in Distribution:
+            once = verify, name, operation, distribution, self._seed
+            record = self._checked(record, candidate, distribution, device_worker.run_once, *once)
+            if record.is_failure:
+                return record
+        return replace(record, verdict=Verdict.SUCCESS)
+
+    def verified_as_timed(
+        self, record: Record, candidate: Candidate, mode: Mode, single_seconds: float
+    ) -> Record:
+        """The record, failed if that which is timed computes something else."""
+        name, operation = record.dispatch.name, record.dispatch.operation
+        timed = refs_of(candidate), name, operation, self._seed, mode, single_seconds
+        record = self._checked(record, candidate, Distribution.REALS, device_worker.result_of_timed, *timed)
+        if not record.is_failure:
+            return record
+        where = "when it was timed" if candidate.library else "in the profile vmfb"
+        return record.failed(record.verdict, f"{where} {record.reason}")
+
+    def _checked(
+        self,
+        record: Record,
+        candidate: Candidate,
+        distribution: Distribution,
+        step: Callable[..., np.ndarray],
+        *arguments: object,
+    ) -> Record:
+        """The record, failed if what `step` computes is not what the reference says."""
+        # A library may round between the steps of an epilogue, which a dispatch fuses.
+        expected = Expected(
+            record.dispatch.effective_operation, distribution, stepwise=bool(candidate.library)
+        )
+        known = self._verified_hashes.of(expected)
+        result: Result = self._runners.call(candidate, device_worker.unless_known, known, step, *arguments)
+        if result.array is None:
+            return record
+        try:
+            comparison = self._runners.check(expected, result.array)
+        except ShapeMismatch as error:
+            return record.failed(Verdict.FAILED, error.message)
+        except ToolError as error:
+            reason = f"the reference could not be computed: {error.message}"
+            return record.failed(Verdict.NOT_VERIFIED, reason)
+        if comparison.passed:
+            self._verified_hashes.add(expected, result.digest)
+            return record
+        where = f"({distribution.value}, seed {self._seed})"
+        return record.failed(Verdict.FAILED, f"{comparison.message} {where}")

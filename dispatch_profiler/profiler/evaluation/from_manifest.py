@@ -1,0 +1,78 @@
+"""Candidates of a generated tree: the entries of its manifest, with the vmfbs beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from dispatch_profiler.dispatches import Artifact, DispatchEntry, ModuleEntry, OperationEntry, State, Tree
+from dispatch_profiler.dispatches.tree import Purpose
+from dispatch_profiler.files import sha256
+from dispatch_profiler.profiler.evaluation.candidate import Candidate, DamagedVmfb, Vmfb
+from dispatch_profiler.profiler.evaluation.reproduce import command_of
+from dispatch_profiler.profiler.providers.library_calls import LibraryCall, ManifestPair
+
+_PURPOSES: tuple[Purpose, Purpose] = ("verify", "profile")
+
+
+class TreeCandidates:
+    """Makes candidates of the dispatches of `tree`; their vmfbs are read when they are needed."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        #: The vmfbs that are not what was compiled, of those that were needed.
+        self.damaged: list[Path] = []
+
+    def candidates(self, pairs: Iterable[ManifestPair]) -> list[Candidate]:
+        """One for each of `pairs`, in their order."""
+        return [self.candidate(*pair) for pair in pairs]
+
+    def candidate(self, entry: OperationEntry, dispatch: DispatchEntry) -> Candidate:
+        """That of one dispatch, or of the call of a library for the operation of `entry`."""
+        if isinstance(dispatch.dispatch.configuration, LibraryCall):
+            # Its record is made again with any dispatch of its operation.
+            command = command_of(self._tree, entry.dispatches[0].dispatch.name)
+            return Candidate(dispatch.dispatch, entry.target_of(dispatch.dispatch), command=command)
+        module = entry.module_of(dispatch.dispatch)
+        candidate = Candidate(
+            dispatch.dispatch,
+            entry.target_of(dispatch.dispatch),
+            state=dispatch.state,
+            reason=dispatch.reason,
+            command=command_of(self._tree, dispatch.dispatch.name),
+        )
+        if module is not None:
+            candidate = replace(
+                candidate,
+                repeat=module.repeat,
+                compiler=module.compiler,
+                module_key=module.key,
+                flags=module.flags,
+            )
+        if dispatch.state is State.COMPILED and module is not None:
+            verify, profile = (self._vmfb(entry, module, purpose) for purpose in _PURPOSES)
+            return replace(candidate, verify=verify, profile=profile)
+        if dispatch.state in (State.GENERATED, State.COMPILED):
+            reason = dispatch.reason or "it was only generated: run compile.py"
+            return replace(candidate, state=State.NOT_COMPILED, reason=reason)
+        return candidate
+
+    def _vmfb(self, entry: OperationEntry, module: ModuleEntry, purpose: Purpose) -> Vmfb:
+        path = self._tree.vmfb(entry.operation, module.name, purpose)
+        artifact = module.verify if purpose == "verify" else module.profile
+        wanted = artifact or Artifact("", 0)
+        return Vmfb(wanted.sha256, wanted.bytes, partial(self._read, path, wanted.sha256))
+
+    def _read(self, path: Path, wanted: str) -> bytes:
+        """The content of a file. Raises DamagedVmfb, and remembers the path, if its hash is another."""
+        try:
+            data = path.read_bytes()
+        except OSError:
+            data = b""
+        if path in self.damaged or sha256(data) != wanted:
+            if path not in self.damaged:
+                self.damaged.append(path)
+            raise DamagedVmfb(f"{path.name} is damaged or missing: run compile.py again")
+        return data
