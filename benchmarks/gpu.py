@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A GPU: what IREE's own code, kernels from outside, IREE's default and torch reach on twelve shapes.
+"""A GPU: what IREE's own code, external kernels, IREE's default and torch reach on twelve shapes.
 
 The machine with the compiler seldom has the GPU, so there are two halves:
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dispatch_profiler.compiler._base import BuildError, Built, Compiler, ModuleJob, Outcome
+from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built, Compiler
+from dispatch_profiler.compiler.build_request import build_key, build_request, repeat_count
 from dispatch_profiler.compiler.cache import Cache, CacheInfo
 from dispatch_profiler.compiler.iree import IreeCompiler
 from dispatch_profiler.compiler.null import NullCompiler, load_rules
@@ -14,7 +15,6 @@ from dispatch_profiler.compiler.tree import (
     artifact_of,
     compile_tree,
     count_dispatches,
-    repeat_count,
 )
 from dispatch_profiler.targets import NullTarget, Target
 
@@ -28,17 +28,19 @@ def compiler_for(target: Target, build_dir: Path | None = None) -> Compiler:
 
 __all__ = [
     "BuildError",
+    "BuildOutcome",
+    "BuildRequest",
     "Built",
     "Cache",
     "CacheInfo",
     "CompileOptions",
     "Compiler",
     "IreeCompiler",
-    "ModuleJob",
     "NullCompiler",
-    "Outcome",
     "Progress",
     "artifact_of",
+    "build_key",
+    "build_request",
     "compile_tree",
     "compiler_for",
     "count_dispatches",

@@ -12,11 +12,11 @@ from dispatch_profiler.errors import CompilerError
 
 
 @dataclass(frozen=True)
-class ModuleJob:
+class BuildRequest:
     """All configurations of one operation that share their compiler flags.
 
     `source` is the whole MLIR file; a build takes the functions of `dispatches` out of it.
-    `repeat` is how often the profile vmfb does each dispatch in one call. `refused` are (dispatch,
+    `repeat` is how often the profile vmfb does each dispatch in one call. `rejected` are (dispatch,
     reason) of those that the target cannot have: they are not even tried.
     """
 
@@ -24,13 +24,13 @@ class ModuleJob:
     dispatches: tuple[Dispatch, ...]
     flags: tuple[str, ...]
     repeat: int
-    refused: tuple[tuple[str, str], ...] = ()
-    #: The device that kernels from outside IREE are made for.
+    rejected: tuple[tuple[str, str], ...] = ()
+    #: The device that external kernels are made for.
     gpu: GpuLimits | None = None
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BuildOutcome:
     """What became of one dispatch: compiled with `applied`, or a state with its reason."""
 
     state: State
@@ -61,7 +61,7 @@ class Built:
 
     verify: bytes
     profile: bytes
-    outcomes: dict[str, Outcome]
+    outcomes: dict[str, BuildOutcome]
     diagnostics: str = ""
 
 
@@ -86,5 +86,5 @@ class Compiler(Protocol):
     def resolve(self, flags: Sequence[str]) -> tuple[str, ...]:
         """Flags that mean on every machine what `flags` mean on this one."""
 
-    def build(self, job: ModuleJob) -> Built:
-        """Compile every dispatch of `job`. Raises BuildError if the compiler refuses the module."""
+    def build(self, request: BuildRequest) -> Built:
+        """Compile every dispatch of `request`. Raises BuildError if the compiler refuses the module."""

@@ -16,15 +16,15 @@ from typing import Any
 
 from iree.compiler import ir
 
-from dispatch_profiler.compiler._base import Outcome
+from dispatch_profiler.compiler._base import BuildOutcome
 from dispatch_profiler.compiler.folding import fold_groups
-from dispatch_profiler.compiler.module import Module, operations_in
+from dispatch_profiler.compiler.ir_module import IrModule, operations_in
 from dispatch_profiler.compiler.sharing import INFO, has_info
 from dispatch_profiler.configurations import Lowering
 from dispatch_profiler.dispatches import Dispatch, State
 
 
-def restore_dropped(module: Module, dispatches: Sequence[Dispatch], lines: Mapping[str, int]) -> None:
+def restore_dropped(module: IrModule, dispatches: Sequence[Dispatch], lines: Mapping[str, int]) -> None:
     """Ask again for what the front end has dropped, in a module at phase `executable-sources`.
 
     `lines` are where the functions start in the source. Whether it was dropped, and whether this helped, is seen by `verify_applied`.
@@ -36,7 +36,7 @@ def restore_dropped(module: Module, dispatches: Sequence[Dispatch], lines: Mappi
                 _ask_again(module, dispatch.name, lowering, lines)
 
 
-def _ask_again(module: Module, function: str, lowering: Lowering, lines: Mapping[str, int]) -> None:
+def _ask_again(module: IrModule, function: str, lowering: Lowering, lines: Mapping[str, int]) -> None:
     inner = _operations(module, function)
     if any(has_info(op) for _, op in inner):
         return
@@ -48,7 +48,7 @@ def _ask_again(module: Module, function: str, lowering: Lowering, lines: Mapping
         root.attributes[INFO] = ir.Attribute.parse(folded.compilation_info)
 
 
-def _operations(module: Module, function: str) -> list[tuple[str, Any]]:
+def _operations(module: IrModule, function: str) -> list[tuple[str, Any]]:
     """(executable, operation) of all that `function` dispatches."""
     return [
         (name, op)
@@ -57,7 +57,7 @@ def _operations(module: Module, function: str) -> list[tuple[str, Any]]:
     ]
 
 
-def own_executable(module: Module, function: str, executable: str, lines: Mapping[str, int]) -> None:
+def own_executable(module: IrModule, function: str, executable: str, lines: Mapping[str, int]) -> None:
     """See that no other function uses `executable`, and that errors in it name `function`.
 
     Functions that differ in nothing but what was dropped share one executable, which has the
@@ -69,8 +69,8 @@ def own_executable(module: Module, function: str, executable: str, lines: Mappin
 
 
 def verify_applied(
-    module: Module, dispatches: Sequence[Dispatch], lines: Mapping[str, int]
-) -> dict[str, Outcome]:
+    module: IrModule, dispatches: Sequence[Dispatch], lines: Mapping[str, int]
+) -> dict[str, BuildOutcome]:
     """See that what each dispatch asks for is what the compiler configured, or make it so.
 
     `lines` are where the functions start in the source. Outcomes are read from the module as it is
@@ -79,12 +79,14 @@ def verify_applied(
     with module.operation.context:
         not_set = {d.name: reason for d in dispatches if (reason := _enforce(module, d, lines))}
         return {
-            d.name: Outcome(State.NOT_APPLIED, not_set[d.name]) if d.name in not_set else _read(module, d)
+            d.name: BuildOutcome(State.NOT_APPLIED, not_set[d.name])
+            if d.name in not_set
+            else _read(module, d)
             for d in dispatches
         }
 
 
-def _enforce(module: Module, dispatch: Dispatch, lines: Mapping[str, int]) -> str:
+def _enforce(module: IrModule, dispatch: Dispatch, lines: Mapping[str, int]) -> str:
     """Set the tiles of `dispatch` if the compiler has dropped them; why not, if that cannot be."""
     lowering = dispatch.configuration.lowering(dispatch.operation)
     if lowering is None:
@@ -102,17 +104,17 @@ def _enforce(module: Module, dispatch: Dispatch, lines: Mapping[str, int]) -> st
     return _impose(_roots(module, dispatch.name)[index][1], folded)
 
 
-def _read(module: Module, dispatch: Dispatch) -> Outcome:
+def _read(module: IrModule, dispatch: Dispatch) -> BuildOutcome:
     """What the module holds for `dispatch`, in the compiler's words."""
     roots = _roots(module, dispatch.name)
     lowering = dispatch.configuration.lowering(dispatch.operation)
     if lowering is None:
-        return Outcome(State.COMPILED, applied=_described(roots))
+        return BuildOutcome(State.COMPILED, applied=_described(roots))
     for _, root in roots:
         wanted = _folded_for(root, lowering) or lowering
         if _carries(root, wanted):
-            return Outcome(State.COMPILED, applied=_text(wanted))
-    return Outcome(State.NOT_APPLIED, f"set {_text(lowering)}, but found {_described(roots)}")
+            return BuildOutcome(State.COMPILED, applied=_text(wanted))
+    return BuildOutcome(State.NOT_APPLIED, f"set {_text(lowering)}, but found {_described(roots)}")
 
 
 def _text(lowering: Lowering) -> str:
@@ -121,7 +123,7 @@ def _text(lowering: Lowering) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _roots(module: Module, function: str) -> list[tuple[str, Any]]:
+def _roots(module: IrModule, function: str) -> list[tuple[str, Any]]:
     """(executable, operation) of every operation that carries tiles, among those of `function`."""
     return [
         (name, op)

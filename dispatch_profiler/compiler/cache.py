@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-from dispatch_profiler.compiler._base import Built, Outcome
+from dispatch_profiler.compiler._base import BuildOutcome, Built
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.files import locked, remove_leftovers, sha256, write_atomic
 
@@ -175,7 +175,7 @@ def _unpack(data: bytes, key: str) -> Built:
         raise ValueError("another's")
     middle = start + header["verify"]
     outcomes = {
-        name: Outcome(State(state), reason, applied)
+        name: BuildOutcome(State(state), reason, applied)
         for name, (state, reason, applied) in header["outcomes"].items()
     }
     return Built(body[start:middle], body[middle:], outcomes, header["diagnostics"])

@@ -203,7 +203,7 @@ def _cpus() -> int:
 
 
 @dataclass
-class _Tally:
+class _CompileTally:
     """What has become of the dispatches so far."""
 
     total: int
@@ -232,7 +232,7 @@ class _Tally:
 
 
 def _report(results: Iterable[Progress], tree: Tree, total: int) -> int:
-    tally = _Tally(total)
+    tally = _CompileTally(total)
     shows_bar = on_terminal()
     for done in track(results, total, "Compiling", size=lambda p: len(p.entries), note=tally.note):
         tally.add(done)
@@ -243,7 +243,7 @@ def _report(results: Iterable[Progress], tree: Tree, total: int) -> int:
     return _summarize(tally)
 
 
-def _line(done: Progress, tree: Tree, tally: _Tally) -> str:
+def _line(done: Progress, tree: Tree, tally: _CompileTally) -> str:
     states = Counter(entry.state for entry in done.entries)
     counts = ", ".join(f"{count} {state.value}" for state, count in states.items())
     flow = f" ({done.module})" if done.module else ""
@@ -251,7 +251,7 @@ def _line(done: Progress, tree: Tree, tally: _Tally) -> str:
     return f"[Compiling]: {tree.source(done.operation)}{flow}: {counts}  [{where}, {tally.rate:.1f}/s]"
 
 
-def _summarize(tally: _Tally) -> int:
+def _summarize(tally: _CompileTally) -> int:
     states = Counter(entry.state for entry in tally.entries)
     counts = ", ".join(f"{states[state]} {state.value}" for state in State if states[state])
     from_cache = f", {tally.cached} from the cache" if tally.cached else ""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from dispatch_profiler import __version__
-from dispatch_profiler.compiler._base import Built, Compiler, ModuleJob, Outcome
+from dispatch_profiler.compiler._base import BuildOutcome, BuildRequest, Built, Compiler
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError
 
@@ -27,16 +27,16 @@ Key = TypeVar("Key")
 def cluster_results(
     scheduler: str,
     compiler: Compiler,
-    jobs: Mapping[Key, ModuleJob],
-    task: Callable[[Key, ModuleJob], tuple[Key, Built]],
+    requests: Mapping[Key, BuildRequest],
+    task: Callable[[Key, BuildRequest], tuple[Key, Built]],
 ) -> Iterator[tuple[Key, Built]]:
-    """Every job's result as it comes: what `task(key, job)` gives on some worker.
+    """Every request's result as it comes: what `task(key, request)` gives on some worker.
 
-    A job that the scheduler gives up, because workers died of it, has that as its outcome.
+    A request that the scheduler gives up, because workers died of it, has that as its outcome.
     Raises what `connect` raises.
     """
     distributed = _distributed()
-    left = dict(jobs)
+    left = dict(requests)
     futures: dict[Any, Key] = {}
     with connect(scheduler, compiler) as client:
         done = distributed.as_completed(loop=client.loop)
@@ -54,14 +54,14 @@ def cluster_results(
             try:
                 yield future.result()
             except distributed.KilledWorker as error:
-                yield key, _lost(jobs[key], error)
+                yield key, _lost(requests[key], error)
             submit()
 
 
-def _lost(job: ModuleJob, error: Exception) -> Built:
+def _lost(request: BuildRequest, error: Exception) -> Built:
     reason = "the workers that the cluster gave it to died, one after the other"
-    outcome = Outcome(State.NOT_COMPILED, reason, is_transient=True)
-    return Built(b"", b"", {d.name: outcome for d in job.dispatches}, diagnostics=str(error))
+    outcome = BuildOutcome(State.NOT_COMPILED, reason, is_transient=True)
+    return Built(b"", b"", {d.name: outcome for d in request.dispatches}, diagnostics=str(error))
 
 
 @contextlib.contextmanager

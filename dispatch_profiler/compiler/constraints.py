@@ -21,7 +21,7 @@ from functools import cached_property
 from typing import Any
 
 from dispatch_profiler.compiler.in_process import InProcess
-from dispatch_profiler.compiler.module import Module, operations_in
+from dispatch_profiler.compiler.ir_module import IrModule, operations_in
 from dispatch_profiler.configurations import INTRINSICS, Default, Intrinsic, MmaTiles
 from dispatch_profiler.configurations.intrinsics import FAMILIES
 from dispatch_profiler.dispatches import Dispatch
@@ -208,7 +208,7 @@ def _stated(target: Target, operation: Operation) -> tuple[Constraints, ...]:
     return tuple(_read(op, operation) for op in _stated_in(module))
 
 
-def _module(target: Target, operation: Operation) -> Module:
+def _module(target: Target, operation: Operation) -> IrModule:
     """The compiler's default for `operation`, configured, with the constraints beside it."""
     stated = _of_one_batch(operation)
     phases, flags = InProcess(), (*target.compile_flags, _FLAG)
@@ -216,7 +216,7 @@ def _module(target: Target, operation: Operation) -> Module:
     return phases.advance(module, flags, stop="executable-configurations")
 
 
-def _stated_in(module: Module) -> Iterator[Any]:
+def _stated_in(module: IrModule) -> Iterator[Any]:
     return (op for op in operations_in(module.operation) if op.name == "iree_codegen.smt.constraints")
 
 

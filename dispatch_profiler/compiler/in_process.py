@@ -11,7 +11,7 @@ import iree.compiler.api.ctypes_dl as native
 from iree.compiler import api
 
 from dispatch_profiler.compiler._base import BuildError
-from dispatch_profiler.compiler.module import Module
+from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.errors import ToolError, UsageError
 
 _ERROR = 2  # IREE_COMPILER_DIAGNOSTIC_SEVERITY_ERROR
@@ -38,18 +38,20 @@ class InProcess:
         """UsageError if the compiler does not know one of `flags`."""
         _session(tuple(flags))
 
-    def parse(self, source: str, flags: tuple[str, ...]) -> Module:
+    def parse(self, source: str, flags: tuple[str, ...]) -> IrModule:
         """See `Phases.parse`."""
-        return Module.parse(source, _session(flags).context)
+        return IrModule.parse(source, _session(flags).context)
 
     def advance(
-        self, module: Module, flags: tuple[str, ...], start: str | None = None, *, stop: str
-    ) -> Module:
+        self, module: IrModule, flags: tuple[str, ...], start: str | None = None, *, stop: str
+    ) -> IrModule:
         """See `Phases.advance`."""
         _run(module, flags, start=start, stop=stop)
         return module
 
-    def finish(self, module: Module, flags: tuple[str, ...], start: str, repeat: int) -> tuple[bytes, bytes]:
+    def finish(
+        self, module: IrModule, flags: tuple[str, ...], start: str, repeat: int
+    ) -> tuple[bytes, bytes]:
         """See `Phases.finish`. Code is generated once."""
         _run(module, flags, start=start, stop="hal")
         repeated = None if repeat == 1 else _repeated(module, flags, repeat)
@@ -57,7 +59,7 @@ class InProcess:
         return verify, verify if repeated is None else _run(repeated, flags, start="hal")
 
 
-def _repeated(module: Module, flags: tuple[str, ...], repeat: int) -> Module:
+def _repeated(module: IrModule, flags: tuple[str, ...], repeat: int) -> IrModule:
     """A copy of a module at phase `hal` in which every dispatch is done `repeat` times."""
     repeated = module.clone()
     # Wrapped in builtin.module(...) the same pipeline does nothing, and says nothing.
@@ -98,7 +100,7 @@ def _session(flags: tuple[str, ...]) -> api.Session:
 
 
 def _run(
-    module: Module,
+    module: IrModule,
     flags: tuple[str, ...],
     *,
     start: str | None = None,

@@ -11,14 +11,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from dispatch_profiler.compiler._base import BuildError, Built, ModuleJob, Outcome
+from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built
 from dispatch_profiler.configurations import Evidence
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import ToolError
 from dispatch_profiler.files import find_tools
 
 if TYPE_CHECKING:
-    from dispatch_profiler.compiler.module import Module
+    from dispatch_profiler.compiler.ir_module import IrModule
 
 #: The phase at which every dispatch is an executable of its own, with its source.
 _OUTLINED = "executable-sources"
@@ -43,15 +43,17 @@ class Phases(Protocol):
 
     def check_flags(self, flags: Sequence[str]) -> None: ...
 
-    def parse(self, source: str, flags: tuple[str, ...]) -> Module:
+    def parse(self, source: str, flags: tuple[str, ...]) -> IrModule:
         """Source -> a module that the other steps take."""
 
     def advance(
-        self, module: Module, flags: tuple[str, ...], start: str | None = None, *, stop: str
-    ) -> Module:
+        self, module: IrModule, flags: tuple[str, ...], start: str | None = None, *, stop: str
+    ) -> IrModule:
         """Take a module from one phase (None: a source) to another. `module` is used up."""
 
-    def finish(self, module: Module, flags: tuple[str, ...], start: str, repeat: int) -> tuple[bytes, bytes]:
+    def finish(
+        self, module: IrModule, flags: tuple[str, ...], start: str, repeat: int
+    ) -> tuple[bytes, bytes]:
         """A module at phase `start` -> verify vmfb and profile vmfb. `module` is used up."""
 
 
@@ -75,7 +77,7 @@ class IreeCompiler:
     @property
     def revision(self) -> str:
         """`3.13.0rc20261016 @ 89ece87b...`"""
-        return (self.build_dir is None and _wheel_revision()) or self._phases.revision
+        return (self.build_dir is None and _wheel_revision()) or _revision_of(self)
 
     def check_flags(self, flags: Sequence[str]) -> None:
         """Raise UsageError if the compiler does not know one of `flags`."""
@@ -100,57 +102,63 @@ class IreeCompiler:
             raise ToolError(f"the compiler does not say what {_HOST} is", hint="name it: llvm-cpu:CPU")
         return found[1], found[2]
 
-    def build(self, job: ModuleJob) -> Built:
+    def build(self, request: BuildRequest) -> Built:
         """See `Compiler.build`."""
         from dispatch_profiler.compiler.applied import restore_dropped, verify_applied
-        from dispatch_profiler.compiler.outside import make_kernels, put_in, verify_external_kernels
+        from dispatch_profiler.compiler.external_kernels import make_kernels, put_in, verify_external_kernels
         from dispatch_profiler.compiler.sharing import fan_out, share
 
-        phases, flags = self._phases, job.flags
-        kernels, failed = make_kernels(job.dispatches, job.gpu)
-        job = replace(job, dispatches=tuple(d for d in job.dispatches if d.name not in failed))
-        if not job.dispatches:
+        phases, flags = self._phases, request.flags
+        kernels, failed = make_kernels(request.dispatches, request.gpu)
+        request = replace(request, dispatches=tuple(d for d in request.dispatches if d.name not in failed))
+        if not request.dispatches:
             return Built(b"", b"", failed)
-        source = phases.parse(job.source, flags)
+        source = phases.parse(request.source, flags)
         lines = source.lines()
-        names = [dispatch.name for dispatch in job.dispatches]
+        names = [dispatch.name for dispatch in request.dispatches]
         source.keep_functions(names)
         put_in(source, kernels)
         groups = share(source)
         try:
             module = phases.advance(source, flags, stop=_OUTLINED)
             fan_out(module, groups, lines)
-            restore_dropped(module, job.dispatches, lines)
+            restore_dropped(module, request.dispatches, lines)
             module = phases.advance(module, flags, _OUTLINED, stop=_CONFIGURED)
-            outcomes = verify_applied(module, job.dispatches, lines)
-            outcomes |= verify_external_kernels(module, kernels) | self._without_evidence(job, module)
+            outcomes = verify_applied(module, request.dispatches, lines)
+            outcomes |= verify_external_kernels(module, kernels) | self._without_evidence(request, module)
             dropped = [name for name in names if outcomes[name].state is not State.COMPILED]
             if len(dropped) == len(names):
                 return Built(b"", b"", outcomes | failed)
             module.drop_dispatches(dropped)
-            verify, profile = phases.finish(module, flags, _CONFIGURED, job.repeat)
+            verify, profile = phases.finish(module, flags, _CONFIGURED, request.repeat)
         except BuildError as error:
             culprits = tuple(name for name in _culprits(error.diagnostics, lines) if name in names)
             message = _sentence(error.message)
             raise BuildError(message, diagnostics=error.diagnostics, culprits=culprits) from error
         return Built(verify, profile, outcomes | failed)
 
-    def _without_evidence(self, job: ModuleJob, module: Module) -> dict[str, Outcome]:
+    def _without_evidence(self, request: BuildRequest, module: IrModule) -> dict[str, BuildOutcome]:
         """Outcomes of the whole-flow dispatches of which the compiler's IR shows nothing."""
-        found: dict[str, Outcome] = {}
-        for dispatch in job.dispatches:
+        found: dict[str, BuildOutcome] = {}
+        for dispatch in request.dispatches:
             evidence = dispatch.configuration.evidence
-            if evidence is not None and not self._shows(evidence, job, module):
+            if evidence is not None and not self._shows(evidence, request, module):
                 reason = f"the compiler took {' '.join(dispatch.configuration.flags)}, but its IR at "
                 reason += f"{evidence.phase} has no {evidence.text}: it changed nothing here"
-                found[dispatch.name] = Outcome(State.NOT_APPLIED, reason)
+                found[dispatch.name] = BuildOutcome(State.NOT_APPLIED, reason)
         return found
 
-    def _shows(self, evidence: Evidence, job: ModuleJob, module: Module) -> bool:
+    def _shows(self, evidence: Evidence, request: BuildRequest, module: IrModule) -> bool:
         if evidence.phase == _CONFIGURED:
             return evidence.text in module.text()
-        later = self._phases.advance(module.clone(), job.flags, _CONFIGURED, stop=evidence.phase)
+        later = self._phases.advance(module.clone(), request.flags, _CONFIGURED, stop=evidence.phase)
         return evidence.text in later.text()
+
+
+@cache
+def _revision_of(compiler: IreeCompiler) -> str:
+    """What the compiler itself says, asked once: a key is made for every module."""
+    return compiler._phases.revision
 
 
 @cache

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dispatch_profiler.compiler._base import BuildError, Built, ModuleJob, Outcome
+from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import ToolError, WorkerTimedOut
 
-Build = Callable[[ModuleJob], Built]
+Build = Callable[[BuildRequest], Built]
 
 
-def isolate_failures(job: ModuleJob, build: Build) -> Built:
-    """Build as much of `job` as compiles; every other dispatch gets its reason.
+def isolate_failures(request: BuildRequest, build: Build) -> Built:
+    """Build as much of `request` as compiles; every other dispatch gets its reason.
 
     The whole module is tried first. If the compiler names dispatches, these are tried alone, and
     the others without them. If it fails again, every dispatch is tried alone, and those that compile
@@ -21,9 +21,9 @@ def isolate_failures(job: ModuleJob, build: Build) -> Built:
     there are. No dispatch is called `not compiled` that has not failed alone: the compiler may name
     the wrong one.
     """
-    failed = {name: Outcome(State.NOT_COMPILED, reason) for name, reason in job.refused}
-    found = _Isolation(job, build, failed)
-    rest = [d for d in job.dispatches if d.name not in failed]
+    failed = {name: BuildOutcome(State.NOT_COMPILED, reason) for name, reason in request.rejected}
+    found = _Isolation(request, build, failed)
+    rest = [d for d in request.dispatches if d.name not in failed]
     for _ in range(2):
         if not rest:
             return found.nothing()
@@ -45,8 +45,8 @@ def isolate_failures(job: ModuleJob, build: Build) -> Built:
 class _Isolation:
     """What is known so far of the dispatches of one module."""
 
-    def __init__(self, job: ModuleJob, build: Build, failed: dict[str, Outcome]) -> None:
-        self._job = job
+    def __init__(self, request: BuildRequest, build: Build, failed: dict[str, BuildOutcome]) -> None:
+        self._request = request
         self._build = build
         #: Every dispatch that did not compile, or was not applied, alone.
         self.failed = failed
@@ -63,14 +63,14 @@ class _Isolation:
 
     def together(self, dispatches: Sequence[Dispatch]) -> Built:
         """One module of `dispatches`. Raises ToolError."""
-        return self._with(self._build(replace(self._job, dispatches=tuple(dispatches))))
+        return self._with(self._build(replace(self._request, dispatches=tuple(dispatches))))
 
     def compiles_alone(self, dispatch: Dispatch) -> bool:
         """Does `dispatch` compile in a module of its own? It is tried once."""
         if dispatch.name in self._compiled:
             return True
         try:
-            built = self._build(replace(self._job, dispatches=(dispatch,)))
+            built = self._build(replace(self._request, dispatches=(dispatch,)))
         except ToolError as error:
             self.note(error)
             self.failed[dispatch.name] = _failure(error)
@@ -108,6 +108,8 @@ def _has_lowering(dispatch: Dispatch) -> bool:
     return dispatch.configuration.lowering(dispatch.operation) is not None
 
 
-def _failure(error: ToolError) -> Outcome:
+def _failure(error: ToolError) -> BuildOutcome:
     prefix = "the compiler gave " if isinstance(error, WorkerTimedOut) else ""
-    return Outcome(State.NOT_COMPILED, prefix + error.message, is_transient=not isinstance(error, BuildError))
+    return BuildOutcome(
+        State.NOT_COMPILED, prefix + error.message, is_transient=not isinstance(error, BuildError)
+    )

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dispatch_profiler.compiler._base import BuildError, Built, ModuleJob, Outcome
+from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import UsageError, did_you_mean, short_repr
 from dispatch_profiler.files import sha256
@@ -114,29 +114,29 @@ class NullCompiler:
         """See `Compiler.resolve`."""
         return tuple(flags)
 
-    def build(self, job: ModuleJob) -> Built:
+    def build(self, request: BuildRequest) -> Built:
         """See `Compiler.build`."""
-        for dispatch in job.dispatches:
+        for dispatch in request.dispatches:
             rule = self._rule_for(dispatch)
             _suffer(rule.compiler)
             if rule.not_compiled:
                 raise BuildError(rule.not_compiled, culprits=(dispatch.name,))
-        outcomes = {dispatch.name: self._outcome(dispatch) for dispatch in job.dispatches}
-        compiled = [d for d in job.dispatches if outcomes[d.name].state is State.COMPILED]
+        outcomes = {dispatch.name: self._outcome(dispatch) for dispatch in request.dispatches}
+        compiled = [d for d in request.dispatches if outcomes[d.name].state is State.COMPILED]
         if not compiled:
             return Built(b"", b"", outcomes)
-        return Built(self._vmfb(compiled, 1), self._vmfb(compiled, job.repeat), outcomes)
+        return Built(self._vmfb(compiled, 1), self._vmfb(compiled, request.repeat), outcomes)
 
     def _rule_for(self, dispatch: Dispatch) -> Rule:
         matching = (rule for rule in self.rules if fnmatch.fnmatchcase(dispatch.name, rule.pattern))
         return next(matching, Rule("*"))
 
-    def _outcome(self, dispatch: Dispatch) -> Outcome:
+    def _outcome(self, dispatch: Dispatch) -> BuildOutcome:
         lowering = dispatch.configuration.lowering(dispatch.operation)
         wanted = "the null compiler's choice" if lowering is None else lowering.lowering_config
         if self._rule_for(dispatch).not_applied:
-            return Outcome(State.NOT_APPLIED, f"asked for {wanted}, but configured nothing")
-        return Outcome(State.COMPILED, applied=wanted)
+            return BuildOutcome(State.NOT_APPLIED, f"asked for {wanted}, but configured nothing")
+        return BuildOutcome(State.COMPILED, applied=wanted)
 
     def _vmfb(self, dispatches: Sequence[Dispatch], repeat: int) -> bytes:
         functions = {}

@@ -22,7 +22,7 @@ from typing import Any, Generic, TypeVar
 import joblib
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-from dispatch_profiler.compiler._base import Built, Compiler, ModuleJob
+from dispatch_profiler.compiler._base import BuildRequest, Built, Compiler
 from dispatch_profiler.compiler.isolate_failures import isolate_failures
 from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.isolation import Worker, WorkerLimits
@@ -84,8 +84,8 @@ class WorkerSet:
 _OF_THIS_PROCESS = WorkerSet()
 
 
-def _build(compiler: Compiler, job: ModuleJob) -> Built:
-    return compiler.build(job)
+def _build(compiler: Compiler, request: BuildRequest) -> Built:
+    return compiler.build(request)
 
 
 def _read_flags(compiler: Compiler, asked: Sequence[Flags], travel: bool) -> dict[Flags, Flags]:
@@ -110,20 +110,24 @@ def _ask(worker: Worker, compiler: Compiler, asked: tuple[Flags, ...], *, travel
 
 
 def build_task(
-    key: Any, job: ModuleJob, compiler: Compiler, limits: WorkerLimits, workers: WorkerSet | None = None
+    key: Any,
+    request: BuildRequest,
+    compiler: Compiler,
+    limits: WorkerLimits,
+    workers: WorkerSet | None = None,
 ) -> tuple[Any, Built]:
-    """Build `job`, as much of it as compiles, wherever this is done; `key` comes back with it."""
+    """Build `request`, as much of it as compiles, wherever this is done; `key` comes back with it."""
     ours = workers or _OF_THIS_PROCESS
     with ours.borrow(limits) as worker:
 
-        def call(part: ModuleJob) -> Built:
+        def call(part: BuildRequest) -> Built:
             ours.check_open()
             # A module of many dispatches may take longer than one, but not without bound.
             seconds = (limits.seconds or 0.0) + 10.0 * (len(part.dispatches) - 1)
             built: Built = worker.call(_build, compiler, part, seconds=seconds)
             return built
 
-        return key, isolate_failures(job, call)
+        return key, isolate_failures(request, call)
 
 
 def _ignore_interrupts() -> None:
@@ -179,14 +183,14 @@ class BuildPool(Generic[Key]):
         self._limits = limits
         self._threads = WorkerSet()
 
-    def results(self, jobs: Mapping[Key, ModuleJob]) -> Iterator[tuple[Key, Built]]:
-        """Every job's result as it comes, with the key that it was given under.
+    def results(self, requests: Mapping[Key, BuildRequest]) -> Iterator[tuple[Key, Built]]:
+        """Every request's result as it comes, with the key that it was given under.
 
         Raises UsageError if the compiler does not know one of the flags, ToolError if it does not
         survive them, or if workers are lost again and again.
         """
-        known = self._known_flags({job.flags: None for job in jobs.values()})
-        left = {key: replace(job, flags=known[job.flags]) for key, job in jobs.items()}
+        known = self._known_flags({request.flags: None for request in requests.values()})
+        left = {key: replace(request, flags=known[request.flags]) for key, request in requests.items()}
         if self._executor.kind == "dask":
             from dispatch_profiler.compiler.cluster import cluster_results
 
@@ -196,7 +200,7 @@ class BuildPool(Generic[Key]):
         with contextlib.nullcontext() if self._executor.uses_threads else _safe_path():
             yield from self._here_until_done(left)
 
-    def _here_until_done(self, left: dict[Key, ModuleJob]) -> Iterator[tuple[Key, Built]]:
+    def _here_until_done(self, left: dict[Key, BuildRequest]) -> Iterator[tuple[Key, Built]]:
         for attempt in range(_ATTEMPTS):
             try:
                 for key, built in self._here(left):
@@ -226,7 +230,7 @@ class BuildPool(Generic[Key]):
             if workers is not self._threads:
                 workers.close()
 
-    def _here(self, jobs: Mapping[Key, ModuleJob]) -> Iterator[tuple[Key, Built]]:
+    def _here(self, requests: Mapping[Key, BuildRequest]) -> Iterator[tuple[Key, Built]]:
         workers = (self._threads,) if self._executor.uses_threads else ()
         processes = {"backend": "loky", "initializer": _ignore_interrupts}
         parallel = joblib.Parallel(
@@ -237,8 +241,8 @@ class BuildPool(Generic[Key]):
             **({"backend": "threading"} if workers else processes),
         )
         results = parallel(
-            joblib.delayed(build_task)(key, job, self._compiler, self._limits, *workers)
-            for key, job in list(jobs.items())
+            joblib.delayed(build_task)(key, request, self._compiler, self._limits, *workers)
+            for key, request in list(requests.items())
         )
         try:
             yield from results

@@ -18,27 +18,27 @@ from typing import Any
 
 from iree.compiler import ir
 
-from dispatch_profiler.compiler.module import Module, operations_in
+from dispatch_profiler.compiler.ir_module import IrModule, operations_in
 
 #: The attribute that tells the compiler how to do an operation.
 INFO = "compilation_info"
 
 
 @dataclass(frozen=True)
-class Group:
+class SharedBody:
     """Functions with the same body. `infos`: function -> what the compiler is told for it."""
 
     representative: str
     infos: dict[str, str]
 
 
-def share(source: Module) -> list[Group]:
+def share(source: IrModule) -> list[SharedBody]:
     """Leave one function of each group in `source`; the groups of more than one."""
-    groups: dict[str, Group] = {}
+    groups: dict[str, SharedBody] = {}
     for name, function in source.symbols("func.func").items():
         infos = [str(op.attributes[INFO]) for op in operations_in(function) if INFO in op.attributes]
         if len(infos) == 1:
-            group = groups.setdefault(_body(function), Group(name, {}))
+            group = groups.setdefault(_body(function), SharedBody(name, {}))
             group.infos[name] = infos[0]
     shared = [group for group in groups.values() if len(group.infos) > 1]
     spared = {name for group in shared for name in group.infos if name != group.representative}
@@ -56,7 +56,7 @@ def _body(function: Any) -> str:
     return str(copy)
 
 
-def fan_out(module: Module, groups: Sequence[Group], lines: dict[str, int]) -> None:
+def fan_out(module: IrModule, groups: Sequence[SharedBody], lines: dict[str, int]) -> None:
     """Add to a module at phase `executable-sources` what `share` has spared the front end.
 
     `lines` are where the functions start in the source. Where the front end has dropped the

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Collection
 
-from dispatch_profiler.compiler._base import ModuleJob
+from dispatch_profiler.compiler._base import BuildRequest
 
 #: A function as the templates write it: from the start of a line to the brace that starts one.
 _FUNCTION = re.compile(r"^func\.func (?:\w+ )?@([\w$.-]+)\(.*?^}\n?", flags=re.DOTALL | re.MULTILINE)
@@ -24,8 +24,8 @@ def relevant_source(source: str, functions: Collection[str]) -> str:
     return re.sub(r"\n{2,}", "\n", left).lstrip("\n")
 
 
-def reproducer(job: ModuleJob, dispatch: str, reason: str) -> str:
-    """MLIR text with one function of `job`, headed by `reason` and by the command that shows it."""
-    command = shlex.join(["iree-compile", *job.flags, f"{dispatch}.mlir", "-o", f"{dispatch}.vmfb"])
-    text = relevant_source(job.source, [dispatch])
+def reproducer(request: BuildRequest, dispatch: str, reason: str) -> str:
+    """MLIR text with one function of `request`, headed by `reason` and by the command that shows it."""
+    command = shlex.join(["iree-compile", *request.flags, f"{dispatch}.mlir", "-o", f"{dispatch}.vmfb"])
+    text = relevant_source(request.source, [dispatch])
     return f"// {' '.join(reason.split())}\n// {command}\n{text}"

@@ -16,7 +16,7 @@ from iree.compiler import ir
 from iree.compiler.dialects import iree_gpu
 
 from dispatch_profiler.compiler.in_process import InProcess
-from dispatch_profiler.compiler.module import operations_in
+from dispatch_profiler.compiler.ir_module import operations_in
 from dispatch_profiler.configurations import INTRINSICS
 from dispatch_profiler.errors import ToolError
 from dispatch_profiler.files import write_atomic

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dispatch_profiler.compiler._base import BuildError
-from dispatch_profiler.compiler.module import Module
+from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.errors import ToolError, UsageError
 
 
@@ -36,24 +36,28 @@ class Tools:
             except BuildError as error:
                 raise UsageError(f"iree-compile refuses its flags: {error}") from error
 
-    def parse(self, source: str, flags: tuple[str, ...]) -> Module:
+    def parse(self, source: str, flags: tuple[str, ...]) -> IrModule:
         """See `Phases.parse`."""
-        return Module.parse(source)
+        return IrModule.parse(source)
 
     def advance(
-        self, module: Module, flags: tuple[str, ...], start: str | None = None, *, stop: str
-    ) -> Module:
+        self, module: IrModule, flags: tuple[str, ...], start: str | None = None, *, stop: str
+    ) -> IrModule:
         """See `Phases.advance`."""
         begin = [f"--compile-from={start}"] if start else []
-        return Module.parse(self._run(module, flags, *begin, f"--compile-to={stop}", "--emit-mlir-bytecode"))
+        return IrModule.parse(
+            self._run(module, flags, *begin, f"--compile-to={stop}", "--emit-mlir-bytecode")
+        )
 
-    def finish(self, module: Module, flags: tuple[str, ...], start: str, repeat: int) -> tuple[bytes, bytes]:
+    def finish(
+        self, module: IrModule, flags: tuple[str, ...], start: str, repeat: int
+    ) -> tuple[bytes, bytes]:
         """See `Phases.finish`. The commands generate code twice."""
         begin = f"--compile-from={start}"
         repeats = f"--iree-hal-benchmark-dispatch-repeat-count={repeat}"
         return self._run(module, flags, begin), self._run(module, flags, begin, repeats)
 
-    def _run(self, module: Module, flags: tuple[str, ...], *more: str) -> bytes:
+    def _run(self, module: IrModule, flags: tuple[str, ...], *more: str) -> bytes:
         with tempfile.TemporaryDirectory() as folder:
             source, output = Path(folder, "source.mlir"), Path(folder, "output")
             source.write_bytes(module.bytecode())

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache as cached_function
 from pathlib import Path
 
-from dispatch_profiler import __version__
-from dispatch_profiler.compiler._base import Built, Compiler, ModuleJob
+from dispatch_profiler.compiler._base import BuildRequest, Built, Compiler
+from dispatch_profiler.compiler.build_request import build_key, build_request
 from dispatch_profiler.compiler.cache import Cache
-from dispatch_profiler.compiler.source import relevant_source, reproducer
-from dispatch_profiler.compiler.triton import SOURCES, triton_version
-from dispatch_profiler.configurations import KernelObject, KernelSource, refusal
+from dispatch_profiler.compiler.source import reproducer
 from dispatch_profiler.dispatches import (
     Artifact,
-    Dispatch,
     DispatchEntry,
     Manifest,
     ModuleEntry,
@@ -34,21 +29,6 @@ from dispatch_profiler.files import remove_leftovers, sha256, write_atomic
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, parse_target
-
-#: The profile vmfb repeats a dispatch until one call does about this much work ...
-_FLOPS_PER_CALL = 2e9
-#: ... but never more often than the original did.
-_MOST_REPEATS = 100
-#: On a GPU; there a call costs as much as a small kernel takes, so it is never of one alone.
-_FLOPS_PER_CALL_OF_GPU = 2e11
-_FEWEST_REPEATS_OF_GPU = 10
-
-
-def repeat_count(operation: Operation, on_gpu: bool = False) -> int:
-    """How often the profile vmfb does each dispatch: 100 for the smallest, 1 (GPU: 10) for the largest."""
-    work = _FLOPS_PER_CALL_OF_GPU if on_gpu else _FLOPS_PER_CALL
-    fewest = _FEWEST_REPEATS_OF_GPU if on_gpu else 1
-    return max(fewest, min(_MOST_REPEATS, round(work / max(1, operation.flops))))
 
 
 @dataclass(frozen=True)
@@ -83,7 +63,7 @@ class Task:
     entry: OperationEntry
     module: str
     target: Target
-    job: ModuleJob
+    request: BuildRequest
     key: str
     asked: frozenset[str]
 
@@ -120,9 +100,8 @@ def plan_tasks(manifest: Manifest, compiler: Compiler, options: CompileOptions) 
     Raises SelectionError, TargetError, and TreeError if a source is missing.
     """
     entries = {entry.operation: entry for entry in manifest.entries}
-    revision = compiler.revision
     return [
-        _task(manifest.tree, entries[operation], module, frozenset(names), revision, options)
+        _task(manifest.tree, entries[operation], module, frozenset(names), compiler, options)
         for (operation, module), names in _asked_modules(manifest, options.selection).items()
     ]
 
@@ -132,7 +111,7 @@ def _task(
     entry: OperationEntry,
     module: str,
     asked: frozenset[str],
-    revision: str,
+    compiler: Compiler,
     options: CompileOptions,
 ) -> Task:
     made = next((m for m in entry.modules if m.name == module), None)
@@ -145,44 +124,11 @@ def _task(
     members = [d for d in entry.dispatches if d.dispatch.configuration.module == module]
     # What was compiled before stays in the module, whoever is asked for now.
     wanted = tuple(d.dispatch for d in members if d.dispatch.name in asked or d.state is not State.GENERATED)
-    flags = (*target.compile_flags, *wanted[0].configuration.flags, *options.flags)
-    repeat = options.repeat or repeat_count(entry.operation, target.limits.gpu is not None)
-    source = _read(tree.source(entry.operation))
-    # The target need not be the one that it was generated for.
-    reasons = ((d.name, refusal(d.configuration, d.operation, target.limits)) for d in wanted)
-    refused = tuple((name, reason) for name, reason in reasons if reason)
-    job = ModuleJob(source, wanted, flags, repeat, refused, target.limits.gpu)
-    # Of the source only what goes into this module: an edit elsewhere does not touch it.
-    text = relevant_source(source, [d.name for d in wanted])
-    fingerprint = [__version__, _code_version(), revision, target.fingerprint, *flags, str(repeat), text]
-    fingerprint += [*_files_of(flags), *_outside(wanted), *(reason for _, reason in refused)]
-    key = sha256("\0".join([*fingerprint, *(d.name for d in wanted)]).encode())
-    return Task(entry, module, target, job, key, asked)
-
-
-def _files_of(flags: tuple[str, ...]) -> tuple[str, ...]:
-    """Hashes of the files that flags name, such as a tuning spec: their names say nothing of them."""
-    values = (flag.partition("=")[2] for flag in flags)
-    # os.path answers False also for what is too long to be a path, such as a list of CPU features.
-    return tuple(sha256(Path(value).read_bytes()) for value in values if os.path.isfile(value))
-
-
-def _outside(dispatches: Sequence[Dispatch]) -> tuple[str, ...]:
-    """What kernels from outside IREE depend on beside the configuration: Triton, or the object's content."""
-    kernels = [dispatch.configuration.kernel(dispatch.operation) for dispatch in dispatches]
-    objects = [kernel.path for kernel in kernels if isinstance(kernel, KernelObject)]
-    versions = [f"triton {triton_version()}"] if any(isinstance(k, KernelSource) for k in kernels) else []
-    return (*versions, *(sha256(Path(path).read_bytes()) for path in objects if os.path.isfile(path)))
-
-
-@cached_function
-def _code_version() -> str:
-    """Hash of our own sources that decide what comes out of a build."""
-    package = Path(__file__).parent.parent
-    files = sorted(
-        [*(package / "compiler").glob("*.py"), *(package / "configurations").glob("*.py"), SOURCES]
+    request = build_request(
+        _read(tree.source(entry.operation)), wanted, target, flags=options.flags, repeat=options.repeat
     )
-    return sha256(b"".join(file.read_bytes() for file in files))
+    key = build_key(request, target, compiler)
+    return Task(entry, module, target, request, key, asked)
 
 
 def _read(path: Path) -> str:
@@ -254,11 +200,11 @@ def _compile(
     # joblib takes a while to import, and most runs of a sweep that is done compile nothing.
     from dispatch_profiler.compiler.pool import BuildPool, Executor
 
-    jobs = {index: task.job for index, task in enumerate(open_tasks)}
-    executor = Executor(options.executor, min(options.workers, len(jobs)), options.scheduler)
+    requests = {index: task.request for index, task in enumerate(open_tasks)}
+    executor = Executor(options.executor, min(options.workers, len(requests)), options.scheduler)
     limits = WorkerLimits(options.seconds, options.memory_bytes)
     with BuildPool[int](compiler, executor, limits) as pool:
-        for index, built in pool.results(jobs):
+        for index, built in pool.results(requests):
             yield open_tasks[index], built
 
 
@@ -283,7 +229,7 @@ class _Results:
         module = ModuleEntry(
             name=task.module,
             key=task.key,
-            repeat=task.job.repeat,
+            repeat=task.request.repeat,
             compiler=self._revision,
             target=task.target.name,
             verify=self._write(self._tree.vmfb(operation, task.module, "verify"), built.verify),
@@ -309,7 +255,7 @@ class _Results:
             if outcome.state is not State.NOT_COMPILED:
                 path.unlink(missing_ok=True)
             elif self._keep_reproducers:
-                write_atomic(path, reproducer(task.job, name, outcome.reason))
+                write_atomic(path, reproducer(task.request, name, outcome.reason))
 
     def __enter__(self) -> _Results:
         return self

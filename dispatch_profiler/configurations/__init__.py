@@ -18,6 +18,7 @@ from dispatch_profiler.configurations._base import (
 )
 from dispatch_profiler.configurations.cpu_tiles import CpuTiles
 from dispatch_profiler.configurations.extern import Extern
+from dispatch_profiler.configurations.external_kernels import KernelObject, KernelSource, Launch
 from dispatch_profiler.configurations.files import (
     Entry,
     load_configurations,
@@ -28,13 +29,12 @@ from dispatch_profiler.configurations.flows import FLOWS, Flow
 from dispatch_profiler.configurations.gpu_tiles import GpuTiles
 from dispatch_profiler.configurations.intrinsics import INTRINSICS, Intrinsic
 from dispatch_profiler.configurations.mma_tiles import MmaTiles
-from dispatch_profiler.configurations.outside import KernelObject, KernelSource, Launch
 from dispatch_profiler.configurations.simt_tiles import SimtTiles
 from dispatch_profiler.configurations.spaces import (
     Space,
     draw_valid,
     gpu_spaces,
-    refusal,
+    rejection_reason,
     triton_spaces,
     with_narrow_sums,
 )
@@ -85,7 +85,7 @@ __all__ = [
     "gpu_spaces",
     "load_configurations",
     "lowering_config_text",
-    "refusal",
+    "rejection_reason",
     "shipped_configurations",
     "shipped_lists",
     "triton_spaces",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
-from dispatch_profiler.configurations.outside import KernelObject, KernelSource, Launch
+from dispatch_profiler.configurations.external_kernels import KernelObject, KernelSource, Launch
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
 from dispatch_profiler.operations import Loop, Operation
 
@@ -23,7 +23,7 @@ class GpuLimits:
     `registers` are those of 32 bits that one thread can have, `stages` the values of
     `prefetch_num_stages` that make code of their own, `intrinsics` the compiler's names.
     `device_arch` is the GPU's own architecture, which may be newer than the one that the compiler makes
-    code for, and `device_shared_bytes` what a workgroup may have there: limits of kernels from outside.
+    code for, and `device_shared_bytes` what a workgroup may have there: limits of external kernels.
     """
 
     arch: str
@@ -202,7 +202,7 @@ class Configuration(abc.ABC):
         return None
 
     def launch(self, operation: Operation) -> Launch | None:
-        """How a kernel from outside IREE is started; None where IREE makes the code."""
+        """How an external kernel is started; None where IREE makes the code."""
         return None
 
     def kernel(self, operation: Operation) -> KernelSource | KernelObject | None:

@@ -18,7 +18,7 @@ from dispatch_profiler.configurations._base import (
     by,
     check_split,
 )
-from dispatch_profiler.configurations.outside import KernelObject, Launch
+from dispatch_profiler.configurations.external_kernels import KernelObject, Launch
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
 

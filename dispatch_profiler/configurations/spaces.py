@@ -57,7 +57,7 @@ class Space:
         return self.kind(**point)
 
 
-def refusal(configuration: Configuration, operation: Operation, limits: Limits) -> str | None:
+def rejection_reason(configuration: Configuration, operation: Operation, limits: Limits) -> str | None:
     """Why `configuration` cannot be had for `operation` on a target with `limits`; None if it can."""
     return configuration.invalid_reason(operation, limits) or configuration.unsupported_reason(
         operation, limits
@@ -71,7 +71,7 @@ def draw_valid(
     seen: set[Configuration] = set()
     for _ in range(tries if spaces else 0):
         point = rng.choice(spaces).draw(rng)
-        if point not in seen and refusal(point, operation, limits) is None:
+        if point not in seen and rejection_reason(point, operation, limits) is None:
             yield point
         seen.add(point)
 

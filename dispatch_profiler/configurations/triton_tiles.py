@@ -21,7 +21,7 @@ from dispatch_profiler.configurations._base import (
     split_invalid_reason,
     split_suffix,
 )
-from dispatch_profiler.configurations.outside import KernelSource, Launch
+from dispatch_profiler.configurations.external_kernels import KernelSource, Launch
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul, Operation
 

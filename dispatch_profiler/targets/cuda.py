@@ -37,7 +37,7 @@ class CudaTarget(ByArchitecture):
     """`cuda` is `cuda:sm_80`, which the driver of every GPU since Ampere takes.
 
     Reading `cuda:h200`, of which IREE has no code, gives `cuda:sm_90`: IREE's own code is for the newest
-    that runs there, which `note` says, and kernels from outside IREE are for the device itself.
+    that runs there, which `note` says, and external kernels are for the device itself.
     """
 
     family: ClassVar[str] = "cuda"

@@ -8,25 +8,25 @@ from pathlib import Path
 import pytest
 from sweep_helpers import SMALL
 
-from dispatch_profiler.compiler import ModuleJob
+from dispatch_profiler.compiler import BuildRequest
 from dispatch_profiler.configurations import Configuration
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import parse_target
 
-MakeJob = Callable[..., ModuleJob]
+MakeRequest = Callable[..., BuildRequest]
 
 
 @pytest.fixture(scope="session")
-def make_job() -> MakeJob:
-    """`make_job(operation, [configuration, ...], repeat=2)` for this CPU."""
+def make_request() -> MakeRequest:
+    """`make_request(operation, [configuration, ...], repeat=2)` for this CPU."""
     target = parse_target("llvm-cpu")
 
-    def make(operation: Operation, configurations: Sequence[Configuration], repeat: int = 2) -> ModuleJob:
+    def make(operation: Operation, configurations: Sequence[Configuration], repeat: int = 2) -> BuildRequest:
         dispatches = tuple(Dispatch(operation, c) for c in configurations)
         flags = (*target.compile_flags, *configurations[0].flags)
-        return ModuleJob(render_module(operation, dispatches), dispatches, flags, repeat)
+        return BuildRequest(render_module(operation, dispatches), dispatches, flags, repeat)
 
     return make
 

@@ -6,12 +6,12 @@ import functools
 import re
 from collections.abc import Sequence
 
-from dispatch_profiler.compiler import Built, IreeCompiler, ModuleJob
+from dispatch_profiler.compiler import BuildRequest, Built, IreeCompiler
 from dispatch_profiler.compiler.applied import restore_dropped, verify_applied
 from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.compiler.isolate_failures import isolate_failures
 from dispatch_profiler.compiler.sharing import fan_out, share
-from dispatch_profiler.configurations import Configuration, refusal
+from dispatch_profiler.configurations import Configuration, rejection_reason
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import ElementTypes, Operation
@@ -25,19 +25,19 @@ I8 = ElementTypes("i8", "i8", "i32")
 F64 = ElementTypes("f64", "f64", "f64")
 
 
-def gpu_job(target: str, operation: Operation, configurations: Sequence[Configuration]) -> ModuleJob:
+def gpu_request(target: str, operation: Operation, configurations: Sequence[Configuration]) -> BuildRequest:
     """What `compile.py` would build."""
     described = parse_target(target)
     dispatches = tuple(Dispatch(operation, c) for c in configurations)
-    reasons = ((d.name, refusal(d.configuration, operation, described.limits)) for d in dispatches)
-    refused = tuple((name, reason) for name, reason in reasons if reason)
+    reasons = ((d.name, rejection_reason(d.configuration, operation, described.limits)) for d in dispatches)
+    rejected = tuple((name, reason) for name, reason in reasons if reason)
     source, flags = render_module(operation, dispatches), described.compile_flags
-    return ModuleJob(source, dispatches, flags, 2, refused, described.limits.gpu)
+    return BuildRequest(source, dispatches, flags, 2, rejected, described.limits.gpu)
 
 
 def build(target: str, operation: Operation, *configurations: Configuration) -> Built:
     """In this process, as much of it as compiles."""
-    return isolate_failures(gpu_job(target, operation, configurations), IreeCompiler().build)
+    return isolate_failures(gpu_request(target, operation, configurations), IreeCompiler().build)
 
 
 def states(built: Built) -> list[str]:
@@ -47,19 +47,19 @@ def states(built: Built) -> list[str]:
 
 def generated_code(target: str, operation: Operation, *configurations: Configuration) -> dict[str, str]:
     """Function -> its dispatches after code generation, as IR; what was asked for must be configured."""
-    job, phases = gpu_job(target, operation, configurations), InProcess()
-    module = phases.parse(job.source, job.flags)
+    request, phases = gpu_request(target, operation, configurations), InProcess()
+    module = phases.parse(request.source, request.flags)
     lines, groups = module.lines(), share(module)
-    phases.advance(module, job.flags, stop="executable-sources")
+    phases.advance(module, request.flags, stop="executable-sources")
     fan_out(module, groups, lines)
-    restore_dropped(module, job.dispatches, lines)
-    phases.advance(module, job.flags, "executable-sources", stop="executable-configurations")
-    outcomes = verify_applied(module, job.dispatches, lines)
+    restore_dropped(module, request.dispatches, lines)
+    phases.advance(module, request.flags, "executable-sources", stop="executable-configurations")
+    outcomes = verify_applied(module, request.dispatches, lines)
     assert {o.state.value for o in outcomes.values()} == {"compiled"}, outcomes
-    phases.advance(module, job.flags, "executable-configurations", stop="executable-targets")
+    phases.advance(module, request.flags, "executable-configurations", stop="executable-targets")
     return {
         d.name: "\n".join(anonymous(str(op)) for op in module.executables_of(d.name).values())
-        for d in job.dispatches
+        for d in request.dispatches
     }
 
 

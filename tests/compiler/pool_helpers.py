@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dispatch_profiler.compiler import Built, ModuleJob, NullCompiler
+from dispatch_profiler.compiler import BuildRequest, Built, NullCompiler
 
 
 @dataclass(frozen=True)
 class Deadly(NullCompiler):
     """Aborts on the source `die`."""
 
-    def build(self, job: ModuleJob) -> Built:
-        if job.source == "die":
+    def build(self, request: BuildRequest) -> Built:
+        if request.source == "die":
             os.abort()
         return Built(b"v", b"p", {})
 
@@ -39,7 +39,7 @@ class DiesOfFlags(NullCompiler):
 class TellsItsProcess(NullCompiler):
     """The verify vmfb is the number of the process that built it."""
 
-    def build(self, job: ModuleJob) -> Built:
+    def build(self, request: BuildRequest) -> Built:
         return Built(str(os.getpid()).encode(), b"p", {})
 
 
@@ -50,10 +50,10 @@ class KillsItsParent(NullCompiler):
     counter: str = ""
     times: int = 1
 
-    def build(self, job: ModuleJob) -> Built:
+    def build(self, request: BuildRequest) -> Built:
         file = Path(self.counter)
         killed = len(file.read_text()) if file.exists() else 0
-        if job.source == "die" and killed < self.times:
+        if request.source == "die" and killed < self.times:
             file.write_text("x" * (killed + 1))
             os.kill(os.getppid(), signal.SIGKILL)
         return Built(b"v", b"p", {})

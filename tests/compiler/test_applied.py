@@ -16,25 +16,25 @@ from dispatch_profiler.dispatches import State
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
 
 
-def configured(job):
+def configured(request):
     """The module with every configuration set as a build does it, and the outcomes."""
-    phases, flags = InProcess(), job.flags
-    module = phases.parse(job.source, flags)
+    phases, flags = InProcess(), request.flags
+    module = phases.parse(request.source, flags)
     lines, groups = module.lines(), share(module)
     phases.advance(module, flags, stop="executable-sources")
     fan_out(module, groups, lines)
     phases.advance(module, flags, "executable-sources", stop="executable-configurations")
-    return module, verify_applied(module, job.dispatches, lines)
+    return module, verify_applied(module, request.dispatches, lines)
 
 
-def workgroups(job) -> dict[str, list[int]]:
+def workgroups(request) -> dict[str, list[int]]:
     """Function -> workgroups of each of its dispatches, from the IR after code generation.
 
     The compiler computes these counts from the tiles that it distributed by: they are what ran.
     """
-    module, _ = configured(job)
+    module, _ = configured(request)
     start = "executable-configurations"
-    text = InProcess().advance(module, job.flags, start, stop="executable-targets").text()
+    text = InProcess().advance(module, request.flags, start, stop="executable-targets").text()
     counts = {}
     for name, body in re.findall(r"hal\.executable private @([\w$]+) \{(.*?)\n  \}", text, flags=re.S):
         constants = dict(re.findall(r"%(\S+) = arith.constant (\d+) : index", body))
@@ -84,36 +84,36 @@ TILES = (
     ],
     ids=lambda op: op.name,
 )
-def test_convolutions_with_unit_loops_run_their_configured_tiles(operation: Operation, make_job):
+def test_convolutions_with_unit_loops_run_their_configured_tiles(operation: Operation, make_request):
     """Three configurations of one module are distributed into three different numbers of workgroups.
 
     The compiler drops the attribute of such convolutions and gives all of them one executable.
     """
     tiles = [t for t in TILES if t.invalid_reason(operation, _LIMITS) is None]
     assert len(tiles) >= 2
-    job = make_job(operation, [Default(), *tiles])
+    request = make_request(operation, [Default(), *tiles])
 
-    found = workgroups(job)
+    found = workgroups(request)
 
-    expected = {d.name: expected_workgroups(operation, d.configuration) for d in job.dispatches[1:]}
+    expected = {d.name: expected_workgroups(operation, d.configuration) for d in request.dispatches[1:]}
     assert {name: found[name][-1] for name in expected} == expected
 
 
-def test_a_padded_image_keeps_its_tiles_behind_the_padding(make_job):
+def test_a_padded_image_keeps_its_tiles_behind_the_padding(make_request):
     padded = Conv2d(1, 28, 28, 32, 64, 3, 3, padding=(1, 1))
-    job = make_job(padded, [Default(), TILES[0], TILES[1]])
+    request = make_request(padded, [Default(), TILES[0], TILES[1]])
 
-    found = workgroups(job)
+    found = workgroups(request)
 
-    assert [found[d.name][-1] for d in job.dispatches[1:]] == [8, 196]
+    assert [found[d.name][-1] for d in request.dispatches[1:]] == [8, 196]
 
 
-def test_the_default_keeps_what_the_compiler_chose_beside_imposed_tiles(make_job):
+def test_the_default_keeps_what_the_compiler_chose_beside_imposed_tiles(make_request):
     """Imposing tiles on a neighbour must not change the default."""
-    alone = workgroups(make_job(ONE_IMAGE, [Default()]))
-    beside = workgroups(make_job(ONE_IMAGE, [Default(), TILES[1]]))
+    alone = workgroups(make_request(ONE_IMAGE, [Default()]))
+    beside = workgroups(make_request(ONE_IMAGE, [Default(), TILES[1]]))
 
-    name = make_job(ONE_IMAGE, [Default()]).dispatches[0].name
+    name = make_request(ONE_IMAGE, [Default()]).dispatches[0].name
     assert beside[name] == alone[name]
 
 
@@ -130,16 +130,16 @@ def test_the_default_keeps_what_the_compiler_chose_beside_imposed_tiles(make_job
     ],
     ids=lambda x: x.name,
 )
-def test_matmuls_run_their_configured_tiles(operation: Operation, tiles: CpuTiles, make_job):
-    job = make_job(operation, [tiles])
+def test_matmuls_run_their_configured_tiles(operation: Operation, tiles: CpuTiles, make_request):
+    request = make_request(operation, [tiles])
 
-    found = workgroups(job)[job.dispatches[0].name]
+    found = workgroups(request)[request.dispatches[0].name]
 
     assert found[0] == expected_workgroups(operation, tiles)
 
 
-def test_what_was_applied_is_recorded_in_the_compilers_words(make_job):
-    built = IreeCompiler().build(make_job(POINTWISE, [TILES[0]]))
+def test_what_was_applied_is_recorded_in_the_compilers_words(make_request):
+    built = IreeCompiler().build(make_request(POINTWISE, [TILES[0]]))
 
     (outcome,) = built.outcomes.values()
     assert outcome.state is State.COMPILED
@@ -149,54 +149,56 @@ def test_what_was_applied_is_recorded_in_the_compilers_words(make_job):
     )
 
 
-def test_peeling_survives_folding(make_job):
+def test_peeling_survives_folding(make_request):
     """A pointwise convolution whose pixels no tile divides still peels."""
     operation = Conv2d(1, 15, 15, 16, 32, 1, 1)
     tiles = CpuTiles((1, 4, 8, 32), (1, 1, 4, 16, 1, 1, 1), peel=True)
-    job = make_job(operation, [tiles])
+    request = make_request(operation, [tiles])
 
-    module, _ = configured(job)
+    module, _ = configured(request)
 
     assert "enable_loop_peeling" in module.text()
 
 
-def test_a_flow_that_took_effect_is_compiled(make_job):
+def test_a_flow_that_took_effect_is_compiled(make_request):
     for flow in ("data_tiling", "ukernels"):
-        built = IreeCompiler().build(make_job(Matmul(64, 64, 64), [Flow(flow)]))
+        built = IreeCompiler().build(make_request(Matmul(64, 64, 64), [Flow(flow)]))
 
         assert [o.state for o in built.outcomes.values()] == [State.COMPILED]
 
 
-def test_a_flow_that_changes_nothing_is_not_applied(make_job, monkeypatch):
+def test_a_flow_that_changes_nothing_is_not_applied(make_request, monkeypatch):
     """Without its flag the evidence is missing, and no vmfb is made under its name."""
-    job = make_job(Matmul(64, 64, 64), [Flow("data_tiling")])
-    without = tuple(flag for flag in job.flags if "data-tiling" not in flag)
+    request = make_request(Matmul(64, 64, 64), [Flow("data_tiling")])
+    without = tuple(flag for flag in request.flags if "data-tiling" not in flag)
 
-    built = IreeCompiler().build(type(job)(job.source, job.dispatches, without, 1))
+    built = IreeCompiler().build(type(request)(request.source, request.dispatches, without, 1))
 
     (outcome,) = built.outcomes.values()
     assert (outcome.state, built.verify) == (State.NOT_APPLIED, b"")
     assert "no Mmt4dTilingExpert: it changed nothing here" in outcome.reason
 
 
-def test_tiles_on_another_operation_are_not_applied(make_job):
+def test_tiles_on_another_operation_are_not_applied(make_request):
     """A source whose root has other loops than the operation says: nothing to set the tiles on."""
-    job = make_job(Matmul(64, 64, 64), [CpuTiles((32, 32), (8, 16, 4))])
-    bare = job.source.replace("compilation_info", "ignored")
-    other = make_job(Matmul(64, 64, 32), [Default()])
-    renamed = other.source.replace(other.dispatches[0].name, job.dispatches[0].name)
-    assert bare != job.source
+    request = make_request(Matmul(64, 64, 64), [CpuTiles((32, 32), (8, 16, 4))])
+    bare = request.source.replace("compilation_info", "ignored")
+    other = make_request(Matmul(64, 64, 32), [Default()])
+    renamed = other.source.replace(other.dispatches[0].name, request.dispatches[0].name)
+    assert bare != request.source
 
-    built = IreeCompiler().build(type(job)(renamed, job.dispatches, job.flags, 1))
+    built = IreeCompiler().build(type(request)(renamed, request.dispatches, request.flags, 1))
 
     (outcome,) = built.outcomes.values()
     assert outcome.state is State.NOT_APPLIED
     assert outcome.reason.startswith("asked for #iree_cpu.lowering_config<distribution = [32, 32, 0]")
 
 
-def test_types_do_not_change_what_is_applied(make_job):
+def test_types_do_not_change_what_is_applied(make_request):
     for types in (ElementTypes("f16", "f16", "f16"), ElementTypes("i8", "i8", "i32")):
-        built = IreeCompiler().build(make_job(Matmul(64, 64, 64, types), [CpuTiles((32, 32), (8, 16, 4))]))
+        built = IreeCompiler().build(
+            make_request(Matmul(64, 64, 64, types), [CpuTiles((32, 32), (8, 16, 4))])
+        )
 
         assert [o.state for o in built.outcomes.values()] == [State.COMPILED]
 

@@ -12,14 +12,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dispatch_profiler.compiler import Built, Cache, Outcome
+from dispatch_profiler.compiler import BuildOutcome, Built, Cache
 from dispatch_profiler.dispatches import State
 
 ROOT = Path(__file__).parents[2]
 BUILT = Built(
     b"verify \x00\xff",
     b"profile",
-    {"good": Outcome(State.COMPILED, applied="tiles"), "bad": Outcome(State.NOT_COMPILED, "no such tile")},
+    {
+        "good": BuildOutcome(State.COMPILED, applied="tiles"),
+        "bad": BuildOutcome(State.NOT_COMPILED, "no such tile"),
+    },
     "all that was said",
 )
 KEY = "ab" + "0" * 62
@@ -41,7 +44,7 @@ def test_what_was_put_is_got(tmp_path: Path):
 
 def test_a_build_without_vmfbs_is_kept_too(tmp_path: Path):
     """That nothing compiled need not be found out twice."""
-    nothing = Built(b"", b"", {"bad": Outcome(State.NOT_COMPILED, "no")})
+    nothing = Built(b"", b"", {"bad": BuildOutcome(State.NOT_COMPILED, "no")})
     cache = Cache(tmp_path)
     cache.put(KEY, nothing)
 
@@ -51,7 +54,7 @@ def test_a_build_without_vmfbs_is_kept_too(tmp_path: Path):
 def test_what_may_come_out_otherwise_is_not_kept(tmp_path: Path):
     """A time limit or a crash may be the machine's fault."""
     cache = Cache(tmp_path)
-    cache.put(KEY, Built(b"", b"", {"x": Outcome(State.NOT_COMPILED, "killed", is_transient=True)}))
+    cache.put(KEY, Built(b"", b"", {"x": BuildOutcome(State.NOT_COMPILED, "killed", is_transient=True)}))
 
     assert cache.get(KEY) is None
 

@@ -35,7 +35,7 @@ from sweep_helpers import (
     vmfbs,
 )
 
-from dispatch_profiler.compiler import Built, Cache, CompileOptions, NullCompiler, Outcome, compile_tree
+from dispatch_profiler.compiler import BuildOutcome, Built, Cache, CompileOptions, NullCompiler, compile_tree
 from dispatch_profiler.dispatches import Selection, State
 from dispatch_profiler.files import sha256
 
@@ -80,7 +80,7 @@ def key_of(number: int) -> str:
 def built_of(number: int, size: int = 40) -> Built:
     """Another one for each number, `size` bytes of vmfb."""
     data = (f"{number:04d}" * size).encode()[:size]
-    outcomes = {f"dispatch_{number}": Outcome(State.COMPILED, applied=f"tiles {number}")}
+    outcomes = {f"dispatch_{number}": BuildOutcome(State.COMPILED, applied=f"tiles {number}")}
     return Built(data[: size // 2], data[size // 2 :], outcomes, f"said of {number}")
 
 

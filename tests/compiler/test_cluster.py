@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from pool_helpers import KillsItsParent
 
-from dispatch_profiler.compiler import CompileOptions, IreeCompiler, ModuleJob, NullCompiler, compile_tree
+from dispatch_profiler.compiler import BuildRequest, CompileOptions, IreeCompiler, NullCompiler, compile_tree
 from dispatch_profiler.compiler.cluster import connect
 from dispatch_profiler.compiler.pool import BuildPool, Executor
 from dispatch_profiler.configurations import Default
@@ -149,7 +149,7 @@ def test_what_a_killed_worker_had_in_hand_is_done_by_the_other(two_workers: Clus
 
 
 JOBS = {
-    i: ModuleJob("die" if i == 1 else str(i), (Dispatch(Matmul(8, 8, 8), Default()),), (), 1)
+    i: BuildRequest("die" if i == 1 else str(i), (Dispatch(Matmul(8, 8, 8), Default()),), (), 1)
     for i in range(4)
 }
 
@@ -261,15 +261,15 @@ def test_options_that_do_not_go_together_are_refused(run, arguments, message):
 # -- what `host` means -----------------------------------------------------------------------------
 
 
-def test_host_is_resolved_before_it_travels(make_job):
+def test_host_is_resolved_before_it_travels(make_request):
     """Flags without `host` give the same bytes: no other machine's CPU gets into them."""
     compiler = IreeCompiler()
-    job = make_job(Matmul(16, 16, 16), [Default()])
-    resolved = compiler.resolve(job.flags)
+    request = make_request(Matmul(16, 16, 16), [Default()])
+    resolved = compiler.resolve(request.flags)
 
     assert not any(flag.endswith("=host") for flag in resolved)
-    other = compiler.build(ModuleJob(job.source, job.dispatches, resolved, job.repeat))
-    assert other == compiler.build(job)
+    other = compiler.build(BuildRequest(request.source, request.dispatches, resolved, request.repeat))
+    assert other == compiler.build(request)
 
 
 def test_a_named_cpu_stays_as_it_is():

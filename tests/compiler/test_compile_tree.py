@@ -10,9 +10,9 @@ import pytest
 
 from dispatch_profiler.compiler import (
     BuildError,
+    BuildRequest,
     Built,
     CompileOptions,
-    ModuleJob,
     NullCompiler,
     artifact_of,
     compile_tree,
@@ -205,7 +205,7 @@ def test_a_missing_source_is_refused(tree: Tree):
 def test_what_does_not_compile_is_told_and_leaves_no_vmfb(tree: Tree):
     @dataclass(frozen=True)
     class Refuses(NullCompiler):
-        def build(self, job: ModuleJob) -> Built:
+        def build(self, request: BuildRequest) -> Built:
             raise BuildError("no", diagnostics="all of it")
 
     compiled()

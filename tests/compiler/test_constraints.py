@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gpu_helpers import BF16, F16, build, gpu_job, limits_of, states
+from gpu_helpers import BF16, F16, build, gpu_request, limits_of, states
 
 from dispatch_profiler.compiler import IreeCompiler
 from dispatch_profiler.compiler import constraints as constraints_file
 from dispatch_profiler.compiler.constraints import Constraints, compiler_constraints
 from dispatch_profiler.compiler.isolate_failures import isolate_failures
-from dispatch_profiler.configurations import MmaTiles, Space, draw_valid, gpu_spaces, refusal
+from dispatch_profiler.configurations import MmaTiles, Space, draw_valid, gpu_spaces, rejection_reason
 from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul, Operation
 from dispatch_profiler.targets import parse_target
@@ -131,7 +131,7 @@ def test_what_the_constraints_allow_our_rules_allow_except_what_is_listed(case: 
         assert len(solutions) >= 10
         for solution in solutions:
             tiles = stated.configuration_of(solution)
-            reason = refusal(tiles, operation, limits_of(target))
+            reason = rejection_reason(tiles, operation, limits_of(target))
             assert reason is None or re.match("|".join(FORBIDDEN_BY_US), reason), (tiles.name, reason)
             again = stated.assignment_of(tiles)
             assert {k: again[k] for k in stated.knobs if k != "prefetch_num_stages"} == {
@@ -248,7 +248,7 @@ def test_tiles_whose_copies_do_not_fall_evenly_do_not_compile():
         )
         operation = Matmul(768, 960, 960, F16)
         assert "in equal loads" in tiles.invalid_reason(operation, limits_of(SM_80))
-        unchecked = replace(gpu_job(SM_80, operation, [tiles]), refused=())
+        unchecked = replace(gpu_request(SM_80, operation, [tiles]), rejected=())
         (outcome,) = isolate_failures(unchecked, IreeCompiler().build).outcomes.values()
         assert "failed to derive layout" in outcome.reason
 

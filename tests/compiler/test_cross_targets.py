@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dispatch_profiler.compiler import BuildError, Built, IreeCompiler, ModuleJob
+from dispatch_profiler.compiler import BuildError, BuildRequest, Built, IreeCompiler
 from dispatch_profiler.configurations import Configuration, Default
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.generator import render_module
@@ -38,7 +38,7 @@ OPERATIONS = {
 def build(target: Target, operation: Operation = MATMUL, configuration: Configuration = Default()) -> Built:
     dispatches = (Dispatch(operation, configuration),)
     source = render_module(operation, dispatches)
-    return IreeCompiler().build(ModuleJob(source, dispatches, target.compile_flags, repeat=2))
+    return IreeCompiler().build(BuildRequest(source, dispatches, target.compile_flags, repeat=2))
 
 
 # -- what a vmfb holds, by the formats' own definitions ---------------------------------------------

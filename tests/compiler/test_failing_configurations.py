@@ -20,23 +20,23 @@ TOO_WIDE = CpuTiles((1, 14, 14, 64), (1, 1, 14, 64, 1, 1, 16))
 COMPILES = CpuTiles((1, 14, 14, 64), (1, 1, 14, 16, 1, 1, 1))
 
 
-def test_the_compiler_names_the_tile_that_fails_and_not_the_default(make_job):
+def test_the_compiler_names_the_tile_that_fails_and_not_the_default(make_request):
     """They share an executable until each is given its own, with its own source locations."""
     with pytest.raises(BuildError) as caught:
-        IreeCompiler().build(make_job(ONE_IMAGE, [Default(), COMPILES, TOO_WIDE]))
+        IreeCompiler().build(make_request(ONE_IMAGE, [Default(), COMPILES, TOO_WIDE]))
 
     assert caught.value.culprits == (Dispatch(ONE_IMAGE, TOO_WIDE).name,)
 
 
-def test_a_tile_that_fails_costs_neither_the_default_nor_another_tile(make_job):
-    job = make_job(ONE_IMAGE, [Default(), TOO_WIDE, COMPILES])
+def test_a_tile_that_fails_costs_neither_the_default_nor_another_tile(make_request):
+    request = make_request(ONE_IMAGE, [Default(), TOO_WIDE, COMPILES])
 
-    built = isolate_failures(job, IreeCompiler().build)
+    built = isolate_failures(request, IreeCompiler().build)
 
-    states = [built.outcomes[d.name].state for d in job.dispatches]
+    states = [built.outcomes[d.name].state for d in request.dispatches]
     assert states == [State.COMPILED, State.NOT_COMPILED, State.COMPILED]
-    assert "large vector sizes" in built.outcomes[job.dispatches[1].name].reason
-    for dispatch, state in zip(job.dispatches, states, strict=True):
+    assert "large vector sizes" in built.outcomes[request.dispatches[1].name].reason
+    for dispatch, state in zip(request.dispatches, states, strict=True):
         assert (dispatch.name.encode() in built.verify) == (state is State.COMPILED)
 
 
@@ -79,17 +79,17 @@ def random_tiles(operation: Conv2d, count: int) -> list[CpuTiles]:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("operation", UNIT_DIMENSIONS, ids=lambda o: o.name.split("_f32")[0])
-def test_of_a_hundred_random_tiles_each_fails_for_itself(operation: Conv2d, make_job):
+def test_of_a_hundred_random_tiles_each_fails_for_itself(operation: Conv2d, make_request):
     """What is not compiled fails alone, too, in a source that has nothing else; all the others are there."""
-    job = make_job(operation, [Default(), *random_tiles(operation, 100)], repeat=1)
+    request = make_request(operation, [Default(), *random_tiles(operation, 100)], repeat=1)
 
-    built = isolate_failures(job, IreeCompiler().build)
+    built = isolate_failures(request, IreeCompiler().build)
 
-    assert set(built.outcomes) == {d.name for d in job.dispatches}
-    assert built.outcomes[job.dispatches[0].name].state is State.COMPILED
-    for dispatch in job.dispatches:
+    assert set(built.outcomes) == {d.name for d in request.dispatches}
+    assert built.outcomes[request.dispatches[0].name].state is State.COMPILED
+    for dispatch in request.dispatches:
         outcome = built.outcomes[dispatch.name]
         assert (dispatch.name.encode() + b"\0" in built.verify) == (outcome.state is State.COMPILED)
         if outcome.state is State.NOT_COMPILED:
             with pytest.raises(BuildError):
-                IreeCompiler().build(make_job(operation, [dispatch.configuration]))
+                IreeCompiler().build(make_request(operation, [dispatch.configuration]))

@@ -19,14 +19,14 @@ from gpu_helpers import (
     I8,
     build,
     generated_code,
-    gpu_job,
+    gpu_request,
     limits_of,
     numbers,
     ptx_of,
     states,
 )
 
-from dispatch_profiler.compiler import ModuleJob
+from dispatch_profiler.compiler import BuildRequest
 from dispatch_profiler.compiler.iree import IreeCompiler
 from dispatch_profiler.compiler.pool import _build
 from dispatch_profiler.configurations import (
@@ -284,16 +284,16 @@ def test_threads_have_f8_only_where_the_compiler_can_convert_it():
     assert states(build("rocm:gfx950", operation, wide)) == ["compiled"]
     for target, tiles in (("cuda:sm_89", SIMT), ("rocm:gfx942", wide)):
         assert "no conversion from f8E4M3FN" in states(build(target, operation, tiles))[0]
-        unchecked = replace(gpu_job(target, operation, [tiles]), refused=())
+        unchecked = replace(gpu_request(target, operation, [tiles]), rejected=())
         (outcome,) = settle(unchecked, IreeCompiler().build).outcomes.values()
         assert outcome.state is State.NOT_COMPILED
 
 
 def test_a_name_that_cannot_be_had_never_runs_as_something_else():
     """Also without the check before the build: the compiler is asked for the instruction and refuses."""
-    job = gpu_job("cuda:sm_80", Matmul(256, 256, 256), [MMA])
+    request = gpu_request("cuda:sm_80", Matmul(256, 256, 256), [MMA])
 
-    built = settle(ModuleJob(job.source, job.dispatches, job.flags, 2), IreeCompiler().build)
+    built = settle(BuildRequest(request.source, request.dispatches, request.flags, 2), IreeCompiler().build)
 
     (outcome,) = built.outcomes.values()
     assert outcome.state is State.NOT_COMPILED
@@ -314,32 +314,32 @@ def test_one_that_does_not_compile_costs_no_neighbour():
     uneven = MmaTiles(
         workgroup=(128, 192), reduction=(96,), subgroups=(2, 4), pipeline="VectorDistribute", stages=1
     )
-    job = gpu_job("cuda:sm_80", Matmul(768, 960, 960, F16), [Default(), MMA, uneven, VECTOR])
+    request = gpu_request("cuda:sm_80", Matmul(768, 960, 960, F16), [Default(), MMA, uneven, VECTOR])
     calls = []
 
-    def counted(part: ModuleJob):
+    def counted(part: BuildRequest):
         calls.append(len(part.dispatches))
         return IreeCompiler().build(part)
 
-    built = settle(replace(job, refused=()), counted)
+    built = settle(replace(request, rejected=()), counted)
 
     assert [o.state.value for o in built.outcomes.values()].count("compiled") == 3
-    assert "failed to derive layout" in built.outcomes[job.dispatches[2].name].reason
+    assert "failed to derive layout" in built.outcomes[request.dispatches[2].name].reason
     assert calls == [4, 3]
 
 
 def test_what_the_compiler_replaced_is_not_applied():
     """Another launch, another pipeline option or other tiles than asked for: no code under the name."""
-    job = gpu_job("cuda:sm_80", PRODUCT, [MMA])
+    request = gpu_request("cuda:sm_80", PRODUCT, [MMA])
     for before, after in (
         ("prefetch_num_stages = 1", "prefetch_num_stages = 2"),
         ("subgroup = [4, 4, 0]", "subgroup = [8, 2, 0]"),
         ("{compilation_info = ", "{ignored = "),
     ):
-        changed = job.source.replace(before, after)
-        assert changed != job.source
+        changed = request.source.replace(before, after)
+        assert changed != request.source
 
-        built = IreeCompiler().build(ModuleJob(changed, job.dispatches, job.flags, 1))
+        built = IreeCompiler().build(BuildRequest(changed, request.dispatches, request.flags, 1))
 
         (outcome,) = built.outcomes.values()
         if "ignored" in after:
@@ -376,8 +376,8 @@ def compile_random(target: str, operation: Operation, count: int, seed: int) -> 
     worker, found = Worker(WorkerLimits(100, None)), []
     try:
         for configuration in itertools.islice(drawn, count):
-            job = gpu_job(target, operation, [configuration])
-            built = settle(job, lambda part: worker.call(_build, IreeCompiler(), part))
+            request = gpu_request(target, operation, [configuration])
+            built = settle(request, lambda part: worker.call(_build, IreeCompiler(), part))
             found += [f"{configuration.name}: {state}" for state in states(built)]
     finally:
         worker.kill()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch_profiler.compiler import BuildError, Built, ModuleJob, Outcome
+from dispatch_profiler.compiler import BuildError, BuildOutcome, BuildRequest, Built
 from dispatch_profiler.compiler.isolate_failures import isolate_failures
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch, State
@@ -23,19 +23,19 @@ class FakeCompiler:
         self.bad, self.error, self.named = bad, error, named
         self.compiled: list[int] = []
 
-    def __call__(self, job: ModuleJob) -> Built:
-        names = [d.name for d in job.dispatches]
+    def __call__(self, request: BuildRequest) -> Built:
+        names = [d.name for d in request.dispatches]
         self.compiled.append(len(names))
         broken = [name for name in names if name in self.bad]
         if broken and self.error is BuildError:
             raise BuildError("no such tile", culprits=(broken[0],) if self.named else ())
         if broken:
             raise self.error("gone")
-        return Built(" ".join(names).encode(), b"profile", {n: Outcome(State.COMPILED) for n in names})
+        return Built(" ".join(names).encode(), b"profile", {n: BuildOutcome(State.COMPILED) for n in names})
 
 
-def job(dispatches: tuple[Dispatch, ...] = FORTY) -> ModuleJob:
-    return ModuleJob("", dispatches, (), 1)
+def request(dispatches: tuple[Dispatch, ...] = FORTY) -> BuildRequest:
+    return BuildRequest("", dispatches, (), 1)
 
 
 @pytest.mark.parametrize("error", [BuildError, WorkerCrashed, WorkerTimedOut])
@@ -44,7 +44,7 @@ def test_ten_bad_of_forty_cost_none_of_the_other_thirty(error: type[Exception], 
     """Whether the compiler refuses, crashes or hangs, and whether it says at what or not."""
     bad = {d.name for d in FORTY[::4]}
 
-    built = isolate_failures(job(), FakeCompiler(bad, error, named))
+    built = isolate_failures(request(), FakeCompiler(bad, error, named))
 
     good = {d.name for d in FORTY} - bad
     assert set(built.verify.decode().split()) == good
@@ -56,7 +56,7 @@ def test_the_work_is_bounded_however_many_are_bad():
     """Three times the dispatches at most, plus the first try."""
     compiler = FakeCompiler({d.name for d in FORTY[::2]}, named=False)
 
-    isolate_failures(job(), compiler)
+    isolate_failures(request(), compiler)
 
     assert sum(compiler.compiled) <= 3 * len(FORTY)
 
@@ -64,7 +64,7 @@ def test_the_work_is_bounded_however_many_are_bad():
 def test_one_named_culprit_costs_one_more_try_and_itself():
     compiler = FakeCompiler({FORTY[7].name})
 
-    isolate_failures(job(), compiler)
+    isolate_failures(request(), compiler)
 
     assert compiler.compiled == [40, 1, 39]
 
@@ -74,13 +74,13 @@ def test_a_dispatch_that_the_compiler_names_wrongly_compiles(bad: int):
     """Functions with the same code share an executable, whose locations are those of the first."""
     guilty = FORTY[bad].name
 
-    def build(job: ModuleJob) -> Built:
-        names = [d.name for d in job.dispatches]
+    def build(request: BuildRequest) -> Built:
+        names = [d.name for d in request.dispatches]
         if guilty in names:
             raise BuildError("no such tile", culprits=(names[0],))
-        return Built(" ".join(names).encode(), b"profile", {n: Outcome(State.COMPILED) for n in names})
+        return Built(" ".join(names).encode(), b"profile", {n: BuildOutcome(State.COMPILED) for n in names})
 
-    built = isolate_failures(job(), build)
+    built = isolate_failures(request(), build)
 
     assert [n for n, o in built.outcomes.items() if o.state is not State.COMPILED] == [guilty]
     assert built.outcomes[guilty].reason == "no such tile"
@@ -90,20 +90,20 @@ def test_a_dispatch_that_the_compiler_names_wrongly_compiles(bad: int):
 def test_a_module_without_faults_is_built_once():
     compiler = FakeCompiler(set())
 
-    isolate_failures(job(), compiler)
+    isolate_failures(request(), compiler)
 
     assert compiler.compiled == [40]
 
 
 def test_all_bad_gives_reasons_and_no_vmfb():
-    built = isolate_failures(job(), FakeCompiler({d.name for d in FORTY}, named=False))
+    built = isolate_failures(request(), FakeCompiler({d.name for d in FORTY}, named=False))
 
     assert built.verify == built.profile == b""
     assert {o.reason for o in built.outcomes.values()} == {"no such tile"}
 
 
 def test_a_time_limit_says_so():
-    built = isolate_failures(job(FORTY[:1]), FakeCompiler({FORTY[0].name}, WorkerTimedOut))
+    built = isolate_failures(request(FORTY[:1]), FakeCompiler({FORTY[0].name}, WorkerTimedOut))
 
     assert built.outcomes[FORTY[0].name].reason == "the compiler gave gone"
 
@@ -113,12 +113,12 @@ def test_what_does_not_compile_together_is_told_and_the_default_is_kept(most: in
     """Half of them are tried, then a quarter: the default is among them, wherever it stands."""
     default = Dispatch(Matmul(64, 64, 64), Default())
 
-    def build(job: ModuleJob) -> Built:
-        if len(job.dispatches) > most:
+    def build(request: BuildRequest) -> Built:
+        if len(request.dispatches) > most:
             raise BuildError("too many")
-        return Built(b"v", b"p", {d.name: Outcome(State.COMPILED) for d in job.dispatches})
+        return Built(b"v", b"p", {d.name: BuildOutcome(State.COMPILED) for d in request.dispatches})
 
-    built = isolate_failures(job((*FORTY[:39], default)), build)
+    built = isolate_failures(request((*FORTY[:39], default)), build)
 
     states = {n: o.state for n, o in built.outcomes.items()}
     assert len(states) == 40
@@ -130,7 +130,7 @@ def test_what_does_not_compile_together_is_told_and_the_default_is_kept(most: in
 
 
 def test_nothing_asked_nothing_built():
-    assert isolate_failures(job(()), FakeCompiler(set())) == Built(b"", b"", {})
+    assert isolate_failures(request(()), FakeCompiler(set())) == Built(b"", b"", {})
 
 
 @given(st.sets(st.integers(0, 11)), st.booleans())
@@ -138,7 +138,7 @@ def test_every_dispatch_gets_exactly_its_own_outcome(bad: set[int], named: bool)
     twelve = FORTY[:12]
     names = {twelve[i].name for i in bad}
 
-    built = isolate_failures(job(twelve), FakeCompiler(names, named=named))
+    built = isolate_failures(request(twelve), FakeCompiler(names, named=named))
 
     assert {n for n, o in built.outcomes.items() if o.state is not State.COMPILED} == names
     assert set(built.verify.decode().split()) == {d.name for d in twelve} - names

@@ -10,7 +10,7 @@ import pytest
 
 from dispatch_profiler.compiler import BuildError, IreeCompiler
 from dispatch_profiler.compiler.in_process import InProcess, _repeated
-from dispatch_profiler.compiler.module import Module
+from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.tools import Tools
 from dispatch_profiler.configurations import CpuTiles, Default, Flow
 from dispatch_profiler.dispatches import State
@@ -31,9 +31,11 @@ def compiler(request: pytest.FixtureRequest) -> IreeCompiler:
     return IreeCompiler(BIN if request.param == "tools" else None)
 
 
-def configured_by_wheel(job) -> Module:
+def configured_by_wheel(request) -> IrModule:
     phases = InProcess()
-    return phases.advance(phases.parse(job.source, job.flags), job.flags, stop="executable-configurations")
+    return phases.advance(
+        phases.parse(request.source, request.flags), request.flags, stop="executable-configurations"
+    )
 
 
 def test_both_name_the_same_revision():
@@ -41,68 +43,68 @@ def test_both_name_the_same_revision():
     assert InProcess().revision == IreeCompiler().revision
 
 
-def test_the_profile_module_repeats_every_dispatch(make_job):
+def test_the_profile_module_repeats_every_dispatch(make_request):
     """Counted in the compiler's own IR: a padded convolution has two dispatches, five times each."""
-    job = make_job(Conv2d(2, 8, 8, 16, 16, 3, 3, padding=(1, 1)), [Default()])
+    request = make_request(Conv2d(2, 8, 8, 16, 16, 3, 3, padding=(1, 1)), [Default()])
     phases = InProcess()
-    translated = phases.advance(phases.parse(job.source, job.flags), job.flags, stop="hal")
+    translated = phases.advance(phases.parse(request.source, request.flags), request.flags, stop="hal")
 
     assert translated.dispatch_commands() == 2
-    assert _repeated(translated, job.flags, 5).dispatch_commands() == 10
+    assert _repeated(translated, request.flags, 5).dispatch_commands() == 10
     assert translated.dispatch_commands() == 2
 
 
-def test_a_pipeline_that_repeats_nothing_is_an_error(make_job, monkeypatch):
+def test_a_pipeline_that_repeats_nothing_is_an_error(make_request, monkeypatch):
     """If the compiler took the request and did nothing, times would be wrong by that factor."""
-    monkeypatch.setattr(Module, "dispatch_commands", lambda module: 3)
-    job = make_job(SMALL, [Default()])
-    configured = configured_by_wheel(job)
+    monkeypatch.setattr(IrModule, "dispatch_commands", lambda module: 3)
+    request = make_request(SMALL, [Default()])
+    configured = configured_by_wheel(request)
 
     with pytest.raises(ToolError, match="should do 4 x 3 dispatches, but does 3"):
-        InProcess().finish(configured, job.flags, "executable-configurations", 4)
+        InProcess().finish(configured, request.flags, "executable-configurations", 4)
 
 
-def test_both_build_two_vmfbs_with_every_function(compiler: IreeCompiler, make_job):
-    job = make_job(SMALL, [Default(), TILES])
+def test_both_build_two_vmfbs_with_every_function(compiler: IreeCompiler, make_request):
+    request = make_request(SMALL, [Default(), TILES])
 
-    built = compiler.build(job)
+    built = compiler.build(request)
 
     for vmfb in (built.verify, built.profile):
-        assert all(d.name.encode() in vmfb for d in job.dispatches)
+        assert all(d.name.encode() in vmfb for d in request.dispatches)
     assert {o.state for o in built.outcomes.values()} == {State.COMPILED}
     assert built.verify != built.profile
 
 
-def test_the_verify_vmfb_serves_as_profile_vmfb_without_repeats(make_job):
-    built = IreeCompiler().build(make_job(SMALL, [Default()], repeat=1))
+def test_the_verify_vmfb_serves_as_profile_vmfb_without_repeats(make_request):
+    built = IreeCompiler().build(make_request(SMALL, [Default()], repeat=1))
 
     assert built.verify == built.profile
 
 
-def test_a_refused_module_names_its_culprit_in_one_sentence(make_job):
-    job = make_job(SMALL, [Default(), TOO_WIDE, TILES])
+def test_a_refused_module_names_its_culprit_in_one_sentence(make_request):
+    request = make_request(SMALL, [Default(), TOO_WIDE, TILES])
 
     with pytest.raises(BuildError, match="One or more operations with large vector sizes") as caught:
-        IreeCompiler().build(job)
+        IreeCompiler().build(request)
 
-    assert caught.value.culprits == (job.dispatches[1].name,)
+    assert caught.value.culprits == (request.dispatches[1].name,)
     assert "\n" not in caught.value.message
     assert len(caught.value.diagnostics) > len(caught.value.message)
 
 
-def test_the_commands_name_the_culprit_too(make_job):
-    job = make_job(SMALL, [TOO_WIDE])
+def test_the_commands_name_the_culprit_too(make_request):
+    request = make_request(SMALL, [TOO_WIDE])
 
     with pytest.raises(BuildError, match="large vector sizes"):
-        IreeCompiler(BIN).build(job)
+        IreeCompiler(BIN).build(request)
 
 
-def test_an_epilogue_that_iree_cannot_compile_says_so(make_job):
+def test_an_epilogue_that_iree_cannot_compile_says_so(make_request):
     """IREE 3.13 has no erf for f64 on CPUs."""
     gelu = Matmul(8, 8, 8, ElementTypes("f64", "f64", "f64"), epilogue=Epilogue.parse("gelu"))
 
     with pytest.raises(BuildError, match=r"math\.erf"):
-        IreeCompiler().build(make_job(gelu, [Default()]))
+        IreeCompiler().build(make_request(gelu, [Default()]))
 
 
 def test_unknown_flags_are_a_usage_error(compiler: IreeCompiler):
@@ -114,32 +116,34 @@ def test_known_flags_pass(compiler: IreeCompiler):
     compiler.check_flags(["--iree-opt-level=O2"])
 
 
-def test_a_function_that_the_source_lacks_is_told(make_job):
-    job = make_job(SMALL, [Default()])
+def test_a_function_that_the_source_lacks_is_told(make_request):
+    request = make_request(SMALL, [Default()])
 
     with pytest.raises(ToolError, match="the source has no function"):
-        IreeCompiler().build(type(job)(job.source.replace("default", "other"), job.dispatches, job.flags, 1))
+        IreeCompiler().build(
+            type(request)(request.source.replace("default", "other"), request.dispatches, request.flags, 1)
+        )
 
 
-def test_a_source_that_is_no_mlir_is_told(make_job):
-    job = make_job(SMALL, [Default()])
+def test_a_source_that_is_no_mlir_is_told(make_request):
+    request = make_request(SMALL, [Default()])
 
     with pytest.raises(ToolError, match="cannot read the compiler's IR"):
-        IreeCompiler().build(type(job)("not mlir", job.dispatches, job.flags, 1))
+        IreeCompiler().build(type(request)("not mlir", request.dispatches, request.flags, 1))
 
 
-def test_a_configuration_that_is_left_out_leaves_no_trace(make_job):
-    job = make_job(SMALL, [Default(), TILES])
-    module = configured_by_wheel(job)
+def test_a_configuration_that_is_left_out_leaves_no_trace(make_request):
+    request = make_request(SMALL, [Default(), TILES])
+    module = configured_by_wheel(request)
 
-    module.drop_dispatches([job.dispatches[1].name])
+    module.drop_dispatches([request.dispatches[1].name])
 
-    assert job.dispatches[1].name not in module.text()
-    assert job.dispatches[0].name in module.text()
+    assert request.dispatches[1].name not in module.text()
+    assert request.dispatches[0].name in module.text()
 
 
-def test_ukernels_are_seen_by_the_commands_too(make_job):
-    built = IreeCompiler(BIN).build(make_job(Matmul(64, 64, 64), [Flow("ukernels")], repeat=1))
+def test_ukernels_are_seen_by_the_commands_too(make_request):
+    built = IreeCompiler(BIN).build(make_request(Matmul(64, 64, 64), [Flow("ukernels")], repeat=1))
 
     assert [o.state for o in built.outcomes.values()] == [State.COMPILED]
 
@@ -177,4 +181,4 @@ def test_a_tool_that_says_nothing_is_told(tmp_path: Path):
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
 
     with pytest.raises(BuildError, match="ended with status 3"):
-        Tools(tool).advance(Module.parse("module {}"), (), stop="hal")
+        Tools(tool).advance(IrModule.parse("module {}"), (), stop="hal")

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from pool_helpers import Deadly, DiesOfFlags, KillsItsParent, TellsItsProcess
 
-from dispatch_profiler.compiler import ModuleJob, Outcome, pool
+from dispatch_profiler.compiler import BuildOutcome, BuildRequest, pool
 from dispatch_profiler.compiler.pool import BuildPool, Executor, WorkerSet
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch, State
@@ -37,24 +37,24 @@ def _helpers_are_importable(monkeypatch):
 @pytest.mark.parametrize("kind", ["threads", pytest.param("loky", marks=needs_safe_path)])
 def test_a_compiler_that_kills_its_process_costs_only_its_dispatch(kind: str):
     """Three modules, of which one takes its worker process down whenever it is built."""
-    jobs = {i: ModuleJob(str(i), (), (), 1) for i in range(3)}
-    jobs[1] = ModuleJob("die", (DISPATCH,), (), 1)
+    requests = {i: BuildRequest(str(i), (), (), 1) for i in range(3)}
+    requests[1] = BuildRequest("die", (DISPATCH,), (), 1)
 
     with BuildPool[int](Deadly(), Executor(kind, 2), LIMITS) as pool:
-        results = dict(pool.results(jobs))
+        results = dict(pool.results(requests))
 
     (outcome,) = results[1].outcomes.values()
-    assert outcome == Outcome(State.NOT_COMPILED, "killed by SIGABRT", is_transient=True)
+    assert outcome == BuildOutcome(State.NOT_COMPILED, "killed by SIGABRT", is_transient=True)
     assert set(results) == {0, 1, 2}
 
 
 @needs_safe_path
 def test_what_a_killed_process_of_joblib_had_in_hand_is_done_by_another(tmp_path: Path):
-    jobs = {i: ModuleJob("die" if i == 1 else str(i), (DISPATCH,), (), 1) for i in range(6)}
+    requests = {i: BuildRequest("die" if i == 1 else str(i), (DISPATCH,), (), 1) for i in range(6)}
     compiler = KillsItsParent(counter=str(tmp_path / "killed"), times=2)
 
     with BuildPool[int](compiler, Executor("loky", 2), LIMITS) as pool:
-        results = list(pool.results(jobs))
+        results = list(pool.results(requests))
 
     assert sorted(key for key, _ in results) == [0, 1, 2, 3, 4, 5]
     assert all(built.verify == b"v" for _, built in results)
@@ -62,14 +62,14 @@ def test_what_a_killed_process_of_joblib_had_in_hand_is_done_by_another(tmp_path
 
 @needs_safe_path
 def test_processes_that_are_killed_again_and_again_end_the_run_with_a_sentence(tmp_path: Path):
-    jobs = {i: ModuleJob("die" if i == 1 else str(i), (DISPATCH,), (), 1) for i in range(3)}
+    requests = {i: BuildRequest("die" if i == 1 else str(i), (DISPATCH,), (), 1) for i in range(3)}
     compiler = KillsItsParent(counter=str(tmp_path / "killed"), times=99)
 
     with (
         BuildPool[int](compiler, Executor("loky", 2), LIMITS) as pool,
         pytest.raises(ToolError, match="processes of joblib were killed 3 times") as caught,
     ):
-        list(pool.results(jobs))
+        list(pool.results(requests))
 
     assert "--executor=threads" in caught.value.hint
 
@@ -79,13 +79,13 @@ def test_processes_that_are_killed_again_and_again_end_the_run_with_a_sentence(t
 )
 def test_flags_that_the_compiler_dies_of_end_the_run_with_a_sentence(kind: str, flag: str):
     """And not this process; nothing is handed out, so no cluster is needed either."""
-    jobs = {i: ModuleJob(str(i), (DISPATCH,), (flag,) if i == 1 else (), 1) for i in range(2)}
+    requests = {i: BuildRequest(str(i), (DISPATCH,), (flag,) if i == 1 else (), 1) for i in range(2)}
 
     with (
         BuildPool[int](DiesOfFlags(), Executor(kind, 2, "tcp://127.0.0.1:1"), LIMITS) as builds,
         pytest.raises(ToolError, match="as far as reading its flags: killed by SIGABRT") as caught,
     ):
-        list(builds.results(jobs))
+        list(builds.results(requests))
 
     assert "stands behind --" in caught.value.hint
 
@@ -93,10 +93,10 @@ def test_flags_that_the_compiler_dies_of_end_the_run_with_a_sentence(kind: str, 
 def test_a_compiler_process_is_renewed_after_so_many_builds(monkeypatch):
     """What a module leaves behind in it would add up over ten thousand; to read the flags counts too."""
     monkeypatch.setattr(pool, "_BUILDS", 2)
-    jobs = {i: ModuleJob(str(i), (DISPATCH,), (), 1) for i in range(7)}
+    requests = {i: BuildRequest(str(i), (DISPATCH,), (), 1) for i in range(7)}
 
     with BuildPool[int](TellsItsProcess(), Executor("threads", 1), LIMITS) as builds:
-        processes = [built.verify for _, built in builds.results(jobs)]
+        processes = [built.verify for _, built in builds.results(requests)]
 
     assert sorted(processes.count(process) for process in set(processes)) == [1, 2, 2, 2]
 
@@ -117,7 +117,7 @@ def test_loky_is_rejected_where_its_processes_would_import_from_the_current_dire
         BuildPool[int](TellsItsProcess(), Executor("loky", 2), LIMITS) as builds,
         pytest.raises(UsageError, match=r"--executor=loky needs Python 3\.11") as caught,
     ):
-        list(builds.results({1: ModuleJob("", (DISPATCH,), (), 1)}))
+        list(builds.results({1: BuildRequest("", (DISPATCH,), (), 1)}))
 
     assert "--executor=threads" in caught.value.hint
 
@@ -130,7 +130,7 @@ def test_the_environment_is_as_before_when_loky_has_ended(monkeypatch):
         else:
             monkeypatch.setenv("PYTHONSAFEPATH", before)
         with BuildPool[int](TellsItsProcess(), Executor("loky", 2), LIMITS) as builds:
-            list(builds.results({1: ModuleJob("", (DISPATCH,), (), 1)}))
+            list(builds.results({1: BuildRequest("", (DISPATCH,), (), 1)}))
         assert os.environ.get("PYTHONSAFEPATH") == before
 
 

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from dispatch_profiler.compiler import BuildError, IreeCompiler, ModuleJob
+from dispatch_profiler.compiler import BuildError, BuildRequest, IreeCompiler
 from dispatch_profiler.compiler.applied import verify_applied
 from dispatch_profiler.compiler.in_process import InProcess
-from dispatch_profiler.compiler.module import Module
+from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.sharing import fan_out, share
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, Operation
@@ -24,18 +24,20 @@ CONV_TILES = [
 TOO_WIDE = CpuTiles((64, 128), (8, 16, 1), (64, 128, 32))
 
 
-def generated_code(job: ModuleJob, *, shared: bool) -> dict[str, list[str]]:
+def generated_code(request: BuildRequest, *, shared: bool) -> dict[str, list[str]]:
     """Function -> the code of each of its executables, after tiling, vectorization and lowering."""
-    phases, flags = InProcess(), job.flags
-    module = phases.parse(job.source, flags)
-    module.keep_functions([d.name for d in job.dispatches])
+    phases, flags = InProcess(), request.flags
+    module = phases.parse(request.source, flags)
+    module.keep_functions([d.name for d in request.dispatches])
     lines, groups = module.lines(), share(module) if shared else []
     phases.advance(module, flags, stop=SOURCES)
     fan_out(module, groups, lines)
     phases.advance(module, flags, SOURCES, stop=CONFIGURED)
-    verify_applied(module, job.dispatches, lines)
+    verify_applied(module, request.dispatches, lines)
     phases.advance(module, flags, CONFIGURED, stop=TARGETS)
-    return {d.name: [anonymous(op) for op in module.executables_of(d.name).values()] for d in job.dispatches}
+    return {
+        d.name: [anonymous(op) for op in module.executables_of(d.name).values()] for d in request.dispatches
+    }
 
 
 def anonymous(op) -> str:
@@ -58,57 +60,61 @@ def anonymous(op) -> str:
     ],
     ids=lambda x: x.name if isinstance(x, Operation) else "",
 )
-def test_each_gets_the_code_that_it_would_get_alone(operation: Operation, tiles: list[CpuTiles], make_job):
-    job = make_job(operation, [Default(), *tiles])
+def test_each_gets_the_code_that_it_would_get_alone(
+    operation: Operation, tiles: list[CpuTiles], make_request
+):
+    request = make_request(operation, [Default(), *tiles])
 
-    together = generated_code(job, shared=True)
+    together = generated_code(request, shared=True)
 
-    for dispatch in job.dispatches:
-        alone = generated_code(ModuleJob(job.source, (dispatch,), job.flags, 1), shared=False)
+    for dispatch in request.dispatches:
+        alone = generated_code(BuildRequest(request.source, (dispatch,), request.flags, 1), shared=False)
         assert together[dispatch.name] == alone[dispatch.name], dispatch.name
-    assert len({tuple(code) for code in together.values()}) == len(job.dispatches)  # none is another's
+    assert len({tuple(code) for code in together.values()}) == len(request.dispatches)  # none is another's
 
 
-def test_one_function_of_each_body_goes_through_the_front_end(make_job):
-    job = make_job(Matmul(64, 64, 64), [Default(), *TILES, CpuTiles((32, 32), (8, 16, 4), split_k=4)])
-    module = Module.parse(job.source)
+def test_one_function_of_each_body_goes_through_the_front_end(make_request):
+    request = make_request(Matmul(64, 64, 64), [Default(), *TILES, CpuTiles((32, 32), (8, 16, 4), split_k=4)])
+    module = IrModule.parse(request.source)
 
     (group,) = share(module)
 
-    names = [d.name for d in job.dispatches]
+    names = [d.name for d in request.dispatches]
     assert list(group.infos) == names[1:4]
     assert list(module.symbols("func.func")) == [names[0], names[1], names[4]]
 
 
-def test_a_function_that_was_edited_by_hand_is_not_taken_for_its_neighbour(make_job):
-    job = make_job(Matmul(64, 64, 64), [*TILES])
-    first = job.source.index("arith.constant 0.0")
-    edited = job.source[:first] + "arith.constant 1.0" + job.source[first + len("arith.constant 0.0") :]
+def test_a_function_that_was_edited_by_hand_is_not_taken_for_its_neighbour(make_request):
+    request = make_request(Matmul(64, 64, 64), [*TILES])
+    first = request.source.index("arith.constant 0.0")
+    edited = (
+        request.source[:first] + "arith.constant 1.0" + request.source[first + len("arith.constant 0.0") :]
+    )
 
-    (group,) = share(Module.parse(edited))
+    (group,) = share(IrModule.parse(edited))
 
-    assert list(group.infos) == [d.name for d in job.dispatches[1:]]
+    assert list(group.infos) == [d.name for d in request.dispatches[1:]]
 
 
-def test_a_culprit_that_shared_the_front_end_is_named(make_job):
+def test_a_culprit_that_shared_the_front_end_is_named(make_request):
     """Its copy keeps the lines of its own source, by which diagnostics name it."""
-    job = make_job(Matmul(128, 128, 64), [Default(), *TILES, TOO_WIDE])
+    request = make_request(Matmul(128, 128, 64), [Default(), *TILES, TOO_WIDE])
 
     with pytest.raises(BuildError) as caught:
-        IreeCompiler().build(job)
+        IreeCompiler().build(request)
 
-    assert caught.value.culprits == (job.dispatches[-1].name,)
+    assert caught.value.culprits == (request.dispatches[-1].name,)
 
 
-def test_names_in_traces_and_reflection_are_the_dispatchs_own(make_job):
-    job = make_job(Matmul(64, 64, 64), TILES)
+def test_names_in_traces_and_reflection_are_the_dispatchs_own(make_request):
+    request = make_request(Matmul(64, 64, 64), TILES)
     phases = InProcess()
-    module = phases.parse(job.source, job.flags)
+    module = phases.parse(request.source, request.flags)
     lines, groups = module.lines(), share(module)
-    phases.advance(module, job.flags, stop=SOURCES)
+    phases.advance(module, request.flags, stop=SOURCES)
     fan_out(module, groups, lines)
 
-    for dispatch in job.dispatches:
+    for dispatch in request.dispatches:
         assert f"sync func @{dispatch.name}(" in str(module.symbols("util.func")[dispatch.name])
         (executable,) = module.executables_of(dispatch.name)
         assert executable == f"{dispatch.name}_dispatch_0"

@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch_profiler.compiler import ModuleJob
-from dispatch_profiler.compiler.module import Module
+from dispatch_profiler.compiler import BuildRequest
+from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.source import relevant_source, reproducer
 from dispatch_profiler.configurations import CpuTiles, Default, Flow
 from dispatch_profiler.dispatches import Dispatch
@@ -38,7 +38,7 @@ def test_what_is_cut_out_is_what_the_compiler_reads(operation: Operation, wanted
 
 
 def functions(source: str) -> dict[str, str]:
-    module = Module.parse(source)  # what it hands out lives no longer than it does
+    module = IrModule.parse(source)  # what it hands out lives no longer than it does
     return {name: str(op) for name, op in module.symbols("func.func").items()}
 
 
@@ -71,11 +71,11 @@ def test_a_reproducer_shows_the_failure_by_its_own_command(tmp_path: Path):
     # The initial zeros of this tile are a vector that the compiler refuses.
     too_wide = CpuTiles((64, 128), (8, 16, 1), (64, 128, 32))
     dispatches = (Dispatch(operation, Default()), Dispatch(operation, too_wide))
-    job = ModuleJob(
+    request = BuildRequest(
         render_module(operation, dispatches), dispatches, parse_target("llvm-cpu").compile_flags, 2
     )
     name = dispatches[1].name
-    text = reproducer(job, name, "large\nvectors")
+    text = reproducer(request, name, "large\nvectors")
     (tmp_path / f"{name}.mlir").write_text(text)
 
     reason, command, *_ = text.splitlines()

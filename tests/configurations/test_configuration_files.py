@@ -20,7 +20,7 @@ from dispatch_profiler.configurations import (
     load_configurations,
     shipped_configurations,
 )
-from dispatch_profiler.configurations import refusal as why_not
+from dispatch_profiler.configurations import rejection_reason as why_not
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul
 from dispatch_profiler.targets import parse_target

@@ -14,7 +14,7 @@ from dispatch_profiler.configurations import (
     configuration_from_dict,
     draw_valid,
     gpu_spaces,
-    refusal,
+    rejection_reason,
     triton_spaces,
     with_narrow_sums,
 )
@@ -60,7 +60,7 @@ def test_what_is_drawn_for_an_operation_is_valid_different_and_the_same_for_a_se
     assert len(set(points)) == len(points)
     assert len(points) == 15 or not spaces or limits.gpu.arch == "vp_android_baseline_2022"
     for point in points:
-        assert refusal(point, operation, limits) is None
+        assert rejection_reason(point, operation, limits) is None
         assert point.lowering(operation).compilation_info
         assert configuration_from_dict(point.to_dict()) == point
         assert point.stages in limits.gpu.stages
@@ -131,7 +131,7 @@ def test_triton_tiles_are_drawn_for_what_has_a_product(name, operation):
         )
     )
     assert len(points) == 40
-    assert all(refusal(point, operation, limits) is None for point in points)
+    assert all(rejection_reason(point, operation, limits) is None for point in points)
     has = any(point.descriptors for point in points)
     assert has == (name == "cuda:sm_90" and operation.reduction_axes == ("k",) and operation.n % 8 == 0)
 
@@ -142,4 +142,4 @@ def test_there_is_no_triton_kernel_but_for_nvidia_gpus_and_none_for_depthwise():
         assert triton_spaces(OPERATIONS[0], parse_target(name).limits) == ()
     limits = parse_target("cuda:sm_90").limits
     (space,) = triton_spaces(OPERATIONS[6], limits)
-    assert all(refusal(space.draw(random.Random(i)), OPERATIONS[6], limits) for i in range(50))
+    assert all(rejection_reason(space.draw(random.Random(i)), OPERATIONS[6], limits) for i in range(50))

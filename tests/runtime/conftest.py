@@ -47,7 +47,7 @@ def for_cuda(request: pytest.FixtureRequest, tmp_path: Path) -> Build:
 
 def _compiled(text: str, dispatch: Dispatch, target: str, repeat: int) -> bytes:
     pytest.importorskip("iree.compiler", reason="no compiler here: give what it made with --vmfbs=DIR")
-    from dispatch_profiler.compiler import IreeCompiler, ModuleJob
+    from dispatch_profiler.compiler import BuildRequest, IreeCompiler
 
     flags = parse_target(target).compile_flags
-    return IreeCompiler().build(ModuleJob(text, (dispatch,), flags, repeat)).profile
+    return IreeCompiler().build(BuildRequest(text, (dispatch,), flags, repeat)).profile

@@ -10,7 +10,7 @@ import iree.runtime as rt
 import numpy as np
 import pytest
 
-from dispatch_profiler.compiler import IreeCompiler, ModuleJob
+from dispatch_profiler.compiler import BuildRequest, IreeCompiler
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError, UsageError
@@ -27,7 +27,7 @@ def build(operation: Operation, repeat: int = 1, source: str | None = None) -> t
     """(function, vmfb) of the compiler's default."""
     dispatch = Dispatch(operation, Default())
     text = source or render_module(operation, [dispatch])
-    built = IreeCompiler().build(ModuleJob(text, (dispatch,), FLAGS, repeat))
+    built = IreeCompiler().build(BuildRequest(text, (dispatch,), FLAGS, repeat))
     return dispatch.name, built.profile
 
 
@@ -183,8 +183,8 @@ def test_code_for_another_device_is_told():
     operation, cpu = Matmul(4, 4, 4), "znver4" if platform.machine() == "aarch64" else "neoverse-v2"
     dispatches = (Dispatch(operation, Default()),)
     flags = parse_target(f"llvm-cpu:{cpu}").compile_flags
-    job = ModuleJob(render_module(operation, dispatches), dispatches, flags, 1)
-    vmfb = IreeCompiler().build(job).verify
+    request = BuildRequest(render_module(operation, dispatches), dispatches, flags, 1)
+    vmfb = IreeCompiler().build(request).verify
 
     with pytest.raises(
         RunError, match=r"it is llvm-cpu code \(embedded-elf-\w+\) for another device than this$"

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch_profiler.compiler import BuildError, ModuleJob, NullCompiler, compiler_for
+from dispatch_profiler.compiler import BuildError, BuildRequest, NullCompiler, compiler_for
 from dispatch_profiler.compiler.null import RUN_FAULTS, Rule, load_rules
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch, State
@@ -47,14 +47,14 @@ DEFAULT = Dispatch(Matmul(4, 6, 8), Default())
 TILED = Dispatch(Matmul(4, 6, 8), CpuTiles((4, 6), (2, 2, 2)))
 
 
-def job_of(*dispatches: Dispatch, repeat: int = 10) -> ModuleJob:
-    return ModuleJob("", dispatches, (), repeat)
+def request_of(*dispatches: Dispatch, repeat: int = 10) -> BuildRequest:
+    return BuildRequest("", dispatches, (), repeat)
 
 
 def call_of(operation: Operation, inputs, *, profile: bool = False, **rule):
     """The default dispatch of `operation`, compiled under one rule, loaded and bound."""
     dispatch = Dispatch(operation, Default())
-    built = NullCompiler((Rule("*", **rule),)).build(job_of(dispatch))
+    built = NullCompiler((Rule("*", **rule),)).build(request_of(dispatch))
     device = NullDevice()
     program = device.load(built.profile if profile else built.verify)
     return program.bind(dispatch.name, device.put(operation, inputs))
@@ -113,7 +113,7 @@ def test_what_was_compiled_runs_whatever_is_asked_for():
     """The device obeys the vmfb: bound for another shape, it gives the result of the one compiled."""
     compiled, asked = Matmul(4, 6, 8), Matmul(6, 4, 8)
     dispatch = Dispatch(compiled, Default())
-    program = NullDevice().load(NullCompiler().build(job_of(dispatch)).verify)
+    program = NullDevice().load(NullCompiler().build(request_of(dispatch)).verify)
     inputs = draw(compiled, Distribution.REALS, 1)
     call = program.bind(dispatch.name, NullDevice().put(asked, inputs))
     assert call.run().shape == (4, 6)
@@ -194,14 +194,14 @@ def test_what_the_null_compiler_did_not_write_is_refused(vmfb):
 
 def test_a_function_that_is_not_in_the_vmfb_is_refused_by_name():
     """As IREE's runtime does it."""
-    program = NullDevice().load(NullCompiler().build(job_of(DEFAULT)).verify)
+    program = NullDevice().load(NullCompiler().build(request_of(DEFAULT)).verify)
     with pytest.raises(RunError, match=f"no function {TILED.name}"):
         program.bind(TILED.name, NullDevice().put(TILED.operation, []))
 
 
 def test_a_vmfb_of_an_operation_that_does_not_exist_is_refused():
     """Here with an extent of 0."""
-    data = json.loads(NullCompiler().build(job_of(DEFAULT)).verify)
+    data = json.loads(NullCompiler().build(request_of(DEFAULT)).verify)
     data["functions"][DEFAULT.name]["operation"]["m"] = 0
     with pytest.raises(RunError, match="damaged: matmul: every extent must be at least 1"):
         device = NullDevice()
@@ -237,7 +237,7 @@ def test_untouched_memory_of_i32_is_no_sum_of_products():
 
 def test_a_dispatch_without_a_rule_is_compiled_as_it_was_asked_for():
     """What was applied is what was asked for, in the words of the attribute."""
-    built = NullCompiler().build(job_of(DEFAULT, TILED))
+    built = NullCompiler().build(request_of(DEFAULT, TILED))
     assert {o.state for o in built.outcomes.values()} == {State.COMPILED}
     assert built.outcomes[TILED.name].applied.startswith("#iree_cpu.lowering_config<distribution = [4, 6, 0]")
     assert built.outcomes[DEFAULT.name].applied == "the null compiler's choice"
@@ -245,28 +245,28 @@ def test_a_dispatch_without_a_rule_is_compiled_as_it_was_asked_for():
 
 def test_only_what_was_applied_is_in_the_vmfb():
     """A dispatch that was not applied cannot be run by mistake."""
-    built = NullCompiler((Rule("*_2x2x2", not_applied=True),)).build(job_of(DEFAULT, TILED))
+    built = NullCompiler((Rule("*_2x2x2", not_applied=True),)).build(request_of(DEFAULT, TILED))
     assert built.outcomes[TILED.name].state is State.NOT_APPLIED
     assert list(json.loads(built.verify)["functions"]) == [DEFAULT.name]
 
 
 def test_without_any_applied_dispatch_there_is_no_vmfb():
     """Both files are empty."""
-    built = NullCompiler((Rule("*", not_applied=True),)).build(job_of(DEFAULT, TILED))
+    built = NullCompiler((Rule("*", not_applied=True),)).build(request_of(DEFAULT, TILED))
     assert (built.verify, built.profile) == (b"", b"")
 
 
 def test_a_dispatch_that_does_not_compile_fails_its_module_and_is_named():
     """As a compiler does it: one error, one culprit."""
     with pytest.raises(BuildError, match="no such tile") as caught:
-        NullCompiler((Rule("*_2x2x2", not_compiled="no such tile"),)).build(job_of(DEFAULT, TILED))
+        NullCompiler((Rule("*_2x2x2", not_compiled="no such tile"),)).build(request_of(DEFAULT, TILED))
     assert caught.value.culprits == (TILED.name,)
 
 
 def test_the_first_rule_that_matches_counts():
     """The order of the file decides."""
     rules = (Rule("*_default", time_ms=1.0), Rule("*", time_ms=2.0))
-    functions = json.loads(NullCompiler(rules).build(job_of(DEFAULT, TILED)).verify)["functions"]
+    functions = json.loads(NullCompiler(rules).build(request_of(DEFAULT, TILED)).verify)["functions"]
     assert [functions[d.name]["time_ms"] for d in (DEFAULT, TILED)] == [1.0, 2.0]
 
 

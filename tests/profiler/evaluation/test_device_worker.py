@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dispatch_profiler.compiler import ModuleJob, NullCompiler
+from dispatch_profiler.compiler import BuildRequest, NullCompiler
 from dispatch_profiler.compiler.null import Rule
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
@@ -37,7 +37,7 @@ def modules(
 ) -> tuple[device_worker.VmfbRef, device_worker.VmfbRef]:
     """verify and profile of one dispatch, compiled under one rule."""
     compiler = NullCompiler((Rule("*", **rule),))
-    built = compiler.build(ModuleJob("", (Dispatch(OPERATION, Default()),), (), repeat))
+    built = compiler.build(BuildRequest("", (Dispatch(OPERATION, Default()),), (), repeat))
     made = []
     for vmfb, times in ((built.verify, 1), (built.profile, repeat)):
         device_worker.receive(sha256(vmfb), vmfb)

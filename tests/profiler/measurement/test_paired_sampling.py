@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dispatch_profiler.compiler import ModuleJob, NullCompiler
+from dispatch_profiler.compiler import BuildRequest, NullCompiler
 from dispatch_profiler.compiler.null import Rule
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
@@ -38,7 +38,7 @@ def compared(base: dict, new: dict, *, repeats: tuple[int, int] = (10, 10), **op
     """What turns say of two rules of the null compiler, and the device that they were taken on."""
     device, sides = Watched(), {}
     for side, rule, repeat in zip(Side, (base, new), repeats, strict=True):
-        job = ModuleJob("", (Dispatch(OPERATION, Default()),), (), repeat)
+        job = BuildRequest("", (Dispatch(OPERATION, Default()),), (), repeat)
         sides[side] = Timed(NullCompiler((Rule("*", **rule),)).build(job).profile, NAME, repeat)
     places = Places(device, OPERATION, draw(OPERATION, Distribution.REALS, 1))
     return take_paired_samples(device, sides, places, SequentialTestOptions(**options), 20.0), device

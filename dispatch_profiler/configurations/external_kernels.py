@@ -1,4 +1,4 @@
-"""Kernels from outside IREE: what a dispatch must know to launch one, whoever wrote it."""
+"""External kernels: what a dispatch must know to launch one, whoever wrote it."""
 
 from __future__ import annotations
 

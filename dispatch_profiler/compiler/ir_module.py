@@ -15,14 +15,14 @@ from iree.compiler import ir
 from dispatch_profiler.errors import ToolError
 
 
-class Module:
+class IrModule:
     """A module, in the MLIR context that it was parsed in."""
 
     def __init__(self, operation: Any) -> None:
         self.operation = operation
 
     @classmethod
-    def parse(cls, data: bytes | str, context: Any = None) -> Module:
+    def parse(cls, data: bytes | str, context: Any = None) -> IrModule:
         """Read MLIR as text or bytecode. Raises ToolError if it is neither."""
         try:
             return cls(ir.Module.parse(data, context or ir.Context()).operation)
@@ -39,8 +39,8 @@ class Module:
     def text(self) -> str:
         return str(self.operation)
 
-    def clone(self) -> Module:
-        return Module(self.operation.clone())
+    def clone(self) -> IrModule:
+        return IrModule(self.operation.clone())
 
     def symbols(self, kind: str) -> dict[str, Any]:
         """Name -> operation, of the module's own operations of one kind such as `util.func`.

@@ -1,4 +1,4 @@
-"""Kernels from outside IREE in a module: their objects put in, and seen to be there in the end.
+"""External kernels in a module: their objects are put in, and verified to be there in the end.
 
 The generated source says how each is launched. What only its compiler knows, the object itself and
 the shared memory that it takes, is set on `hal.dispatch.extern` before the front end runs.
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from iree.compiler import ir
 
-from dispatch_profiler.compiler._base import BuildError, Kernel, Outcome
-from dispatch_profiler.compiler.module import Module, operations_in
+from dispatch_profiler.compiler._base import BuildError, BuildOutcome, Kernel
+from dispatch_profiler.compiler.ir_module import IrModule, operations_in
 from dispatch_profiler.configurations import GpuLimits, KernelObject, KernelSource
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import MissingDependency, reason_of
@@ -23,10 +23,10 @@ _EXTERN = "hal.dispatch.extern"
 
 def make_kernels(
     dispatches: Sequence[Dispatch], gpu: GpuLimits | None
-) -> tuple[dict[str, Kernel], dict[str, Outcome]]:
-    """(dispatch -> its kernel, dispatch -> why it has none), of those that take one from outside."""
+) -> tuple[dict[str, Kernel], dict[str, BuildOutcome]]:
+    """(dispatch -> its kernel, dispatch -> why it has none), of those that launch an external kernel."""
     kernels: dict[str, Kernel] = {}
-    failed: dict[str, Outcome] = {}
+    failed: dict[str, BuildOutcome] = {}
     for dispatch in dispatches:
         asked = dispatch.configuration.kernel(dispatch.operation)
         if asked is None or gpu is None:
@@ -34,10 +34,10 @@ def make_kernels(
         try:
             kernels[dispatch.name] = _checked(_made(asked, gpu), dispatch, gpu)
         except BuildError as error:
-            failed[dispatch.name] = Outcome(State.NOT_COMPILED, error.message)
+            failed[dispatch.name] = BuildOutcome(State.NOT_COMPILED, error.message)
         except MissingDependency as error:
             reason = f"{error.message}: {error.hint}"
-            failed[dispatch.name] = Outcome(State.NOT_COMPILED, reason, is_transient=True)
+            failed[dispatch.name] = BuildOutcome(State.NOT_COMPILED, reason, is_transient=True)
     return kernels, failed
 
 
@@ -80,7 +80,7 @@ def _is_ptx(data: bytes) -> bool:
     return b"\0" not in data.rstrip(b"\0")
 
 
-def put_in(source: Module, kernels: Mapping[str, Kernel]) -> None:
+def put_in(source: IrModule, kernels: Mapping[str, Kernel]) -> None:
     """Set object and shared memory on the launches of a module that the front end has not seen."""
     functions = source.symbols("func.func")
     for name, kernel in kernels.items():
@@ -99,15 +99,15 @@ def _object(name: str, kernel: Kernel) -> str:
     return f'#hal.executable.object<{{path = "{name}.{suffix}", data = {data}}}>'
 
 
-def verify_external_kernels(module: Module, kernels: Mapping[str, Kernel]) -> dict[str, Outcome]:
+def verify_external_kernels(module: IrModule, kernels: Mapping[str, Kernel]) -> dict[str, BuildOutcome]:
     """Outcomes of the dispatches of `kernels`: does each really launch its own?"""
     return {name: _verified(module, name, kernel) for name, kernel in kernels.items()}
 
 
-def _verified(module: Module, name: str, kernel: Kernel) -> Outcome:
+def _verified(module: IrModule, name: str, kernel: Kernel) -> BuildOutcome:
     for executable in module.executables_of(name).values():
         text = str(executable)
         shared = f"workgroup_local_memory = {kernel.shared_bytes}"
         if f'path = "{name}.' in text and (shared in text or not kernel.shared_bytes):
-            return Outcome(State.COMPILED, applied=kernel.origin)
-    return Outcome(State.NOT_APPLIED, "the compiler's IR has no launch of the kernel from outside")
+            return BuildOutcome(State.COMPILED, applied=kernel.origin)
+    return BuildOutcome(State.NOT_APPLIED, "the compiler's IR has no launch of the external kernel")

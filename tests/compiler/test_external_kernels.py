@@ -1,4 +1,4 @@
-"""Kernels from outside IREE, compiled without a GPU: what is in the vmfb, and the verdicts with reasons."""
+"""External kernels, compiled without a GPU: what is in the vmfb, and the verdicts with reasons."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from dataclasses import replace
 
 import pytest
-from gpu_helpers import BF16, F8, F16, I8, build, gpu_job, states
+from gpu_helpers import BF16, F8, F16, I8, build, gpu_request, states
 
-from dispatch_profiler.compiler import ModuleJob, outside, triton
+from dispatch_profiler.compiler import BuildRequest, external_kernels, triton
 from dispatch_profiler.compiler._base import BuildError
+from dispatch_profiler.compiler.external_kernels import put_in
 from dispatch_profiler.compiler.in_process import InProcess
+from dispatch_profiler.compiler.ir_module import operations_in
 from dispatch_profiler.compiler.iree import IreeCompiler
-from dispatch_profiler.compiler.module import operations_in
-from dispatch_profiler.compiler.outside import put_in
 from dispatch_profiler.compiler.tree import CompileOptions, plan_tasks
 from dispatch_profiler.configurations import Default, Entry, Extern, TritonTiles, load_configurations
 from dispatch_profiler.dispatches import Selection, Tree, load_manifest
@@ -109,17 +109,20 @@ def test_f32_is_not_rounded_to_tf32_unless_the_configuration_says_so():
 @pytest.mark.parametrize("configuration", [TILES, TMA, replace(TILES, split_k=3)], ids=lambda c: c.name)
 def test_the_profile_module_does_the_dispatch_again_and_again(configuration):
     """Seen in the command buffers: the compiler folds no repetition of a kernel that it cannot look into."""
-    job = gpu_job("cuda:sm_90", PRODUCT, [configuration])
-    kernels, _ = outside.make_kernels(job.dispatches, job.gpu)
+    request = gpu_request("cuda:sm_90", PRODUCT, [configuration])
+    kernels, _ = external_kernels.make_kernels(request.dispatches, request.gpu)
     phases = InProcess()
-    source = phases.parse(job.source, job.flags)
+    source = phases.parse(request.source, request.flags)
     put_in(source, kernels)
-    module = phases.advance(source, job.flags, stop="hal")
+    module = phases.advance(source, request.flags, stop="hal")
     commands = module.dispatch_commands()
 
     # `finish` fails if the profile module has not `repeat` times as many.
     assert commands == (2 if configuration.split_k > 1 else 1)
-    verify, profile = IreeCompiler().build(replace(job, repeat=7)).verify, IreeCompiler().build(job).profile
+    verify, profile = (
+        IreeCompiler().build(replace(request, repeat=7)).verify,
+        IreeCompiler().build(request).profile,
+    )
     assert verify != profile
 
 
@@ -165,8 +168,8 @@ def test_no_pipeline_takes_less_shared_memory_than_the_rule_says():
 @needs_triton
 def test_a_kernel_that_takes_too_much_shared_memory_is_told_and_costs_no_other():
     """What the rule cannot know the compiled kernel says."""
-    job = gpu_job("cuda:sm_90", PRODUCT, [TILES, replace(TILES, stages=1)])
-    built = IreeCompiler().build(replace(job, gpu=replace(job.gpu, device_shared_bytes=20000)))
+    request = gpu_request("cuda:sm_90", PRODUCT, [TILES, replace(TILES, stages=1)])
+    built = IreeCompiler().build(replace(request, gpu=replace(request.gpu, device_shared_bytes=20000)))
 
     outcomes = {name.removeprefix(PRODUCT.name): o.reason for name, o in built.outcomes.items()}
     assert outcomes == {
@@ -216,8 +219,8 @@ def test_what_triton_refuses_is_a_reason_without_its_output(capfd):
 def test_an_object_of_ones_own_is_launched_as_its_entry_says(ptx):
     """Its shared memory, its workgroups, and pointers behind that of the result."""
     mine = own(ptx, shared_memory=98304, spare_bindings=(64, 16))
-    job = gpu_job("cuda:sm_90", PRODUCT, [mine])
-    module = InProcess().parse(job.source, job.flags)
+    request = gpu_request("cuda:sm_90", PRODUCT, [mine])
+    module = InProcess().parse(request.source, request.flags)
     (launch,) = [op for op in operations_in(module.operation) if op.name == "hal.dispatch.extern"]
     built = build("cuda:sm_90", PRODUCT, mine)
 
@@ -226,7 +229,7 @@ def test_an_object_of_ones_own_is_launched_as_its_entry_says(ptx):
     assert "[256 : index, 1 : index, 1 : index]" in str(launch.attributes["workgroup_size"])
     assert "tensor<64xi8>, tensor<16xi8>" in str(launch)
     assert re.search(
-        r"constant 2 : index\s+%\w+ = arith.constant 2 : index\s+%\w+ = arith.constant 1", job.source
+        r"constant 2 : index\s+%\w+ = arith.constant 2 : index\s+%\w+ = arith.constant 1", request.source
     )
 
 
@@ -286,9 +289,9 @@ def test_another_triton_is_another_build(tmp_path, monkeypatch):
     tree = Tree(tmp_path)
     plan = plan_generation(Workload((Work(PRODUCT),)), parse_target("cuda:sm_90"), Choices([Entry(TILES)]))
     list(emit(plan, tree))
-    monkeypatch.setattr("dispatch_profiler.compiler.tree.triton_version", lambda: "1.0")
+    monkeypatch.setattr("dispatch_profiler.compiler.build_request.triton_version", lambda: "1.0")
     before = keys()
-    monkeypatch.setattr("dispatch_profiler.compiler.tree.triton_version", lambda: "2.0")
+    monkeypatch.setattr("dispatch_profiler.compiler.build_request.triton_version", lambda: "2.0")
     after = keys()
 
     assert before["triton"] != after["triton"]
@@ -302,16 +305,18 @@ def test_kernels_from_outside_have_a_module_of_their_own(ptx):
 
 def test_a_launch_that_lost_its_object_is_not_applied():
     """The proof can fail: a module without the object is not called compiled."""
-    job = gpu_job("cuda:sm_90", PRODUCT, [TILES])
+    request = gpu_request("cuda:sm_90", PRODUCT, [TILES])
     module = InProcess().advance(
-        InProcess().parse(job.source, job.flags), job.flags, stop="executable-sources"
+        InProcess().parse(request.source, request.flags), request.flags, stop="executable-sources"
     )
-    kernel = outside.Kernel(b"x", 16, "nobody's")
-    (outcome,) = outside.verify_external_kernels(module, {job.dispatches[0].name: kernel}).values()
+    kernel = external_kernels.Kernel(b"x", 16, "nobody's")
+    (outcome,) = external_kernels.verify_external_kernels(
+        module, {request.dispatches[0].name: kernel}
+    ).values()
     assert outcome.state.value == "not applied"
 
 
 def test_a_job_without_a_gpu_has_no_kernels():
-    job = gpu_job("cuda:sm_90", PRODUCT, [TILES])
-    assert outside.make_kernels(job.dispatches, None) == ({}, {})
-    assert isinstance(job, ModuleJob)
+    request = gpu_request("cuda:sm_90", PRODUCT, [TILES])
+    assert external_kernels.make_kernels(request.dispatches, None) == ({}, {})
+    assert isinstance(request, BuildRequest)

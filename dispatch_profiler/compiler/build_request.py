@@ -1,0 +1,101 @@
+"""What a build is asked for, and the key under which its result is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from dispatch_profiler import __version__
+from dispatch_profiler.compiler._base import BuildRequest, Compiler
+from dispatch_profiler.compiler.source import relevant_source
+from dispatch_profiler.compiler.triton import SOURCES, triton_version
+from dispatch_profiler.configurations import KernelObject, KernelSource, rejection_reason
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.files import sha256
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.targets import Target
+
+#: The profile vmfb repeats a dispatch until one call does about this much work ...
+_FLOPS_PER_CALL = 2e9
+#: ... but never more often than the original dispatch profiler.
+_MOST_REPEATS = 100
+#: On a GPU; there a call costs as much as a small kernel takes, so it is never of one alone.
+_FLOPS_PER_CALL_OF_GPU = 2e11
+_FEWEST_REPEATS_OF_GPU = 10
+
+
+def repeat_count(operation: Operation, on_gpu: bool = False) -> int:
+    """How often the profile vmfb does each dispatch: 100 for the smallest, 1 (GPU: 10) for the largest."""
+    work = _FLOPS_PER_CALL_OF_GPU if on_gpu else _FLOPS_PER_CALL
+    fewest = _FEWEST_REPEATS_OF_GPU if on_gpu else 1
+    return max(fewest, min(_MOST_REPEATS, round(work / max(1, operation.flops))))
+
+
+def build_request(
+    source: str,
+    dispatches: Sequence[Dispatch],
+    target: Target,
+    *,
+    flags: Sequence[str] = (),
+    repeat: int | None = None,
+) -> BuildRequest:
+    """A request for `dispatches` of one operation that share their module, for `target`.
+
+    `source` is MLIR text that has a function for each, as `render_module` writes it. `flags` are
+    compiler flags beyond those of target and configurations. `repeat` None means `repeat_count`.
+    Configurations that `target` cannot have are rejected with their reasons, not built.
+    """
+    operation, configuration = dispatches[0].operation, dispatches[0].configuration
+    reasons = ((d.name, rejection_reason(d.configuration, d.operation, target.limits)) for d in dispatches)
+    return BuildRequest(
+        source,
+        tuple(dispatches),
+        (*target.compile_flags, *configuration.flags, *flags),
+        repeat or repeat_count(operation, target.limits.gpu is not None),
+        tuple((name, reason) for name, reason in reasons if reason),
+        target.limits.gpu,
+    )
+
+
+def build_key(request: BuildRequest, target: Target, compiler: Compiler) -> str:
+    """The content hash of all that decides what `compiler` makes of `request`, in hexadecimal.
+
+    Equal keys mean equal vmfbs. Of the source only the functions of the request count, so that an
+    edit elsewhere does not change the key; so do our own version and code, the compiler's revision,
+    the target with its CPU resolved, and the content of files that flags or kernels name.
+    """
+    names = [dispatch.name for dispatch in request.dispatches]
+    content = [
+        *(__version__, _code_version(), compiler.revision, target.fingerprint),
+        *(request.flags, request.repeat, relevant_source(request.source, names), names, request.rejected),
+        *(_files_of(request.flags), _external_kernels(request.dispatches)),
+    ]
+    return sha256(json.dumps(content).encode())
+
+
+def _files_of(flags: tuple[str, ...]) -> tuple[str, ...]:
+    """Hashes of the files that flags name, such as a tuning spec: their names say nothing of them."""
+    values = (flag.partition("=")[2] for flag in flags)
+    # os.path answers False also for what is too long to be a path, such as a list of CPU features.
+    return tuple(sha256(Path(value).read_bytes()) for value in values if os.path.isfile(value))
+
+
+def _external_kernels(dispatches: Sequence[Dispatch]) -> tuple[str, ...]:
+    """What external kernels depend on beside the configuration: Triton, or the object's content."""
+    kernels = [dispatch.configuration.kernel(dispatch.operation) for dispatch in dispatches]
+    objects = [kernel.path for kernel in kernels if isinstance(kernel, KernelObject)]
+    versions = [f"triton {triton_version()}"] if any(isinstance(k, KernelSource) for k in kernels) else []
+    return (*versions, *(sha256(Path(path).read_bytes()) for path in objects if os.path.isfile(path)))
+
+
+@cache
+def _code_version() -> str:
+    """Hash of our own sources that decide what comes out of a build."""
+    package = Path(__file__).parent.parent
+    files = sorted(
+        [*(package / "compiler").glob("*.py"), *(package / "configurations").glob("*.py"), SOURCES]
+    )
+    return sha256(b"".join(file.read_bytes() for file in files))
