@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built, Compiler
-from dispatch_profiler.compiler.build_request import build_key, build_request, repeat_count
 from dispatch_profiler.compiler.cache import Cache, CacheInfo
 from dispatch_profiler.compiler.iree import IreeCompiler
 from dispatch_profiler.compiler.null import NullCompiler, load_rules
+from dispatch_profiler.compiler.request import build_key, build_request, repeat_count
 from dispatch_profiler.compiler.tree import (
     CompileOptions,
     Progress,

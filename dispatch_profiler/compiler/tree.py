@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dispatch_profiler.compiler._base import BuildRequest, Built, Compiler
-from dispatch_profiler.compiler.build_request import build_key, build_request
 from dispatch_profiler.compiler.cache import Cache
+from dispatch_profiler.compiler.request import build_key, build_request
 from dispatch_profiler.compiler.source import reproducer
 from dispatch_profiler.dispatches import (
     Artifact,
@@ -234,7 +234,7 @@ class _Results:
             target=task.target.name,
             verify=self._write(self._tree.vmfb(operation, task.module, "verify"), built.verify),
             profile=self._write(self._tree.vmfb(operation, task.module, "profile"), built.profile),
-            flags=task.job.flags,
+            flags=task.request.flags,
         )
         part = _part(task, built, module)
         note_result(self._tree, part)

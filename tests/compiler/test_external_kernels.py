@@ -289,9 +289,9 @@ def test_another_triton_is_another_build(tmp_path, monkeypatch):
     tree = Tree(tmp_path)
     plan = plan_generation(Workload((Work(PRODUCT),)), parse_target("cuda:sm_90"), Choices([Entry(TILES)]))
     list(emit(plan, tree))
-    monkeypatch.setattr("dispatch_profiler.compiler.build_request.triton_version", lambda: "1.0")
+    monkeypatch.setattr("dispatch_profiler.compiler.request.triton_version", lambda: "1.0")
     before = keys()
-    monkeypatch.setattr("dispatch_profiler.compiler.build_request.triton_version", lambda: "2.0")
+    monkeypatch.setattr("dispatch_profiler.compiler.request.triton_version", lambda: "2.0")
     after = keys()
 
     assert before["triton"] != after["triton"]
