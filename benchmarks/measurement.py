@@ -35,7 +35,7 @@ from dispatch_profiler.configurations import Configuration, CpuTiles, Default, E
 from dispatch_profiler.dispatches import Manifest, State, Tree, load_manifest
 from dispatch_profiler.generator import Choices, emit, plan_generation
 from dispatch_profiler.isolation import Worker
-from dispatch_profiler.operations import Matmul, Operation
+from dispatch_profiler.operations import Distribution, Matmul, Operation
 from dispatch_profiler.profiler.compare.live import LiveOptions
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, Vmfb
@@ -48,7 +48,7 @@ from dispatch_profiler.profiler.records.record import Record
 from dispatch_profiler.profiler.statistics.intervals import median_interval, signed_rank_interval
 from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions, Side
 from dispatch_profiler.profiler.statistics.stopping import StopRule
-from dispatch_profiler.profiler.verification.inputs import Distribution, draw
+from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.runtime import find_runtime_tools
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.workloads import Entry as Work
@@ -195,8 +195,8 @@ class Tools:
         """`--input=` for each operand and the result's memory."""
         arrays = [*draw(operation, Distribution.REALS, 1), np.zeros(operation.result.shape, np.float32)]
         found = []
-        for tensor, array in zip((*operation.inputs, operation.result), arrays, strict=True):
-            path = self._folder / f"{operation.name}_{tensor.role}.npy"
+        for tensor, array in zip((*operation.operands, operation.result), arrays, strict=True):
+            path = self._folder / f"{operation.name}_{tensor.name}.npy"
             if not path.exists():
                 np.save(path, array)
             found.append(f"--input=@{path}")

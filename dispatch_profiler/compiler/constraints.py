@@ -28,7 +28,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.isolation import Worker, WorkerLimits
-from dispatch_profiler.operations import BatchMatmul, Conv2d, Operation
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target
 
 _FLAG = "--iree-codegen-emit-pipeline-constraints"
@@ -115,14 +115,14 @@ class Constraints:
         return {each.name(): model[each].as_long() for each in values}
 
     def _problem(self) -> Assignment:
-        loops = enumerate(_of_one_batch(self.operation).loops)
+        loops = enumerate(self.operation.as_contraction().one_of_batch.loops)
         return {f"problem_dim_{i}": loop.extent for i, loop in loops}
 
     # -- to and from our own configurations -----------------------------------------------------------
 
     def assignment_of(self, tiles: MmaTiles) -> Assignment:
         """The knobs that stand for `tiles`, which must be of this pipeline."""
-        operation = _of_one_batch(self.operation)
+        operation = self.operation.as_contraction().one_of_batch
         lowering, intrinsic = tiles.lowering(operation), tiles.intrinsic(operation)
         levels = dict(lowering.levels)
         *m_counts, n_count = tiles.subgroups
@@ -145,7 +145,7 @@ class Constraints:
 
     def configuration_of(self, assignment: Mapping[str, int]) -> MmaTiles:
         """The configuration that the knobs stand for."""
-        operation = _of_one_batch(self.operation)
+        operation = self.operation.as_contraction().one_of_batch
         intrinsic = self.intrinsics[assignment["mma_idx"]]
         loops = [loop.name for loop in operation.loops]
         axes = [loops.index(axis) for axis in operation.parallel_axes]
@@ -160,7 +160,7 @@ class Constraints:
         else:
             outer = (1,) * (len(axes) - 2)
             subgroups = (*outer, assignment["sg_m_cnt"], assignment["sg_n_cnt"])
-        direct = isinstance(operation, Conv2d) and not self.implicit_gemm
+        direct = operation.convolution is not None and not self.implicit_gemm
         family = FAMILIES[intrinsic.family]
         return MmaTiles(
             workgroup=workgroup,
@@ -210,7 +210,7 @@ def _stated(target: Target, operation: Operation) -> tuple[Constraints, ...]:
 
 def _module(target: Target, operation: Operation) -> IrModule:
     """The compiler's default for `operation`, configured, with the constraints beside it."""
-    stated = _of_one_batch(operation)
+    stated = operation.as_contraction().one_of_batch
     phases, flags = InProcess(), (*target.compile_flags, _FLAG)
     module = phases.parse(render_module(stated, (Dispatch(stated, Default()),)), flags)
     return phases.advance(module, flags, stop="executable-configurations")
@@ -220,16 +220,15 @@ def _stated_in(module: IrModule) -> Iterator[Any]:
     return (op for op in operations_in(module.operation) if op.name == "iree_codegen.smt.constraints")
 
 
-def _of_one_batch(operation: Operation) -> Operation:
-    return operation.each if isinstance(operation, BatchMatmul) else operation
-
-
 def _unstated(operation: Operation) -> str:
-    if not isinstance(operation, Conv2d):
+    if operation.contraction is None:
+        return f"{operation.kind} uses no matrix instruction"
+    convolution = operation.convolution
+    if convolution is None:
         return ""
-    if operation.variant != "dense":
-        return f"IREE 3.13 crashes when it should for a {operation.variant} convolution"
-    if 1 in (operation.n, *operation.output_size) or (operation.r, operation.s) == (1, 1):
+    if convolution.variant != "dense":
+        return f"IREE 3.13 crashes when it should for a {convolution.variant} convolution"
+    if 1 in (convolution.batch, *convolution.output_size) or set(convolution.filter_size) == {1}:
         return "its loops of extent 1 are folded away"
     return ""
 

@@ -275,11 +275,18 @@ def split_invalid_reason(operation: Operation, split_k: int) -> str | None:
     """Only a plain matmul is split, into slices of equal length."""
     if split_k == 1:
         return None
-    if operation.kind != "matmul":
+    if operation.product is None or operation.product.is_batched:
         return f"split-k is defined for matmul, not for {operation.kind}"
     if operation.accumulations % split_k:
         return f"{split_k} slices do not divide k={operation.accumulations}"
     return None
+
+
+def contraction_invalid_reason(what: str, operation: Operation) -> str | None:
+    """`what` is defined for matrix products and convolutions only."""
+    if operation.contraction is not None:
+        return None
+    return f"{what} matrix products and convolutions, not {operation.kind}"
 
 
 def backend_invalid_reason(what: str, backend: str, limits: Limits) -> str | None:

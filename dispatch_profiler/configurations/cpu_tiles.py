@@ -21,12 +21,13 @@ from dispatch_profiler.configurations._base import (
     by,
     check_split,
     check_tiles,
+    contraction_invalid_reason,
     split_invalid_reason,
     split_loops,
     split_suffix,
 )
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import Conv2d, Operation
+from dispatch_profiler.operations import Operation
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class CpuTiles(Configuration):
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
         foreign = backend_invalid_reason("these tiles are", "llvm-cpu", limits)
+        foreign = foreign or contraction_invalid_reason("these tiles are for", operation)
         if foreign:
             return foreign
         axes = (*operation.parallel_axes, *operation.reduction_axes)
@@ -159,15 +161,16 @@ class CpuTiles(Configuration):
             if loop.iterator == "reduction"
         )
         level, tiles = ("cache", self.cache) if cut else ("vector", self.vector)
-        size = math.prod(tiles[: len(axes)]) * operation.types.accumulator.bytes
+        size = math.prod(tiles[: len(axes)]) * operation.accumulator.bytes
         if limits.max_vector_bytes is not None and size >= limits.max_vector_bytes:
             yield (
-                f"the {level} tile holds {size} B of {operation.types.accumulator.name}, but the compiler "
+                f"the {level} tile holds {size} B of {operation.accumulator.name}, but the compiler "
                 f"takes vectors under {limits.max_vector_bytes} B: use a smaller {level} tile"
             )
 
 
 def _pipeline(operation: Operation) -> str:
     """Convolutions that linalg names are decomposed to one dimension first; the rest is tiled twice."""
-    is_named_convolution = isinstance(operation, Conv2d) and operation.variant != "grouped"
+    convolution = operation.convolution
+    is_named_convolution = convolution is not None and convolution.variant != "grouped"
     return "ConvTileAndDecomposeExpert" if is_named_convolution else "DoubleTilingExpert"

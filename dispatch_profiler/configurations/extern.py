@@ -120,8 +120,8 @@ class Extern(Configuration):
             entry=self.entry,
             workgroups=_three([_value(_parse(x), _extents(operation)) for x in self.workgroups]),
             workgroup_size=_three(self.workgroup_size),
-            shape=operation.result.shape,
-            type=operation.result.type,
+            shape=operation.results[0].shape,
+            type=operation.results[0].type,
             scratch=spares if isinstance(spares, tuple) else (_SPARE,) * spares,
         )
 

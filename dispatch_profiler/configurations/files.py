@@ -84,7 +84,7 @@ class Entry:
 
     def is_for(self, operation: Operation) -> bool:
         return (not self.kinds or operation.kind in self.kinds) and (
-            not self.types or operation.types.lhs in self.types
+            not self.types or operation.element_type.name in self.types
         )
 
 

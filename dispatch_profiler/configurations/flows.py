@@ -76,7 +76,7 @@ class Flow(Configuration):
         foreign = backend_invalid_reason(f"the flow {self.flow} is", "llvm-cpu", limits)
         if foreign:
             return foreign
-        row, given = FLOWS[self.flow], operation.types.lhs
+        row, given = FLOWS[self.flow], operation.element_type.name
         for value, known in ((operation.kind, row.kinds), (given, row.types)):
             if value not in known:
                 return f"the flow {self.flow} changes {', '.join(known)}, not {value}"

@@ -22,13 +22,14 @@ from dispatch_profiler.configurations._base import (
     check_choice,
     check_split,
     check_tiles,
+    contraction_invalid_reason,
     split_invalid_reason,
     split_loops,
     split_suffix,
 )
 from dispatch_profiler.configurations.gpu_lowering import GpuLowering
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import Conv2d, Loop, Operation
+from dispatch_profiler.operations import Loop, Operation
 
 #: Backends whose code goes through `#iree_gpu.pipeline`.
 GPU_BACKENDS = ("cuda", "rocm")
@@ -101,7 +102,7 @@ class GpuTiles(Configuration):
 
     def is_implicit_gemm(self, operation: Operation) -> bool:
         """Is a convolution done as a product, its windows being gathered on the way?"""
-        return isinstance(operation, Conv2d) and len(self.reduction) == 1
+        return operation.convolution is not None and len(self.reduction) == 1
 
     def _loops(self, operation: Operation) -> tuple[Loop, ...]:
         """The loops that the tiles are for."""
@@ -130,7 +131,7 @@ class GpuTiles(Configuration):
             ("prefetch_num_stages", str(self.stages)),
             ("no_reduce_shared_memory_bank_conflicts", _text(not self.shared_padding)),
         ]
-        if isinstance(operation, Conv2d):
+        if operation.convolution is not None:
             options.append(("use_igemm_convolution", _text(self.is_implicit_gemm(operation))))
         if self.order == "transpose":
             options.append(("reorder_workgroups_strategy", "<Transpose>"))
@@ -149,7 +150,9 @@ class GpuTiles(Configuration):
     # -- validity ---------------------------------------------------------------------------------
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
-        reason = self._backend_reason(limits) or self._rank_reason(operation)
+        reason = self._backend_reason(limits)
+        reason = reason or contraction_invalid_reason("these tiles are for", operation)
+        reason = reason or self._rank_reason(operation)
         reason = reason or split_invalid_reason(operation, self.split_k)
         if reason or limits.gpu is None:
             return reason or f"nothing is known about the GPUs of {limits.backend}"
@@ -191,7 +194,7 @@ class GpuTiles(Configuration):
             yield f"a workgroup of {threads} threads, but {gpu.arch} takes {gpu.threads}"
 
     def _register_misfits(self, operation: Operation, threads: int, gpu: GpuLimits) -> Iterator[str]:
-        held = math.prod(self.workgroup) * operation.types.accumulator.bytes // 4
+        held = math.prod(self.workgroup) * operation.accumulator.bytes // 4
         each = min(gpu.registers, gpu.register_file // threads if gpu.register_file else gpu.registers)
         if gpu.registers and held > each * threads:
             yield (
@@ -221,7 +224,7 @@ class GpuTiles(Configuration):
         """Bytes of the tiles of both operands, as they lie in shared memory without padding."""
         n, k = self.workgroup[-1], math.prod(self.reduction)
         m = math.prod(self.workgroup[:-1])
-        return (m + n) * k * operation.types.input.bytes
+        return (m + n) * k * operation.element_type.bytes
 
 
 def _text(flag: bool) -> str:

@@ -19,7 +19,7 @@ from dispatch_profiler.configurations.intrinsics import (
     intrinsics_for,
 )
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import Conv2d, Operation
+from dispatch_profiler.operations import Operation
 
 _PIPELINES = ("TileAndFuse", "VectorDistribute")
 #: Types that sums may be held in instead of the operation's.
@@ -89,13 +89,16 @@ class MmaTiles(GpuTiles):
         return math.prod(self.subgroups) * self.subgroup_size
 
     def effective_operation(self, operation: Operation) -> Operation:
-        if not self.accumulator or self.accumulator != operation.types.lhs:
+        contraction = operation.contraction
+        if contraction is None or not self.accumulator or self.accumulator != operation.element_type.name:
             return operation
-        return replace(operation, types=replace(operation.types, sums=self.accumulator))  # type: ignore[type-var]
+        return replace(contraction, types=replace(contraction.types, sums=self.accumulator))  # type: ignore[type-var]
 
     def intrinsic(self, operation: Operation) -> Intrinsic | None:
         """The instruction for the types of `operation`; None if the family has none of that shape."""
-        for each in intrinsics_for(self.instruction, self.effective_operation(operation).types):
+        for each in intrinsics_for(
+            self.instruction, self.effective_operation(operation).as_contraction().types
+        ):
             if self.shape in ((), each.shape):
                 return each
         return None
@@ -148,7 +151,7 @@ class MmaTiles(GpuTiles):
         gpu = limits.gpu
         if gpu is None:
             return None
-        types = self.effective_operation(operation).types
+        types = self.effective_operation(operation).as_contraction().types
         possible = [
             each.name
             for each in INTRINSICS.values()
@@ -169,8 +172,11 @@ class MmaTiles(GpuTiles):
         known = {FAMILIES[INTRINSICS[name].family] for name in gpu.intrinsics}
         if self.instruction not in known:
             yield f"{gpu.arch} has no {self.instruction}: {' and '.join(sorted(known)) or 'no such instruction'}"
-        if self.accumulator and (operation.types.lhs, operation.types.result) != (self.accumulator,) * 2:
-            given = f"{operation.types.lhs} inputs and a result of {operation.types.result}"
+        if (
+            self.accumulator
+            and (operation.element_type.name, operation.results[0].type.name) != (self.accumulator,) * 2
+        ):
+            given = f"{operation.element_type.name} inputs and a result of {operation.results[0].type.name}"
             yield f"sums in {self.accumulator} are for inputs and results of that type, not for {given}"
         yield from self._operation_misfits(operation)
         yield from self._launch_misfits(self.threads, gpu)
@@ -188,20 +194,21 @@ class MmaTiles(GpuTiles):
         yield from self._shared_misfits(self._operand_bytes(operation), gpu)
 
     def _is_direct(self, operation: Operation) -> bool:
-        return isinstance(operation, Conv2d) and not self.is_implicit_gemm(operation)
+        return operation.convolution is not None and not self.is_implicit_gemm(operation)
 
     def _operation_misfits(self, operation: Operation) -> Iterator[str]:
         if self.order != "none" and self.pipeline != "VectorDistribute":
             yield f"{self.pipeline} does not reorder workgroups: it would be the same kernel by another name"
-        if not isinstance(operation, Conv2d):
+        convolution = operation.convolution
+        if convolution is None:
             return
-        if operation.variant == "depthwise":
+        if convolution.variant == "depthwise":
             yield "a depthwise convolution has no product for matrix instructions"
         if self.is_implicit_gemm(operation) and self.pipeline == "VectorDistribute":
             yield "VectorDistribute takes a convolution directly: give tiles of kh, kw and ic"
-        if self._is_direct(operation) and operation.stride != (1, 1):
+        if self._is_direct(operation) and convolution.stride != (1, 1):
             yield (
-                f"matrix instructions take a direct convolution of stride 1, not of {by(operation.stride)}: "
+                f"matrix instructions take a direct convolution of stride 1, not of {by(convolution.stride)}: "
                 "give one tile of the reduction, which makes it an implicit GEMM"
             )
         if self._is_direct(operation) and self.reduction[:-1] != (1, 1):
@@ -230,7 +237,7 @@ class MmaTiles(GpuTiles):
 
     def _copy_misfits(self, operation: Operation) -> Iterator[str]:
         """VectorDistribute copies operand tiles in equal loads, which must fall evenly on the threads."""
-        load = _LOAD_BYTES // operation.types.input.bytes
+        load = _LOAD_BYTES // operation.element_type.bytes
         for role, (rows, row) in self._operand_tiles(operation).items():
             lanes = max(1, row // load)
             deep = max(1, self.threads // lanes)
@@ -246,7 +253,7 @@ class MmaTiles(GpuTiles):
     def _operand_tiles(self, operation: Operation) -> dict[str, tuple[int, int]]:
         """Role -> rows and length of a row of the tile of each operand, as it lies in memory."""
         m, n, k = math.prod(self.workgroup[:-1]), self.workgroup[-1], self.reduction[-1]
-        lhs, rhs, _ = operation.layouts
+        lhs, rhs, _ = operation.as_contraction().layouts
         return {
             "lhs": (k, m) if lhs in ("n", "nchw") else (m, k),
             "rhs": (n, k) if rhs in ("n", "fchw") else (k, n),

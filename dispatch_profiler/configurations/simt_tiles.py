@@ -12,7 +12,7 @@ from dispatch_profiler.configurations.gpu_lowering import SpirvLowering
 from dispatch_profiler.configurations.gpu_tiles import GpuTiles
 from dispatch_profiler.configurations.intrinsics import INTRINSICS
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import Conv2d, Operation
+from dispatch_profiler.operations import Operation
 
 _SPIRV = "BaseVectorize"
 _SPIRV_BACKENDS = ("vulkan-spirv", "metal-spirv")
@@ -98,7 +98,7 @@ class SimtTiles(GpuTiles):
         return f"{_SPIRV} is for {' and '.join(_SPIRV_BACKENDS)}, but the target is {limits.backend}"
 
     def unsupported_reason(self, operation: Operation, limits: Limits) -> str | None:
-        given, gpu = operation.types.lhs, limits.gpu
+        given, gpu = operation.element_type.name, limits.gpu
         if gpu is None or self.pipeline == _SPIRV or given != "f8E4M3FN":
             return None
         # AMD GPUs that multiply it convert it too.
@@ -137,18 +137,19 @@ class SimtTiles(GpuTiles):
             yield from self._shared_misfits(self._operand_bytes(operation), gpu)
 
     def _operand_bytes(self, operation: Operation) -> int:
-        if not (isinstance(operation, Conv2d) and operation.variant == "depthwise"):
+        convolution = operation.convolution
+        if convolution is None or convolution.variant != "depthwise":
             return super()._operand_bytes(operation)
         # Each channel has pixels of its own: the windows of all pixels of the tile, and a filter each.
         tiles = self._tiles(operation)
         height, width = (
             (tiles[out] - 1) * stride + (tiles[tap] - 1) * dilation + 1
             for out, tap, stride, dilation in zip(
-                ("oh", "ow"), ("kh", "kw"), operation.stride, operation.dilation, strict=True
+                ("oh", "ow"), ("kh", "kw"), convolution.stride, convolution.dilation, strict=True
             )
         )
         windows = tiles["n"] * height * width + tiles["kh"] * tiles["kw"]
-        return windows * tiles["oc"] * operation.types.input.bytes
+        return windows * tiles["oc"] * operation.element_type.bytes
 
     def _option_misfits(self, operation: Operation) -> Iterator[str]:
         if self.order != "none":
@@ -159,5 +160,5 @@ class SimtTiles(GpuTiles):
             not self.shared_padding or self.stages > 1 or self.subgroup_size != 32
         ):
             yield f"{_SPIRV} has no shared memory, stages and size of subgroups to choose"
-        if self.pipeline == _SPIRV and isinstance(operation, Conv2d):
+        if self.pipeline == _SPIRV and operation.convolution is not None:
             yield f"{_SPIRV} is for products here, not for {operation.kind}"

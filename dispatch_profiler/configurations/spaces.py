@@ -19,7 +19,7 @@ from dispatch_profiler.configurations.intrinsics import FAMILIES, INTRINSICS
 from dispatch_profiler.configurations.mma_tiles import MmaTiles
 from dispatch_profiler.configurations.simt_tiles import SimtTiles
 from dispatch_profiler.configurations.triton_tiles import TritonTiles
-from dispatch_profiler.operations import Conv2d, Operation
+from dispatch_profiler.operations import Operation
 
 _POWERS = tuple(2**i for i in range(10))
 #: A result with more elements has workgroups enough for every multiprocessor without slices of k.
@@ -83,10 +83,10 @@ def gpu_spaces(operation: Operation, limits: Limits) -> tuple[Space, ...]:
     implicit GEMM.
     """
     gpu = limits.gpu
-    if gpu is None:
+    if gpu is None or operation.contraction is None:
         return ()
     if limits.backend not in GPU_BACKENDS:
-        return () if isinstance(operation, Conv2d) else (_spirv_space(operation),)
+        return () if operation.convolution else (_spirv_space(operation),)
     found: list[Space] = []
     for reduction in _reductions(operation):
         found += [
@@ -101,10 +101,10 @@ def triton_spaces(operation: Operation, limits: Limits) -> tuple[Space, ...]:
 
     A persistent launch has a workgroup for each multiprocessor of an H100 or H200, or two.
     """
-    if limits.gpu is None or limits.backend != "cuda":
+    if limits.gpu is None or limits.backend != "cuda" or operation.contraction is None:
         return ()
-    precisions = ("ieee", "tf32x3") if operation.types.lhs == "f32" else ("ieee",)
-    product = not isinstance(operation, Conv2d)
+    precisions = ("ieee", "tf32x3") if operation.element_type.name == "f32" else ("ieee",)
+    product = operation.product is not None
     return (
         Space(
             TritonTiles,
@@ -124,8 +124,12 @@ def triton_spaces(operation: Operation, limits: Limits) -> tuple[Space, ...]:
 
 def _slices(operation: Operation) -> tuple[int, ...]:
     """How often k may be cut: for products whose result is small."""
-    few = operation.kind == "matmul" and operation.result.elements <= _FEW_ELEMENTS
+    few = _is_plain_product(operation) and operation.results[0].elements <= _FEW_ELEMENTS
     return _POWERS[:5] if few else (1,)
+
+
+def _is_plain_product(operation: Operation) -> bool:
+    return operation.product is not None and not operation.product.is_batched
 
 
 def _up_to(most: int, choices: tuple[int, ...]) -> tuple[int, ...]:
@@ -135,10 +139,12 @@ def _up_to(most: int, choices: tuple[int, ...]) -> tuple[int, ...]:
 def _reductions(operation: Operation) -> list[tuple[tuple[int, ...], ...]]:
     """Choices for each reduction tile."""
     k = _POWERS[2:9]
-    if not isinstance(operation, Conv2d):
+    convolution = operation.convolution
+    if convolution is None:
         return [(k,)]
-    direct = ((1,), (1,), (1,) if operation.variant == "depthwise" else k)
-    return [direct] if operation.variant == "depthwise" else [(k,), direct]
+    is_depthwise = convolution.variant == "depthwise"
+    direct = ((1,), (1,), (1,) if is_depthwise else k)
+    return [direct] if is_depthwise else [(k,), direct]
 
 
 def _axes(
@@ -162,16 +168,16 @@ def _with_divisors(choices: tuple[int, ...], extent: int) -> tuple[int, ...]:
 
 def _shapes(operation: Operation, gpu: GpuLimits) -> list[tuple[str, tuple[int, int, int]]]:
     """(family, shape) of every instruction for the types of `operation`."""
-    types = (operation.types.lhs, operation.types.accumulator.name)
+    types = (operation.element_type.name, operation.accumulator.name)
     intrinsics = (INTRINSICS[name] for name in gpu.intrinsics)
     return [(FAMILIES[x.family], x.shape) for x in intrinsics if (x.input, x.accumulator) == types]
 
 
 def with_narrow_sums(space: Space, operation: Operation) -> Space:
     """`space` with sums in the inputs' own type besides: faster where it counts, and less exact."""
-    if space.kind is not MmaTiles or operation.types.lhs not in ("f16", "bf16"):
+    if space.kind is not MmaTiles or operation.element_type.name not in ("f16", "bf16"):
         return space
-    return replace(space, parameters={**space.parameters, "accumulator": ("", operation.types.lhs)})
+    return replace(space, parameters={**space.parameters, "accumulator": ("", operation.element_type.name)})
 
 
 def _mma_space(

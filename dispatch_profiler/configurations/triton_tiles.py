@@ -5,6 +5,7 @@ Nothing here needs Triton: the compiler room turns a `KernelSource` into PTX, ah
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,12 +19,13 @@ from dispatch_profiler.configurations._base import (
     check_choice,
     check_split,
     check_tiles,
+    contraction_invalid_reason,
     split_invalid_reason,
     split_suffix,
 )
 from dispatch_profiler.configurations.external_kernels import KernelSource, Launch
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul, Operation
+from dispatch_profiler.operations import ConvolutionGeometry, Operation
 
 #: Our names of element types -> those of Triton's pointers.
 TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f8E4M3FN": "fp8e4nv", "i8": "i8", "i32": "i32"}
@@ -115,7 +117,7 @@ class TritonTiles(Configuration):
         tiles = self._tile_count(operation)
         programs = self.persistent or tiles
         split = self.split_k > 1
-        result = operation.result
+        result = operation.results[0]
         # Two pointers that Triton hands to every kernel: scratch memory of all programs, and a profiler's.
         descriptors = programs * 2 * _DESCRIPTOR if self.descriptors else _ALIGNMENT
         return Launch(
@@ -123,29 +125,31 @@ class TritonTiles(Configuration):
             workgroups=(programs, 1, 1),
             workgroup_size=(_WARP * self.warps, 1, 1),
             shape=(self.split_k, *result.shape) if split else result.shape,
-            type=operation.types.accumulator if split else result.type,
+            type=operation.accumulator if split else result.type,
             scratch=(descriptors, _ALIGNMENT),
         )
 
     def _source_name(self, operation: Operation) -> str:
-        if isinstance(operation, Conv2d):
+        if operation.convolution is not None:
             return "convolution"
         return "product_by_descriptors" if self.descriptors else "product"
 
     def kernel(self, operation: Operation) -> KernelSource:
         """The source with the constants that make it this dispatch's."""
         written = self.launch(operation).type
-        bias = operation.epilogue.bias and self.split_k == 1
-        types = operation.types
+        contraction = operation.as_contraction()
+        bias = contraction.epilogue.bias and self.split_k == 1
+        types = contraction.types
         pointers = [("lhs", types.lhs), ("rhs", types.lhs), *([("bias", types.result)] if bias else [])]
         pointers.append(("result", written.name))
         m, n, k = self.tile
+        convolution = operation.convolution
         constants: dict[str, Any] = {
             **({} if bias else {"bias": None}),
-            **(_conv_constants(operation) if isinstance(operation, Conv2d) else self._strides(operation)),
+            **(_convolution_constants(convolution) if convolution else self._strides(operation)),
             "ACCUMULATOR": TYPES[types.accumulator.name],
             "HAS_BIAS": bias,
-            "ACTIVATION": "none" if self.split_k > 1 else operation.epilogue.activation,
+            "ACTIVATION": "none" if self.split_k > 1 else contraction.epilogue.activation,
             "PRECISION": self.precision,
             "TILE_M": m,
             "TILE_N": n,
@@ -163,13 +167,13 @@ class TritonTiles(Configuration):
 
     def _product(self, operation: Operation) -> tuple[int, int, int, int]:
         """Batch (or slices, or groups), m, n and k of the product that the kernel does."""
-        if isinstance(operation, Conv2d):
-            oh, ow = operation.output_size
-            per_group = operation.k // operation.groups
-            return operation.groups, operation.n * oh * ow, per_group, operation.accumulations
-        assert isinstance(operation, (Matmul, BatchMatmul))
-        batch = operation.batch if isinstance(operation, BatchMatmul) else self.split_k
-        return batch, operation.m, operation.n, operation.k // self.split_k
+        convolution, product = operation.convolution, operation.product
+        if convolution is not None:
+            pixels = convolution.batch * math.prod(convolution.output_size)
+            return convolution.groups, pixels, convolution.filters_per_group, operation.accumulations
+        assert product is not None
+        batch = product.batch if product.is_batched else self.split_k
+        return batch, product.m, product.n, product.k // self.split_k
 
     def _tile_count(self, operation: Operation) -> int:
         batch, m, n, _ = self._product(operation)
@@ -178,7 +182,7 @@ class TritonTiles(Configuration):
     def _strides(self, operation: Operation) -> dict[str, int]:
         """Shape and distances between elements; a slice of k lies within the rows, an image of a batch apart."""
         batch, m, n, k = self._product(operation)
-        lhs, rhs, _ = operation.layouts
+        lhs, rhs, _ = operation.as_contraction().layouts
         whole = k * self.split_k
         lhs_m, lhs_k = (whole, 1) if lhs == "t" else (1, m)
         rhs_k, rhs_n = (n, 1) if rhs == "t" else (1, whole)
@@ -193,6 +197,7 @@ class TritonTiles(Configuration):
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
         foreign = backend_invalid_reason("Triton kernels are", "cuda", limits)
+        foreign = foreign or contraction_invalid_reason("Triton kernels are for", operation)
         if foreign or limits.gpu is None:
             return foreign
         return next(self._misfits(operation, limits.gpu), None)
@@ -204,7 +209,7 @@ class TritonTiles(Configuration):
             yield split
         yield from self._type_misfits(operation, gpu)
         yield from self._tile_misfits(operation, gpu)
-        if isinstance(operation, Conv2d) and operation.variant == "depthwise":
+        if operation.convolution is not None and operation.convolution.variant == "depthwise":
             yield "a depthwise convolution has no product for Triton's tiles"
         tiles = self._tile_count(operation)
         if self.persistent >= tiles:
@@ -212,7 +217,7 @@ class TritonTiles(Configuration):
                 f"{self.persistent} workgroups stay, but there are {tiles} tiles: it would be the same kernel by "
                 "another name"
             )
-        largest = max(tensor.elements for tensor in (*operation.inputs, operation.result)) * self.split_k
+        largest = max(tensor.elements for tensor in (*operation.operands, *operation.results)) * self.split_k
         if largest >= 2**31:
             yield f"the kernels index with 32 bits, but a tensor has {largest} elements"
         if self.descriptors:
@@ -221,7 +226,7 @@ class TritonTiles(Configuration):
     def _type_misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
         if gpu.device_capability < 80:
             yield f"the kernels are for sm_80 and newer, but the target is {gpu.device_arch}"
-        types = operation.types
+        types = operation.as_contraction().types
         if types.lhs not in TYPES or types.result not in TYPES:
             yield f"the kernels take {', '.join(t for t in TYPES if t != 'i32')}, not {types.lhs}"
         if types.result == "f8E4M3FN":
@@ -239,9 +244,9 @@ class TritonTiles(Configuration):
             if value & (value - 1):
                 yield f"{what} must be a power of two for Triton, but is {value}"
         m, n, k = self.tile
-        least = 32 if operation.types.input.bits == 8 else 16
+        least = 32 if operation.element_type.bits == 8 else 16
         if min(m, n) < 16 or k < least:
-            yield f"tiles must be at least 16x16x{least} for {operation.types.lhs}, but got {by(self.tile)}"
+            yield f"tiles must be at least 16x16x{least} for {operation.element_type.name}, but got {by(self.tile)}"
         if max(m * n, m * k, n * k) > _BLOCK:
             yield f"a block may have {_BLOCK} elements, but {by(self.tile)} has more"
         threads = self.warps * _WARP
@@ -268,9 +273,9 @@ class TritonTiles(Configuration):
         buffer (on sm_80).
         """
         m, n, k = self.tile
-        if isinstance(operation, Conv2d) or operation.types.input.bits == 8:
+        if operation.convolution is not None or operation.element_type.bits == 8:
             return 0
-        size, strides = operation.types.input.bytes, self._strides(operation)
+        size, strides = operation.element_type.bytes, self._strides(operation)
         if any(strides[name] > 1 and strides[name] * size % 4 for name in strides if "_" in name):
             return 0
         steps = -(-strides["K"] // k)
@@ -279,12 +284,12 @@ class TritonTiles(Configuration):
     def _descriptor_misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
         if gpu.device_capability < 90:
             yield f"descriptors need the bulk copy engine of sm_90, but the target is {gpu.device_arch}"
-        if isinstance(operation, Conv2d):
+        if operation.convolution is not None:
             yield "descriptors are for matmul and batch_matmul: windows of an image are gathered"
             return
         if max(self.tile) > 256:
             yield f"the bulk copy engine fetches 256 elements along an axis at most, but got {by(self.tile)}"
-        strides, size = self._strides(operation), operation.types.input.bytes
+        strides, size = self._strides(operation), operation.element_type.bytes
         for name in ("LHS_BATCH", "LHS_M", "LHS_K", "RHS_BATCH", "RHS_K", "RHS_N"):
             if strides[name] > 1 and strides[name] * size % _ALIGNMENT:
                 yield (
@@ -293,13 +298,14 @@ class TritonTiles(Configuration):
                 )
 
 
-def _conv_constants(operation: Conv2d) -> dict[str, int | bool]:
-    (oh, ow), groups = operation.output_size, operation.groups
+def _convolution_constants(convolution: ConvolutionGeometry) -> dict[str, int | bool]:
+    (h, w), (oh, ow), (r, s) = convolution.size, convolution.output_size, convolution.filter_size
     return {
-        "H": operation.h, "W": operation.w, "OH": oh, "OW": ow, "R": operation.r, "S": operation.s,
-        "STRIDE_H": operation.stride[0], "STRIDE_W": operation.stride[1],
-        "PAD_H": operation.padding[0], "PAD_W": operation.padding[1],
-        "DILATION_H": operation.dilation[0], "DILATION_W": operation.dilation[1],
-        "IMAGES": operation.n, "CHANNELS": operation.c // groups, "FILTERS": operation.k // groups,
-        "GROUPS": groups, "NHWC": operation.layout == "nhwc",
+        "H": h, "W": w, "OH": oh, "OW": ow, "R": r, "S": s,
+        "STRIDE_H": convolution.stride[0], "STRIDE_W": convolution.stride[1],
+        "PAD_H": convolution.padding[0], "PAD_W": convolution.padding[1],
+        "DILATION_H": convolution.dilation[0], "DILATION_W": convolution.dilation[1],
+        "IMAGES": convolution.batch, "CHANNELS": convolution.channels_per_group,
+        "FILTERS": convolution.filters_per_group, "GROUPS": convolution.groups,
+        "NHWC": convolution.is_channels_last,
     }  # fmt: skip

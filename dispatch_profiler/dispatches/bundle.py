@@ -41,8 +41,6 @@ from dispatch_profiler.operations import DEFAULT_SEED, Operation
 
 #: What profiling a bundle needs besides this package; numpy and ml_dtypes come with the runtime.
 REQUIREMENTS = ("iree-base-runtime >=3.13,<3.14", "numpy >=1.26", "ml_dtypes >=0.5")
-#: What the references of these activations need besides.
-_REFERENCE_REQUIREMENTS = {"gelu": "scipy >=1.12", "sigmoid": "scipy >=1.12"}
 
 _FORMAT = "dispatch_profiler bundle"
 _VERSION = 1
@@ -195,8 +193,7 @@ puts both into one data.csv. A vmfb is native code: run bundles only of people w
 
 def requirements(manifest: Manifest) -> tuple[str, ...]:
     """What must be installed besides this package to verify and measure all of `manifest`."""
-    activations = {entry.operation.epilogue.activation for entry in manifest.entries}
-    more = {text for name, text in _REFERENCE_REQUIREMENTS.items() if name in activations}
+    more = {name for entry in manifest.entries for name in entry.operation.reference_requirements}
     return (*REQUIREMENTS, *sorted(more))
 
 

@@ -27,7 +27,7 @@ class Dispatch:
     def arguments(self) -> dict[str, str]:
         """The operation's command-line arguments, with the split where the kind has one."""
         arguments = self.operation.arguments()
-        if self.operation.reduction_axes == ("k",):
+        if self.operation.product is not None:
             slices = self.configuration.split_k
             arguments["split_k_mode"] = "parallel" if slices > 1 else "N/A"
             arguments["split_k_slices"] = str(slices) if slices > 1 else "N/A"

@@ -7,7 +7,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,39 +25,27 @@ from dispatch_profiler.generator.emit import check_tree, emit
 from dispatch_profiler.generator.plan import Choices, LeftOut, Plan, plan_generation
 from dispatch_profiler.operations import (
     CONV_LAYOUTS,
+    DEFAULT_TYPES,
     ELEMENT_TYPES,
+    KINDS,
     BatchMatmul,
     Conv2d,
     ElementTypes,
     Epilogue,
     Matmul,
+    ShapeOption,
+    SweepOptions,
     check_layouts,
     element_type,
     is_element_type,
+    parse_range,
 )
 from dispatch_profiler.targets import DEFAULT_TARGET, FAMILIES, Target, parse_target
-from dispatch_profiler.workloads import (
-    ConvSweep,
-    MatmulSweep,
-    Sweep,
-    parse_pairs,
-    parse_range,
-    sweep_workload,
-)
-from dispatch_profiler.workloads.sweep import DEFAULT_TYPES
+from dispatch_profiler.workloads import Sweep, sweep_workload
 
 PROG = "generator.py"
 T = TypeVar("T")
 _RANGE = "V | START:END[:STEP],..."
-_CONV = {
-    "n": "images",
-    "h": "input height",
-    "w": "input width",
-    "c": "input channels",
-    "k": "filters",
-    "r": "filter height",
-    "s": "filter width",
-}
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
@@ -117,15 +104,10 @@ def make_parser(prog: str = PROG) -> Parser:
     shapes = parser.add_argument_group(
         "problem shapes", "Given shapes replace the predefined ones. The end of a range is included."
     )
-    # The short spellings are those of the Arguments line in the profiler's report.
-    for axis in "mnk":
-        shapes.add_argument(f"--problem-{axis}", f"--{axis}", metavar=_RANGE, dest=f"problem_{axis}")
-    shapes.add_argument("--batch-count", "--batch_count", metavar=_RANGE, help="more than 1: batch_matmul")
-    for name, meaning in _CONV.items():
-        shapes.add_argument(f"--conv-{name}", metavar=_RANGE, help=meaning)
-    for name in ("stride", "padding", "dilation"):
-        shapes.add_argument(f"--conv-{name}", metavar=_RANGE, help="the same both ways, or 2x1")
-    shapes.add_argument("--conv-groups", metavar=_RANGE, help="groups of channels")
+    for option in _shape_options():
+        shapes.add_argument(
+            *option.spellings, dest=option.name, metavar=option.metavar, help=option.help or None
+        )
     types = parser.add_argument_group("types and layouts")
     known = ", ".join(name for name in ELEMENT_TYPES if name != "i32")
     types.add_argument(
@@ -159,29 +141,25 @@ def make_parser(prog: str = PROG) -> Parser:
     return parser
 
 
+def _shape_options() -> tuple[ShapeOption, ...]:
+    """Options of the shapes of every kind; kinds that share options share the objects."""
+    return tuple(dict.fromkeys(option for kind in KINDS.values() for option in kind.shape_options))
+
+
 def _sweep(options: argparse.Namespace, kinds: tuple[str, ...]) -> Sweep:
-    conv = {name: values for name in _CONV if (values := _range(options, f"conv_{name}")) is not None}
     typed = _types(options, kinds)
-    epilogues = tuple(dict.fromkeys(Epilogue.parse(text) for text in _items(options.epilogue)))
+    shapes = {each.name: _given(options, each.name, each.parse) for each in _shape_options()}
+    given = ("lhs", "rhs", "result", "layout")
     return Sweep(
-        kinds=kinds,
-        matmul=MatmulSweep(
-            m=_range(options, "problem_m"),
-            n=_range(options, "problem_n"),
-            k=_range(options, "problem_k"),
-            batch=_range(options, "batch_count"),
+        kinds,
+        SweepOptions(
+            shapes={name: values for name, values in shapes.items() if values is not None},
+            types=typed.types,
+            layouts=typed.layouts,
+            conv_layouts=typed.conv_layouts,
+            epilogues=tuple(dict.fromkeys(Epilogue.parse(text) for text in _items(options.epilogue))),
         ),
-        conv=ConvSweep(
-            given=conv,
-            stride=_given(options, "conv_stride", parse_pairs),
-            padding=_given(options, "conv_padding", partial(parse_pairs, minimum=0)),
-            dilation=_given(options, "conv_dilation", parse_pairs),
-            groups=_range(options, "conv_groups"),
-        ),
-        types=typed.types,
-        layouts=typed.layouts,
-        conv_layouts=typed.conv_layouts,
-        epilogues=epilogues,
+        tuple(name for name in given if getattr(options, name)),
     )
 
 

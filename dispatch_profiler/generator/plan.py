@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dispatch_profiler.configurations import Configuration, Default, Entry
 from dispatch_profiler.dispatches.dispatch import Dispatch
 from dispatch_profiler.dispatches.selection import Selection
 from dispatch_profiler.errors import SelectionError
-from dispatch_profiler.operations import Matmul, Operation
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target
-from dispatch_profiler.workloads import SPLIT_K_PROBLEMS, Workload
+from dispatch_profiler.workloads import Workload
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,4 @@ def _configurations(operation: Operation, choices: Choices) -> list[Configuratio
 def _slices(operation: Operation, choices: Choices) -> tuple[int, ...]:
     if choices.split_k is not None:
         return tuple(dict.fromkeys(slices for slices in choices.split_k if slices > 1))
-    if isinstance(operation, Matmul) and not choices.default_only:
-        predefined: Mapping[tuple[int, int, int], tuple[int, ...]] = SPLIT_K_PROBLEMS
-        return predefined.get((operation.m, operation.n, operation.k), ())
-    return ()
+    return () if choices.default_only else operation.predefined_splits

@@ -6,23 +6,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from dispatch_profiler.errors import OperationError, did_you_mean
-from dispatch_profiler.operations._base import ElementTypes, Loop, Operation, Tensor
+from dispatch_profiler.operations._base import (
+    DEFAULT_SEED,
+    ContractFunction,
+    Distribution,
+    Loop,
+    Operation,
+    Reference,
+    Tensor,
+)
+from dispatch_profiler.operations.contraction import Contraction
 from dispatch_profiler.operations.conv2d import CONV_LAYOUTS, Conv2d
 from dispatch_profiler.operations.element_types import (
     ELEMENT_TYPES,
     ElementType,
+    ElementTypes,
     element_type,
     is_element_type,
 )
 from dispatch_profiler.operations.epilogues import ACTIVATIONS, Epilogue
+from dispatch_profiler.operations.geometry import ConvolutionGeometry, ProductGeometry
 from dispatch_profiler.operations.matmul import BatchMatmul, Matmul, check_layouts
-from dispatch_profiler.operations.reference import (
-    DEFAULT_SEED,
-    Contraction,
-    Reference,
-    accumulation_factor,
-    reference,
-)
+from dispatch_profiler.operations.options import DEFAULT_TYPES, ShapeOption, SweepOptions
+from dispatch_profiler.operations.ranges import parse_pairs, parse_range
+from dispatch_profiler.operations.rounding import accumulation_factor
 
 KINDS: dict[str, type[Operation]] = {kind.kind: kind for kind in (Matmul, BatchMatmul, Conv2d)}
 
@@ -38,27 +45,32 @@ def operation_from_dict(data: Mapping[str, Any]) -> Operation:
     """Inverse of `Operation.to_dict`."""
     values = dict(data)
     kind = operation_kind(values.pop("kind"))
-    values["types"] = ElementTypes(*values["types"])
-    values["epilogue"] = Epilogue.parse(values["epilogue"])
-    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+    return kind.from_dict(values)
 
 
 __all__ = [
     "ACTIVATIONS",
     "CONV_LAYOUTS",
     "DEFAULT_SEED",
+    "DEFAULT_TYPES",
     "ELEMENT_TYPES",
     "KINDS",
     "BatchMatmul",
+    "ContractFunction",
     "Contraction",
     "Conv2d",
+    "ConvolutionGeometry",
+    "Distribution",
     "ElementType",
     "ElementTypes",
     "Epilogue",
     "Loop",
     "Matmul",
     "Operation",
+    "ProductGeometry",
     "Reference",
+    "ShapeOption",
+    "SweepOptions",
     "Tensor",
     "accumulation_factor",
     "check_layouts",
@@ -66,5 +78,6 @@ __all__ = [
     "is_element_type",
     "operation_from_dict",
     "operation_kind",
-    "reference",
+    "parse_pairs",
+    "parse_range",
 ]

@@ -1,24 +1,30 @@
-"""What every kind of operation is: operands, loops, counts, name, arguments, reference."""
+"""What every kind of operation is: named operands -> named results, with everything that verifies them."""
 
 from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from dispatch_profiler.errors import OperationError
-from dispatch_profiler.operations.element_types import ElementType, element_type
-from dispatch_profiler.operations.epilogues import Epilogue
+from dispatch_profiler.operations.element_types import ElementType
+
+if TYPE_CHECKING:
+    from dispatch_profiler.operations.contraction import Contraction
+    from dispatch_profiler.operations.geometry import ConvolutionGeometry, ProductGeometry
+    from dispatch_profiler.operations.options import ShapeOption, SweepOptions
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One operand or the result: how it lies in memory, row major in `shape`."""
+    """One operand or result: its name in the MLIR function, and how it lies in memory, row major in `shape`."""
 
-    role: str
+    name: str
     shape: tuple[int, ...]
     type: ElementType
 
@@ -33,7 +39,7 @@ class Tensor:
     @property
     def mlir(self) -> str:
         """`tensor<256x128xf16>`"""
-        return f"tensor<{'x'.join(map(str, self.shape))}x{self.type.name}>"
+        return f"tensor<{'x'.join(map(str, (*self.shape, self.type.name)))}>"
 
 
 @dataclass(frozen=True)
@@ -45,101 +51,69 @@ class Loop:
     iterator: Literal["parallel", "reduction"]
 
 
-@dataclass(frozen=True)
-class ElementTypes:
-    """Types of the two inputs and the result of a contraction.
+#: The seed of the operands unless the user gives another.
+DEFAULT_SEED = 2026
 
-    Sums are held in the accumulator of the inputs (f32 for f16, bf16 and f8; i32 for i8) and
-    rounded once to `result`, as BLAS libraries do it. `sums` names a narrower type for them: that of
-    the inputs, if it has 16 bits.
+
+class Distribution(str, Enum):
+    """What operands hold."""
+
+    #: Whole numbers so small that every sum is exact, in any order: results must be equal.
+    INTEGERS = "integers"
+    #: Real values over the type's useful range: results must be within a rounding bound.
+    REALS = "reals"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What one result must be: `expected` in its shape, `tolerance` an absolute bound for each element.
+
+    `tolerance` None means that the result must be equal; `expected` then has the result's type.
     """
 
-    lhs: str = "f32"
-    rhs: str = "f32"
-    result: str = "f32"
-    sums: str = ""
+    expected: np.ndarray
+    tolerance: np.ndarray | None
 
-    def __post_init__(self) -> None:
-        for name in ("lhs", "rhs", "result"):
-            object.__setattr__(self, name, element_type(getattr(self, name)).name)
-        lhs, rhs, result = (element_type(name) for name in (self.lhs, self.rhs, self.result))
-        if lhs != rhs:
-            raise OperationError(
-                f"lhs and rhs must have one element type, but got lhs={lhs.name}, rhs={rhs.name}",
-                hint=f"use --rhs={lhs.name}",
-            )
-        if lhs.name == "i32":
-            raise OperationError("i32 is the result type of i8 inputs, not an input type", hint="use i8")
-        if result.is_integer != lhs.is_integer or (lhs.is_integer and result.name != "i32"):
-            allowed = "i32" if lhs.is_integer else "a floating-point type"
-            raise OperationError(
-                f"{lhs.name} inputs give {allowed}, but got result={result.name}",
-                hint=f"use --result={'i32' if lhs.is_integer else lhs.accumulator_name}",
-            )
-        if self.sums == lhs.accumulator_name:
-            object.__setattr__(self, "sums", "")
-        if self.sums not in ("", lhs.name) or (self.sums and lhs.bits != 16):
-            raise OperationError(
-                f"{lhs.name} inputs are summed in {lhs.accumulator_name}, but got sums={self.sums}",
-                hint="f16 and bf16 inputs may be summed in their own type",
-            )
-        if not lhs.is_integer and result.precision > self.accumulator.precision:
-            raise OperationError(
-                f"{lhs.name} inputs are summed in {self.accumulator.name}, which result={result.name} exceeds",
-                hint=f"use --result={self.accumulator.name}",
-            )
 
-    @property
-    def input(self) -> ElementType:
-        return element_type(self.lhs)
-
-    @property
-    def output(self) -> ElementType:
-        return element_type(self.result)
-
-    @property
-    def accumulator(self) -> ElementType:
-        return element_type(self.sums) if self.sums else self.input.accumulator
+#: (operation, lhs, rhs) -> sums of products, as `Contraction.contract` gives them or more accurate.
+ContractFunction = Callable[["Contraction", np.ndarray, np.ndarray], np.ndarray]
 
 
 class Operation(abc.ABC):
-    """What is computed: kind, problem shape, element types, layouts, epilogue. Nothing about speed.
+    """What is computed: named operands -> named results. Nothing about speed.
 
-    Subclasses are frozen dataclasses with the fields `types` and `epilogue` besides their shape.
-    Two equal operations are the same kernel.
+    Subclasses are frozen dataclasses; two equal operations are the same kernel.
     """
 
     kind: ClassVar[str]
-    #: As the document's console block prints the kind, e.g. `OperationKind.Matmul`.
+    #: As the console block prints the kind, e.g. `OperationKind.Matmul`.
     label: ClassVar[str]
     #: Loops that a tile is named for, in the order in which people write tiles.
     parallel_axes: ClassVar[tuple[str, ...]]
     reduction_axes: ClassVar[tuple[str, ...]]
-
-    types: ElementTypes
-    epilogue: Epilogue
+    #: What operands are drawn from when a result is verified: integers where the arithmetic is exact.
+    distributions: ClassVar[tuple[Distribution, ...]] = (Distribution.INTEGERS, Distribution.REALS)
+    #: Command-line options of the shape. Kinds that share options share the objects.
+    shape_options: ClassVar[tuple[ShapeOption, ...]]
+    #: Names of the options of types, layouts and epilogues that the kind takes: see `options`.
+    type_options: ClassVar[tuple[str, ...]]
 
     # -- what a kind defines ------------------------------------------------------------------
 
     @property
     @abc.abstractmethod
-    def problem(self) -> str:
-        """Shapes, as they stand in the name: `256x512x128`."""
+    def name(self) -> str:
+        """A label for people: `matmul_256x512x128_f16t_f16t_f16t[_bias_relu]`."""
 
     @property
     @abc.abstractmethod
-    def layouts(self) -> tuple[str, str, str]:
-        """Layout tags of lhs, rhs and result: `("t", "n", "t")`."""
+    def operands(self) -> tuple[Tensor, ...]:
+        """What is read, in the order of the MLIR function's arguments."""
 
     @property
     @abc.abstractmethod
-    def inputs(self) -> tuple[Tensor, ...]:
-        """Operands of the contraction, then the bias if there is one."""
-
-    @property
-    @abc.abstractmethod
-    def result(self) -> Tensor:
-        """What is stored."""
+    def results(self) -> tuple[Tensor, ...]:
+        """What is stored, in the order of the MLIR function's results; their names differ from the operands'."""
 
     @property
     @abc.abstractmethod
@@ -148,111 +122,125 @@ class Operation(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def bias_axis(self) -> int:
-        """The axis of the result along which the bias lies."""
+    def element_type(self) -> ElementType:
+        """Type of the elements that the arithmetic starts from; its peak bounds the operation's speed."""
+
+    @property
+    @abc.abstractmethod
+    def accumulator(self) -> ElementType:
+        """Type in which sums are held."""
+
+    @property
+    @abc.abstractmethod
+    def flops(self) -> int:
+        """Floating-point (or integer) operations of one execution."""
 
     @abc.abstractmethod
-    def shape_arguments(self) -> dict[str, str]:
-        """Command-line arguments of the shape; with the types they rebuild the operation."""
+    def arguments(self) -> dict[str, str]:
+        """Command-line arguments that rebuild this operation, without the leading dashes."""
+
+    @abc.abstractmethod
+    def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
+        """Values for one of `operands`, in its shape and type, drawn from one of `distributions`."""
+
+    @abc.abstractmethod
+    def reference(
+        self,
+        operands: Sequence[np.ndarray],
+        *,
+        stepwise: bool = False,
+        contract: ContractFunction | None = None,
+    ) -> tuple[Reference, ...]:
+        """A reference for each of `results`, computed from `operands` (shapes and types as `self.operands`).
+
+        `stepwise` allows for a library that rounds to the result's type after each step, where a fused
+        kernel rounds once. `contract` computes sums of products elsewhere, for contractions only.
+        """
 
     @classmethod
     @abc.abstractmethod
-    def smallest(cls, epilogue: Epilogue) -> Operation:
-        """A problem of extent 1 with `epilogue`: it has every argument that the kind has."""
+    def sweep(cls, options: SweepOptions) -> Iterable[Callable[[], Operation]]:
+        """What makes each operation that `options` ask for; the predefined problems where they give no shape.
 
-    @abc.abstractmethod
-    def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
-        """The contraction without its epilogue, in the arithmetic of the given arrays.
-
-        shapes: as `inputs` and `result`; both arrays in float32 or float64, so that BLAS does it.
+        Each may raise OperationError for a point that is not an operation.
         """
+
+    @classmethod
+    @abc.abstractmethod
+    def smallest(cls) -> Operation:
+        """A problem of extent 1, for tests and templates."""
+
+    @classmethod
+    def is_implied_by(cls, options: SweepOptions) -> bool:
+        """Do the shapes in `options` mean this kind, if the user names none?"""
+        return options.has_shape_of(cls.shape_options)
+
+    @classmethod
+    def rejection_reason(cls, options: SweepOptions) -> str | None:
+        """Why this kind has no operation with the shapes in `options`; None if it may have one."""
+        return None
 
     # -- what follows from it -----------------------------------------------------------------
 
     @property
-    def name(self) -> str:
-        """A label for people: `matmul_256x512x128_f16t_f16t_f16t[_bias_relu]`."""
-        tags = "_".join(
-            f"{type_}{layout}"
-            for type_, layout in zip(
-                (self.types.lhs, self.types.rhs, self.types.result), self.layouts, strict=True
-            )
-        )
-        tail = "" if self.epilogue.is_empty else "_" + str(self.epilogue).replace("+", "_")
-        return f"{self.kind}_{self.problem}_{tags}{self.name_suffix}{tail}"
+    def contraction(self) -> Contraction | None:
+        """The operation as a product of two operands, summed; None if it is none."""
+        return None
 
     @property
-    def name_suffix(self) -> str:
-        """What a kind adds to the name after the types (a convolution's stride and so on)."""
-        return ""
+    def product(self) -> ProductGeometry | None:
+        """Its extents and layouts if it is a matrix product; None otherwise."""
+        return None
 
-    def arguments(self) -> dict[str, str]:
-        """Command-line arguments that rebuild this operation, without the leading dashes."""
-        tagged = zip(
-            ("lhs", "rhs", "result"),
-            (self.types.lhs, self.types.rhs, self.types.result),
-            self.layouts,
-            strict=True,
-        )
-        epilogue = {} if self.epilogue.is_empty else {"epilogue": str(self.epilogue)}
-        return {
-            **self.shape_arguments(),
-            **{role: type_ + layout for role, type_, layout in tagged},
-            **epilogue,
-        }
+    @property
+    def convolution(self) -> ConvolutionGeometry | None:
+        """Its geometry if it is a convolution; None otherwise."""
+        return None
+
+    def as_contraction(self) -> Contraction:
+        """`contraction`; OperationError if the operation is none."""
+        found = self.contraction
+        if found is None:
+            raise OperationError(f"{self.kind} is not a contraction")
+        return found
+
+    @property
+    def predefined_splits(self) -> tuple[int, ...]:
+        """Slices of the reduction that are tried unless the user names others."""
+        return ()
 
     @property
     def rounds_between_steps(self) -> bool:
-        """Would it differ if sums were stored in the result's type before the epilogue reads them?"""
-        changes = self.epilogue.bias or not self.epilogue.function.is_exact
-        return changes and self.types.output != self.types.accumulator
+        """Do references differ for `stepwise`?"""
+        return False
+
+    @property
+    def reference_requirements(self) -> tuple[str, ...]:
+        """Packages that the reference needs besides numpy and ml_dtypes, as pip names them."""
+        return ()
 
     @property
     def accumulations(self) -> int:
-        """Products summed into one element of the result."""
+        """Terms summed into one element of a result."""
         return math.prod(loop.extent for loop in self.loops if loop.iterator == "reduction")
 
     @property
-    def flops(self) -> int:
-        """2 per multiply-add, as the document counts; bias and activation as in `epilogues`."""
-        contraction = 2 * math.prod(loop.extent for loop in self.loops)
-        per_element = self.epilogue.function.flops + (1 if self.epilogue.bias else 0)
-        return contraction + per_element * self.result.elements
-
-    @property
     def bytes(self) -> int:
-        """Every operand read once and the result written once."""
-        return sum(tensor.bytes for tensor in self.inputs) + self.result.bytes
-
-    def _bias_inputs(self, length: int) -> tuple[Tensor, ...]:
-        return (Tensor("bias", (length,), self.types.output),) if self.epilogue.bias else ()
-
-    def broadcast_bias(self, bias: np.ndarray) -> np.ndarray:
-        """A view of `bias` (length of `bias_axis`) that broadcasts against the result."""
-        shape = [1] * len(self.result.shape)
-        shape[self.bias_axis] = -1
-        return bias.reshape(shape)
-
-    def _check_epilogue(self) -> None:
-        if self.types.output.is_integer and not self.epilogue.function.on_integers:
-            raise OperationError(
-                f"epilogue {self.epilogue} needs a floating-point result, but got {self.types.result}",
-                hint="integer results take none, bias, relu or bias+relu",
-            )
+        """Every operand read once and every result written once."""
+        return sum(tensor.bytes for tensor in (*self.operands, *self.results))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the manifest; `operation_from_dict` reads it back."""
         data: dict[str, Any] = {"kind": self.kind}
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            if isinstance(value, Epilogue):
-                value = str(value)
-            elif isinstance(value, ElementTypes):
-                value = [value.lhs, value.rhs, value.result, *filter(None, [value.sums])]
-            elif isinstance(value, tuple):
-                value = list(value)
-            data[field.name] = value
+            data[field.name] = list(value) if isinstance(value, tuple) else value
         return data
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Operation:
+        """Inverse of `to_dict`, without its `kind`."""
+        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 
 
 def check_positive(kind: str, **extents: int) -> None:

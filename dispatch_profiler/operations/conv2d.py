@@ -6,24 +6,62 @@ with C channels and F filters a group, and zeros outside the input.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dispatch_profiler.errors import OperationError, did_you_mean
-from dispatch_profiler.operations._base import ElementTypes, Loop, Operation, Tensor, check_positive
+from dispatch_profiler.operations._base import Loop, Tensor, check_positive
+from dispatch_profiler.operations.contraction import Contraction
+from dispatch_profiler.operations.element_types import ElementTypes
 from dispatch_profiler.operations.epilogues import Epilogue
+from dispatch_profiler.operations.geometry import ConvolutionGeometry, Variant
+from dispatch_profiler.operations.options import ShapeOption, SweepOptions
+from dispatch_profiler.operations.ranges import parse_pairs
 
 #: data layout -> (input and result, filter)
 CONV_LAYOUTS = {"nhwc": ("nhwc", "hwcf"), "nchw": ("nchw", "fchw")}
 
-Variant = Literal["dense", "grouped", "depthwise"]
+#: Fields of Conv2d: a 3x3, a strided one, a pointwise one, one image, depthwise, grouped.
+CONV2D_PROBLEMS: tuple[dict[str, Any], ...] = (
+    {"n": 8, "h": 58, "w": 58, "c": 64, "k": 64, "r": 3, "s": 3},
+    {"n": 2, "h": 56, "w": 56, "c": 64, "k": 128, "r": 3, "s": 3, "stride": (2, 2), "padding": (1, 1)},
+    {"n": 8, "h": 56, "w": 56, "c": 64, "k": 256, "r": 1, "s": 1},
+    {"n": 1, "h": 28, "w": 28, "c": 128, "k": 128, "r": 3, "s": 3, "padding": (1, 1)},
+    {"n": 2, "h": 56, "w": 56, "c": 128, "k": 128, "r": 3, "s": 3, "padding": (1, 1), "groups": 128},
+    {"n": 2, "h": 28, "w": 28, "c": 128, "k": 128, "r": 3, "s": 3, "padding": (1, 1), "groups": 4},
+)
+#: Values of the options of a shape of which only some were given.
+_DEFAULT_SHAPE: dict[str, tuple[Any, ...]] = {
+    "n": (1,), "h": (56,), "w": (56,), "c": (64,), "k": (64,), "r": (3,), "s": (3,),
+    "stride": ((1, 1),), "padding": ((0, 0),), "dilation": ((1, 1),), "groups": (1,),
+}  # fmt: skip
+_EXTENTS = {
+    "n": "images",
+    "h": "input height",
+    "w": "input width",
+    "c": "input channels",
+    "k": "filters",
+    "r": "filter height",
+    "s": "filter width",
+}
+_BOTH_WAYS = "the same in both directions, or 2x1"
+_SHAPE_OPTIONS = (
+    *(ShapeOption(f"conv_{name}", (f"--conv-{name}",), meaning) for name, meaning in _EXTENTS.items()),
+    ShapeOption("conv_stride", ("--conv-stride",), _BOTH_WAYS, parse_pairs),
+    ShapeOption("conv_padding", ("--conv-padding",), _BOTH_WAYS, partial(parse_pairs, minimum=0)),
+    ShapeOption("conv_dilation", ("--conv-dilation",), _BOTH_WAYS, parse_pairs),
+    ShapeOption("conv_groups", ("--conv-groups",), "groups of channels"),
+)
 
 
 @dataclass(frozen=True)
-class Conv2d(Operation):
+class Conv2d(Contraction):
     """`n` images of `c` channels and `h` x `w` pixels, `k` filters of `r` x `s`.
 
     `stride`, `padding` (on both sides) and `dilation` are (height, width) pairs.
@@ -33,6 +71,7 @@ class Conv2d(Operation):
     label: ClassVar[str] = "OperationKind.Conv2d"
     parallel_axes: ClassVar[tuple[str, ...]] = ("n", "oh", "ow", "oc")
     reduction_axes: ClassVar[tuple[str, ...]] = ("kh", "kw", "ic")
+    shape_options: ClassVar[tuple[ShapeOption, ...]] = _SHAPE_OPTIONS
 
     n: int
     h: int
@@ -107,16 +146,33 @@ class Conv2d(Operation):
 
     @property
     def variant(self) -> Variant:
-        """Which linalg form it takes: depthwise means one input channel a group and one filter."""
-        if self.groups == 1:
-            return "dense"
-        return "depthwise" if self.groups == self.c == self.k else "grouped"
+        """Which linalg form it takes."""
+        return self.convolution.variant
+
+    @property
+    def convolution(self) -> ConvolutionGeometry:
+        data, filter_, result = self.layouts
+        return ConvolutionGeometry(
+            batch=self.n,
+            channels=self.c,
+            filters=self.k,
+            size=(self.h, self.w),
+            filter_size=(self.r, self.s),
+            output_size=self.output_size,
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            groups=self.groups,
+            input_layout=data,
+            filter_layout=filter_,
+            output_layout=result,
+        )
 
     # -- the contract -------------------------------------------------------------------------
 
     @property
     def problem(self) -> str:
-        shapes = (self.inputs[0].shape, self.inputs[1].shape, self.result.shape)
+        shapes = (self.operands[0].shape, self.operands[1].shape, self.result.shape)
         return "_".join("x".join(map(str, shape)) for shape in shapes)
 
     @property
@@ -130,7 +186,7 @@ class Conv2d(Operation):
         return data, filter_, data
 
     @property
-    def inputs(self) -> tuple[Tensor, ...]:
+    def operands(self) -> tuple[Tensor, ...]:
         per_group = self.c // self.groups
         filter_ = (
             (self.r, self.s, per_group, self.k)
@@ -140,15 +196,15 @@ class Conv2d(Operation):
         return (
             Tensor("lhs", self._image(self.h, self.w, self.c), self.types.input),
             Tensor("rhs", filter_, self.types.input),
-            *self._bias_inputs(self.k),
+            *self._bias_operands(self.k),
         )
 
     def _image(self, h: int, w: int, c: int) -> tuple[int, ...]:
         return (self.n, h, w, c) if self.layout == "nhwc" else (self.n, c, h, w)
 
     @property
-    def result(self) -> Tensor:
-        return Tensor("result", self._image(*self.output_size, self.k), self.types.output)
+    def results(self) -> tuple[Tensor, ...]:
+        return (Tensor("result", self._image(*self.output_size, self.k), self.types.output),)
 
     @property
     def loops(self) -> tuple[Loop, ...]:
@@ -182,8 +238,17 @@ class Conv2d(Operation):
         return {**shape, **pairs, "conv-groups": str(self.groups)}
 
     @classmethod
-    def smallest(cls, epilogue: Epilogue) -> Conv2d:
-        return cls(1, 1, 1, 1, 1, 1, 1, epilogue=epilogue)
+    def smallest(cls) -> Conv2d:
+        return cls(1, 1, 1, 1, 1, 1, 1, epilogue=Epilogue(bias=True))
+
+    @classmethod
+    def sweep(cls, options: SweepOptions) -> Iterator[Callable[[], Conv2d]]:
+        given = options.has_shape_of(cls.shape_options)
+        shapes = _shapes(options) if given else CONV2D_PROBLEMS
+        for shape, types, epilogue, layout in itertools.product(
+            shapes, options.types, options.epilogues, options.conv_layouts
+        ):
+            yield partial(cls, **shape, layout=layout, types=types, epilogue=epilogue)
 
     def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
         """One BLAS product for each filter tap and group, summed over the taps."""
@@ -203,6 +268,12 @@ class Conv2d(Operation):
                 total += _grouped_product(window.transpose(1, 0, 2), filters[i, j])
         result = total.transpose(1, 0, 2).reshape(self.n, oh, ow, self.k)
         return result if self.layout == "nhwc" else result.transpose(0, 3, 1, 2)
+
+
+def _shapes(options: SweepOptions) -> Iterable[dict[str, Any]]:
+    """Fields of every problem, the missing ones filled in."""
+    axes = {name: options.shapes.get(f"conv_{name}", values) for name, values in _DEFAULT_SHAPE.items()}
+    return (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
 
 
 def _few_divisors(c: int, k: int) -> str:

@@ -82,3 +82,60 @@ def element_type(name: str) -> ElementType:
     if found is None:
         raise OperationError(f"unknown element type {name!r}", hint=did_you_mean(name, ELEMENT_TYPES))
     return found
+
+
+@dataclass(frozen=True)
+class ElementTypes:
+    """Types of the two inputs and the result of a contraction.
+
+    Sums are held in the accumulator of the inputs (f32 for f16, bf16 and f8; i32 for i8) and
+    rounded once to `result`, as BLAS libraries do it. `sums` names a narrower type for them: that of
+    the inputs, if it has 16 bits.
+    """
+
+    lhs: str = "f32"
+    rhs: str = "f32"
+    result: str = "f32"
+    sums: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("lhs", "rhs", "result"):
+            object.__setattr__(self, name, element_type(getattr(self, name)).name)
+        lhs, rhs, result = (element_type(name) for name in (self.lhs, self.rhs, self.result))
+        if lhs != rhs:
+            raise OperationError(
+                f"lhs and rhs must have one element type, but got lhs={lhs.name}, rhs={rhs.name}",
+                hint=f"use --rhs={lhs.name}",
+            )
+        if lhs.name == "i32":
+            raise OperationError("i32 is the result type of i8 inputs, not an input type", hint="use i8")
+        if result.is_integer != lhs.is_integer or (lhs.is_integer and result.name != "i32"):
+            allowed = "i32" if lhs.is_integer else "a floating-point type"
+            raise OperationError(
+                f"{lhs.name} inputs give {allowed}, but got result={result.name}",
+                hint=f"use --result={'i32' if lhs.is_integer else lhs.accumulator_name}",
+            )
+        if self.sums == lhs.accumulator_name:
+            object.__setattr__(self, "sums", "")
+        if self.sums not in ("", lhs.name) or (self.sums and lhs.bits != 16):
+            raise OperationError(
+                f"{lhs.name} inputs are summed in {lhs.accumulator_name}, but got sums={self.sums}",
+                hint="f16 and bf16 inputs may be summed in their own type",
+            )
+        if not lhs.is_integer and result.precision > self.accumulator.precision:
+            raise OperationError(
+                f"{lhs.name} inputs are summed in {self.accumulator.name}, which result={result.name} exceeds",
+                hint=f"use --result={self.accumulator.name}",
+            )
+
+    @property
+    def input(self) -> ElementType:
+        return element_type(self.lhs)
+
+    @property
+    def output(self) -> ElementType:
+        return element_type(self.result)
+
+    @property
+    def accumulator(self) -> ElementType:
+        return element_type(self.sums) if self.sums else self.input.accumulator

@@ -25,6 +25,8 @@ class Activation:
     flops: int
     #: Is it defined on integers?
     on_integers: bool
+    #: Packages that `function` needs besides numpy, as pip names them.
+    requirements: tuple[str, ...] = ()
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
@@ -46,8 +48,8 @@ ACTIVATIONS: dict[str, Activation] = {
     for a in (
         Activation("none", lambda x: x, True, 1.0, 0, True),
         Activation("relu", lambda x: np.maximum(x, 0), True, 1.0, 1, True),
-        Activation("gelu", _gelu, False, 1.13, 5, False),
-        Activation("sigmoid", _sigmoid, False, 0.25, 4, False),
+        Activation("gelu", _gelu, False, 1.13, 5, False, ("scipy >=1.12",)),
+        Activation("sigmoid", _sigmoid, False, 0.25, 4, False, ("scipy >=1.12",)),
         Activation("tanh", np.tanh, False, 1.0, 5, False),
     )
 }

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 
 from dispatch_profiler.errors import OperationError
-from dispatch_profiler.operations._base import ElementTypes, Loop, Operation, Tensor, check_positive
+from dispatch_profiler.operations._base import Loop, Tensor, check_positive
+from dispatch_profiler.operations.contraction import Contraction
+from dispatch_profiler.operations.element_types import ElementTypes
 from dispatch_profiler.operations.epilogues import Epilogue
+from dispatch_profiler.operations.geometry import ProductGeometry
+from dispatch_profiler.operations.options import ShapeOption, SweepOptions
 
 #: `t` row major (the last index runs fastest), `n` column major (stored transposed).
 LAYOUTS = ("t", "n")
+
+
+#: m, n, k
+MATMUL_PROBLEMS = ((256, 512, 128), (2560, 2560, 2560), (3456, 1024, 2048))
+#: batch, m, n, k
+BATCH_MATMUL_PROBLEMS = ((16, 512, 64, 512),)
+#: m, n, k -> slices of k; a matmul that wants its reduction split.
+SPLIT_K_PROBLEMS = {(128, 128, 12288): (2, 4, 16)}
+#: Extents of a shape of which only some were given.
+_DEFAULT_EXTENT = 256
+#: The short spellings are those of the Arguments line in the profiler's report.
+_SHAPE_OPTIONS = (
+    *(ShapeOption(f"problem_{axis}", (f"--problem-{axis}", f"--{axis}")) for axis in "mnk"),
+    ShapeOption("batch_count", ("--batch-count", "--batch_count"), "more than 1: batch_matmul"),
+)
 
 
 def check_layouts(lhs: str, rhs: str, result: str = "t") -> None:
@@ -29,12 +51,16 @@ def check_layouts(lhs: str, rhs: str, result: str = "t") -> None:
         )
 
 
-class _Product(Operation):
+class _Product(Contraction):
     """What both kinds share: layouts of two operands, a bias along n, one reduction."""
 
     parallel_axes: ClassVar[tuple[str, ...]] = ("m", "n")
     reduction_axes: ClassVar[tuple[str, ...]] = ("k",)
+    shape_options: ClassVar[tuple[ShapeOption, ...]] = _SHAPE_OPTIONS
 
+    m: int
+    n: int
+    k: int
     lhs_layout: str
     rhs_layout: str
 
@@ -50,6 +76,10 @@ class _Product(Operation):
     @property
     def bias_axis(self) -> int:
         return len(self.result.shape) - 1
+
+    @property
+    def product(self) -> ProductGeometry:
+        return ProductGeometry(1, self.m, self.n, self.k, self.lhs_layout, self.rhs_layout)
 
     def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
         return _transposed(lhs, self.lhs_layout) @ _transposed(rhs, self.rhs_layout)
@@ -78,18 +108,18 @@ class Matmul(_Product):
         return f"{self.m}x{self.n}x{self.k}"
 
     @property
-    def inputs(self) -> tuple[Tensor, ...]:
+    def operands(self) -> tuple[Tensor, ...]:
         lhs = (self.m, self.k) if self.lhs_layout == "t" else (self.k, self.m)
         rhs = (self.k, self.n) if self.rhs_layout == "t" else (self.n, self.k)
         return (
             Tensor("lhs", lhs, self.types.input),
             Tensor("rhs", rhs, self.types.input),
-            *self._bias_inputs(self.n),
+            *self._bias_operands(self.n),
         )
 
     @property
-    def result(self) -> Tensor:
-        return Tensor("result", (self.m, self.n), self.types.output)
+    def results(self) -> tuple[Tensor, ...]:
+        return (Tensor("result", (self.m, self.n), self.types.output),)
 
     @property
     def loops(self) -> tuple[Loop, ...]:
@@ -98,9 +128,30 @@ class Matmul(_Product):
     def shape_arguments(self) -> dict[str, str]:
         return {"batch_count": "1", "m": str(self.m), "n": str(self.n), "k": str(self.k)}
 
+    @property
+    def predefined_splits(self) -> tuple[int, ...]:
+        return SPLIT_K_PROBLEMS.get((self.m, self.n, self.k), ())
+
     @classmethod
-    def smallest(cls, epilogue: Epilogue) -> Matmul:
-        return cls(1, 1, 1, epilogue=epilogue)
+    def smallest(cls) -> Matmul:
+        return cls(1, 1, 1, epilogue=Epilogue(bias=True))
+
+    @classmethod
+    def is_implied_by(cls, options: SweepOptions) -> bool:
+        # --batch-count=1 stands in the arguments of every plain matmul.
+        return super().is_implied_by(options) and _most_batches(options) == 1
+
+    @classmethod
+    def rejection_reason(cls, options: SweepOptions) -> str | None:
+        return "a batch count above 1 needs batch_matmul" if _most_batches(options) > 1 else None
+
+    @classmethod
+    def sweep(cls, options: SweepOptions) -> Iterator[Callable[[], Matmul]]:
+        given = options.has_shape_of(cls.shape_options)
+        predefined = (*MATMUL_PROBLEMS, *SPLIT_K_PROBLEMS)
+        shapes = dict.fromkeys(shape[1:] for shape in _shapes(options)) if given else predefined
+        for shape, arguments in itertools.product(shapes, _arguments(options)):
+            yield partial(cls, *shape, *arguments)
 
 
 @dataclass(frozen=True)
@@ -132,8 +183,8 @@ class BatchMatmul(_Product):
         return f"{self.batch}x{self.each.problem}"
 
     @property
-    def inputs(self) -> tuple[Tensor, ...]:
-        lhs, rhs, *bias = self.each.inputs
+    def operands(self) -> tuple[Tensor, ...]:
+        lhs, rhs, *bias = self.each.operands
         return (
             Tensor("lhs", (self.batch, *lhs.shape), lhs.type),
             Tensor("rhs", (self.batch, *rhs.shape), rhs.type),
@@ -141,8 +192,16 @@ class BatchMatmul(_Product):
         )
 
     @property
-    def result(self) -> Tensor:
-        return Tensor("result", (self.batch, self.m, self.n), self.types.output)
+    def results(self) -> tuple[Tensor, ...]:
+        return (Tensor("result", (self.batch, self.m, self.n), self.types.output),)
+
+    @property
+    def product(self) -> ProductGeometry:
+        return replace(super().product, batch=self.batch, is_batched=True)
+
+    @property
+    def one_of_batch(self) -> Matmul:
+        return self.each
 
     @property
     def loops(self) -> tuple[Loop, ...]:
@@ -152,8 +211,35 @@ class BatchMatmul(_Product):
         return {**self.each.shape_arguments(), "batch_count": str(self.batch)}
 
     @classmethod
-    def smallest(cls, epilogue: Epilogue) -> BatchMatmul:
-        return cls(1, 1, 1, 1, epilogue=epilogue)
+    def smallest(cls) -> BatchMatmul:
+        return cls(1, 1, 1, 1, epilogue=Epilogue(bias=True))
+
+    @classmethod
+    def is_implied_by(cls, options: SweepOptions) -> bool:
+        return _most_batches(options) > 1
+
+    @classmethod
+    def sweep(cls, options: SweepOptions) -> Iterator[Callable[[], BatchMatmul]]:
+        given = options.has_shape_of(cls.shape_options)
+        shapes = _shapes(options) if given else BATCH_MATMUL_PROBLEMS
+        for shape, arguments in itertools.product(shapes, _arguments(options)):
+            yield partial(cls, *shape, *arguments)  # type: ignore[arg-type, call-arg]
+
+
+def _most_batches(options: SweepOptions) -> int:
+    return max(options.shapes.get("batch_count", (1,)))
+
+
+def _shapes(options: SweepOptions) -> Iterable[tuple[int, ...]]:
+    """(batch, m, n, k) of every problem, the missing extents filled in."""
+    extents = (options.shapes.get(f"problem_{axis}", (_DEFAULT_EXTENT,)) for axis in "mnk")
+    return itertools.product(options.shapes.get("batch_count", (1,)), *extents)
+
+
+def _arguments(options: SweepOptions) -> list[tuple[ElementTypes, str, str, Epilogue]]:
+    """What follows the shape: types, layouts of lhs and rhs, epilogue."""
+    combinations = itertools.product(options.types, options.epilogues, options.layouts)
+    return [(types, lhs, rhs, epilogue) for types, epilogue, (lhs, rhs) in combinations]
 
 
 def _transposed(array: np.ndarray, layout: str) -> np.ndarray:

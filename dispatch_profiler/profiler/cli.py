@@ -35,6 +35,7 @@ from dispatch_profiler.dispatches import (
     unpacked,
 )
 from dispatch_profiler.errors import ToolError, UsageError
+from dispatch_profiler.operations import DEFAULT_SEED
 from dispatch_profiler.output_files import ReportFiles, add_file_arguments
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.devices import Evaluators, parse_devices, unlike
@@ -55,7 +56,6 @@ from dispatch_profiler.profiler.records.speedup import Speedups
 from dispatch_profiler.profiler.report.outputs import FORMATS, RunOutputs
 from dispatch_profiler.profiler.report.progress import Tally
 from dispatch_profiler.profiler.statistics.stopping import Ended, StopRule
-from dispatch_profiler.profiler.verification.inputs import DEFAULT_SEED
 from dispatch_profiler.runtime import all_devices, find_runtime_tools
 
 PROG = "profiler.py"

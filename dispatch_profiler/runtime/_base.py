@@ -19,9 +19,9 @@ class RunError(ToolError):
 
 @dataclass(frozen=True, eq=False)
 class Operands:
-    """The inputs of an operation and the memory of its result, on a device.
+    """The operands of an operation and the memory of its results, on a device.
 
-    `handles` are the device's own, in the order of `operation.inputs`, the result last. Every call
+    `handles` are the device's own, in the order of `operation.operands`, then of `operation.results`. Every call
     bound to them reads and writes the same memory: where memory lies makes a kernel up to a tenth
     faster or slower, so what is to be compared shares it.
     """
@@ -37,8 +37,8 @@ class Call(Protocol):
     def now(self) -> Callable[[], float] | None:
         """A clock in seconds that `time` does not read, to check it by; None if there is none."""
 
-    def run(self) -> np.ndarray:
-        """Run once, into memory that held no plausible value before; returns the result."""
+    def run(self) -> tuple[np.ndarray, ...]:
+        """Run once, into memory that held no plausible value before; returns the results."""
 
     def time(self, calls: int) -> float:
         """Run `calls` times, one after another; returns the seconds that all took together.
@@ -65,7 +65,7 @@ class Device(Protocol):
         """Raises RunError if `vmfb` is not for this device, or no vmfb at all."""
 
     def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
-        """Copy `inputs` (shapes and types of `operation.inputs`) to the device. RunError if it fails."""
+        """Copy `inputs` (shapes and types of `operation.operands`) to the device. RunError if it fails."""
 
 
 def poison(type_: ElementType, shape: tuple[int, ...]) -> np.ndarray:

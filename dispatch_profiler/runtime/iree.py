@@ -118,9 +118,8 @@ class IreeDevice:
 
     def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
         """See `Device.put`."""
-        result = operation.result
-        arrays = [*inputs, poison(result.type, result.shape)]
-        types = [tensor.type for tensor in (*operation.inputs, result)]
+        arrays = [*inputs, *(poison(result.type, result.shape) for result in operation.results)]
+        types = [tensor.type for tensor in (*operation.operands, *operation.results)]
         try:
             views = tuple(self._put(array, type_) for array, type_ in zip(arrays, types, strict=True))
         except (ValueError, RuntimeError, MemoryError) as error:
@@ -175,17 +174,21 @@ class IreeCall:
         """See `Call.now`."""
         return raw_clock
 
-    def run(self) -> np.ndarray:
+    def run(self) -> tuple[np.ndarray, ...]:
         """See `Call.run`."""
-        result = self._first.operation.result
+        results = self._first.operation.results
         try:
-            memory = _result_memory(self._device, self._first)
-            memory.reset()
-            self._context.invoke(self._entry, _arguments(self._first), rt.VmVariantList(1))
-            raw = memory.read()
+            memories = _result_memories(self._device, self._first)
+            for memory in memories:
+                memory.reset()
+            self._context.invoke(self._entry, _arguments(self._first), rt.VmVariantList(len(results)))
+            raws = [memory.read() for memory in memories]
         except (ValueError, RuntimeError, MemoryError) as error:
             raise _refused("running the dispatch", error) from error
-        return raw.view(result.type.dtype).reshape(result.shape)
+        return tuple(
+            raw.view(result.type.dtype).reshape(result.shape)
+            for raw, result in zip(raws, results, strict=True)
+        )
 
     def time(self, calls: int) -> float:
         """See `Call.time`."""
@@ -199,10 +202,13 @@ class IreeCall:
 
 
 @lru_cache(maxsize=2)
-def _result_memory(device: Any, operands: Operands) -> ResultMemory:
+def _result_memories(device: Any, operands: Operands) -> tuple[ResultMemory, ...]:
     """Kept for the two distributions of an operation: all its configurations write to the same memory."""
-    result = operands.operation.result
-    return ResultMemory(device, operands.handles[-1], poison(result.type, result.shape))
+    results = operands.operation.results
+    return tuple(
+        ResultMemory(device, handle, poison(result.type, result.shape))
+        for handle, result in zip(operands.handles[-len(results) :], results, strict=True)
+    )
 
 
 def _arguments(operands: Operands) -> Any:

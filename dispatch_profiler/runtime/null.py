@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dispatch_profiler.errors import OperationError
-from dispatch_profiler.operations import Operation, operation_from_dict, reference
+from dispatch_profiler.operations import Operation, Tensor, operation_from_dict
 from dispatch_profiler.runtime._base import Operands, RunError, poison
 
 #: How often a clock that stalls is asked before it does.
@@ -93,14 +93,14 @@ class NullCall:
         self._fault = fault
         self._seconds = seconds
         self._clock = clock
-        self._verified_hashes: np.ndarray | None = None
+        self._results: tuple[np.ndarray, ...] = ()
 
     @property
     def now(self) -> Callable[[], float]:
         """See `Call.now`."""
         return lambda: self._clock.passed
 
-    def run(self) -> np.ndarray:
+    def run(self) -> tuple[np.ndarray, ...]:
         """See `Call.run`."""
         if self._fault == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
@@ -108,14 +108,20 @@ class NullCall:
             threading.Event().wait()
         if self._fault == "memory":
             raise MemoryError("the null device was told to run out of memory")
-        if self._verified_hashes is None:
-            dtype = self._operation.result.type.dtype
-            self._verified_hashes = reference(self._operation, self._inputs).expected.astype(dtype)
-        return self._spoiled(self._verified_hashes.copy())
+        results = self._operation.results
+        if not self._results:
+            references = self._operation.reference(self._inputs)
+            self._results = tuple(
+                reference.expected.astype(result.type.dtype)
+                for reference, result in zip(references, results, strict=True)
+            )
+        copies = [array.copy() for array in self._results]
+        # The last result has the fault: whoever looks at the first alone misses it.
+        return (*copies[:-1], self._spoiled(copies[-1], results[-1]))
 
-    def _spoiled(self, result: np.ndarray) -> np.ndarray:
-        type_ = self._operation.result.type
-        flat = result.reshape(-1)
+    def _spoiled(self, array: np.ndarray, result: Tensor) -> np.ndarray:
+        type_ = result.type
+        flat = array.reshape(-1)
         middle = flat.size // 2
         if self._fault == "wrong_element":
             # Across zero, further than any tolerance reaches and any type rounds back.
@@ -126,7 +132,7 @@ class NullCall:
             flat[middle:] = poison(type_, (flat.size - middle,))
         elif self._fault in ("nan", "inf"):
             flat[middle] = np.asarray(float(self._fault)).astype(type_.dtype)
-        return result
+        return array
 
     def time(self, calls: int) -> float:
         """See `Call.time`."""

@@ -42,9 +42,8 @@ class ToolDevice:
 
     def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
         """See `Device.put`. They travel as raw files, which is how the commands take bf16 and f8."""
-        result = operation.result
-        tensors = (*operation.inputs, result)
-        arrays = [*inputs, poison(result.type, result.shape)]
+        tensors = (*operation.operands, *operation.results)
+        arrays = [*inputs, *(poison(result.type, result.shape) for result in operation.results)]
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         operands = Operands(
             operation, tuple(_raw_file(folder, *each) for each in zip(tensors, arrays, strict=True))
@@ -85,11 +84,17 @@ class ToolCall:
     def now(self) -> None:
         """See `Call.now`: what we wait for is mostly the tool's own start."""
 
-    def run(self) -> np.ndarray:
+    def run(self) -> tuple[np.ndarray, ...]:
         """See `Call.run`."""
-        output, result = self._folder / "output.bin", self._operands.operation.result
-        _call([str(self._device.run_module), *self._arguments, f"--output=@{output}"])
-        return np.frombuffer(output.read_bytes(), result.type.dtype).reshape(result.shape)
+        results = self._operands.operation.results
+        outputs = [self._folder / f"{result.name}.bin" for result in results]
+        _call(
+            [str(self._device.run_module), *self._arguments, *(f"--output=@{output}" for output in outputs)]
+        )
+        return tuple(
+            np.frombuffer(output.read_bytes(), result.type.dtype).reshape(result.shape)
+            for output, result in zip(outputs, results, strict=True)
+        )
 
     def time(self, calls: int) -> float:
         """See `Call.time`."""
@@ -104,7 +109,7 @@ class ToolCall:
 
 def _raw_file(folder: Path, tensor: Tensor, array: np.ndarray) -> str:
     """`4x4xbf16=@FILE`, as the commands take it."""
-    path = folder / f"{tensor.role}.bin"
+    path = folder / f"{tensor.name}.bin"
     path.write_bytes(np.ascontiguousarray(array).tobytes())
     return f"{'x'.join(map(str, tensor.shape))}x{tensor.type.name}=@{path}"
 

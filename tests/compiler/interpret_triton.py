@@ -41,7 +41,7 @@ def interpret(dispatch, inputs):
     function = getattr(_sources(), source.kernel)
     constants = dict(source.constants)
     constants["ACCUMULATOR"] = getattr(tl, _LANGUAGE[constants["ACCUMULATOR"]])
-    roles = [tensor.role for tensor in dispatch.operation.inputs]
+    roles = [tensor.name for tensor in dispatch.operation.operands]
     pointers = [name for name, _ in source.types if name != "result"]
     taken = {name: tensor_of(inputs[roles.index(name)]) for name in pointers}
     unwritten = -1 if launch.type.is_integer else np.nan

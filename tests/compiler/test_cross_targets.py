@@ -97,14 +97,14 @@ def test_both_vmfbs_hold_code_for_the_target(name: str, kind: str):
 def test_vmvx_runs_here_and_computes_what_numpy_does(kind: str):
     """The only one of them for which every machine is the device."""
     operation, random = OPERATIONS[kind], np.random.default_rng(7)
-    inputs = [random.integers(-4, 5, t.shape).astype(np.float32) for t in operation.inputs]
+    inputs = [random.integers(-4, 5, t.shape).astype(np.float32) for t in operation.operands]
     built = build(parse_target("vmvx"), operation)
 
     device = open_device("local-task")
     call = device.load(built.verify).bind(*built.outcomes, device.put(operation, inputs))
 
     assert code_in(built.verify) == set()
-    np.testing.assert_array_equal(call.run(), operation.contract(*inputs))
+    np.testing.assert_array_equal(call.run()[0], operation.contract(*inputs))
 
 
 #: Types beside f32 that compile for a matmul of the default configuration, and those that do not.

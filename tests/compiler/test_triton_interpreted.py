@@ -14,15 +14,8 @@ import pytest
 
 from dispatch_profiler.configurations import TritonTiles
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.operations import (
-    ACTIVATIONS,
-    BatchMatmul,
-    Conv2d,
-    ElementTypes,
-    Epilogue,
-    Matmul,
-    reference,
-)
+from dispatch_profiler.operations import ACTIVATIONS, BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul
+from dispatch_profiler.operations.contraction_reference import reference
 from dispatch_profiler.targets import parse_target
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -108,7 +101,7 @@ def operands(dispatch, *, whole):
         drawn = rng.integers(-3, 4, tensor.shape) if whole else rng.standard_normal(tensor.shape)
         return drawn.astype(tensor.type.dtype)
 
-    return [values(tensor) for tensor in dispatch.operation.inputs]
+    return [values(tensor) for tensor in dispatch.operation.operands]
 
 
 def interpreted(cases, folder):

@@ -71,8 +71,14 @@ REFUSED: dict[str, tuple[str, str]] = {
     "--conv-s=20 --conv-dilation=4": ("larger than its padded input along w: 77 > 56", "more padding"),
     # contradictions
     "--op-kind=matmul --conv-n=1": ("shapes of conv2d were given, but the kinds asked for", ""),
-    "--op-kind=matmul --batch-count=3": ("a batch count above 1 was given", "ask for batch_matmul too"),
-    "--op-kind=conv2d --problem-m=8": ("shapes of matmul were given, but the kinds asked for", ""),
+    "--op-kind=matmul --batch-count=3": (
+        "a batch count above 1 needs batch_matmul",
+        "ask for batch_matmul too",
+    ),
+    "--op-kind=conv2d --problem-m=8": (
+        "shapes of matmul or batch_matmul were given, but the kinds asked for",
+        "",
+    ),
     "--lhs=f32nchw --rhs=f32hwcf": ("lhs=nchw, rhs=hwcf", "nchw, fchw, nchw"),
     "--op-kind=conv2d --rhs=f32nhwc": ("nhwc", ""),
     "--op-kind=conv2d --lhs=f32hwcf": ("hwcf", ""),

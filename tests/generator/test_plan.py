@@ -12,9 +12,10 @@ from dispatch_profiler.dispatches import Selection
 from dispatch_profiler.errors import SelectionError
 from dispatch_profiler.generator import Choices, LeftOut, Plan, plan_generation
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
+from dispatch_profiler.operations.matmul import SPLIT_K_PROBLEMS
 from dispatch_profiler.targets import NullTarget
-from dispatch_profiler.workloads import SPLIT_K_PROBLEMS, Workload, merged
 from dispatch_profiler.workloads import Entry as WorkloadEntry
+from dispatch_profiler.workloads import Workload, merged
 
 MATMUL = Matmul(16, 32, 8)
 BATCH = BatchMatmul(2, 16, 32, 8)

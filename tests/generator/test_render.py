@@ -242,9 +242,9 @@ def signature(text: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("operations", [every_matmul, every_convolution], ids=["matmul", "conv2d"])
 def test_a_function_takes_the_operands_and_the_storage_of_its_result(operations, context):
-    """In the order of `Operation.inputs`; the result is written where the caller says."""
+    """In the order of `Operation.operands`; the result is written where the caller says."""
     for operation in itertools.islice(operations(), 0, None, 7):
-        tensors = [*operation.inputs, operation.result, operation.result]
+        tensors = [*operation.operands, operation.result, operation.result]
         text = rendered(operation)
         assert signature(text) == tuple(tensor.mlir for tensor in tensors)
         assert "%result: " + operation.result.mlir + " {iree.abi.output = 0 : index}" in text

@@ -145,9 +145,9 @@ def whole_numbers(operation: Operation, seed: int) -> list[np.ndarray]:
     largest = _amplitude(operation)
     arrays = [
         rng.integers(-largest, largest, tensor.shape, endpoint=True).astype(DTYPES[operation.types.lhs])
-        for tensor in operation.inputs[:2]
+        for tensor in operation.operands[:2]
     ]
-    for tensor in operation.inputs[2:]:
+    for tensor in operation.operands[2:]:
         result = operation.types.result
         limit = 2**31 - 1 if result == "i32" else min(_holds(result), 100)
         arrays.append(rng.integers(-limit, limit, tensor.shape, endpoint=True).astype(DTYPES[result]))
@@ -161,7 +161,7 @@ def reals(operation: Operation, seed: int) -> list[np.ndarray]:
         (rng.uniform(-1, 1, tensor.shape) * 2.0 ** rng.integers(-4, 1, tensor.shape, endpoint=True)).astype(
             tensor.type.dtype
         )
-        for tensor in operation.inputs
+        for tensor in operation.operands
     ]
 
 

@@ -63,7 +63,7 @@ def test_the_result_has_a_pixel_wherever_the_filter_can_stand(operation):
 def test_operands_lie_as_their_layout_says(layout, shapes):
     """Filters of 3 groups hold 2 of the 6 channels; the bias has one value a filter."""
     operation = conv(layout=layout, groups=3, epilogue=Epilogue(bias=True))
-    assert shapes == [tensor.shape for tensor in operation.inputs]
+    assert shapes == [tensor.shape for tensor in operation.operands]
 
 
 @pytest.mark.parametrize(("layout", "axis"), [("nhwc", 3), ("nchw", 1)])
@@ -126,7 +126,7 @@ def test_counts_follow_from_the_definition(operation):
 @given(convolutions())
 def test_bytes_are_each_operand_once_and_the_result_once(operation):
     """Padding is not stored, so it is not counted."""
-    arrays = [np.empty(t.shape, DTYPES[t.type.name]) for t in (*operation.inputs, operation.result)]
+    arrays = [np.empty(t.shape, DTYPES[t.type.name]) for t in (*operation.operands, operation.result)]
     assert sum(array.nbytes for array in arrays) == operation.bytes
 
 

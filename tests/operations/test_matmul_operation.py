@@ -47,15 +47,15 @@ def test_names_are_those_of_the_document(operation, name):
 def test_column_major_operands_are_stored_transposed(layouts, shapes):
     """M=2, N=3, K=4: `n` exchanges the axes of the operand in memory, batch outermost."""
     plain, batched = Matmul(2, 3, 4, F16, *layouts), BatchMatmul(7, 2, 3, 4, F16, *layouts)
-    assert shapes == [tensor.shape for tensor in plain.inputs]
-    assert [(7, *shape) for shape in shapes] == [tensor.shape for tensor in batched.inputs]
+    assert shapes == [tensor.shape for tensor in plain.operands]
+    assert [(7, *shape) for shape in shapes] == [tensor.shape for tensor in batched.operands]
 
 
 def test_operands_come_in_order_with_their_types():
     """lhs and rhs have the type of the inputs, bias and result that of the result."""
     operation = Matmul(2, 3, 4, ElementTypes("i8", "i8", "i32"), epilogue=Epilogue(bias=True))
-    tensors = (*operation.inputs, operation.result)
-    assert [tensor.role for tensor in tensors] == ["lhs", "rhs", "bias", "result"]
+    tensors = (*operation.operands, operation.result)
+    assert [tensor.name for tensor in tensors] == ["lhs", "rhs", "bias", "result"]
     assert [tensor.type.name for tensor in tensors] == ["i8", "i8", "i32", "i32"]
 
 
@@ -94,7 +94,7 @@ def test_an_epilogue_is_counted_once_an_element(epilogue, each):
 @given(matmuls(activations=["none"]))
 def test_counts_follow_from_the_definition(operation):
     """Products, result shape and bytes against those that the naive loops touch."""
-    lhs, rhs = (np.zeros(tensor.shape) for tensor in operation.inputs[:2])
+    lhs, rhs = (np.zeros(tensor.shape) for tensor in operation.operands[:2])
     factors = products(operation, lhs, rhs)
     multiply_adds = sum(map(len, factors.values()))
     assert output_shape(operation) == operation.result.shape
@@ -107,7 +107,7 @@ def test_counts_follow_from_the_definition(operation):
 @given(matmuls())
 def test_bytes_are_each_operand_once_and_the_result_once(operation):
     """As many bytes as numpy gives arrays of these shapes and types."""
-    arrays = [np.empty(t.shape, DTYPES[t.type.name]) for t in (*operation.inputs, operation.result)]
+    arrays = [np.empty(t.shape, DTYPES[t.type.name]) for t in (*operation.operands, operation.result)]
     assert sum(array.nbytes for array in arrays) == operation.bytes
 
 

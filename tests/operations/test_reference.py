@@ -30,7 +30,8 @@ from naive_operations import (
     wrapped,
 )
 
-from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, reference
+from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul
+from dispatch_profiler.operations.contraction_reference import reference
 
 I8 = ElementTypes("i8", "i8", "i32")
 EXACT = ("none", "relu")
@@ -278,8 +279,8 @@ def test_sums_in_f16_have_a_bound_that_follows_from_f16():
     rng = np.random.default_rng(3)
     wide = Matmul(8, 8, 64, ElementTypes("f16", "f16", "f16"))
     narrow = Matmul(8, 8, 64, ElementTypes("f16", "f16", "f16", "f16"))
-    reals = [rng.normal(size=t.shape).astype(np.float16) for t in wide.inputs]
+    reals = [rng.normal(size=t.shape).astype(np.float16) for t in wide.operands]
     assert (reference(narrow, reals).tolerance > 2 * reference(wide, reals).tolerance).all()
-    whole = [np.full(t.shape, 7, np.float16) for t in wide.inputs]  # 64 * 49 > 2048
+    whole = [np.full(t.shape, 7, np.float16) for t in wide.operands]  # 64 * 49 > 2048
     assert reference(wide, whole).tolerance is None
     assert reference(narrow, whole).tolerance is not None

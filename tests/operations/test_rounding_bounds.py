@@ -28,21 +28,15 @@ from naive_operations import (
     seeds,
 )
 
-from dispatch_profiler.operations import (
-    ElementTypes,
-    Epilogue,
-    Matmul,
-    accumulation_factor,
-    element_type,
-    reference,
-)
+from dispatch_profiler.operations import ElementTypes, Epilogue, Matmul, accumulation_factor, element_type
+from dispatch_profiler.operations.contraction_reference import reference
 
 F32_ROUNDOFF = 2.0**-24
 
 
 def filled(operation, lhs=0.1, rhs=0.1):
     """Inputs of one value each, as near as their types come."""
-    a, b = operation.inputs[:2]
+    a, b = operation.operands[:2]
     return [np.full(a.shape, lhs).astype(a.type.dtype), np.full(b.shape, rhs).astype(b.type.dtype)]
 
 

@@ -7,7 +7,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from dispatch_profiler.operations import ACTIVATIONS, ElementTypes, Epilogue, Matmul, reference
+from dispatch_profiler.operations import ACTIVATIONS, ElementTypes, Epilogue, Matmul
+from dispatch_profiler.operations.contraction_reference import reference
 
 NARROW = ("f16", "bf16", "f8E4M3FN")
 EPILOGUES = [Epilogue(bias, activation) for bias, activation in product((False, True), ACTIVATIONS)]
@@ -15,10 +16,10 @@ EPILOGUES = [Epilogue(bias, activation) for bias, activation in product((False, 
 
 def operands(operation: Matmul, seed: int, whole: bool) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
-    arrays = [rng.uniform(-4, 4, tensor.shape) for tensor in operation.inputs]
+    arrays = [rng.uniform(-4, 4, tensor.shape) for tensor in operation.operands]
     return [
         (np.rint(array) if whole else array).astype(t.type.dtype)
-        for array, t in zip(arrays, operation.inputs, strict=True)
+        for array, t in zip(arrays, operation.operands, strict=True)
     ]
 
 

@@ -24,4 +24,4 @@ def run(built: tuple[str, Path], operation: Operation, inputs: Sequence[np.ndarr
     need_gpu()
     function, vmfb = built
     device = open_device("cuda")
-    return device.load(vmfb.read_bytes()).bind(function, device.put(operation, inputs)).run()
+    return device.load(vmfb.read_bytes()).bind(function, device.put(operation, inputs)).run()[0]

@@ -19,13 +19,14 @@ from dispatch_profiler.errors import (
     WorkerTimedOut,
 )
 from dispatch_profiler.isolation import Worker, WorkerLimits
-from dispatch_profiler.operations import ElementTypes, Matmul, reference
+from dispatch_profiler.operations import Distribution, ElementTypes, Matmul
+from dispatch_profiler.operations.contraction_reference import reference
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Vmfb
 from dispatch_profiler.profiler.evaluation.workers import provide, ref_of
 from dispatch_profiler.profiler.measurement.gpu_monitor import open_monitor
-from dispatch_profiler.profiler.verification.inputs import Distribution, draw
-from dispatch_profiler.profiler.verification.verify import compare
+from dispatch_profiler.profiler.verification.inputs import draw
+from dispatch_profiler.profiler.verification.verify import compare_result
 from dispatch_profiler.runtime import RunError, open_device
 from dispatch_profiler.runtime.cuda_driver import find_gpu, gpu_count
 
@@ -110,7 +111,9 @@ def test_every_element_of_a_large_result_arrives(for_cuda, distribution: Distrib
     built = for_cuda(operation)
     inputs = draw(operation, distribution, 7)
 
-    assert compare(operation, run(built, operation, inputs), reference(operation, inputs)).passed
+    assert compare_result(
+        operation.result, run(built, operation, inputs), reference(operation, inputs)
+    ).passed
 
 
 def test_operands_lie_in_the_memory_of_the_device(gpu):
@@ -130,7 +133,7 @@ def test_each_run_has_a_result_of_its_own_and_time_passes(for_cuda):
     device = open_device("cuda")
     call = device.load(vmfb.read_bytes()).bind(function, device.put(SMALL, EYES))
 
-    first, second = call.run(), call.run()
+    first, second = call.run()[0], call.run()[0]
 
     assert first.tolist() == second.tolist() == np.eye(2).tolist()
     assert not np.shares_memory(first, second)
@@ -231,7 +234,9 @@ def test_a_bad_kernel_costs_only_itself(for_cuda, worker: Worker, source: str, v
     provide(worker, vmfbs)
     result = worker.call(device_worker.run_once, modules[1], good, SMALL, Distribution.INTEGERS, 1)
 
-    assert compare(SMALL, result, reference(SMALL, draw(SMALL, Distribution.INTEGERS, 1))).passed
+    assert compare_result(
+        SMALL.result, result, reference(SMALL, draw(SMALL, Distribution.INTEGERS, 1))
+    ).passed
 
 
 @pytest.mark.parametrize("uri", ["hip", "hip://0", "vulkan"])

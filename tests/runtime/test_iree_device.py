@@ -55,7 +55,7 @@ def test_every_type_travels_unchanged(device, types: ElementTypes):
     lhs = np.arange(-8, 8).reshape(4, 4).astype(types.input.dtype)
     identity = np.eye(4).astype(types.input.dtype)
 
-    result = device.load(vmfb).bind(function, device.put(operation, [lhs, identity])).run()
+    result = device.load(vmfb).bind(function, device.put(operation, [lhs, identity])).run()[0]
 
     assert result.dtype == types.output.dtype
     assert result.astype(np.float64).tolist() == lhs.astype(np.float64).tolist()
@@ -66,7 +66,7 @@ def test_a_bias_is_the_third_operand(device):
     function, vmfb = build(operation)
     arrays = [np.ones((2, 1), np.float32), np.zeros((1, 3), np.float32), np.array([-1, 0, 2], np.float32)]
 
-    result = device.load(vmfb).bind(function, device.put(operation, arrays)).run()
+    result = device.load(vmfb).bind(function, device.put(operation, arrays)).run()[0]
 
     assert result.tolist() == [[0, 0, 2], [0, 0, 2]]
 
@@ -77,8 +77,8 @@ def test_running_twice_gives_results_of_their_own(device):
     function, vmfb = build(operation)
     call = device.load(vmfb).bind(function, device.put(operation, [np.eye(2, dtype=np.float32)] * 2))
 
-    first = call.run()
-    second = call.run()
+    first = call.run()[0]
+    second = call.run()[0]
 
     assert first.tolist() == second.tolist() == [[1, 0], [0, 1]]
     assert not np.shares_memory(first, second)
@@ -95,7 +95,9 @@ def test_an_unwritten_result_shows_as_poison(device):
     )
     function, vmfb = build(operation, source=source)
 
-    result = device.load(vmfb).bind(function, device.put(operation, [np.eye(2, dtype=np.float32)] * 2)).run()
+    result = (
+        device.load(vmfb).bind(function, device.put(operation, [np.eye(2, dtype=np.float32)] * 2)).run()[0]
+    )
 
     assert np.isnan(result).all()
 
@@ -115,7 +117,7 @@ def test_an_unknown_function_is_told(device):
     arrays = [np.eye(2, dtype=np.float32)] * 2
 
     with pytest.raises(RunError, match="nothing"):
-        device.load(vmfb).bind("nothing", device.put(operation, arrays)).run()
+        device.load(vmfb).bind("nothing", device.put(operation, arrays)).run()[0]
 
 
 def test_operands_of_another_shape_are_told(device):
@@ -124,14 +126,14 @@ def test_operands_of_another_shape_are_told(device):
     arrays = [np.zeros((3, 3), np.float32)] * 2
 
     with pytest.raises(RunError, match=r"INVALID_ARGUMENT|iree-run-module"):
-        device.load(vmfb).bind(function, device.put(Matmul(3, 3, 3), arrays)).run()
+        device.load(vmfb).bind(function, device.put(Matmul(3, 3, 3), arrays)).run()[0]
 
 
 def test_something_that_is_no_vmfb_is_told(device):
     operation = Matmul(2, 2, 2)
 
     with pytest.raises(RunError, match=r"loading the vmfb failed|iree-run-module"):
-        device.load(b"no vmfb").bind("f", device.put(operation, [np.eye(2, dtype=np.float32)] * 2)).run()
+        device.load(b"no vmfb").bind("f", device.put(operation, [np.eye(2, dtype=np.float32)] * 2)).run()[0]
 
 
 def test_an_unknown_device_names_the_drivers_that_there_are():

@@ -22,14 +22,15 @@ from dispatch_profiler.operations import (
     ELEMENT_TYPES,
     BatchMatmul,
     Conv2d,
+    Distribution,
     ElementTypes,
     Epilogue,
     Matmul,
     Operation,
-    reference,
 )
-from dispatch_profiler.profiler.verification.inputs import Distribution, draw
-from dispatch_profiler.profiler.verification.verify import compare
+from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.profiler.verification.inputs import draw
+from dispatch_profiler.profiler.verification.verify import compare_result
 from dispatch_profiler.runtime import NullDevice, RunError, open_device, poison
 from dispatch_profiler.targets import parse_target
 
@@ -73,7 +74,9 @@ def test_without_a_fault_every_result_is_right(types, distribution):
         Conv2d(1, 6, 6, 4, 4, 3, 3, types=types),
     ):
         inputs = draw(operation, distribution, 1)
-        assert compare(operation, call_of(operation, inputs).run(), reference(operation, inputs)).passed
+        assert compare_result(
+            operation.result, call_of(operation, inputs).run()[0], reference(operation, inputs)
+        ).passed
 
 
 @pytest.mark.parametrize(
@@ -86,8 +89,8 @@ def test_every_fault_of_a_result_is_found(types, distribution, fault, wrong):
     operation = Matmul(4, 6, 8, types)
     inputs = draw(operation, distribution, 1)
     with np.errstate(invalid="ignore"):  # NaN and infinity become some integer
-        actual = call_of(operation, inputs, fault=fault).run()
-    comparison = compare(operation, actual, reference(operation, inputs))
+        actual = call_of(operation, inputs, fault=fault).run()[0]
+    comparison = compare_result(operation.result, actual, reference(operation, inputs))
     assert (comparison.passed, comparison.wrong) == (False, wrong)
     assert comparison.index == (2, 0) if wrong == 1 else comparison.index >= (2, 0)
 
@@ -98,14 +101,14 @@ def test_a_wrong_element_is_wrong_whatever_it_should_be(types, value):
     """No value of the result is left as it is, also not where rounding is coarse."""
     operation = Matmul(1, 1, 1, types)
     inputs = [np.full((1, 1), v).astype(types.input.dtype) for v in (value, 1)]
-    actual = call_of(operation, inputs, fault="wrong_element").run()
-    assert not compare(operation, actual, reference(operation, inputs)).passed
+    actual = call_of(operation, inputs, fault="wrong_element").run()[0]
+    assert not compare_result(operation.result, actual, reference(operation, inputs)).passed
 
 
 def test_the_smallest_result_can_be_unwritten():
     """A result of one element is not written at all."""
     operation = Matmul(1, 1, 3)
-    actual = call_of(operation, draw(operation, Distribution.REALS, 1), fault="unwritten").run()
+    actual = call_of(operation, draw(operation, Distribution.REALS, 1), fault="unwritten").run()[0]
     assert np.isnan(actual).all()
 
 
@@ -116,7 +119,7 @@ def test_what_was_compiled_runs_whatever_is_asked_for():
     program = NullDevice().load(NullCompiler().build(request_of(dispatch)).verify)
     inputs = draw(compiled, Distribution.REALS, 1)
     call = program.bind(dispatch.name, NullDevice().put(asked, inputs))
-    assert call.run().shape == (4, 6)
+    assert call.run()[0].shape == (4, 6)
 
 
 # -- faults that end a run -------------------------------------------------------------------------
@@ -126,7 +129,7 @@ def test_a_crash_is_a_real_signal(monkeypatch):
     """The process would die by SIGSEGV."""
     sent = []
     monkeypatch.setattr(os, "kill", lambda *arguments: sent.append(arguments))
-    call_of(DEFAULT.operation, draw(DEFAULT.operation, Distribution.REALS, 1), fault="crash").run()
+    call_of(DEFAULT.operation, draw(DEFAULT.operation, Distribution.REALS, 1), fault="crash").run()[0]
     assert sent == [(os.getpid(), signal.SIGSEGV)]
 
 
@@ -134,7 +137,7 @@ def test_a_hang_waits_for_what_never_comes(monkeypatch):
     """It waits without a limit."""
     waited = []
     monkeypatch.setattr(threading.Event, "wait", lambda self, timeout=None: waited.append(timeout))
-    call_of(DEFAULT.operation, draw(DEFAULT.operation, Distribution.REALS, 1), fault="hang").run()
+    call_of(DEFAULT.operation, draw(DEFAULT.operation, Distribution.REALS, 1), fault="hang").run()[0]
     assert waited == [None]
 
 
@@ -142,7 +145,7 @@ def test_memory_runs_out_as_it_does_anywhere():
     """MemoryError, as numpy and the runtime raise it."""
     call = call_of(DEFAULT.operation, draw(DEFAULT.operation, Distribution.REALS, 1), fault="memory")
     with pytest.raises(MemoryError, match="told to run out of memory"):
-        call.run()
+        call.run()[0]
     with pytest.raises(MemoryError):
         call.time(1)
 

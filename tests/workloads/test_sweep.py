@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatch_profiler.errors import OperationError, UsageError
-from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul
-from dispatch_profiler.workloads import SPLIT_K_PROBLEMS, ConvSweep, MatmulSweep, Sweep, sweep_workload
+from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, SweepOptions
+from dispatch_profiler.operations.matmul import SPLIT_K_PROBLEMS
+from dispatch_profiler.workloads import Sweep, sweep_workload
 
 PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
 F32 = (ElementTypes(),)
@@ -18,9 +19,25 @@ F16 = ElementTypes("f16", "f16", "f16")
 I8 = ElementTypes("i8", "i8", "i32")
 
 
+def product_shape(m=None, n=None, k=None, batch=None):
+    """Values of the options of matmul and batch_matmul; None was not given."""
+    given = {"problem_m": m, "problem_n": n, "problem_k": k, "batch_count": batch}
+    return {name: values for name, values in given.items() if values is not None}
+
+
+def conv_shape(extents=None, **others):
+    """Values of the options of conv2d, by the names of its fields."""
+    return {f"conv_{name}": values for name, values in {**(extents or {}), **others}.items()}
+
+
+def sweep_of(kinds=(), matmul=None, conv=None, **options):
+    shapes = {**(matmul or {}), **(conv or {})}
+    return Sweep(kinds, SweepOptions(shapes=shapes, **options))
+
+
 def operations(**fields):
     """The operations of a sweep of f32, nothing of which is left out."""
-    result = sweep_workload(Sweep(**{"types": F32, **fields}))
+    result = sweep_workload(sweep_of(**{"types": F32, **fields}))
     assert result.left_out == ()
     return list(result.workload.operations)
 
@@ -33,7 +50,7 @@ def test_a_sweep_of_nothing_in_particular_holds_the_predefined_problems():
     found = sweep_workload(Sweep()).workload.operations
     kinds = [op.kind for op in found]
     assert tuple(kinds.count(kind) for kind in ("matmul", "batch_matmul", "conv2d")) == (8, 2, 12)
-    assert {F16, ElementTypes()} == {op.types for op in found}
+    assert {F16, ElementTypes()} == {op.types for op in found if op.contraction}
 
 
 def test_the_problems_of_the_document_are_among_them():
@@ -84,8 +101,8 @@ def test_every_entry_comes_from_the_sweep_once():
 
 def test_given_extents_replace_the_predefined_problems():
     """What was not given is 256; nothing predefined is left, of this kind or another."""
-    assert [Matmul(64, 256, 256), Matmul(128, 256, 256)] == operations(matmul=MatmulSweep(m=(64, 128)))
-    assert [Matmul(256, 8, 16)] == operations(matmul=MatmulSweep(n=(8,), k=(16,)))
+    assert [Matmul(64, 256, 256), Matmul(128, 256, 256)] == operations(matmul=product_shape(m=(64, 128)))
+    assert [Matmul(256, 8, 16)] == operations(matmul=product_shape(n=(8,), k=(16,)))
 
 
 @pytest.mark.parametrize(
@@ -98,20 +115,20 @@ def test_given_extents_replace_the_predefined_problems():
 )
 def test_a_batch_count_above_one_means_batch_matmul(batch, expected):
     """A count of 1 stands in the arguments of every matmul."""
-    assert expected == operations(matmul=MatmulSweep((2,), (3,), (4,), batch))
+    assert expected == operations(matmul=product_shape((2,), (3,), (4,), batch))
 
 
 def test_a_batch_of_one_can_be_asked_for():
     """By the kind's name."""
-    sweep = {"matmul": MatmulSweep((2,), (3,), (4,)), "kinds": ("batch_matmul",)}
+    sweep = {"matmul": product_shape((2,), (3,), (4,)), "kinds": ("batch_matmul",)}
     assert [BatchMatmul(1, 2, 3, 4)] == operations(**sweep)
-    both = operations(matmul=MatmulSweep((2,), (3,), (4,), (1, 5)), kinds=("matmul", "batch_matmul"))
+    both = operations(matmul=product_shape((2,), (3,), (4,), (1, 5)), kinds=("matmul", "batch_matmul"))
     assert [Matmul(2, 3, 4), BatchMatmul(1, 2, 3, 4), BatchMatmul(5, 2, 3, 4)] == both
 
 
 def test_given_extents_of_a_convolution_replace_the_predefined_ones():
     """What was not given is one image of 56 x 56 with 64 channels, 64 filters of 3 x 3, stride 1."""
-    found = operations(conv=ConvSweep(given={"c": (8, 16)}, padding=((0, 0), (1, 1))))
+    found = operations(conv=conv_shape({"c": (8, 16)}, padding=((0, 0), (1, 1))))
     assert [
         Conv2d(1, 56, 56, c, 64, 3, 3, padding=padding)
         for c, padding in itertools.product((8, 16), ((0, 0), (1, 1)))
@@ -129,14 +146,14 @@ def test_given_extents_of_a_convolution_replace_the_predefined_ones():
 )
 def test_a_stride_alone_is_a_shape(given_, field, value):
     """So are padding, dilation and groups: one convolution with the usual extents."""
-    (operation,) = operations(conv=ConvSweep(**given_))
+    (operation,) = operations(conv=conv_shape(**given_))
     assert value == getattr(operation, field)
     assert (operation.n, operation.h, operation.w, operation.c, operation.k) == (1, 56, 56, 64, 64)
 
 
 def test_shapes_of_two_kinds_give_both():
     """And nothing predefined."""
-    found = operations(matmul=MatmulSweep(m=(2,)), conv=ConvSweep(given={"n": (4,)}))
+    found = operations(matmul=product_shape(m=(2,)), conv=conv_shape({"n": (4,)}))
     assert [Matmul(2, 256, 256), Conv2d(4, 56, 56, 64, 64, 3, 3)] == found
 
 
@@ -152,7 +169,7 @@ def test_a_sweep_is_the_cross_product_of_all_that_was_given(m, n, k, layouts, wi
     epilogues = (Epilogue(), Epilogue(True, "relu")) if with_bias else (Epilogue(),)
     types = (*F32, F16, I8)
     found = operations(
-        matmul=MatmulSweep(m, n, k), layouts=tuple(map(tuple, layouts)), types=types, epilogues=epilogues
+        matmul=product_shape(m, n, k), layouts=tuple(map(tuple, layouts)), types=types, epilogues=epilogues
     )
     expected = {
         Matmul(*shape, type_, *layout, epilogue)
@@ -165,9 +182,7 @@ def test_a_sweep_is_the_cross_product_of_all_that_was_given(m, n, k, layouts, wi
 
 def test_convolutions_cross_their_own_layouts():
     """Those of a matmul mean nothing to them."""
-    found = operations(
-        conv=ConvSweep(given={"n": (1,)}), conv_layouts=("nhwc", "nchw"), layouts=(("n", "n"),)
-    )
+    found = operations(conv=conv_shape({"n": (1,)}), conv_layouts=("nhwc", "nchw"), layouts=(("n", "n"),))
     assert [op.layout for op in found] == ["nhwc", "nchw"]
 
 
@@ -176,8 +191,8 @@ def test_convolutions_cross_their_own_layouts():
 
 def test_a_point_that_is_no_operation_is_left_out_with_its_reason():
     """The others are kept."""
-    conv = ConvSweep({"h": (2, 9), "w": (9,), "r": (3,)}, groups=(1, 3))
-    result = sweep_workload(Sweep(conv=conv, types=F32))
+    conv = conv_shape({"h": (2, 9), "w": (9,), "r": (3,)}, groups=(1, 3))
+    result = sweep_workload(sweep_of(conv=conv, types=F32))
     assert (Conv2d(1, 9, 9, 64, 64, 3, 3),) == result.workload.operations
     larger = (
         "the filter is larger than its padded input along h: 3 > 2 (filter with dilation, input with padding)"
@@ -188,8 +203,8 @@ def test_a_point_that_is_no_operation_is_left_out_with_its_reason():
 
 def test_an_epilogue_that_a_type_does_not_take_is_left_out():
     """gelu of integers is no operation, gelu of f32 is."""
-    sweep = Sweep(
-        matmul=MatmulSweep(m=(2,)), types=(*F32, I8), epilogues=(Epilogue(), Epilogue(activation="gelu"))
+    sweep = sweep_of(
+        matmul=product_shape(m=(2,)), types=(*F32, I8), epilogues=(Epilogue(), Epilogue(activation="gelu"))
     )
     result = sweep_workload(sweep)
     assert len(result.workload.operations) == 3
@@ -201,24 +216,24 @@ def test_a_sweep_without_any_operation_is_refused_with_the_first_reason():
     with pytest.raises(
         OperationError, match="the filter is larger than its padded input along h: 3 > 2"
     ) as caught:
-        sweep_workload(Sweep(conv=ConvSweep({"h": (2, 1)})))
+        sweep_workload(sweep_of(conv=conv_shape({"h": (2, 1)})))
     assert caught.value.hint == "use a smaller filter or dilation, or more padding"
 
 
 def test_shapes_of_a_kind_that_is_not_asked_for_are_refused():
     """Leaving them out in silence would generate something else than was asked for."""
     with pytest.raises(
-        UsageError, match=r"^shapes of matmul were given, but the kinds asked for are conv2d$"
+        UsageError, match=r"^shapes of matmul or batch_matmul were given, but the kinds asked for are conv2d$"
     ):
-        sweep_workload(Sweep(kinds=("conv2d",), matmul=MatmulSweep(m=(2,))))
+        sweep_workload(sweep_of(kinds=("conv2d",), matmul=product_shape(m=(2,))))
     message = "^shapes of conv2d were given, but the kinds asked for are matmul, batch_matmul$"
     with pytest.raises(UsageError, match=message):
-        sweep_workload(Sweep(kinds=("matmul", "batch_matmul"), conv=ConvSweep({"n": (2,)})))
+        sweep_workload(sweep_of(kinds=("matmul", "batch_matmul"), conv=conv_shape({"n": (2,)})))
 
 
 def test_shapes_of_a_kind_that_is_asked_for_among_others_are_taken():
     """The others come with their predefined problems."""
-    found = operations(kinds=("matmul", "conv2d"), matmul=MatmulSweep(m=(2,)))
+    found = operations(kinds=("matmul", "conv2d"), matmul=product_shape(m=(2,)))
     assert Matmul(2, 256, 256) == found[0]
     assert {"conv2d"} == {op.kind for op in found[1:]}
 
@@ -226,13 +241,13 @@ def test_shapes_of_a_kind_that_is_asked_for_among_others_are_taken():
 def test_a_batch_count_for_plain_matmuls_is_refused():
     """Asked for matmul with 16 batches, nobody means one batch."""
     with pytest.raises(UsageError, match="batch"):
-        sweep_workload(Sweep(kinds=("matmul",), matmul=MatmulSweep(m=(2,), batch=(16,))))
+        sweep_workload(sweep_of(kinds=("matmul",), matmul=product_shape(m=(2,), batch=(16,))))
 
 
 def test_an_unknown_kind_is_refused_with_the_nearest():
     """In a call from Python as on the command line."""
     with pytest.raises(UsageError, match="'matmull'") as caught:
-        sweep_workload(Sweep(kinds=("matmull",)))
+        sweep_workload(sweep_of(kinds=("matmull",)))
     assert "'matmul'" in caught.value.hint
 
 
@@ -240,4 +255,4 @@ def test_an_unknown_kind_is_refused_with_the_nearest():
 def test_a_sweep_over_nothing_is_refused(field):
     """No types, or no layouts, or no epilogues: there is no point, and no reason to raise."""
     with pytest.raises(UsageError):
-        sweep_workload(Sweep(kinds=("matmul",), **{field: ()}))
+        sweep_workload(sweep_of(kinds=("matmul",), **{field: ()}))

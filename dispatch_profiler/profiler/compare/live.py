@@ -10,7 +10,7 @@ import numpy as np
 from dispatch_profiler.dispatches import Manifest
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.isolation import Worker, WorkerLimits
-from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations import DEFAULT_SEED, Distribution, Operation
 from dispatch_profiler.profiler.compare.pairing import By, Pair
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
@@ -20,7 +20,6 @@ from dispatch_profiler.profiler.providers.library_calls import ManifestPair
 from dispatch_profiler.profiler.records.record import PROVIDER
 from dispatch_profiler.profiler.statistics.comparison import Outcome
 from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions, Side
-from dispatch_profiler.profiler.verification.inputs import DEFAULT_SEED, Distribution
 from dispatch_profiler.profiler.verification.verified_hashes import Expected
 
 
@@ -123,7 +122,7 @@ class LiveComparison:
             taken.medians_ms.get(Side.BASE), taken.medians_ms.get(Side.NEW),
         )  # fmt: skip
 
-    def _wrong(self, operation: Operation, output: np.ndarray) -> str:
+    def _wrong(self, operation: Operation, output: tuple[np.ndarray, ...]) -> str:
         """What is wrong with a result; empty if nothing is. Raises ShapeMismatch and ToolError."""
         comparison = self._checker.call(device_worker.check, Expected(operation, Distribution.REALS), output)
         return "" if comparison.passed else f"FAILED ({comparison.message})"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations import Distribution, Operation
 from dispatch_profiler.profiler.measurement.cpu_idle import prevent_cpu_idle, yield_to_workers
 from dispatch_profiler.profiler.measurement.gpu_monitor import GpuMonitor, open_monitor, throttle_warning
 from dispatch_profiler.profiler.measurement.measure import (
@@ -33,7 +33,7 @@ from dispatch_profiler.profiler.measurement.run_delay import run_delay
 from dispatch_profiler.profiler.measurement.sample_batches import Plan, SampleBatch, take
 from dispatch_profiler.profiler.providers.libraries import Library, is_gpu, open_contraction, open_library
 from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions, Side
-from dispatch_profiler.profiler.verification.inputs import Distribution, draw
+from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.references import References
 from dispatch_profiler.profiler.verification.verified_hashes import Expected, Result, result_of
 from dispatch_profiler.profiler.verification.verify import Comparison, compare
@@ -159,7 +159,7 @@ def start_checker(folder: str, seed: int, device: str = "") -> None:
     _references = References(Path(folder) if folder else None, seed, lambda: open_contraction(device))
 
 
-def check(expected: Expected, actual: np.ndarray) -> Comparison:
+def check(expected: Expected, actual: tuple[np.ndarray, ...]) -> Comparison:
     """Compare a result with its reference. Raises ShapeMismatch."""
     assert _references is not None
     reference = _references.get(expected.operation, expected.distribution, expected.stepwise)
@@ -191,13 +191,15 @@ def _places(is_library: bool, operation: Operation, distribution: Distribution, 
 
 def run_once(
     ref: VmfbRef, function: str, operation: Operation, distribution: Distribution, seed: int
-) -> np.ndarray:
-    """The result of one execution, as `operation.result` says."""
+) -> tuple[np.ndarray, ...]:
+    """The results of one execution, as `operation.results` says."""
     places = _places(ref == LIBRARY, operation, distribution, seed)
     return _program(ref).bind(function, *places.first(1)).run()
 
 
-def unless_known(known: frozenset[str], step: Callable[..., np.ndarray], *arguments: object) -> Result:
+def unless_known(
+    known: frozenset[str], step: Callable[..., tuple[np.ndarray, ...]], *arguments: object
+) -> Result:
     """What `step`, which is `run_once` or `result_of_timed`, computes, unless its hash is `known`."""
     return result_of(step(*arguments), known)
 
@@ -241,7 +243,7 @@ def take_batch(
 
 def result_of_timed(
     refs: VmfbRefs, function: str, operation: Operation, seed: int, mode: Mode, single_seconds: float
-) -> np.ndarray:
+) -> tuple[np.ndarray, ...]:
     """What that which `take_batch` times computes of real values."""
     ref = refs.verify if mode is Mode.COLD else _timed_when_warm(refs, single_seconds)
     return run_once(ref, function, operation, Distribution.REALS, seed)

@@ -131,7 +131,7 @@ class Runners:
             self._versions[name] = self.of(name).worker.call(device_worker.library_version)
         return self._versions[name]
 
-    def check(self, expected: Expected, actual: np.ndarray) -> Comparison:
+    def check(self, expected: Expected, actual: tuple[np.ndarray, ...]) -> Comparison:
         """`device_worker.check` in the process that checks."""
         found: Comparison = self._checker.call(device_worker.check, expected, actual)
         return found

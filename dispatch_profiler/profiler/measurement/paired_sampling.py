@@ -51,7 +51,7 @@ class PairedSamples:
 
     result: SequentialTestResult
     medians_ms: Mapping[Side, float]
-    outputs: Mapping[Side, np.ndarray]
+    outputs: Mapping[Side, tuple[np.ndarray, ...]]
 
 
 def take_paired_samples(

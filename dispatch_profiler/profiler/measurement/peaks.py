@@ -64,7 +64,7 @@ class Peaks:
 
     def limit_ms(self, operation: Operation, mode: Mode = Mode.WARM) -> float:
         """Milliseconds that `operation` takes at least: its FLOP and, from cold caches, its bytes."""
-        seconds = operation.flops / max(self.flops_of(tensor.type) for tensor in operation.inputs[:2])
+        seconds = operation.flops / self.flops_of(operation.element_type)
         if mode is Mode.COLD:
             seconds = max(seconds, operation.bytes / self.bytes_per_second)
         return 1e3 * seconds

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from dispatch_profiler.errors import MissingDependency, UsageError
-from dispatch_profiler.operations import Contraction, Operation
+from dispatch_profiler.operations import ContractFunction, Operation
 from dispatch_profiler.runtime._base import Call, Operands, RunError
 
 #: Library -> kind of operation -> what of the library computes it. What is not named it cannot do.
@@ -76,7 +76,7 @@ def open_library(name: str, device: str, threads: int) -> Library:
 
 
 @cache
-def open_contraction(device: str) -> Contraction | None:
+def open_contraction(device: str) -> ContractFunction | None:
     """What contracts in float64 on the device URI, a GPU; None where torch does not run there."""
     if not device or not is_gpu(device):
         return None

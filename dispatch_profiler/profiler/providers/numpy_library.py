@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,8 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from dispatch_profiler.operations import Conv2d, Operation
-from dispatch_profiler.operations.matmul import BatchMatmul, Matmul
+from dispatch_profiler.operations import Contraction, ConvolutionGeometry, Operation
 from dispatch_profiler.profiler.providers.libraries import NotSupported
 from dispatch_profiler.runtime._base import Operands, poison, raw_clock
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
@@ -22,7 +22,7 @@ from dispatch_profiler.runtime.caches import last_level_cache_bytes
 #: numpy hands these to BLAS; its own loops for other types are hundreds of times slower.
 _BLAS_TYPES = ("f32", "f64")
 #: (lhs, rhs, sums) -> nothing: the contraction, into `sums`.
-Contraction = Callable[[np.ndarray, np.ndarray, np.ndarray], object]
+Product = Callable[[np.ndarray, np.ndarray, np.ndarray], object]
 #: Something done to sums in place.
 Activation = Callable[[np.ndarray], object]
 
@@ -47,20 +47,16 @@ class NumpyLibrary:
 
     def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
         """See `Library.put`: operands as views that BLAS reads as they lie, and the result."""
+        contraction = _contraction(operation)
         lhs, rhs, *bias = (np.array(array, order="C") for array in inputs)
-        if operation.types.lhs not in _BLAS_TYPES:
-            raise NotSupported(
-                f"numpy has no BLAS for {operation.types.lhs}: its own loops tell nothing of the CPU"
-            )
-        if isinstance(operation, (Matmul, BatchMatmul)):
-            lhs = lhs if operation.lhs_layout == "t" else lhs.swapaxes(-1, -2)
-            rhs = rhs if operation.rhs_layout == "t" else rhs.swapaxes(-1, -2)
-        elif isinstance(operation, Conv2d):
-            rhs = _filters(operation, rhs)
-        else:
-            raise NotSupported(f"numpy computes no {operation.kind} here")
-        shaped = [operation.broadcast_bias(each.astype(lhs.dtype)) for each in bias]
-        result = poison(operation.types.output, operation.result.shape)
+        product, convolution = operation.product, operation.convolution
+        if product is not None:
+            lhs = lhs if product.lhs_layout == "t" else lhs.swapaxes(-1, -2)
+            rhs = rhs if product.rhs_layout == "t" else rhs.swapaxes(-1, -2)
+        elif convolution is not None:
+            rhs = _filters(convolution, rhs)
+        shaped = [contraction.broadcast_bias(each.astype(lhs.dtype)) for each in bias]
+        result = poison(contraction.types.output, contraction.result.shape)
         return Operands(operation, (lhs, rhs, *shaped, result))
 
     def bind(self, function: str, *operands: Operands) -> NumpyCall:
@@ -81,13 +77,13 @@ class NumpyCall:
         """See `Call.now`."""
         return raw_clock
 
-    def run(self) -> np.ndarray:
+    def run(self) -> tuple[np.ndarray, ...]:
         """See `Call.run`."""
         result = self._first.handles[-1]
-        result[...] = poison(self._first.operation.types.output, result.shape)
+        result[...] = poison(self._first.operation.results[0].type, result.shape)
         with np.errstate(all="ignore"):
             self._compute(*self._first.handles)
-        return result.copy()
+        return (result.copy(),)
 
     def time(self, calls: int) -> float:
         """See `Call.time`."""
@@ -98,13 +94,26 @@ class NumpyCall:
             return time.perf_counter() - start
 
 
+def _contraction(operation: Operation) -> Contraction:
+    """`operation`, if numpy has a BLAS for it; raises NotSupported otherwise."""
+    contraction = operation.contraction
+    if contraction is None:
+        raise NotSupported(f"numpy computes no {operation.kind} here")
+    if contraction.types.lhs not in _BLAS_TYPES:
+        raise NotSupported(
+            f"numpy has no BLAS for {contraction.types.lhs}: its own loops tell nothing of the CPU"
+        )
+    return contraction
+
+
 def _computation(operation: Operation) -> Callable[..., None]:
     """(lhs, rhs[, bias], result) -> nothing: the operation, into `result`."""
-    types = operation.types
-    contract = _convolution(operation) if isinstance(operation, Conv2d) else _product
-    activate = _activation(operation)
+    contraction = _contraction(operation)
+    types, convolution = contraction.types, operation.convolution
+    contract = _convolution(convolution, types.input.dtype) if convolution else _product
+    activate = _activation(contraction)
     # Sums are held in the type of the inputs, and rounded to a narrower result once.
-    held = None if types.lhs == types.result else np.empty(operation.result.shape, types.input.dtype)
+    held = None if types.lhs == types.result else np.empty(contraction.result.shape, types.input.dtype)
 
     def compute(lhs: np.ndarray, rhs: np.ndarray, *rest: np.ndarray) -> None:
         sums = rest[-1] if held is None else held
@@ -124,31 +133,31 @@ def _product(lhs: np.ndarray, rhs: np.ndarray, sums: np.ndarray) -> None:
     np.matmul(lhs, rhs, out=sums)
 
 
-def _filters(operation: Conv2d, filters: np.ndarray) -> np.ndarray:
+def _filters(convolution: ConvolutionGeometry, filters: np.ndarray) -> np.ndarray:
     """As a matrix for each group. nhwc: (G, R*S*C, F); nchw: (G, F, C*R*S)"""
-    groups, count = operation.groups, operation.k // operation.groups
-    taps = filters.size // operation.k
-    if operation.layout == "nchw":
+    groups, count = convolution.groups, convolution.filters_per_group
+    taps = filters.size // convolution.filters
+    if not convolution.is_channels_last:
         return filters.reshape(groups, count, taps)
     return np.ascontiguousarray(filters.reshape(taps, groups, count).transpose(1, 0, 2))
 
 
-def _convolution(operation: Conv2d) -> Contraction:
+def _convolution(convolution: ConvolutionGeometry, dtype: np.dtype) -> Product:
     """im2col and a product for each image, as Caffe did it: columns of one image fit in memory.
 
     nhwc: columns (G, OH*OW, R*S*C) x filters (G, R*S*C, F) -> (G, OH*OW, F)
     nchw: filters (G, F, C*R*S) x columns (G, C*R*S, OH*OW) -> (G, F, OH*OW)
     """
-    groups, (oh, ow), (ph, pw) = operation.groups, operation.output_size, operation.padding
-    count, dtype = operation.k // groups, operation.types.input.dtype
-    taps = operation.accumulations
-    last = operation.layout == "nhwc"
-    height, width = operation.padded
-    padded = np.zeros((height, width, operation.c) if last else (operation.c, height, width), dtype)
-    inside = (slice(ph, ph + operation.h), slice(pw, pw + operation.w))
+    groups, channels, count = convolution.groups, convolution.channels, convolution.filters_per_group
+    (h, w), (oh, ow), (ph, pw) = convolution.size, convolution.output_size, convolution.padding
+    taps = math.prod(convolution.filter_size) * convolution.channels_per_group
+    last = convolution.is_channels_last
+    height, width = convolution.padded_size
+    padded = np.zeros((height, width, channels) if last else (channels, height, width), dtype)
+    inside = (slice(ph, ph + h), slice(pw, pw + w))
     interior = (padded if last else padded.transpose(1, 2, 0))[inside]
     interior = interior if last else interior.transpose(2, 0, 1)
-    windows = _windows(operation, padded)
+    windows = _windows(convolution, padded)
     columns = np.empty(windows.shape, dtype)
     matrix = columns.reshape((groups, oh * ow, taps) if last else (groups, taps, oh * ow))
     product = np.empty((groups, oh * ow, count) if last else (groups, count, oh * ow), dtype)
@@ -167,27 +176,28 @@ def _convolution(operation: Conv2d) -> Contraction:
     return contract
 
 
-def _windows(operation: Conv2d, padded: np.ndarray) -> np.ndarray:
+def _windows(convolution: ConvolutionGeometry, padded: np.ndarray) -> np.ndarray:
     """A view of one padded image that repeats what each window sees.
 
     nhwc: (G, OH, OW, R, S, C/G); nchw: (G, C/G, R, S, OH, OW)
     """
-    groups, (oh, ow), channels = operation.groups, operation.output_size, operation.c // operation.groups
-    (sh, sw), (dh, dw) = operation.stride, operation.dilation
-    if operation.layout == "nhwc":
+    groups, channels = convolution.groups, convolution.channels_per_group
+    (oh, ow), (r, s) = convolution.output_size, convolution.filter_size
+    (sh, sw), (dh, dw) = convolution.stride, convolution.dilation
+    if convolution.is_channels_last:
         h, w, c = padded.strides
-        shape = (groups, oh, ow, operation.r, operation.s, channels)
+        shape = (groups, oh, ow, r, s, channels)
         return as_strided(padded, shape, (channels * c, sh * h, sw * w, dh * h, dw * w, c), writeable=False)
     c, h, w = padded.strides
-    shape = (groups, channels, operation.r, operation.s, oh, ow)
+    shape = (groups, channels, r, s, oh, ow)
     return as_strided(padded, shape, (channels * c, c, dh * h, dw * w, sh * h, sw * w), writeable=False)
 
 
-def _activation(operation: Operation) -> Activation | None:
+def _activation(contraction: Contraction) -> Activation | None:
     """In place; None if there is none."""
-    name = operation.epilogue.activation
+    name = contraction.epilogue.activation
     if name == "gelu":
-        return _gelu(np.empty(operation.result.shape, operation.types.input.dtype))
+        return _gelu(np.empty(contraction.result.shape, contraction.types.input.dtype))
     if name == "sigmoid":
         from scipy.special import expit
 

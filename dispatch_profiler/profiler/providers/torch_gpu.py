@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dispatch_profiler.operations import ElementTypes, Epilogue, Operation
+from dispatch_profiler.operations import Contraction, ElementTypes, Epilogue
 from dispatch_profiler.profiler.providers.libraries import iree_threads
 from dispatch_profiler.profiler.providers.torch_library import TYPES, TorchLibrary, torch_api
 
@@ -30,14 +30,15 @@ class GpuContraction:
     def __init__(self, device: str) -> None:
         self._library = TorchLibrary(device, iree_threads(device))
 
-    def __call__(self, operation: Operation, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
-        """As `Operation.contract`. Raises WorkerOutOfMemory if the GPU has too little memory."""
+    def __call__(self, operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+        """As `Contraction.contract`. Raises WorkerOutOfMemory if the GPU has too little memory."""
         wide = replace(  # type: ignore[type-var]
             operation, types=ElementTypes("f64", "f64", "f64"), epilogue=Epilogue()
         )
         arrays = [array.astype(np.float64) for array in (lhs, rhs)]
         with torch_api.backends.cudnn.flags(enabled=False):
-            return self._library.bind("", self._library.put(wide, arrays)).run()
+            (sums,) = self._library.bind("", self._library.put(wide, arrays)).run()
+            return sums
 
 
 def peak_rates(device: str) -> tuple[dict[str, float], float]:

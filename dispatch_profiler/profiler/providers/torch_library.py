@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from dispatch_profiler.errors import MissingDependency, UsageError, WorkerOutOfMemory
-from dispatch_profiler.operations import Conv2d, ElementType, Operation
-from dispatch_profiler.operations.matmul import BatchMatmul, Matmul
+from dispatch_profiler.operations import Contraction, ConvolutionGeometry, ElementType, Operation
 from dispatch_profiler.profiler.providers.libraries import NotSupported, is_gpu
 from dispatch_profiler.runtime._base import Operands, RunError, poison, raw_clock
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
@@ -111,23 +110,22 @@ class TorchLibrary:
 
         A transposed matrix is read as it lies; filters are laid out as torch's users hold them.
         """
-        result = operation.result
-        arrays = [*inputs, poison(result.type, result.shape)]
-        tensors = (*operation.inputs, result)
+        contraction = _contraction(operation)
+        arrays = [*inputs, poison(contraction.result.type, contraction.result.shape)]
+        tensors = (*operation.operands, *operation.results)
         lhs, rhs, *rest = (
             _tensor(*each, self._device)
             for each in zip(arrays, (tensor.type for tensor in tensors), strict=True)
         )
-        if isinstance(operation, (Matmul, BatchMatmul)):
-            lhs = lhs if operation.lhs_layout == "t" else lhs.mT
-            rhs = rhs if operation.rhs_layout == "t" else rhs.mT
-        elif isinstance(operation, Conv2d):
-            if operation.layout == "nhwc":
+        product, convolution = operation.product, operation.convolution
+        if product is not None:
+            lhs = lhs if product.lhs_layout == "t" else lhs.mT
+            rhs = rhs if product.rhs_layout == "t" else rhs.mT
+        elif convolution is not None:
+            if convolution.is_channels_last:
                 lhs, rhs = lhs.permute(0, 3, 1, 2), rhs.permute(3, 2, 0, 1)
-            rhs = rhs.contiguous(memory_format=_memory_format(operation))
-        else:
-            raise NotSupported(f"torch computes no {operation.kind} here")
-        if len(rest) == 2 and not operation.types.output.is_integer:
+            rhs = rhs.contiguous(memory_format=_memory_format(convolution))
+        if len(rest) == 2 and not contraction.types.output.is_integer:
             rest[0] = rest[0].to(lhs.dtype)  # of the type of the sums that it is added to
         return Operands(operation, (lhs, rhs, *rest))
 
@@ -143,26 +141,25 @@ class TorchCall:
         self._first = operands[0]
         self._turns = itertools.cycle([each.handles for each in operands])
         self._device = device
-        operation = self._first.operation
-        self._compute = (
-            _convolution(operation) if isinstance(operation, Conv2d) else _product(operation, device)
-        )
+        contraction = _contraction(self._first.operation)
+        is_convolution = contraction.convolution is not None
+        self._compute = _convolution(contraction) if is_convolution else _product(contraction, device)
 
     @property
     def now(self) -> Callable[[], float]:
         """See `Call.now`."""
         return raw_clock
 
-    def run(self) -> np.ndarray:
+    def run(self) -> tuple[np.ndarray, ...]:
         """See `Call.run`."""
-        result = self._first.operation.result
+        (result,) = self._first.operation.results
         self._first.handles[-1].copy_(_tensor(poison(result.type, result.shape), result.type, self._device))
         try:
             found = self._compute(*self._first.handles)
             bits = found.contiguous().view(getattr(torch, f"int{result.type.bits}")).cpu().numpy()
         except RuntimeError as error:
             raise _refused(error) from error
-        return bits.view(result.type.dtype).reshape(result.shape).copy()
+        return (bits.view(result.type.dtype).reshape(result.shape).copy(),)
 
     def time(self, calls: int) -> float:
         """See `Call.time`; a GPU is waited for, once before and once after."""
@@ -203,11 +200,17 @@ def _index(device: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _memory_format(operation: Conv2d) -> Any:
-    return torch.channels_last if operation.layout == "nhwc" else torch.contiguous_format
+def _contraction(operation: Operation) -> Contraction:
+    if operation.contraction is None:
+        raise NotSupported(f"torch computes no {operation.kind} here")
+    return operation.contraction
 
 
-def _product(operation: Operation, device: torch.device) -> Computation:
+def _memory_format(convolution: ConvolutionGeometry) -> Any:
+    return torch.channels_last if convolution.is_channels_last else torch.contiguous_format
+
+
+def _product(operation: Contraction, device: torch.device) -> Computation:
     types = operation.types
     if types.input.is_integer:
         return _integer_product(operation)
@@ -215,7 +218,7 @@ def _product(operation: Operation, device: torch.device) -> Computation:
         raise NotSupported("torch multiplies f8E4M3FN only with scales, which this operation has not")
     if types.lhs != types.result and types.input.precision < types.accumulator.precision:
         return _widened_product(operation, device)
-    activation, batched = _activation(operation), isinstance(operation, BatchMatmul)
+    activation, batched = _activation(operation), _is_batched(operation)
     # A result that is narrower than the sums gets them rounded once, in the end.
     shape, dtype = operation.result.shape, TYPES[types.lhs]
     held = None if types.lhs == types.result else torch.empty(shape, dtype=dtype, device=device)
@@ -234,12 +237,16 @@ def _product(operation: Operation, device: torch.device) -> Computation:
     return compute
 
 
-def _widened_product(operation: Operation, device: torch.device) -> Computation:
+def _is_batched(operation: Contraction) -> bool:
+    return operation.product is not None and operation.product.is_batched
+
+
+def _widened_product(operation: Contraction, device: torch.device) -> Computation:
     """Narrow operands with a wider result: cuBLAS has that, a CPU does not."""
     types, activation = operation.types, _activation(operation)
     if device.type != "cuda" or types.result != "f32":
         raise NotSupported(f"torch has no product of {types.lhs} with a result in {types.result} here")
-    multiply = torch.bmm if isinstance(operation, BatchMatmul) else torch.mm
+    multiply = torch.bmm if _is_batched(operation) else torch.mm
 
     def compute(lhs: Tensor, rhs: Tensor, *rest: Tensor) -> Tensor:
         multiply(lhs, rhs, out_dtype=torch.float32, out=rest[-1])
@@ -250,9 +257,9 @@ def _widened_product(operation: Operation, device: torch.device) -> Computation:
     return compute
 
 
-def _integer_product(operation: Operation) -> Computation:
+def _integer_product(operation: Contraction) -> Computation:
     """i8 x i8 -> i32, one matrix after another."""
-    activation, batched = _activation(operation), isinstance(operation, BatchMatmul)
+    activation, batched = _activation(operation), _is_batched(operation)
 
     def compute(lhs: Tensor, rhs: Tensor, *rest: Tensor) -> Tensor:
         result = rest[-1]
@@ -265,24 +272,25 @@ def _integer_product(operation: Operation) -> Computation:
     return compute
 
 
-def _convolution(operation: Conv2d) -> Computation:
-    types, activation = operation.types, _activation(operation)
+def _convolution(operation: Contraction) -> Computation:
+    types, activation, convolution = operation.types, _activation(operation), operation.convolution
+    assert convolution is not None
     narrow = types.input.precision < types.accumulator.precision
     if types.input.is_integer or types.input.name == "f8E4M3FN" or (narrow and types.lhs != types.result):
         raise NotSupported(f"torch has no convolution of {types.lhs} with a result in {types.result}")
-    layout, stored = _memory_format(operation), TYPES[types.result]
-    window = (operation.stride, operation.padding, operation.dilation, operation.groups)
+    layout, stored = _memory_format(convolution), TYPES[types.result]
+    window = (convolution.stride, convolution.padding, convolution.dilation, convolution.groups)
 
     def compute(images: Tensor, filters: Tensor, *rest: Tensor) -> Tensor:
         bias = rest[0] if len(rest) == 2 else None
         found = activation(torch.conv2d(images, filters, bias, *window))
         found = found.to(stored).contiguous(memory_format=layout)
-        return found.permute(0, 2, 3, 1) if operation.layout == "nhwc" else found
+        return found.permute(0, 2, 3, 1) if convolution.is_channels_last else found
 
     return compute
 
 
-def _activation(operation: Operation) -> Callable[[Tensor], Tensor]:
+def _activation(operation: Contraction) -> Callable[[Tensor], Tensor]:
     """In place."""
     known: dict[str, Callable[[Tensor], Tensor]] = {
         "none": lambda x: x,

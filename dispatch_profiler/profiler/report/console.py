@@ -18,7 +18,7 @@ from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import KINDS as OPERATION_KINDS
-from dispatch_profiler.operations import Epilogue, Operation
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.records.record import Record, arguments_text
 from dispatch_profiler.profiler.records.record_file import StoredRecord, as_stored
 from dispatch_profiler.profiler.records.speedup import DEFAULT_REFERENCE, Speedup, Speedups
@@ -158,7 +158,7 @@ _ORIGIN = (
 
 def columns() -> tuple[str, ...]:
     """Every column after the tags; the same for every run, so that files can be appended to."""
-    samples = [kind.smallest(Epilogue(bias=True)) for kind in OPERATION_KINDS.values()]
+    samples = [kind.smallest() for kind in OPERATION_KINDS.values()]
     arguments = dict.fromkeys(name for op in samples for name in Dispatch(op, Default()).arguments())
     tiles = dict.fromkeys(name for kind in CONFIGURATION_KINDS.values() for name in kind.field_names)
     return (*_MAIN, "bytes", "flops", *arguments, *tiles, *_MEASURED, *_STANDING, *_ORIGIN)

@@ -15,17 +15,19 @@ import numpy as np
 
 from dispatch_profiler.errors import WorkerOutOfMemory
 from dispatch_profiler.files import sha256, write_atomic
-from dispatch_profiler.operations import Contraction, Operation, Reference, operation_kind, reference
-from dispatch_profiler.profiler.verification.inputs import Distribution, draw
+from dispatch_profiler.operations import ContractFunction, Distribution, Operation, Reference, operation_kind
+from dispatch_profiler.profiler.verification.inputs import draw
 
 #: From here on numpy takes longer than it takes to start torch: 1 s with 100 GFLOP/s in float64.
 _LARGE_FLOPS = 10**11
 _DECIDING = (
     "dispatch_profiler.blocks",
     "dispatch_profiler.operations._base",
+    "dispatch_profiler.operations.contraction",
+    "dispatch_profiler.operations.contraction_reference",
     "dispatch_profiler.operations.element_types",
     "dispatch_profiler.operations.epilogues",
-    "dispatch_profiler.operations.reference",
+    "dispatch_profiler.operations.rounding",
     "dispatch_profiler.profiler.verification.inputs",
 )
 
@@ -40,17 +42,19 @@ class References:
     """
 
     def __init__(
-        self, folder: Path | None, seed: int, large: Callable[[], Contraction | None] = lambda: None
+        self, folder: Path | None, seed: int, large: Callable[[], ContractFunction | None] = lambda: None
     ) -> None:
         self._folder = folder
         self._seed = seed
         self._large = large
-        self._recent: dict[tuple[Operation, Distribution, bool], Reference] = {}
+        self._recent: dict[tuple[Operation, Distribution, bool], tuple[Reference, ...]] = {}
 
-    def get(self, operation: Operation, distribution: Distribution, stepwise: bool = False) -> Reference:
-        """The reference for inputs drawn from `distribution`; keeps those of the last operation.
+    def get(
+        self, operation: Operation, distribution: Distribution, stepwise: bool = False
+    ) -> tuple[Reference, ...]:
+        """A reference for each result, for inputs drawn from `distribution`; keeps those of the last operation.
 
-        For `stepwise` see `reference`.
+        For `stepwise` see `Operation.reference`.
         """
         stepwise = stepwise and operation.rounds_between_steps  # else it is the same reference
         key = (operation, distribution, stepwise)
@@ -68,7 +72,9 @@ class References:
         name = sha256(json.dumps(content, sort_keys=True).encode())[:32]
         return self._folder / operation.kind / f"{name}.npz"
 
-    def _load_or_compute(self, operation: Operation, distribution: Distribution, stepwise: bool) -> Reference:
+    def _load_or_compute(
+        self, operation: Operation, distribution: Distribution, stepwise: bool
+    ) -> tuple[Reference, ...]:
         path = self.path(operation, distribution, stepwise)
         found = _load(path, operation) if path else None
         if found is None:
@@ -76,35 +82,40 @@ class References:
             found = self._by_gpu(operation, inputs, stepwise)
             if found is not None:
                 return found  # not kept: that takes longer than to compute it again
-            found = reference(operation, inputs, stepwise=stepwise)
+            found = operation.reference(inputs, stepwise=stepwise)
             if path is None:
                 return found
             with contextlib.suppress(OSError):  # a cache that cannot be written is only slower
                 write_atomic(path, _pack(found, path.stem))
         return found
 
-    def _by_gpu(self, operation: Operation, inputs: Sequence[np.ndarray], stepwise: bool) -> Reference | None:
+    def _by_gpu(
+        self, operation: Operation, inputs: Sequence[np.ndarray], stepwise: bool
+    ) -> tuple[Reference, ...] | None:
         """None if it is small, if there is no GPU that does it, or if the GPU has too little memory."""
-        contract = self._large() if operation.flops >= _LARGE_FLOPS else None
+        is_large = operation.contraction is not None and operation.flops >= _LARGE_FLOPS
+        contract = self._large() if is_large else None
         if contract is not None:
             with contextlib.suppress(WorkerOutOfMemory):
-                return reference(operation, inputs, stepwise=stepwise, contract=contract)
+                return operation.reference(inputs, stepwise=stepwise, contract=contract)
         return None
 
 
-def _pack(value: Reference, key: str) -> bytes:
+def _pack(values: Sequence[Reference], key: str) -> bytes:
     """An npz with a hash of its key and arrays. bf16 and f8 travel as their bits: numpy cannot name them."""
-    expected = np.ascontiguousarray(value.expected)
-    bits = expected.view(f"u{expected.dtype.itemsize}")
-    arrays = {"expected": bits, "exact": np.array(value.tolerance is None)}
-    if value.tolerance is not None:
-        arrays["tolerance"] = value.tolerance
+    arrays: dict[str, np.ndarray] = {}
+    for index, value in enumerate(values):
+        expected = np.ascontiguousarray(value.expected)
+        arrays[f"expected{index}"] = expected.view(f"u{expected.dtype.itemsize}")
+        arrays[f"exact{index}"] = np.array(value.tolerance is None)
+        if value.tolerance is not None:
+            arrays[f"tolerance{index}"] = value.tolerance
     buffer = io.BytesIO()
     np.savez(buffer, digest=np.array(_digest(arrays, key)), **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
 
 
-def _load(path: Path, operation: Operation) -> Reference | None:
+def _load(path: Path, operation: Operation) -> tuple[Reference, ...] | None:
     try:
         stored = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
         arrays = {name: stored[name] for name in stored.files}
@@ -113,8 +124,11 @@ def _load(path: Path, operation: Operation) -> Reference | None:
     except Exception:
         # Damage takes many forms on its way through zip and npy; each means: compute it again.
         return None
-    dtype = operation.result.type.dtype if arrays["exact"] else np.dtype(np.float64)
-    return Reference(arrays["expected"].view(dtype), arrays.get("tolerance"))
+    found = []
+    for index, result in enumerate(operation.results):
+        dtype = result.type.dtype if arrays[f"exact{index}"] else np.dtype(np.float64)
+        found.append(Reference(arrays[f"expected{index}"].view(dtype), arrays.get(f"tolerance{index}")))
+    return tuple(found)
 
 
 def _digest(arrays: dict[str, np.ndarray], key: str) -> str:

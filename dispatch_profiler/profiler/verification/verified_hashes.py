@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dispatch_profiler.blocks import in_blocks
-from dispatch_profiler.operations import Operation
-from dispatch_profiler.profiler.verification.inputs import Distribution
+from dispatch_profiler.operations import Distribution, Operation
 
 #: Bytes that a thread hashes at a time.
 _HASHED = 2**21
@@ -24,20 +24,26 @@ _KEPT = 16
 
 @dataclass(frozen=True)
 class Result:
-    """What an execution computed; `array` is None if its hash was known."""
+    """What an execution computed; `arrays` is None if their hash was known."""
 
     digest: str
-    array: np.ndarray | None
+    arrays: tuple[np.ndarray, ...] | None
 
 
-def result_of(array: np.ndarray, known: frozenset[str]) -> Result:
-    """`array` with the hash of its type, shape and bits, or the hash alone if that is `known`."""
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    digest = hashlib.sha256(f"{array.dtype} {array.shape} ".encode())
-    for part in in_blocks(lambda block: hashlib.sha256(data[block]).digest(), len(data), _HASHED):
-        digest.update(part)
+def result_of(arrays: tuple[np.ndarray, ...], known: frozenset[str]) -> Result:
+    """`arrays` with the hash of their types, shapes and bits, or the hash alone if that is `known`."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype} {array.shape} ".encode())
+        for part in _hashed_in_blocks(array):
+            digest.update(part)
     name = digest.hexdigest()
-    return Result(name, None if name in known else array)
+    return Result(name, None if name in known else arrays)
+
+
+def _hashed_in_blocks(array: np.ndarray) -> Sequence[bytes]:
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return in_blocks(lambda block: hashlib.sha256(data[block]).digest(), len(data), _HASHED)
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dispatch_profiler.blocks import in_blocks
 from dispatch_profiler.errors import ToolError
-from dispatch_profiler.operations import Operation, Reference
+from dispatch_profiler.operations import Operation, Reference, Tensor
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`passed`, or the worst element and how many are wrong."""
+    """`passed`, or the worst element of the result called `name` and how many are wrong."""
 
     passed: bool
     wrong: int = 0
@@ -22,6 +23,7 @@ class Comparison:
     expected: float = 0.0
     actual: float = 0.0
     tolerance: float = 0.0
+    name: str = "result"
 
     @property
     def message(self) -> str:
@@ -35,7 +37,7 @@ class Comparison:
         within = f"within {self.tolerance:.3g}" if self.tolerance else "exactly"
         return (
             f"{self.wrong} of {self.elements} elements are wrong; the worst: "
-            f"result[{where}] = {actual}, but should be {expected} {within}"
+            f"{self.name}[{where}] = {actual}, but should be {expected} {within}"
         )
 
 
@@ -43,15 +45,28 @@ class ShapeMismatch(ToolError):
     """The result has another shape or type than the operation says."""
 
 
-def compare(operation: Operation, actual: np.ndarray, reference: Reference) -> Comparison:
-    """Compare `actual` (shape and type of `operation.result`) with `reference`.
+def compare(
+    operation: Operation, actual: Sequence[np.ndarray], references: Sequence[Reference]
+) -> Comparison:
+    """Compare each of `actual` (shapes and types of `operation.results`) with its reference.
+
+    Returns the first comparison that did not pass, or the last. Raises ShapeMismatch.
+    """
+    for result, array, reference in zip(operation.results, actual, references, strict=True):
+        comparison = compare_result(result, array, reference)
+        if not comparison.passed:
+            break
+    return comparison
+
+
+def compare_result(result: Tensor, actual: np.ndarray, reference: Reference) -> Comparison:
+    """Compare one result.
 
     Order: type, shape, values. Raises ShapeMismatch for the first two.
     """
-    result = operation.result
     if actual.dtype != result.type.dtype or actual.shape != result.shape:
         raise ShapeMismatch(
-            f"the result is {actual.dtype} {actual.shape}, but should be {result.type.dtype} {result.shape}"
+            f"{result.name} is {actual.dtype} {actual.shape}, but should be {result.type.dtype} {result.shape}"
         )
     found, expected = actual.reshape(-1), reference.expected.reshape(-1)
     tolerance = None if reference.tolerance is None else reference.tolerance.reshape(-1)
@@ -65,10 +80,11 @@ def compare(operation: Operation, actual: np.ndarray, reference: Reference) -> C
 
     right = in_blocks(right_in, actual.size)
     if all(part.all() for part in right):
-        return Comparison(True, elements=actual.size)
+        return Comparison(True, elements=actual.size, name=result.name)
     # Zeros and infinities of narrow types are equal after widening as before it.
     allowed = np.zeros(()) if reference.tolerance is None else reference.tolerance
-    return _worst(np.concatenate(right).reshape(actual.shape), actual, reference.expected, allowed)
+    worst = _worst(np.concatenate(right).reshape(actual.shape), actual, reference.expected, allowed)
+    return replace(worst, name=result.name)
 
 
 def _worst(right: np.ndarray, actual: np.ndarray, expected: np.ndarray, tolerance: np.ndarray) -> Comparison:

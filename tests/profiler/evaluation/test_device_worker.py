@@ -14,14 +14,15 @@ from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError, ToolError
 from dispatch_profiler.files import sha256
-from dispatch_profiler.operations import Matmul, reference
+from dispatch_profiler.operations import Distribution, Matmul
+from dispatch_profiler.operations.contraction_reference import reference
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.measurement.measure import Measurement, MeasureOptions, Mode
 from dispatch_profiler.profiler.measurement.sample_batches import Plan, joined, next_batch
 from dispatch_profiler.profiler.statistics.stopping import StopRule
-from dispatch_profiler.profiler.verification.inputs import Distribution, draw
+from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.verified_hashes import Expected
-from dispatch_profiler.profiler.verification.verify import compare
+from dispatch_profiler.profiler.verification.verify import compare_result
 from dispatch_profiler.runtime import RunError
 from dispatch_profiler.runtime.null import NullCall, NullDevice, NullProgram
 
@@ -64,10 +65,12 @@ def samples(tmp_path: Path, options: MeasureOptions, *, repeat: int = 10, **rule
 def test_one_run_gives_the_result_for_the_drawn_inputs(tmp_path, distribution):
     """Shape, type and values are those of the operation under this seed."""
     device_worker.start("null", "")
-    actual = device_worker.run_once(modules(tmp_path)[0], NAME, OPERATION, distribution, SEED)
-    assert compare(OPERATION, actual, reference(OPERATION, draw(OPERATION, distribution, SEED))).passed
-    assert not compare(
-        OPERATION, actual, reference(OPERATION, draw(OPERATION, distribution, SEED + 1))
+    (actual,) = device_worker.run_once(modules(tmp_path)[0], NAME, OPERATION, distribution, SEED)
+    assert compare_result(
+        OPERATION.result, actual, reference(OPERATION, draw(OPERATION, distribution, SEED))
+    ).passed
+    assert not compare_result(
+        OPERATION.result, actual, reference(OPERATION, draw(OPERATION, distribution, SEED + 1))
     ).passed
 
 
@@ -133,8 +136,8 @@ def test_the_result_of_what_is_timed_can_be_had(tmp_path):
         (Mode.WARM, 9.0, True),
         (Mode.COLD, 0.0, True),
     ):
-        result = device_worker.result_of_timed(*arguments, mode, single_seconds)
-        assert compare(OPERATION, result, right).passed is passes
+        (result,) = device_worker.result_of_timed(*arguments, mode, single_seconds)
+        assert compare_result(OPERATION.result, result, right).passed is passes
 
 
 def test_the_estimate_is_that_of_a_warm_execution(tmp_path, monkeypatch):
@@ -201,6 +204,6 @@ def test_the_checker_finds_right_and_wrong(tmp_path):
     """It compares with the reference for the same seed, which it keeps on disk."""
     device_worker.start_checker(str(tmp_path / "cache"), SEED)
     right = reference(OPERATION, draw(OPERATION, Distribution.INTEGERS, SEED)).expected
-    assert device_worker.check(Expected(OPERATION, Distribution.INTEGERS), right).passed
-    assert not device_worker.check(Expected(OPERATION, Distribution.INTEGERS), right + 1).passed
+    assert device_worker.check(Expected(OPERATION, Distribution.INTEGERS), (right,)).passed
+    assert not device_worker.check(Expected(OPERATION, Distribution.INTEGERS), (right + 1,)).passed
     assert len(list((tmp_path / "cache").rglob("*.npz"))) == 1

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch_profiler.operations import Matmul
+from dispatch_profiler.operations import Distribution, Matmul
 from dispatch_profiler.profiler.measurement.placement import Places, Rotation, Stage, cold_places, warm_places
-from dispatch_profiler.profiler.verification.inputs import Distribution, draw
+from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.runtime import NullDevice, RunError
 
 extents = st.integers(1, 5000)

@@ -18,12 +18,13 @@ from dispatch_profiler.operations import (
     KINDS,
     BatchMatmul,
     Conv2d,
+    Distribution,
     ElementTypes,
     Epilogue,
     Matmul,
     Operation,
-    reference,
 )
+from dispatch_profiler.operations.contraction_reference import reference
 from dispatch_profiler.profiler.providers import libraries
 from dispatch_profiler.profiler.providers.libraries import (
     LIBRARY_METHODS,
@@ -31,8 +32,8 @@ from dispatch_profiler.profiler.providers.libraries import (
     open_library,
 )
 from dispatch_profiler.profiler.providers.libraries import NotSupported as Refusal
-from dispatch_profiler.profiler.verification.inputs import Distribution, draw
-from dispatch_profiler.profiler.verification.verify import compare
+from dispatch_profiler.profiler.verification.inputs import draw
+from dispatch_profiler.profiler.verification.verify import compare_result
 from dispatch_profiler.runtime import RunError
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
 
@@ -104,12 +105,12 @@ def test_a_library_computes_what_the_operation_says_or_refuses(library, problem,
         for distribution in Distribution:
             inputs = draw(operation, distribution, 5)
             try:
-                found = bound(library, operation, inputs).run()
+                found = bound(library, operation, inputs).run()[0]
             except NotSupported as refusal:
                 assert given in str(refusal)
                 continue
             expected = reference(operation, inputs, stepwise=True)
-            comparison = compare(operation, found, expected)
+            comparison = compare_result(operation.result, found, expected)
             assert comparison.passed, f"{operation.name} on {distribution.value}: {comparison.message}"
 
 
@@ -119,7 +120,7 @@ def test_every_type_that_has_a_blas_is_computed(library):
     for given in ("f32", "f64", *narrow):
         for problem in PROBLEMS:
             operation = built(problem, ElementTypes(given, given, given), Epilogue(True, "relu"))
-            bound(library, operation, draw(operation, Distribution.INTEGERS, 1)).run()
+            bound(library, operation, draw(operation, Distribution.INTEGERS, 1)).run()[0]
 
 
 def test_numpy_refuses_what_it_has_no_blas_for():
@@ -137,9 +138,9 @@ def test_inputs_are_left_as_they_were_and_a_second_run_is_the_same(library, prob
     inputs = draw(operation, Distribution.REALS, 3)
     before = [array.copy() for array in inputs]
     call = bound(library, operation, inputs)
-    first = call.run()
+    first = call.run()[0]
     assert call.time(3) > 0
-    np.testing.assert_array_equal(call.run(), first)
+    np.testing.assert_array_equal(call.run()[0], first)
     for array, was in zip(inputs, before, strict=True):
         np.testing.assert_array_equal(array, was)
 
@@ -151,7 +152,7 @@ def test_an_element_that_is_not_written_shows(name, monkeypatch):
     operation = Matmul(4, 5, 6)
     call = bound(open_library(name, "local-task", 1), operation, draw(operation, Distribution.REALS, 1))
     monkeypatch.setattr(call, "_compute", lambda *handles: handles[-1])
-    assert np.isnan(call.run()).all()
+    assert np.isnan(call.run()[0]).all()
 
 
 def test_each_call_takes_the_next_operands(library):
@@ -163,7 +164,7 @@ def test_each_call_takes_the_next_operands(library):
     library.bind("", *places).time(2)
     written = [bool((np.asarray(place.handles[-1]) == expected).all()) for place in places]
     assert written == [True, True, False]
-    np.testing.assert_array_equal(library.bind("", *places).run(), expected)
+    np.testing.assert_array_equal(library.bind("", *places).run()[0], expected)
     assert library.cache_bytes == last_level_cache_bytes()
 
 
@@ -253,7 +254,7 @@ def test_an_error_of_torch_is_no_refusal(monkeypatch):
 
         monkeypatch.setattr(torch, "conv2d", broken)
         with pytest.raises(RunError, match="torch: ") as raised:
-            bound(library, operation, inputs).run()
+            bound(library, operation, inputs).run()[0]
         assert isinstance(raised.value, Refusal) is refused
 
 

@@ -10,15 +10,16 @@ pytest.importorskip("torch")
 from dispatch_profiler.operations import (
     BatchMatmul,
     Conv2d,
+    Distribution,
     ElementTypes,
     Epilogue,
     Matmul,
     Operation,
-    reference,
 )
+from dispatch_profiler.operations.contraction_reference import reference
 from dispatch_profiler.profiler.providers.libraries import open_contraction
 from dispatch_profiler.profiler.providers.torch_gpu import GpuContraction
-from dispatch_profiler.profiler.verification.inputs import Distribution, draw
+from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.runtime.cuda_driver import find_gpu
 
 F16 = ElementTypes("f16", "f16", "f16")

@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, Operation
-from dispatch_profiler.profiler.verification.inputs import DEFAULT_SEED, Distribution, draw, integer_range
+from dispatch_profiler.operations import (
+    DEFAULT_SEED,
+    BatchMatmul,
+    Conv2d,
+    Distribution,
+    ElementTypes,
+    Epilogue,
+    Matmul,
+    Operation,
+)
+from dispatch_profiler.profiler.verification.inputs import draw
 
 TYPES = [
     ElementTypes("f64", "f64", "f64"),
@@ -137,8 +146,8 @@ def test_arrays_have_the_shapes_and_types_of_the_operation(types, distribution):
     """One array for each tensor of `inputs`, in its order."""
     for operation in every_kind(types):
         arrays = draw(operation, distribution, 3)
-        assert [a.shape for a in arrays] == [t.shape for t in operation.inputs]
-        assert [a.dtype for a in arrays] == [t.type.dtype for t in operation.inputs]
+        assert [a.shape for a in arrays] == [t.shape for t in operation.operands]
+        assert [a.dtype for a in arrays] == [t.type.dtype for t in operation.operands]
 
 
 @pytest.mark.parametrize("distribution", BOTH)
@@ -165,7 +174,7 @@ def limits(types: ElementTypes) -> tuple[int, int]:
 @pytest.mark.parametrize("types", TYPES, ids=_id)
 def test_dense_whole_numbers_cannot_leave_the_exact_range(types, extent):
     """K products of the largest magnitude and the largest bias still fit accumulator and result."""
-    amplitude, density = integer_range(Matmul(2, 2, extent, types))
+    amplitude, density = Matmul(2, 2, extent, types).integer_range()
     assert amplitude >= 1 and 0.0 < density <= 1.0
     if density == 1.0:
         assert extent * amplitude**2 + 7 <= min(limits(types))
@@ -175,7 +184,7 @@ def test_dense_whole_numbers_cannot_leave_the_exact_range(types, extent):
 @pytest.mark.parametrize("types", TYPES, ids=_id)
 def test_sparse_whole_numbers_stay_far_inside_the_exact_range(types, extent):
     """Where zeros are needed, the number of products that are not zero is ten deviations below the limit."""
-    amplitude, density = integer_range(Matmul(2, 2, extent, types))
+    amplitude, density = Matmul(2, 2, extent, types).integer_range()
     if density < 1.0:
         assert amplitude == 1
         terms = extent * density**2
@@ -186,7 +195,7 @@ def test_sparse_whole_numbers_stay_far_inside_the_exact_range(types, extent):
 def test_whole_numbers_as_large_as_the_range_allows_are_used(types):
     """One more in amplitude would leave the exact range, or test nothing more."""
     for extent in EXTENTS:
-        amplitude, density = integer_range(Matmul(2, 2, extent, types))
+        amplitude, density = Matmul(2, 2, extent, types).integer_range()
         if density == 1.0 and amplitude < 7:
             assert extent * (amplitude + 1) ** 2 + 7 > min(limits(types))
 
@@ -214,14 +223,14 @@ def test_drawn_whole_numbers_sum_exactly_in_any_order(types, extent, seed):
 def test_convolutions_count_every_tap_as_an_accumulation(types):
     """A convolution's range is that of a matmul with K = R * S * C."""
     conv = Conv2d(1, 8, 8, 64, 8, 3, 3, types=types)
-    assert integer_range(conv) == integer_range(Matmul(2, 2, 3 * 3 * 64, types))
+    assert conv.integer_range() == Matmul(2, 2, 3 * 3 * 64, types).integer_range()
 
 
 @pytest.mark.parametrize("types", TYPES, ids=_id)
 def test_whole_numbers_take_both_signs_and_both_ends(types):
     """The whole of [-amplitude, amplitude] occurs."""
     operation = Matmul(64, 64, 64, types)
-    amplitude, _ = integer_range(operation)
+    amplitude, _ = operation.integer_range()
     for array in draw(operation, Distribution.INTEGERS, 1):
         assert set(np.unique(wide(array))) == set(range(-amplitude, amplitude + 1))
 

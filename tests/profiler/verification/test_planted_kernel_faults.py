@@ -11,14 +11,15 @@ import pytest
 from dispatch_profiler.operations import (
     BatchMatmul,
     Conv2d,
+    Distribution,
     ElementTypes,
     Epilogue,
     Matmul,
     Operation,
-    reference,
 )
-from dispatch_profiler.profiler.verification.inputs import Distribution, draw
-from dispatch_profiler.profiler.verification.verify import Comparison, compare
+from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.profiler.verification.inputs import draw
+from dispatch_profiler.profiler.verification.verify import Comparison, compare_result
 from dispatch_profiler.runtime import poison
 
 TYPES = {
@@ -45,7 +46,7 @@ def verified(
     inputs = draw(operation, distribution, seed)
     result = np.asarray(kernel(*(a.astype(np.float64) for a in inputs)))
     actual = result.astype(operation.result.type.dtype)
-    return compare(operation, actual, reference(operation, inputs))
+    return compare_result(operation.result, actual, reference(operation, inputs))
 
 
 def product(a, b):
@@ -97,7 +98,7 @@ def test_a_result_whose_tail_is_not_written_fails(types, distribution, unwritten
     inputs = draw(operation, distribution, 3)
     actual = (inputs[0].astype(np.float64) @ inputs[1].astype(np.float64)).astype(types.output.dtype)
     actual.reshape(-1)[-unwritten:] = poison(types.output, (unwritten,))
-    comparison = compare(operation, actual, reference(operation, inputs))
+    comparison = compare_result(operation.result, actual, reference(operation, inputs))
     assert (comparison.passed, comparison.wrong) == (False, unwritten)
 
 

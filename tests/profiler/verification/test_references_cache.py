@@ -15,16 +15,18 @@ from hypothesis import strategies as st
 
 from dispatch_profiler.operations import (
     BatchMatmul,
+    Contraction,
     Conv2d,
+    Distribution,
     ElementTypes,
     Epilogue,
     Matmul,
     Operation,
     Reference,
-    reference,
 )
+from dispatch_profiler.operations.contraction_reference import reference
 from dispatch_profiler.profiler.verification import references
-from dispatch_profiler.profiler.verification.inputs import Distribution, draw
+from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.references import References
 
 OPERATION = Matmul(4, 6, 8)
@@ -41,21 +43,24 @@ SEED = 5
 
 
 @pytest.fixture
-def effective_operation(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
     """The operations whose references were computed, in order."""
     calls: list[Operation] = []
 
-    def counted(operation, inputs, **options):
-        calls.append(operation)
-        return reference(operation, inputs, **options)
+    whole = Contraction.reference
 
-    monkeypatch.setattr(references, "reference", counted)
+    def counted(operation, operands, **options):
+        calls.append(operation)
+        return whole(operation, operands, **options)
+
+    monkeypatch.setattr(Contraction, "reference", counted)
     return calls
 
 
 def fresh(folder: Path, operation: Operation = OPERATION, distribution: Distribution = BOTH[0]) -> Reference:
     """What a new process finds."""
-    return References(folder, SEED).get(operation, distribution)
+    (only,) = References(folder, SEED).get(operation, distribution)
+    return only
 
 
 def truth(operation: Operation = OPERATION, distribution: Distribution = BOTH[0]) -> Reference:
@@ -75,12 +80,12 @@ def same(a: Reference, b: Reference) -> bool:
 
 @pytest.mark.parametrize("distribution", BOTH)
 @pytest.mark.parametrize("types", TYPES, ids=lambda t: t.result)
-def test_what_comes_from_disk_is_what_was_computed(tmp_path, effective_operation, types, distribution):
+def test_what_comes_from_disk_is_what_was_computed(tmp_path, computed, types, distribution):
     """Every type, bf16 and f8 among them, survives with its values, its type and its tolerance."""
     operation = Matmul(4, 6, 8, types)
     first, second = (fresh(tmp_path, operation, distribution) for _ in range(2))
     assert same(first, truth(operation, distribution)) and same(second, first)
-    assert effective_operation == [operation]
+    assert computed == [operation]
 
 
 @pytest.mark.parametrize(
@@ -99,24 +104,24 @@ def test_every_kind_survives(tmp_path, operation):
         assert same(fresh(tmp_path, operation, distribution), truth(operation, distribution))
 
 
-def test_the_last_operation_is_kept_in_memory(tmp_path, effective_operation):
+def test_the_last_operation_is_kept_in_memory(tmp_path, computed):
     """All configurations of an operation share its references, without a look at the disk."""
     cache = References(tmp_path, SEED)
     first = [cache.get(OPERATION, d) for d in BOTH]
     for distribution in BOTH:
         cache.path(OPERATION, distribution).unlink()
     assert [cache.get(OPERATION, d) for d in BOTH] == first
-    assert len(effective_operation) == 2
+    assert len(computed) == 2
 
 
-def test_an_operation_before_the_last_is_read_again(tmp_path, effective_operation):
+def test_an_operation_before_the_last_is_read_again(tmp_path, computed):
     """Memory holds one operation; the disk holds the others."""
     cache, other = References(tmp_path, SEED), Matmul(2, 2, 2)
     first = cache.get(OPERATION, BOTH[0])
     cache.get(other, BOTH[0])
     again = cache.get(OPERATION, BOTH[0])
-    assert again is not first and same(again, first)
-    assert effective_operation == [OPERATION, other]
+    assert again is not first and same(again[0], first[0])
+    assert computed == [OPERATION, other]
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -149,7 +154,9 @@ def test_equal_operations_share_a_key(tmp_path):
         "operations._base",
         "operations.element_types",
         "operations.epilogues",
-        "operations.reference",
+        "operations.contraction",
+        "operations.contraction_reference",
+        "operations.rounding",
         "profiler.verification.inputs",
     ],
 )
@@ -190,7 +197,7 @@ def check_recovery(path: Path, folder: Path, distribution: Distribution = BOTH[0
     """What is got is right, and what lies on disk afterwards is whole: nothing is computed again."""
     right = truth(OPERATION, distribution)
     assert same(fresh(folder, distribution=distribution), right)
-    with mock.patch.object(references, "reference", side_effect=AssertionError(f"{path} was not replaced")):
+    with mock.patch.object(Contraction, "reference", side_effect=AssertionError(f"{path} was not replaced")):
         assert same(fresh(folder, distribution=distribution), right)
 
 
@@ -246,8 +253,8 @@ def npz(**arrays: np.ndarray) -> bytes:
         b"PK\x03\x04",
         npy(np.zeros((4, 6), np.float32)),
         npz(),
-        npz(expected=np.zeros((4, 6), np.uint32), exact=np.array(True)),
-        npz(digest=np.array("0" * 64), expected=np.zeros((4, 6), np.uint32), exact=np.array(True)),
+        npz(expected0=np.zeros((4, 6), np.uint32), exact0=np.array(True)),
+        npz(digest=np.array("0" * 64), expected0=np.zeros((4, 6), np.uint32), exact0=np.array(True)),
     ],
     ids=["text", "header only", "npy", "empty npz", "without digest", "wrong digest"],
 )
@@ -285,7 +292,7 @@ def test_a_pickle_is_never_opened(tmp_path):
     """A file of objects could run anything: it is replaced without being looked at."""
     path = written(tmp_path)
     objects = np.array([_Bomb()], dtype=object)
-    for content in (npz(digest=objects, expected=objects, exact=objects), pickle.dumps(_Bomb())):
+    for content in (npz(digest=objects, expected0=objects, exact0=objects), pickle.dumps(_Bomb())):
         path.write_bytes(content)
         check_recovery(path, tmp_path)
         assert not Path("exploded").exists()

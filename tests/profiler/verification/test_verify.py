@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatch_profiler.errors import ToolError
-from dispatch_profiler.operations import ELEMENT_TYPES, ElementTypes, Matmul, Reference, reference
-from dispatch_profiler.profiler.verification.inputs import Distribution, draw
-from dispatch_profiler.profiler.verification.verify import Comparison, ShapeMismatch, compare
+from dispatch_profiler.operations import ELEMENT_TYPES, Distribution, ElementTypes, Matmul, Reference
+from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.profiler.verification.inputs import draw
+from dispatch_profiler.profiler.verification.verify import Comparison, ShapeMismatch, compare_result
 from dispatch_profiler.runtime import poison
 
 #: result type -> an input type whose products give it
@@ -57,7 +58,7 @@ def test_a_right_result_passes(result, distribution):
     """numpy's own product, rounded once, is right in every type."""
     operation = operation_of(result)
     actual, expected = right_result(operation, distribution)
-    comparison = compare(operation, actual, expected)
+    comparison = compare_result(operation.result, actual, expected)
     assert comparison.passed and comparison.message == ""
     assert (comparison.wrong, comparison.elements) == (0, M * N)
 
@@ -71,7 +72,7 @@ def test_one_element_that_is_just_wrong_fails_anywhere(result, distribution, pla
     operation = operation_of(result)
     actual, expected = right_result(operation, distribution)
     actual[place] = just_wrong(operation, expected, place)
-    comparison = compare(operation, actual, expected)
+    comparison = compare_result(operation.result, actual, expected)
     assert not comparison.passed
     assert (comparison.wrong, comparison.elements, comparison.index) == (1, M * N, place)
 
@@ -84,7 +85,7 @@ def test_the_message_names_index_actual_and_expected(result, distribution, place
     operation = operation_of(result)
     actual, expected = right_result(operation, distribution)
     actual[place] = just_wrong(operation, expected, place)
-    comparison = compare(operation, actual, expected)
+    comparison = compare_result(operation.result, actual, expected)
     assert (comparison.actual, comparison.expected) == (float(actual[place]), float(expected.expected[place]))
     said = re.fullmatch(
         r"1 of 35 elements are wrong; the worst: result\[(\d), (\d)\] = (\S+), but should be (\S+) .+",
@@ -102,7 +103,7 @@ def test_the_message_never_prints_one_number_for_two(result, distribution):
     operation = operation_of(result)
     actual, expected = right_result(operation, distribution)
     actual[2, 3] = just_wrong(operation, expected, (2, 3))
-    message = compare(operation, actual, expected).message
+    message = compare_result(operation.result, actual, expected).message
     is_, should = re.search(r"= (\S+), but should be (\S+) ", message).groups()
     assert float(is_) != float(should), message
 
@@ -113,7 +114,7 @@ def test_large_integers_are_printed_in_full():
     expected = np.full((M, N), 2_000_000_001, np.int32)
     actual = expected.copy()
     actual[1, 1] = 2_000_000_002
-    message = compare(operation, actual, Reference(expected, None)).message
+    message = compare_result(operation.result, actual, Reference(expected, None)).message
     assert "2000000002" in message and "2000000001" in message, message
 
 
@@ -123,7 +124,7 @@ def test_another_result_altogether_fails_everywhere(result, distribution):
     """The checker of right results can fail: zeros are no product."""
     operation = operation_of(result)
     _, expected = right_result(operation, distribution)
-    comparison = compare(operation, np.zeros((M, N), operation.result.type.dtype), expected)
+    comparison = compare_result(operation.result, np.zeros((M, N), operation.result.type.dtype), expected)
     assert not comparison.passed and comparison.wrong > M * N // 2
 
 
@@ -139,7 +140,7 @@ def test_nan_and_infinity_fail_anywhere(result, distribution, place, value):
     operation = operation_of(result)
     actual, expected = right_result(operation, distribution)
     actual[place] = operation.result.type.dtype.type(value)
-    comparison = compare(operation, actual, expected)
+    comparison = compare_result(operation.result, actual, expected)
     assert not comparison.passed
     assert (comparison.wrong, comparison.index) == (1, place)
     assert not np.isfinite(comparison.actual)
@@ -154,7 +155,7 @@ def test_an_element_that_was_not_written_fails_anywhere(result, distribution, pl
     operation = operation_of(result)
     actual, expected = right_result(operation, distribution)
     actual[place] = poison(operation.result.type, (1,))[0]
-    comparison = compare(operation, actual, expected)
+    comparison = compare_result(operation.result, actual, expected)
     assert not comparison.passed and comparison.index == place
 
 
@@ -164,7 +165,7 @@ def test_a_result_that_was_not_written_at_all_fails_in_every_element(result):
     operation = operation_of(result)
     _, expected = right_result(operation, Distribution.INTEGERS)
     untouched = poison(operation.result.type, operation.result.shape)
-    assert compare(operation, untouched, expected).wrong == M * N
+    assert compare_result(operation.result, untouched, expected).wrong == M * N
 
 
 @pytest.mark.parametrize("tolerance", [None, 1e300])
@@ -172,7 +173,7 @@ def test_nan_is_not_even_equal_to_nan(tolerance):
     """A reference that is NaN itself passes nothing, whatever the tolerance."""
     operation, nan = operation_of("f32"), np.full((M, N), np.nan, np.float32)
     bound = None if tolerance is None else np.full((M, N), tolerance)
-    assert compare(operation, nan, Reference(nan, bound)).wrong == M * N
+    assert compare_result(operation.result, nan, Reference(nan, bound)).wrong == M * N
 
 
 # -- what passes -----------------------------------------------------------------------------------
@@ -185,8 +186,8 @@ def test_negative_zero_is_zero(result, tolerance):
     operation = operation_of(result)
     zeros = np.zeros((M, N), operation.result.type.dtype)
     bound = None if tolerance is None else np.full((M, N), tolerance)
-    assert compare(operation, -zeros, Reference(zeros, bound)).passed
-    assert compare(operation, zeros, Reference(-zeros, bound)).passed
+    assert compare_result(operation.result, -zeros, Reference(zeros, bound)).passed
+    assert compare_result(operation.result, zeros, Reference(-zeros, bound)).passed
 
 
 def test_a_deviation_of_exactly_the_tolerance_passes_and_one_step_more_fails():
@@ -194,8 +195,8 @@ def test_a_deviation_of_exactly_the_tolerance_passes_and_one_step_more_fails():
     operation = operation_of("f64")
     expected = Reference(np.zeros((M, N)), np.full((M, N), 0.25))
     for sign in (1.0, -1.0):
-        assert compare(operation, np.full((M, N), sign * 0.25), expected).passed
-        outside = compare(operation, np.full((M, N), sign * np.nextafter(0.25, 1.0)), expected)
+        assert compare_result(operation.result, np.full((M, N), sign * 0.25), expected).passed
+        outside = compare_result(operation.result, np.full((M, N), sign * np.nextafter(0.25, 1.0)), expected)
         assert outside.wrong == M * N and outside.tolerance == 0.25
 
 
@@ -204,7 +205,7 @@ def test_each_element_has_its_own_tolerance():
     operation, tolerance = operation_of("f64"), np.full((M, N), 0.1)
     tolerance[4, 6] = 1.0
     actual = np.full((M, N), 0.5)
-    comparison = compare(operation, actual, Reference(np.zeros((M, N)), tolerance))
+    comparison = compare_result(operation.result, actual, Reference(np.zeros((M, N)), tolerance))
     assert comparison.wrong == M * N - 1 and comparison.tolerance == 0.1
 
 
@@ -221,7 +222,7 @@ def test_the_worst_of_several_is_reported(wrong, random):
     actual = np.full((M, N), 0.25, np.float32)
     for place, size in zip(wrong, sizes, strict=True):
         actual[place] = random.choice([-1, 1]) * size
-    comparison = compare(operation, actual, expected)
+    comparison = compare_result(operation.result, actual, expected)
     assert comparison.wrong == len(wrong)
     assert comparison.index == wrong[sizes.index(max(sizes))]
 
@@ -232,7 +233,7 @@ def test_the_worst_is_measured_by_what_exceeds_the_tolerance():
     tolerance[0, 1] = 4.9
     actual = np.zeros((M, N))
     actual[0, 1], actual[3, 2] = 5.0, 3.0
-    assert compare(operation, actual, Reference(np.zeros((M, N)), tolerance)).index == (3, 2)
+    assert compare_result(operation.result, actual, Reference(np.zeros((M, N)), tolerance)).index == (3, 2)
 
 
 def test_nan_is_worse_than_any_number():
@@ -240,9 +241,9 @@ def test_nan_is_worse_than_any_number():
     operation, actual = operation_of("f64"), np.zeros((M, N))
     actual[0, 0], actual[1, 1], actual[2, 2] = 1e308, np.inf, np.nan
     exact = Reference(np.zeros((M, N)), None)
-    assert compare(operation, actual, exact).index == (2, 2)
+    assert compare_result(operation.result, actual, exact).index == (2, 2)
     actual[2, 2] = 0.0
-    assert compare(operation, actual, exact).index == (1, 1)
+    assert compare_result(operation.result, actual, exact).index == (1, 1)
 
 
 def test_an_exact_comparison_says_exactly_and_a_bounded_one_its_bound():
@@ -260,7 +261,7 @@ def test_another_shape_is_refused(shape):
     operation = operation_of("f32")
     _, expected = right_result(operation, Distribution.REALS)
     with pytest.raises(ShapeMismatch, match=re.escape(f"float32 {shape}, but should be float32 (5, 7)")):
-        compare(operation, np.zeros(shape, np.float32), expected)
+        compare_result(operation.result, np.zeros(shape, np.float32), expected)
 
 
 @pytest.mark.parametrize("result", RESULTS)
@@ -270,10 +271,10 @@ def test_another_type_is_refused(result, other):
     operation = operation_of(result)
     actual, expected = right_result(operation, Distribution.INTEGERS)
     if other == result:
-        assert compare(operation, actual, expected).passed
+        assert compare_result(operation.result, actual, expected).passed
     else:
-        with pytest.raises(ShapeMismatch, match=r"the result is .*, but should be"):
-            compare(operation, actual.astype(ELEMENT_TYPES[other].dtype), expected)
+        with pytest.raises(ShapeMismatch, match=r"result is .*, but should be"):
+            compare_result(operation.result, actual.astype(ELEMENT_TYPES[other].dtype), expected)
 
 
 def test_a_mismatch_is_an_error_of_ours():

@@ -16,20 +16,18 @@ the bound `K * u * sum|a||b|` holds always (Higham, "Accuracy and Stability", se
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dispatch_profiler.blocks import in_blocks
-from dispatch_profiler.operations._base import Operation
-from dispatch_profiler.operations.element_types import ElementType
+from dispatch_profiler.operations._base import ContractFunction, Reference
+from dispatch_profiler.operations.rounding import accumulation_factor, rounded_to
 
-#: The seed of the inputs where nobody names one.
-DEFAULT_SEED = 2026
-#: 2 * 1e5 * exp(-10**2 / 2) = 4e-17 for an element: never in a lifetime of sweeps.
-_LAMBDA = 10.0
+if TYPE_CHECKING:
+    from dispatch_profiler.operations.contraction import Contraction
+
 #: Relative error of the compiler's approximations of exp, tanh and erf, in unit roundoffs of the
 #: accumulator. Seen against scipy: below 4; composed in gelu and sigmoid: below 8.
 _ACTIVATION_ROUNDOFFS = 16.0
@@ -38,37 +36,23 @@ _FLOAT32_EXACT = 2**24
 _FLOAT64_EXACT = 2**53
 
 
-@dataclass(frozen=True)
-class Reference:
-    """`expected` in the result's shape; `tolerance` an absolute bound for each element.
-
-    `tolerance` None means that the result must be equal; `expected` then has the result's type.
-    """
-
-    expected: np.ndarray
-    tolerance: np.ndarray | None
-
-
-#: (operation, lhs, rhs) -> sums of products, as `Operation.contract` gives them or more accurate.
-Contraction = Callable[[Operation, np.ndarray, np.ndarray], np.ndarray]
-
-
-def _by_numpy(operation: Operation, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+def _by_numpy(operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
     return operation.contract(lhs, rhs)
 
 
 def reference(
-    operation: Operation,
+    operation: Contraction,
     inputs: Sequence[np.ndarray],
     *,
     stepwise: bool = False,
-    contract: Contraction = _by_numpy,
+    contract: ContractFunction | None = None,
 ) -> Reference:
-    """What `operation` makes of `inputs` (shapes and types as `operation.inputs`).
+    """What `operation` makes of `inputs` (shapes and types as `operation.operands`).
 
     `stepwise` allows for a library that does one step after another: it rounds to the result's type
     after the sums and after the bias too, where a fused kernel rounds once. `contract` computes the sums.
     """
+    contract = contract or _by_numpy
     lhs, rhs = inputs[0], inputs[1]
     bias = operation.broadcast_bias(inputs[2]) if operation.epilogue.bias else None
     with np.errstate(all="ignore"):
@@ -83,7 +67,7 @@ def reference(
         return _rounded_sums(operation, lhs, rhs, bias, stepwise, contract)
 
 
-def _reach(operation: Operation, lhs: np.ndarray, rhs: np.ndarray) -> float:
+def _reach(operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> float:
     """No partial sum of the contraction can be larger than this."""
     return operation.accumulations * _largest(lhs) * _largest(rhs)
 
@@ -99,7 +83,11 @@ def _is_whole(array: np.ndarray) -> bool:
 
 
 def _integers(
-    operation: Operation, lhs: np.ndarray, rhs: np.ndarray, bias: np.ndarray | None, contract: Contraction
+    operation: Contraction,
+    lhs: np.ndarray,
+    rhs: np.ndarray,
+    bias: np.ndarray | None,
+    contract: ContractFunction,
 ) -> np.ndarray:
     """Exact sums, wrapped around as the kernel's i32 does it."""
     exact = np.float32 if _reach(operation, lhs, rhs) <= _FLOAT32_EXACT else np.float64
@@ -112,7 +100,7 @@ def _integers(
 
 
 def _exact_sums(
-    operation: Operation, sums: np.ndarray, bias: np.ndarray | None, reach: float, stepwise: bool
+    operation: Contraction, sums: np.ndarray, bias: np.ndarray | None, reach: float, stepwise: bool
 ) -> Reference:
     exact = operation.epilogue.function.is_exact
     between = np.zeros(())
@@ -125,17 +113,17 @@ def _exact_sums(
         exact = exact and _is_whole(bias) and widest <= operation.types.accumulator.exact_integers
     value = operation.epilogue.function.function(sums)
     if exact:
-        return Reference(_stored(value, operation.types.output), None)
+        return Reference(rounded_to(value, operation.types.output), None)
     return _bounded(operation, value, sums, between)
 
 
 def _rounded_sums(
-    operation: Operation,
+    operation: Contraction,
     lhs: np.ndarray,
     rhs: np.ndarray,
     bias: np.ndarray | None,
     stepwise: bool,
-    contract: Contraction,
+    contract: ContractFunction,
 ) -> Reference:
     wide_lhs, wide_rhs = lhs.astype(np.float64), rhs.astype(np.float64)
     sums = contract(operation, wide_lhs, wide_rhs)
@@ -151,7 +139,7 @@ def _rounded_sums(
     return _bounded(operation, value, sums, error)
 
 
-def _between_steps(operation: Operation, sums: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+def _between_steps(operation: Contraction, sums: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     """Error of storing the sums, and the sums with the bias, in the result's type."""
     result = operation.types.output
     stored = np.abs(sums)
@@ -161,29 +149,7 @@ def _between_steps(operation: Operation, sums: np.ndarray, bias: np.ndarray | No
     return 2.0 * (result.unit_roundoff * stored + float(result.finfo().smallest_subnormal))
 
 
-def accumulation_factor(products: int, accumulator: ElementType) -> float:
-    """Bound of the relative error of a sum of `products` products, against the sum of magnitudes."""
-    u = accumulator.unit_roundoff
-    steps = products + 1
-    certain = steps * u / (1.0 - steps * u) if steps * u < 1.0 else math.inf
-    return min(certain, math.expm1(_LAMBDA * math.sqrt(steps) * u))
-
-
-def _stored(value: np.ndarray, type_: ElementType) -> np.ndarray:
-    """float64 -> the type, rounded once.
-
-    ml_dtypes goes through float32. Two roundings equal one if the first is to odd (Boldo and
-    Melquiond, "Emulation of a FMA and correctly rounded sums", IEEE Trans. Comput. 57(4), 2008).
-    """
-    if type_.dtype.kind == "f":
-        return value.astype(type_.dtype)
-    near = value.astype(np.float32)
-    down = np.where(np.abs(near) > np.abs(value), np.nextafter(near, np.float32(0)), near)
-    odd = np.where(down == value, down, (down.view(np.uint32) | 1).view(np.float32))
-    return np.where(np.isfinite(value), odd, near).astype(type_.dtype)
-
-
-def _bounded(operation: Operation, value: np.ndarray, sums: np.ndarray, error: np.ndarray) -> Reference:
+def _bounded(operation: Contraction, value: np.ndarray, sums: np.ndarray, error: np.ndarray) -> Reference:
     """What the result cannot hold is expected as what conversion makes of it, and nothing near it."""
     flat = [array.reshape(-1) for array in (value, sums)]
     each = error if error.ndim == 0 else error.reshape(-1)
@@ -199,16 +165,16 @@ def _bounded(operation: Operation, value: np.ndarray, sums: np.ndarray, error: n
 
 
 def _bounded_part(
-    operation: Operation, value: np.ndarray, sums: np.ndarray, error: np.ndarray
+    operation: Contraction, value: np.ndarray, sums: np.ndarray, error: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     tolerance = _stored_tolerance(operation, value, sums, error)
     over = np.abs(value) > 2.0 * float(operation.types.output.finfo().max)
-    value = np.where(over, _stored(value, operation.types.output).astype(np.float64), value)
+    value = np.where(over, rounded_to(value, operation.types.output).astype(np.float64), value)
     return value, np.where(np.isfinite(value), tolerance, 0.0)
 
 
 def _stored_tolerance(
-    operation: Operation, value: np.ndarray, sums: np.ndarray, error: np.ndarray
+    operation: Contraction, value: np.ndarray, sums: np.ndarray, error: np.ndarray
 ) -> np.ndarray:
     """Carry the error of the sums through bias, activation and the rounding to the result's type."""
     accumulator, result = operation.types.accumulator, operation.types.output

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatch_profiler.errors import RangeError
-from dispatch_profiler.workloads import parse_pairs, parse_range
+from dispatch_profiler.operations import parse_pairs, parse_range
 
 PROPERTY = settings(max_examples=100, deadline=None, derandomize=True)
 

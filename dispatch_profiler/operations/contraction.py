@@ -1,0 +1,220 @@
+"""Contractions: a product of two operands, summed over some axes, then an epilogue."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dispatch_profiler.errors import OperationError
+from dispatch_profiler.operations import contraction_reference
+from dispatch_profiler.operations._base import (
+    ContractFunction,
+    Distribution,
+    Operation,
+    Reference,
+    Tensor,
+)
+from dispatch_profiler.operations.element_types import ElementType, ElementTypes
+from dispatch_profiler.operations.epilogues import Epilogue
+
+#: Whole numbers larger than this test nothing more.
+_LARGEST_INTEGER = 7
+
+
+class Contraction(Operation):
+    """`result = epilogue(sum lhs * rhs)`: the family of matrix products and convolutions.
+
+    Subclasses have the fields `types` and `epilogue` besides their shape.
+    """
+
+    type_options: ClassVar[tuple[str, ...]] = ("lhs", "rhs", "result", "layout", "epilogue")
+
+    types: ElementTypes
+    epilogue: Epilogue
+
+    # -- what a kind defines ------------------------------------------------------------------
+
+    @property
+    @abc.abstractmethod
+    def problem(self) -> str:
+        """Shapes, as they stand in the name: `256x512x128`."""
+
+    @property
+    @abc.abstractmethod
+    def layouts(self) -> tuple[str, str, str]:
+        """Layout tags of lhs, rhs and result: `("t", "n", "t")`."""
+
+    @property
+    @abc.abstractmethod
+    def bias_axis(self) -> int:
+        """The axis of the result along which the bias lies."""
+
+    @abc.abstractmethod
+    def shape_arguments(self) -> dict[str, str]:
+        """Command-line arguments of the shape; with the types they rebuild the operation."""
+
+    @abc.abstractmethod
+    def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+        """The contraction without its epilogue, in the arithmetic of the given arrays.
+
+        shapes: as `operands` and `result`; both arrays in float32 or float64, so that BLAS does it.
+        """
+
+    # -- the contract of operations -----------------------------------------------------------
+
+    @property
+    def contraction(self) -> Contraction:
+        return self
+
+    @property
+    def one_of_batch(self) -> Contraction:
+        """The product that a batched product does for each of its batch; itself if it is not batched."""
+        return self
+
+    @property
+    def result(self) -> Tensor:
+        """The only one of `results`."""
+        (only,) = self.results
+        return only
+
+    @property
+    def element_type(self) -> ElementType:
+        return self.types.input
+
+    @property
+    def accumulator(self) -> ElementType:
+        return self.types.accumulator
+
+    @property
+    def name(self) -> str:
+        types = (self.types.lhs, self.types.rhs, self.types.result)
+        tags = "_".join(f"{type_}{layout}" for type_, layout in zip(types, self.layouts, strict=True))
+        tail = "" if self.epilogue.is_empty else "_" + str(self.epilogue).replace("+", "_")
+        return f"{self.kind}_{self.problem}_{tags}{self.name_suffix}{tail}"
+
+    @property
+    def name_suffix(self) -> str:
+        """What a kind adds to the name after the types (a convolution's stride and so on)."""
+        return ""
+
+    def arguments(self) -> dict[str, str]:
+        types = (self.types.lhs, self.types.rhs, self.types.result)
+        tagged = zip(("lhs", "rhs", "result"), types, self.layouts, strict=True)
+        epilogue = {} if self.epilogue.is_empty else {"epilogue": str(self.epilogue)}
+        return {
+            **self.shape_arguments(),
+            **{name: type_ + layout for name, type_, layout in tagged},
+            **epilogue,
+        }
+
+    @property
+    def rounds_between_steps(self) -> bool:
+        """Would it differ if sums were stored in the result's type before the epilogue reads them?"""
+        changes = self.epilogue.bias or not self.epilogue.function.is_exact
+        return changes and self.types.output != self.types.accumulator
+
+    @property
+    def reference_requirements(self) -> tuple[str, ...]:
+        return self.epilogue.function.requirements
+
+    @property
+    def flops(self) -> int:
+        """2 per multiply-add; bias and activation as in `epilogues`."""
+        contraction = 2 * math.prod(loop.extent for loop in self.loops)
+        per_element = self.epilogue.function.flops + (1 if self.epilogue.bias else 0)
+        return contraction + per_element * self.result.elements
+
+    def reference(
+        self,
+        operands: Sequence[np.ndarray],
+        *,
+        stepwise: bool = False,
+        contract: ContractFunction | None = None,
+    ) -> tuple[Reference, ...]:
+        return (contraction_reference.reference(self, operands, stepwise=stepwise, contract=contract),)
+
+    # -- operands -----------------------------------------------------------------------------
+
+    def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
+        if distribution is Distribution.INTEGERS:
+            return self._draw_integers(operand, rng)
+        if operand.type.is_integer:
+            # All values of the type: integers are exact whatever they are.
+            info = np.iinfo(np.int8)
+            return rng.integers(info.min, info.max, operand.shape, operand.type.dtype, endpoint=True)
+        values = rng.uniform(-1.0, 1.0, operand.shape)
+        if operand.name == "rhs" and self.types.input.bits > 8:
+            # Keep sums near 1, where activations bend; f8 has no room for small factors.
+            values *= math.sqrt(3.0 / self.accumulations)
+        elif operand.name == "rhs":
+            # A sum of K products has a deviation of sqrt(K) / 3: keep eight of them in the result.
+            room = float(self.types.output.finfo().max) / 8.0
+            values *= min(1.0, 3.0 * room / math.sqrt(self.accumulations))
+        return values.astype(operand.type.dtype)
+
+    def _draw_integers(self, operand: Tensor, rng: np.random.Generator) -> np.ndarray:
+        amplitude, density = self.integer_range()
+        values = rng.integers(-amplitude, amplitude, operand.shape, np.int32, endpoint=True)
+        if density < 1.0 and operand.name != "bias":
+            values *= rng.random(operand.shape, np.float32) < density
+        return values.astype(operand.type.dtype)
+
+    def integer_range(self) -> tuple[int, float]:
+        """(amplitude, density): whole numbers up to `amplitude`, and how many are not zero.
+
+        `accumulations * amplitude**2` stays below what the accumulator holds exactly and the result
+        holds at all. Where even amplitude 1 is too much, enough entries are zero that sums stay far
+        below it.
+        """
+        types = self.types
+        room = float(types.accumulator.exact_integers)
+        if not types.output.is_integer:
+            room = min(room, float(types.output.finfo().max))
+        room -= _LARGEST_INTEGER  # for a bias
+        largest = min(_LARGEST_INTEGER, types.input.exact_integers)
+        amplitude = min(largest, math.isqrt(max(0, int(room / self.accumulations))))
+        if amplitude >= 1:
+            return amplitude, 1.0
+        # A sum of about K * density**2 terms of magnitude 1: an eighth of the room on average.
+        return 1, math.sqrt(room / 8.0 / self.accumulations)
+
+    def _bias_operands(self, length: int) -> tuple[Tensor, ...]:
+        return (Tensor("bias", (length,), self.types.output),) if self.epilogue.bias else ()
+
+    def broadcast_bias(self, bias: np.ndarray) -> np.ndarray:
+        """A view of `bias` (length of `bias_axis`) that broadcasts against the result."""
+        shape = [1] * len(self.result.shape)
+        shape[self.bias_axis] = -1
+        return bias.reshape(shape)
+
+    def _check_epilogue(self) -> None:
+        if self.types.output.is_integer and not self.epilogue.function.on_integers:
+            raise OperationError(
+                f"epilogue {self.epilogue} needs a floating-point result, but got {self.types.result}",
+                hint="integer results take none, bias, relu or bias+relu",
+            )
+
+    # -- plain data ---------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"kind": self.kind}
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, Epilogue):
+                value = str(value)
+            elif isinstance(value, ElementTypes):
+                value = [value.lhs, value.rhs, value.result, *filter(None, [value.sums])]
+            elif isinstance(value, tuple):
+                value = list(value)
+            data[field.name] = value
+        return data
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Operation:
+        types, epilogue = ElementTypes(*values["types"]), Epilogue.parse(values["epilogue"])
+        return super().from_dict({**values, "types": types, "epilogue": epilogue})

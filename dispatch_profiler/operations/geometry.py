@@ -1,0 +1,78 @@
+"""What callers need to know of a matrix product or a convolution, without knowing its class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Variant = Literal["dense", "grouped", "depthwise"]
+Mode = Literal["forward", "input_backward", "weight_backward", "bias_backward"]
+
+
+@dataclass(frozen=True)
+class ProductGeometry:
+    """`batch` products of M x K and K x N matrices; a layout of `n` means stored transposed.
+
+    `is_batched` tells a batched product, whose tensors have a leading axis, from a plain one.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    lhs_layout: str
+    rhs_layout: str
+    is_batched: bool = False
+
+
+@dataclass(frozen=True)
+class ConvolutionGeometry:
+    """A convolution in any number of spatial dimensions; every tuple has one entry for each.
+
+    `size` and `output_size` are pixels of input and output, `filter_size` taps, `padding` on both sides.
+    `input_layout`, `filter_layout` and `output_layout` are layout letters, such as `nhwc` and `hwcf`.
+    `channels` are those of the input, `filters` those of the output, over all groups.
+    """
+
+    batch: int
+    channels: int
+    filters: int
+    size: tuple[int, ...]
+    filter_size: tuple[int, ...]
+    output_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    input_layout: str
+    filter_layout: str
+    output_layout: str
+    mode: Mode = "forward"
+
+    @property
+    def spatial_rank(self) -> int:
+        return len(self.size)
+
+    @property
+    def is_channels_last(self) -> bool:
+        return self.input_layout.endswith("c")
+
+    @property
+    def padded_size(self) -> tuple[int, ...]:
+        """Pixels of the input with its padding."""
+        return tuple(size + 2 * padding for size, padding in zip(self.size, self.padding, strict=True))
+
+    @property
+    def channels_per_group(self) -> int:
+        return self.channels // self.groups
+
+    @property
+    def filters_per_group(self) -> int:
+        return self.filters // self.groups
+
+    @property
+    def variant(self) -> Variant:
+        """Depthwise means one input channel a group and one filter."""
+        if self.groups == 1:
+            return "dense"
+        return "depthwise" if self.groups == self.channels == self.filters else "grouped"

@@ -1,0 +1,38 @@
+"""Rounding: how far sums may be off, and float64 values in narrower types."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dispatch_profiler.operations.element_types import ElementType
+
+#: 2 * 1e5 * exp(-10**2 / 2) = 4e-17 for an element: never in a lifetime of sweeps.
+_LAMBDA = 10.0
+
+
+def accumulation_factor(products: int, accumulator: ElementType) -> float:
+    """Bound of the relative error of a sum of `products` products, against the sum of magnitudes.
+
+    Source: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput.
+    41(5), 2019, Theorem 3.1; `contraction_reference` says more.
+    """
+    u = accumulator.unit_roundoff
+    steps = products + 1
+    certain = steps * u / (1.0 - steps * u) if steps * u < 1.0 else math.inf
+    return min(certain, math.expm1(_LAMBDA * math.sqrt(steps) * u))
+
+
+def rounded_to(value: np.ndarray, type_: ElementType) -> np.ndarray:
+    """float64 -> the type, rounded once.
+
+    ml_dtypes goes through float32. Two roundings equal one if the first is to odd (Boldo and
+    Melquiond, "Emulation of a FMA and correctly rounded sums", IEEE Trans. Comput. 57(4), 2008).
+    """
+    if type_.dtype.kind == "f":
+        return value.astype(type_.dtype)
+    near = value.astype(np.float32)
+    down = np.where(np.abs(near) > np.abs(value), np.nextafter(near, np.float32(0)), near)
+    odd = np.where(down == value, down, (down.view(np.uint32) | 1).view(np.float32))
+    return np.where(np.isfinite(value), odd, near).astype(type_.dtype)
