@@ -26,7 +26,7 @@ from dispatch_profiler.command import (
 from dispatch_profiler.dispatches import DispatchEntry, OperationEntry, Selection, Tree, load_manifest
 from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.files import write_atomic
-from dispatch_profiler.operations import KINDS
+from dispatch_profiler.operations import DEFAULT_SEED, KINDS
 from dispatch_profiler.output_files import ReportFiles, add_file_arguments
 from dispatch_profiler.profiler.compare.live import LiveComparison, LiveOptions, match
 from dispatch_profiler.profiler.compare.pairing import (
@@ -45,7 +45,6 @@ from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records
 from dispatch_profiler.profiler.statistics.comparison import Outcome, percent
 from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions
-from dispatch_profiler.profiler.verification.inputs import DEFAULT_SEED
 
 PROG = "dispatch-profiler compare"
 #: Outcomes that --fail-on may name; `slower` has a number.

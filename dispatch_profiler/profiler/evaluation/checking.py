@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from dispatch_profiler.errors import ToolError
+from dispatch_profiler.operations import Distribution
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.workers import Runners, refs_of
 from dispatch_profiler.profiler.measurement.measure import Mode
 from dispatch_profiler.profiler.records.record import Record, Verdict
-from dispatch_profiler.profiler.verification.inputs import Distribution
 from dispatch_profiler.profiler.verification.verified_hashes import Expected, Result, VerifiedHashes
 from dispatch_profiler.profiler.verification.verify import ShapeMismatch
 
@@ -30,7 +30,7 @@ class Verifier:
         """The record with its verdict on the verify vmfb: on integers first, then on reals."""
         operation, name = record.dispatch.effective_operation, record.dispatch.name
         verify = refs_of(candidate).verify
-        for distribution in Distribution:
+        for distribution in operation.distributions:
             once = verify, name, operation, distribution, self._seed
             record = self._checked(record, candidate, distribution, device_worker.run_once, *once)
             if record.is_failure:
@@ -54,7 +54,7 @@ class Verifier:
         record: Record,
         candidate: Candidate,
         distribution: Distribution,
-        step: Callable[..., np.ndarray],
+        step: Callable[..., tuple[np.ndarray, ...]],
         *arguments: object,
     ) -> Record:
         """The record, failed if what `step` computes is not what the reference says."""
@@ -64,10 +64,10 @@ class Verifier:
         )
         known = self._verified_hashes.of(expected)
         result: Result = self._runners.call(candidate, device_worker.unless_known, known, step, *arguments)
-        if result.array is None:
+        if result.arrays is None:
             return record
         try:
-            comparison = self._runners.check(expected, result.array)
+            comparison = self._runners.check(expected, result.arrays)
         except ShapeMismatch as error:
             return record.failed(Verdict.FAILED, error.message)
         except ToolError as error:

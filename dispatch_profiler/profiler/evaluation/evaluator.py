@@ -15,7 +15,7 @@ from dispatch_profiler.configurations import Default, Limits
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import DispatchProfilerError, WorkerTimedOut
 from dispatch_profiler.isolation import WorkerLimits
-from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations import DEFAULT_SEED, Operation
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.best import BestSoFar
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, DamagedVmfb
@@ -30,7 +30,6 @@ from dispatch_profiler.profiler.measurement.sample_batches import SampleBatch, e
 from dispatch_profiler.profiler.providers.libraries import NotSupported
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
-from dispatch_profiler.profiler.verification.inputs import DEFAULT_SEED
 
 #: How often a sample batch that was disturbed is taken again.
 _AGAIN = 2
