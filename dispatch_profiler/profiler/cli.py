@@ -51,8 +51,8 @@ from dispatch_profiler.profiler.providers.library_calls import (
     with_providers,
 )
 from dispatch_profiler.profiler.records.record import Record, Verdict
-from dispatch_profiler.profiler.records.record_file import StoredRecord, beside_csv, read_records
-from dispatch_profiler.profiler.records.speedup import Speedups
+from dispatch_profiler.profiler.records.record_file import StoredRecord, beside_csv, earlier_records
+from dispatch_profiler.profiler.records.resume import Wanted, left_to_do
 from dispatch_profiler.profiler.report.outputs import FORMATS, RunOutputs
 from dispatch_profiler.profiler.report.progress import Tally
 from dispatch_profiler.profiler.statistics.stopping import Ended, StopRule
@@ -73,7 +73,7 @@ def _main(options: argparse.Namespace) -> int:
     _check(options, tags)
     files = ReportFiles.of(options)
     providers = parse_providers(options.providers)
-    speedups = Speedups(choose_reference(options.reference, providers))
+    reference = choose_reference(options.reference, providers)
     check_installed(providers)
     with _source(options) as source:
         chosen = source.manifest.choose(Selection.parse(options.dispatches, options.operation_kind))
@@ -89,10 +89,10 @@ def _main(options: argparse.Namespace) -> int:
             evaluators.check_device()
             _tell(devices, options.build_dir)
             evaluators.check_libraries([name for name in providers if name != IREE])
-            with RunOutputs(options.format, tags, files, options.top, speedups) as outputs:
+            with RunOutputs(options.format, tags, files, options.top, reference) as outputs:
                 candidates, earlier = tree.candidates(pairs), list[StoredRecord]()
                 if options.output:
-                    candidates, earlier = _to_files(options, candidates, evaluators, outputs, speedups)
+                    candidates, earlier = _to_files(options, candidates, evaluators, outputs)
                 _run(evaluators, candidates, outputs)
             outputs.finish(earlier)
             status = _summarize(outputs.records, how, options)
@@ -290,50 +290,26 @@ def _to_files(
     candidates: list[Candidate],
     evaluators: Evaluators,
     outputs: RunOutputs,
-    speedups: Speedups,
 ) -> tuple[list[Candidate], list[StoredRecord]]:
     """Open the files of --output; what is left to do, and the records that they hold already."""
     output = folder(options.output)
-    earlier: list[StoredRecord] = []
-    if options.resume:
-        candidates, earlier = _left(options, candidates, evaluators, beside_csv(output))
-        for record in earlier:  # rows that are still to come are compared with them
-            speedups.learn(record)
-    outputs.to_csv(output, append=options.append or options.resume)
-    return candidates, earlier
-
-
-def _left(
-    options: argparse.Namespace, candidates: list[Candidate], evaluators: Evaluators, path: Path
-) -> tuple[list[Candidate], list[StoredRecord]]:
-    """What `path` holds no finished record of that this run would make again, and the records it holds."""
-    if not path.exists():
+    if not (options.append or options.resume):
+        outputs.to_csv(output)
         return candidates, []
-    done = {
-        (record.dispatch, record.provenance.origin): record
-        for record in read_records(path)
-        if _is_done(record, options)
-    }
-    left, earlier = [], []
-    for candidate in candidates:
-        keys = [(candidate.dispatch.name, each.origin) for each in evaluators.provenances(candidate)]
-        records = [done[key] for key in keys if key in done]
-        earlier += records
-        if not records:
-            left.append(candidate)
-    say(f"{len(earlier)} of {len(candidates)} dispatches are in {path} already")
-    return left, earlier
-
-
-def _is_done(record: StoredRecord, options: argparse.Namespace) -> bool:
-    """Does a record hold all that `options` ask for?"""
-    if record.verdict.is_failure or record.verdict is Verdict.NOT_SUPPORTED:
-        return True
-    if options.verification_enabled and record.verdict is Verdict.NOT_VERIFIED and not record.reason:
-        return False
-    if record.measurement is None:
-        return not options.profiling_enabled
-    return record.measurement.mode == options.mode and record.measurement.ended_by != Ended.INTERRUPTED.value
+    known = earlier_records("--resume" if options.resume else "--append", output)
+    left, done = candidates, list[StoredRecord]()
+    if options.resume:
+        wanted = Wanted(options.verification_enabled, options.profiling_enabled, options.mode)
+        left, done = left_to_do(
+            candidates,
+            lambda each: ((each.dispatch.name, origin) for origin in evaluators.provenances(each)),
+            known,
+            wanted,
+        )
+        done_count, count = len(candidates) - len(left), len(candidates)
+        say(f"{done_count} of {count} dispatches are in {beside_csv(output)} already")
+    outputs.to_csv(output, known)
+    return left, done
 
 
 def _run(evaluators: Evaluators, candidates: list[Candidate], outputs: RunOutputs) -> None:

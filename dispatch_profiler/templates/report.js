@@ -12,7 +12,11 @@ const ratio = (above, below) => (above === null || below === null || below === 0
 const byId = (id) => document.getElementById(id);
 
 const GROUP_OF = new Map();
-DATA.groups.forEach((group, at) => group.entries.forEach((index) => GROUP_OF.set(index, at)));
+const SPEED_OF = new Map(); // [speed relative to the default, the same with its interval as text]
+DATA.groups.forEach((group, at) => group.entries.forEach((index, place) => {
+  GROUP_OF.set(index, at);
+  SPEED_OF.set(index, group.speeds[place] || [null, ""]);
+}));
 
 // -- rows of the tables ---------------------------------------------------------------------------
 
@@ -27,7 +31,7 @@ function recordRow(record, index) {
     ms: number(derived.median_ms), low: number(interval[0]), high: number(interval[1]),
     min: number(derived.min_ms), p20: number(derived.p20_ms), p80: number(derived.p80_ms),
     gflops: number(derived.gflops),
-    vs_default: WRONG(record) ? null : ratio(median(group.default), number(derived.median_ms)),
+    vs_default: SPEED_OF.get(index)[0], vs_text: SPEED_OF.get(index)[1],
     of_limit: record.limit_ms > 0 ? ratio(record.limit_ms, number(derived.median_ms)) : null,
     samples: measured.samples_ms ? measured.samples_ms.length : null,
     executions: measured.executions ?? null, mode: measured.mode ?? "", ended_by: measured.ended_by ?? "",
@@ -43,7 +47,7 @@ const RECORD_COLUMNS = [
   { key: "provider", title: "provider" }, { key: "verdict", title: "verification" },
   ms("ms", "median ms"), ms("low", "interval from"), ms("high", "to ms"),
   { key: "gflops", title: "GFLOP/s", number: true, down: true },
-  { key: "vs_default", title: "vs default", number: true, down: true, show: times },
+  { key: "vs_default", title: "vs default", number: true, down: true, show: (value, row) => row.values.vs_text },
   { key: "of_limit", title: "% of peak", number: true, down: true, show: percent },
   ms("min", "min ms"), ms("p20", "p20 ms"), ms("p80", "p80 ms"),
   { key: "samples", title: "samples", number: true }, { key: "executions", title: "executions", number: true },
@@ -113,7 +117,7 @@ function hover(index) {
   const { values } = recordRow(record, index);
   if (values.ms === null) lines.push(`${record.verdict}: ${record.reason.slice(0, 120)}`);
   else lines.push(`${digits(values.ms)} ms (${digits(values.low)} to ${digits(values.high)}), ${digits(values.gflops)} GFLOP/s`);
-  if (values.vs_default !== null) lines.push(`${times(values.vs_default)} of the default's speed`);
+  if (values.vs_default !== null) lines.push(`${values.vs_text} of the default's speed`);
   return lines.map(escaped).join("<br>");
 }
 

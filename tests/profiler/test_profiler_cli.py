@@ -467,15 +467,6 @@ def test_a_csv_begins_with_the_tags_and_may_be_appended_to(tree, run):
 
 
 @in_process
-def test_appending_to_other_columns_is_refused_before_anything_runs(tree, refused):
-    """The old file stays as it is."""
-    tree(*TWO)
-    Path("out.csv").write_text("a,b\n1,2\n")
-    assert "--append: out.csv has other columns" in refused("--output=out.csv", "--append")
-    assert Path("out.csv").read_text() == "a,b\n1,2\n"
-
-
-@in_process
 def test_the_path_of_a_csv_may_begin_at_home(tree, run):
     """As in every other program."""
     tree(*TWO)
@@ -638,7 +629,7 @@ def test_a_slow_configuration_is_given_up_early_and_the_default_never(null_tree,
     ended = {r.configuration: r.measurement.ended_by for r in read_records(Path("data.jsonl"))}
     assert ended["tile_config_default"] == "interval"
     assert "abandoned" in ended.values()
-    assert "given up early: surely slower than the best" in outcome.out
+    assert "abandoned: its interval lies above that of the best" in outcome.out
 
 
 @in_process
@@ -679,6 +670,65 @@ def test_resume_does_again_what_was_made_another_way(null_tree, run):
 
     assert "0 of 1 dispatches are in data.jsonl already" in outcome.err
     assert [r.provenance.seed for r in read_records(Path("data.jsonl"))] == [2026, 7]
+
+
+@in_process
+@pytest.mark.parametrize("torn", ["csv ahead", "csv behind", "no csv", "csv of another version"])
+def test_a_csv_is_what_its_records_say_whatever_became_of_it(null_tree, run, torn):
+    null_tree()
+    run("profiler", "--output=data.csv")
+    lines, rows = Path("data.jsonl").read_text().splitlines(), Path("data.csv").read_text()
+    Path("data.jsonl").write_text("\n".join(lines[:4]) + "\n" + lines[4][:50])
+    kept = rows.splitlines()[: 7 if torn == "csv ahead" else 3]
+    Path("data.csv").write_text("\n".join([*kept, "half a row"]))
+    if torn == "no csv":
+        Path("data.csv").unlink()
+    if torn == "csv of another version":
+        Path("data.csv").write_text("Dispatch,other\nx,y\n")
+
+    run("profiler", "--output=data.csv", "--resume")
+
+    names = [record.dispatch for record in read_records(Path("data.jsonl"))]
+    with Path("data.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [row["Dispatch"] for row in found] == names
+    assert len(names) == len(lines) == len(set(names))
+    assert all(row["vs_default"] for row in found)
+    assert Path("data.csv").read_text().splitlines()[0] == rows.splitlines()[0]
+
+
+@in_process
+@pytest.mark.parametrize("option", ["--resume", "--append"])
+def test_a_csv_without_its_records_is_left_as_it_is(null_tree, run, option):
+    null_tree()
+    Path("data.csv").write_text("a,b\n1,2\n")
+
+    outcome = run("profiler", "--output=data.csv", option)
+
+    assert outcome.status == 2
+    assert f"{option}: data.csv exists, but data.jsonl does not" in outcome.err
+    assert Path("data.csv").read_text() == "a,b\n1,2\n"
+
+
+@in_process
+def test_what_was_interrupted_is_measured_again_and_the_table_is_complete(null_tree, run):
+    null_tree()
+    run("profiler", "--output=data.csv")
+    rows = [json.loads(line) for line in Path("data.jsonl").read_text().splitlines()]
+    rows[2]["measurement"]["ended_by"] = "interrupted"
+    Path("data.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows[:4]))
+
+    outcome = run("profiler", "--output=data.csv", "--resume", "--format=table")
+
+    assert f"3 of {len(rows)} dispatches are in data.jsonl already" in outcome.err
+    assert all(row["configuration"] in outcome.out for row in rows)
+    assert "interrupted" not in outcome.out
+    # `vs default` is known though the default was measured by the earlier run.
+    assert all(re.search(r" \d+\.\d\dx ", line) for line in outcome.out.splitlines()[2:] if "SUCCESS" in line)
+    with Path("data.csv").open(newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [row["ended_by"] for row in found].count("interrupted") == 0
+    assert sorted(row["Dispatch"] for row in found) == sorted(row["dispatch"] for row in rows)
 
 
 ONE = ("--dispatches=*_default", "--output=data.csv")

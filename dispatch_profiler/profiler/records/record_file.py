@@ -144,9 +144,8 @@ class JsonLines:
     def __init__(self, path: Path, *, append: bool = False, tags: Mapping[str, str] | None = None) -> None:
         self._tags = dict(tags or {})
         if append and path.exists():
-            whole = path.read_bytes()
-            os.truncate(path, whole.rfind(b"\n") + 1)  # whoever was killed while it wrote left half a line
-        self._file = path.open("a" if append else "w")
+            _finish_last_line(path)
+        self._file = path.open("a" if append else "w", encoding="utf-8")
 
     def add(self, record: Record | StoredRecord) -> None:
         """Write one line, so that it is on disk before the next dispatch begins.
@@ -161,6 +160,33 @@ class JsonLines:
 
     def __exit__(self, *exception: object) -> None:
         self._file.close()
+
+
+def _finish_last_line(path: Path) -> None:
+    """Remove the beginning of a record that its writer did not finish; end a whole one."""
+    data = read_bounded(path, _LARGEST_FILE)
+    start = data.rfind(b"\n") + 1
+    if _is_torn(data[start:]):
+        os.truncate(path, start)
+    elif data[start:]:
+        with path.open("ab") as file:
+            file.write(b"\n")
+
+
+def earlier_records(option: str, csv_path: Path) -> tuple[StoredRecord, ...]:
+    """The records of the file that `option` is to add to, from the JSON lines beside the CSV.
+
+    Raises UsageError if there is a CSV without them: its rows could not be kept.
+    """
+    beside = beside_csv(csv_path)
+    if beside.exists():
+        return read_records(beside)
+    if csv_path.exists() and csv_path.stat().st_size:
+        raise UsageError(
+            f"{option}: {csv_path} exists, but {beside} does not, and the rows are derived from it",
+            hint=f"restore {beside}, or name another --output",
+        )
+    return ()
 
 
 def read_records(path: Path) -> tuple[StoredRecord, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
@@ -18,8 +18,7 @@ from dispatch_profiler.profiler.records.record_file import (
     distinct_records,
     read_records,
 )
-from dispatch_profiler.profiler.records.speedup import Speedups
-from dispatch_profiler.profiler.report.console import CsvReport
+from dispatch_profiler.profiler.report.csv_report import CsvReport
 
 PROG = "dispatch-profiler join"
 
@@ -62,40 +61,12 @@ def make_parser(prog: str = PROG) -> Parser:
 def _write(records: Sequence[StoredRecord], output: Path, reference: str) -> None:
     """Both files, each whole or not at all."""
     beside = beside_csv(output)
-    tags = {name: "" for record in records for name in record.tags}
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
         rows, lines = Path(scratch) / output.name, Path(scratch) / beside.name
         with JsonLines(lines) as samples:
             for record in records:
                 samples.add(record)
-        with CsvReport(rows, tags=tags):
-            pass  # the header
-        for some in runs(records):
-            with CsvReport(rows, Speedups(reference), append=True, tags=tags) as report:
-                for record in some:
-                    report.add(record)
+        with CsvReport(rows, reference, earlier=records):
+            pass
         os.replace(lines, beside)
         os.replace(rows, output)
-
-
-def runs(records: Iterable[StoredRecord]) -> Iterator[list[StoredRecord]]:
-    """Records in their order, in parts within which speeds are relative to one another.
-
-    Another part begins where machine, device or target change, or where a dispatch comes again.
-    """
-    part: list[StoredRecord] = []
-    seen: set[tuple[str, str]] = set()
-    for record in records:
-        key = record.dispatch, record.provider
-        if part and (key in seen or _setting(record) != _setting(part[-1])):
-            yield part
-            part, seen = [], set()
-        part.append(record)
-        seen.add(key)
-    if part:
-        yield part
-
-
-def _setting(record: StoredRecord) -> tuple[str, str, str]:
-    origin = record.provenance
-    return origin.machine.name, origin.device, origin.target

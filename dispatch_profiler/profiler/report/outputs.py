@@ -15,9 +15,10 @@ from dispatch_profiler.profiler.records.record_file import (
     stored,
     to_line,
 )
-from dispatch_profiler.profiler.records.speedup import Speedups
+from dispatch_profiler.profiler.records.speedup import DEFAULT_REFERENCE
 from dispatch_profiler.profiler.report import run_report
-from dispatch_profiler.profiler.report.console import CsvReport, block, table
+from dispatch_profiler.profiler.report.console import block, table
+from dispatch_profiler.profiler.report.csv_report import CsvReport
 
 #: Each form of standard output.
 FORMATS = ("blocks", "table", "json")
@@ -36,22 +37,25 @@ class RunOutputs:
         format_: str,
         tags: Mapping[str, str],
         files: ReportFiles,
-        top: int | None,
-        speedups: Speedups,
+        top: int | None = None,
+        reference: str = DEFAULT_REFERENCE,
     ) -> None:
         self._format, self._tags, self._files, self._top = format_, dict(tags), files, top
-        self._speedups = speedups
-        self._writers: list[CsvReport | JsonLines] = []
+        self._reference = reference
+        self._writers: list[JsonLines | CsvReport] = []
         self._open = ExitStack()
         self.records: list[Record] = []
 
-    def to_csv(self, path: Path, *, append: bool) -> None:
-        """Also write rows to `path` and samples beside it. Raises UsageError as CsvReport does."""
-        beside = beside_csv(path)
-        self._writers = [
-            self._open.enter_context(CsvReport(path, self._speedups, append=append, tags=self._tags)),
-            self._open.enter_context(JsonLines(beside, append=append, tags=self._tags)),
-        ]
+    def to_csv(self, path: Path, earlier: Sequence[StoredRecord] | None = None) -> None:
+        """Also write samples beside `path`, and rows to it; behind the `earlier` records of the file.
+
+        None replaces both files. Raises UsageError as CsvReport does.
+        """
+        beside, rows = beside_csv(path), earlier or ()
+        # The samples decide, so they come first: whoever kills us leaves no row without its samples.
+        csv_ = self._open.enter_context(CsvReport(path, self._reference, tags=self._tags, earlier=rows))
+        lines = self._open.enter_context(JsonLines(beside, append=earlier is not None, tags=self._tags))
+        self._writers = [lines, csv_]
 
     @property
     def shows_blocks(self) -> bool:
@@ -75,9 +79,10 @@ class RunOutputs:
 
     def finish(self, earlier: Sequence[StoredRecord] = ()) -> None:
         """The table, Markdown and JUnit; with `earlier` records, which this run did not make again."""
+        records = [*earlier, *(stored(record, self._tags) for record in self.records)]
         if self._format == "table":
-            print(table(self.records, top=self._top, reference=self._speedups.reference))
-        write_run(self._files, [*earlier, *(stored(record, self._tags) for record in self.records)])
+            print(table(records, top=self._top, reference=self._reference))
+        write_run(self._files, records)
 
     def __enter__(self) -> RunOutputs:
         return self

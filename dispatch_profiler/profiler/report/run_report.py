@@ -8,8 +8,10 @@ from collections.abc import Iterable, Sequence
 from dispatch_profiler.markup import Case, junit_xml, markdown_code, markdown_table, markdown_text
 from dispatch_profiler.profiler.records.record import Verdict, kernel_name
 from dispatch_profiler.profiler.records.record_file import StoredRecord
+from dispatch_profiler.profiler.records.speedup import speed_ratio, speedup_text
 from dispatch_profiler.profiler.report.console import gflops_text, runtime_text
 from dispatch_profiler.profiler.report.html.groups import Entry, Group, grouped
+from dispatch_profiler.profiler.statistics.comparison import Ratio
 
 _HEAD = (
     "Runtime (ms)",
@@ -116,7 +118,7 @@ def _figures(entry: Entry, group: Group) -> dict[str, str]:
         "interval_high_ms": repr(high),
         "min_ms": repr(measurement.min_ms),
         "gflops": repr(entry.gflops),
-        "vs_default": _vs_default(entry, group).removesuffix("x"),
+        **_speed_properties(entry, group),
         "limit_ms": repr(record.limit_ms) if record.limit_ms else "",
         "samples": str(len(measurement.samples_ms)),
         "executions_per_sample": str(measurement.executions),
@@ -126,8 +128,23 @@ def _figures(entry: Entry, group: Group) -> dict[str, str]:
 
 
 def _vs_default(entry: Entry, group: Group) -> str:
-    """Speed relative to the compiler's own choice."""
-    return f"{group.default.median_ms / entry.median_ms:.2f}x" if group.default else ""
+    """Speed relative to the compiler's own choice, as the table on the console has it."""
+    return speedup_text(_speed(entry, group))
+
+
+def _speed_properties(entry: Entry, group: Group) -> dict[str, str]:
+    found = _speed(entry, group)
+    if found is None:
+        return {"vs_default": ""}
+    return {
+        "vs_default": f"{found.value:.2f}",
+        "vs_default_low": repr(found.low),
+        "vs_default_high": repr(found.high),
+    }
+
+
+def _speed(entry: Entry, group: Group) -> Ratio | None:
+    return speed_ratio(entry.record, group.default.record if group.default else None)
 
 
 def _warnings(record: StoredRecord) -> tuple[str, ...]:

@@ -21,8 +21,7 @@ from dispatch_profiler.profiler.providers.library_calls import (
     with_providers,
 )
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
-from dispatch_profiler.profiler.records.record_file import stored
-from dispatch_profiler.profiler.records.speedup import Speedups
+from dispatch_profiler.profiler.records.speedup import SpeedupsOfRuns
 
 MATMUL, CONV = Matmul(4, 6, 8), Conv2d(1, 4, 4, 2, 2, 3, 3)
 TILES = CpuTiles((64, 128), (8, 32, 4))
@@ -169,52 +168,37 @@ def numpy(ms, **options):
     return record(LibraryCall("numpy", "matmul"), ms, provider="numpy", **options)
 
 
+def speedup(*records, reference="default"):
+    """That of the last record."""
+    return list(SpeedupsOfRuns(reference, records).all())[-1][1]
+
+
 def test_speeds_are_ratios_of_times():
     """Twice as fast is 2."""
-    speedups = Speedups("numpy")
-    for each in (record(Default(), 4.0), numpy(6.0)):
-        speedups.learn(each)
-    found = speedups.of(record(TILES, 2.0, limit=0.5))
-    assert (found.vs_default, found.vs_reference, found.of_limit) == (2.0, 3.0, 0.25)
-    assert speedups.of(numpy(6.0)).vs_reference == 1.0
+    known = [record(Default(), 4.0), numpy(6.0)]
+    found = speedup(*known, record(TILES, 2.0, limit=0.5), reference="numpy")
+    assert (found.vs_default.value, found.vs_reference.value, found.of_limit) == (2.0, 3.0, 0.25)
+    assert speedup(*known, reference="numpy").vs_reference.value == 1.0
 
 
 def test_the_default_may_be_the_reference():
-    speedups = Speedups()
-    speedups.learn(record(Default(), 4.0))
-    assert speedups.of(record(TILES, 8.0)).vs_reference == 0.5
+    assert speedup(record(Default(), 4.0), record(TILES, 8.0)).vs_reference.value == 0.5
 
 
-def test_what_is_not_known_yet_is_none():
-    """No ratio to something that comes later, of another operation, or that has no figure."""
-    speedups = Speedups("numpy")
-    speedups.learn(record(Default(), 4.0, operation=CONV))
-    speedups.learn(numpy(1.0, verdict=Verdict.FAILED))
-    speedups.learn(record(Default(4), 1.0))
-    found = speedups.of(record(TILES, 2.0))
+def test_what_is_not_known_is_none():
+    """No ratio to another operation, to a failure, or of what has no figure."""
+    known = [
+        record(Default(), 4.0, operation=CONV),
+        numpy(1.0, verdict=Verdict.FAILED),
+        record(Default(4), 1.0),
+    ]
+    found = speedup(*known, record(TILES, 2.0), reference="numpy")
     assert (found.vs_default, found.vs_reference, found.of_limit) == (None, None, None)
-    assert speedups.of(record(TILES, None)).vs_default is None
-
-
-def test_a_baseline_that_failed_later_is_none_any_more():
-    """What is wrong is no measure."""
-    speedups = Speedups("numpy")
-    speedups.learn(numpy(1.0))
-    speedups.learn(numpy(None, verdict=Verdict.FAILED))
-    assert speedups.of(record(TILES, 2.0)).vs_reference is None
+    assert speedup(record(Default(), 1.0), record(TILES, None)).vs_default is None
 
 
 def test_a_clock_that_stood_still_is_no_baseline():
-    speedups = Speedups()
-    speedups.learn(record(Default(), 0.0))
-    assert speedups.of(record(TILES, 2.0)).vs_default is None
-
-
-def test_stored_records_are_baselines_too():
-    """As `--resume` reads them."""
-    speedups = Speedups("numpy")
-    speedups.learn(stored(numpy(6.0)))
-    assert speedups.of(record(TILES, 2.0)).vs_reference == 3.0
+    assert speedup(record(Default(), 0.0), record(TILES, 2.0)).vs_default is None
 
 
 def test_records_of_one_origin_have_one_library():

@@ -6,7 +6,7 @@ import csv
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 
@@ -22,8 +22,8 @@ from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, Matmul,
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
-from dispatch_profiler.profiler.records.speedup import Speedups
-from dispatch_profiler.profiler.report.console import CsvReport, columns
+from dispatch_profiler.profiler.records.record_file import stored
+from dispatch_profiler.profiler.report.csv_report import CsvReport, columns
 
 PROVENANCE = Provenance("local-task", "llvm-cpu", "compiler 1, runtime 2", 7)
 MEASUREMENT = Measurement((0.1 + 0.2, 1 / 3, 0.125), 640)
@@ -32,9 +32,11 @@ TILED = replace(RECORD, dispatch=Dispatch(Matmul(4, 6, 8), CpuTiles((64, 128), (
 FAILED = RECORD.failed(Verdict.FAILED, '1 of 24 elements, "result[0, 7]"\nis wrong')
 
 
-def written(path: Path, *records: Record, append: bool = False, **tags: str) -> list[dict[str, str]]:
+def written(
+    path: Path, *records: Record, earlier: Sequence[Record] = (), **tags: str
+) -> list[dict[str, str]]:
     """What any reader of CSV finds after `records` were written."""
-    with CsvReport(path, append=append, tags=tags) as report:
+    with CsvReport(path, tags=tags, earlier=[stored(each) for each in earlier]) as report:
         for record in records:
             report.add(record)
     return rows_of(path)
@@ -57,15 +59,16 @@ def test_columns_stand_in_the_documented_order(tmp_path):
         "Verification", "Runtime(ms)", "GFLOPs",
     ]  # fmt: skip
     assert header[11:20] == ["bytes", "flops", "batch_count", "m", "n", "k", "lhs", "rhs", "result"]
-    assert header[-48:] == [
+    assert header[-54:] == [
         "distribution_tile", "cache_tile", "vector_tile", "peel",
         "workgroup_tile", "k_tile", "stages", "core", "instruction", "pipeline", "inner_tile", "options",
         "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
         "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings", "limit(ms)",
         "sm_mhz", "memory_mhz", "watts", "celsius",
-        "vs_default", "vs_reference", "reference", "of_limit",
+        "vs_default", "vs_default_low", "vs_default_high",
+        "vs_reference", "vs_reference_low", "vs_reference_high", "reference", "of_limit",
         "gpu", "driver", "cpu", "cores", "memory_bytes", "system", "device", "target", "iree", "library",
-        "seed", "when", "reason", "reproduce",
+        "seed", "when", "flags", "module_key", "reason", "reproduce",
     ]  # fmt: skip
 
 
@@ -225,59 +228,38 @@ def test_a_file_is_replaced_unless_asked_otherwise(tmp_path):
 # -- append ----------------------------------------------------------------------------------------
 
 
-def test_appending_adds_rows_below_one_header(tmp_path):
-    """Old rows stay byte for byte."""
+def test_rows_of_earlier_records_come_first_under_one_header(tmp_path):
+    """Whatever the file held: it is derived from the records."""
     path = tmp_path / "a.csv"
-    written(path, RECORD, run="1")
-    before = path.read_text()
-    rows = written(path, TILED, FAILED, append=True, run="2")
-    assert path.read_text().startswith(before)
+    path.write_text("Dispatch,a column of an older version\nx,y\nand half a li")
+    with CsvReport(path, tags={"run": "2"}, earlier=[stored(RECORD, {"run": "1", "card": "H200"})]) as report:
+        for record in (TILED, FAILED):
+            report.add(record)
     assert path.read_text().count("Dispatch,Provider") == 1
-    assert [row["run"] for row in rows] == ["1", "2", "2"]
+    assert list(rows_of(path)[0])[:3] == ["run", "card", "Dispatch"]
+    assert [(row["run"], row["card"]) for row in rows_of(path)] == [("1", "H200"), ("2", ""), ("2", "")]
 
 
-@pytest.mark.parametrize("exists", [False, True], ids=["new", "empty"])
-def test_appending_to_nothing_begins_with_a_header(tmp_path, exists):
-    """A file that is new or empty gets its header."""
-    if exists:
-        (tmp_path / "a.csv").touch()
-    rows = written(tmp_path / "a.csv", RECORD, append=True)
-    assert len(rows) == 1 and list(rows[0]) == list(columns())
+def test_the_header_depends_on_nothing_but_the_version(tmp_path):
+    """Not on the arguments, fields or tags of records of another version."""
+    old = replace(
+        stored(RECORD), arguments={"gone": 1}, configuration_fields={"also": 2}, tags={"Dispatch": "x"}
+    )
+    with CsvReport(tmp_path / "a.csv", earlier=[old]):
+        pass
+    (row,) = rows_of(tmp_path / "a.csv")
+    assert tuple(row) == columns()
+    assert row["Dispatch"] == RECORD.dispatch.name
 
 
-def test_appending_below_a_line_without_end_begins_a_new_line(tmp_path):
-    """An editor may have left out the last line's end: neither row is glued to the other."""
+def test_an_error_while_it_is_written_anew_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.csv"
     written(path, RECORD)
-    path.write_bytes(path.read_bytes().rstrip(b"\r\n"))
-    rows = written(path, TILED, append=True)
-    assert [row["Dispatch"] for row in rows] == [RECORD.dispatch.name, TILED.dispatch.name]
-
-
-def test_appending_under_other_columns_is_refused(tmp_path):
-    """The message names what the file lacks and what it has beside."""
-    path = tmp_path / "a.csv"
-    written(path, RECORD, card="H200", host="a")
-    before = path.read_text()
-    with pytest.raises(UsageError, match=r"other columns \(it lacks run; it also has card, host\)"):
-        CsvReport(path, append=True, tags={"run": "3"})
-    assert path.read_text() == before
-
-
-def test_appending_under_columns_in_another_order_is_refused(tmp_path):
-    """Rows would land in the wrong columns."""
-    written(tmp_path / "a.csv", RECORD, a="1", b="2")
-    with pytest.raises(UsageError, match=r"other columns \(in another order\)"):
-        CsvReport(tmp_path / "a.csv", append=True, tags={"b": "2", "a": "1"})
-
-
-@pytest.mark.parametrize("content", [b"just a text\n", b"\xff\xfe\x00\x01", b"a,b\n1,2\n", b"\n"])
-def test_appending_to_a_foreign_file_is_refused(tmp_path, content):
-    """Whatever it holds, it is left as it is."""
-    (tmp_path / "a.csv").write_bytes(content)
-    with pytest.raises(UsageError, match=r"--append: .*a\.csv"):
-        CsvReport(tmp_path / "a.csv", append=True)
-    assert (tmp_path / "a.csv").read_bytes() == content
+    before = path.read_bytes()
+    monkeypatch.setattr(CsvReport, "_row", lambda *_: (_ for _ in ()).throw(OSError(28, "no space")))
+    with pytest.raises(OSError, match="no space"):
+        CsvReport(path, earlier=[stored(RECORD)])
+    assert path.read_bytes() == before
 
 
 # -- refusals --------------------------------------------------------------------------------------
@@ -319,33 +301,48 @@ def speeds(path: Path) -> list[tuple[str, str]]:
 
 
 def test_a_row_gets_its_speeds_when_what_it_is_compared_with_comes(tmp_path):
-    """It is on disk before; rows of another operation, and of other runs, stay as they are."""
+    """It is on disk before; rows of another operation stay as they are."""
     path = tmp_path / "a.csv"
     other = replace(RECORD, dispatch=Dispatch(Matmul(5, 6, 8), Default()))
-    written(path, RECORD)
-    with CsvReport(path, Speedups("numpy"), append=True) as report:
-        report.add(other)
+    with CsvReport(path, "numpy", earlier=[stored(other)]) as report:
         report.add(RECORD)
-        assert speeds(path) == [("1.0", "1.0"), ("1.0", ""), ("1.0", "")]
+        assert speeds(path) == [("1.0", ""), ("1.0", "")]
         report.add(LIBRARY)
         double = repr(0.6 / RECORD.measurement.median_ms)
-        assert speeds(path)[1:] == [("1.0", ""), ("1.0", double), (repr(1 / (0.6 / (0.1 + 0.2))), "1.0")]
+        assert speeds(path)[1:] == [("1.0", double), (repr(1 / (0.6 / (0.1 + 0.2))), "1.0")]
         report.add(TILED)
     assert speeds(path)[-1] == ("1.0", double)
     assert [row["Configuration"] for row in rows_of(path)] == [
-        "tile_config_default", "tile_config_default", "tile_config_default", "numpy_matmul",
-        TILED.dispatch.configuration.name,
+        "tile_config_default", "tile_config_default", "numpy_matmul", TILED.dispatch.configuration.name,
     ]  # fmt: skip
 
 
-def test_a_baseline_that_turns_out_wrong_leaves_no_speeds_and_no_rest_of_a_row(tmp_path):
-    """Rows become shorter then."""
-    path = tmp_path / "a.csv"
-    with CsvReport(path, Speedups("numpy")) as report:
-        for record in (LIBRARY, RECORD, LIBRARY.failed(Verdict.FAILED, "wrong")):
-            report.add(record)
-    assert [vs_reference for _, vs_reference in speeds(path)] == ["", "", ""]
-    assert path.read_text().endswith("\n") and len(rows_of(path)) == 3
+def test_a_speed_has_its_interval(tmp_path):
+    """Empty for what is compared with itself, and where a single sample tells nothing of it."""
+    rows = written(tmp_path / "a.csv", RECORD, TILED)
+    ends = [(row["vs_default_low"], row["vs_default_high"]) for row in rows]
+    assert ends[0] == ("1.0", "1.0")
+    assert 0.0 < float(ends[1][0]) < 1.0 < float(ends[1][1])
+    (_, single) = written(tmp_path / "b.csv", RECORD, replace(TILED, measurement=Measurement((0.3,), 1)))
+    assert (float(single["vs_default"]), single["vs_default_low"]) == (pytest.approx(1.0), "")
+
+
+def test_an_interrupted_measurement_gives_way_to_the_finished_one(tmp_path):
+    """In its run, so that what it is compared with stays; another run is another row."""
+    path, early = tmp_path / "a.csv", replace(MEASUREMENT, ended_by="interrupted")
+    interrupted = replace(TILED, measurement=early)
+    written(path, TILED, earlier=[RECORD, interrupted])
+    assert [row["ended_by"] for row in rows_of(path)] == ["count", "count"]
+    assert speeds(path)[1][0] == "1.0"
+    written(path, TILED, earlier=[RECORD, TILED])
+    assert len(rows_of(path)) == 3
+
+
+def test_a_run_without_a_default_is_compared_with_that_of_the_run_before(tmp_path):
+    """By the same compiler only."""
+    newer = replace(TILED, provenance=replace(PROVENANCE, iree="compiler 2, runtime 2"))
+    rows = written(tmp_path / "a.csv", TILED, newer, earlier=[RECORD, TILED])
+    assert [row["vs_default"] for row in rows] == ["1.0", "1.0", "1.0", ""]
 
 
 def test_what_cannot_be_rewritten_is_written_once(tmp_path):
@@ -355,7 +352,7 @@ def test_what_cannot_be_rewritten_is_written_once(tmp_path):
     read: list[str] = []
     reader = threading.Thread(target=lambda: read.extend(path.read_text().splitlines()))
     reader.start()
-    with CsvReport(path, Speedups("numpy")) as report:
+    with CsvReport(path, "numpy") as report:
         for record in (RECORD, LIBRARY, TILED):
             report.add(record)
     reader.join()

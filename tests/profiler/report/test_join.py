@@ -16,9 +16,8 @@ from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.machine import Machine
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
-from dispatch_profiler.profiler.records.record_file import read_records, stored
-from dispatch_profiler.profiler.records.speedup import Speedups
-from dispatch_profiler.profiler.report.join_cli import main, runs
+from dispatch_profiler.profiler.records.record_file import read_records
+from dispatch_profiler.profiler.report.join_cli import main
 from dispatch_profiler.profiler.report.outputs import RunOutputs
 
 HERE = Provenance("local-task", "llvm-cpu", "compiler 1, runtime 2", 7, "2026-01-01", Machine("A", 2, 5, "L"))
@@ -41,8 +40,8 @@ def numpy(milliseconds: float, origin: Provenance = HERE) -> Record:
 
 def written(name: str, *records: Record, reference: str = "default", **tags: str) -> Path:
     """As a run of profiler.py leaves it: `name` and the samples beside it."""
-    with RunOutputs("table", tags, ReportFiles(), None, Speedups(reference)) as outputs:
-        outputs.to_csv(Path(name), append=False)
+    with RunOutputs("table", tags, ReportFiles(), None, reference) as outputs:
+        outputs.to_csv(Path(name))
         for each in records:
             outputs.add(each)
     return Path(name).with_suffix(".jsonl")
@@ -122,15 +121,6 @@ def test_each_keeps_its_tags():
     assert list(rows[0])[:3] == ["card", "run", "Dispatch"]
 
 
-def test_a_dispatch_that_comes_again_begins_another_run():
-    first, second = (stored(record(d, 1.0)) for d in (DEFAULT, TILES))
-    there = stored(record(DEFAULT, 1.0, THERE))
-
-    assert list(runs([])) == []
-    assert list(runs([first, second, first])) == [[first, second], [first]]
-    assert list(runs([first, there, second])) == [[first], [there], [second]]
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -159,7 +149,7 @@ def test_a_full_disk_leaves_the_old_files(monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dispatch_profiler.profiler.report.console.CsvReport.add", full)
+    monkeypatch.setattr("dispatch_profiler.profiler.report.csv_report.CsvReport._row", full)
 
     assert main([str(samples), str(samples), "--output=data.csv"]) == 1
     assert [Path(name).read_bytes() for name in ("data.csv", "data.jsonl")] == old

@@ -203,8 +203,42 @@ def test_the_table_puts_the_fastest_first_and_compares_with_the_default():
         "Verification",
         "Configuration",
     ]
-    assert rows[2].split() == ["1.000", "0.0", "2.00x", "-", "0.0%", "SUCCESS", TILES.name]
+    assert rows[2].split() == ["1.000", "0.0", "2.00x", "~", "-", "0.0%", "SUCCESS", TILES.name]
     assert rows[3].split() == ["2.000", "0.0", "1.00x", "-", "0.0%", "SUCCESS", "tile_config_default"]
+
+
+@pytest.mark.parametrize(
+    ("default", "tiles", "text"),
+    [
+        # Half the samples of the default are 2 ms, half 1 ms: nothing is known.
+        ((1.0, 2.0) * 10, (1.0,) * 20, "1.50x (1.00-2.00) ~"),
+        ((2.0,) * 20, (1.0,) * 20, "2.00x (2.00-2.00)"),
+        ((300.0,) * 20, (1.0,) * 20, "300.00x (300-300)"),
+        ((2.0,), (1.0,), "2.00x ~"),
+        ((2.0,) * 20, (0.0, 1.0, 1.0), "2.00x ~"),
+    ],
+)
+def test_a_speed_has_an_interval_and_a_mark_if_it_includes_1(default, tiles, text):
+    """From the ends of both sides' intervals; a single sample, or a time of 0, has none."""
+    matmul = Matmul(4, 6, 8)
+    records = [record_of(matmul, *default), record_of(matmul, *tiles, configuration=TILES)]
+    row = next(line for line in table(records).splitlines() if line.endswith(TILES.name))
+    assert f" {text}  " in row
+
+
+def test_columns_are_as_wide_as_what_they_hold():
+    records = [
+        record_of(Matmul(4, 6, 8), *(1.0, 2.0) * 9),
+        record_of(Matmul(4, 6, 8), 1.0, 1.1, configuration=TILES),
+    ]
+    head, *rows = table(records).splitlines()[1:]
+    assert {row.index("SUCCESS") for row in rows} == {head.index("Verification")}
+
+
+def test_an_interrupted_figure_says_so():
+    record = record_of(Matmul(4, 6, 8), 1.0, 1.1)
+    early = replace(record, measurement=replace(record.measurement, ended_by="interrupted"))
+    assert "interrupted: --resume measures it again" in table([early])
 
 
 def test_the_table_tells_what_part_of_the_machine_is_used():

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dispatch_profiler.profiler.records.record_file import StoredRecord, to_line
+from dispatch_profiler.profiler.records.speedup import speed_ratio, speedup_text
 from dispatch_profiler.profiler.report.html.comparison import comparison
 from dispatch_profiler.profiler.report.html.distribution import distribution
 from dispatch_profiler.profiler.report.html.groups import Entry, Group, provider_names
@@ -53,10 +54,17 @@ def _group(group: Group, providers: Sequence[str]) -> dict[str, Any]:
         "entries": [entry.index for entry in group.entries],
         "default": _index(group.default),
         "best": _index(group.best),
+        "speeds": [_speed(entry, group.default) for entry in group.entries],
         "providers": {name: entry.index for name, entry in group.providers.items()},
         "heat_map": heat_map(group),
         "samples": None if samples is None else without_samples(samples),
     }
+
+
+def _speed(entry: Entry, default: Entry | None) -> tuple[float, str] | None:
+    """Relative to the default: the ratio, and the same with its interval as text."""
+    found = speed_ratio(entry.record, default.record if default else None)
+    return None if found is None else (found.value, speedup_text(found))
 
 
 def _index(entry: Entry | None) -> int | None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dispatch_profiler.profiler.records.record import PROVIDER
-from dispatch_profiler.profiler.report.html.groups import Entry, Group, is_default
+from dispatch_profiler.profiler.records.speedup import is_default
+from dispatch_profiler.profiler.report.html.groups import Entry, Group
 from dispatch_profiler.profiler.report.html.style import (
     BEST_COLOUR,
     DEFAULT_COLOUR,

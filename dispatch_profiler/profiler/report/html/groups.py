@@ -6,11 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dispatch_profiler.configurations import Default
 from dispatch_profiler.profiler.records.record import PROVIDER
 from dispatch_profiler.profiler.records.record_file import StoredRecord
-
-_BASELINE = Default().name
+from dispatch_profiler.profiler.records.speedup import is_default
 
 
 @dataclass(frozen=True)
@@ -77,11 +75,6 @@ class Group:
         """The fastest entry of everybody else, by name."""
         others = [e for e in self.ranked if e.record.provider != PROVIDER]
         return {e.record.provider: e for e in reversed(others)}
-
-
-def is_default(record: StoredRecord) -> bool:
-    """Is it the configuration that the others are compared with?"""
-    return record.provider == PROVIDER and record.configuration == _BASELINE
 
 
 def grouped(records: Sequence[StoredRecord]) -> tuple[Group, ...]:

@@ -14,7 +14,8 @@ from dispatch_profiler.operations import ELEMENT_TYPES
 from dispatch_profiler.profiler.measurement.peaks import Peaks
 from dispatch_profiler.profiler.records.record import PROVIDER
 from dispatch_profiler.profiler.records.record_file import StoredRecord
-from dispatch_profiler.profiler.report.html.groups import Entry, Group, differing, is_default, provider_names
+from dispatch_profiler.profiler.records.speedup import is_default
+from dispatch_profiler.profiler.report.html.groups import Entry, Group, differing, provider_names
 from dispatch_profiler.profiler.report.html.style import (
     BEST_COLOUR,
     DEFAULT_COLOUR,

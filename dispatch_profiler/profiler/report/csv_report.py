@@ -1,0 +1,201 @@
+"""Records as CSV: a row for each, derived from the JSON lines beside it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from dispatch_profiler.command import writable
+from dispatch_profiler.configurations import KINDS as CONFIGURATION_KINDS
+from dispatch_profiler.configurations import Default
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.files import write_atomic
+from dispatch_profiler.operations import KINDS as OPERATION_KINDS
+from dispatch_profiler.profiler.records.record import Record, arguments_text
+from dispatch_profiler.profiler.records.record_file import StoredRecord, as_stored
+from dispatch_profiler.profiler.records.speedup import DEFAULT_REFERENCE, Speedup, SpeedupsOfRuns
+from dispatch_profiler.profiler.statistics.comparison import Ratio
+
+_MAIN = (
+    "Dispatch", "Provider", "OpKind", "Operation", "Configuration", "Arguments",
+    "Verification", "Runtime(ms)", "GFLOPs",
+)  # fmt: skip
+#: Of the GPU after the last sample.
+_GPU = ("sm_mhz", "memory_mhz", "watts", "celsius")
+_MEASURED = (
+    "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
+    "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings", "limit(ms)", *_GPU,
+)  # fmt: skip
+_SPEEDUP = (
+    "vs_default", "vs_default_low", "vs_default_high", "vs_reference", "vs_reference_low", "vs_reference_high",
+    "reference", "of_limit",
+)  # fmt: skip
+_ORIGIN = (
+    "gpu", "driver", "cpu", "cores", "memory_bytes", "system", "device", "target", "iree", "library", "seed", "when",
+    "flags", "module_key", "reason", "reproduce",
+)  # fmt: skip
+
+
+def columns() -> tuple[str, ...]:
+    """Every column after the tags; the same for every run, so that files can be appended to."""
+    samples = [kind.smallest() for kind in OPERATION_KINDS.values()]
+    arguments = dict.fromkeys(name for op in samples for name in Dispatch(op, Default()).arguments())
+    tiles = dict.fromkeys(name for kind in CONFIGURATION_KINDS.values() for name in kind.field_names)
+    return (*_MAIN, "bytes", "flops", *arguments, *tiles, *_MEASURED, *_SPEEDUP, *_ORIGIN)
+
+
+def row(record: StoredRecord) -> dict[str, Any]:
+    """One record as CSV values; what it does not have is empty."""
+    measurement = record.measurement
+    measured = {} if measurement is None else {
+        "Runtime(ms)": repr(measurement.median_ms),
+        "GFLOPs": repr(measurement.gflops(record.flops)),
+        "min(ms)": repr(measurement.min_ms),
+        "p20(ms)": repr(measurement.p20_ms),
+        "p80(ms)": repr(measurement.p80_ms),
+        "max(ms)": repr(measurement.max_ms),
+        "low(ms)": repr(measurement.interval_ms[0]),
+        "high(ms)": repr(measurement.interval_ms[1]),
+        "spread": repr(measurement.spread),
+        "samples": len(measurement.samples_ms),
+        "executions_per_sample": measurement.executions,
+        "mode": measurement.mode,
+        "overhead(ms)": repr(measurement.overhead_ms),
+        "ended_by": measurement.ended_by,
+        "limit(ms)": repr(record.limit_ms) if record.limit_ms else "",
+        "warnings": "; ".join(measurement.warnings),
+        **{name: getattr(measurement.gpu, name, "") for name in _GPU},
+    }  # fmt: skip
+    return {
+        "Dispatch": record.dispatch,
+        "Provider": record.provider,
+        "OpKind": record.op_kind,
+        "Operation": record.operation,
+        "Configuration": record.configuration,
+        "Arguments": arguments_text(record.arguments),
+        "Verification": record.verdict.value,
+        "bytes": record.bytes,
+        "flops": record.flops,
+        **record.arguments,
+        **record.configuration_fields,
+        **measured,
+        **{name: value or "" for name, value in asdict(record.provenance.machine).items()},
+        "device": record.provenance.device,
+        "target": record.provenance.target,
+        "iree": record.provenance.iree,
+        "library": record.provenance.library,
+        "seed": record.provenance.seed,
+        "when": record.provenance.when,
+        "flags": " ".join(record.provenance.flags),
+        "module_key": record.provenance.module_key,
+        "reason": record.reason,
+        "reproduce": record.reproduce,
+    }
+
+
+def _speedup_columns(found: Speedup, reference: str) -> dict[str, Any]:
+    return {
+        **_ratio_columns("vs_default", found.vs_default),
+        **_ratio_columns("vs_reference", found.vs_reference),
+        "reference": reference,
+        "of_limit": "" if found.of_limit is None else repr(found.of_limit),
+    }
+
+
+def _ratio_columns(name: str, found: Ratio | None) -> dict[str, str]:
+    """A ratio and the ends of its interval; empty where it is not known."""
+    if found is None:
+        return {}
+    ends = {f"{name}_low": found.low, f"{name}_high": found.high}
+    return {
+        name: repr(found.value),
+        **{end: repr(value) for end, value in ends.items() if 0 < value < math.inf},
+    }
+
+
+class CsvReport:
+    """Writes rows as they come, tags first. Use as a context manager.
+
+    `earlier` records come first; the file is written anew with them, whole or not at all. Speeds are
+    as `SpeedupsOfRuns` says: rows get theirs when what they are compared with comes.
+
+    Raises UsageError if the folder is missing, or if a tag has the name of a column.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        reference: str = DEFAULT_REFERENCE,
+        *,
+        tags: Mapping[str, str] | None = None,
+        earlier: Sequence[StoredRecord] = (),
+    ) -> None:
+        self._tags = dict(tags or {})
+        writable("--output", str(path))
+        known = columns()
+        for name in self._tags:
+            if name in known:
+                raise UsageError(f"--tags: {name!r} is the name of a column already")
+        names = dict.fromkeys([*(name for record in earlier for name in record.tags), *self._tags])
+        self._header = [*(name for name in names if name not in known), *known]
+        self._speedups = SpeedupsOfRuns(reference, earlier)
+        if not path.exists() or path.is_file():
+            self._rewrite(path)
+            self._file: BinaryIO = path.open("r+b")
+            self._file.seek(0, os.SEEK_END)
+        else:  # a pipe: rows are written once
+            self._file = path.open("wb")
+            self._file.write(self._line(dict(zip(self._header, self._header, strict=True))))
+            self._file.flush()
+
+    def _rewrite(self, path: Path) -> None:
+        """The header, and a row for each earlier record."""
+        lines = [self._line(dict(zip(self._header, self._header, strict=True)))]
+        #: Where each row begins.
+        self._offsets = [len(lines[0])]
+        for record, speedup in self._speedups.all():
+            lines.append(self._row(record, speedup))
+            self._offsets.append(self._offsets[-1] + len(lines[-1]))
+        write_atomic(path, b"".join(lines))
+
+    def add(self, record: Record | StoredRecord) -> None:
+        """Write one row, so that it is on disk before the next dispatch begins.
+
+        One that was stored before keeps its own tags.
+        """
+        first = self._speedups.add(as_stored(record, self._tags))
+        count = len(self._speedups.records)
+        if not self._file.seekable():
+            first = count - 1
+        else:
+            self._file.seek(self._offsets[first])
+            self._file.truncate()
+            del self._offsets[first + 1 :]
+        for index in range(first, count):
+            line = self._row(self._speedups.records[index], self._speedups.of(index))
+            self._file.write(line)
+            if self._file.seekable():
+                self._offsets.append(self._offsets[-1] + len(line))
+        self._file.flush()
+
+    def _row(self, record: StoredRecord, speedup: Speedup) -> bytes:
+        speeds = _speedup_columns(speedup, self._speedups.reference)
+        return self._line({**record.tags, **row(record), **speeds})
+
+    def _line(self, values: Mapping[str, object]) -> bytes:
+        text = io.StringIO()
+        csv.DictWriter(text, self._header, extrasaction="ignore").writerow(values)
+        return text.getvalue().encode("utf-8", "backslashreplace")
+
+    def __enter__(self) -> CsvReport:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
