@@ -6,6 +6,9 @@ from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.record import PROVIDER, Record
 
+#: Sample batches from which on an interval is believed.
+_SEVERAL = 2
+
 
 class BestSoFar:
     """Fed records as they grow. Of several records of one dispatch the last counts."""
@@ -17,7 +20,9 @@ class BestSoFar:
 
     def learn(self, record: Record, *, is_done: bool) -> None:
         """Take note of what is known of a dispatch now."""
-        self._learn_bound(record)
+        # One batch alone may be of a passing state of the machine.
+        if is_done or (record.measurement is not None and len(record.measurement.batches) >= _SEVERAL):
+            self._learn_bound(record)
         if is_done:
             self._learn_record(record)
 

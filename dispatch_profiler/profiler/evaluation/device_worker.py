@@ -56,6 +56,8 @@ _run_delay: Callable[[], float] | None = None
 #: How it is timed and how many calls make a sample: what tells whether the machine is as it was.
 _sentinel: tuple[Timer, int] | None = None
 _SENTINEL_SECONDS = 1e-3
+#: What the budget of a dispatch is measured by, in seconds.
+_clock: Callable[[], float] = time.monotonic
 #: Two copies of one vmfb were seen to differ by 1 % for where their code lay.
 _COPIES = 8
 _COPIES_SECONDS = 0.01
@@ -229,7 +231,7 @@ def take_batch(
     timer_of = _cold if plan.options.mode is Mode.COLD else _warm
     places = _places(refs.verify == LIBRARY, operation, Distribution.REALS, seed)
     before = _monitor.read(_FRESH_SECONDS) if _monitor else None
-    found = take(timer_of(refs, function, places, single_seconds, plan.taken), plan)
+    found = take(timer_of(refs, function, places, single_seconds, plan.taken), plan, _clock)
     after = _monitor.read() if _monitor else None
     found = replace(found, gpu=after, throttled=throttle_warning(before, after))
     if _sentinel is None:
@@ -272,7 +274,7 @@ def _warm(refs: VmfbRefs, function: str, places: Places, single_seconds: float, 
         _run_delay,
         lambda seconds: call_overhead(single_seconds, seconds, ref.repeat),
         rotation.advance,
-        settles_at_once=_on_gpu and single_seconds * ref.repeat >= _LONG_CALL_OF_GPU,
+        skip_warmup=_on_gpu and single_seconds * ref.repeat >= _LONG_CALL_OF_GPU,
     )
 
 
@@ -310,13 +312,19 @@ def _quickest(call: Call) -> float:
     return min(found)
 
 
-def sentinel_samples(count: int) -> tuple[float, ...]:
-    """Seconds that the same kernel takes as ever; empty if nothing has been timed yet."""
+def sentinel_samples(count: int, seconds: float) -> tuple[float, ...]:
+    """Seconds that the same kernel takes as ever; empty if nothing has been timed yet.
+
+    At most `count`, and after `seconds` no further one.
+    """
     if _sentinel is None:
         return ()
     timer, calls = _sentinel
     timer.time(1)  # another kernel's data is in the caches
-    return tuple(timer.undisturbed(calls).claimed for _ in range(count))
+    end, found = _clock() + seconds, [timer.undisturbed(calls).claimed]
+    while len(found) < count and _clock() < end:
+        found.append(timer.undisturbed(calls).claimed)
+    return tuple(found)
 
 
 def sample_pairs(

@@ -26,7 +26,13 @@ from dispatch_profiler.profiler.evaluation.machine import this_machine
 from dispatch_profiler.profiler.evaluation.reproduce import command_line
 from dispatch_profiler.profiler.evaluation.workers import Runners, memory_limit, refs_of
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions, Mode
-from dispatch_profiler.profiler.measurement.sample_batches import SampleBatch, ended, joined, next_batch
+from dispatch_profiler.profiler.measurement.sample_batches import (
+    BATCH_PART,
+    SampleBatch,
+    ended,
+    joined,
+    next_batch,
+)
 from dispatch_profiler.profiler.providers.libraries import NotSupported
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
@@ -84,10 +90,10 @@ class Evaluator:
 
     Kernels run in a worker process that owns the device, those of each library in a process of its own;
     another one compares results. All of them, and the best result of each operation, persist from one call
-    of `records` to the next. Not for use by several threads at once, apart from `kill`.
+    of `records` to the next. `clock` measures the budget, in seconds. Not for use by several threads at once, apart from `kill`.
     """
 
-    def __init__(self, options: EvaluatorOptions) -> None:
+    def __init__(self, options: EvaluatorOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
         self._runtime = f"runtime {_version('iree-base-runtime')}"
         memory = options.memory_bytes if options.memory_bytes is not None else memory_limit(options.device)
@@ -98,6 +104,7 @@ class Evaluator:
         self._verifier = Verifier(self._runners, options.seed)
         self._best = BestSoFar()
         self._is_interrupted = False
+        self._clock = clock
         self._peaks = peaks_file(options.peaks, options.device) if options.peaks else None
 
     @property
@@ -277,14 +284,21 @@ class Evaluator:
 
     def _undisturbed_batch(self, work: _Work, best: float | None) -> SampleBatch:
         """A sample batch, taken again if the sentinel says that the machine is not as it was."""
-        runner = self._runners.of(work.candidate.library)
+        runner, stop, began = (
+            self._runners.of(work.candidate.library),
+            self._options.measure.stop,
+            self._clock(),
+        )
+        spent = sum(batch.seconds for batch in work.batches)
         for _ in range(1 + _AGAIN):
             found = self._take_batch(work, best)
-            disturbed = runner.disturbance()
-            if not disturbed:
+            disturbed = runner.disturbance(BATCH_PART * stop.seconds)
+            # What was taken in vain is part of the budget, too.
+            found = replace(found, disturbed=disturbed, seconds=self._clock() - began)
+            if not disturbed or (stop.count is None and spent + found.seconds >= stop.seconds):
                 return found
         runner.watch.reset()  # no passing cloud: so the machine is now
-        return replace(found, disturbed=disturbed)
+        return found
 
     def _take_batch(self, work: _Work, best: float | None) -> SampleBatch:
         candidate, single, options = work.candidate, work.single_seconds, self._options

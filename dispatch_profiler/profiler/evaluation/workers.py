@@ -51,11 +51,14 @@ class Runner:
     worker: Worker
     watch: SentinelWatch
 
-    def disturbance(self) -> str:
-        """A sentence if the sentinel says that the machine is not as it was; else empty."""
-        if self.watch.is_as_usual(self.worker.call(device_worker.sentinel_samples, _FEW)):
+    def disturbance(self, seconds: float) -> str:
+        """A sentence if the sentinel says that the machine is not as it was; else empty.
+
+        It takes not much longer than `seconds`.
+        """
+        if self.watch.is_as_usual(self.worker.call(device_worker.sentinel_samples, _FEW, seconds)):
             return ""
-        samples = self.worker.call(device_worker.sentinel_samples, _MANY)
+        samples = self.worker.call(device_worker.sentinel_samples, _MANY, seconds)
         usual = self.watch.usual
         if not samples or not self.watch.is_disturbed(samples) or usual is None:
             return ""

@@ -151,7 +151,7 @@ class Timer:
     `run_delay` is a clock that runs only while threads of ours wait for a core, or None.
     `overhead(call_seconds)` is what a call that takes so long costs beside its executions, in
     seconds. `prepare` is done before each sample and gives the number of the place that it is taken at;
-    None if there is no single one. `settles_at_once`: after `prepare` it is as fast as it gets.
+    None if there is no single one. `skip_warmup`: after `prepare` it is as fast as it gets.
     """
 
     time: Callable[[int], float]
@@ -160,7 +160,7 @@ class Timer:
     run_delay: Callable[[], float] | None = None
     overhead: Callable[[float], float] = lambda _: 0.0
     prepare: Callable[[], int | None] = lambda: None
-    settles_at_once: bool = False
+    skip_warmup: bool = False
 
     def read(self, calls: int) -> Reading:
         """Time `calls` calls by all clocks."""

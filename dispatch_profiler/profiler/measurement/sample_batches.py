@@ -28,7 +28,9 @@ from dispatch_profiler.profiler.statistics.stopping import (
 )
 
 #: No visit takes more than this part of the time that there is for a dispatch.
-_PART = 1.0 / 16.0
+BATCH_PART = 1.0 / 16.0
+#: Nor are disturbed samples dropped for longer than this part of the time that is left for a dispatch.
+_DROP_PART = 1.0 / 4.0
 #: Of what is steady so many short visits tell enough.
 _SHORT_BATCHES = 6
 _SHORT = 4
@@ -42,7 +44,8 @@ class SampleBatch:
 
     `calls` calls make a sample, of `executions` executions together; `overhead` is what a call costs
     beside them, in seconds. `places` has the place in memory of each sample, or is empty. `readings`
-    are of all samples, those that were dropped too. `seconds` is how long it took to take them.
+    are of all samples, those that were dropped too. `seconds` is how long it took to take them, with
+    batches that were taken again and the samples of the sentinel.
     `disturbed` says what the sentinel found, if anything; `gpu` and `throttled` what the GPU tells.
     """
 
@@ -71,6 +74,8 @@ class Plan:
     options: MeasureOptions
     most: int
     seconds: float
+    #: After so long a sample that was disturbed is kept.
+    drop_seconds: float
     taken: int = 0
     before: SampleBatch | None = None
     best_ms: float | None = None
@@ -83,7 +88,10 @@ def next_batch(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms:
     if stop.count is not None:
         left = stop.count - taken
         most = min(left, -(-stop.count // _SHORT_BATCHES))
-    return Plan(options, most, _PART * stop.seconds, taken, batches[-1] if batches else None, best_ms)
+    part, remaining = BATCH_PART * stop.seconds, stop.seconds - sum(each.seconds for each in batches)
+    # Of slow dispatches one sample takes longer than `part`, and may be disturbed too.
+    dropping = max(part, _DROP_PART * remaining)
+    return Plan(options, most, part, dropping, taken, batches[-1] if batches else None, best_ms)
 
 
 def ended(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms: float | None) -> Ended | None:
@@ -96,7 +104,7 @@ def ended(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms: floa
 def take(timer: Timer, plan: Plan, elapsed: Callable[[], float] = clock.monotonic) -> SampleBatch:
     """Take samples as planned. `elapsed` is the clock of the plan, in seconds.
 
-    A first call is dropped: what ran before has left its own in the caches (a timer that settles at once
+    A first call is dropped: what ran before has left its own in the caches (a timer with `skip_warmup`
     needs one in the first visit only). In the first visit warm ones
     say how long a sample must be and what a call costs.
     """
@@ -113,7 +121,9 @@ def take(timer: Timer, plan: Plan, elapsed: Callable[[], float] = clock.monotoni
         reading = timer.read(calls)
         readings.append(reading)
         sample = 1e3 * (reading.claimed - calls * overhead) / executions
-        if reading.is_disturbed and stop.may_drop(len(dropped), len(samples), elapsed() - start):
+        if reading.is_disturbed and stop.may_drop(
+            len(dropped), len(samples), elapsed() - start, plan.drop_seconds
+        ):
             dropped.append(sample)
             continue
         samples.append(sample)
@@ -135,7 +145,7 @@ def take(timer: Timer, plan: Plan, elapsed: Callable[[], float] = clock.monotoni
 
 def _scale(timer: Timer, plan: Plan) -> tuple[int, float]:
     """Calls in a sample, and what one costs beside its executions, in seconds."""
-    if plan.before is not None and timer.settles_at_once:
+    if plan.before is not None and timer.skip_warmup:
         return plan.before.calls, plan.before.overhead
     timer.prepare()
     timer.time(1)

@@ -69,9 +69,9 @@ class StopRule:
         """
         if self.count is not None:
             return Ended.COUNT if len(samples) >= self.count else None
-        if self.is_hopeless(samples, best):
-            return Ended.ABANDONED
         low, high = interval or series_interval(samples)
+        if best is not None and low > best and self.is_hopeless(samples, best):
+            return Ended.ABANDONED
         median = statistics.median(samples)
         is_known = len(samples) >= _FEWEST and batches >= _SEVERAL_VISITS
         if is_known and best is not None and low > _ABANDON_FACTOR * best:
@@ -83,17 +83,18 @@ class StopRule:
         return Ended.BUDGET if is_over or len(samples) >= _MOST else None
 
     def is_hopeless(self, samples: Sequence[float], best: float | None) -> bool:
-        """Are these so far off what the best reaches that no interval is needed?"""
+        """Are all of these far above what the best reaches, and their interval too?"""
         if self.count is not None or best is None or len(samples) < 3:
             return False
-        return min(samples) > 2.0 * _ABANDON_FACTOR * best
+        return min(samples) > 2.0 * _ABANDON_FACTOR * best and series_interval(samples)[0] > best
 
-    def may_drop(self, dropped: int, kept: int, elapsed: float) -> bool:
+    def may_drop(self, dropped: int, kept: int, elapsed: float, seconds: float) -> bool:
         """May another sample be taken instead of one that was disturbed?
 
-        Not for ever: on a machine that others use all the time such samples are all that there is.
+        Not after the `seconds` of its batch: on a machine under load there are no others, and the budget
+        must hold. With a count of samples, time does not matter.
         """
-        return dropped < 16 + 2 * kept and (self.count is not None or elapsed < self.seconds)
+        return dropped < 16 + 2 * kept and (self.count is not None or elapsed < seconds)
 
 
 @dataclass(frozen=True)

@@ -74,10 +74,10 @@ def test_the_first_call_is_no_sample():
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_what_settles_at_once_drops_its_first_call_only(at_once: bool):
+def test_what_skip_warmup_drops_its_first_call_only(at_once: bool):
     """Others drop one in each visit, of which eight samples make four."""
     clock = FakeClock(0.5)
-    found = measure(Timer(clock, 1, settles_at_once=at_once), MeasureOptions(StopRule(count=8), 3))
+    found = measure(Timer(clock, 1, skip_warmup=at_once), MeasureOptions(StopRule(count=8), 3))
 
     samples = [calls for calls in clock.asked if calls == 3]
     assert len(found.samples_ms) == len(samples) == 8 and found.batches == (2, 2, 2, 2)
@@ -202,7 +202,7 @@ def test_on_a_machine_that_is_always_used_samples_are_taken_as_they_are(stop):
 
 
 def test_a_few_disturbed_samples_are_no_reason_to_doubt():
-    found = SharedMachine(lambda turn: turn == 7).measured(seconds=0.05, width=1e-9)
+    found = SharedMachine(lambda turn: turn == 7).measured(seconds=0.5, width=1e-9)
     assert "other processes" not in " ".join(found.warnings)
 
 

@@ -295,3 +295,24 @@ def test_what_is_reset_is_usual_again():
 
     assert not watch.is_disturbed([x * 3 for x in STEADY])
     assert not watch.is_disturbed([x * 3 for x in STEADY])
+
+
+# -- only disjoint intervals -----------------------------------------------------------------------
+
+
+def test_a_dispatch_whose_interval_reaches_the_best_is_not_abandoned():
+    """Three samples, each over three times the best's, that say nothing of where their median lies."""
+    noisy, steady = (3.2, 9.0, 40.0), (3.2, 3.3, 3.2)
+    rule = StopRule()
+
+    assert not rule.is_hopeless(noisy, 1.0)
+    assert rule.ended(noisy, 0.1, 1.0, batches=1) is None
+    assert rule.is_hopeless(steady, 1.0)
+    assert rule.ended(steady, 0.1, 1.0, batches=1) is Ended.ABANDONED
+
+
+def test_the_interval_that_the_caller_knows_decides():
+    """Over places in memory it is wider than these samples tell."""
+    steady = (3.2, 3.3, 3.2)
+    assert StopRule().ended(steady, 0.1, 1.0, interval=(0.5, 6.0), batches=1) is None
+    assert StopRule().ended(steady, 0.1, 1.0, interval=(1.5, 6.0), batches=1) is Ended.ABANDONED
