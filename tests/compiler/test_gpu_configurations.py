@@ -9,7 +9,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from dispatch_profiler.compiler.settle import settle
 from gpu_helpers import (
     BF16,
     F8,
@@ -28,6 +27,7 @@ from gpu_helpers import (
 
 from dispatch_profiler.compiler import BuildRequest
 from dispatch_profiler.compiler.iree import IreeCompiler
+from dispatch_profiler.compiler.isolate_failures import isolate_failures
 from dispatch_profiler.compiler.pool import _build
 from dispatch_profiler.configurations import (
     Default,
@@ -285,7 +285,7 @@ def test_threads_have_f8_only_where_the_compiler_can_convert_it():
     for target, tiles in (("cuda:sm_89", SIMT), ("rocm:gfx942", wide)):
         assert "no conversion from f8E4M3FN" in states(build(target, operation, tiles))[0]
         unchecked = replace(gpu_request(target, operation, [tiles]), rejected=())
-        (outcome,) = settle(unchecked, IreeCompiler().build).outcomes.values()
+        (outcome,) = isolate_failures(unchecked, IreeCompiler().build).outcomes.values()
         assert outcome.state is State.NOT_COMPILED
 
 
@@ -293,7 +293,9 @@ def test_a_name_that_cannot_be_had_never_runs_as_something_else():
     """Also without the check before the build: the compiler is asked for the instruction and refuses."""
     request = gpu_request("cuda:sm_80", Matmul(256, 256, 256), [MMA])
 
-    built = settle(BuildRequest(request.source, request.dispatches, request.flags, 2), IreeCompiler().build)
+    built = isolate_failures(
+        BuildRequest(request.source, request.dispatches, request.flags, 2), IreeCompiler().build
+    )
 
     (outcome,) = built.outcomes.values()
     assert outcome.state is State.NOT_COMPILED
@@ -321,7 +323,7 @@ def test_one_that_does_not_compile_costs_no_neighbour():
         calls.append(len(part.dispatches))
         return IreeCompiler().build(part)
 
-    built = settle(replace(request, rejected=()), counted)
+    built = isolate_failures(replace(request, rejected=()), counted)
 
     assert [o.state.value for o in built.outcomes.values()].count("compiled") == 3
     assert "failed to derive layout" in built.outcomes[request.dispatches[2].name].reason
@@ -377,7 +379,7 @@ def compile_random(target: str, operation: Operation, count: int, seed: int) -> 
     try:
         for configuration in itertools.islice(drawn, count):
             request = gpu_request(target, operation, [configuration])
-            built = settle(request, lambda part: worker.call(_build, IreeCompiler(), part))
+            built = isolate_failures(request, lambda part: worker.call(_build, IreeCompiler(), part))
             found += [f"{configuration.name}: {state}" for state in states(built)]
     finally:
         worker.kill()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_profiler.compiler import Compiler, IreeCompiler, ModuleJob, NullCompiler
+from dispatch_profiler.compiler import BuildRequest, Compiler, IreeCompiler, NullCompiler
 from dispatch_profiler.compiler.null import Rule
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch
@@ -41,7 +41,7 @@ def candidates(
     """Compile a module in memory."""
     dispatches = tuple(Dispatch(operation, each) for each in configurations)
     flags = parse_target(target).compile_flags
-    built = compiler.build(ModuleJob(render_module(operation, dispatches), dispatches, flags, repeat))
+    built = compiler.build(BuildRequest(render_module(operation, dispatches), dispatches, flags, repeat))
     verify, profile = Vmfb.of(built.verify), Vmfb.of(built.profile)
     return [
         Candidate(dispatch, target, verify, profile, repeat, outcome.state, outcome.reason, compiler.revision)
