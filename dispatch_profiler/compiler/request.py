@@ -46,10 +46,13 @@ def build_request(
 
     `source` is MLIR text that has a function for each, as `render_module` writes it. `flags` are
     compiler flags beyond those of target and configurations. `repeat` None means `repeat_count`.
-    Configurations that `target` cannot have are rejected with their reasons, not built.
+    Dispatches that `target` cannot have are rejected with their reasons, not built.
     """
     operation, configuration = dispatches[0].operation, dispatches[0].configuration
-    reasons = ((d.name, rejection_reason(d.configuration, d.operation, target.limits)) for d in dispatches)
+    for_all = target.unsupported_reason(operation)
+    reasons = (
+        (d.name, rejection_reason(d.configuration, operation, target.limits) or for_all) for d in dispatches
+    )
     return BuildRequest(
         source,
         tuple(dispatches),

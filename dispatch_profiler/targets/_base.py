@@ -6,6 +6,7 @@ import abc
 from typing import ClassVar
 
 from dispatch_profiler.configurations import Limits
+from dispatch_profiler.operations import Operation
 
 #: Without this the compiler turns every f64 into f32.
 KEEP_F64 = "--iree-input-demote-f64-to-f32=false"
@@ -45,6 +46,13 @@ class Target(abc.ABC):
     @abc.abstractmethod
     def limits(self) -> Limits:
         """Hardware limits that make configurations invalid."""
+
+    def unsupported_reason(self, operation: Operation) -> str | None:
+        """Why the compiler has no code for `operation` here, or wrong code; None if it has.
+
+        Its dispatches are generated, and `Not compiled` for this reason without being tried.
+        """
+        return None
 
     @property
     def note(self) -> str:

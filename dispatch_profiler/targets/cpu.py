@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from dispatch_profiler.configurations import Limits
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import KEEP_F64, Target
 from dispatch_profiler.targets.cpu_names import triple_of
+from dispatch_profiler.targets.unsupported import flushed_subnormals, missing_f64_erf
 
 #: iree-compile refuses vectors of this many native vectors or more
 #: (--iree-llvmcpu-max-allowed-number-of-native-vectors).
@@ -99,6 +101,10 @@ class CpuTarget(Target):
         if self.cpu != "host":
             return Limits()
         return Limits(max_vector_bytes=_MAX_NATIVE_VECTORS * host_cpu().vector_bytes)
+
+    def unsupported_reason(self, operation: Operation) -> str | None:
+        """See `Target.unsupported_reason`."""
+        return flushed_subnormals(operation, self.family) or missing_f64_erf(operation, self.family)
 
     @property
     def host(self) -> str:

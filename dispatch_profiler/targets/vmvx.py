@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._by_architecture import ByArchitecture
+from dispatch_profiler.targets.unsupported import flushed_subnormals
 
 
 @dataclass(frozen=True)
@@ -20,3 +22,7 @@ class VmvxTarget(ByArchitecture):
     )
     device: ClassVar[str] = "local-task"
     describes_gpus: ClassVar[bool] = False
+
+    def unsupported_reason(self, operation: Operation) -> str | None:
+        """See `Target.unsupported_reason`."""
+        return flushed_subnormals(operation, self.family)

@@ -1,0 +1,32 @@
+"""Operations for which IREE 3.13 has no code on some targets, or wrong code, whatever the configuration."""
+
+from __future__ import annotations
+
+from dispatch_profiler.operations import Operation
+
+
+def flushed_subnormals(operation: Operation, target: str) -> str | None:
+    """Why results in f8 would be wrong on `target`; None if `operation` has none.
+
+    Seen on llvm-cpu and vmvx: each result of a magnitude below the smallest normal number, 2^-6, is zero.
+    """
+    narrow = next((x.type for x in operation.results if x.type.name.startswith("f8")), None)
+    if narrow is None:
+        return None
+    smallest = float(narrow.finfo().smallest_normal)
+    return (
+        f"IREE 3.13 flushes {narrow.name} results below {smallest:g} to zero on {target}: "
+        "use a wider result, such as --result=f16"
+    )
+
+
+def missing_f64_erf(operation: Operation, target: str) -> str | None:
+    """Why gelu in f64 does not compile for `target`; None if `operation` has none."""
+    contraction = operation.contraction
+    if (
+        contraction is None
+        or contraction.epilogue.activation != "gelu"
+        or contraction.accumulator.name != "f64"
+    ):
+        return None
+    return f"IREE 3.13 has no erf in f64 on {target}, which gelu needs: use f32, or tanh or sigmoid"

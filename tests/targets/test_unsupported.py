@@ -1,0 +1,94 @@
+"""What IREE gets wrong or cannot compile on a target is told before it is tried, and is still so."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dispatch_profiler.compiler import BuildRequest, IreeCompiler, build_request
+from dispatch_profiler.configurations import Default
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.generator import render_module
+from dispatch_profiler.operations import ElementTypes, Epilogue, Matmul, Operation
+from dispatch_profiler.runtime import open_device
+from dispatch_profiler.targets import parse_target
+
+NARROW = ElementTypes("f32", "f32", "f8")
+DOUBLE = ElementTypes("f64", "f64", "f64")
+#: 2^-6, the smallest normal number of f8E4M3FN.
+SMALLEST = 0.015625
+
+
+def request_for(operation: Operation, target: str) -> BuildRequest:
+    dispatch = Dispatch(operation, Default())
+    return build_request(render_module(operation, [dispatch]), [dispatch], parse_target(target))
+
+
+def reasons(operation: Operation, target: str) -> list[str]:
+    return [reason for _, reason in request_for(operation, target).rejected]
+
+
+@pytest.mark.parametrize("target", ["llvm-cpu", "llvm-cpu:neoverse-v2", "vmvx"])
+@pytest.mark.parametrize("epilogue", ["none", "gelu", "bias+sigmoid"])
+def test_a_result_in_f8_is_rejected_with_its_reason(target: str, epilogue: str):
+    operation = Matmul(8, 8, 8, NARROW, epilogue=Epilogue.parse(epilogue))
+
+    (reason,) = reasons(operation, target)
+
+    family = target.partition(":")[0]
+    assert reason == (
+        f"IREE 3.13 flushes f8E4M3FN results below 0.015625 to zero on {family}: "
+        "use a wider result, such as --result=f16"
+    )
+
+
+def test_gelu_in_f64_is_rejected_with_its_reason():
+    operation = Matmul(8, 8, 8, DOUBLE, epilogue=Epilogue.parse("bias+gelu"))
+
+    assert reasons(operation, "llvm-cpu") == [
+        "IREE 3.13 has no erf in f64 on llvm-cpu, which gelu needs: use f32, or tanh or sigmoid"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("operation", "targets"),
+    [
+        (Matmul(8, 8, 8, ElementTypes("f8", "f8", "f32")), ("llvm-cpu", "vmvx")),
+        (Matmul(8, 8, 8, epilogue=Epilogue.parse("gelu")), ("llvm-cpu", "vmvx")),
+        (Matmul(8, 8, 8, DOUBLE, epilogue=Epilogue.parse("sigmoid")), ("llvm-cpu", "vmvx")),
+        (Matmul(8, 8, 8, DOUBLE, epilogue=Epilogue.parse("gelu")), ("vmvx", "cuda:sm_80", "null")),
+        (Matmul(8, 8, 8, NARROW), ("cuda:sm_89", "null")),
+    ],
+    ids=["f8 inputs", "f32 gelu", "f64 sigmoid", "f64 gelu elsewhere", "f8 result elsewhere"],
+)
+def test_what_works_is_not_rejected(operation: Operation, targets: tuple[str, ...]):
+    for target in targets:
+        assert reasons(operation, target) == []
+
+
+@pytest.mark.parametrize("target", ["llvm-cpu", "vmvx"])
+def test_iree_flushes_subnormal_results_in_f8(target: str):
+    """When this fails, IREE rounds them rightly, and the reason above may go."""
+    operation = Matmul(4, 4, 1, NARROW)
+    request = request_for(operation, target)
+    values = SMALLEST * np.array([[1], [0.96875], [0.5], [-0.75]], np.float32)
+    device = open_device("local-sync")
+    operands = device.put(operation, [values, np.ones((1, 4), np.float32)])
+
+    program = device.load(IreeCompiler().build(request).verify)
+    (result,) = program.bind(request.dispatches[0].name, operands).run()
+
+    right = values.astype(operation.results[0].type.dtype).astype(np.float64)[:, 0]
+    assert right.tolist() == [SMALLEST, SMALLEST, SMALLEST / 2, -0.75 * SMALLEST]
+    assert result.astype(np.float64)[:, 0].tolist() == [SMALLEST, 0, 0, 0]
+
+
+def test_a_dispatch_without_right_code_is_not_compiled(run):
+    """The manifest has the reason; what the compiler can do beside it is done."""
+    run("generator", "--m=8", "--n=8", "--k=8", "--lhs=f8", "--result=f8,f32", "--default-config=only")
+
+    outcome = run("compile", "-j1")
+
+    assert outcome.status == 1
+    assert "1 compiled, 1 not compiled" in outcome.err
+    assert "IREE 3.13 flushes f8E4M3FN results" in outcome.err
