@@ -273,18 +273,20 @@ def track(
     prints: bool = False,
     size: Callable[[Item], int] = lambda item: 1,
     note: Callable[[], str] = str,
+    left: Callable[[], str] | None = None,
 ) -> Iterator[Item]:
     """`items`, with a progress bar on standard error while they last, if that is a terminal.
 
     `prints`: the caller writes to standard output while it has an item; a bar on the same terminal
-    gives way. `size` is what an item counts towards `total`; `note` is asked for a few words after each.
+    gives way. `size` is what an item counts towards `total`; `note` is asked for a few words after each,
+    and `left` for the time left, which is else told by the rate of the last items.
     """
     if _called.quiet or not (visible and on_terminal()):
         yield from items
         return
     from dispatch_profiler.terminal import bar
 
-    yield from bar(items, total, label, prints=prints, size=size, note=note)
+    yield from bar(items, total, label, prints=prints, size=size, note=note, left=left)
 
 
 def say(message: str) -> None:

@@ -10,7 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -28,6 +36,17 @@ class _Note(TextColumn):
         return text
 
 
+class _Left(ProgressColumn):
+    """The time left, from whoever knows it better than the rate of the last steps tells."""
+
+    def __init__(self, left: Callable[[], str]) -> None:
+        super().__init__(table_column=Column(no_wrap=True))
+        self._left = left
+
+    def render(self, task: Task) -> Text:
+        return Text("0:00:00" if task.finished else self._left(), style="progress.remaining")
+
+
 def bar(
     items: Iterable[Item],
     total: int,
@@ -36,6 +55,7 @@ def bar(
     prints: bool,
     size: Callable[[Item], int],
     note: Callable[[], str],
+    left: Callable[[], str] | None,
 ) -> Iterator[Item]:
     """`items`, with a bar on standard error while they last; arguments as `command.track` has them."""
     columns = (
@@ -43,7 +63,7 @@ def bar(
         BarColumn(bar_width=None, table_column=Column(ratio=1)),
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
         _Note("{task.fields[note]}", table_column=Column()),
-        TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(table_column=Column(no_wrap=True)) if left is None else _Left(left),
     )
     gives_way = prints and sys.stdout.isatty()
     with Progress(

@@ -63,9 +63,7 @@ PROG = "profiler.py"
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
     """Entry point; returns the exit status."""
-    return run(
-        make_parser(prog), _main, arguments, kept="rows that were written stay in the file of --output"
-    )
+    return run(make_parser(prog), _main, arguments, kept="finished dispatches are kept")
 
 
 def _main(options: argparse.Namespace) -> int:
@@ -93,7 +91,11 @@ def _main(options: argparse.Namespace) -> int:
                 candidates, earlier = tree.candidates(pairs), list[StoredRecord]()
                 if options.output:
                     candidates, earlier = _to_files(options, candidates, evaluators, outputs)
-                _run(evaluators, candidates, outputs)
+                try:
+                    _run(evaluators, candidates, outputs)
+                except (KeyboardInterrupt, BrokenPipeError):
+                    outputs.keep(user_cache() / "interrupted.csv", earlier)
+                    raise
             outputs.finish(earlier)
             status = _summarize(outputs.records, how, options)
             return _tell_failures(evaluators.failures, tree.damaged) or status
@@ -313,18 +315,14 @@ def _to_files(
 
 
 def _run(evaluators: Evaluators, candidates: list[Candidate], outputs: RunOutputs) -> None:
-    tally = Tally(len(candidates))
     lines = not (on_terminal() or outputs.shows_blocks)
     evaluators.load_ahead(candidates, lambda sentence: say(f"[Profiling]: {sentence}"))
-    records = evaluators.records(candidates)
+    tally = Tally(candidates)
+    records = evaluators.records(tally.begun())
     for record in track(
-        records,
-        len(candidates),
-        "Profiling",
-        prints=outputs.streams,
-        note=tally.note,
+        records, len(candidates), "Profiling", prints=outputs.streams, note=tally.note, left=tally.left,
         size=lambda _: tally.step,
-    ):
+    ):  # fmt: skip
         outputs.add(record)
         tally.add(record)
         if lines:

@@ -491,6 +491,79 @@ def test_what_was_done_before_ctrl_c_is_kept(tree, run, monkeypatch):
     assert outcome.status == 130 and "interrupted" in outcome.err
     assert [row["Verification"] for row in rows_of(Path("out.csv")).values()] == ["SUCCESS"] * 2
     assert len(blocks_of(outcome.out)) == 2
+    assert "2 finished dispatches are in out.jsonl; continue with --resume --output=out.csv" in outcome.err
+
+
+@in_process
+@pytest.mark.parametrize("format_", ["table", "json"])
+def test_ctrl_c_without_output_shows_and_keeps_what_is_finished(tree, run, monkeypatch, format_):
+    """The next run continues from a file in the user's cache."""
+    tree()
+    whole, done = device_worker.estimate, []
+
+    def estimate(*arguments):
+        done.append(arguments)
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        return whole(*arguments)
+
+    monkeypatch.setattr(device_worker, "estimate", estimate)
+    outcome = run("profiler", f"--format={format_}", "--markdown=run.md")
+
+    kept = Path.home() / ".cache/dispatch_profiler/interrupted.jsonl"
+    assert outcome.status == 130
+    assert outcome.out.count("SUCCESS") == 2
+    assert "2 dispatches: 2 SUCCESS" in Path("run.md").read_text()
+    assert len(read_records(kept)) == 2
+    said = f"2 finished dispatches are in {kept}; continue with --resume --output={kept.with_suffix('.csv')}"
+    assert said in outcome.err
+    resumed = run("profiler", "--resume", f"--output={kept.with_suffix('.csv')}")
+    assert resumed.status == 0, resumed.err
+    assert len({record.dispatch for record in read_records(kept)}) == 9
+
+
+@in_process
+def test_ctrl_c_before_anything_is_finished_leaves_no_file(tree, run, monkeypatch):
+    tree()
+    monkeypatch.setattr(Evaluator, "records", raising_interrupt)
+    outcome = run("profiler", "--format=table")
+    assert outcome.status == 130 and "finished dispatches are in" not in outcome.err
+    assert not (Path.home() / ".cache/dispatch_profiler/interrupted.jsonl").exists()
+
+
+def raising_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+# -- a reader that goes ----------------------------------------------------------------------------
+
+
+def profile_into(reader: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`profiler.py ... | reader`; the exit status is that of the profiler."""
+    command = shlex.join([sys.executable, str(ROOT / "profiler.py"), *arguments])
+    line = f"{{ {command}; echo $? >status; }} | {reader}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    done.returncode = int(Path("status").read_text())
+    return done
+
+
+@pytest.mark.parametrize("format_", ["blocks", "json", "table"])
+def test_a_reader_that_goes_does_not_stop_a_run_that_writes_a_file(tree, format_):
+    """It is told once, and every row is written."""
+    tree(*EXHIBITION)
+    done = profile_into("true", f"--format={format_}", "--output=out.csv")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("standard output was closed; the run continues, because it writes files") == 1
+    assert len(rows_of(Path("out.csv"))) == 18
+
+
+def test_a_reader_that_goes_stops_a_run_that_writes_no_file(tree):
+    """With a sentence on standard error; what is finished is kept."""
+    tree(*EXHIBITION)
+    done = profile_into("true")
+    assert done.returncode == 1
+    assert done.stderr.count("standard output was closed, so the run stops; with --output=FILE.csv") == 1
+    assert "Traceback" not in done.stderr
 
 
 # -- limits and builds -----------------------------------------------------------------------------

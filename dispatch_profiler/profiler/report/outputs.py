@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from dispatch_profiler.command import say, warn
+from dispatch_profiler.files import write_atomic
 from dispatch_profiler.output_files import ReportFiles
 from dispatch_profiler.profiler.records.record import Record
 from dispatch_profiler.profiler.records.record_file import (
@@ -19,6 +21,7 @@ from dispatch_profiler.profiler.records.speedup import DEFAULT_REFERENCE
 from dispatch_profiler.profiler.report import run_report
 from dispatch_profiler.profiler.report.console import block, table
 from dispatch_profiler.profiler.report.csv_report import CsvReport
+from dispatch_profiler.streams import discard_output
 
 #: Each form of standard output.
 FORMATS = ("blocks", "table", "json")
@@ -44,6 +47,8 @@ class RunOutputs:
         self._reference = reference
         self._writers: list[JsonLines | CsvReport] = []
         self._open = ExitStack()
+        self._is_unread = False
+        self._csv: Path | None = None
         self.records: list[Record] = []
 
     def to_csv(self, path: Path, earlier: Sequence[StoredRecord] | None = None) -> None:
@@ -51,7 +56,7 @@ class RunOutputs:
 
         None replaces both files. Raises UsageError as CsvReport does.
         """
-        beside, rows = beside_csv(path), earlier or ()
+        self._csv, beside, rows = path, beside_csv(path), earlier or ()
         # The samples decide, so they come first: whoever kills us leaves no row without its samples.
         csv_ = self._open.enter_context(CsvReport(path, self._reference, tags=self._tags, earlier=rows))
         lines = self._open.enter_context(JsonLines(beside, append=earlier is not None, tags=self._tags))
@@ -70,9 +75,9 @@ class RunOutputs:
     def add(self, record: Record) -> None:
         """Show and write one record, so that it is there before the next dispatch begins."""
         if self._format == "blocks":
-            print(block(record), flush=True)
+            self._print(block(record))
         elif self._format == "json":
-            print(to_line(stored(record, self._tags)), flush=True)
+            self._print(to_line(stored(record, self._tags)))
         for writer in self._writers:
             writer.add(record)
         self.records.append(record)
@@ -81,8 +86,36 @@ class RunOutputs:
         """The table, Markdown and JUnit; with `earlier` records, which this run did not make again."""
         records = [*earlier, *(stored(record, self._tags) for record in self.records)]
         if self._format == "table":
-            print(table(records, top=self._top, reference=self._reference))
+            self._print(table(records, top=self._top, reference=self._reference))
         write_run(self._files, records)
+
+    def keep(self, fallback: Path, earlier: Sequence[StoredRecord] = ()) -> None:
+        """Show and keep what is finished when the run stops early; without a CSV, beside `fallback`."""
+        self.finish(earlier)
+        if not self.records:
+            return
+        path = self._csv or fallback
+        if self._csv is None:
+            fallback.parent.mkdir(parents=True, exist_ok=True)
+            lines = "".join(f"{to_line(stored(record, self._tags))}\n" for record in self.records)
+            write_atomic(beside_csv(fallback), lines.encode("utf-8", "backslashreplace"))
+        count = len(self.records)
+        say(f"{count} finished dispatches are in {beside_csv(path)}; continue with --resume --output={path}")
+
+    def _print(self, text: str) -> None:
+        """Print data; once nobody reads it, only files are written. Raises BrokenPipeError without files."""
+        if self._is_unread:
+            return
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            self._is_unread = True
+            discard_output()
+            if self._writers or self._files.markdown or self._files.junit:
+                warn("standard output was closed; the run continues, because it writes files")
+                return
+            warn("standard output was closed, so the run stops; with --output=FILE.csv it would continue")
+            raise
 
     def __enter__(self) -> RunOutputs:
         return self

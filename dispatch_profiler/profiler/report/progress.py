@@ -1,32 +1,145 @@
-"""How far a run is, for those who wait."""
+"""How far a run is, and how long it still takes."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.records.record import Record
 from dispatch_profiler.profiler.report.console import runtime_text
+
+#: FLOP/s of a reference, until the run tells better, and how much that guess counts against one cycle.
+_REFERENCE_RATE, _PRIOR_WEIGHT = 20e9, 0.3
+
+
+class RemainingTime:
+    """Estimates how long a run still takes, from when its dispatches begin and finish.
+
+    `references` has for each dispatch, in order, the work of its reference in FLOP, or None where an earlier
+    dispatch of the same operation has computed it. Several dispatches of an operation begin before
+    the first of them finishes; together they are a cycle. A cycle costs seconds for each
+    dispatch plus seconds for each FLOP of its reference. How much longer the first dispatch of a cycle takes to
+    begin tells the second; where cycles are too short for that, both are fitted to the cycles that are over.
+    """
+
+    def __init__(self, references: Sequence[float | None], started: float) -> None:
+        self._references = references
+        self._cycle_started = started
+        self._begun: list[float] = []
+        self._done = self._closed = 0
+        #: Of each cycle: FLOP of its reference, dispatches, seconds.
+        self._cycles: list[tuple[float, int, float]] = []
+        #: Of references: FLOP and seconds, where the first dispatch of a cycle took longer to begin.
+        self._reference_flops = self._reference_seconds = 0.0
+
+    def begin(self, now: float) -> None:
+        """The next dispatch begins at `now` seconds."""
+        self._begun.append(now)
+
+    def finish(self, now: float) -> None:
+        """The next dispatch is finished at `now` seconds."""
+        self._done += 1
+        if self._done > self._closed:
+            size = self._cycle_size()
+            flops = self._flops(self._closed, self._closed + size)
+            self._cycles.append((flops, size, now - self._cycle_started))
+            if flops and size > 2:
+                self._learn_reference(flops, self._begun[self._closed + 1 : self._closed + size])
+            self._closed += size
+        self._cycle_started = now
+
+    def left(self, now: float) -> float | None:
+        """Seconds from `now` to the end of the run; None before the first dispatch is finished."""
+        if not self._cycles:
+            return None
+        per_flop, per_dispatch = self._costs()
+        total = len(self._references)
+
+        def cost(first: int) -> float:
+            return per_flop * self._flops(first, total) + per_dispatch * max(0, total - first)
+
+        after = max(self._closed, min(len(self._begun), total))
+        return max(cost(self._closed) - (now - self._cycle_started), cost(after), 0.0)
+
+    def _cycle_size(self) -> int:
+        """Dispatches that have begun since the last cycle, of one operation; at least one."""
+        size = 1
+        while self._closed + size < min(len(self._begun), len(self._references)):
+            if self._references[self._closed + size] is not None:
+                break  # of the next operation, which is looked at before it begins
+            size += 1
+        return size
+
+    def _learn_reference(self, flops: float, begun: Sequence[float]) -> None:
+        """`begun`: when the dispatches after the first of a cycle began."""
+        usual = (begun[-1] - begun[0]) / (len(begun) - 1)
+        self._reference_flops += flops
+        self._reference_seconds += max(0.0, begun[0] - self._cycle_started - usual)
+
+    def _flops(self, first: int, last: int) -> float:
+        return sum(each or 0.0 for each in self._references[first:last])
+
+    def _costs(self) -> tuple[float, float]:
+        """Seconds for each FLOP and for each dispatch: least squares of relative errors, neither negative."""
+        flops, count, seconds = (sum(column) for column in zip(*self._cycles, strict=True))
+        if seconds <= 0.0:
+            return 0.0, 0.0
+        if self._reference_flops:
+            per_flop = self._reference_seconds / self._reference_flops
+            return per_flop, max(0.0, seconds - per_flop * flops) / count
+        a_a = a_b = b_b = a_t = b_t = 0.0
+        for cycle in self._cycles:
+            scale = max(cycle[2], 1e-3 * seconds)
+            a, b, t = (value / scale for value in cycle)
+            a_a, a_b, b_b, a_t, b_t = a_a + a * a, a_b + a * b, b_b + b * b, a_t + a * t, b_t + b * t
+        a_a += _PRIOR_WEIGHT * _REFERENCE_RATE**2
+        a_t += _PRIOR_WEIGHT * _REFERENCE_RATE
+        determinant = a_a * b_b - a_b * a_b
+        per_flop = (a_t * b_b - a_b * b_t) / determinant if determinant > 0.0 else 0.0
+        per_dispatch = (a_a * b_t - a_b * a_t) / determinant if determinant > 0.0 else seconds / count
+        if per_flop < 0.0:
+            return 0.0, seconds / count
+        if per_dispatch < 0.0:
+            return seconds / flops, 0.0
+        return per_flop, per_dispatch
+
+
+def reference_costs(candidates: Iterable[Candidate]) -> list[float | None]:
+    """The work of the reference of each candidate, as `RemainingTime` takes it."""
+    before = None
+    costs: list[float | None] = []
+    for candidate in candidates:
+        operation = candidate.dispatch.operation
+        costs.append(None if operation == before else float(operation.flops))
+        before = operation
+    return costs
 
 
 @dataclass
 class Tally:
-    """Counts the records of a run of `total`; `clock` tells seconds."""
+    """Counts the records of a run over `candidates`; `clock` tells seconds."""
 
-    total: int
+    candidates: Sequence[Candidate]
     clock: Callable[[], float] = time.monotonic
     done: int = 0
     failed: int = 0
     #: Whether the last one counts: of what several devices measured, the first does.
     step: int = 0
-    started: float = field(init=False)
 
     _seen: set[tuple[str, str]] = field(init=False, default_factory=set)
+    _remaining: RemainingTime = field(init=False)
 
     def __post_init__(self) -> None:
-        self.started = self.clock()
+        self._remaining = RemainingTime(reference_costs(self.candidates), self.clock())
+
+    def begun(self) -> Iterator[Candidate]:
+        """The candidates, each of which begins when it is taken."""
+        for candidate in self.candidates:
+            self._remaining.begin(self.clock())
+            yield candidate
 
     def add(self, record: Record) -> None:
         """One more is done."""
@@ -35,14 +148,20 @@ class Tally:
         self._seen.add(key)
         self.done += self.step
         self.failed += record.is_failure
+        if self.step:
+            self._remaining.finish(self.clock())
 
     def note(self) -> str:
         """Beside a bar."""
         return f"{self.failed} failed" if self.failed else ""
 
+    def left(self) -> str:
+        """`0:01:30`; `-:--:--` while nothing is known."""
+        seconds = self._remaining.left(self.clock())
+        return "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds)))
+
     def line(self, record: Record) -> str:
-        """What became of the last one, how far the run is, and how long it still takes if the rest is alike."""
+        """What became of the last one, how far the run is, and how long it still takes."""
         figure = f", {runtime_text(record)} ms" if record.measurement is not None else ""
-        left = (self.clock() - self.started) / self.done * (self.total - self.done)
-        where = f"{self.done} of {self.total}, {timedelta(seconds=round(left))} left"
+        where = f"{self.done} of {len(self.candidates)}, {self.left()} left"
         return f"[Profiling]: {record.dispatch.name}: {record.verdict.value}{figure}  [{where}]"

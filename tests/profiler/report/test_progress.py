@@ -4,30 +4,161 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from terminal_helpers import on_a_terminal, plain
 
 from dispatch_profiler.configurations import Default
-from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.dispatches import Dispatch, Tree, load_manifest
 from dispatch_profiler.operations import Matmul
-from dispatch_profiler.profiler.measurement.measure import Measurement
+from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator, EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
+from dispatch_profiler.profiler.measurement.measure import Measurement, MeasureOptions
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
-from dispatch_profiler.profiler.report.progress import Tally
+from dispatch_profiler.profiler.report.progress import RemainingTime, Tally
+from dispatch_profiler.profiler.statistics.stopping import StopRule
+from dispatch_profiler.runtime.null import NullCall
 
 RECORD = Record(
     Dispatch(Matmul(4, 6, 8), Default()), Provenance("null", "null", "x", 7), Verdict.SUCCESS, "",
     Measurement((0.25,), 10),
 )  # fmt: skip
+#: Eight dispatches of one small operation.
+EIGHT = [Candidate(RECORD.dispatch, "null")] * 8
 FAULTS = {"*_default": {"time_ms": 0.25}, "*_ukernels": {"fault": "nan"}, "*": {"time_ms": 0.3}}
 
 
-def test_a_line_tells_how_long_the_rest_takes_if_it_is_alike():
+# -- the time left ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run whose costs are known: of each operation, the seconds of its reference and of its dispatches."""
+
+    operations: tuple[tuple[float, tuple[float, ...]], ...]
+    #: FLOP/s of references, which nobody has told the estimator.
+    rate: float = 5e9
+    at_once: int = 32
+
+    def estimates(self) -> list[tuple[float, float, float]]:
+        """After each record: the part of the run that is over, the time left, and the estimate of it."""
+        total = sum(reference + sum(each) for reference, each in self.operations)
+        costs: list[float | None] = []
+        for reference, each in self.operations:
+            costs += [reference * self.rate, *[None] * (len(each) - 1)]
+        remaining, now, told = RemainingTime(costs, 0.0), 0.0, []
+        for reference, each in self.operations:
+            for begin in range(0, len(each), self.at_once):
+                cycle = each[begin : begin + self.at_once]
+                for at, seconds in enumerate(cycle):
+                    remaining.begin(now)
+                    now += 0.3 * seconds + (reference if begin + at == 0 else 0.0)
+                now += 0.7 * sum(cycle)
+                for _ in cycle:
+                    remaining.finish(now)
+                    left = remaining.left(now)
+                    assert left is not None
+                    told.append((now / total, total - now, left))
+        return told
+
+
+SIZES = [2**i for i in range(6, 12)]
+RUNS = {
+    "one operation": Run(((0.0, (1.0,) * 200),)),
+    "an expensive reference": Run(((10.0, (1.0,) * 100),)),
+    "operations alike": Run(((2.0, (1.0,) * 9),) * 12),
+    "more than are begun at once": Run(((2.0, (1.0,) * 70),) * 12),
+    "one configuration each": Run(((3.0, (1.0,)),) * 40),
+    "a growing sweep": Run(tuple(((m / 256) ** 3, (1.0,) * 9) for m in SIZES for _ in range(6))),
+    "a growing sweep, one configuration each": Run(tuple(((i / 10) ** 3, (1.0,)) for i in range(1, 61))),
+    "a shrinking sweep": Run(tuple(((m / 256) ** 3, (1.0,) * 9) for m in SIZES[::-1] for _ in range(6))),
+    "uneven dispatches": Run(((1.0, (0.1, 2.0, 0.3, 1.0, 1.0, 0.2, 0.4, 2.0)),) * 20),
+    "a fast machine": Run(((0.01, (1.0,) * 9),) * 12, rate=2e12),
+}
+
+
+@pytest.mark.parametrize("run_", RUNS.values(), ids=RUNS)
+def test_after_a_tenth_of_a_run_the_time_left_is_known_within_a_factor_of_two(run_: Run):
+    later = [(left, told) for part, left, told in run_.estimates() if 0.1 <= part <= 0.9]
+    assert all(left / 2 <= told <= left * 2 for left, told in later), later
+
+
+def test_the_first_of_a_burst_does_not_stand_for_its_whole_time():
+    """32 of 64 have taken 32 s together when the first of them is done: 32 s are left, not 63 times 32."""
+    remaining = RemainingTime([0.0, *[None] * 63], 100.0)
+    for second in range(32):
+        remaining.begin(100.0 + second)
+    assert remaining.left(131.0) is None
+    remaining.finish(132.0)
+    assert remaining.left(132.0) == pytest.approx(32.0)
+
+
+def test_while_a_cycle_runs_its_time_counts_down_to_what_has_not_begun():
+    remaining = RemainingTime([0.0, 0.0, 0.0, 0.0], 0.0)
+    remaining.begin(0.0)
+    remaining.finish(10.0)
+    remaining.begin(10.0)
+    assert remaining.left(14.0) == pytest.approx(26.0)
+    assert remaining.left(25.0) == pytest.approx(20.0)
+
+
+def test_a_run_that_takes_no_time_has_none_left():
+    remaining = RemainingTime([1e9, None], 5.0)
+    remaining.finish(5.0)
+    assert remaining.left(5.0) == 0.0
+
+
+@pytest.mark.usefixtures("in_process")
+def test_on_the_clock_of_the_null_device_the_time_left_is_known_within_a_factor_of_two(
+    null_tree, monkeypatch
+):
+    """Eight operations of nine configurations, each slower than the one before; visits are in turns."""
+    sizes = [16 * i for i in range(1, 9)]
+    faults = {f"matmul_{m}x*": {"time_ms": 0.2 + m / 200} for m in sizes}
+    null_tree(
+        f"--problem-m={','.join(map(str, sizes))}",
+        "--problem-n=32",
+        "--problem-k=8",
+        "--lhs=f32",
+        faults=faults,
+    )
+    manifest = load_manifest(Tree(Path()))
+
+    passed = []
+    take = NullCall.time
+
+    def time(call: NullCall, calls: int) -> float:
+        passed.append(take(call, calls))
+        return passed[-1]
+
+    def clock() -> float:
+        return sum(passed)
+
+    monkeypatch.setattr(NullCall, "time", time)
+    tally = Tally(TreeCandidates(manifest.tree).candidates(manifest.dispatches()), clock)
+    told = []
+    with Evaluator(EvaluatorOptions("null", measure=MeasureOptions(StopRule(count=3)))) as evaluator:
+        for record in evaluator.records(tally.begun()):
+            tally.add(record)
+            left = tally._remaining.left(clock())
+            assert left is not None
+            told.append((clock(), left))
+    total = clock()
+    later = [(total - at, left) for at, left in told if 0.1 <= at / total <= 0.9]
+    assert total > 0 and len(later) > 40
+    assert all(left / 2 <= estimate <= left * 2 for left, estimate in later), later
+
+
+# -- lines and bars --------------------------------------------------------------------------------
+
+
+def test_a_line_tells_how_long_the_rest_takes():
     """2 of 8 in 30 s: 90 s are left."""
-    times = iter([100.0, 130.0])
-    tally = Tally(8, lambda: next(times))
+    times = iter([100.0, 115.0, 130.0, 130.0])
+    tally = Tally(EIGHT, lambda: next(times))
     tally.add(RECORD)
     tally.add(replace(RECORD, provider="numpy").failed(Verdict.CRASHED, "SIGSEGV"))
     assert tally.note() == "1 failed"
@@ -36,8 +167,12 @@ def test_a_line_tells_how_long_the_rest_takes_if_it_is_alike():
     )
 
 
+def test_before_anything_is_done_the_time_left_is_not_known():
+    assert Tally(EIGHT, lambda: 0.0).left() == "-:--:--"
+
+
 def test_what_two_devices_measured_counts_once():
-    tally = Tally(8, lambda: 0.0)
+    tally = Tally(EIGHT, lambda: 0.0)
     steps = []
     for record in (RECORD, RECORD, replace(RECORD, provider="numpy")):
         tally.add(record)
