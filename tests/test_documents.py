@@ -1,4 +1,7 @@
-"""Every command line and program of README.md and docs/ is run as it stands."""
+"""Every command line and program of README.md and docs/ runs.
+
+By default with few configurations and short measurements; the slow tests run them exactly as they are.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,29 @@ DOCUMENTS = [
 OURS = "python "
 
 
+#: Configurations of each target's family that stand for its whole list, and cover every kind of operation.
+FEW = {
+    "llvm-cpu": """
+configurations:
+  - {kinds: [matmul, batch_matmul], distribution: [64, 128], vector: [8, 32, 4]}
+  - {kinds: [conv2d], distribution: [1, 7, 28, 32], vector: [1, 1, 4, 32, 1, 1, 1]}
+  - {kinds: [matmul, batch_matmul], types: [f32], flow: data_tiling}
+""",
+    "cuda": """
+configurations:
+  - {types: [f16], instruction: mmasync, workgroup: [64, 64], reduction: [64], stages: 1}
+""",
+    "rocm": """
+configurations:
+  - {types: [f16, f32], instruction: mfma, workgroup: [64, 64], reduction: [64]}
+""",
+}
+#: Extents in options and in names of dispatches.
+EXTENTS = re.compile(r"(?<=-[mnkhw]=)\d+\b|(?<=matmul_)\d+x\d+x\d+")
+#: Where options end: the compiler's own flags, or what the shell is told to do with the command.
+END_OF_OPTIONS = re.compile(r" (?:-- |\|\| |\| |>)|$")
+
+
 def blocks(document: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / document).read_text(), flags=re.S)
 
@@ -49,14 +75,70 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_command_line_runs_as_it_stands(document: str, checkout: Path):
-    ours = [line for line in commands(document) if line.startswith(OURS)]
-    assert ours
+def smaller(extents: str) -> str:
+    """`768x512x8` -> `32x32x8`."""
+    return "x".join(str(min(int(extent), 32)) for extent in extents.split("x"))
 
-    for line in ours:
+
+def quicker(line: str) -> str:
+    """`line` for smaller problems, with options that make it compile and measure less.
+
+    The last value of an option counts.
+    """
+    line = EXTENTS.sub(lambda match: smaller(match.group()), line)
+    if re.search(r"generator\.py|dispatch_profiler generate|dispatch-profiler generate", line):
+        family = re.search(r"--target=([\w-]+)", line)
+        name = family.group(1) if family else "llvm-cpu"
+        more = f" --configurations=few_{name}.yaml" if name in FEW and "--configurations" not in line else ""
+    elif re.search(r"profiler\.py|dispatch_profiler profile|dispatch-profiler profile", line):
+        more = " --budget=0.05 --precision=20"
+    elif " compare --live" in line:
+        more = " --budget=1"
+    else:
+        more = ""
+    end = END_OF_OPTIONS.search(line)
+    assert end is not None
+    return line[: end.start()] + more + line[end.start() :]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("python generator.py --m=64", "python generator.py --m=32 --configurations=few_llvm-cpu.yaml"),
+        ("python generator.py --target=null --problem-m=768 --conv-h=100", "python generator.py --target=null --problem-m=32 --conv-h=32"),
+        ("python compile.py --dispatches='matmul_768x512x8_f32*' --memory-limit=4096", "python compile.py --dispatches='matmul_32x32x8_f32*' --memory-limit=4096"),
+        ("python generator.py --target=cuda:sm_80", "python generator.py --target=cuda:sm_80 --configurations=few_cuda.yaml"),
+        ("python generator.py --target=null", "python generator.py --target=null"),
+        ("python generator.py --configurations=own.yaml", "python generator.py --configurations=own.yaml"),
+        ("python profiler.py --budget=1 >run.jsonl", "python profiler.py --budget=1 --budget=0.05 --precision=20 >run.jsonl"),
+        ("python compile.py -- --iree-opt-level=O2", "python compile.py -- --iree-opt-level=O2"),
+        ("python -m dispatch_profiler compare --live a b || true", "python -m dispatch_profiler compare --live a b --budget=1 || true"),
+    ],
+)  # fmt: skip
+def test_a_quicker_line_keeps_every_option(line: str, expected: str):
+    assert quicker(line) == expected
+
+
+def run_lines(lines: list[str]) -> None:
+    assert lines
+    for line in lines:
         done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_command_line_runs(document: str, checkout: Path):
+    for name, text in FEW.items():
+        (checkout / f"few_{name}.yaml").write_text(text)
+
+    run_lines([quicker(line) for line in commands(document) if line.startswith(OURS)])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_command_line_runs_as_it_stands(document: str, checkout: Path):
+    run_lines([line for line in commands(document) if line.startswith(OURS)])
 
 
 def test_the_cluster_of_the_documents_compiles(checkout: Path):

@@ -55,21 +55,21 @@ class Constraints:
     smtlib: str
 
     @cached_property
-    def _assertions(self) -> list[Any]:
+    def _assertions(self) -> list[tuple[Any, frozenset[str]]]:
+        """Each assertion with the names of its variables."""
         assertions = list(_z3().parse_smt2_string(self.smtlib))
         if len(assertions) != len(self.messages):
             raise ToolError(
                 f"the compiler stated {len(self.messages)} constraints, but wrote {len(assertions)} for the solver"
             )
-        return assertions
+        return [(assertion, frozenset(_variables(assertion))) for assertion in assertions]
 
     def violated(self, assignment: Assignment) -> list[str]:
         """Messages of the assertions that do not hold. Raises KeyError if a variable has no value."""
         z3 = _z3()
         values = {**assignment, **self._problem()}
         found = []
-        for assertion, message in zip(self._assertions, self.messages, strict=True):
-            names = _variables(assertion)
+        for (assertion, names), message in zip(self._assertions, self.messages, strict=True):
             pairs = [(z3.Int(name), z3.IntVal(values[name])) for name in names]
             if not z3.is_true(z3.simplify(z3.substitute(assertion, *pairs))):
                 found.append(message)

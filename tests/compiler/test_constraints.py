@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -9,6 +10,7 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +51,7 @@ ALLOWED_BY_US = {
     "prod(wg_m) <= 512 (max_vgprs)",
     "prod(wg_n) <= 512 (max_vgprs)",
     "sg_k <= 32",
+    "sg_n <= 32",
     # TileAndFuse pads operands whose extent a tile does not divide.
     "dim_# must be divisible by wg_# ",
     "aligned inner k dim dim_# must be divisible by red_# * mma_k ",
@@ -69,7 +72,9 @@ FORBIDDEN_BY_US = (
 )
 
 
+@functools.cache
 def read(case: str) -> tuple[Constraints, ...]:
+    """What the compiler states; asked once, since it takes a process of its own."""
     target, operation = CASES[case]
     return compiler_constraints(parse_target(target), operation)
 
@@ -79,25 +84,29 @@ def general(message: str) -> str:
     return re.sub(r"\(\{\}.*\)", "", re.sub(r"_\d", "_#", message))
 
 
-def shallow(space: Space) -> Space:
-    """Tiles one row of pixels deep, of which the constraints of VectorDistribute speak."""
+def narrowed(space: Space, stated: Constraints) -> Space:
+    """The part of `space` that `stated` speaks of, and little else: drawing the rest takes time.
+
+    The constraints of VectorDistribute speak of tiles one row of pixels deep.
+    """
+    fixed = {"pipeline": (stated.pipeline,), "split_k": (1,)}
+    parameters = {name: fixed.get(name, choices) for name, choices in space.parameters.items()}
+    if stated.pipeline != "VectorDistribute":
+        return replace(space, parameters=parameters)
     rank = len(space.tiles["workgroup"]) - 2
     tiles = {
         name: ((1,),) * rank + axes[rank:] if name != "reduction" else axes
         for name, axes in space.tiles.items()
     }
-    return replace(space, tiles=tiles)
+    return replace(space, parameters=parameters, tiles=tiles)
 
 
-def ours(stated: Constraints, operation: Operation, target: str, count: int, seed: int) -> list[MmaTiles]:
-    """Valid points by our rules, of the pipeline that `stated` is about."""
+def ours(stated: Constraints, operation: Operation, target: str, count: int, seed: int) -> Iterator[MmaTiles]:
+    """Up to `count` valid points by our rules, of the pipeline that `stated` is about."""
     limits = limits_of(target)
-    spaces = [
-        shallow(s) if stated.pipeline == "VectorDistribute" else s for s in gpu_spaces(operation, limits)
-    ]
+    spaces = [narrowed(s, stated) for s in gpu_spaces(operation, limits) if s.kind is MmaTiles]
     drawn = draw_valid(spaces, operation, limits, random.Random(seed))
-    fitting = (tiles for tiles in drawn if isinstance(tiles, MmaTiles) and stated.fits(tiles))
-    return list(itertools.islice(fitting, count))
+    return itertools.islice((tiles for tiles in drawn if stated.fits(tiles)), count)
 
 
 @pytest.mark.parametrize(("case", "pipelines"), [
@@ -116,7 +125,7 @@ def test_the_compiler_states_them_for_each_pipeline(case: str, pipelines: list):
 def test_what_our_rules_call_valid_breaks_only_the_constraints_that_are_listed(case: str):
     target, operation = CASES[case]
     for stated in read(case):
-        points = ours(stated, operation, target, 40, 0)
+        points = list(ours(stated, operation, target, 40, 0))
         assert len(points) == 40
         broken = {general(m) for tiles in points for m in stated.violated(stated.assignment_of(tiles))}
         assert [m for m in broken if not any(m.startswith(known) for known in ALLOWED_BY_US)] == []
@@ -224,12 +233,18 @@ def test_constraints_that_the_compiler_forbids_and_we_allow_compile():
     wanted = {"sg_num <= 10", "dim_# must be divisible by wg_# ", "wg_size_x <= wg_m OR wg_size_x <= wg_n",
               "lhs_tile_elements must be divisible by thread_count ", "red_# must be divisible by mma_m "}  # fmt: skip
     found: dict[str, tuple[str, Operation, MmaTiles]] = {}
-    for case in ("matmul", "gfx942_f32"):
-        target, operation = CASES[case]
-        for stated in read(case):
-            for tiles in ours(stated, operation, target, 150, 3):
-                for message in map(general, stated.violated(stated.assignment_of(tiles))):
-                    found.setdefault(message, (target, operation, tiles))
+    candidates = (
+        (stated, target, operation, tiles)
+        for case in ("matmul", "gfx942_f32")
+        for target, operation in [CASES[case]]
+        for stated in read(case)
+        for tiles in ours(stated, operation, target, 150, 3)
+    )
+    for stated, target, operation, tiles in candidates:
+        for message in map(general, stated.violated(stated.assignment_of(tiles))):
+            found.setdefault(message, (target, operation, tiles))
+        if wanted <= found.keys():
+            break
     assert wanted <= found.keys()
     for message in sorted(wanted):
         target, operation, tiles = found[message]
