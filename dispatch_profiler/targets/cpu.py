@@ -13,7 +13,7 @@ from dispatch_profiler.configurations import Limits
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import KEEP_F64, Target
 from dispatch_profiler.targets.cpu_names import triple_of
-from dispatch_profiler.targets.unsupported import flushed_subnormals, missing_f64_erf
+from dispatch_profiler.targets.unsupported import missing_f64_erf, wrong_f8_rounding
 
 #: iree-compile refuses vectors of this many native vectors or more
 #: (--iree-llvmcpu-max-allowed-number-of-native-vectors).
@@ -104,7 +104,7 @@ class CpuTarget(Target):
 
     def unsupported_reason(self, operation: Operation) -> str | None:
         """See `Target.unsupported_reason`."""
-        return flushed_subnormals(operation, self.family) or missing_f64_erf(operation, self.family)
+        return wrong_f8_rounding(operation, self.family) or missing_f64_erf(operation, self.family)
 
     @property
     def host(self) -> str:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from dispatch_profiler.operations import Operation
 
 
-def flushed_subnormals(operation: Operation, target: str) -> str | None:
+def wrong_f8_rounding(operation: Operation, target: str) -> str | None:
     """Why results in f8 would be wrong on `target`; None if `operation` has none.
 
-    Seen on llvm-cpu and vmvx: each result of a magnitude below the smallest normal number, 2^-6, is zero.
+    Seen on llvm-cpu and vmvx: what should be rounded up to the smallest normal number becomes zero.
+    Subnormal results are right.
     """
     narrow = next((x.type for x in operation.results if x.type.name.startswith("f8")), None)
     if narrow is None:
         return None
-    smallest = float(narrow.finfo().smallest_normal)
+    limits = narrow.finfo()
+    normal, step = float(limits.smallest_normal), float(limits.smallest_subnormal)
     return (
-        f"IREE 3.13 flushes {narrow.name} results below {smallest:g} to zero on {target}: "
+        f"IREE 3.13 makes zero of {narrow.name} results from {normal - step / 2:.6g} to {normal:g} on {target}: "
         "use a wider result, such as --result=f16"
     )
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._by_architecture import ByArchitecture
-from dispatch_profiler.targets.unsupported import flushed_subnormals
+from dispatch_profiler.targets.unsupported import wrong_f8_rounding
 
 
 @dataclass(frozen=True)
@@ -25,4 +25,4 @@ class VmvxTarget(ByArchitecture):
 
     def unsupported_reason(self, operation: Operation) -> str | None:
         """See `Target.unsupported_reason`."""
-        return flushed_subnormals(operation, self.family)
+        return wrong_f8_rounding(operation, self.family)
