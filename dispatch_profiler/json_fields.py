@@ -107,6 +107,17 @@ def text_values(row: Mapping[str, Any], name: str) -> dict[str, str]:
     return {key: _text(value, f"{name}.{key}") for key, value in found.items()}
 
 
+def check_bounded(value: object, name: str) -> None:
+    """Raise FieldError if a number anywhere in `value` is not finite or is beyond 64 bits."""
+    if isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            check_bounded(each, name)
+    elif isinstance(value, int) and abs(value) > _LARGEST:
+        raise FieldError(f"{name}: expected numbers, but got {_shown(value)}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise FieldError(f"{name}: expected numbers, but got {value}")
+
+
 def within(name: str, read: Callable[[], Value]) -> Value:
     """What `read` returns; its FieldErrors name the field as one of the object `name`."""
     try:

@@ -2,13 +2,15 @@
 
 from dispatch_profiler.dispatches.bundle import BundleInfo, unpacked, write_bundle
 from dispatch_profiler.dispatches.dispatch import Dispatch
-from dispatch_profiler.dispatches.manifest import (
+from dispatch_profiler.dispatches.entries import (
     Artifact,
     DispatchEntry,
-    Manifest,
     ModuleEntry,
     OperationEntry,
     State,
+)
+from dispatch_profiler.dispatches.manifest import (
+    Manifest,
     add_generated,
     fold_journal,
     load_manifest,

@@ -26,14 +26,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from dispatch_profiler import __version__
-from dispatch_profiler.dispatches.manifest import (
-    Artifact,
-    DispatchEntry,
-    Manifest,
-    OperationEntry,
-    load_manifest,
-    to_json,
-)
+from dispatch_profiler.dispatches.entries import Artifact, DispatchEntry, OperationEntry
+from dispatch_profiler.dispatches.manifest import Manifest, load_manifest
+from dispatch_profiler.dispatches.manifest_json import to_text
 from dispatch_profiler.dispatches.tree import Purpose, Tree
 from dispatch_profiler.errors import TreeError, reason_of
 from dispatch_profiler.files import atomic_file, sha256
@@ -111,7 +106,7 @@ def _part(manifest: Manifest, chosen: Iterable[tuple[OperationEntry, DispatchEnt
 def _members(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
     """Name and content of every file of the tree that is packed, one at a time."""
     tree = manifest.tree
-    yield _name(tree, tree.manifest), to_json(manifest).encode()
+    yield _name(tree, tree.manifest), to_text(manifest.entries).encode()
     for entry in manifest.entries:
         for module in entry.modules:
             pairs: tuple[tuple[Purpose, Artifact | None], ...] = (

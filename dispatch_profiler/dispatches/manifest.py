@@ -3,107 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
-from typing import Any
 
-from dispatch_profiler.configurations import configuration_from_dict
-from dispatch_profiler.dispatches.dispatch import Dispatch
+from dispatch_profiler.dispatches.entries import DispatchEntry, OperationEntry
+from dispatch_profiler.dispatches.manifest_json import (
+    VERSIONS,
+    is_manifest,
+    operation_line,
+    operation_of,
+    operations_of,
+    to_text,
+)
 from dispatch_profiler.dispatches.selection import Selection
 from dispatch_profiler.dispatches.tree import Tree
-from dispatch_profiler.errors import DispatchProfilerError, TreeError, reason_of
-from dispatch_profiler.files import locked, remove_leftovers, write_atomic
-from dispatch_profiler.operations import Operation, operation_from_dict
+from dispatch_profiler.errors import TreeError, UsageError
+from dispatch_profiler.files import locked, read_bounded, remove_leftovers, write_atomic
+from dispatch_profiler.json_fields import FieldError, mapping, parse_json
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, parse_target
 
-_FORMAT = "dispatch_profiler manifest"
-_VERSION = 1
-
-
-class State(str, Enum):
-    """How far a dispatch has come. The last two carry a reason."""
-
-    GENERATED = "generated"
-    COMPILED = "compiled"
-    NOT_COMPILED = "not compiled"
-    NOT_APPLIED = "not applied"
-
-
-@dataclass(frozen=True)
-class DispatchEntry:
-    """One dispatch of the tree.
-
-    `applied` is what the compiler configured for it, in its own words; empty until compiled.
-    `is_transient` tells of a failure that another time or another machine may not see.
-    """
-
-    dispatch: Dispatch
-    state: State = State.GENERATED
-    reason: str = ""
-    applied: str = ""
-    is_transient: bool = False
-
-
-@dataclass(frozen=True)
-class Artifact:
-    """A file that was made from the source: its content's SHA-256 and size in bytes."""
-
-    sha256: str
-    bytes: int
-
-
-@dataclass(frozen=True)
-class ModuleEntry:
-    """One pair of vmfbs: all configurations of an operation that share their compiler flags.
-
-    `key` is the content hash of all that went in. `repeat` is how often the profile vmfb does
-    each dispatch in one call. `target` is what it was compiled for, which need not be what its
-    operation was generated for. Without `verify` and `profile` no dispatch of it compiled.
-    """
-
-    name: str
-    key: str
-    repeat: int
-    compiler: str
-    target: str
-    verify: Artifact | None
-    profile: Artifact | None
-    #: The compiler's flags: of the target, of the configurations, and of the command line.
-    flags: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class OperationEntry:
-    """One operation of the tree with its dispatches and what was compiled of them.
-
-    `target` is what it was generated for.
-    """
-
-    operation: Operation
-    target: str
-    source_sha256: str
-    dispatches: tuple[DispatchEntry, ...]
-    modules: tuple[ModuleEntry, ...] = ()
-
-    def same_source(self, other: OperationEntry) -> bool:
-        """Does `other` stand for the same dispatches of the same text, and is all here for its target?"""
-        return _made(self) == _made(other) and all(m.target == other.target for m in self.modules)
-
-    def module_of(self, dispatch: Dispatch) -> ModuleEntry | None:
-        """The module that holds `dispatch`; None until it is compiled."""
-        return next((m for m in self.modules if m.name == dispatch.configuration.module), None)
-
-    def target_of(self, dispatch: Dispatch) -> str:
-        """What `dispatch` was compiled for; until then, what it was generated for."""
-        module = self.module_of(dispatch)
-        return self.target if module is None else module.target
-
-
-def _made(entry: OperationEntry) -> tuple[object, ...]:
-    return entry.target, entry.source_sha256, tuple(d.dispatch for d in entry.dispatches)
+#: No manifest comes near it: one of ten thousand dispatches takes 5 MB.
+_LARGEST_FILE = 2**30
 
 
 @dataclass(frozen=True)
@@ -159,37 +81,45 @@ class Manifest:
 def load_manifest(tree: Tree) -> Manifest:
     """Read the manifest of `tree`.
 
-    Raises TreeError if there is none, if it is not ours, or if it is damaged.
+    A dispatch whose state or module cannot be read is Not compiled, with the reason. Raises TreeError if there is
+    no manifest, if it is not ours, or if it is damaged otherwise.
     """
     path = tree.manifest
     if not tree.folder.is_dir():
         raise TreeError(f"there is no folder {tree.folder}", hint="give the folder that holds generated/")
-    if not path.is_file():
+    if not path.exists():
         raise TreeError(
-            f"there is no generated tree in {tree.folder}: {path} is missing",
+            f"no generated tree in {tree.folder}: {path} is missing",
             hint="run generator.py with the same --generated-dir first",
         )
     try:
-        data = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise TreeError(f"the manifest {path} is damaged: {reason_of(error)}", hint=_again(path)) from error
-    if not isinstance(data, dict) or data.get("format") != _FORMAT:
+        data = parse_json(_read(path))
+    except FieldError as error:
+        raise TreeError(f"the manifest {path} is damaged: {error}", hint=_again(path)) from error
+    if not isinstance(data, dict) or not is_manifest(data):
         raise TreeError(f"{path} is not a manifest of dispatch_profiler", hint=_again(path))
-    if data.get("version") != _VERSION:
+    if data.get("version") not in VERSIONS:
         raise TreeError(
-            f"{path} has version {data.get('version')!r}, but this program reads {_VERSION}",
+            f"{path} has version {data.get('version')!r}, but this program reads {VERSIONS[0]} to {VERSIONS[-1]}",
             hint=_again(path),
         )
     try:
-        entries = {row.operation: row for row in map(_read_operation, data["operations"])}
-    except (KeyError, TypeError, ValueError, AttributeError, DispatchProfilerError) as error:
-        raise TreeError(f"the manifest {path} is damaged: {error!r}", hint=_again(path)) from error
+        entries = {entry.operation: entry for entry in operations_of(data)}
+    except FieldError as error:
+        raise TreeError(f"the manifest {path} is damaged: {error}", hint=_again(path)) from error
     for part in _read_journal(tree):
         _merge(entries, part)
     return Manifest(tree, tuple(entries.values()))
 
 
-def _again(path: Any) -> str:
+def _read(path: Path) -> bytes:
+    try:
+        return read_bounded(path, _LARGEST_FILE)
+    except UsageError as error:
+        raise TreeError(error.message, hint=_again(path)) from error
+
+
+def _again(path: Path) -> str:
     return f"remove {path} and run generator.py and compile.py again"
 
 
@@ -229,7 +159,7 @@ def note_result(tree: Tree, part: OperationEntry) -> None:
     At once, whatever happens to us next: writing the manifest of ten thousand dispatches for each
     of them would take longer than they do.
     """
-    row = json.dumps(_write_operation(part), separators=(",", ":"))
+    row = operation_line(part)
     with _locked(tree), tree.journal.open("a") as journal:
         # Whoever was killed while it wrote has left half a line: ours starts on a new one.
         journal.write(f"\n{row}\n")
@@ -249,20 +179,17 @@ def _entries_on_disk(tree: Tree) -> dict[Operation, OperationEntry]:
 
 def _write(tree: Tree, entries: Mapping[Operation, OperationEntry]) -> None:
     remove_leftovers(tree.root)
-    write_atomic(tree.manifest, to_json(Manifest(tree, tuple(entries.values()))))
+    write_atomic(tree.manifest, to_text(entries.values()))
     tree.journal.unlink(missing_ok=True)
 
 
 def _read_journal(tree: Tree) -> list[OperationEntry]:
-    try:
-        lines = tree.journal.read_text(errors="replace").splitlines()
-    except OSError:
+    if not tree.journal.exists():
         return []
     found = []
-    for line in filter(None, lines):
-        # Half a line is a result that was in flight.
-        with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError, DispatchProfilerError):
-            found.append(_read_operation(json.loads(line)))
+    for line in filter(None, _read(tree.journal).split(b"\n")):
+        with contextlib.suppress(FieldError):  # half a line is a result that was in flight
+            found.append(operation_of(mapping(parse_json(line))))
     return found
 
 
@@ -284,80 +211,4 @@ def _merge(entries: dict[Operation, OperationEntry], part: OperationEntry) -> No
         known,
         dispatches=tuple(done.get(d.dispatch, d) for d in known.dispatches),
         modules=(*(m for m in known.modules if m.name not in names), *part.modules),
-    )
-
-
-# -- JSON ----------------------------------------------------------------------------------------
-
-
-def to_json(manifest: Manifest) -> str:
-    """The text of `Tree.manifest`."""
-    rows = ",\n".join(
-        json.dumps(_write_operation(entry), separators=(",", ":")) for entry in manifest.entries
-    )
-    return f'{{"format": "{_FORMAT}", "version": {_VERSION}, "operations": [\n{rows}\n]}}\n'
-
-
-def _write_operation(entry: OperationEntry) -> dict[str, Any]:
-    return {
-        "name": entry.operation.name,
-        "operation": entry.operation.to_dict(),
-        "target": entry.target,
-        "source_sha256": entry.source_sha256,
-        "dispatches": [
-            {
-                "name": d.dispatch.name,
-                "configuration": d.dispatch.configuration.to_dict(),
-                "state": d.state.value,
-                "reason": d.reason,
-                "applied": d.applied,
-                "is_transient": d.is_transient,
-            }
-            for d in entry.dispatches
-        ],
-        "modules": [
-            {
-                "name": m.name,
-                "key": m.key,
-                "repeat": m.repeat,
-                "compiler": m.compiler,
-                "target": m.target,
-                "verify": None if m.verify is None else vars(m.verify),
-                "profile": None if m.profile is None else vars(m.profile),
-                "flags": list(m.flags),
-            }
-            for m in entry.modules
-        ],
-    }
-
-
-def _read_operation(row: Mapping[str, Any]) -> OperationEntry:
-    operation = operation_from_dict(row["operation"])
-    return OperationEntry(
-        operation=operation,
-        target=str(row["target"]),
-        source_sha256=str(row["source_sha256"]),
-        dispatches=tuple(
-            DispatchEntry(
-                Dispatch(operation, configuration_from_dict(d["configuration"])),
-                State(d["state"]),
-                str(d["reason"]),
-                str(d["applied"]),
-                bool(d.get("is_transient", False)),
-            )
-            for d in row["dispatches"]
-        ),
-        modules=tuple(
-            ModuleEntry(
-                str(m["name"]),
-                str(m["key"]),
-                int(m["repeat"]),
-                str(m["compiler"]),
-                str(m.get("target", row["target"])),  # earlier manifests had one for the whole operation
-                None if m["verify"] is None else Artifact(**m["verify"]),
-                None if m["profile"] is None else Artifact(**m["profile"]),
-                tuple(map(str, m.get("flags", ()))),
-            )
-            for m in row["modules"]
-        ),
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from dispatch_profiler.dispatches import DispatchEntry, OperationEntry, add_generated, load_manifest
 from dispatch_profiler.dispatches.dispatch import Dispatch
-from dispatch_profiler.dispatches.manifest import DispatchEntry, OperationEntry, add_generated, load_manifest
 from dispatch_profiler.dispatches.tree import Tree
 from dispatch_profiler.errors import TargetError, TreeError
 from dispatch_profiler.files import sha256, write_atomic

@@ -6,6 +6,7 @@ import functools
 import json
 import operator
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -143,7 +144,7 @@ def test_the_file_says_what_it_is(tree):
     """JSON for other tools: format, version, one operation a line, names for people."""
     add_generated(tree, map(generated, EVERY_OPERATION[:2]))
     data = json.loads(tree.manifest.read_text())
-    assert (data["format"], data["version"]) == ("dispatch_profiler manifest", 1)
+    assert (data["format"], data["version"]) == ("dispatch_profiler manifest", 2)
     assert [row["name"] for row in data["operations"]] == [op.name for op in EVERY_OPERATION[:2]]
     assert data["operations"][0]["dispatches"][0]["name"].endswith("_tile_config_default")
     assert len(tree.manifest.read_text().splitlines()) == 4
@@ -172,10 +173,10 @@ def test_a_tree_that_was_not_generated_is_said(tree):
 
 
 DAMAGED = {
-    "empty": (b"", "is damaged: Expecting value"),
+    "empty": (b"", "is damaged: not JSON: Expecting value"),
     "cut off": (
         b'{"format": "dispatch_profiler manifest", "version": 1, "operati',
-        "is damaged: Unterminated",
+        "is damaged: not JSON: Unterminated",
     ),
     "not text": (b"\xff\xfe\x00", "is damaged: .*can't decode"),
     "nested without end": (b"[" * 100_000, "is damaged|is not a manifest"),
@@ -183,8 +184,8 @@ DAMAGED = {
     "foreign list": (b"[1, 2]", "is not a manifest of dispatch_profiler"),
     "foreign text": (b'"dispatch_profiler manifest"', "is not a manifest of dispatch_profiler"),
     "new version": (
-        b'{"format": "dispatch_profiler manifest", "version": 2, "operations": []}',
-        "has version 2, but this program reads 1",
+        b'{"format": "dispatch_profiler manifest", "version": 3, "operations": []}',
+        "has version 3, but this program reads 1 to 2",
     ),
     "no version": (b'{"format": "dispatch_profiler manifest"}', "has version None"),
     "no operations": (b'{"format": "dispatch_profiler manifest", "version": 1}', "is damaged: .*operations"),
@@ -206,8 +207,18 @@ def test_a_file_that_is_not_ours_is_refused(tree, data, message):
 def test_a_manifest_that_cannot_be_read_is_refused(tree, monkeypatch):
     """The system's reason is told."""
     files.write_atomic(tree.manifest, "{}")
-    monkeypatch.setattr(Path, "read_text", lambda self: (_ for _ in ()).throw(PermissionError(13, "denied")))
-    refusal(tree, "is damaged: .*denied")
+    monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "denied")))
+    refusal(tree, f"cannot read {tree.manifest}: denied")
+
+
+@pytest.mark.parametrize("name", ["manifest", "journal"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_rejected_without_waiting_for_it(tree, name, make):
+    add_generated(tree, [generated(EVERY_OPERATION[0])])
+    path = getattr(tree, name)
+    path.unlink(missing_ok=True)
+    make(path)
+    refusal(tree, f"cannot read {path}: it is a (named pipe|directory), not a regular file")
 
 
 def written(tree: Tree) -> dict[str, Any]:
@@ -236,12 +247,10 @@ def test_a_module_of_an_earlier_manifest_was_compiled_for_the_target_of_its_oper
 @pytest.mark.parametrize(
     ("path", "keys"),
     [
-        ((), ("operation", "target", "source_sha256", "dispatches", "modules")),
+        ((), ("target", "source_sha256", "dispatches", "modules")),
         (("operation",), ("kind", "n", "k", "types", "epilogue")),
-        (("dispatches", 1), ("configuration", "state", "reason", "applied")),
         (("dispatches", 2, "configuration"), ("kind", "distribution", "vector")),
-        (("modules", 0), ("name", "key", "repeat", "compiler", "verify", "profile")),
-        (("modules", 0, "verify"), ("sha256", "bytes")),
+        (("modules", 0), ("name",)),
     ],
     ids=str,
 )
@@ -251,8 +260,55 @@ def test_a_missing_key_is_refused(tree, path, keys):
         data = written(tree)
         del place(data, path)[key]
         files.write_atomic(tree.manifest, json.dumps(data))
-        refusal(tree, f"the manifest {tree.manifest} is damaged: .*'{key}'")
+        refusal(tree, f"the manifest {tree.manifest} is damaged: .*('{key}'|{key}: missing)")
         tree.manifest.unlink()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("dispatches", 0, "state"), "perhaps", "state: 'perhaps' is not one of generated, compiled"),
+        (("dispatches", 0, "reason"), None, "reason: expected a string, but got None"),
+        (("dispatches", 0, "is_transient"), 1, "is_transient: expected true or false, but got 1"),
+        (("modules", 0, "repeat"), -5, "repeat: expected a whole number from 1 to 1000000, but got -5"),
+        (("modules", 0, "repeat"), "often", "repeat: expected a whole number"),
+        (("modules", 0, "repeat"), 10**400, "repeat: .* an integer beyond 64 bits"),
+        (("modules", 0, "key"), None, "key: expected a string"),
+        (("modules", 0, "flags"), "-O2", "flags: expected a list"),
+        (("modules", 0, "verify"), {"sha256": "x"}, "verify.bytes: missing"),
+    ],
+)
+def test_a_damaged_entry_makes_its_dispatches_not_compiled_and_no_other(tree, path, value, message):
+    """The reason names the field and the next step."""
+    data = written(tree)
+    place(data, path[:-1])[path[-1]] = value
+    files.write_atomic(tree.manifest, json.dumps(data))
+
+    (entry,) = load_manifest(tree).entries
+
+    damaged = [d for d in entry.dispatches if "is damaged" in d.reason]
+    assert {d.state for d in damaged} == {State.NOT_COMPILED}
+    assert re.search(rf"{message}.*run compile\.py again", damaged[0].reason)
+    assert [d.dispatch for d in damaged] == [
+        d.dispatch for d in entry.dispatches[:3] if path[0] == "modules" or d is entry.dispatches[0]
+    ]
+
+
+def test_a_module_that_no_configuration_names_is_left_out(tree):
+    """Its name would be a path that the file's writer chose."""
+    data = written(tree)
+    data["operations"][0]["modules"][0]["name"] = "../../elsewhere"
+    files.write_atomic(tree.manifest, json.dumps(data))
+    assert [m.name for m in load_manifest(tree).entries[0].modules] == ["ukernels"]
+
+
+def test_a_manifest_of_version_1_is_read(tree):
+    data = written(tree)
+    for module in data["operations"][0]["modules"]:
+        del module["flags"]
+    files.write_atomic(tree.manifest, json.dumps({**data, "version": 1}))
+    (entry,) = load_manifest(tree).entries
+    assert {m.flags for m in entry.modules} == {()}
 
 
 @pytest.mark.parametrize(
@@ -265,14 +321,15 @@ def test_a_missing_key_is_refused(tree, path, keys):
         (("operation", "types"), ["f32", "f16", "f32"], "must have one element type"),
         (("operation", "depth"), 3, "depth"),
         (("dispatches", 0, "configuration", "kind"), "magic", "unknown kind of configuration 'magic'"),
-        (("dispatches", 0, "configuration"), "default", "Error"),
+        (("dispatches", 0, "configuration"), "default", "configuration: expected an object"),
         (("dispatches", 3, "configuration", "flow"), "ukernel", "unknown flow 'ukernel'"),
         (("dispatches", 2, "configuration", "vector"), [1], "vector needs a tile"),
-        (("dispatches", 0, "state"), "perhaps", "'perhaps' is not a valid State"),
-        (("dispatches",), 7, "not iterable"),
-        (("modules", 0, "repeat"), "often", "often"),
-        (("modules", 0, "verify"), {"sha256": "x"}, "bytes"),
-        (("modules", 0), None, "not subscriptable"),
+        (("dispatches", 2, "configuration", "vector"), [[1], [2]], "configuration: "),
+        (("dispatches", 2, "configuration", "split_k"), 10**400, "configuration: expected numbers"),
+        (("operation", "n"), 10**400, "operation: expected numbers, but got an integer beyond 64 bits"),
+        (("operation",), None, "operation: expected an object, but got None"),
+        (("dispatches",), 7, "dispatches: expected a list, but got 7"),
+        (("modules", 0), None, "modules: expected an object, but got None"),
     ],
 )
 def test_a_wrong_value_is_refused(tree, path, value, message):

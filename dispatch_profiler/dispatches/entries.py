@@ -1,0 +1,92 @@
+"""What a manifest holds: operations, their dispatches, and the modules that were compiled of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from dispatch_profiler.dispatches.dispatch import Dispatch
+from dispatch_profiler.operations import Operation
+
+
+class State(str, Enum):
+    """How far a dispatch has come. The last two carry a reason."""
+
+    GENERATED = "generated"
+    COMPILED = "compiled"
+    NOT_COMPILED = "not compiled"
+    NOT_APPLIED = "not applied"
+
+
+@dataclass(frozen=True)
+class DispatchEntry:
+    """One dispatch of the tree.
+
+    `applied` is what the compiler configured for it, in its own words; empty until compiled.
+    `is_transient` tells of a failure that another time or another machine may not see.
+    """
+
+    dispatch: Dispatch
+    state: State = State.GENERATED
+    reason: str = ""
+    applied: str = ""
+    is_transient: bool = False
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file that was made from the source: its content's SHA-256 and size in bytes."""
+
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ModuleEntry:
+    """One pair of vmfbs: all configurations of an operation that share their compiler flags.
+
+    `key` is the content hash of all that went in. `repeat` is how often the profile vmfb does
+    each dispatch in one call. `target` is what it was compiled for, which need not be what its
+    operation was generated for. Without `verify` and `profile` no dispatch of it compiled.
+    """
+
+    name: str
+    key: str
+    repeat: int
+    compiler: str
+    target: str
+    verify: Artifact | None
+    profile: Artifact | None
+    #: The compiler's flags: of the target, of the configurations, and of the command line.
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OperationEntry:
+    """One operation of the tree with its dispatches and what was compiled of them.
+
+    `target` is what it was generated for.
+    """
+
+    operation: Operation
+    target: str
+    source_sha256: str
+    dispatches: tuple[DispatchEntry, ...]
+    modules: tuple[ModuleEntry, ...] = ()
+
+    def same_source(self, other: OperationEntry) -> bool:
+        """Does `other` stand for the same dispatches of the same text, and is all here for its target?"""
+        return _made(self) == _made(other) and all(m.target == other.target for m in self.modules)
+
+    def module_of(self, dispatch: Dispatch) -> ModuleEntry | None:
+        """The module that holds `dispatch`; None until it is compiled."""
+        return next((m for m in self.modules if m.name == dispatch.configuration.module), None)
+
+    def target_of(self, dispatch: Dispatch) -> str:
+        """What `dispatch` was compiled for; until then, what it was generated for."""
+        module = self.module_of(dispatch)
+        return self.target if module is None else module.target
+
+
+def _made(entry: OperationEntry) -> tuple[object, ...]:
+    return entry.target, entry.source_sha256, tuple(d.dispatch for d in entry.dispatches)
