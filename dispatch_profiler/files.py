@@ -48,22 +48,31 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
     Raises UsageError, which names the path and the reason.
     """
-    try:
-        # O_NONBLOCK: without it, opening a named pipe waits for a writer.
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    with open_regular(path) as file:
         try:
-            mode = os.fstat(handle).st_mode
-            if not stat.S_ISREG(mode):
-                raise UsageError(f"cannot read {path}: it is {_file_kind(mode)}, not a regular file")
-            with open(handle, "rb", closefd=False) as file:
-                data = file.read(limit + 1)
-        finally:
-            os.close(handle)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise UsageError(f"cannot read {path}: {reason_of(error)}") from error
+            data = file.read(limit + 1)
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {reason_of(error)}") from error
     if len(data) > limit:
         raise UsageError(f"cannot read {path}: it is larger than {limit} bytes")
     return data
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """A regular file, open for reading.
+
+    Never blocks, and raises UsageError, as `read_bounded`.
+    """
+    try:
+        # O_NONBLOCK: without it, opening a named pipe waits for a writer.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISREG(mode):
+            return os.fdopen(handle, "rb")
+        os.close(handle)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise UsageError(f"cannot read {path}: {reason_of(error)}") from error
+    raise UsageError(f"cannot read {path}: it is {_file_kind(mode)}, not a regular file")
 
 
 def _file_kind(mode: int) -> str:

@@ -15,12 +15,13 @@ import contextlib
 import errno
 import hashlib
 import json
+import os
 import shlex
 import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -30,8 +31,9 @@ from dispatch_profiler.dispatches.entries import Artifact, DispatchEntry, Operat
 from dispatch_profiler.dispatches.manifest import Manifest, load_manifest
 from dispatch_profiler.dispatches.manifest_json import to_text
 from dispatch_profiler.dispatches.tree import Purpose, Tree
-from dispatch_profiler.errors import TreeError, reason_of
-from dispatch_profiler.files import atomic_file, sha256
+from dispatch_profiler.errors import TreeError, UsageError, reason_of
+from dispatch_profiler.files import atomic_file, open_regular, read_bounded, sha256
+from dispatch_profiler.json_fields import mapping, parse_json, text, texts, whole
 from dispatch_profiler.operations import DEFAULT_SEED, Operation
 
 #: What profiling a bundle needs besides this package; numpy and ml_dtypes come with the runtime.
@@ -47,12 +49,18 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 _LEVEL = 4
 _CHUNK = 2**20
 _MAGIC_SIZE = 4
-#: No more than this is read of what should be a small file.
-_LARGEST_CONTENTS = 2**28
+#: What a bundle may hold, whatever it declares: bytes of a file, of a JSON file, and of all together.
+_LARGEST_FILE = 2**30
+_LARGEST_JSON = 2**25
+_LARGEST_TOTAL = 2**33
+#: And in all no more than so many times the bytes of the zip: code shrinks to a fifth.
+_LARGEST_RATIO = 200
+_ALWAYS_ALLOWED = 2**24
 #: What damage comes out as, on its way through zip.
 _DAMAGE = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, TypeError, ValueError,
     AttributeError, NotImplementedError, RuntimeError, OverflowError, RecursionError,
+    FileExistsError, NotADirectoryError, IsADirectoryError,
 )  # fmt: skip
 
 
@@ -125,9 +133,9 @@ def _name(tree: Tree, path: Path) -> str:
 
 def _checked(path: Path, artifact: Artifact) -> bytes:
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TreeError(f"cannot read {path}: {reason_of(error)}", hint="run compile.py again") from error
+        data = read_bounded(path, _LARGEST_FILE)
+    except UsageError as error:
+        raise TreeError(error.message, hint="run compile.py again") from error
     if Artifact(sha256(data), len(data)) != artifact:
         raise TreeError(f"{path} is not what was compiled", hint="run compile.py again")
     return data
@@ -216,19 +224,15 @@ def unpacked(path: Path) -> Iterator[tuple[Manifest, BundleInfo]]:
 
 def _opened(path: Path) -> BinaryIO:
     try:
-        return path.open("rb")
-    except FileNotFoundError:
-        raise TreeError(
-            f"there is no bundle {path}", hint="compile.py --bundle=FILE.zip writes one"
-        ) from None
-    except OSError as error:
-        raise TreeError(f"cannot read the bundle {path}: {reason_of(error)}") from error
+        return open_regular(path)
+    except UsageError as error:
+        raise TreeError(error.message, hint="compile.py --bundle=FILE.zip writes a bundle") from error
 
 
 def _extract(path: Path, file: BinaryIO, folder: Path) -> BundleInfo:
     """Put every file that the bundle names into `folder`, each as it was packed, nothing outside."""
     foreign = TreeError(
-        f"{path} is no bundle of dispatch_profiler", hint="compile.py --bundle=FILE.zip writes one"
+        f"{path} is not a bundle of dispatch_profiler", hint="compile.py --bundle=FILE.zip writes one"
     )
     if file.read(_MAGIC_SIZE) != b"PK\x03\x04":
         raise foreign
@@ -237,39 +241,58 @@ def _extract(path: Path, file: BinaryIO, folder: Path) -> BundleInfo:
             if _CONTENTS not in archive.namelist():
                 raise foreign
             row = _read_contents(archive)
-            if row["format"] != _FORMAT:
+            if row.get("format") != _FORMAT:
                 raise foreign
             info = _read_info(path, row)
-            for name, artifact in row["files"].items():
-                _extract_one(archive, _inside(name), Artifact(**artifact), folder)
+            left = min(_LARGEST_TOTAL, _LARGEST_RATIO * os.fstat(file.fileno()).st_size + _ALWAYS_ALLOWED)
+            for name, artifact in _files(row).items():
+                left -= artifact.bytes
+                if left < 0:
+                    raise ValueError("its files are too large for its size")
+                _extract_one(archive, name, artifact, folder)
             return info
-    except (*_DAMAGE, OSError) as error:
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:
-            raise  # of the disk, and not of what the zip says of its offsets
+    except _DAMAGE as error:
+        raise _damaged(path, error) from error
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENAMETOOLONG):
+            raise  # of the disk, and not of what the zip says of its offsets and names
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> TreeError:
+    reason = reason_of(error) or type(error).__name__
+    hint = "copy it again, or run compile.py --bundle again"
+    return TreeError(f"the bundle {path} is damaged: {reason}", hint=hint)
+
+
+def _read_contents(archive: zipfile.ZipFile) -> Mapping[str, Any]:
+    with archive.open(_CONTENTS) as source:
+        data = source.read(_LARGEST_JSON + 1)
+    if len(data) > _LARGEST_JSON:
+        raise ValueError(f"{_CONTENTS} is larger than {_LARGEST_JSON} bytes")
+    return mapping(parse_json(data), _CONTENTS)
+
+
+def _files(row: Mapping[str, Any]) -> dict[str, Artifact]:
+    """Hash and size of each file by its name. FieldError for a name outside and for a size that is too large."""
+    found = {}
+    for name, value in mapping(row.get("files"), "files").items():
+        artifact = mapping(value, f"files.{name}")
+        largest = _LARGEST_JSON if name.endswith(".json") else _LARGEST_FILE
+        found[_inside(name)] = Artifact(text(artifact, "sha256"), whole(artifact, "bytes", most=largest))
+    return found
+
+
+def _read_info(path: Path, row: Mapping[str, Any]) -> BundleInfo:
+    made_by = text(row, "made_by")
+    if row.get("version") != _VERSION:
         raise TreeError(
-            f"the bundle {path} is damaged: {reason_of(error)}",
-            hint="copy it again, or run compile.py --bundle again",
-        ) from error
-
-
-def _read_contents(archive: zipfile.ZipFile) -> dict[str, Any]:
-    if archive.getinfo(_CONTENTS).file_size > _LARGEST_CONTENTS:
-        raise ValueError(f"{_CONTENTS} is too large")
-    row = json.loads(archive.read(_CONTENTS))
-    if not isinstance(row, dict):
-        raise ValueError(f"{_CONTENTS} holds no keys")
-    return row
-
-
-def _read_info(path: Path, row: dict[str, Any]) -> BundleInfo:
-    made_by = str(row["made_by"])
-    if row["version"] != _VERSION:
-        raise TreeError(
-            f"{path} is a bundle of version {row['version']!r}, but this program reads {_VERSION}",
+            f"{path} is a bundle of version {row.get('version')!r}, but this program reads {_VERSION}",
             hint=f"it was made by dispatch_profiler {made_by}: install that one",
         )
-    compilers = tuple(map(str, row["compilers"]))
-    return BundleInfo(made_by, str(row["target"]), str(row["host"]), compilers, int(row["seed"]))
+    return BundleInfo(
+        made_by, text(row, "target"), text(row, "host"), texts(row, "compilers"), whole(row, "seed")
+    )
 
 
 def _inside(name: str) -> str:
@@ -286,6 +309,7 @@ def _extract_one(archive: zipfile.ZipFile, name: str, artifact: Artifact, folder
     target.parent.mkdir(parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
     with archive.open(name) as source, target.open("wb") as out:
+        # Only as much as it declares, which is bounded, whatever the stream holds.
         while size <= artifact.bytes and (chunk := source.read(_CHUNK)):
             digest.update(chunk)
             size += len(chunk)

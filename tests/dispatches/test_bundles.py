@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import csv
+import hashlib
 import json
 import os
 import random
@@ -266,11 +267,72 @@ def test_what_is_no_bundle_is_refused(run):
     with zipfile.ZipFile("foreign.zip", "w") as archive:
         archive.writestr("a", "b")
     Path("folder.zip").mkdir()
+    os.mkfifo("pipe.zip")
 
-    assert refusal(run, "text.zip") == "text.zip is no bundle of dispatch_profiler"
-    assert refusal(run, "foreign.zip") == "foreign.zip is no bundle of dispatch_profiler"
-    assert refusal(run, "nowhere.zip") == "there is no bundle nowhere.zip"
-    assert refusal(run, "folder.zip") == "cannot read the bundle folder.zip: Is a directory"
+    assert refusal(run, "text.zip") == "text.zip is not a bundle of dispatch_profiler"
+    assert refusal(run, "foreign.zip") == "foreign.zip is not a bundle of dispatch_profiler"
+    assert refusal(run, "pipe.zip") == "cannot read pipe.zip: it is a named pipe, not a regular file"
+    assert refusal(run, "nowhere.zip") == "cannot read nowhere.zip: No such file or directory"
+    assert refusal(run, "folder.zip") == "cannot read folder.zip: it is a directory, not a regular file"
+
+
+def declared(members: dict[str, bytes], name: str, size: int) -> None:
+    """Put `size` zeros in the place of a file, declared as they are."""
+    row = json.loads(members["bundle.json"])
+    members[name] = bytes(size)
+    row["files"][name] = {"sha256": hashlib.sha256(members[name]).hexdigest(), "bytes": size}
+    members["bundle.json"] = json.dumps(row).encode()
+
+
+def test_a_bundle_that_expands_too_far_is_rejected(run, good):
+    """Files declared as they are: 40 MB of zeros are 40 kB of zip."""
+    rewritten(good, lambda members: declared(members, "generated/zeros", 40_000_000))
+    assert good.stat().st_size < 100_000
+    assert refusal(run) == "the bundle out.zip is damaged: its files are too large for its size"
+
+
+def test_a_manifest_that_is_too_large_is_not_read(run, good, monkeypatch):
+    monkeypatch.setattr(bundle, "_LARGEST_JSON", 1000)
+    rewritten(good, lambda members: declared(members, "generated/linalg/manifest.json", 2000))
+    assert "bytes: expected a whole number from 0 to 1000, but got" in refusal(run)
+
+
+def test_what_a_bundle_declares_of_its_contents_is_not_believed(run, good, monkeypatch):
+    """The list itself is read up to a limit."""
+    monkeypatch.setattr(bundle, "_LARGEST_JSON", 100)
+    assert "bundle.json is larger than 100 bytes" in refusal(run)
+
+
+def test_more_than_a_file_declares_is_not_unpacked(run, good, tmp_path, monkeypatch):
+    monkeypatch.setattr(bundle, "_CHUNK", 1000)
+
+    def lie(members: dict[str, bytes]) -> None:
+        declared(members, "generated/zeros", 4000)
+        members["generated/zeros"] = bytes(10_000_000)
+
+    rewritten(good, lie)
+    assert "generated/zeros is not what was packed" in refusal(run)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"files": 3}, "files: expected an object, but got 3"),
+        ({"files": {"a": []}}, "files.a: expected an object, but got a list"),
+        ({"files": {"a": {"sha256": "x", "bytes": -1}}}, "bytes: expected a whole number from 0 to"),
+        ({"files": {"a": {"sha256": "x", "bytes": 2**40}}}, "bytes: expected a whole number from 0 to"),
+        ({"seed": "x"}, "seed: expected a whole number"),
+        ({"compilers": "x"}, "compilers: expected a list"),
+        ({"made_by": None}, "made_by: expected a string"),
+    ],
+)
+def test_a_wrong_field_is_one_sentence(run, good, change, message):
+    def changed(members: dict[str, bytes]) -> None:
+        members["bundle.json"] = json.dumps({**json.loads(members["bundle.json"]), **change}).encode()
+
+    rewritten(good, changed)
+
+    assert message in refusal(run)
 
 
 def test_a_bundle_goes_with_no_tree(run, good):
@@ -316,7 +378,7 @@ def rewritten(path: Path, change) -> None:
     change(members)
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in members.items():
-            archive.writestr(name, data)
+            archive.writestr(name, data, zipfile.ZIP_DEFLATED)
 
 
 @pytest.mark.parametrize("name", ["../evil", "generated/../../evil", "/tmp/evil_of_a_bundle", "a\\..\\evil"])
