@@ -1,3 +1,274 @@
-"""Generate, compile, verify, profile and tune MLIR dispatches with IREE."""
+"""Generate, compile, verify, profile and tune MLIR dispatches with IREE.
+
+The names in `__all__` are imported from here; each is loaded when it is first used, so that
+`import dispatch_profiler` takes no time and needs neither IREE nor torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dispatch_profiler.compiler import (
+        BuildRequest as BuildRequest,
+        Built as Built,
+        Cache as Cache,
+        CompileOptions as CompileOptions,
+        IreeCompiler as IreeCompiler,
+        NullCompiler as NullCompiler,
+        build_key as build_key,
+        build_request as build_request,
+        compile_tree as compile_tree,
+        compiler_for as compiler_for,
+    )
+    from dispatch_profiler.configurations import (
+        Configuration as Configuration,
+        CpuTiles as CpuTiles,
+        Default as Default,
+        Extern as Extern,
+        Flow as Flow,
+        GpuTiles as GpuTiles,
+        KernelObject as KernelObject,
+        KernelSource as KernelSource,
+        Launch as Launch,
+        Limits as Limits,
+        MmaTiles as MmaTiles,
+        SimtTiles as SimtTiles,
+        Space as Space,
+        TritonTiles as TritonTiles,
+        configuration_from_dict as configuration_from_dict,
+        draw_valid as draw_valid,
+        load_configurations as load_configurations,
+        rejection_reason as rejection_reason,
+        shipped_configurations as shipped_configurations,
+    )
+    from dispatch_profiler.dispatches import (
+        Dispatch as Dispatch,
+        Manifest as Manifest,
+        Selection as Selection,
+        State as State,
+        Tree as Tree,
+        load_manifest as load_manifest,
+        unpacked as unpacked,
+        write_bundle as write_bundle,
+    )
+    from dispatch_profiler.errors import (
+        CompilerError as CompilerError,
+        DispatchProfilerError as DispatchProfilerError,
+        MissingDependency as MissingDependency,
+        UsageError as UsageError,
+    )
+    from dispatch_profiler.generator.emit import (
+        emit as emit,
+    )
+    from dispatch_profiler.generator.plan import (
+        Choices as Choices,
+        Plan as Plan,
+        plan_generation as plan_generation,
+    )
+    from dispatch_profiler.generator.render import (
+        render_module as render_module,
+    )
+    from dispatch_profiler.operations import (
+        BatchMatmul as BatchMatmul,
+        Contraction as Contraction,
+        Conv2d as Conv2d,
+        ElementType as ElementType,
+        ElementTypes as ElementTypes,
+        Epilogue as Epilogue,
+        Matmul as Matmul,
+        Operation as Operation,
+        Tensor as Tensor,
+        operation_from_dict as operation_from_dict,
+    )
+    from dispatch_profiler.profiler.compare.pairing import (
+        CompareOptions as CompareOptions,
+        RunComparison as RunComparison,
+        compare_records as compare_records,
+    )
+    from dispatch_profiler.profiler.evaluation.candidate import (
+        Candidate as Candidate,
+    )
+    from dispatch_profiler.profiler.evaluation.evaluator import (
+        Evaluator as Evaluator,
+        EvaluatorOptions as EvaluatorOptions,
+    )
+    from dispatch_profiler.profiler.evaluation.from_manifest import (
+        TreeCandidates as TreeCandidates,
+    )
+    from dispatch_profiler.profiler.measurement.measure import (
+        MeasureOptions as MeasureOptions,
+        Measurement as Measurement,
+        Mode as Mode,
+    )
+    from dispatch_profiler.profiler.records.record import (
+        Provenance as Provenance,
+        Record as Record,
+        Verdict as Verdict,
+    )
+    from dispatch_profiler.profiler.records.record_file import (
+        StoredRecord as StoredRecord,
+        read_records as read_records,
+    )
+    from dispatch_profiler.profiler.report.html.page import (
+        render_page as render_page,
+    )
+    from dispatch_profiler.profiler.statistics.stopping import (
+        StopRule as StopRule,
+    )
+    from dispatch_profiler.runtime import (
+        Device as Device,
+        Program as Program,
+        open_device as open_device,
+    )
+    from dispatch_profiler.targets import (
+        CpuTarget as CpuTarget,
+        CudaTarget as CudaTarget,
+        NullTarget as NullTarget,
+        RocmTarget as RocmTarget,
+        Target as Target,
+        VulkanTarget as VulkanTarget,
+        parse_target as parse_target,
+    )
+    from dispatch_profiler.workloads import (
+        Sweep as Sweep,
+        Workload as Workload,
+        sweep_workload as sweep_workload,
+    )
 
 __version__ = "0.1.0"
+
+#: Module -> the names that it provides here.
+_PROVIDED = {
+    "operations": (
+        "BatchMatmul",
+        "Contraction",
+        "Conv2d",
+        "ElementType",
+        "ElementTypes",
+        "Epilogue",
+        "Matmul",
+        "Operation",
+        "Tensor",
+        "operation_from_dict",
+    ),
+    "configurations": (
+        "Configuration",
+        "CpuTiles",
+        "Default",
+        "Extern",
+        "Flow",
+        "GpuTiles",
+        "KernelObject",
+        "KernelSource",
+        "Launch",
+        "Limits",
+        "MmaTiles",
+        "SimtTiles",
+        "Space",
+        "TritonTiles",
+        "configuration_from_dict",
+        "draw_valid",
+        "load_configurations",
+        "rejection_reason",
+        "shipped_configurations",
+    ),
+    "targets": (
+        "CpuTarget",
+        "CudaTarget",
+        "NullTarget",
+        "RocmTarget",
+        "Target",
+        "VulkanTarget",
+        "parse_target",
+    ),
+    "workloads": (
+        "Sweep",
+        "Workload",
+        "sweep_workload",
+    ),
+    "dispatches": (
+        "Dispatch",
+        "Manifest",
+        "Selection",
+        "State",
+        "Tree",
+        "load_manifest",
+        "unpacked",
+        "write_bundle",
+    ),
+    "generator.emit": ("emit",),
+    "generator.plan": (
+        "Choices",
+        "Plan",
+        "plan_generation",
+    ),
+    "generator.render": ("render_module",),
+    "compiler": (
+        "BuildRequest",
+        "Built",
+        "Cache",
+        "CompileOptions",
+        "IreeCompiler",
+        "NullCompiler",
+        "build_key",
+        "build_request",
+        "compile_tree",
+        "compiler_for",
+    ),
+    "runtime": (
+        "Device",
+        "Program",
+        "open_device",
+    ),
+    "profiler.statistics.stopping": ("StopRule",),
+    "profiler.measurement.measure": (
+        "MeasureOptions",
+        "Measurement",
+        "Mode",
+    ),
+    "profiler.records.record": (
+        "Provenance",
+        "Record",
+        "Verdict",
+    ),
+    "profiler.records.record_file": (
+        "StoredRecord",
+        "read_records",
+    ),
+    "profiler.evaluation.candidate": ("Candidate",),
+    "profiler.evaluation.evaluator": (
+        "Evaluator",
+        "EvaluatorOptions",
+    ),
+    "profiler.evaluation.from_manifest": ("TreeCandidates",),
+    "profiler.compare.pairing": (
+        "CompareOptions",
+        "RunComparison",
+        "compare_records",
+    ),
+    "profiler.report.html.page": ("render_page",),
+    "errors": (
+        "CompilerError",
+        "DispatchProfilerError",
+        "MissingDependency",
+        "UsageError",
+    ),
+}
+_MODULES = {name: module for module, names in _PROVIDED.items() for name in names}
+
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> object:
+    """The class or function `name`, from the module that has it."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
