@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import random
 import statistics
 import sys
 import tempfile
@@ -23,6 +22,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -34,10 +35,9 @@ from dispatch_profiler.configurations import (
     MmaTiles,
     TritonTiles,
     draw_valid,
-    gpu_spaces,
-    refusal,
+    rejection_reason,
     shipped_configurations,
-    triton_spaces,
+    spaces,
 )
 from dispatch_profiler.dispatches import Dispatch, Manifest
 from dispatch_profiler.dispatches.bundle import unpacked, write_bundle
@@ -120,16 +120,19 @@ def prepare(path: Path, quick: bool) -> None:
 
 def dispatches_of(operation: Operation, target: Target, quick: bool) -> Iterator[Dispatch]:
     """IREE's default, the shipped lists, and points drawn from the spaces, the same in every run."""
-    limits, rng = target.limits, random.Random(SEED)
+    limits, rng = target.limits, np.random.default_rng(SEED)
     own, outside = DRAWN if operation == DOCUMENT else DRAWN_ELSEWHERE
     if quick:
         own, outside = 8, 4
     shipped = [e.configuration for e in shipped_configurations(target.shipped_list) if e.is_for(operation)]
     found: dict[Configuration, None] = dict.fromkeys([Default(), *shipped])
-    for spaces, count in ((gpu_spaces, own), (triton_spaces, outside)):
-        drawn = filter(is_promising, draw_valid(spaces(operation, limits), operation, limits, rng))
+    tiled = [space for space in spaces(operation, limits) if space.kind is not Default]
+    triton = [space for space in tiled if space.kind is TritonTiles]
+    iree = [space for space in tiled if space.kind is not TritonTiles]
+    for among, count in ((iree, own), (triton, outside)):
+        drawn = filter(is_promising, draw_valid(among, operation, limits, rng))
         found.update(dict.fromkeys(islice(drawn, count)))
-    return (Dispatch(operation, each) for each in found if refusal(each, operation, limits) is None)
+    return (Dispatch(operation, each) for each in found if rejection_reason(each, operation, limits) is None)
 
 
 def is_promising(configuration: Configuration) -> bool:

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks._table import Row, arguments, at_least, below, report
 from dispatch_profiler.compiler import CompileOptions, IreeCompiler, compile_tree
-from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Entry
+from dispatch_profiler.configurations import Configuration, CpuTiles, Default, ListedConfiguration
 from dispatch_profiler.dispatches import Manifest, State, Tree, load_manifest
 from dispatch_profiler.generator import Choices, emit, plan_generation
 from dispatch_profiler.isolation import Worker
@@ -51,8 +51,7 @@ from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.runtime import find_runtime_tools
 from dispatch_profiler.targets import parse_target
-from dispatch_profiler.workloads import Entry as Work
-from dispatch_profiler.workloads import Workload
+from dispatch_profiler.workloads import Workload, WorkloadEntry
 
 BIN = Path(sys.executable).parent
 REPEAT, MORE = 100, 103
@@ -90,8 +89,8 @@ def compiled(
 ) -> Manifest:
     """A compiled tree of them; in the profile vmfb each dispatch `repeat` times."""
     target, tree = parse_target("llvm-cpu"), Tree(folder)
-    workload = Workload(tuple(map(Work, operations)))
-    choices = Choices([Entry(each) for each in configurations])
+    workload = Workload(tuple(map(WorkloadEntry, operations)))
+    choices = Choices([ListedConfiguration(each) for each in configurations])
     list(emit(plan_generation(workload, target, choices), tree))
     list(compile_tree(load_manifest(tree), IreeCompiler(), CompileOptions(repeat=repeat, workers=2)))
     return load_manifest(tree)

@@ -194,13 +194,16 @@ def test_the_configurations_of_the_documents_load():
     assert len(load_configurations(Path("own.yaml"))) == expected
 
 
-def test_the_space_of_the_documents_is_drawn_from(checkout: Path):
+def test_the_search_space_of_the_documents_is_drawn_from(checkout: Path):
     (program,) = blocks("docs/configurations.md", "python")
 
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("\ntile_config_") == 3
+    lines = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines[:3]] == ["default", "cpu_tiles", "flow"]
+    assert lines[1].startswith("cpu_tiles: 954068544 points, ['distribution_m', ")
+    assert [line.endswith(" is valid") for line in lines[3:]] == [False, *[True] * 3, *[False] * 5]
 
 
 def test_the_faults_of_the_documents_are_those_of_the_file():

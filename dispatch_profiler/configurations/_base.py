@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from dispatch_profiler.configurations.external_kernels import KernelObject, KernelSource, Launch
+from dispatch_profiler.configurations.space import Axis, Space, slices_of
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
 from dispatch_profiler.operations import Loop, Operation
 
@@ -148,15 +150,46 @@ class Configuration(abc.ABC):
     """How the compiler may do an operation. Nothing about results.
 
     Subclasses are frozen dataclasses; equal fields mean the same configuration and the same name.
+    `kinds.KINDS` registers them.
     """
 
     kind: ClassVar[str]
+    #: Key that marks an entry of this kind in a configuration file, and the field that its value fills
+    #: where that is called otherwise.
+    yaml_key: ClassVar[str]
+    yaml_field: ClassVar[str] = ""
     #: Whose kernel it is, as reports name it.
     provider: ClassVar[str] = "IREE Codegen"
     #: Columns that `fields` fills.
     field_names: ClassVar[tuple[str, ...]] = ()
     #: Slices that the reduction is split into; 1 means not split.
     split_k: int
+
+    # -- what a kind defines ------------------------------------------------------------------
+
+    @classmethod
+    def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
+        """What a search may choose for `operation` on a target with `limits`; None if there is nothing."""
+        return None
+
+    @classmethod
+    def from_yaml(cls, entry: Mapping[str, Any]) -> Configuration:
+        """The configuration that an entry of a file describes, by `yaml_key` and `yaml_keys`.
+
+        Raises ConfigurationError for a key that is missing and for a value that does not fit.
+        """
+        own = cls.yaml_field or cls.yaml_key
+        values = {own if key == cls.yaml_key else key: value for key, value in entry.items()}
+        for field in fields(cls):  # type: ignore[arg-type]
+            if field.default is MISSING and field.name not in values:
+                raise ConfigurationError(f"needs {field.name!r} beside {cls.yaml_key!r}")
+        return cls(**values)
+
+    @classmethod
+    def yaml_keys(cls) -> tuple[str, ...]:
+        """Keys that an entry may have beside `yaml_key`: the fields."""
+        own = cls.yaml_field or cls.yaml_key
+        return tuple(each.name for each in fields(cls) if each.name != own)  # type: ignore[arg-type]
 
     @property
     @abc.abstractmethod
@@ -166,6 +199,8 @@ class Configuration(abc.ABC):
     @abc.abstractmethod
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
         """Why this cannot be used for `operation`, with the values; None if it can."""
+
+    # -- what most kinds leave as it is ---------------------------------------------------------
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -218,6 +253,10 @@ class Configuration(abc.ABC):
         """Columns of the report that describe the tiles, by `field_names`."""
         return {}
 
+    def located(self, folder: Path) -> Configuration:
+        """The same with its paths as a file in `folder` means them."""
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the manifest; `configuration_from_dict` reads it back."""
         data: dict[str, Any] = {"kind": self.kind}
@@ -227,8 +266,10 @@ class Configuration(abc.ABC):
         return data
 
 
-def check_tiles(field: str, tiles: Sequence[Any]) -> tuple[int, ...]:
-    """The tiles as a tuple. ConfigurationError unless each is a whole number of at least 1."""
+def check_tiles(field: str, tiles: Any) -> tuple[int, ...]:
+    """A list of tiles as a tuple. ConfigurationError unless each is a whole number of at least 1."""
+    if not isinstance(tiles, (list, tuple)):
+        raise ConfigurationError(f"{field} must be a list of tiles, but got {tiles!r}")
     if len(tiles) > _MOST_TILES:
         raise ConfigurationError(f"{field}: {len(tiles)} tiles are more than {_MOST_TILES}")
     if any(type(tile) is not int or tile < 1 for tile in tiles):
@@ -299,11 +340,22 @@ class Default(Configuration):
     """The compiler's own choice; with `split_k`, its own choice for the split product."""
 
     kind: ClassVar[str] = "default"
+    yaml_key: ClassVar[str] = "default"
 
     split_k: int = 1
 
     def __post_init__(self) -> None:
         check_split(self.split_k)
+
+    @classmethod
+    def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
+        return Space(cls, (Axis("split_k", slices_of(operation)),))
+
+    @classmethod
+    def from_yaml(cls, entry: Mapping[str, Any]) -> Configuration:
+        if entry["default"] is not True:
+            raise ConfigurationError(f"default must be true, but got {entry['default']!r}")
+        return cls(entry.get("split_k", 1))
 
     @property
     def name(self) -> str:

@@ -26,8 +26,20 @@ from dispatch_profiler.configurations._base import (
     split_loops,
     split_suffix,
 )
+from dispatch_profiler.configurations.space import (
+    Axis,
+    Point,
+    Space,
+    divisors,
+    slices_of,
+    tile_axes,
+    tiles_of,
+)
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
+
+#: Axis of the result -> that of the filter which slides along it.
+_TAPS = {"oh": "kh", "ow": "kw"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,7 @@ class CpuTiles(Configuration):
     """
 
     kind: ClassVar[str] = "cpu_tiles"
+    yaml_key: ClassVar[str] = "distribution"
     field_names: ClassVar[tuple[str, ...]] = ("distribution_tile", "cache_tile", "vector_tile", "peel")
 
     distribution: tuple[int, ...]
@@ -65,6 +78,12 @@ class CpuTiles(Configuration):
         if not isinstance(self.peel, bool):
             raise ConfigurationError(f"peel must be true or false, but got {self.peel!r}")
         check_split(self.split_k)
+
+    @classmethod
+    def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
+        if limits.backend != "llvm-cpu" or operation.contraction is None:
+            return None
+        return _CpuSpace(cls, _space_axes(operation), operation)
 
     @property
     def name(self) -> str:
@@ -161,12 +180,33 @@ class CpuTiles(Configuration):
             if loop.iterator == "reduction"
         )
         level, tiles = ("cache", self.cache) if cut else ("vector", self.vector)
-        size = math.prod(tiles[: len(axes)]) * operation.accumulator.bytes
-        if limits.max_vector_bytes is not None and size >= limits.max_vector_bytes:
-            yield (
-                f"the {level} tile holds {size} B of {operation.accumulator.name}, but the compiler "
-                f"takes vectors under {limits.max_vector_bytes} B: use a smaller {level} tile"
-            )
+        held = (
+            (level, math.prod(tiles[: len(axes)])),
+            ("vector", _multiplied_at_once(operation, self._tiles(operation, self.vector))),
+        )
+        type_ = operation.accumulator
+        for level, elements in held:
+            size = elements * type_.bytes
+            if limits.max_vector_bytes is not None and size >= limits.max_vector_bytes:
+                yield (
+                    f"the {level} tile holds {size} B of {type_.name}, but the compiler "
+                    f"takes vectors under {limits.max_vector_bytes} B: use a smaller {level} tile"
+                )
+
+
+def _multiplied_at_once(operation: Operation, vector: dict[str, int]) -> int:
+    """Elements of the vector that one step multiplies: all tiles of a product, its reduction included.
+
+    A convolution becomes a product where its filter has one tap, or where it slides along one axis only;
+    the taps along that axis are done one at a time. Otherwise it is not vectorized: 0.
+    """
+    convolution = operation.convolution
+    if convolution is None or math.prod(convolution.filter_size) == 1:
+        return math.prod(vector.values())
+    slides_once = any(vector[out] == vector[tap] == 1 for out, tap in _TAPS.items())
+    if convolution.variant != "dense" or not slides_once:
+        return 0
+    return math.prod(tile for axis, tile in vector.items() if axis not in _TAPS.values())
 
 
 def _pipeline(operation: Operation) -> str:
@@ -174,3 +214,78 @@ def _pipeline(operation: Operation) -> str:
     convolution = operation.convolution
     is_named_convolution = convolution is not None and convolution.variant != "grouped"
     return "ConvTileAndDecomposeExpert" if is_named_convolution else "DoubleTilingExpert"
+
+
+# -- the search space ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _CpuSpace(Space[Configuration]):
+    """Tiles of three levels, `cached` or not, and slices. What a point asks for is made to fit.
+
+    A distribution tile becomes a multiple of the vector tile, and a cache tile a multiple of that which
+    divides the distribution tile. `peel` follows: it is needed where the vector tile does not divide.
+    """
+
+    operation: Operation
+
+    def to_configuration(self, point: Point) -> Configuration:
+        return _fitted(self.operation, **self.fields(point))
+
+
+def _space_axes(operation: Operation) -> tuple[Axis, ...]:
+    extents = {loop.name: loop.extent for loop in operation.loops}
+    axes = (*operation.parallel_axes, *operation.reduction_axes)
+    # A filter with more than one tap is vectorized where it slides along one axis only: a row of pixels.
+    convolution = operation.convolution
+    is_product = convolution is None or math.prod(convolution.filter_size) == 1
+    most_of_vector = {"m": 32, "oh": 8 if is_product else 1, "ow": 32, "oc": 128, "k": 64, "ic": 32}
+    if convolution is None:
+        most_of_vector["n"] = 128
+
+    def tiles(axis: str, most: int) -> tuple[int, ...]:
+        return tiles_of(extents.get(axis, 1), most)
+
+    def vector(axis: str) -> tuple[int, ...]:
+        if axis in _TAPS and is_product:
+            # Rows of pixels are one loop then; compiling what a tile leaves over of it takes minutes.
+            return divisors(extents[axis], most_of_vector[axis])
+        if axis == "kw" and extents["kw"] > 1:
+            return (1, extents["kw"])
+        return tiles(axis, most_of_vector.get(axis, 1))
+
+    return (
+        *tile_axes("distribution", {axis: tiles(axis, 512) for axis in operation.parallel_axes}),
+        Axis("cached", (False, True)),
+        *tile_axes("cache", {axis: tiles(axis, 512) for axis in axes}),
+        *tile_axes("vector", {axis: vector(axis) for axis in axes}),
+        Axis("split_k", slices_of(operation)),
+    )
+
+
+def _fitted(
+    operation: Operation,
+    distribution: tuple[int, ...],
+    cached: bool,
+    cache: tuple[int, ...],
+    vector: tuple[int, ...],
+    split_k: int,
+) -> CpuTiles:
+    """The configuration nearest to these tiles whose levels are multiples of each other."""
+    extents = {loop.name: loop.extent for loop in split_loops(operation, split_k)}
+    axes = (*operation.parallel_axes, *operation.reduction_axes)
+    limits = [extents.get(axis, 1) for axis in axes]
+    units = [min(tile, limit) for tile, limit in zip(vector, limits, strict=True)]
+    shares = [max(1, tile // unit) for tile, unit in zip(distribution, units, strict=False)]
+    blocks = [
+        max(1, min(tile, limit) // unit) for tile, limit, unit in zip(cache, limits, units, strict=True)
+    ]
+    for i, share in enumerate(shares):
+        blocks[i] = divisors(share, blocks[i])[-1]
+    return CpuTiles(
+        tuple(share * unit for share, unit in zip(shares, units, strict=False)),
+        tuple(units),
+        tuple(block * unit for block, unit in zip(blocks, units, strict=True)) if cached else (),
+        any(limit % unit for limit, unit in zip(limits, units, strict=True)),
+        split_k,
+    )

@@ -7,7 +7,7 @@ import math
 import operator
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -54,6 +54,8 @@ class Extern(Configuration):
     """
 
     kind: ClassVar[str] = "extern"
+    yaml_key: ClassVar[str] = "extern"
+    yaml_field: ClassVar[str] = "label"
     provider: ClassVar[str] = "Extern"
 
     label: str
@@ -101,6 +103,9 @@ class Extern(Configuration):
                 "workgroup_size, shared_memory and spare_bindings must be whole numbers, but got "
                 f"{list(self.workgroup_size)}, {self.shared_memory!r}, {spares!r}"
             )
+
+    def located(self, folder: Path) -> Configuration:
+        return replace(self, object=str(folder / self.object))
 
     @property
     def name(self) -> str:

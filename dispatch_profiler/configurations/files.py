@@ -12,77 +12,60 @@ A file is YAML (or JSON, which is YAML):
       - {default: true}
       - {list: original}
 
-`kinds` and `types` (of the inputs) narrow an entry; without them it goes for all that it fits.
-`list` stands for all entries of a list that ships. The `object` of a kernel of one's own is a path as
-seen from the file.
+`kinds` and `types` (of the inputs) narrow an entry; without them it goes for all that it fits. `list`
+stands for all entries of a list that ships; any other entry is for the kind whose `yaml_key` it has.
+The `object` of a kernel of one's own is a path as seen from the file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dispatch_profiler.configurations._base import Configuration, Default, check_choice
-from dispatch_profiler.configurations.cpu_tiles import CpuTiles
-from dispatch_profiler.configurations.extern import Extern
-from dispatch_profiler.configurations.flows import Flow
-from dispatch_profiler.configurations.gpu_tiles import GpuTiles
-from dispatch_profiler.configurations.mma_tiles import MmaTiles
-from dispatch_profiler.configurations.simt_tiles import SimtTiles
-from dispatch_profiler.configurations.triton_tiles import TritonTiles
-from dispatch_profiler.errors import ConfigurationError, OperationError, UsageError, did_you_mean, short_repr
-from dispatch_profiler.operations import KINDS, Operation, element_type
+from dispatch_profiler.configurations._base import Configuration, check_choice
+from dispatch_profiler.configurations.kinds import KINDS
+from dispatch_profiler.errors import (
+    ConfigurationError,
+    OperationError,
+    UsageError,
+    did_you_mean,
+    short_repr,
+)
+from dispatch_profiler.operations import KINDS as OPERATION_KINDS
+from dispatch_profiler.operations import Operation, element_type
 
 #: Configurations of one file, those of the lists that it names included.
 _MOST_ENTRIES = 10_000
 #: Characters of a message about one entry, which may quote what the entry says.
 _MOST_CHARACTERS = 500
 _NARROWING = ("kinds", "types")
-_GPU: dict[str, type[GpuTiles]] = {"instruction": MmaTiles, "thread": SimtTiles}
-#: keys with a list of tiles
-_TILES = (
-    "triton",
-    "distribution",
-    "vector",
-    "cache",
-    "workgroup",
-    "reduction",
-    "subgroups",
-    "shape",
-    "thread",
-)
-#: key that tells the kind of an entry -> every key that the entry may have besides
-_KEYS = {
-    "distribution": ("vector", "cache", "peel", "split_k"),
-    **{key: tuple(f.name for f in fields(kind) if f.name != key) for key, kind in _GPU.items()},
-    "triton": tuple(f.name for f in fields(TritonTiles) if f.name != "tile"),
-    "extern": tuple(f.name for f in fields(Extern) if f.name != "label"),
-    "list": (),
-    "flow": (),
-    "default": ("split_k",),
+_LIST = "list"
+#: Key that marks an entry -> every key that the entry may have besides.
+_KEYS: dict[str, tuple[str, ...]] = {
+    **{kind.yaml_key: kind.yaml_keys() for kind in KINDS.values()},
+    _LIST: (),
 }
-#: and those that it must have
-_NEEDED = {
-    **dict.fromkeys(_GPU, ("workgroup", "reduction")),
-    "distribution": ("vector",),
-    "extern": ("object", "entry", "workgroups", "workgroup_size"),
-}
+_BY_KEY = {kind.yaml_key: kind for kind in KINDS.values()}
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedConfiguration:
     """A configuration with the operations that it is meant for (empty: all)."""
 
     configuration: Configuration
     kinds: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
+    #: Where a user wrote it, for messages: `mine.yaml, entry 3`.
+    origin: str = field(default="", compare=False)
 
     def is_for(self, operation: Operation) -> bool:
+        """Do `kinds` and `types` name those of `operation`?"""
         return (not self.kinds or operation.kind in self.kinds) and (
             not self.types or operation.element_type.name in self.types
         )
@@ -97,17 +80,18 @@ def shipped_lists() -> tuple[str, ...]:
 
 
 @cache
-def shipped_configurations(name: str) -> tuple[Entry, ...]:
+def shipped_configurations(name: str) -> tuple[ListedConfiguration, ...]:
     """The package's own list for a family of targets, such as `llvm-cpu`; empty if there is none."""
     if name not in shipped_lists():
         return ()
     from dispatch_profiler.yaml_files import parse_yaml  # which only those need who generate
 
     file = f"{name}.yaml"
-    return _parse(parse_yaml((_SHIPPED / file).read_bytes(), file), file)
+    found = _parse(parse_yaml((_SHIPPED / file).read_bytes(), file), file)
+    return tuple(replace(each, origin="") for each in found)
 
 
-def load_configurations(path: Path) -> tuple[Entry, ...]:
+def load_configurations(path: Path) -> tuple[ListedConfiguration, ...]:
     """Read a user's file. ConfigurationError names the file, the entry and the key."""
     from dispatch_profiler.yaml_files import load_yaml  # which only those need who generate
 
@@ -116,37 +100,33 @@ def load_configurations(path: Path) -> tuple[Entry, ...]:
     except UsageError as error:
         raise ConfigurationError(str(error), hint="--configurations takes a YAML file") from error
     folder = Path(os.path.abspath(path)).parent
-    entries = _parse(data, str(path))
-    found = tuple(replace(entry, configuration=_located(entry.configuration, folder)) for entry in entries)
-    _check_labels({entry.configuration for entry in found}, path)
+    found = tuple(
+        replace(each, configuration=each.configuration.located(folder)) for each in _parse(data, str(path))
+    )
+    _check_names({each.configuration for each in found}, path)
     return found
 
 
-def _check_labels(configurations: set[Configuration], path: Path) -> None:
-    """Two kernels of one's own may not go by one name: it becomes the function's."""
-    labels = [each.label for each in configurations if isinstance(each, Extern)]
-    twice = next((label for label in labels if labels.count(label) > 1), None)
-    if twice is not None:
-        raise ConfigurationError(f"{path}: two different kernels are called {twice!r}", hint="rename one")
+def _check_names(configurations: set[Configuration], path: Path) -> None:
+    """A name becomes that of a function, so two configurations may not share one."""
+    for name, count in Counter(each.name for each in configurations).items():
+        if count > 1:
+            raise ConfigurationError(
+                f"{path}: two different configurations are called {name!r}", hint="rename one"
+            )
 
 
-def _located(configuration: Configuration, folder: Path) -> Configuration:
-    """The same with the path of its object as the file in `folder` means it."""
-    if not isinstance(configuration, Extern):
-        return configuration
-    return replace(configuration, object=str(folder / configuration.object))
-
-
-def _parse(data: Any, where: str) -> tuple[Entry, ...]:
+def _parse(data: Any, where: str) -> tuple[ListedConfiguration, ...]:
     if not isinstance(data, dict) or not isinstance(data.get("configurations"), list):
         raise ConfigurationError(
             f"{where} has no list under 'configurations'",
             hint="write 'configurations:' and below it one entry a line, "
             "such as '- {distribution: [64, 128], vector: [8, 32, 4]}'",
         )
-    found: list[Entry] = []
+    found: list[ListedConfiguration] = []
     for i, row in enumerate(data["configurations"], 1):
-        found += _entries(row, f"{where}, entry {i}")
+        origin = f"{where}, entry {i}"
+        found += (replace(each, origin=origin) for each in _listed(row, origin))
         if len(found) > _MOST_ENTRIES:
             raise ConfigurationError(
                 f"{where} has more than {_MOST_ENTRIES} configurations", hint="split the file"
@@ -154,9 +134,28 @@ def _parse(data: Any, where: str) -> tuple[Entry, ...]:
     return tuple(found)
 
 
-def _entries(row: Any, where: str) -> tuple[Entry, ...]:
+def _listed(row: Any, where: str) -> tuple[ListedConfiguration, ...]:
+    """What one entry stands for: one configuration, or those of a list."""
     if not isinstance(row, dict) or not all(isinstance(key, str) for key in row):
         raise ConfigurationError(f"{where}: expected keys and values, but got {short_repr(row)}")
+    marker = _marker(row, where)
+    try:
+        kinds = _names(row.get("kinds", ()), "kinds", OPERATION_KINDS)
+        types = _types(row.get("types", ()))
+        if marker == _LIST:
+            check_choice(_LIST, row[_LIST], shipped_lists())
+            return tuple(
+                ListedConfiguration(each.configuration, kinds or each.kinds, types or each.types)
+                for each in shipped_configurations(row[_LIST])
+            )
+        entry = {key: value for key, value in row.items() if key not in _NARROWING}
+        return (ListedConfiguration(_BY_KEY[marker].from_yaml(entry), kinds, types),)
+    except (ConfigurationError, OperationError) as error:
+        raise ConfigurationError(f"{where}: {str(error)[:_MOST_CHARACTERS]}", hint=error.hint) from error
+
+
+def _marker(row: Mapping[str, Any], where: str) -> str:
+    """The key that tells the kind of an entry, all of whose keys are known."""
     marker = next((key for key in _KEYS if key in row), None)
     known = [*_NARROWING, *([marker, *_KEYS[marker]] if marker else _KEYS)]
     options = {key for keys in _KEYS.values() for key in keys}
@@ -165,19 +164,7 @@ def _entries(row: Any, where: str) -> tuple[Entry, ...]:
             raise ConfigurationError(f"{where}: unknown key {short_repr(key)}", hint=did_you_mean(key, known))
     if marker is None:
         raise ConfigurationError(f"{where}: needs one of {', '.join(_KEYS)}")
-    try:
-        kinds, types = _names(row.get("kinds", ()), "kinds", KINDS), _types(row.get("types", ()))
-        if marker == "list":
-            return tuple(Entry(e.configuration, kinds or e.kinds, types or e.types) for e in _listed(row))
-        values = {key: value for key, value in row.items() if key not in _NARROWING}
-        return (Entry(_configuration(marker, values), kinds, types),)
-    except (ConfigurationError, OperationError) as error:
-        raise ConfigurationError(f"{where}: {str(error)[:_MOST_CHARACTERS]}", hint=error.hint) from error
-
-
-def _listed(row: dict[str, Any]) -> tuple[Entry, ...]:
-    check_choice("list", row["list"], shipped_lists())
-    return shipped_configurations(row["list"])
+    return marker
 
 
 def _names(value: Any, key: str, known: Iterable[str] | None) -> tuple[str, ...]:
@@ -197,31 +184,3 @@ def _types(value: Any) -> tuple[str, ...]:
         return tuple(element_type(name).name for name in _names(value, "types", None))
     except OperationError as error:
         raise ConfigurationError(f"{error} under types", hint=error.hint) from error
-
-
-def _configuration(marker: str, values: dict[str, Any]) -> Configuration:
-    if marker == "flow":
-        return Flow(str(values["flow"]))
-    if marker == "default":
-        if values["default"] is not True:
-            raise ConfigurationError(f"default must be true, but got {short_repr(values['default'])}")
-        return Default(values.get("split_k", 1))
-    for key in _NEEDED.get(marker, ()):
-        if key not in values:
-            raise ConfigurationError(f"needs {key!r} beside {marker!r}")
-    for key in _TILES:
-        if not isinstance(values.get(key, []), list):
-            raise ConfigurationError(f"{key} must be a list of tiles, but got {short_repr(values[key])}")
-    if marker in _GPU:
-        return _GPU[marker](**values)
-    if marker == "extern":
-        return Extern(label=values.pop("extern"), **values)
-    if marker == "triton":
-        return TritonTiles(tile=tuple(values.pop("triton")), **values)
-    return CpuTiles(
-        tuple(values["distribution"]),
-        tuple(values["vector"]),
-        tuple(values.get("cache", ())),
-        values.get("peel", False),
-        values.get("split_k", 1),
-    )

@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dispatch_profiler.configurations._base import Configuration, Evidence, Limits, backend_invalid_reason
-from dispatch_profiler.errors import ConfigurationError, did_you_mean
+from dispatch_profiler.configurations._base import (
+    Configuration,
+    Evidence,
+    Limits,
+    backend_invalid_reason,
+    check_choice,
+)
+from dispatch_profiler.configurations.space import Axis, Space
 from dispatch_profiler.operations import Operation
 
 
@@ -45,12 +51,17 @@ class Flow(Configuration):
     """A row of `FLOWS` by its name."""
 
     kind: ClassVar[str] = "flow"
+    yaml_key: ClassVar[str] = "flow"
 
     flow: str
 
     def __post_init__(self) -> None:
-        if self.flow not in FLOWS:
-            raise ConfigurationError(f"unknown flow {self.flow!r}", hint=did_you_mean(self.flow, FLOWS))
+        check_choice("flow", self.flow, tuple(FLOWS))
+
+    @classmethod
+    def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
+        flows = tuple(flow for flow in FLOWS if cls(flow).invalid_reason(operation, limits) is None)
+        return Space(cls, (Axis("flow", flows),)) if flows else None
 
     @property
     def split_k(self) -> int:  # type: ignore[override]

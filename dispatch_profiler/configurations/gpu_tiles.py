@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,6 +28,7 @@ from dispatch_profiler.configurations._base import (
     split_suffix,
 )
 from dispatch_profiler.configurations.gpu_lowering import GpuLowering
+from dispatch_profiler.configurations.space import Axis, divisors, tile_axes
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Loop, Operation
 
@@ -234,3 +235,36 @@ def _text(flag: bool) -> str:
 def rounded_up(extent: int, multiple: int) -> int:
     """The smallest multiple that is at least `extent`."""
     return -(-extent // multiple) * multiple
+
+
+# -- axes of search spaces -------------------------------------------------------------------------------
+
+#: How a convolution is done: as a product of gathered windows, or window by window.
+FORMS = ("implicit_gemm", "direct")
+
+
+def form_axis(operation: Operation) -> tuple[Axis, ...]:
+    """The axis `form` of a convolution; a product has none."""
+    if operation.convolution is None:
+        return ()
+    return (Axis("form", FORMS[1:] if operation.convolution.variant == "depthwise" else FORMS),)
+
+
+def reduction_of(operation: Operation, form: str, k: int) -> tuple[int, ...]:
+    """Tiles of the reduction with `k` channels at a time; filter taps are done one by one."""
+    if form != "direct" or len(operation.reduction_axes) == 1:
+        return (k,)
+    return (*(1 for _ in operation.reduction_axes[:-1]), k)
+
+
+def workgroup_axes(operation: Operation, choices: Callable[[int], tuple[int, ...]]) -> tuple[Axis, ...]:
+    """`choices(extent)` for the last two axes, and up to 8 for those before: images and rows of pixels."""
+    extents = {loop.name: loop.extent for loop in operation.loops}
+    *outer, m, n = operation.parallel_axes
+    tiles = {axis: divisors(extents[axis], 8) for axis in outer}
+    return tile_axes("workgroup", {**tiles, **{axis: choices(extents[axis]) for axis in (m, n)}})
+
+
+def nearest_divisor(extent: int, tile: int) -> int:
+    """The largest divisor of `extent` that is at most `tile`, which is at least 1."""
+    return divisors(extent, tile)[-1]

@@ -5,11 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from dispatch_profiler.configurations._base import GpuLimits, Levels, Limits, by, check_choice, check_tiles
+from dispatch_profiler.configurations._base import (
+    Configuration,
+    GpuLimits,
+    Levels,
+    Limits,
+    by,
+    check_choice,
+    check_tiles,
+)
 from dispatch_profiler.configurations.gpu_lowering import BASIS, GpuLowering
-from dispatch_profiler.configurations.gpu_tiles import GpuTiles, rounded_up
+from dispatch_profiler.configurations.gpu_tiles import (
+    GPU_BACKENDS,
+    ORDERS,
+    GpuTiles,
+    form_axis,
+    nearest_divisor,
+    reduction_of,
+    rounded_up,
+    workgroup_axes,
+)
 from dispatch_profiler.configurations.intrinsics import (
     FAMILIES,
     INSTRUCTIONS,
@@ -17,6 +34,15 @@ from dispatch_profiler.configurations.intrinsics import (
     Intrinsic,
     core_of,
     intrinsics_for,
+)
+from dispatch_profiler.configurations.space import (
+    Axis,
+    Point,
+    Space,
+    divisors,
+    powers_of_two,
+    slices_of,
+    tile_axes,
 )
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
@@ -42,6 +68,7 @@ class MmaTiles(GpuTiles):
     """
 
     kind: ClassVar[str] = "mma_tiles"
+    yaml_key: ClassVar[str] = "instruction"
 
     subgroups: tuple[int, ...] = ()
     instruction: str = "mmasync"
@@ -54,7 +81,7 @@ class MmaTiles(GpuTiles):
         usual_size = 64 if self.instruction == "mfma" else 32
         object.__setattr__(self, "subgroup_size", self.subgroup_size or usual_size)
         self._check(_PIPELINES)
-        subgroups = check_tiles("subgroups", self.subgroups or usual_subgroups(self.workgroup))
+        subgroups = check_tiles("subgroups", self.subgroups) or usual_subgroups(self.workgroup)
         object.__setattr__(self, "subgroups", subgroups)
         object.__setattr__(self, "shape", check_tiles("shape", self.shape))
         if len(self.subgroups) != len(self.workgroup):
@@ -65,6 +92,37 @@ class MmaTiles(GpuTiles):
         check_choice("accumulator", self.accumulator, _ACCUMULATORS)
         if len(self.shape) not in (0, 3):
             raise ConfigurationError(f"shape needs m, n and k, but got {list(self.shape)}")
+
+    @classmethod
+    def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
+        gpu = limits.gpu
+        if gpu is None or limits.backend not in GPU_BACKENDS or operation.contraction is None:
+            return None
+        if operation.convolution is not None and operation.convolution.variant == "depthwise":
+            return None
+        names = _instructions(operation, gpu)
+        if not names:
+            return None
+        size = 64 if names[0].startswith("mfma") else 32
+        *outer, _, _ = operation.parallel_axes
+        subgroups = {
+            axis: (1, 2) if axis in outer else powers_of_two(1, 8) for axis in operation.parallel_axes
+        }
+        axes = (
+            Axis("instruction", names),
+            *form_axis(operation),
+            Axis("pipeline", _PIPELINES),
+            Axis("stages", gpu.stages),
+            Axis("shared_padding", (True, False)),
+            Axis("order", ORDERS),
+            Axis("split_k", slices_of(operation)),
+            Axis("subgroup_size", (size,)),
+            Axis("accumulator", ("",)),
+            *workgroup_axes(operation, _workgroup_tiles),
+            *tile_axes("subgroups", subgroups),
+            Axis("k", powers_of_two(4, 256)),
+        )
+        return _MmaSpace(cls, axes, operation)
 
     @property
     def name(self) -> str:
@@ -258,6 +316,70 @@ class MmaTiles(GpuTiles):
             "lhs": (k, m) if lhs in ("n", "nchw") else (m, k),
             "rhs": (n, k) if rhs in ("n", "fchw") else (k, n),
         }
+
+
+@dataclass(frozen=True)
+class _MmaSpace(Space[Configuration]):
+    """Tiles of matrix instructions. `instruction` is a family, with the shape where it has several.
+
+    What a point asks for is made to fit: tiles become multiples of the instruction's, and subgroups a
+    number that shares them evenly.
+    """
+
+    operation: Operation
+
+    def fields(self, point: Point) -> dict[str, Any]:
+        found = super().fields(point)
+        family, _, shape = found["instruction"].partition(" ")
+        found["instruction"] = family
+        found["shape"] = tuple(map(int, shape.split("x"))) if shape else ()
+        unit_m, unit_n, unit_k = (
+            found["shape"] or intrinsics_for(family, self.operation.as_contraction().types)[0].shape
+        )
+        extents = {loop.name: loop.extent for loop in self.operation.loops}
+        axes = self.operation.parallel_axes
+        units = (*(1 for _ in axes[:-2]), unit_m, unit_n)
+        # In units of the instruction.
+        tiles = [
+            min(max(1, tile // unit), -(-extents[axis] // unit))
+            for axis, tile, unit in zip(axes, found["workgroup"], units, strict=True)
+        ]
+        found["workgroup"] = tuple(tile * unit for tile, unit in zip(tiles, units, strict=True))
+        found["subgroups"] = tuple(map(nearest_divisor, tiles, found["subgroups"]))
+        form, k = found.pop("form", ""), found.pop("k")
+        if found["pipeline"] == "VectorDistribute":
+            form = "direct"  # of a convolution: it gathers no windows
+        else:
+            found["order"] = "none"
+        last = extents[self.operation.reduction_axes[-1]]
+        whole = last if form == "direct" else self.operation.accumulations
+        k = rounded_up(min(k, whole // found["split_k"]), unit_k)
+        found["reduction"] = reduction_of(self.operation, form, k)
+        return found
+
+
+def _workgroup_tiles(extent: int) -> tuple[int, ...]:
+    """Powers of two, and what divides `extent` besides (56 = 7 * 8)."""
+    return tuple(
+        sorted({*powers_of_two(8, 512), *(d for d in divisors(extent, 512) if d >= 8 and d % 4 == 0)})
+    )
+
+
+def _instructions(operation: Operation, gpu: GpuLimits) -> tuple[str, ...]:
+    """`mmasync`, or `mfma 32x32x8` where a family has several: all for the types of `operation`."""
+    types = (operation.element_type.name, operation.accumulator.name)
+    fitting = [x for x in map(INTRINSICS.__getitem__, gpu.intrinsics) if (x.input, x.accumulator) == types]
+    families = [FAMILIES[each.family] for each in fitting]
+    return tuple(
+        f"{family} {by(each.shape)}" if families.count(family) > 1 else family
+        for family, each in zip(families, fitting, strict=True)
+    )
+
+
+def with_narrow_sums(space: Space[Configuration], operation: Operation) -> Space[Configuration]:
+    """`space` with sums in the inputs' own type besides: faster where it counts, and less exact."""
+    name = operation.element_type.name
+    return space.with_choices("accumulator", "", name) if name in ("f16", "bf16") else space
 
 
 def usual_subgroups(workgroup: tuple[int, ...]) -> tuple[int, ...]:

@@ -5,12 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
-from dispatch_profiler.configurations._base import GpuLimits, Limits, Lowering, by, check_tiles
+from dispatch_profiler.configurations._base import (
+    Configuration,
+    GpuLimits,
+    Limits,
+    Lowering,
+    by,
+    check_tiles,
+)
 from dispatch_profiler.configurations.gpu_lowering import SpirvLowering
-from dispatch_profiler.configurations.gpu_tiles import GpuTiles
+from dispatch_profiler.configurations.gpu_tiles import (
+    GPU_BACKENDS,
+    GpuTiles,
+    form_axis,
+    nearest_divisor,
+    reduction_of,
+    workgroup_axes,
+)
 from dispatch_profiler.configurations.intrinsics import INTRINSICS
+from dispatch_profiler.configurations.space import Axis, Point, Space, divisors, powers_of_two, tile_axes
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
 
@@ -31,6 +47,7 @@ class SimtTiles(GpuTiles):
     """
 
     kind: ClassVar[str] = "simt_tiles"
+    yaml_key: ClassVar[str] = "thread"
 
     thread: tuple[int, ...]
     promote: bool = True
@@ -45,6 +62,33 @@ class SimtTiles(GpuTiles):
             )
         if not isinstance(self.promote, bool):
             raise ConfigurationError(f"promote must be true or false, but got {self.promote!r}")
+
+    @classmethod
+    def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
+        gpu = limits.gpu
+        if gpu is None or operation.contraction is None:
+            return None
+        *outer, _, _ = operation.parallel_axes
+        threads = {axis: (1,) if axis in outer else powers_of_two(1, 16) for axis in operation.parallel_axes}
+        tiles = (
+            Axis("k", divisors(operation.accumulations, 32)),
+            *workgroup_axes(operation, partial(divisors, most=256)),
+            *tile_axes("thread", threads),
+        )
+        if limits.backend in _SPIRV_BACKENDS:
+            if form_axis(operation):
+                return None
+            return _SimtSpace(cls, (Axis("pipeline", (_SPIRV,)), Axis("stages", (1,)), *tiles), operation)
+        if limits.backend not in GPU_BACKENDS:
+            return None
+        options = (
+            *form_axis(operation),
+            Axis("stages", gpu.stages),
+            Axis("subgroup_size", gpu.subgroup_sizes[:1]),
+            Axis("shared_padding", (True, False)),
+            Axis("promote", (True, False)),
+        )
+        return _SimtSpace(cls, (*options, *tiles), operation)
 
     @property
     def name(self) -> str:
@@ -162,3 +206,27 @@ class SimtTiles(GpuTiles):
             yield f"{_SPIRV} has no shared memory, stages and size of subgroups to choose"
         if self.pipeline == _SPIRV and operation.convolution is not None:
             yield f"{_SPIRV} is for products here, not for {operation.kind}"
+
+
+@dataclass(frozen=True)
+class _SimtSpace(Space[Configuration]):
+    """Tiles of threads. What a point asks for is made to fit: they share the workgroup's evenly."""
+
+    operation: Operation
+
+    def fields(self, point: Point) -> dict[str, Any]:
+        found = super().fields(point)
+        found["thread"] = tuple(map(nearest_divisor, found["workgroup"], found["thread"]))
+        if not found.get("promote", True):
+            found["shared_padding"] = True  # the usual: nothing lies in shared memory
+        form, k = found.pop("form", ""), found.pop("k")
+        if form == "direct":
+            k = nearest_divisor(self._channels, k)
+        found["reduction"] = reduction_of(self.operation, form, k)
+        return found
+
+    @property
+    def _channels(self) -> int:
+        """Extent of the last reduction axis; 1 where the operation has no such loop."""
+        extents = {loop.name: loop.extent for loop in self.operation.loops}
+        return extents.get(self.operation.reduction_axes[-1], 1)

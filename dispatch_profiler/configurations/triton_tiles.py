@@ -24,6 +24,7 @@ from dispatch_profiler.configurations._base import (
     split_suffix,
 )
 from dispatch_profiler.configurations.external_kernels import KernelSource, Launch
+from dispatch_profiler.configurations.space import Axis, Space, powers_of_two, slices_of, tile_axes
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import ConvolutionGeometry, Operation
 
@@ -54,6 +55,8 @@ class TritonTiles(Configuration):
     """
 
     kind: ClassVar[str] = "triton"
+    yaml_key: ClassVar[str] = "triton"
+    yaml_field: ClassVar[str] = "tile"
     provider: ClassVar[str] = "Triton"
     field_names: ClassVar[tuple[str, ...]] = ("workgroup_tile", "k_tile", "stages", "core", "options")
 
@@ -67,9 +70,9 @@ class TritonTiles(Configuration):
     split_k: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tile", check_tiles("tile", self.tile))
+        object.__setattr__(self, "tile", check_tiles("triton tile", self.tile))
         if len(self.tile) != 3:
-            raise ConfigurationError(f"tile must be m, n and k, but got {list(self.tile)}")
+            raise ConfigurationError(f"triton tile must be m, n and k, but got {list(self.tile)}")
         for name, least in (("warps", 1), ("stages", 1), ("group", 1), ("persistent", 0)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
@@ -80,6 +83,28 @@ class TritonTiles(Configuration):
             raise ConfigurationError(f"descriptors must be true or false, but got {self.descriptors!r}")
         check_choice("precision", self.precision, PRECISIONS)
         check_split(self.split_k)
+
+    @classmethod
+    def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
+        """A persistent launch has a workgroup for each multiprocessor of an H100 or H200, or two."""
+        gpu = limits.gpu
+        if gpu is None or limits.backend != "cuda" or operation.contraction is None:
+            return None
+        if operation.convolution is not None and operation.convolution.variant == "depthwise":
+            return None
+        tiles = {"m": powers_of_two(16, 256), "n": powers_of_two(16, 256), "k": powers_of_two(16, 128)}
+        can_describe = operation.convolution is None and gpu.device_capability >= 90
+        axes = (
+            Axis("warps", (4, 8)),
+            Axis("stages", (2, 3, 4, 5)),
+            Axis("group", (1, 4, 8)),
+            Axis("persistent", (0, 132, 264)),
+            Axis("descriptors", (False, True) if can_describe else (False,)),
+            Axis("precision", PRECISIONS[:2] if operation.element_type.name == "f32" else PRECISIONS[:1]),
+            Axis("split_k", slices_of(operation)),
+            *tile_axes("tile", tiles),
+        )
+        return Space(cls, axes)
 
     @property
     def name(self) -> str:

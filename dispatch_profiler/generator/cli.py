@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from dispatch_profiler.command import SUCCESS, Parser, add_tree_arguments, folder, run, say, warn
 from dispatch_profiler.configurations import (
-    Entry,
+    ListedConfiguration,
     load_configurations,
     shipped_configurations,
     shipped_lists,
@@ -84,7 +84,7 @@ def _main(options: argparse.Namespace) -> int:
     return SUCCESS
 
 
-def _entries(given: str | None, target: Target) -> tuple[Entry, ...]:
+def _entries(given: str | None, target: Target) -> tuple[ListedConfiguration, ...]:
     """What --configurations names, a file or a list that ships; the target's own list without it."""
     if not given:
         return shipped_configurations(target.shipped_list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dispatch_profiler.configurations import Configuration, Default, Entry
+from dispatch_profiler.configurations import Configuration, Default, ListedConfiguration
 from dispatch_profiler.dispatches.dispatch import Dispatch
 from dispatch_profiler.dispatches.selection import Selection
 from dispatch_profiler.errors import SelectionError
@@ -42,7 +42,7 @@ class Choices:
     `split_k` None means the predefined slices of the predefined split-k problems.
     """
 
-    entries: Sequence[Entry]
+    entries: Sequence[ListedConfiguration]
     selection: Selection = field(default_factory=Selection)
     split_k: tuple[int, ...] | None = None
     default_only: bool = False

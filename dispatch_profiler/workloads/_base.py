@@ -8,7 +8,7 @@ from dispatch_profiler.operations import Operation
 
 
 @dataclass(frozen=True)
-class Entry:
+class WorkloadEntry:
     """One operation of a workload. `origin` says where it stands, for people."""
 
     operation: Operation
@@ -20,18 +20,18 @@ class Entry:
 class Workload:
     """Entries in the order in which they were read; the operations are all different."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[WorkloadEntry, ...]
 
     @property
     def operations(self) -> tuple[Operation, ...]:
         return tuple(entry.operation for entry in self.entries)
 
 
-def merged(entries: list[Entry]) -> Workload:
+def merged(entries: list[WorkloadEntry]) -> Workload:
     """A workload in which equal operations are one entry, with their counts added up."""
     counts: dict[Operation, int] = {}
     origins: dict[Operation, str] = {}
     for entry in entries:
         counts[entry.operation] = counts.get(entry.operation, 0) + entry.count
         origins.setdefault(entry.operation, entry.origin)
-    return Workload(tuple(Entry(op, count, origins[op]) for op, count in counts.items()))
+    return Workload(tuple(WorkloadEntry(op, count, origins[op]) for op, count in counts.items()))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dispatch_profiler.errors import OperationError, UsageError
 from dispatch_profiler.operations import KINDS, Operation, SweepOptions, operation_kind
-from dispatch_profiler.workloads._base import Entry, Workload, merged
+from dispatch_profiler.workloads._base import Workload, WorkloadEntry, merged
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ def sweep_workload(sweep: Sweep) -> SweepResult:
     its reason. Raises OperationError if no point is one, UsageError if shapes were given for kinds
     that are not asked for.
     """
-    entries: list[Entry] = []
+    entries: list[WorkloadEntry] = []
     errors: list[OperationError] = []
     for kind in _kinds(sweep):
         for make in kind.sweep(sweep.options):
             try:
-                entries.append(Entry(make(), origin="sweep"))
+                entries.append(WorkloadEntry(make(), origin="sweep"))
             except OperationError as error:
                 errors.append(error)
     if not entries:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gpu_helpers import BF16, F16, build, gpu_request, limits_of, states
 
@@ -21,7 +22,7 @@ from dispatch_profiler.compiler import IreeCompiler
 from dispatch_profiler.compiler import constraints as constraints_file
 from dispatch_profiler.compiler.constraints import Constraints, compiler_constraints
 from dispatch_profiler.compiler.isolate_failures import isolate_failures
-from dispatch_profiler.configurations import MmaTiles, Space, draw_valid, gpu_spaces, rejection_reason
+from dispatch_profiler.configurations import MmaTiles, Space, draw_valid, rejection_reason
 from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul, Operation
 from dispatch_profiler.targets import parse_target
@@ -50,8 +51,9 @@ ALLOWED_BY_US = {
     "sg_num <= 10",
     "prod(wg_m) <= 512 (max_vgprs)",
     "prod(wg_n) <= 512 (max_vgprs)",
-    "sg_k <= 32",
+    "sg_m <= 32",
     "sg_n <= 32",
+    "sg_k <= 32",
     # TileAndFuse pads operands whose extent a tile does not divide.
     "dim_# must be divisible by wg_# ",
     "aligned inner k dim dim_# must be divisible by red_# * mma_k ",
@@ -89,23 +91,20 @@ def narrowed(space: Space, stated: Constraints) -> Space:
 
     The constraints of VectorDistribute speak of tiles one row of pixels deep.
     """
-    fixed = {"pipeline": (stated.pipeline,), "split_k": (1,)}
-    parameters = {name: fixed.get(name, choices) for name, choices in space.parameters.items()}
-    if stated.pipeline != "VectorDistribute":
-        return replace(space, parameters=parameters)
-    rank = len(space.tiles["workgroup"]) - 2
-    tiles = {
-        name: ((1,),) * rank + axes[rank:] if name != "reduction" else axes
-        for name, axes in space.tiles.items()
-    }
-    return replace(space, parameters=parameters, tiles=tiles)
+    space = space.with_choices("pipeline", stated.pipeline).with_choices("split_k", 1)
+    if stated.pipeline == "VectorDistribute":
+        for field in ("workgroup", "subgroups"):
+            *outer, _, _ = (axis.name for axis in space.axes if axis.tile_of == field)
+            for name in outer:
+                space = space.with_choices(name, 1)
+    return space
 
 
 def ours(stated: Constraints, operation: Operation, target: str, count: int, seed: int) -> Iterator[MmaTiles]:
     """Up to `count` valid points by our rules, of the pipeline that `stated` is about."""
     limits = limits_of(target)
-    spaces = [narrowed(s, stated) for s in gpu_spaces(operation, limits) if s.kind is MmaTiles]
-    drawn = draw_valid(spaces, operation, limits, random.Random(seed))
+    space = narrowed(MmaTiles.space(operation, limits), stated)
+    drawn = draw_valid([space], operation, limits, np.random.default_rng(seed))
     return itertools.islice((tiles for tiles in drawn if stated.fits(tiles)), count)
 
 

@@ -15,14 +15,19 @@ from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.compiler.ir_module import operations_in
 from dispatch_profiler.compiler.iree import IreeCompiler
 from dispatch_profiler.compiler.tree import CompileOptions, plan_tasks
-from dispatch_profiler.configurations import Default, Entry, Extern, TritonTiles, load_configurations
+from dispatch_profiler.configurations import (
+    Default,
+    Extern,
+    ListedConfiguration,
+    TritonTiles,
+    load_configurations,
+)
 from dispatch_profiler.dispatches import Selection, Tree, load_manifest
 from dispatch_profiler.errors import MissingDependency
 from dispatch_profiler.generator import Choices, emit, plan_generation
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Epilogue, Matmul
 from dispatch_profiler.targets import parse_target
-from dispatch_profiler.workloads import Entry as Work
-from dispatch_profiler.workloads import Workload
+from dispatch_profiler.workloads import Workload, WorkloadEntry
 
 TILES = TritonTiles(tile=(64, 64, 32), warps=4)
 TMA = replace(TILES, descriptors=True)
@@ -273,7 +278,11 @@ def test_another_content_of_the_object_is_another_build(tmp_path, ptx):
         return task.key
 
     tree = Tree(tmp_path)
-    plan = plan_generation(Workload((Work(PRODUCT),)), parse_target("cuda:sm_90"), Choices([Entry(own(ptx))]))
+    plan = plan_generation(
+        Workload((WorkloadEntry(PRODUCT),)),
+        parse_target("cuda:sm_90"),
+        Choices([ListedConfiguration(own(ptx))]),
+    )
     list(emit(plan, tree))
     before = key()
     ptx.write_text(PTX.replace("ret;", "ret; // other"))
@@ -287,7 +296,9 @@ def test_another_triton_is_another_build(tmp_path, monkeypatch):
         return {task.module: task.key for task in tasks}
 
     tree = Tree(tmp_path)
-    plan = plan_generation(Workload((Work(PRODUCT),)), parse_target("cuda:sm_90"), Choices([Entry(TILES)]))
+    plan = plan_generation(
+        Workload((WorkloadEntry(PRODUCT),)), parse_target("cuda:sm_90"), Choices([ListedConfiguration(TILES)])
+    )
     list(emit(plan, tree))
     monkeypatch.setattr("dispatch_profiler.compiler.request.triton_version", lambda: "1.0")
     before = keys()

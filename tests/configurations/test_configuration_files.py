@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from dispatch_profiler.configurations import (
     CpuTiles,
     Default,
-    Entry,
     Flow,
     Limits,
+    ListedConfiguration,
     MmaTiles,
     SimtTiles,
     load_configurations,
@@ -143,7 +143,7 @@ def test_every_entry_for_gpus_is_right_for_some_target(name):
 def test_a_list_may_take_in_another(tmp_path):
     """Narrowed or not, in its place."""
     rows = load(entries("{default: true}", "{list: original, types: [f16]}"), tmp_path)
-    assert rows[0] == Entry(Default())
+    assert rows[0] == ListedConfiguration(Default())
     assert [row.configuration for row in rows[1:]] == [
         e.configuration for e in shipped_configurations("original")
     ]
@@ -175,20 +175,24 @@ def test_a_file_is_read_in_its_order(tmp_path):
         shared_padding=False,
     )
     assert load(text, tmp_path) == (
-        Entry(mfma),
-        Entry(SimtTiles(workgroup=(128, 64), reduction=(32,), thread=(4, 8), promote=False, split_k=2)),
-        Entry(CpuTiles((64, 128), (8, 32, 4)), ("matmul", "batch_matmul"), ("f32", "f8E4M3FN")),
-        Entry(CpuTiles((64, 128), (8, 32, 4), (8, 128, 256), True, 4), ("matmul",)),
-        Entry(Flow("data_tiling")),
-        Entry(Default()),
-        Entry(Default(16)),
+        ListedConfiguration(mfma),
+        ListedConfiguration(
+            SimtTiles(workgroup=(128, 64), reduction=(32,), thread=(4, 8), promote=False, split_k=2)
+        ),
+        ListedConfiguration(CpuTiles((64, 128), (8, 32, 4)), ("matmul", "batch_matmul"), ("f32", "f8E4M3FN")),
+        ListedConfiguration(CpuTiles((64, 128), (8, 32, 4), (8, 128, 256), True, 4), ("matmul",)),
+        ListedConfiguration(Flow("data_tiling")),
+        ListedConfiguration(Default()),
+        ListedConfiguration(Default(16)),
     )
 
 
 def test_a_file_may_be_json(tmp_path):
     """JSON is YAML."""
     text = '{"configurations": [{"flow": "ukernels"}, {"distribution": [1], "vector": [1, 1]}]}'
-    assert (Entry(Flow("ukernels")), Entry(CpuTiles((1,), (1, 1)))) == load(text, tmp_path)
+    assert (ListedConfiguration(Flow("ukernels")), ListedConfiguration(CpuTiles((1,), (1, 1)))) == load(
+        text, tmp_path
+    )
 
 
 def test_an_empty_list_is_a_list(tmp_path):
@@ -200,8 +204,8 @@ def test_an_entry_is_for_the_kinds_and_types_that_it_names():
     """Both narrow it; without them it is for everything."""
     f16 = ElementTypes("f16", "f16", "f32")
     wide, narrow, batched = Matmul(1, 1, 1), Matmul(1, 1, 1, f16), BatchMatmul(1, 1, 1, 1, f16)
-    rows = [Entry(Default()), Entry(Default(), kinds=("matmul",)), Entry(Default(), types=("f16",)),
-            Entry(Default(), ("matmul",), ("f16",))]  # fmt: skip
+    rows = [ListedConfiguration(Default()), ListedConfiguration(Default(), kinds=("matmul",)), ListedConfiguration(Default(), types=("f16",)),
+            ListedConfiguration(Default(), ("matmul",), ("f16",))]  # fmt: skip
     expected = [[True, True, True], [True, True, False], [False, True, True], [False, True, False]]
     assert expected == [[row.is_for(op) for op in (wide, narrow, batched)] for row in rows]
 
@@ -210,8 +214,8 @@ ENTRY_MISTAKES = [
     ("5", "expected keys and values, but got 5", ""),
     ("{1: 2}", "expected keys and values, but got {1: 2}", ""),
     ("", "expected keys and values, but got None", ""),
-    ("{kinds: [matmul]}", "needs one of distribution, instruction, thread, triton, extern, list, flow, default", ""),
-    ("{}", "needs one of distribution, instruction, thread, triton, extern, list, flow, default", ""),
+    ("{kinds: [matmul]}", "needs one of default, distribution, flow, instruction, thread, triton, extern, list", ""),
+    ("{}", "needs one of default, distribution, flow, instruction, thread, triton, extern, list", ""),
     (
         "{distribution: [64, 128], vectr: [8, 32, 4]}",
         "unknown key 'vectr'",
@@ -225,11 +229,11 @@ ENTRY_MISTAKES = [
     (
         "{defalt: true}",
         "unknown key 'defalt'",
-        "did you mean 'default'? Available: kinds, types, distribution, instruction, thread, triton, extern, list, flow, default",
+        "did you mean 'default'? Available: kinds, types, default, distribution, flow, instruction, thread, triton, extern, list",
     ),
     ("{flow: data-tiling}", "unknown flow 'data-tiling'",
      "did you mean 'data_tiling'? Available: data_tiling, ukernels"),
-    ("{flow: 5}", "unknown flow '5'", "available: data_tiling, ukernels"),
+    ("{flow: 5}", "unknown flow 5", "available: data_tiling, ukernels"),
     ("{instruction: mmasync, workgroup: [8, 8]}", "needs 'reduction' beside 'instruction'", ""),
     ("{thread: [1, 1], reduction: [8]}", "needs 'workgroup' beside 'thread'", ""),
     ("{instruction: mmasync, workgroup: 8, reduction: [8]}", "workgroup must be a list of tiles, but got 8", ""),
@@ -284,7 +288,7 @@ def test_an_unknown_type_is_refused_with_its_place_and_key(tmp_path):
 @pytest.mark.parametrize("row", ["{vector: [8, 32, 4]}", "{split_k: 4}", "{peel: true, cache: [8, 8, 8]}"])
 def test_an_entry_whose_first_key_was_forgotten_is_told_so(row, tmp_path):
     """`vector` is no unknown key: what lacks is `distribution` beside it."""
-    assert "needs one of distribution, instruction, thread, triton, extern, list, flow, default" in str(
+    assert "needs one of default, distribution, flow, instruction, thread, triton, extern, list" in str(
         refusal(entries(row), tmp_path)
     )
 

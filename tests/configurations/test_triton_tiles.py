@@ -6,7 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from dispatch_profiler.configurations import Entry, TritonTiles, load_configurations, shipped_configurations
+from dispatch_profiler.configurations import (
+    ListedConfiguration,
+    TritonTiles,
+    load_configurations,
+    shipped_configurations,
+)
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul
 from dispatch_profiler.targets import parse_target
@@ -102,8 +107,8 @@ def test_kernels_from_outside_are_for_the_device_and_not_for_what_iree_makes_cod
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"tile": (128, 256)}, r"tile must be m, n and k, but got \[128, 256\]"),
-        ({"tile": (128, 256, 0)}, "tile: every tile must be"),
+        ({"tile": (128, 256)}, r"triton tile must be m, n and k, but got \[128, 256\]"),
+        ({"tile": (128, 256, 0)}, "triton tile: every tile must be"),
         ({"tile": (128, 256, 64), "warps": 0}, "warps must be a whole number of at least 1, but got 0"),
         ({"tile": (128, 256, 64), "persistent": -1}, "persistent must be a whole number of at least 0, but got -1"),
         ({"tile": (128, 256, 64), "descriptors": 1}, "descriptors must be true or false, but got 1"),
@@ -146,13 +151,15 @@ def test_the_entry_of_a_file_has_the_tile_first(tmp_path):
         "configurations:\n  - {kinds: [matmul], triton: [128, 256, 64], stages: 4, persistent: 132}\n"
     )
     (entry,) = load_configurations(path)
-    assert entry == Entry(TritonTiles(tile=(128, 256, 64), stages=4, persistent=132), ("matmul",))
+    assert entry == ListedConfiguration(
+        TritonTiles(tile=(128, 256, 64), stages=4, persistent=132), ("matmul",)
+    )
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("{triton: 128}", "entry 1: triton must be a list of tiles, but got 128"),
+        ("{triton: 128}", "entry 1: triton tile must be a list of tiles, but got 128"),
         ("{triton: [128, 256, 64], wraps: 4}", "entry 1: unknown key 'wraps'"),
         ("{extern: mine, entry: k}", "entry 1: needs 'object' beside 'extern'"),
         ("{extern: a b, object: k, entry: k, workgroups: [1], workgroup_size: [1]}", "entry 1: name must be letters"),
@@ -183,7 +190,7 @@ def test_two_kernels_of_ones_own_may_not_share_a_name(tmp_path):
     row = "  - {extern: mine, object: %s, entry: k, workgroups: [1], workgroup_size: [1]}\n"
     path = tmp_path / "mine.yaml"
     path.write_text("configurations:\n" + row % "a.ptx" + row % "b.ptx")
-    with pytest.raises(ConfigurationError, match="two different kernels are called 'mine'"):
+    with pytest.raises(ConfigurationError, match="two different configurations are called 'extern_mine'"):
         load_configurations(path)
 
 

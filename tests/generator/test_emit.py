@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Entry, Flow
+from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Flow, ListedConfiguration
 from dispatch_profiler.dispatches import (
     Dispatch,
     ModuleEntry,
@@ -23,8 +23,7 @@ from dispatch_profiler.files import sha256
 from dispatch_profiler.generator import Choices, Plan, emit, plan_generation, render_module
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul, Operation
 from dispatch_profiler.targets import CpuTarget, NullTarget, Target
-from dispatch_profiler.workloads import Entry as WorkloadEntry
-from dispatch_profiler.workloads import merged
+from dispatch_profiler.workloads import WorkloadEntry, merged
 
 MATMUL, BATCH, CONV = Matmul(16, 32, 8), BatchMatmul(2, 16, 32, 8), Conv2d(1, 8, 8, 4, 8, 3, 3)
 TILES = CpuTiles((16, 32), (4, 8, 2))
@@ -36,7 +35,7 @@ def plan(
     target: Target = NullTarget(),
 ) -> Plan:
     workload = merged([WorkloadEntry(operation) for operation in operations])
-    return plan_generation(workload, target, Choices([Entry(c) for c in configurations]))
+    return plan_generation(workload, target, Choices([ListedConfiguration(c) for c in configurations]))
 
 
 @pytest.fixture

@@ -54,8 +54,8 @@ REFUSED: dict[str, tuple[str, str]] = {
     "--problem=3": ("unrecognized arguments: --problem=3", r"did you mean '--problem-[mnk]'\?"),
     "768x512x1024": ("unrecognized arguments: 768x512x1024", "--help"),
     "--problem-m": ("--problem-m/--m: expected one argument", "--help"),
-    "--default-config=no": ("invalid choice: 'no'", "--help"),
-    "--split_k_mode=serial": ("invalid choice: 'serial'", "--help"),
+    "--default-config=no": ("invalid choice: 'no'", "available: true, only"),
+    "--split_k_mode=serial": ("invalid choice: 'serial'", "available: N/A, parallel"),
     # operations that do not exist
     "--lhs=f32 --rhs=f16": ("one element type, but got lhs=f32, rhs=f16", ""),
     "--lhs=i32": ("i32 is the result type of i8 inputs", "use i8"),

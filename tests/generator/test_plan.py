@@ -7,15 +7,21 @@ from dataclasses import dataclass
 
 import pytest
 
-from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Entry, Flow, Limits
+from dispatch_profiler.configurations import (
+    Configuration,
+    CpuTiles,
+    Default,
+    Flow,
+    Limits,
+    ListedConfiguration,
+)
 from dispatch_profiler.dispatches import Selection
 from dispatch_profiler.errors import SelectionError
 from dispatch_profiler.generator import Choices, LeftOut, Plan, plan_generation
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
 from dispatch_profiler.operations.matmul import SPLIT_K_PROBLEMS
 from dispatch_profiler.targets import NullTarget
-from dispatch_profiler.workloads import Entry as WorkloadEntry
-from dispatch_profiler.workloads import Workload, merged
+from dispatch_profiler.workloads import Workload, WorkloadEntry, merged
 
 MATMUL = Matmul(16, 32, 8)
 BATCH = BatchMatmul(2, 16, 32, 8)
@@ -29,9 +35,11 @@ def workload(*operations: Operation) -> Workload:
 
 
 def plan(
-    operations: Sequence[Operation], configurations: Sequence[Configuration | Entry] = (), **choices: object
+    operations: Sequence[Operation],
+    configurations: Sequence[Configuration | ListedConfiguration] = (),
+    **choices: object,
 ) -> Plan:
-    entries = [c if isinstance(c, Entry) else Entry(c) for c in configurations]
+    entries = [c if isinstance(c, ListedConfiguration) else ListedConfiguration(c) for c in configurations]
     return plan_generation(workload(*operations), NullTarget(), Choices(entries, **choices))
 
 
@@ -82,7 +90,7 @@ def test_what_is_invalid_is_left_out_with_its_reason():
 
 def test_an_entry_for_other_operations_is_not_left_out():
     """It was never meant for this one."""
-    entries = [Entry(TILES, kinds=("conv2d",)), Entry(TILES, types=("f16",))]
+    entries = [ListedConfiguration(TILES, kinds=("conv2d",)), ListedConfiguration(TILES, types=("f16",))]
     planned = plan([MATMUL], entries)
     assert (names(planned), planned.left_out) == (["tile_config_default"], ())
 
@@ -90,7 +98,7 @@ def test_an_entry_for_other_operations_is_not_left_out():
 def test_an_entry_is_narrowed_by_the_type_of_the_inputs():
     """f16 alone gets it."""
     half = Matmul(16, 32, 8, ElementTypes("f16", "f16", "f16"))
-    planned = plan([MATMUL, half], [Entry(TILES, types=("f16",))])
+    planned = plan([MATMUL, half], [ListedConfiguration(TILES, types=("f16",))])
     assert [len(dispatches) for _, dispatches in planned.groups] == [1, 2]
 
 
@@ -105,7 +113,7 @@ class NarrowTarget(NullTarget):
 
 def test_limits_of_the_target_count():
     """A vector of 4 x 8 f32 is 128 bytes."""
-    choices = Choices([Entry(TILES)])
+    choices = Choices([ListedConfiguration(TILES)])
     assert plan_generation(workload(MATMUL), NullTarget(), choices).left_out == ()
     (left_out,) = plan_generation(workload(MATMUL), NarrowTarget(), choices).left_out
     assert "holds 128 B of f32, but the compiler takes vectors under 128 B" in left_out.reason

@@ -8,18 +8,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatch_profiler.operations import Matmul
-from dispatch_profiler.workloads import Entry, Workload, merged
+from dispatch_profiler.workloads import Workload, WorkloadEntry, merged
 
 ENTRIES = st.builds(
-    Entry, st.integers(1, 4).map(lambda m: Matmul(m, 1, 1)), st.integers(1, 9), st.sampled_from("abc")
+    WorkloadEntry, st.integers(1, 4).map(lambda m: Matmul(m, 1, 1)), st.integers(1, 9), st.sampled_from("abc")
 )
 
 
 def test_equal_operations_are_one_entry_with_their_counts_added():
     """The first place is kept, in the order in which operations were first read."""
     one, two = Matmul(1, 1, 1), Matmul(2, 2, 2)
-    found = merged([Entry(one, 3, "line 1"), Entry(two, 1, "line 2"), Entry(Matmul(1, 1, 1), 4, "line 3")])
-    assert Workload((Entry(one, 7, "line 1"), Entry(two, 1, "line 2"))) == found
+    found = merged(
+        [
+            WorkloadEntry(one, 3, "line 1"),
+            WorkloadEntry(two, 1, "line 2"),
+            WorkloadEntry(Matmul(1, 1, 1), 4, "line 3"),
+        ]
+    )
+    assert Workload((WorkloadEntry(one, 7, "line 1"), WorkloadEntry(two, 1, "line 2"))) == found
     assert (one, two) == found.operations
 
 
@@ -40,5 +46,5 @@ def test_no_count_is_lost(entries):
 
 def test_an_entry_runs_once_unless_told_otherwise():
     """And comes from nowhere in particular."""
-    entry = Entry(Matmul(1, 1, 1))
+    entry = WorkloadEntry(Matmul(1, 1, 1))
     assert (entry.count, entry.origin) == (1, "")

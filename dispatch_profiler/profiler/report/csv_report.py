@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dispatch_profiler.command import writable
-from dispatch_profiler.configurations import KINDS as CONFIGURATION_KINDS
-from dispatch_profiler.configurations import Default
+from dispatch_profiler.configurations import Default, report_columns
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files import write_atomic
@@ -47,8 +46,8 @@ def columns() -> tuple[str, ...]:
     """Every column after the tags; the same for every run, so that files can be appended to."""
     samples = [kind.smallest() for kind in OPERATION_KINDS.values()]
     arguments = dict.fromkeys(name for op in samples for name in Dispatch(op, Default()).arguments())
-    tiles = dict.fromkeys(name for kind in CONFIGURATION_KINDS.values() for name in kind.field_names)
-    return (*_MAIN, "bytes", "flops", *arguments, *tiles, *_MEASURED, *_SPEEDUP, *_ORIGIN)
+
+    return (*_MAIN, "bytes", "flops", *arguments, *report_columns(), *_MEASURED, *_SPEEDUP, *_ORIGIN)
 
 
 def row(record: StoredRecord) -> dict[str, Any]:

@@ -1,0 +1,89 @@
+"""The kinds of configurations. A new kind is one file beside this one and one line in `KINDS`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dispatch_profiler.configurations._base import Configuration, Default, Limits
+from dispatch_profiler.configurations.cpu_tiles import CpuTiles
+from dispatch_profiler.configurations.extern import Extern
+from dispatch_profiler.configurations.flows import Flow
+from dispatch_profiler.configurations.mma_tiles import MmaTiles
+from dispatch_profiler.configurations.simt_tiles import SimtTiles
+from dispatch_profiler.configurations.space import Point, Space
+from dispatch_profiler.configurations.triton_tiles import TritonTiles
+from dispatch_profiler.errors import ConfigurationError, did_you_mean
+from dispatch_profiler.operations import Operation
+
+KINDS: dict[str, type[Configuration]] = {
+    kind.kind: kind
+    for kind in (
+        Default,
+        CpuTiles,
+        Flow,
+        MmaTiles,
+        SimtTiles,
+        TritonTiles,
+        Extern,
+    )
+}
+
+
+def configuration_from_dict(data: Mapping[str, Any]) -> Configuration:
+    """Inverse of `Configuration.to_dict`."""
+    values = dict(data)
+    kind = values.pop("kind")
+    if kind not in KINDS:
+        raise ConfigurationError(f"unknown kind of configuration {kind!r}", hint=did_you_mean(kind, KINDS))
+    return KINDS[kind](**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+
+
+def report_columns() -> tuple[str, ...]:
+    """Columns of the report that describe a configuration: those of every kind, each once."""
+    return tuple(dict.fromkeys(name for kind in KINDS.values() for name in kind.field_names))
+
+
+def rejection_reason(configuration: Configuration, operation: Operation, limits: Limits) -> str | None:
+    """Why `configuration` cannot be had for `operation` on a target with `limits`; None if it can."""
+    return configuration.invalid_reason(operation, limits) or configuration.unsupported_reason(
+        operation, limits
+    )
+
+
+def spaces(operation: Operation, limits: Limits) -> tuple[Space[Configuration], ...]:
+    """The search space of every kind that has one for `operation` on a target with `limits`."""
+    found = (kind.space(operation, limits) for kind in KINDS.values())
+    return tuple(space for space in found if space is not None)
+
+
+def draw_valid(
+    among: Sequence[Space[Configuration]],
+    operation: Operation,
+    limits: Limits,
+    rng: np.random.Generator,
+    tries: int = 100_000,
+) -> Iterator[Configuration]:
+    """Different valid configurations of the spaces `among`, until `tries` points are drawn.
+
+    Each space is as likely as any other until all of its points have been drawn.
+    """
+    left: list[tuple[Space[Configuration], set[Point]]] = [(space, set()) for space in among]
+    known: set[Configuration] = set()
+    for _ in range(tries):
+        if not left:
+            return
+        index = int(rng.integers(len(left)))
+        space, drawn = left[index]
+        point = space.draw(rng)
+        if point in drawn:
+            continue
+        drawn.add(point)
+        if len(drawn) == space.size:
+            del left[index]
+        configuration = space.to_configuration(point)
+        if configuration not in known and rejection_reason(configuration, operation, limits) is None:
+            yield configuration
+        known.add(configuration)
