@@ -26,12 +26,13 @@ from dispatch_profiler.operations.element_types import (
 )
 from dispatch_profiler.operations.epilogues import ACTIVATIONS, Epilogue
 from dispatch_profiler.operations.geometry import ConvolutionGeometry, ProductGeometry
+from dispatch_profiler.operations.layer_norm import LayerNorm
 from dispatch_profiler.operations.matmul import BatchMatmul, Matmul, check_layouts
 from dispatch_profiler.operations.options import DEFAULT_TYPES, ShapeOption, SweepOptions
 from dispatch_profiler.operations.ranges import parse_pairs, parse_range
 from dispatch_profiler.operations.rounding import accumulation_factor
 
-KINDS: dict[str, type[Operation]] = {kind.kind: kind for kind in (Matmul, BatchMatmul, Conv2d)}
+KINDS: dict[str, type[Operation]] = {kind.kind: kind for kind in (Matmul, BatchMatmul, Conv2d, LayerNorm)}
 
 
 def operation_kind(name: str) -> type[Operation]:
@@ -64,6 +65,7 @@ __all__ = [
     "ElementType",
     "ElementTypes",
     "Epilogue",
+    "LayerNorm",
     "Loop",
     "Matmul",
     "Operation",

@@ -149,7 +149,7 @@ def test_an_unknown_kind_is_refused_with_the_nearest():
     """And with every kind that there is."""
     with pytest.raises(OperationError, match="unknown operation kind 'matmull'") as caught:
         Selection.parse("", "matmull")
-    assert caught.value.hint == "did you mean 'matmul'? Available: matmul, batch_matmul, conv2d"
+    assert caught.value.hint == "did you mean 'matmul'? Available: matmul, batch_matmul, conv2d, layer_norm"
 
 
 @pytest.mark.parametrize("kinds", ["conv", "all,conv", "matmul,", ","])

@@ -18,6 +18,7 @@ from dispatch_profiler.operations import (
     Conv2d,
     ElementTypes,
     Epilogue,
+    LayerNorm,
     Matmul,
     operation_from_dict,
     operation_kind,
@@ -130,6 +131,10 @@ def test_arguments_rebuild_the_operation(operation):
 
 
 def _rebuilt(kind, arguments):
+    if kind == "layer_norm":
+        numbers = (int(arguments["norm-rows"]), int(arguments["norm-size"]))
+        affine = arguments["norm-affine"] == "true"
+        return LayerNorm(*numbers, arguments["norm-type"], float(arguments["norm-eps"]), affine)
     tags = ("nhwc", "nchw", "hwcf", "fchw") if kind == "conv2d" else ("t", "n")
     typed = {}
     for role in ("lhs", "rhs", "result"):
@@ -169,9 +174,10 @@ def test_the_generator_takes_the_arguments(run, operation):
 
 
 def test_every_kind_is_found_by_its_name():
-    """matmul, batch_matmul and conv2d."""
-    assert {"matmul": Matmul, "batch_matmul": BatchMatmul, "conv2d": Conv2d} == KINDS
-    assert [Matmul, BatchMatmul, Conv2d] == [operation_kind(name) for name in KINDS]
+    """matmul, batch_matmul, conv2d and layer_norm."""
+    known = [Matmul, BatchMatmul, Conv2d, LayerNorm]
+    assert {kind.kind: kind for kind in known} == KINDS
+    assert known == [operation_kind(name) for name in KINDS]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +204,7 @@ def test_the_smallest_problem_of_a_kind_has_every_argument(kind):
 
 def test_an_unknown_kind_is_refused_with_the_nearest():
     """Asked for by name, or read from data."""
-    hint = "did you mean 'matmul'? Available: matmul, batch_matmul, conv2d"
+    hint = "did you mean 'matmul'? Available: matmul, batch_matmul, conv2d, layer_norm"
     with pytest.raises(OperationError, match=r"^unknown operation kind 'matmull'$") as caught:
         operation_kind("matmull")
     assert hint == caught.value.hint
