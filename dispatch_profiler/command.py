@@ -16,7 +16,7 @@ from typing import NoReturn, TypeVar
 
 from dispatch_profiler import __version__
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, reason_of
-from dispatch_profiler.streams import discard_output, prepare_streams
+from dispatch_profiler.streams import discard_output, prepare_streams, printable
 
 #: Every dispatch did what was asked.
 SUCCESS = 0
@@ -297,7 +297,7 @@ def say(message: str) -> None:
 
 def warn(message: str) -> None:
     """Warnings and errors, to standard error, also with `--quiet`."""
-    print(as_called(message, _called.prog), file=sys.stderr, flush=True)
+    print(printable(as_called(message, _called.prog)), file=sys.stderr, flush=True)
 
 
 def say_table(rows: Iterable[Sequence[str]]) -> None:

@@ -14,6 +14,8 @@ from typing import BinaryIO
 
 from dispatch_profiler.errors import UsageError, reason_of
 
+#: Of a file that grows while it is read, so much is read at a time.
+_CHUNK = 2**20
 #: How the names of temporary files end.
 _UNFINISHED = ".tmp"
 #: Where an IREE build, an install tree or a folder of tools keeps its commands.
@@ -50,7 +52,10 @@ def read_bounded(path: Path, limit: int) -> bytes:
     """
     with open_regular(path) as file:
         try:
-            data = file.read(limit + 1)
+            # Not `limit + 1` bytes at once: Python would allocate them.
+            data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
+            while len(data) <= limit and (more := file.read(_CHUNK)):
+                data += more
         except OSError as error:
             raise UsageError(f"cannot read {path}: {reason_of(error)}") from error
     if len(data) > limit:

@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import io
 import os
+import re
 import sys
 
 #: What a stream that has no such character gets.
@@ -20,6 +21,25 @@ _ASCII = {
     "µ": "u",
 }
 _HANDLER = "dispatch_profiler.ascii"
+#: Control characters but line feed and tab, marks that reverse the direction of text, and lone surrogates.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    """`text` with its control characters escaped, as names, compilers and files may hold them.
+
+    `a\x1b[2Jb` (clear the screen) -> `a\\x1b[2Jb`
+    """
+    return _CONTROL.sub(
+        lambda match: (
+            match[0].encode("ascii", "backslashreplace").decode()
+            if match[0] > "\x7f"
+            else f"\\x{ord(match[0]):02x}"
+        ),
+        text,
+    )
 
 
 def prepare_streams() -> None:

@@ -222,3 +222,9 @@ def test_a_file_that_was_removed_before_it_was_locked_is_made_again(tmp_path, mo
     with _locked_file(tmp_path / ".x.tmp"):
         assert len(calls) == 2
         assert (tmp_path / ".x.tmp").exists()
+
+
+def test_a_large_limit_costs_no_memory(tmp_path: Path):
+    """Python allocates as many bytes as `read` is asked for."""
+    (tmp_path / "a").write_bytes(b"abc")
+    assert read_bounded(tmp_path / "a", 2**60) == b"abc"

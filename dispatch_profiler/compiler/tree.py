@@ -24,11 +24,14 @@ from dispatch_profiler.dispatches import (
     note_result,
 )
 from dispatch_profiler.dispatches.tree import Purpose
-from dispatch_profiler.errors import TargetError, TreeError, reason_of
-from dispatch_profiler.files import remove_leftovers, sha256, write_atomic
+from dispatch_profiler.errors import TargetError, TreeError, UsageError, reason_of
+from dispatch_profiler.files import read_bounded, remove_leftovers, sha256, write_atomic
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, parse_target
+
+#: Of a source or vmfb.
+_LARGEST_FILE = 2**32
 
 
 @dataclass(frozen=True)
@@ -133,8 +136,10 @@ def _task(
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        return read_bounded(path, _LARGEST_FILE).decode()
+    except UsageError as error:
+        raise TreeError(error.message, hint="run generator.py again") from error
+    except UnicodeDecodeError as error:
         raise TreeError(f"cannot read {path}: {reason_of(error)}", hint="run generator.py again") from error
 
 
@@ -156,8 +161,8 @@ def is_current(tree: Tree, task: Task) -> bool:
 def artifact_of(path: Path) -> Artifact | None:
     """Hash and size of a file; None if it cannot be read."""
     try:
-        data = path.read_bytes()
-    except OSError:
+        data = read_bounded(path, _LARGEST_FILE)
+    except UsageError:
         return None
     return Artifact(sha256(data), len(data))
 

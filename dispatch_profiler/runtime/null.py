@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dispatch_profiler.errors import OperationError
+from dispatch_profiler.errors import DispatchProfilerError, reason_of
+from dispatch_profiler.json_fields import FieldError, mapping, number, parse_json, text, whole
 from dispatch_profiler.operations import Operation, Tensor, operation_from_dict
 from dispatch_profiler.runtime._base import Operands, RunError, poison
 
@@ -40,12 +40,12 @@ class NullDevice:
     def load(self, vmfb: bytes) -> NullProgram:
         """See `Device.load`."""
         try:
-            data = json.loads(vmfb)
-            if data["magic"] != "null vmfb":
-                raise KeyError(data["magic"])
+            data = mapping(parse_json(vmfb))
+            if text(data, "magic") != "null vmfb":
+                raise FieldError("magic: expected 'null vmfb'")
             return NullProgram(data, self._clocks)
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunError("loading the vmfb failed: it is not of the null compiler") from error
+        except FieldError as error:
+            raise RunError(f"loading the vmfb failed: it is not of the null compiler ({error})") from error
 
     def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
         """See `Device.put`."""
@@ -55,9 +55,9 @@ class NullDevice:
 class NullProgram:
     """See `Program`."""
 
-    def __init__(self, data: dict[str, Any], clocks: dict[str, _Clock]) -> None:
-        self._functions = data["functions"]
-        self._repeat = int(data["repeat"])
+    def __init__(self, data: Mapping[str, Any], clocks: dict[str, _Clock]) -> None:
+        self._functions = mapping(data.get("functions"), "functions")
+        self._repeat = whole(data, "repeat", least=1)
         self._clocks = clocks
 
     def bind(self, function: str, *operands: Operands) -> NullCall:
@@ -66,12 +66,13 @@ class NullProgram:
         if row is None:
             raise RunError(f"the vmfb has no function {function}")
         try:
-            compiled = operation_from_dict(row["operation"])
-        except OperationError as error:
-            raise RunError(f"the vmfb is damaged: {error}") from error
-        seconds = float(row["time_ms"]) / 1e3 * self._repeat
+            row = mapping(row, function)
+            compiled = operation_from_dict(mapping(row.get("operation"), "operation"))
+            seconds, fault = number(row, "time_ms") / 1e3 * self._repeat, text(row, "fault")
+        except (DispatchProfilerError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RunError(f"the vmfb is damaged: {reason_of(error)}") from error
         clock = self._clocks.setdefault(function, _Clock())
-        return NullCall(compiled, list(operands[0].handles), str(row["fault"]), seconds, clock)
+        return NullCall(compiled, list(operands[0].handles), fault, seconds, clock)
 
 
 class NullCall:

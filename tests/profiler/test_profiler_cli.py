@@ -746,6 +746,41 @@ def test_resume_does_again_what_was_made_another_way(null_tree, run):
 
 
 @in_process
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, Path.touch])
+def test_what_is_no_vmfb_is_a_verdict_on_its_dispatches(null_tree, run, make):
+    """A directory, a named pipe, an empty file: nobody waits for it, and the others run."""
+    null_tree()
+    path = next(Path("generated").rglob("*data_tiling*_verify.vmfb"))
+    path.unlink()
+    make(path)
+
+    outcome = run("profiler", "--format=json", "--output=data.csv")
+
+    assert outcome.status == 2
+    assert (
+        f"{path.absolute()} is damaged or missing" in outcome.err
+        or f"{path} is damaged or missing" in outcome.err
+    )
+    damaged = [r for r in read_records(Path("data.jsonl")) if "damaged or missing" in r.reason]
+    assert damaged and {r.verdict.value for r in damaged} == {"Not compiled"}
+    assert all("data_tiling" in r.dispatch for r in damaged)
+
+
+@in_process
+def test_control_characters_of_a_manifest_do_not_reach_the_terminal(null_tree, run):
+    null_tree()
+    path = Path("generated/linalg/manifest.json")
+    data = json.loads(path.read_text())
+    data["operations"][0]["dispatches"][0].update(state="not compiled", reason="\x1b[2J\rfine")
+    path.write_text(json.dumps(data))
+
+    for format_ in ("blocks", "table"):
+        outcome = run("profiler", f"--format={format_}", "--dispatches=*_default")
+        assert r"\x1b[2J" in outcome.out
+        assert "\x1b" not in outcome.out + outcome.err
+
+
+@in_process
 @pytest.mark.parametrize("torn", ["csv ahead", "csv behind", "no csv", "csv of another version"])
 def test_a_csv_is_what_its_records_say_whatever_became_of_it(null_tree, run, torn):
     null_tree()

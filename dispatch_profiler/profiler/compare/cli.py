@@ -20,6 +20,7 @@ from dispatch_profiler.command import (
     folder,
     positive_number,
     run,
+    say,
     track,
     writable,
 )
@@ -38,13 +39,14 @@ from dispatch_profiler.profiler.compare.pairing import (
     compare_records,
     side_differences,
 )
-from dispatch_profiler.profiler.compare.render import FORMATS, console
+from dispatch_profiler.profiler.compare.render import FORMATS, console, summary
 from dispatch_profiler.profiler.evaluation.machine import this_machine
 from dispatch_profiler.profiler.providers.library_calls import ManifestPair
 from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records
 from dispatch_profiler.profiler.statistics.comparison import Outcome, percent
 from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions
+from dispatch_profiler.streams import printable
 
 PROG = "dispatch-profiler compare"
 #: Outcomes that --fail-on may name; `slower` has a number.
@@ -239,9 +241,10 @@ def _chosen(name: str, patterns: str, kinds: str) -> list[StoredRecord]:
 def _write(comparison: RunComparison, fail_on: FailOn, output: Path | None, format_: str) -> None:
     if output is not None:
         write_atomic(output, FORMATS[format_](comparison, fail_on) + "\n")
+        say("\n".join([*summary(comparison, fail_on), f"Writing {output}"]))
         return
     terminal = Console()
     if format_ == "console" and terminal.is_terminal:
-        print(console(comparison, fail_on, terminal.width))
+        print(printable(console(comparison, fail_on, terminal.width)))
     else:
-        print(FORMATS[format_](comparison, fail_on))
+        print(printable(FORMATS[format_](comparison, fail_on)))

@@ -38,7 +38,7 @@ def console(comparison: RunComparison, fail_on: FailOn, width: int = WIDTH) -> s
             lines += [f"{figures}  {_label(pair)}"] if beside else [f"{_INDENT}{_label(pair)}", figures]
             lines.append(_wrapped(pair.reason, width, 3 * _INDENT))
         blocks.append("\n".join(line.rstrip() for line in lines))
-    blocks.append("\n".join(_wrapped(line, width, "") for line in _summary(comparison, fail_on)))
+    blocks.append("\n".join(_wrapped(line, width, "") for line in summary(comparison, fail_on)))
     return "\n\n".join(blocks)
 
 
@@ -53,7 +53,7 @@ def markdown(comparison: RunComparison, fail_on: FailOn) -> str:
         texts = (_ratio(pair.ratio), _interval(pair.ratio), _time(pair.base_ms), _time(pair.new_ms))
         name = f"{markdown_code(pair.name)} {provider}".strip()
         rows.append((outcome, *texts, name, markdown_text(pair.reason)))
-    above = (*_heading(comparison), *_summary(comparison, fail_on))
+    above = (*_heading(comparison), *summary(comparison, fail_on))
     return "\n".join(
         [*(f"- {markdown_text(line)}" for line in above), "", *markdown_table(head, "lrlrrll", rows)]
     )
@@ -100,7 +100,7 @@ def _side(label: str, side: SideSummary) -> str:
     return f"{label}: {side.name} ({'; '.join(filter(None, origins))})"
 
 
-def _summary(comparison: RunComparison, fail_on: FailOn) -> list[str]:
+def summary(comparison: RunComparison, fail_on: FailOn) -> list[str]:
     """The sums, in sentences."""
     counts = ", ".join(f"{count} {outcome.value}" for outcome, count in comparison.counts.items())
     lines = [f"{counts}; differences up to {percent(comparison.options.threshold)} are the same."]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from dispatch_profiler.dispatches import Artifact, DispatchEntry, ModuleEntry, OperationEntry, State, Tree
 from dispatch_profiler.dispatches.tree import Purpose
-from dispatch_profiler.files import sha256
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.files import read_bounded, sha256
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, DamagedVmfb, Vmfb
 from dispatch_profiler.profiler.evaluation.reproduce import command_of
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall, ManifestPair
@@ -63,15 +64,15 @@ class TreeCandidates:
         path = self._tree.vmfb(entry.operation, module.name, purpose)
         artifact = module.verify if purpose == "verify" else module.profile
         wanted = artifact or Artifact("", 0)
-        return Vmfb(wanted.sha256, wanted.bytes, partial(self._read, path, wanted.sha256))
+        return Vmfb(wanted.sha256, wanted.bytes, partial(self._read, path, wanted))
 
-    def _read(self, path: Path, wanted: str) -> bytes:
+    def _read(self, path: Path, wanted: Artifact) -> bytes:
         """The content of a file. Raises DamagedVmfb, and remembers the path, if its hash is another."""
         try:
-            data = path.read_bytes()
-        except OSError:
+            data = read_bounded(path, wanted.bytes)
+        except UsageError:
             data = b""
-        if path in self.damaged or sha256(data) != wanted:
+        if path in self.damaged or sha256(data) != wanted.sha256:
             if path not in self.damaged:
                 self.damaged.append(path)
             raise DamagedVmfb(f"{path.name} is damaged or missing: run compile.py again")

@@ -21,7 +21,7 @@ from dispatch_profiler.profiler.records.speedup import DEFAULT_REFERENCE
 from dispatch_profiler.profiler.report import run_report
 from dispatch_profiler.profiler.report.console import block, table
 from dispatch_profiler.profiler.report.csv_report import CsvReport
-from dispatch_profiler.streams import discard_output
+from dispatch_profiler.streams import discard_output, printable
 
 #: Each form of standard output.
 FORMATS = ("blocks", "table", "json")
@@ -107,7 +107,7 @@ class RunOutputs:
         if self._is_unread:
             return
         try:
-            print(text, flush=True)
+            print(printable(text), flush=True)
         except BrokenPipeError:
             self._is_unread = True
             discard_output()

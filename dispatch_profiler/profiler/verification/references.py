@@ -14,12 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from dispatch_profiler.errors import WorkerOutOfMemory
-from dispatch_profiler.files import sha256, write_atomic
+from dispatch_profiler.files import read_bounded, sha256, write_atomic
 from dispatch_profiler.operations import ContractFunction, Distribution, Operation, Reference, operation_kind
 from dispatch_profiler.profiler.verification.inputs import draw
 
 #: From here on numpy takes longer than it takes to start torch: 1 s with 100 GFLOP/s in float64.
 _LARGE_FLOPS = 10**11
+#: Of a reference on disk.
+_LARGEST_FILE = 2**36
 _DECIDING = (
     "dispatch_profiler.blocks",
     "dispatch_profiler.operations._base",
@@ -117,18 +119,18 @@ def _pack(values: Sequence[Reference], key: str) -> bytes:
 
 def _load(path: Path, operation: Operation) -> tuple[Reference, ...] | None:
     try:
-        stored = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
+        stored = np.load(io.BytesIO(read_bounded(path, _LARGEST_FILE)), allow_pickle=False)
         arrays = {name: stored[name] for name in stored.files}
         if str(arrays.pop("digest")) != _digest(arrays, path.stem):
             return None
+        found = []
+        for index, result in enumerate(operation.results):
+            dtype = result.type.dtype if arrays[f"exact{index}"] else np.dtype(np.float64)
+            found.append(Reference(arrays[f"expected{index}"].view(dtype), arrays.get(f"tolerance{index}")))
+        return tuple(found)
     except Exception:
         # Damage takes many forms on its way through zip and npy; each means: compute it again.
         return None
-    found = []
-    for index, result in enumerate(operation.results):
-        dtype = result.type.dtype if arrays[f"exact{index}"] else np.dtype(np.float64)
-        found.append(Reference(arrays[f"expected{index}"].view(dtype), arrays.get(f"tolerance{index}")))
-    return tuple(found)
 
 
 def _digest(arrays: dict[str, np.ndarray], key: str) -> str:

@@ -131,6 +131,25 @@ def test_a_file_holds_what_would_have_been_printed(files, capsys):
     assert Path("out.md").read_text() == printed
 
 
+def test_what_is_written_to_a_file_is_summed_up_on_stderr(files, capsys):
+    """Whoever reads the log of a failed job sees why it failed."""
+    assert main([*files, "--format=junit", "--fail-on=slower:3%,failed", "-o", "out.xml"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "2 slower, 1 faster" in captured.err
+    assert "Fails by --fail-on: matmul_256x512x1024" in captured.err
+    assert "Writing out.xml" in captured.err
+
+
+def test_control_characters_of_a_record_do_not_reach_the_terminal(capsys):
+    bad = record(verdict=Verdict.FAILED, reason="clear\x1b[2J\r\x9b31m \u202e")
+    write("bad.jsonl", [bad])
+    assert main(["bad.jsonl", "bad.jsonl"]) == 0
+    out = capsys.readouterr().out
+    assert r"clear\x1b[2J" in out and r"\x9b31m \u202e" in out
+    assert all(char.isprintable() or char == "\n" for char in out)
+
+
 def test_junit_counts_what_it_holds(files, capsys):
     main([*files, "--format=junit", "--fail-on=slower:3%"])
     suite = ElementTree.fromstring(capsys.readouterr().out)[0]

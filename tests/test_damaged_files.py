@@ -1,0 +1,309 @@
+"""Every file that is read, damaged in every way: one sentence, or what can be read of it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dispatch_profiler.compiler import BuildRequest, NullCompiler
+from dispatch_profiler.configurations import CpuTiles, Default, Flow
+from dispatch_profiler.dispatches import (
+    Artifact,
+    Dispatch,
+    DispatchEntry,
+    ModuleEntry,
+    OperationEntry,
+    State,
+    Tree,
+    add_generated,
+    load_manifest,
+    note_result,
+    unpacked,
+    write_bundle,
+)
+from dispatch_profiler.errors import DispatchProfilerError
+from dispatch_profiler.operations import Distribution, Matmul
+from dispatch_profiler.profiler.compare.pairing import CompareOptions, FailOn, compare_records
+from dispatch_profiler.profiler.compare.render import FORMATS
+from dispatch_profiler.profiler.measurement.measure import Measurement
+from dispatch_profiler.profiler.measurement.peaks import Peaks, PeaksFile
+from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
+from dispatch_profiler.profiler.records.record_file import read_records, stored, to_line
+from dispatch_profiler.profiler.report.console import table
+from dispatch_profiler.profiler.report.csv_report import CsvReport
+from dispatch_profiler.profiler.report.run_report import junit, markdown
+from dispatch_profiler.profiler.verification.references import References
+from dispatch_profiler.runtime import NullDevice
+
+OPERATION = Matmul(4, 6, 8)
+DISPATCHES = tuple(Dispatch(OPERATION, c) for c in (Default(), CpuTiles((2, 2), (1, 2, 4)), Flow("ukernels")))
+PEAKS = Peaks({"f32": 1e11, "f64": 1e10}, 1e10)
+QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+DEEP: list[Any] = []
+for _ in range(50):
+    DEEP = [DEEP]
+
+ODD = st.sampled_from(
+    [
+        None, True, 0, -5, 10**400, -(10**400), 1e308, float("nan"), float("inf"), "", "x" * 300, "\x1b[2J\ud800\x00",
+        "../../etc/passwd", [], [[]], {}, {"a": 1}, DEEP, [None], ["x"], [1, "x", None],
+    ]
+)  # fmt: skip
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+    """(container, key) of every value in a JSON document."""
+    if isinstance(value, (dict, list)):
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            yield from places(value[key])
+
+
+@st.composite
+def damaged_json(draw: st.DrawFn, document: Any) -> Any:
+    """`document` with a value replaced or removed, at any depth."""
+    found = copy.deepcopy(document)
+    container, key = draw(st.sampled_from(list(places(found))))
+    if draw(st.booleans()):
+        container[key] = draw(ODD)
+    else:
+        del container[key]
+    return found
+
+
+@st.composite
+def damaged_bytes(draw: st.DrawFn, data: bytes) -> bytes:
+    """`data` cut off, with bytes exchanged, or something else altogether."""
+    kind = draw(st.sampled_from(["cut", "exchanged", "foreign", "deep"]))
+    if kind == "cut":
+        return data[: draw(st.integers(0, len(data) - 1))]
+    if kind == "exchanged":
+        at = draw(st.integers(0, len(data) - 1))
+        return data[:at] + draw(st.binary(min_size=1, max_size=4)) + data[at + 1 :]
+    return draw(st.binary(max_size=200)) if kind == "foreign" else b"[" * 100_000
+
+
+def damaged(document: Any, write: Callable[[Any], bytes]) -> st.SearchStrategy[bytes]:
+    """Bytes of a file that `write` makes of `document`, damaged in its values or in its bytes."""
+    return st.one_of(damaged_json(document).map(write), damaged_bytes(write(document)))
+
+
+def one_sentence(read: Callable[[], object]) -> object:
+    """What `read` returns; or its error, which is one line. No other exception passes."""
+    try:
+        return read()
+    except DispatchProfilerError as error:
+        assert "\n" not in error.message and error.exit_status == 2
+        return None
+
+
+def json_bytes(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+ROWS = [
+    json.loads(
+        to_line(
+            stored(
+                Record(
+                    dispatch,
+                    Provenance("local-task", "llvm-cpu", "compiler 1", 7, module_key="1", flags=("-O2",)),
+                    Verdict.SUCCESS,
+                    "",
+                    Measurement(
+                        (0.3, 0.1, 0.2, 0.3, 0.2, 0.25), 64, places=(0, 1, 2, 3, 4, 5), batches=(1,) * 6
+                    ),
+                    limit_ms=0.05,
+                    peaks=PEAKS,
+                ),
+                {"card": "x"},
+            )
+        )
+    )
+    for dispatch in DISPATCHES
+]
+
+
+def lines(rows: list[Any]) -> bytes:
+    return b"".join(json_bytes(row) + b"\n" for row in rows)
+
+
+@QUICK
+@given(data=damaged(ROWS, lines))
+def test_a_record_file(tmp_path: Path, data: bytes):
+    """What is read of it can be written and compared in every form."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(data)
+    records = one_sentence(lambda: read_records(path))
+    if records:
+        table(records)
+        markdown(records)
+        junit(records)
+        with CsvReport(tmp_path / "a.csv", earlier=records):
+            pass
+        comparison = one_sentence(lambda: compare_records(records, records, CompareOptions()))
+        for write in FORMATS.values() if comparison else ():
+            write(comparison, FailOn())
+
+
+# -- a tree ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    """A tree of one operation, compiled by nobody."""
+    tree = Tree(tmp_path_factory.mktemp("tree"))
+    files = Artifact("0" * 64, 3)
+    entry = OperationEntry(OPERATION, "null", "a", tuple(DispatchEntry(d) for d in DISPATCHES))
+    add_generated(tree, [entry])
+    note_result(
+        tree,
+        OperationEntry(
+            OPERATION, "null", "a", tuple(DispatchEntry(d, State.COMPILED) for d in DISPATCHES),
+            (ModuleEntry("", "key", 100, "IREE", "null", files, files, ("-O2",)),),
+        ),
+    )  # fmt: skip
+    load_manifest(tree)
+    return tree
+
+
+def use(tree: Tree) -> None:
+    """As a command does."""
+    manifest = load_manifest(tree)
+    for entry, d in manifest.dispatches():
+        module = entry.module_of(d.dispatch)
+        assert module is None or 1 <= module.repeat <= 10**6
+        assert d.dispatch.name
+        assert tree.folder in tree.vmfb(entry.operation, module.name if module else "", "verify").parents
+    _ = manifest.target
+
+
+@QUICK
+@given(data=st.data())
+def test_a_manifest(made: Tree, data: st.DataObject):
+    whole = made.manifest.read_bytes()
+    try:
+        made.manifest.write_bytes(data.draw(damaged(json.loads(whole), json_bytes)))
+        one_sentence(lambda: use(made))
+    finally:
+        made.manifest.write_bytes(whole)
+
+
+@QUICK
+@given(data=st.data())
+def test_a_journal(made: Tree, data: st.DataObject):
+    """Whatever it holds, the manifest is read."""
+    whole = made.journal.read_bytes()
+    try:
+        made.journal.write_bytes(data.draw(damaged(json.loads(whole), json_bytes)))
+        load_manifest(made)
+    finally:
+        made.journal.write_bytes(whole)
+
+
+@QUICK
+@given(data=st.data())
+def test_a_bundle(tmp_path: Path, data: st.DataObject):
+    """Its list of contents; test_bundles has its bytes."""
+    path, tree = tmp_path / "a.zip", Tree(tmp_path / "tree")
+    if not tree.manifest.exists():
+        add_generated(tree, [OperationEntry(OPERATION, "null", "a", (DispatchEntry(DISPATCHES[0]),))])
+    manifest = load_manifest(tree)
+    write_bundle(path, manifest, manifest.dispatches())
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    members["bundle.json"] = data.draw(damaged(json.loads(members["bundle.json"]), json_bytes))
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+    def read() -> None:
+        with unpacked(path) as (found, _):
+            use(found.tree)
+
+    one_sentence(read)
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+
+@QUICK
+@given(
+    data=damaged(
+        {"flops_per_second": {"f32": 1e11, "f64": 1e10}, "bytes_per_second": 1e10, "source": ""}, json_bytes
+    )
+)
+def test_a_file_of_peaks(tmp_path: Path, data: bytes):
+    """It is measured again, or it is above 0 and finite."""
+    kept = PeaksFile(tmp_path, "key", lambda: PEAKS)
+    kept.again()
+    (path,) = tmp_path.glob("*.json")
+    path.write_bytes(data)
+    for rate in (*kept.get().flops_per_second.values(), kept.get().bytes_per_second):
+        assert 0.0 < rate < float("inf")
+
+
+def test_a_file_of_peaks_that_is_a_pipe(tmp_path: Path):
+    kept = PeaksFile(tmp_path, "key", lambda: PEAKS)
+    kept.again()
+    (path,) = tmp_path.glob("*.json")
+    path.unlink()
+    os.mkfifo(path)
+    assert kept.get() == PEAKS
+
+
+@QUICK
+@given(data=st.data())
+def test_a_kept_reference(tmp_path: Path, data: st.DataObject):
+    """It is computed again."""
+    references = References(tmp_path, 7)
+    (right,) = references.get(OPERATION, Distribution.REALS)
+    path = references.path(OPERATION, Distribution.REALS)
+    assert path is not None
+    path.write_bytes(data.draw(damaged_bytes(path.read_bytes())))
+    (found,) = References(tmp_path, 7).get(OPERATION, Distribution.REALS)
+    assert np.array_equal(found.expected, right.expected)
+
+
+def test_a_reference_without_its_arrays(tmp_path: Path):
+    references = References(tmp_path, 7)
+    (right,) = references.get(OPERATION, Distribution.REALS)
+    path = references.path(OPERATION, Distribution.REALS)
+    assert path is not None
+    buffer = io.BytesIO()
+    np.savez(buffer, other=np.zeros(3))
+    path.write_bytes(buffer.getvalue())
+    (found,) = References(tmp_path, 7).get(OPERATION, Distribution.REALS)
+    assert np.array_equal(found.expected, right.expected)
+
+
+# -- the null device -------------------------------------------------------------------------------
+
+VMFB = NullCompiler().build(BuildRequest("", DISPATCHES[:1], (), 10)).verify
+
+
+@QUICK
+@given(data=damaged(json.loads(VMFB), json_bytes))
+def test_a_vmfb_of_the_null_target(data: bytes):
+    """Whatever it holds: an error of the device, or a call."""
+    device = NullDevice()
+    inputs = tuple(np.zeros(tensor.shape, tensor.type.dtype) for tensor in OPERATION.operands)
+    try:
+        call = device.load(data).bind(DISPATCHES[0].name, device.put(OPERATION, inputs))
+    except DispatchProfilerError as error:
+        assert "\n" not in error.message
+    else:
+        assert call.now() >= 0.0
