@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         KernelSource as KernelSource,
         Launch as Launch,
         Limits as Limits,
+        ListedConfiguration as ListedConfiguration,
         MmaTiles as MmaTiles,
         SimtTiles as SimtTiles,
         Space as Space,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         load_configurations as load_configurations,
         rejection_reason as rejection_reason,
         shipped_configurations as shipped_configurations,
+        spaces as spaces,
     )
     from dispatch_profiler.dispatches import (
         Dispatch as Dispatch,
@@ -134,6 +136,7 @@ if TYPE_CHECKING:
     from dispatch_profiler.workloads import (
         Sweep as Sweep,
         Workload as Workload,
+        WorkloadEntry as WorkloadEntry,
         sweep_workload as sweep_workload,
     )
 
@@ -164,6 +167,7 @@ _PROVIDED = {
         "KernelSource",
         "Launch",
         "Limits",
+        "ListedConfiguration",
         "MmaTiles",
         "SimtTiles",
         "Space",
@@ -173,6 +177,7 @@ _PROVIDED = {
         "load_configurations",
         "rejection_reason",
         "shipped_configurations",
+        "spaces",
     ),
     "targets": (
         "CpuTarget",
@@ -186,6 +191,7 @@ _PROVIDED = {
     "workloads": (
         "Sweep",
         "Workload",
+        "WorkloadEntry",
         "sweep_workload",
     ),
     "dispatches": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -19,15 +20,16 @@ NAMES = {
     "CompileOptions", "CompilerError", "Configuration", "Contraction", "Conv2d", "CpuTarget", "CpuTiles",
     "CudaTarget", "Default", "Device", "Dispatch", "DispatchProfilerError", "ElementType", "ElementTypes",
     "Epilogue", "Evaluator", "EvaluatorOptions", "Extern", "Flow", "GpuTiles", "IreeCompiler",
-    "KernelObject", "KernelSource", "Launch", "Limits", "Manifest", "Matmul", "MeasureOptions",
-    "Measurement", "MissingDependency", "MmaTiles", "Mode", "NullCompiler", "NullTarget", "Operation",
-    "Plan", "Program", "Provenance", "Record", "RocmTarget", "RunComparison", "Selection", "SimtTiles",
-    "Space", "State", "StopRule", "StoredRecord", "Sweep", "Target", "Tensor", "Tree", "TreeCandidates",
-    "TritonTiles", "UsageError", "Verdict", "VulkanTarget", "Workload", "build_key", "build_request",
-    "compare_records", "compile_tree", "compiler_for", "configuration_from_dict", "draw_valid", "emit",
-    "load_configurations", "load_manifest", "open_device", "operation_from_dict", "parse_target",
-    "plan_generation", "read_records", "rejection_reason", "render_module", "render_page",
-    "shipped_configurations", "sweep_workload", "unpacked", "write_bundle",
+    "KernelObject", "KernelSource", "Launch", "Limits", "ListedConfiguration", "Manifest", "Matmul",
+    "MeasureOptions", "Measurement", "MissingDependency", "MmaTiles", "Mode", "NullCompiler",
+    "NullTarget", "Operation", "Plan", "Program", "Provenance", "Record", "RocmTarget", "RunComparison",
+    "Selection", "SimtTiles", "Space", "State", "StopRule", "StoredRecord", "Sweep", "Target", "Tensor",
+    "Tree", "TreeCandidates", "TritonTiles", "UsageError", "Verdict", "VulkanTarget", "Workload",
+    "WorkloadEntry", "build_key", "build_request", "compare_records", "compile_tree", "compiler_for",
+    "configuration_from_dict", "draw_valid", "emit", "load_configurations", "load_manifest",
+    "open_device", "operation_from_dict", "parse_target", "plan_generation", "read_records",
+    "rejection_reason", "render_module", "render_page", "shipped_configurations", "spaces",
+    "sweep_workload", "unpacked", "write_bundle",
 }  # fmt: skip
 
 
@@ -59,6 +61,16 @@ def test_the_names_are_listed_and_imported_by_a_star():
     found: dict[str, object] = {}
     exec("from dispatch_profiler import *", found)
     assert set(found) - {"__builtins__"} == NAMES
+
+
+def test_the_program_of_the_readme_imports_from_one_place():
+    text = (SOURCE.parents[1] / "README.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
+    imports = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.ImportFrom)]
+    assert {each.module for each in imports} == {"pathlib", "dispatch_profiler"}
+    assert {
+        name.name for each in imports if each.module == "dispatch_profiler" for name in each.names
+    } <= NAMES
 
 
 def test_any_other_name_is_an_error():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import subprocess
@@ -127,6 +128,27 @@ def test_a_tree_goes_through_the_one_command(capsys, monkeypatch):
     assert main(["report", "-q", "joined.jsonl"]) == 0
     assert capsys.readouterr() == ("", "")
     assert Path("report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "operations"),
+    [
+        (["--m=64"], ["matmul_64x256x256_f16t_f16t_f16t", "matmul_64x256x256_f32t_f32t_f32t"]),
+        (
+            ["--batch-count=4"],
+            ["batch_matmul_4x256x256x256_f16t_f16t_f16t", "batch_matmul_4x256x256x256_f32t_f32t_f32t"],
+        ),
+        (
+            ["--conv-padding=0", "--lhs=f32"],
+            ["conv2d_1x56x56x64_3x3x64x64_1x54x54x64_f32nhwc_f32hwcf_f32nhwc_s1x1_p0x0_d1x1_g1"],
+        ),
+        (["--norm-rows=128"], ["layer_norm_128x768_f16t_eps1em05", "layer_norm_128x768_f32t_eps1em05"]),
+    ],
+)
+def test_what_is_not_given_has_the_default_that_the_readme_states(capsys, arguments, operations):
+    """256 for each extent of a product, 56x56 with 64 channels and filters of 3x3, 128 rows of 768; f16 and f32."""
+    assert main(["generate", "--dry-run", "--default-config=only", *arguments]) == 0
+    assert re.findall(r"/(\w+)\.mlir", capsys.readouterr().out) == operations
 
 
 # -- completion ------------------------------------------------------------------------------------
