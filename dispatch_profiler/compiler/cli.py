@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import time
 from collections import Counter
@@ -36,6 +35,7 @@ from dispatch_profiler.compiler import (
     compiler_for,
     count_dispatches,
 )
+from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.dispatches import DispatchEntry, Selection, State, Tree, load_manifest, write_bundle
 from dispatch_profiler.dispatches.bundle import command
 from dispatch_profiler.errors import UsageError
@@ -64,7 +64,7 @@ def _main(options: argparse.Namespace) -> int:
         warn(target.note)
     compiler = compiler_for(target or manifest.target, options.build_dir)
     _check_executor(options)
-    workers = min(options.num_cpu or _cpus(), _cpus())
+    workers = min(options.num_cpu or len(usable_cores()), len(usable_cores()))
     chosen = CompileOptions(
         selection=Selection.parse(options.dispatches, options.operation_kind),
         target=target,
@@ -193,10 +193,6 @@ def _tend(cache: Cache | None, *, clear: bool) -> int:
         size, bound = info.bytes / 2**20, info.max_bytes / 2**20
         print(f"{info.folder}: {info.entries} entries, {size:.1f} of {bound:.0f} MiB")
     return SUCCESS
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # -- output ----------------------------------------------------------------------------------------

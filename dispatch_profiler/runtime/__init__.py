@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dispatch_profiler.runtime._base import Call, Device, Operands, Program, RunError, poison
+from dispatch_profiler.runtime._base import Arguments, Buffer, Call, Device, Program, RunError
+from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.runtime.null import NullDevice
 from dispatch_profiler.runtime.tools import ToolDevice, find_runtime_tools
 
@@ -14,13 +15,14 @@ def open_device(uri: str, build_dir: Path | None = None) -> Device:
 
     Raises TargetError if there is no such device.
     """
-    if _is_null(uri):
+    parsed = DeviceUri.parse(uri)
+    if parsed.is_null:
         return NullDevice()
     if build_dir is not None:
-        return ToolDevice(uri, build_dir)
+        return ToolDevice(parsed, build_dir)
     from dispatch_profiler.runtime.iree import IreeDevice  # loads the runtime: only where it runs
 
-    return IreeDevice(uri)
+    return IreeDevice(parsed)
 
 
 def all_devices(uri: str) -> tuple[str, ...]:
@@ -28,28 +30,25 @@ def all_devices(uri: str) -> tuple[str, ...]:
 
     Raises TargetError if there is no such driver, or no device.
     """
-    if _is_null(uri) or uri.startswith("local-"):
+    parsed = DeviceUri.parse(uri)
+    if not parsed.is_gpu:
         return (uri,)
     from dispatch_profiler.runtime.iree import devices_of
 
-    return devices_of(uri.partition(":")[0])
-
-
-def _is_null(uri: str) -> bool:
-    """`null://1` is one more of them."""
-    return uri.partition("://")[0] == NullDevice.uri
+    return devices_of(parsed.driver)
 
 
 __all__ = [
+    "Arguments",
+    "Buffer",
     "Call",
     "Device",
+    "DeviceUri",
     "NullDevice",
-    "Operands",
     "Program",
     "RunError",
     "ToolDevice",
     "all_devices",
     "find_runtime_tools",
     "open_device",
-    "poison",
 ]

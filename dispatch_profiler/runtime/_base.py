@@ -1,4 +1,8 @@
-"""Contracts of the runtime room: a device loads programs, a program binds calls."""
+"""Contracts of the runtime: a device holds buffers and loads programs, a program binds calls.
+
+Nothing here knows an operation, only buffers with a shape and an element type; and nothing changes the
+process that calls it: no scheduling, no environment, no signals.
+"""
 
 from __future__ import annotations
 
@@ -10,48 +14,64 @@ from typing import Any, Protocol
 import numpy as np
 
 from dispatch_profiler.errors import ToolError
-from dispatch_profiler.operations import ElementType, Operation
+from dispatch_profiler.operations import ElementType
 
 
 class RunError(ToolError):
-    """The runtime refused or broke off a call."""
+    """The runtime rejected a call or broke it off."""
+
+
+class Buffer(Protocol):
+    """A dense tensor on a device, row major in `shape`."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents."""
+
+    @property
+    def type(self) -> ElementType:
+        """Of each element."""
+
+    def write(self, array: np.ndarray) -> None:
+        """Copy `array`, of this shape and type, to the device. RunError if it has another one."""
+
+    def read(self) -> np.ndarray:
+        """A copy of what the device holds."""
+
+    def copy_from(self, source: Any) -> None:
+        """Copy what `source`, a buffer of this device with this shape and type, holds."""
 
 
 @dataclass(frozen=True, eq=False)
-class Operands:
-    """The operands of an operation and the memory of its results, on a device.
+class Arguments:
+    """What one call reads, and the destination buffers that it writes. Functions take them in this order."""
 
-    `handles` are the device's own, in the order of `operation.operands`, then of `operation.results`. Every call
-    bound to them reads and writes the same memory: where memory lies makes a kernel up to a tenth
-    faster or slower, so what is to be compared shares it.
-    """
-
-    operation: Operation
-    handles: tuple[Any, ...]
+    operands: tuple[Any, ...]
+    results: tuple[Any, ...]
 
 
 class Call(Protocol):
-    """One entry point with its operands on the device, ready to be run again and again."""
+    """One entry point with its arguments, ready to be run again and again."""
 
     @property
     def now(self) -> Callable[[], float] | None:
         """A clock in seconds that `time` does not read, to check it by; None if there is none."""
 
-    def run(self) -> tuple[np.ndarray, ...]:
-        """Run once, into memory that held no plausible value before; returns the results."""
+    def invoke(self) -> None:
+        """Run once on the first arguments and wait. RunError, WorkerOutOfMemory or WorkerCrashed if it fails."""
 
     def time(self, calls: int) -> float:
         """Run `calls` times, one after another; returns the seconds that all took together.
 
-        Bound to several operands, each call takes the next ones.
+        Bound to several arguments, each call takes the next ones.
         """
 
 
 class Program(Protocol):
     """A loaded vmfb."""
 
-    def bind(self, function: str, *operands: Operands) -> Call:
-        """The call of `function` on these operands, in turns if several. RunError if there is none."""
+    def bind(self, function: str, *arguments: Arguments) -> Call:
+        """The call of `function` on these arguments, in turns if several. RunError if there is none."""
 
 
 class Device(Protocol):
@@ -64,19 +84,18 @@ class Device(Protocol):
     def load(self, vmfb: bytes) -> Program:
         """Raises RunError if `vmfb` is not for this device, or no vmfb at all."""
 
-    def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
-        """Copy `inputs` (shapes and types of `operation.operands`) to the device. RunError if it fails."""
+    def allocate(self, shape: Sequence[int], type_: ElementType) -> Buffer:
+        """Memory that holds anything. RunError or WorkerOutOfMemory if it fails."""
+
+    def put(self, array: np.ndarray, type_: ElementType) -> Buffer:
+        """A copy of `array` on the device. RunError or WorkerOutOfMemory if it fails."""
 
 
-def poison(type_: ElementType, shape: tuple[int, ...]) -> np.ndarray:
-    """What a result's memory holds before a run, so that an element that is not written shows.
-
-    All bits set is NaN in every floating-point type here. In i32 it is a number that no sum of
-    i8 products reaches: -2**31 + 1.
-    """
-    if type_.is_integer:
-        return np.full(shape, np.iinfo(type_.dtype).min + 1, type_.dtype)
-    return np.full(int(np.prod(shape)) * type_.bytes, 0xFF, np.uint8).view(type_.dtype).reshape(shape)
+def checked(array: np.ndarray, shape: tuple[int, ...], type_: ElementType) -> np.ndarray:
+    """`array`, dense, if it has this shape and type; RunError otherwise."""
+    if array.shape != shape or array.dtype != type_.dtype:
+        raise RunError(f"expected {type_.name} {shape}, but got {array.dtype} {array.shape}")
+    return np.ascontiguousarray(array).reshape(shape)  # which makes a 0-d array 1-d
 
 
 def raw_clock() -> float:

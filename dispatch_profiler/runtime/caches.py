@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+
+from dispatch_profiler.cores import usable_cores
 
 _CPUS = Path("/sys/devices/system/cpu")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
@@ -16,13 +17,6 @@ def last_level_cache_bytes(folder: Path = _CPUS) -> int:
     """
     found = dict(filter(None, (_last_level(folder / f"cpu{core}" / "cache") for core in usable_cores())))
     return sum(found.values())
-
-
-def usable_cores() -> list[int]:
-    """The cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 def _last_level(folder: Path) -> tuple[str, int] | None:

@@ -6,11 +6,12 @@ No context is made on the GPU, so asking costs it no memory and disturbs nobody.
 from __future__ import annotations
 
 import ctypes
-import re
 import uuid
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+from dispatch_profiler.runtime.device_uri import DeviceUri
 
 # CUdevice_attribute of cuda.h
 _CLOCK_KHZ = 13
@@ -48,11 +49,11 @@ def find_gpu(uri: str) -> CudaGpu | None:
 
     None if the URI is of another driver, or if there is no such GPU or no NVIDIA driver.
     """
-    found = re.fullmatch(r"cuda(?:://(.*))?", uri)
-    library = _library() if found else None
-    if found is None or library is None:
+    parsed = DeviceUri.parse(uri)
+    library = _library() if parsed.is_cuda else None
+    if library is None:
         return None
-    wanted = found[1] or "0"
+    wanted = parsed.path or "0"
     for ordinal in range(gpu_count()):
         gpu = _describe(library, ordinal)
         if wanted in (str(ordinal), gpu.uuid):

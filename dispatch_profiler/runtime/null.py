@@ -13,8 +13,8 @@ import numpy as np
 
 from dispatch_profiler.errors import DispatchProfilerError, reason_of
 from dispatch_profiler.json_fields import FieldError, mapping, number, parse_json, text, whole
-from dispatch_profiler.operations import Operation, Tensor, operation_from_dict
-from dispatch_profiler.runtime._base import Operands, RunError, poison
+from dispatch_profiler.operations import ElementType, Operation, operation_from_dict
+from dispatch_profiler.runtime._base import Arguments, RunError, checked
 
 #: How often a clock that stalls is asked before it does.
 _HONEST = 8
@@ -28,10 +28,30 @@ class _Clock:
     asked: int = 0
 
 
+class NullBuffer:
+    """See `Buffer`: an array."""
+
+    def __init__(self, array: np.ndarray, type_: ElementType) -> None:
+        self.array = array
+        self.shape = array.shape
+        self.type = type_
+
+    def write(self, array: np.ndarray) -> None:
+        """See `Buffer.write`."""
+        self.array[...] = checked(array, self.shape, self.type)
+
+    def read(self) -> np.ndarray:
+        """See `Buffer.read`."""
+        return self.array.copy()
+
+    def copy_from(self, source: NullBuffer) -> None:
+        """See `Buffer.copy_from`."""
+        self.write(source.array)
+
+
 class NullDevice:
     """See `Device`. Runs what `compiler.null` wrote."""
 
-    uri = "null"
     cache_bytes = 2**20
 
     def __init__(self) -> None:
@@ -47,9 +67,13 @@ class NullDevice:
         except FieldError as error:
             raise RunError(f"loading the vmfb failed: it is not of the null compiler ({error})") from error
 
-    def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
+    def allocate(self, shape: Sequence[int], type_: ElementType) -> NullBuffer:
+        """See `Device.allocate`."""
+        return NullBuffer(np.empty(tuple(shape), type_.dtype), type_)
+
+    def put(self, array: np.ndarray, type_: ElementType) -> NullBuffer:
         """See `Device.put`."""
-        return Operands(operation, tuple(inputs))
+        return NullBuffer(checked(array, array.shape, type_).copy(), type_)
 
 
 class NullProgram:
@@ -60,7 +84,7 @@ class NullProgram:
         self._repeat = whole(data, "repeat", least=1)
         self._clocks = clocks
 
-    def bind(self, function: str, *operands: Operands) -> NullCall:
+    def bind(self, function: str, *arguments: Arguments) -> NullCall:
         """See `Program.bind`."""
         row = self._functions.get(function)
         if row is None:
@@ -72,7 +96,7 @@ class NullProgram:
         except (DispatchProfilerError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"the vmfb is damaged: {reason_of(error)}") from error
         clock = self._clocks.setdefault(function, _Clock())
-        return NullCall(compiled, list(operands[0].handles), fault, seconds, clock)
+        return NullCall(compiled, arguments[0], fault, seconds, clock)
 
 
 class NullCall:
@@ -84,25 +108,25 @@ class NullCall:
     def __init__(
         self,
         operation: Operation,
-        inputs: list[np.ndarray],
+        arguments: Arguments,
         fault: str,
         seconds: float,
         clock: _Clock,
     ) -> None:
         self._operation = operation
-        self._inputs = inputs
+        self._arguments = arguments
         self._fault = fault
         self._seconds = seconds
         self._clock = clock
-        self._results: tuple[np.ndarray, ...] = ()
+        self._computed: tuple[np.ndarray, ...] = ()
 
     @property
     def now(self) -> Callable[[], float]:
         """See `Call.now`."""
         return lambda: self._clock.passed
 
-    def run(self) -> tuple[np.ndarray, ...]:
-        """See `Call.run`."""
+    def invoke(self) -> None:
+        """See `Call.invoke`."""
         if self._fault == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
         if self._fault == "hang":
@@ -110,34 +134,38 @@ class NullCall:
         if self._fault == "memory":
             raise MemoryError("the null device was told to run out of memory")
         results = self._operation.results
-        if not self._results:
-            references = self._operation.reference(self._inputs)
-            self._results = tuple(
+        if not self._computed:
+            references = self._operation.reference([each.array for each in self._arguments.operands])
+            self._computed = tuple(
                 reference.expected.astype(result.type.dtype)
                 for reference, result in zip(references, results, strict=True)
             )
-        copies = [array.copy() for array in self._results]
+        for buffer, computed in zip(self._arguments.results, self._computed, strict=True):
+            checked(computed, buffer.shape, buffer.type)  # as IREE: before anything is written
+        *whole, last = zip(self._arguments.results, self._computed, strict=True)
+        for buffer, computed in whole:
+            buffer.write(computed)
         # The last result has the fault: whoever looks at the first alone misses it.
-        return (*copies[:-1], self._spoiled(copies[-1], results[-1]))
+        self._write_spoiled(*last)
 
-    def _spoiled(self, array: np.ndarray, result: Tensor) -> np.ndarray:
-        type_ = result.type
-        flat = array.reshape(-1)
+    def _write_spoiled(self, buffer: NullBuffer, computed: np.ndarray) -> None:
+        flat = computed.copy().reshape(-1)
         middle = flat.size // 2
+        written = flat.size
         if self._fault == "wrong_element":
             # Across zero, further than any tolerance reaches and any type rounds back.
             value = float(flat[middle])
             away = (4.0 + abs(value)) * (1.0 if value < 0 else -1.0)
-            flat[middle] = np.asarray(value + away).astype(type_.dtype)
+            flat[middle] = np.asarray(value + away).astype(flat.dtype)
         elif self._fault == "unwritten":
-            flat[middle:] = poison(type_, (flat.size - middle,))
+            written = middle
         elif self._fault in ("nan", "inf"):
-            flat[middle] = np.asarray(float(self._fault)).astype(type_.dtype)
-        return array
+            flat[middle] = np.asarray(float(self._fault)).astype(flat.dtype)
+        buffer.array.reshape(-1)[:written] = flat[:written]
 
     def time(self, calls: int) -> float:
         """See `Call.time`."""
-        self.run()
+        self.invoke()
         seconds = self._seconds * calls
         self._clock.passed += seconds
         self._clock.asked += 1

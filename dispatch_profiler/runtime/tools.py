@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from dispatch_profiler.files import find_tools
-from dispatch_profiler.operations import Operation, Tensor
-from dispatch_profiler.runtime._base import Operands, RunError, poison
+from dispatch_profiler.operations import ElementType
+from dispatch_profiler.runtime._base import Arguments, RunError, checked
+from dispatch_profiler.runtime.device_uri import DeviceUri
 
 _COMMANDS = ("iree-run-module", "iree-benchmark-module")
 _PREFIX = "dispatch_profiler."
@@ -32,7 +33,7 @@ class ToolDevice:
     #: A command that is spawned finds no operands in the caches, and can be given no others in turn.
     cache_bytes = 0
 
-    def __init__(self, uri: str, build_dir: Path) -> None:
+    def __init__(self, uri: DeviceUri, build_dir: Path) -> None:
         self.uri = uri
         self.run_module, self.benchmark_module = find_runtime_tools(build_dir)
 
@@ -40,16 +41,41 @@ class ToolDevice:
         """See `Device.load`; the commands look at the vmfb only when they run."""
         return ToolProgram(self, vmfb)
 
-    def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
-        """See `Device.put`. They travel as raw files, which is how the commands take bf16 and f8."""
-        tensors = (*operation.operands, *operation.results)
-        arrays = [*inputs, *(poison(result.type, result.shape) for result in operation.results)]
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        operands = Operands(
-            operation, tuple(_raw_file(folder, *each) for each in zip(tensors, arrays, strict=True))
-        )
-        weakref.finalize(operands, shutil.rmtree, folder, ignore_errors=True)
-        return operands
+    def allocate(self, shape: Sequence[int], type_: ElementType) -> ToolBuffer:
+        """See `Device.allocate`."""
+        return self.put(np.zeros(tuple(shape), type_.dtype), type_)
+
+    def put(self, array: np.ndarray, type_: ElementType) -> ToolBuffer:
+        """See `Device.put`."""
+        buffer = ToolBuffer(array.shape, type_)
+        buffer.write(array)
+        return buffer
+
+
+class ToolBuffer:
+    """See `Buffer`: a raw file, which is how the commands take bf16 and f8."""
+
+    def __init__(self, shape: tuple[int, ...], type_: ElementType) -> None:
+        self.shape = shape
+        self.type = type_
+        self.path = _scratch_folder(self) / "tensor.bin"
+
+    @property
+    def argument(self) -> str:
+        """`4x4xbf16=@FILE`, as the commands take it."""
+        return f"{'x'.join(map(str, (*self.shape, self.type.name)))}=@{self.path}"
+
+    def write(self, array: np.ndarray) -> None:
+        """See `Buffer.write`."""
+        self.path.write_bytes(checked(array, self.shape, self.type).tobytes())
+
+    def read(self) -> np.ndarray:
+        """See `Buffer.read`."""
+        return np.frombuffer(self.path.read_bytes(), self.type.dtype).reshape(self.shape)
+
+    def copy_from(self, source: ToolBuffer) -> None:
+        """See `Buffer.copy_from`."""
+        shutil.copyfile(source.path, self.path)
 
 
 class ToolProgram:
@@ -60,58 +86,43 @@ class ToolProgram:
         self.path = _scratch_folder(self) / "module.vmfb"
         self.path.write_bytes(vmfb)
 
-    def bind(self, function: str, *operands: Operands) -> ToolCall:
+    def bind(self, function: str, *arguments: Arguments) -> ToolCall:
         """See `Program.bind`."""
-        return ToolCall(self._device, self, function, operands[0])
+        return ToolCall(self._device, self, function, arguments[0])
 
 
 class ToolCall:
     """See `Call`."""
 
-    def __init__(self, device: ToolDevice, program: ToolProgram, function: str, operands: Operands) -> None:
+    def __init__(self, device: ToolDevice, program: ToolProgram, function: str, arguments: Arguments) -> None:
         self._device = device
         self._program = program
-        self._operands = operands
-        self._folder = _scratch_folder(self)
-        self._arguments = [
+        self._results = arguments.results
+        self._command = [
             f"--module={program.path}",
             f"--device={device.uri}",
             f"--function={function}",
-            *(f"--input={handle}" for handle in operands.handles),
+            *(f"--input={each.argument}" for each in (*arguments.operands, *arguments.results)),
         ]
 
     @property
     def now(self) -> None:
         """See `Call.now`: what we wait for is mostly the tool's own start."""
 
-    def run(self) -> tuple[np.ndarray, ...]:
-        """See `Call.run`."""
-        results = self._operands.operation.results
-        outputs = [self._folder / f"{result.name}.bin" for result in results]
-        _call(
-            [str(self._device.run_module), *self._arguments, *(f"--output=@{output}" for output in outputs)]
-        )
-        return tuple(
-            np.frombuffer(output.read_bytes(), result.type.dtype).reshape(result.shape)
-            for output, result in zip(outputs, results, strict=True)
-        )
+    def invoke(self) -> None:
+        """See `Call.invoke`."""
+        outputs = (f"--output=@{result.path}" for result in self._results)
+        _call([str(self._device.run_module), *self._command, *outputs])
 
     def time(self, calls: int) -> float:
         """See `Call.time`."""
         options = ["--benchmark_format=json", f"--benchmark_min_time={calls}x"]
-        said = _call([str(self._device.benchmark_module), *self._arguments, *options])
+        said = _call([str(self._device.benchmark_module), *self._command, *options])
         try:
             row = json.loads(said[said.index("{") :])["benchmarks"][0]
             return float(row["real_time"]) * _SECONDS[row["time_unit"]] * calls
         except (ValueError, LookupError) as error:
             raise RunError(f"iree-benchmark-module answered {said[:200]!r}") from error
-
-
-def _raw_file(folder: Path, tensor: Tensor, array: np.ndarray) -> str:
-    """`4x4xbf16=@FILE`, as the commands take it."""
-    path = folder / f"{tensor.name}.bin"
-    path.write_bytes(np.ascontiguousarray(array).tobytes())
-    return f"{'x'.join(map(str, tensor.shape))}x{tensor.type.name}=@{path}"
 
 
 def _scratch_folder(owner: object) -> Path:

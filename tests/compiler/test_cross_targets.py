@@ -15,7 +15,7 @@ from dispatch_profiler.configurations import Configuration, Default
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
-from dispatch_profiler.runtime import open_device
+from dispatch_profiler.profiler.measurement.kernels import open_kernels
 from dispatch_profiler.targets import (
     CPU_NAMES,
     FAMILIES,
@@ -100,7 +100,7 @@ def test_vmvx_runs_here_and_computes_what_numpy_does(kind: str):
     inputs = [random.integers(-4, 5, t.shape).astype(np.float32) for t in operation.operands]
     built = build(parse_target("vmvx"), operation)
 
-    device = open_device("local-task")
+    device = open_kernels("local-task")
     call = device.load(built.verify).bind(*built.outcomes, device.put(operation, inputs))
 
     assert code_in(built.verify) == set()

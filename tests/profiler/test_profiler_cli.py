@@ -23,6 +23,7 @@ from dispatch_profiler.profiler.cli import _tell
 from dispatch_profiler.profiler.evaluation import device_worker, workers
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator, EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.reproduce import command_line, command_of
+from dispatch_profiler.profiler.measurement.kernels import DeviceKernels
 from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records
 from dispatch_profiler.runtime import NullDevice
 
@@ -405,7 +406,7 @@ def test_a_device_that_is_not_there_is_refused(tree, refused, monkeypatch):
     def nothing(uri, build_dir):
         raise TargetError(f"no device {uri!r}: not registered", hint="drivers of this runtime: local-task")
 
-    monkeypatch.setattr(device_worker, "open_device", nothing)
+    monkeypatch.setattr(device_worker, "open_kernels", nothing)
     tree(*TWO)
     said = refused("--device=cuda://7", "--output=out.csv")
     assert "no device 'cuda://7'" in said and "drivers of this runtime: local-task" in said
@@ -422,7 +423,7 @@ def test_a_machine_without_the_targets_device_is_told(run, monkeypatch, target, 
     def nothing(uri, build_dir):
         raise TargetError(f"no device {uri!r} on this machine: no driver", hint="--device names another")
 
-    monkeypatch.setattr(device_worker, "open_device", nothing)
+    monkeypatch.setattr(device_worker, "open_kernels", nothing)
     assert run("generator", "--m=4", "--n=4", "--k=4", "--lhs=f32", f"--target={target}").status == 0
     outcome = run("profiler")
     assert outcome.status == 2
@@ -588,7 +589,9 @@ def test_the_limits_reach_the_worker_of_the_device(tree, run, monkeypatch):
 def test_a_build_reaches_the_device(tree, run, monkeypatch):
     """The folder that holds both tools, together with the device's name."""
     opened = []
-    monkeypatch.setattr(device_worker, "open_device", lambda *given: opened.append(given) or NullDevice())
+    monkeypatch.setattr(
+        device_worker, "open_kernels", lambda *given: opened.append(given) or DeviceKernels(NullDevice())
+    )
     tree(*TWO)
     Path("b/tools").mkdir(parents=True)
     for name in ("iree-run-module", "iree-benchmark-module"):

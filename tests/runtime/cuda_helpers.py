@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.runtime import open_device
+from dispatch_profiler.profiler.measurement.kernels import open_kernels
 from dispatch_profiler.runtime.cuda_driver import find_gpu
 
 
@@ -23,5 +23,5 @@ def run(built: tuple[str, Path], operation: Operation, inputs: Sequence[np.ndarr
     """The result of one execution on the first GPU."""
     need_gpu()
     function, vmfb = built
-    device = open_device("cuda")
+    device = open_kernels("cuda")
     return device.load(vmfb.read_bytes()).bind(function, device.put(operation, inputs)).run()[0]

@@ -25,6 +25,7 @@ from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Vmfb
 from dispatch_profiler.profiler.evaluation.workers import provide, ref_of
 from dispatch_profiler.profiler.measurement.gpu_monitor import open_monitor
+from dispatch_profiler.profiler.measurement.kernels import open_kernels
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.verify import compare_result
 from dispatch_profiler.runtime import RunError, open_device
@@ -118,9 +119,9 @@ def test_every_element_of_a_large_result_arrives(for_cuda, distribution: Distrib
 
 def test_operands_lie_in_the_memory_of_the_device(gpu):
     """Bit 1 of a memory type is HOST_VISIBLE: such memory would be managed, and wander."""
-    operands = open_device("cuda").put(SMALL, EYES)
+    operands = open_kernels("cuda").put(SMALL, EYES)
 
-    assert [view.get_buffer().memory_type() & 2 for view in operands.handles] == [0, 0, 0]
+    assert [buffer.view.get_buffer().memory_type() & 2 for buffer in operands.handles] == [0, 0, 0]
 
 
 def test_an_unwritten_result_shows_as_poison(for_cuda):
@@ -130,7 +131,7 @@ def test_an_unwritten_result_shows_as_poison(for_cuda):
 def test_each_run_has_a_result_of_its_own_and_time_passes(for_cuda):
     function, vmfb = for_cuda(SMALL, repeat=3)
     need_gpu()
-    device = open_device("cuda")
+    device = open_kernels("cuda")
     call = device.load(vmfb.read_bytes()).bind(function, device.put(SMALL, EYES))
 
     first, second = call.run()[0], call.run()[0]
@@ -149,7 +150,7 @@ def test_a_gpu_is_described_as_the_drivers_own_tool_does(gpu):
     assert found is not None
     assert [found.name, found.uuid, "{}.{}".format(*found.capability)] == told[:3]
     assert found == find_gpu(f"cuda://{found.uuid}")
-    assert found.l2_bytes == open_device("cuda").cache_bytes > 0
+    assert found.l2_bytes == open_kernels("cuda").cache_bytes > 0
     if monitor is not None:
         state = monitor.read()
         assert [str(state.max_sm_mhz), monitor.driver] == told[3:5]
@@ -190,12 +191,12 @@ def test_a_vmfb_for_another_gpu_is_told(for_cuda, target: str, said: str):
 def test_too_little_memory_on_the_device_is_told(gpu):
     import iree.runtime as rt
 
-    device = open_device("cuda")
+    device = open_kernels("cuda")
     held, size = [], 2**35
     while size >= 2**24:
         try:
             held.append(
-                device._device.allocator.allocate_buffer(
+                device._device.hal.allocator.allocate_buffer(
                     rt.MemoryType.DEVICE_LOCAL, rt.BufferUsage.DEFAULT, size
                 )
             )

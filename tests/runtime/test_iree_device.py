@@ -16,7 +16,9 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import ElementTypes, Epilogue, Matmul, Operation
-from dispatch_profiler.runtime import RunError, ToolDevice, find_runtime_tools, open_device, poison
+from dispatch_profiler.profiler.measurement.kernels import DeviceKernels, open_kernels
+from dispatch_profiler.profiler.verification.poison import poison
+from dispatch_profiler.runtime import DeviceUri, RunError, ToolDevice, find_runtime_tools, open_device
 from dispatch_profiler.targets import parse_target
 
 BIN = Path(sys.executable).parent
@@ -33,7 +35,7 @@ def build(operation: Operation, repeat: int = 1, source: str | None = None) -> t
 
 @pytest.fixture(params=["installed", "tools"])
 def device(request: pytest.FixtureRequest):
-    return open_device("local-sync", BIN if request.param == "tools" else None)
+    return open_kernels("local-sync", BIN if request.param == "tools" else None)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +228,7 @@ def test_an_answer_that_is_no_report_is_told(tmp_path: Path):
         tool.write_text("#!/bin/sh\necho hello\n")
         tool.chmod(0o755)
     operation = Matmul(2, 2, 2)
-    device = ToolDevice("local-sync", tmp_path)
+    device = DeviceKernels(ToolDevice(DeviceUri("local-sync"), tmp_path))
     call = device.load(b"").bind("f", device.put(operation, [np.eye(2, dtype=np.float32)] * 2))
 
     with pytest.raises(RunError, match="iree-benchmark-module answered 'hello"):

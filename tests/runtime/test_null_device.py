@@ -29,9 +29,11 @@ from dispatch_profiler.operations import (
     Operation,
 )
 from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.profiler.measurement.kernels import DeviceKernels
 from dispatch_profiler.profiler.verification.inputs import draw
+from dispatch_profiler.profiler.verification.poison import poison
 from dispatch_profiler.profiler.verification.verify import compare_result
-from dispatch_profiler.runtime import NullDevice, RunError, open_device, poison
+from dispatch_profiler.runtime import NullDevice, RunError, open_device
 from dispatch_profiler.targets import parse_target
 
 TYPES = [
@@ -56,7 +58,7 @@ def call_of(operation: Operation, inputs, *, profile: bool = False, **rule):
     """The default dispatch of `operation`, compiled under one rule, loaded and bound."""
     dispatch = Dispatch(operation, Default())
     built = NullCompiler((Rule("*", **rule),)).build(request_of(dispatch))
-    device = NullDevice()
+    device = DeviceKernels(NullDevice())
     program = device.load(built.profile if profile else built.verify)
     return program.bind(dispatch.name, device.put(operation, inputs))
 
@@ -112,14 +114,15 @@ def test_the_smallest_result_can_be_unwritten():
     assert np.isnan(actual).all()
 
 
-def test_what_was_compiled_runs_whatever_is_asked_for():
-    """The device obeys the vmfb: bound for another shape, it gives the result of the one compiled."""
+def test_a_result_of_another_shape_than_was_compiled_is_rejected():
+    """The device obeys the vmfb, and its result does not fit the memory that it was given."""
     compiled, asked = Matmul(4, 6, 8), Matmul(6, 4, 8)
     dispatch = Dispatch(compiled, Default())
-    program = NullDevice().load(NullCompiler().build(request_of(dispatch)).verify)
+    program = DeviceKernels(NullDevice()).load(NullCompiler().build(request_of(dispatch)).verify)
     inputs = draw(compiled, Distribution.REALS, 1)
-    call = program.bind(dispatch.name, NullDevice().put(asked, inputs))
-    assert call.run()[0].shape == (4, 6)
+    call = program.bind(dispatch.name, DeviceKernels(NullDevice()).put(asked, inputs))
+    with pytest.raises(RunError, match=r"expected f32 \(6, 4\), but got float32 \(4, 6\)"):
+        call.run()
 
 
 # -- faults that end a run -------------------------------------------------------------------------
@@ -197,9 +200,12 @@ def test_what_the_null_compiler_did_not_write_is_refused(vmfb):
 
 def test_a_function_that_is_not_in_the_vmfb_is_refused_by_name():
     """As IREE's runtime does it."""
-    program = NullDevice().load(NullCompiler().build(request_of(DEFAULT)).verify)
+    program = DeviceKernels(NullDevice()).load(NullCompiler().build(request_of(DEFAULT)).verify)
     with pytest.raises(RunError, match=f"no function {TILED.name}"):
-        program.bind(TILED.name, NullDevice().put(TILED.operation, []))
+        program.bind(
+            TILED.name,
+            DeviceKernels(NullDevice()).put(TILED.operation, draw(TILED.operation, Distribution.REALS, 1)),
+        )
 
 
 def test_a_vmfb_of_an_operation_that_does_not_exist_is_refused():
@@ -207,8 +213,10 @@ def test_a_vmfb_of_an_operation_that_does_not_exist_is_refused():
     data = json.loads(NullCompiler().build(request_of(DEFAULT)).verify)
     data["functions"][DEFAULT.name]["operation"]["m"] = 0
     with pytest.raises(RunError, match="damaged: matmul: every extent must be at least 1"):
-        device = NullDevice()
-        device.load(json.dumps(data).encode()).bind(DEFAULT.name, device.put(DEFAULT.operation, []))
+        device = DeviceKernels(NullDevice())
+        device.load(json.dumps(data).encode()).bind(
+            DEFAULT.name, device.put(DEFAULT.operation, draw(DEFAULT.operation, Distribution.REALS, 1))
+        )
 
 
 def test_the_null_device_is_opened_by_its_name():

@@ -10,7 +10,7 @@ from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import ElementTypes, Epilogue, Matmul, Operation
-from dispatch_profiler.runtime import open_device
+from dispatch_profiler.profiler.measurement.kernels import open_kernels
 from dispatch_profiler.targets import parse_target
 
 NARROW = ElementTypes("f32", "f32", "f8")
@@ -72,7 +72,7 @@ def test_iree_makes_zero_of_what_rounds_up_to_the_smallest_normal_number_in_f8(t
     values = np.linspace(-2, 2, 2**12 + 1).astype(np.float32)[:, None] * np.float32(SMALLEST)
     operation = Matmul(len(values), 1, 1, NARROW)
     request = request_for(operation, target)
-    device = open_device("local-sync")
+    device = open_kernels("local-sync")
     operands = device.put(operation, [values, np.ones((1, 1), np.float32)])
 
     program = device.load(IreeCompiler().build(request).verify)

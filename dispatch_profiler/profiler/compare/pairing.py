@@ -22,6 +22,7 @@ from dispatch_profiler.profiler.statistics.comparison import (
     needed_samples,
     ratio,
 )
+from dispatch_profiler.runtime import DeviceUri
 
 #: Counts of executions, and lengths of samples, that differ by more are another way of measuring.
 _ALIKE = 2.0
@@ -119,7 +120,9 @@ class RunComparison:
     @property
     def _unlike_devices(self) -> str:
         """`cuda://0` and `cuda://1` are alike if they are GPUs of one name, which machines tell."""
-        kinds = [{device.partition("://")[0] for device in side.devices} for side in (self.base, self.new)]
+        kinds = [
+            {DeviceUri.parse(device).driver for device in side.devices} for side in (self.base, self.new)
+        ]
         if not all(kinds) or (kinds[0] == kinds[1] and len(kinds[0]) == 1):
             return ""
         if any(len(found) > 1 for found in kinds):

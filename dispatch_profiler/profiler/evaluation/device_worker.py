@@ -20,6 +20,7 @@ import numpy as np
 from dispatch_profiler.operations import Distribution, Operation
 from dispatch_profiler.profiler.measurement.cpu_idle import prevent_cpu_idle, yield_to_workers
 from dispatch_profiler.profiler.measurement.gpu_monitor import GpuMonitor, open_monitor, throttle_warning
+from dispatch_profiler.profiler.measurement.kernels import KernelCall, Kernels, LoadedKernels, open_kernels
 from dispatch_profiler.profiler.measurement.measure import (
     Mode,
     Timer,
@@ -37,13 +38,13 @@ from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.references import References
 from dispatch_profiler.profiler.verification.verified_hashes import Expected, Result, result_of
 from dispatch_profiler.profiler.verification.verify import Comparison, compare
-from dispatch_profiler.runtime import Call, Device, Program, RunError, open_device
+from dispatch_profiler.runtime import DeviceUri, RunError
 from dispatch_profiler.runtime.cuda_driver import find_gpu
 
 #: Lets the threads of BLAS sleep as soon as they are done.
 CHECKER_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4", "OMP_WAIT_POLICY": "passive"}
 
-_device: Device | None = None
+_device: Kernels | None = None
 _library: Library | None = None
 _monitor: GpuMonitor | None = None
 _references: References | None = None
@@ -97,11 +98,12 @@ def start(uri: str, build_dir: str) -> None:
     gpu = find_gpu(uri)
     if gpu is not None:
         prevent_cpu_idle(gpu.ordinal)  # before there are threads of the device: they do as this one
-    _device = open_device(uri, Path(build_dir) if build_dir else None)
-    if uri.startswith("local-task"):
+    _device = open_kernels(uri, Path(build_dir) if build_dir else None)
+    parsed = DeviceUri.parse(uri)
+    if parsed.has_workers:
         yield_to_workers()
     # A library has none: its threads spin, which looks as if they waited.
-    _run_delay = run_delay("iree-worker") if uri.startswith("local-") and not build_dir else None
+    _run_delay = run_delay("iree-worker") if parsed.is_local and not build_dir else None
     _monitor = open_monitor(uri)
     _program.cache_clear()  # what another device has loaded is not this one's
     _copies.cache_clear()
@@ -111,7 +113,7 @@ def start(uri: str, build_dir: str) -> None:
 def start_loading(uri: str) -> None:
     """Open the device of a process that runs nothing. Raises TargetError if there is none."""
     global _device
-    _device = open_device(uri)
+    _device = open_kernels(uri)
 
 
 def load(vmfb: bytes) -> None:
@@ -175,12 +177,12 @@ def _vmfb(ref: VmfbRef) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def _program(ref: VmfbRef) -> Program:
+def _program(ref: VmfbRef) -> LoadedKernels:
     is_library = ref == LIBRARY
     return _kernels(is_library).load(b"" if is_library else _vmfb(ref))
 
 
-def _kernels(is_library: bool) -> Device:
+def _kernels(is_library: bool) -> Kernels:
     found = _library if is_library else _device
     assert found is not None
     return found
@@ -279,7 +281,7 @@ def _warm(refs: VmfbRefs, function: str, places: Places, single_seconds: float, 
 
 
 @lru_cache(maxsize=4)
-def _copies(ref: VmfbRef) -> list[Program]:
+def _copies(ref: VmfbRef) -> list[LoadedKernels]:
     """The same code at several places in memory, as many as are loaded in 10 ms: 8 at most."""
     if ref == LIBRARY:
         return [_program(ref)]
@@ -304,7 +306,7 @@ def _cold(refs: VmfbRefs, function: str, places: Places, single_seconds: float, 
     return Timer(call.time, refs.verify.repeat, call.now, _run_delay, overhead)
 
 
-def _quickest(call: Call) -> float:
+def _quickest(call: KernelCall) -> float:
     """Seconds of the quickest call of those that fit into 20 ms."""
     found = [call.time(1)]
     for _ in range(calls_that_last(_OVERHEAD_SECONDS, found[0])):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import queue
-import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from dispatch_profiler.profiler.evaluation.machine import this_machine
 from dispatch_profiler.profiler.measurement.measure import Mode
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
+from dispatch_profiler.runtime import DeviceUri
 from dispatch_profiler.runtime.cuda_driver import find_gpu
 
 #: Candidates of an operation that a device takes at once. They are sampled in turns; an evaluator alone takes
@@ -66,7 +66,7 @@ def parse_devices(text: str, usual: str) -> tuple[str, ...]:
     if not all(devices):
         raise UsageError(f"--devices: expected device URIs between commas, but got {text!r}")
     for device in devices:
-        if _driver(device) != _driver(usual):
+        if DeviceUri.parse(device).family != DeviceUri.parse(usual).family:
             raise UsageError(
                 f"--devices: the tree is compiled for devices like {usual}, but got {device}",
                 hint="a device of another kind needs a tree of its own: compare both runs with `compare`",
@@ -78,11 +78,6 @@ def parse_devices(text: str, usual: str) -> tuple[str, ...]:
     return devices
 
 
-def _driver(device: str) -> str:
-    """`local` of `local-task`, `cuda` of `cuda://1`."""
-    return re.split(r"[-:]", device)[0]
-
-
 def _identity(device: str) -> str:
     gpu = find_gpu(device)
     return gpu.uuid if gpu else device
@@ -90,7 +85,7 @@ def _identity(device: str) -> str:
 
 def _hardware(device: str) -> str:
     """What devices of the same name here share: measured at once, they would slow each other down."""
-    return "CPU" if device.startswith("local-") else _identity(device)
+    return "CPU" if DeviceUri.parse(device).is_local else _identity(device)
 
 
 def unlike(devices: Sequence[str]) -> str:

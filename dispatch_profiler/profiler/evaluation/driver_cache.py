@@ -13,16 +13,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.isolation import Worker, WorkerLimits
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Vmfb
-from dispatch_profiler.runtime.caches import usable_cores
+from dispatch_profiler.runtime import DeviceUri
 
 
 def compiles_when_loaded(device: str) -> bool:
     """Does the driver of this device URI compile what is loaded, and keep it?"""
-    return device.startswith("cuda") and os.environ.get("CUDA_CACHE_DISABLE") != "1"
+    return DeviceUri.parse(device).is_cuda and os.environ.get("CUDA_CACHE_DISABLE") != "1"
 
 
 def load_side_by_side(

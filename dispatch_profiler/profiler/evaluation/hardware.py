@@ -16,12 +16,13 @@ from dispatch_profiler.profiler.measurement.peaks import (
     environments,
     measure_peaks,
 )
+from dispatch_profiler.runtime import DeviceUri
 from dispatch_profiler.runtime.cuda_driver import find_gpu
 
 
 def peaks_file(folder: Path, device: str) -> PeaksFile | None:
     """The ceilings of a device URI, kept in `folder`; None if nobody knows how to find them."""
-    if device.startswith("local-"):
+    if DeviceUri.parse(device).is_local:
         return PeaksFile(folder, cpu_key(), _of_cpu)
     gpu = find_gpu(device)
     return PeaksFile(folder, gpu_key(gpu), partial(_of_gpu, device)) if gpu else None

@@ -6,9 +6,9 @@ import os
 import platform
 from functools import cache
 
+from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.profiler.measurement.gpu_monitor import open_monitor
 from dispatch_profiler.profiler.records.machine import Machine
-from dispatch_profiler.runtime.caches import usable_cores
 from dispatch_profiler.runtime.cuda_driver import find_gpu
 from dispatch_profiler.targets import host_cpu
 

@@ -12,6 +12,8 @@ import hashlib
 import os
 import threading
 
+from dispatch_profiler.cores import usable_cores
+
 #: For the thread that calls, those of IREE and of the driver.
 _PROCESSORS = 4
 #: The most that OpenSSL takes: some minutes, in which the thread needs no lock of Python's.
@@ -26,7 +28,7 @@ def prevent_cpu_idle(first: int = 0) -> tuple[int, ...]:
     """
     if not hasattr(os, "SCHED_IDLE"):
         return ()
-    usable = sorted(os.sched_getaffinity(0))
+    usable = usable_cores()
     begin = _PROCESSORS * first
     chosen = tuple(
         dict.fromkeys(usable[(begin + each) % len(usable)] for each in range(min(_PROCESSORS, len(usable))))

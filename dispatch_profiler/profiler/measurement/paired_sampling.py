@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dispatch_profiler.profiler.measurement.kernels import KernelCall, Kernels
 from dispatch_profiler.profiler.measurement.measure import Timer, calls_that_last
 from dispatch_profiler.profiler.measurement.placement import Places, warm_places
 from dispatch_profiler.profiler.statistics.sequential_test import (
@@ -25,7 +26,7 @@ from dispatch_profiler.profiler.statistics.sequential_test import (
     Side,
 )
 from dispatch_profiler.profiler.statistics.stopping import Reading, clock_warnings
-from dispatch_profiler.runtime import Call, Device, RunError
+from dispatch_profiler.runtime import RunError
 
 #: A sample lasts at least this long. Short ones are close together, so that what disturbs one disturbs
 #: its neighbours too.
@@ -55,7 +56,7 @@ class PairedSamples:
 
 
 def take_paired_samples(
-    device: Device,
+    device: Kernels,
     sides: Mapping[Side, Timed],
     places: Places,
     options: SequentialTestOptions,
@@ -106,12 +107,12 @@ def _plan(stage: _Stage, sides: Mapping[Side, Timed], most_turns: int) -> tuple[
 class _Stage:
     """Both sides bound to the same operands."""
 
-    def __init__(self, device: Device, sides: Mapping[Side, Timed], places: Places, seed: int) -> None:
+    def __init__(self, device: Kernels, sides: Mapping[Side, Timed], places: Places, seed: int) -> None:
         self._device = device
         self._sides = sides
         self._spots = map(places.at, itertools.cycle(range(warm_places(places.operation))))
         self._draw = np.random.default_rng([seed, 1])
-        self.calls: dict[Side, Call] = {}
+        self.calls: dict[Side, KernelCall] = {}
         self.place()
         began = time.monotonic()
         self.place()
@@ -125,7 +126,7 @@ class _Stage:
         """
         spot = next(self._spots)
         order = list(self._sides) if self._draw.random() < 0.5 else list(self._sides)[::-1]
-        calls: dict[Side, Call] = {}
+        calls: dict[Side, KernelCall] = {}
         for side in order:
             timed = self._sides[side]
             calls[side] = self._device.load(timed.vmfb).bind(timed.function, spot)

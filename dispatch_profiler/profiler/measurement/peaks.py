@@ -22,12 +22,13 @@ from typing import Any
 
 import numpy as np
 
+from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files import read_bounded, sha256, write_atomic
 from dispatch_profiler.json_fields import FieldError, mapping, number, parse_json, text
 from dispatch_profiler.operations import ElementType, Operation
 from dispatch_profiler.profiler.measurement.measure import Mode
-from dispatch_profiler.runtime.caches import last_level_cache_bytes, usable_cores
+from dispatch_profiler.runtime.caches import last_level_cache_bytes
 from dispatch_profiler.targets import host_cpu
 
 #: A figure may be so much better than the ceiling: BLAS does not reach it quite.

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.runtime import Call, Device, Operands, RunError
+from dispatch_profiler.profiler.measurement.kernels import KernelCall, Kernels, Operands
+from dispatch_profiler.runtime import RunError
 
 #: Places of one operation, and bytes of all of them together, where they are to be warm.
 _PLACES = 64
@@ -41,7 +42,7 @@ def cold_places(operation: Operation, cache_bytes: int) -> int:
 class Places:
     """The same operands at several places of a device's memory, made as they are asked for."""
 
-    def __init__(self, device: Device, operation: Operation, inputs: Sequence[np.ndarray]) -> None:
+    def __init__(self, device: Kernels, operation: Operation, inputs: Sequence[np.ndarray]) -> None:
         self.operation = operation
         self.device = device
         self._inputs = inputs
@@ -61,8 +62,8 @@ class Places:
 class Stage(NamedTuple):
     """A call at one place, and one of a single execution there, which brings operands into the caches."""
 
-    call: Call
-    warm_up: Call
+    call: KernelCall
+    warm_up: KernelCall
 
 
 class Rotation:

@@ -7,7 +7,6 @@ line in `open_library`.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -16,9 +15,11 @@ from typing import Protocol
 
 import numpy as np
 
+from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import MissingDependency, UsageError
 from dispatch_profiler.operations import ContractFunction, Operation
-from dispatch_profiler.runtime._base import Call, Operands, RunError
+from dispatch_profiler.profiler.measurement.kernels import KernelCall, Operands
+from dispatch_profiler.runtime import DeviceUri, RunError
 
 #: Library -> kind of operation -> what of the library computes it. What is not named it cannot do.
 LIBRARY_METHODS: Mapping[str, Mapping[str, str]] = {
@@ -55,7 +56,7 @@ class Library(Protocol):
     def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
         """See `Device.put`; laid out as the library wants constants. Raises NotSupported."""
 
-    def bind(self, function: str, *operands: Operands) -> Call:
+    def bind(self, function: str, *operands: Operands) -> KernelCall:
         """See `Program.bind`; `function` is of no use. Raises NotSupported."""
 
 
@@ -90,7 +91,7 @@ def open_contraction(device: str) -> ContractFunction | None:
 
 def is_gpu(device: str) -> bool:
     """Is the device URI one of a GPU? `local-task` and the null device stand for the CPU."""
-    return not device.startswith(("local-", "null"))
+    return DeviceUri.parse(device).is_gpu
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -104,13 +105,12 @@ def iree_threads(device: str) -> int:
 
     IREE has one worker for each physical core and none for its other hardware threads.
     """
-    return 1 if device.startswith("local-sync") else len(_physical_cores())
+    return 1 if DeviceUri.parse(device).driver == "local-sync" else len(_physical_cores())
 
 
 def _physical_cores(system: Path = Path("/sys/devices/system/cpu")) -> set[str]:
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = set()
-    for number in usable:
+    for number in usable_cores():
         try:
             cores.add((system / f"cpu{number}/topology/thread_siblings_list").read_text().strip())
         except OSError:

@@ -15,8 +15,10 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from dispatch_profiler.operations import Contraction, ConvolutionGeometry, Operation
+from dispatch_profiler.profiler.measurement.kernels import Operands
 from dispatch_profiler.profiler.providers.libraries import NotSupported
-from dispatch_profiler.runtime._base import Operands, poison, raw_clock
+from dispatch_profiler.profiler.verification.poison import poison
+from dispatch_profiler.runtime._base import raw_clock
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
 
 #: numpy hands these to BLAS; its own loops for other types are hundreds of times slower.
@@ -65,7 +67,7 @@ class NumpyLibrary:
 
 
 class NumpyCall:
-    """See `Call`. Everything is written into memory that is there already."""
+    """See `KernelCall`. Everything is written into memory that is there already."""
 
     def __init__(self, operands: Sequence[Operands]) -> None:
         self._first = operands[0]
@@ -74,11 +76,11 @@ class NumpyCall:
 
     @property
     def now(self) -> Callable[[], float]:
-        """See `Call.now`."""
+        """See `KernelCall.now`."""
         return raw_clock
 
     def run(self) -> tuple[np.ndarray, ...]:
-        """See `Call.run`."""
+        """See `KernelCall.run`."""
         result = self._first.handles[-1]
         result[...] = poison(self._first.operation.results[0].type, result.shape)
         with np.errstate(all="ignore"):
@@ -86,7 +88,7 @@ class NumpyCall:
         return (result.copy(),)
 
     def time(self, calls: int) -> float:
-        """See `Call.time`."""
+        """See `KernelCall.time`."""
         with np.errstate(all="ignore"):
             start = time.perf_counter()
             for _ in range(calls):

@@ -15,8 +15,11 @@ import numpy as np
 
 from dispatch_profiler.errors import MissingDependency, UsageError, WorkerOutOfMemory
 from dispatch_profiler.operations import Contraction, ConvolutionGeometry, ElementType, Operation
+from dispatch_profiler.profiler.measurement.kernels import Operands
 from dispatch_profiler.profiler.providers.libraries import NotSupported, is_gpu
-from dispatch_profiler.runtime._base import Operands, RunError, poison, raw_clock
+from dispatch_profiler.profiler.verification.poison import poison
+from dispatch_profiler.runtime import DeviceUri, RunError
+from dispatch_profiler.runtime._base import raw_clock
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
 
 try:
@@ -52,9 +55,9 @@ class TorchLibrary:
     """See `Library`."""
 
     def __init__(self, device: str, threads: int) -> None:
-        driver = re.split(r"[:/]", device)[0]
+        uri = DeviceUri.parse(device)
         if is_gpu(device):
-            build = _GPU_BUILDS.get(driver)
+            build = _GPU_BUILDS.get(uri.driver)
             if build is None:
                 raise UsageError(f"torch has no device like {device}", hint="leave torch out of --providers")
             if getattr(torch.version, build) is None or not torch.cuda.is_available():
@@ -135,7 +138,7 @@ class TorchLibrary:
 
 
 class TorchCall:
-    """See `Call`. A product lands in memory that is there already; a convolution has no such form."""
+    """See `KernelCall`. A product lands in memory that is there already; a convolution has no such form."""
 
     def __init__(self, operands: Sequence[Operands], device: torch.device) -> None:
         self._first = operands[0]
@@ -147,11 +150,11 @@ class TorchCall:
 
     @property
     def now(self) -> Callable[[], float]:
-        """See `Call.now`."""
+        """See `KernelCall.now`."""
         return raw_clock
 
     def run(self) -> tuple[np.ndarray, ...]:
-        """See `Call.run`."""
+        """See `KernelCall.run`."""
         (result,) = self._first.operation.results
         self._first.handles[-1].copy_(_tensor(poison(result.type, result.shape), result.type, self._device))
         try:
@@ -162,7 +165,7 @@ class TorchCall:
         return (bits.view(result.type.dtype).reshape(result.shape).copy(),)
 
     def time(self, calls: int) -> float:
-        """See `Call.time`; a GPU is waited for, once before and once after."""
+        """See `KernelCall.time`; a GPU is waited for, once before and once after."""
         try:
             self._wait()
             start = time.perf_counter()
@@ -196,8 +199,7 @@ def _refused(error: RuntimeError) -> Exception:
 
 def _index(device: str) -> int:
     """`cuda://1` -> 1; the first if the URI names none by its number."""
-    found = re.fullmatch(r"\w+://(\d+)", device)
-    return int(found[1]) if found else 0
+    return DeviceUri.parse(device).ordinal or 0
 
 
 def _contraction(operation: Operation) -> Contraction:

@@ -10,6 +10,7 @@ from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Distribution, Matmul
 from dispatch_profiler.profiler.measurement import paired_sampling
+from dispatch_profiler.profiler.measurement.kernels import DeviceKernels
 from dispatch_profiler.profiler.measurement.paired_sampling import Timed, take_paired_samples
 from dispatch_profiler.profiler.measurement.placement import Places
 from dispatch_profiler.profiler.statistics.comparison import Outcome
@@ -22,11 +23,11 @@ OPERATION = Matmul(4, 6, 8)
 NAME = Dispatch(OPERATION, Default()).name
 
 
-class Watched(NullDevice):
+class Watched(DeviceKernels):
     """Writes down which vmfb is loaded."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(NullDevice())
         self.loaded: list[bytes] = []
 
     def load(self, vmfb):

@@ -103,6 +103,7 @@ def test_this_machine_has_ceilings():
 @pytest.mark.parametrize(("peak", "verdict"), [(1e9, "Implausible"), (1e15, "SUCCESS")])
 def test_a_figure_below_the_limit_is_implausible(null_tree, monkeypatch, tmp_path, peak: float, verdict: str):
     """The null device answers as fast as it is told to; here it passes for this machine."""
+    from dispatch_profiler.profiler.measurement.kernels import DeviceKernels
     from dispatch_profiler.runtime import NullDevice
 
     measured = []
@@ -113,7 +114,8 @@ def test_a_figure_below_the_limit_is_implausible(null_tree, monkeypatch, tmp_pat
 
     folder = null_tree()
     monkeypatch.setattr(
-        "dispatch_profiler.profiler.evaluation.device_worker.open_device", lambda *_: NullDevice()
+        "dispatch_profiler.profiler.evaluation.device_worker.open_kernels",
+        lambda *_: DeviceKernels(NullDevice()),
     )
     monkeypatch.setattr(hardware, "measure_peaks", measured_now)
     options = EvaluatorOptions("local-null", peaks=tmp_path / "machines")

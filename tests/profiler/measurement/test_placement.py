@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatch_profiler.operations import Distribution, Matmul
+from dispatch_profiler.profiler.measurement.kernels import DeviceKernels
 from dispatch_profiler.profiler.measurement.placement import Places, Rotation, Stage, cold_places, warm_places
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.runtime import NullDevice, RunError
@@ -37,13 +38,13 @@ def test_caches_that_are_not_known_cannot_be_cold():
 def test_places_are_made_once_and_hold_the_same_values():
     made = []
 
-    class Counting(NullDevice):
+    class Counting(DeviceKernels):
         def put(self, operation, inputs):
             made.append(inputs)
             return super().put(operation, inputs)
 
     inputs = draw(SMALL, Distribution.REALS, 1)
-    places = Places(Counting(), SMALL, inputs)
+    places = Places(Counting(NullDevice()), SMALL, inputs)
 
     three = places.first(3)
 

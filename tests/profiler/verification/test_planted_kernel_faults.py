@@ -19,8 +19,8 @@ from dispatch_profiler.operations import (
 )
 from dispatch_profiler.operations.contraction_reference import reference
 from dispatch_profiler.profiler.verification.inputs import draw
+from dispatch_profiler.profiler.verification.poison import poison
 from dispatch_profiler.profiler.verification.verify import Comparison, compare_result
-from dispatch_profiler.runtime import poison
 
 TYPES = {
     "f64": ElementTypes("f64", "f64", "f64"),

@@ -13,8 +13,8 @@ from dispatch_profiler.errors import ToolError
 from dispatch_profiler.operations import ELEMENT_TYPES, Distribution, ElementTypes, Matmul, Reference
 from dispatch_profiler.operations.contraction_reference import reference
 from dispatch_profiler.profiler.verification.inputs import draw
+from dispatch_profiler.profiler.verification.poison import poison
 from dispatch_profiler.profiler.verification.verify import Comparison, ShapeMismatch, compare_result
-from dispatch_profiler.runtime import poison
 
 #: result type -> an input type whose products give it
 INPUTS = {"f64": "f64", "f32": "f32", "f16": "f16", "bf16": "bf16", "f8E4M3FN": "f8E4M3FN", "i32": "i8"}

@@ -1,0 +1,18 @@
+"""What a result's memory holds before a run, so that an element that is not written shows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dispatch_profiler.operations import ElementType
+
+
+def poison(type_: ElementType, shape: tuple[int, ...]) -> np.ndarray:
+    """An array that no correct result equals anywhere.
+
+    All bits set is NaN in every floating-point type here. In i32 it is a number that no sum of
+    i8 products reaches: -2**31 + 1.
+    """
+    if type_.is_integer:
+        return np.full(shape, np.iinfo(type_.dtype).min + 1, type_.dtype)
+    return np.full(int(np.prod(shape)) * type_.bytes, 0xFF, np.uint8).view(type_.dtype).reshape(shape)

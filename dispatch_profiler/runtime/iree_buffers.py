@@ -1,0 +1,131 @@
+"""Buffers of IREE devices: mapped where the host can, else copied by the device.
+
+On CUDA a buffer of the device's own memory cannot be mapped. One that is allocated to be mapped is
+managed memory, whose pages wander between host and GPU: no place for operands that are timed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import iree.runtime as rt
+import numpy as np
+
+from dispatch_profiler.errors import WorkerCrashed, WorkerOutOfMemory
+from dispatch_profiler.operations import ElementType
+from dispatch_profiler.runtime._base import RunError, checked
+from dispatch_profiler.runtime.driver_errors import driver_refusal
+
+_HOST_VISIBLE = int(rt.MemoryType.HOST_VISIBLE)
+#: What IREE raises.
+IREE_ERRORS = (ValueError, RuntimeError, IndexError, MemoryError)
+
+HAL_TYPES = {
+    "f64": rt.HalElementType.FLOAT_64,
+    "f32": rt.HalElementType.FLOAT_32,
+    "f16": rt.HalElementType.FLOAT_16,
+    "bf16": rt.HalElementType.BFLOAT_16,
+    "f8E4M3FN": rt.HalElementType.FLOAT_8_E4M3_FN,
+    "i8": rt.HalElementType.SINT_8,
+    "i32": rt.HalElementType.SINT_32,
+}
+
+#: After one of these nothing runs in this process any more (CUDA Driver API, "CUresult").
+_FATAL = re.compile(
+    r"CUDA_ERROR_(ILLEGAL_ADDRESS|ILLEGAL_INSTRUCTION|MISALIGNED_ADDRESS|INVALID_ADDRESS_SPACE|INVALID_PC"
+    r"|HARDWARE_STACK_ERROR|LAUNCH_FAILED|LAUNCH_TIMEOUT|ASSERT|ECC_UNCORRECTABLE|CONTEXT_IS_DESTROYED)"
+)
+
+
+def run_error(what: str, error: Exception) -> Exception:
+    """One of our errors for what IREE raised while `what` was done."""
+    text = " ".join(str(error).split())
+    if "RESOURCE_EXHAUSTED" in text or isinstance(error, MemoryError):
+        return WorkerOutOfMemory(f"out of memory while {what}")
+    fatal = _FATAL.search(text)
+    if fatal:
+        return WorkerCrashed(f"{what} broke the device's context: {fatal[0]}")
+    refusal = driver_refusal(text)
+    if refusal:
+        return RunError(f"{what} failed: {refusal}")
+    foreign = re.search(r"INCOMPATIBLE; .*?#hal\.executable\.target<\"([^\"]+)\", \"([^\"]+)\"", text)
+    if foreign:
+        return RunError(f"{what} failed: it is {foreign[1]} code ({foreign[2]}) for another device than this")
+    return RunError(f"{what} failed: {text[:300]}")
+
+
+class IreeBuffer:
+    """See `Buffer`. `view` is IREE's buffer view; `owner` is kept alive as long as this."""
+
+    def __init__(
+        self, device: Any, view: Any, shape: tuple[int, ...], type_: ElementType, owner: object = None
+    ) -> None:
+        self.view = view
+        self.shape = shape
+        self.type = type_
+        self._device = device
+        self._owner = owner
+        self._buffer = view.get_buffer()
+        self._is_visible = bool(self._buffer.memory_type() & _HOST_VISIBLE)
+        #: Memory of the host, and its mapping, which must live as long as what was read from it.
+        self._mapped: tuple[Any, Any] | None = None
+
+    def write(self, array: np.ndarray) -> None:
+        """See `Buffer.write`."""
+        dense = checked(array, self.shape, self.type)
+        try:
+            self._bytes()[:] = dense.reshape(-1).view(np.uint8)
+            if not self._is_visible:
+                self._copy(self._host()[0], self._buffer)
+        except IREE_ERRORS as error:
+            raise run_error("writing a buffer", error) from error
+
+    def read(self) -> np.ndarray:
+        """See `Buffer.read`."""
+        try:
+            if not self._is_visible:
+                self._copy(self._buffer, self._host()[0])
+            return self._bytes().copy().view(self.type.dtype).reshape(self.shape)
+        except IREE_ERRORS as error:
+            raise run_error("reading a buffer", error) from error
+
+    def copy_from(self, source: IreeBuffer) -> None:
+        """See `Buffer.copy_from`."""
+        if (source.shape, source.type) != (self.shape, self.type):
+            raise RunError(
+                f"expected {self.type.name} {self.shape}, but got {source.type.name} {source.shape}"
+            )
+        try:
+            if self._is_visible and source._is_visible:
+                self._bytes()[:] = source._bytes()
+            else:
+                self._copy(source._buffer, self._buffer)
+        except IREE_ERRORS as error:
+            raise run_error("copying a buffer", error) from error
+
+    def _host(self) -> tuple[Any, Any]:
+        """The buffer if the host sees it, else staging memory; mapped."""
+        if self._mapped is None:
+            buffer = self._buffer if self._is_visible else self._staging()
+            self._mapped = buffer, buffer.map()
+        return self._mapped
+
+    def _staging(self) -> Any:
+        return self._device.allocator.allocate_buffer(
+            rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE,
+            rt.BufferUsage.TRANSFER | rt.BufferUsage.MAPPING,
+            self._buffer.byte_length(),
+        )
+
+    def _bytes(self) -> np.ndarray:
+        buffer, mapping = self._host()
+        found = np.asarray(mapping.asarray([buffer.byte_length()], np.dtype(np.uint8)))
+        # A buffer may be longer than its tensor.
+        return found[: int(np.prod(self.shape, dtype=np.int64)) * self.type.bytes]
+
+    def _copy(self, source: Any, target: Any) -> None:
+        done = self._device.create_semaphore(0)
+        start, end = (rt.HalFence.create_at(done, at) for at in (0, 1))
+        self._device.queue_copy(source, target, wait_semaphores=start, signal_semaphores=end)
+        end.wait()
