@@ -8,11 +8,12 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TextIO, TypeVar
 
 from dispatch_profiler import __version__
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, reason_of
@@ -287,6 +288,31 @@ def track(
     from dispatch_profiler.terminal import bar
 
     yield from bar(items, total, label, prints=prints, size=size, note=note, left=left)
+
+
+def _columns(file: TextIO) -> int:
+    """Columns of the longest line for `file`; 0 where it is no terminal: lines stay whole."""
+    return min(shutil.get_terminal_size().columns, _WIDEST) if file.isatty() else 0
+
+
+def fitted(line: str, file: TextIO) -> str:
+    """`line`, with its middle left out where `file` is a terminal that is too narrow for it."""
+    width = _columns(file)
+    if not width or len(line) <= width:
+        return line
+    end = (width - 3) // 2
+    return f"{line[: width - 3 - end]}...{line[len(line) - end :]}"
+
+
+def wrapped(text: str, file: TextIO) -> str:
+    """`text` on several lines, indented alike, where `file` is a terminal that is too narrow for it."""
+    width = _columns(file)
+    indent = " " * (len(text) - len(text.lstrip()))
+    return (
+        "\n".join(textwrap.wrap(text.lstrip(), width, initial_indent=indent, subsequent_indent=indent + "  "))
+        if width
+        else text
+    )
 
 
 def say(message: str) -> None:

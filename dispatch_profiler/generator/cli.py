@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from dispatch_profiler.command import SUCCESS, Parser, add_tree_arguments, folder, run, say, warn
+from dispatch_profiler.command import (
+    SUCCESS,
+    Parser,
+    add_tree_arguments,
+    fitted,
+    folder,
+    run,
+    say,
+    warn,
+    wrapped,
+)
 from dispatch_profiler.configurations import (
     ListedConfiguration,
     load_configurations,
@@ -20,31 +30,28 @@ from dispatch_profiler.configurations import (
 from dispatch_profiler.dispatches.dispatch import Dispatch
 from dispatch_profiler.dispatches.selection import Selection
 from dispatch_profiler.dispatches.tree import Tree
-from dispatch_profiler.errors import OperationError, RangeError, UsageError
+from dispatch_profiler.errors import RangeError
 from dispatch_profiler.generator.emit import check_tree, emit
 from dispatch_profiler.generator.plan import Choices, LeftOut, Plan, plan_generation
+from dispatch_profiler.generator.type_options import TypedOptions, TypeTexts, items_of, parse_types
 from dispatch_profiler.operations import (
-    CONV_LAYOUTS,
-    DEFAULT_TYPES,
     ELEMENT_TYPES,
     KINDS,
-    BatchMatmul,
-    Conv2d,
-    ElementTypes,
     Epilogue,
-    Matmul,
     ShapeOption,
     SweepOptions,
-    check_layouts,
-    element_type,
-    is_element_type,
     parse_range,
+    unreached_ends,
 )
 from dispatch_profiler.targets import DEFAULT_TARGET, FAMILIES, Target, parse_target
-from dispatch_profiler.workloads import Sweep, sweep_workload
+from dispatch_profiler.workloads import Sweep, Workload, sweep_workload
 
 PROG = "generator.py"
 T = TypeVar("T")
+#: A tree with more dispatches is announced by a line for each operation.
+_MOST_LINES = 100
+#: Parts of the request, and reasons, that are left out by name without --verbose.
+_MOST_NAMED, _MOST_REASONS = 20, 5
 _RANGE = "V | START:END[:STEP],..."
 
 
@@ -58,7 +65,11 @@ def _main(options: argparse.Namespace) -> int:
     if target.note:
         warn(target.note)
     selection = Selection.parse(options.dispatches, options.operation_kind)
-    result = sweep_workload(_sweep(options, selection.kinds))
+    texts = TypeTexts(options.lhs, options.rhs, options.result, options.layout)
+    typed = parse_types(texts, selection.kinds)
+    result = sweep_workload(_sweep(options, typed, selection.kinds))
+    _warn_of_ends(options)
+    _warn_of_layouts(typed, result.workload)
     choices = Choices(
         _entries(options.configurations, target),
         selection,
@@ -66,22 +77,25 @@ def _main(options: argparse.Namespace) -> int:
         options.default_config == "only",
     )
     plan = plan_generation(result.workload, target, choices)
-    tree = Tree(folder(options.generated_dir))
+    _generate(plan, Tree(folder(options.generated_dir)), options)
+    _summarize(plan, typed.left_out, result.left_out, options)
+    return SUCCESS
+
+
+def _generate(plan: Plan, tree: Tree, options: argparse.Namespace) -> None:
+    """Write the tree, or with --dry-run only say what would be written."""
+    announce = _announcer(plan, options)
     if options.dry_run:
         check_tree(plan, tree)
         for operation, dispatches in plan.groups:
-            _announce(tree.source(operation), dispatches)
-    else:
-        try:
-            for path, dispatches in emit(plan, tree):
-                if not options.quiet:
-                    _announce(path, dispatches)
-        except BrokenPipeError:
-            warn(f"{options.prog}: stopped, because nobody reads what it prints: the tree lacks the rest")
-            raise
-    points = tuple(LeftOut("a point of the sweep", reason) for reason in result.left_out)
-    _summarize(plan, points, options)
-    return SUCCESS
+            announce(tree.source(operation), dispatches)
+        return
+    try:
+        for path, dispatches in emit(plan, tree):
+            announce(path, dispatches)
+    except BrokenPipeError:
+        warn(f"{options.prog}: stopped, because nobody reads what it prints: the tree lacks the rest")
+        raise
 
 
 def _entries(given: str | None, target: Target) -> tuple[ListedConfiguration, ...]:
@@ -137,7 +151,9 @@ def make_parser(prog: str = PROG) -> Parser:
         help="the compiler's own choice is among them, unless --dispatches leaves it out; 'only': nothing else",
     )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="say what would be generated, write nothing")
-    parser.add_argument("--verbose", action="store_true", help="name each dispatch that is left out")
+    parser.add_argument(
+        "--verbose", action="store_true", help="name each configuration, and each dispatch that is left out"
+    )
     return parser
 
 
@@ -146,8 +162,7 @@ def _shape_options() -> tuple[ShapeOption, ...]:
     return tuple(dict.fromkeys(option for kind in KINDS.values() for option in kind.shape_options))
 
 
-def _sweep(options: argparse.Namespace, kinds: tuple[str, ...]) -> Sweep:
-    typed = _types(options, kinds)
+def _sweep(options: argparse.Namespace, typed: TypedOptions, kinds: tuple[str, ...]) -> Sweep:
     shapes = {each.name: _given(options, each.name, each.parse) for each in _shape_options()}
     given = ("lhs", "rhs", "result", "layout")
     return Sweep(
@@ -157,7 +172,7 @@ def _sweep(options: argparse.Namespace, kinds: tuple[str, ...]) -> Sweep:
             types=typed.types,
             layouts=typed.layouts,
             conv_layouts=typed.conv_layouts,
-            epilogues=tuple(dict.fromkeys(Epilogue.parse(text) for text in _items(options.epilogue))),
+            epilogues=tuple(dict.fromkeys(Epilogue.parse(text) for text in items_of(options.epilogue))),
         ),
         tuple(name for name in given if getattr(options, name)),
     )
@@ -182,138 +197,71 @@ def _slices(options: argparse.Namespace) -> tuple[int, ...] | None:
     return () if options.split_k_slices == "N/A" else _range(options, "split_k_slices")
 
 
-# -- types and layouts -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Typed:
-    types: tuple[ElementTypes, ...]
-    layouts: tuple[tuple[str, str], ...]
-    conv_layouts: tuple[str, ...]
-
-
-_MATMUL_LAYOUTS = {"tt": ("t", "t"), "tn": ("t", "n"), "nt": ("n", "t"), "nn": ("n", "n")}
-_CONV_TAGS = tuple(tag for pair in CONV_LAYOUTS.values() for tag in pair)
-_TAGS = ("t", "n", *_CONV_TAGS)
-
-
-def _types(options: argparse.Namespace, kinds: tuple[str, ...]) -> _Typed:
-    lhs, lhs_tag = _tagged(options.lhs)
-    rhs, rhs_tag = _tagged(options.rhs)
-    result, result_tag = _tagged(options.result)
-    types: tuple[ElementTypes, ...] = DEFAULT_TYPES
-    if lhs or rhs or result:
-        lhs = lhs or rhs or result
-        rhs = rhs or lhs
-        result = result or [_natural_result(name) for name in lhs]
-        types = tuple(ElementTypes(*triple) for triple in _aligned(lhs, rhs, result))
-    return _with_layouts(types, _listed(options.layout), (lhs_tag, rhs_tag, result_tag), kinds)
-
-
-def _tagged(text: str | None) -> tuple[list[str], str]:
-    """`f16t,bf16t` -> (["f16", "bf16"], "t")."""
-    names: list[str] = []
-    tags: dict[str, None] = {}
-    for part in _items(text):
-        tag = next((t for t in _TAGS if part.endswith(t) and is_element_type(part.removesuffix(t))), "")
-        names.append(element_type(part.removesuffix(tag) if tag else part).name)
-        tags[tag] = None
-    if len(tags) > 1:
-        raise UsageError(
-            f"one layout a tensor goes with its type, but got {text}", hint="list several with --layout"
-        )
-    return names, next(iter(tags), "")
-
-
-def _items(text: str | None) -> list[str]:
-    return [part.strip() for part in text.split(",")] if text is not None else []
-
-
-def _natural_result(name: str) -> str:
-    type_ = element_type(name)
-    return type_.accumulator_name if type_.bits == 8 else type_.name
-
-
-def _aligned(*columns: list[str]) -> list[tuple[str, ...]]:
-    longest = max(map(len, columns))
-    if any(len(column) not in (1, longest) for column in columns):
-        counts = ", ".join(str(len(column)) for column in columns)
-        raise UsageError(
-            f"--lhs, --rhs and --result must list one type or equally many, but got {counts}",
-            hint="write --lhs=f16,f32 --result=f32 or --lhs=f16,f32 --result=f16,f32",
-        )
-    return list(zip(*(column * longest if len(column) == 1 else column for column in columns), strict=True))
-
-
-def _with_layouts(
-    types: tuple[ElementTypes, ...], listed: list[str], tags: tuple[str, str, str], kinds: tuple[str, ...]
-) -> _Typed:
-    """Layouts from --layout or from the tags of the types, checked against the kinds asked for."""
-    if any(tags) and listed:
-        raise UsageError(
-            f"layouts stand with the types ({', '.join(filter(None, tags))}) and in --layout ({', '.join(listed)})",
-            hint="give them in one place",
-        )
-    conv = tuple(x for x in listed if x in CONV_LAYOUTS)
-    matmul = tuple(_MATMUL_LAYOUTS[x] for x in listed if x in _MATMUL_LAYOUTS)
-    if any(tag in _CONV_TAGS for tag in tags):
-        conv = (_conv_layout(tags),)
-    elif any(tags):
-        check_layouts(tags[0] or "t", tags[1] or "t", tags[2] or "t")
-        matmul = ((tags[0] or "t", tags[1] or "t"),)
-    for given, names, other in ((conv, (Conv2d.kind,), "conv2d"), (matmul, _PRODUCTS, "matmul")):
-        if given and kinds and not any(kind in names for kind in kinds):
-            said = ", ".join(listed or filter(None, tags))
-            raise UsageError(
-                f"the layout {said} is one of {other}, but the kinds asked for are {', '.join(kinds)}",
-                hint="matmul and batch_matmul take t and n, conv2d takes nhwc and nchw",
-            )
-    return _Typed(types, matmul or (("t", "t"),), conv or ("nhwc",))
-
-
-_PRODUCTS = (Matmul.kind, BatchMatmul.kind)
-
-
-def _conv_layout(tags: tuple[str, str, str]) -> str:
-    for data, filter_ in CONV_LAYOUTS.values():
-        if all(tag in ("", want) for tag, want in zip(tags, (data, filter_, data), strict=True)):
-            return data
-    said = ", ".join(f"{role}={tag}" for role, tag in zip(("lhs", "rhs", "result"), tags, strict=True) if tag)
-    known = " or ".join(f"{data}, {filter_}, {data}" for data, filter_ in CONV_LAYOUTS.values())
-    raise OperationError(f"no convolution has the layouts {said}", hint=f"lhs, rhs and result are {known}")
-
-
-def _listed(layout: str | None) -> list[str]:
-    known = [*_MATMUL_LAYOUTS, *CONV_LAYOUTS]
-    for part in _items(layout):
-        if part not in known:
-            raise UsageError(f"unknown layout {part!r}", hint=f"available: {', '.join(known)}")
-    return _items(layout)
-
-
 # -- output ----------------------------------------------------------------------------------------
 
 
-def _announce(path: Path, dispatches: tuple[Dispatch, ...]) -> None:
-    print(f"[Generating]: {path if path.is_absolute() else os.path.join('.', path)}")
-    for dispatch in dispatches:
-        print(f"    Emitting tuning configuration : {dispatch.configuration.name}")
+def _announcer(plan: Plan, options: argparse.Namespace) -> Callable[[Path, tuple[Dispatch, ...]], None]:
+    """What prints a file: with a line for each configuration, or alone where there are many."""
+    if options.quiet and not options.dry_run:
+        return lambda path, dispatches: None
+    names_each = options.verbose or plan.dispatch_count <= _MOST_LINES
+
+    def announce(path: Path, dispatches: tuple[Dispatch, ...]) -> None:
+        shown = path if path.is_absolute() else os.path.join(".", path)
+        count = f"{len(dispatches)} configuration{'s' * (len(dispatches) != 1)}"
+        print(fitted(f"[Generating]: {shown}" + ("" if names_each else f" ({count})"), sys.stdout))
+        for dispatch in dispatches if names_each else ():
+            print(fitted(f"    Emitting tuning configuration : {dispatch.configuration.name}", sys.stdout))
+
+    return announce
 
 
-def _summarize(plan: Plan, points: tuple[LeftOut, ...], options: argparse.Namespace) -> None:
-    left_out = [*points, *plan.left_out]
-    verb = "Would generate" if options.dry_run else "Generated"
+def _warn_of_ends(options: argparse.Namespace) -> None:
+    """Name ranges whose last step stays below their end."""
+    for name in (*(each.name for each in _shape_options()), "split_k_slices"):
+        for part, last in unreached_ends(getattr(options, name) or ""):
+            end = part.split(":")[1]
+            warn(f"--{name.replace('_', '-')}: {part} ends at {last}: the next step would pass {end}")
+
+
+def _warn_of_layouts(typed: TypedOptions, workload: Workload) -> None:
+    """Name layouts that no operation has."""
+    convolves = any(operation.convolution for operation in workload.operations)
+    multiplies = any(operation.product for operation in workload.operations)
+    for given, is_used, what in (
+        (typed.given_conv_layouts, convolves, "a convolution"),
+        (typed.given_layouts, multiplies, "a matrix product"),
+    ):
+        if given and not is_used:
+            warn(f"the layout {', '.join(given)} has no effect: no operation here is {what}")
+
+
+def _summarize(
+    plan: Plan, request: Sequence[LeftOut], points: Sequence[str], options: argparse.Namespace
+) -> None:
+    """What there is now, and what is left out: of the request by its name, dispatches by their reason."""
+    dispatches = [*(LeftOut("a point of the sweep", reason) for reason in points), *plan.left_out]
+    count = len(request) + len(dispatches)
     say(
-        f"{verb} {plan.dispatch_count} dispatches of {len(plan.groups)} operations for {plan.target.name};"
-        f" left out {len(left_out)}" + (":" if left_out else ".")
+        f"{'Would generate' if options.dry_run else 'Generated'} {plan.dispatch_count} dispatches of "
+        f"{len(plan.groups)} operations for {plan.target.name}; left out {count}{':' if count else '.'}"
     )
-    if options.verbose:
-        for each in left_out:
-            say(f"    {each.name}: {each.reason}")
-        return
-    counts = Counter(each.reason for each in left_out).most_common()
-    for reason, count in counts[:5]:
-        say(f"    {count} x {reason}")
-    if len(counts) > 5:
-        rest = sum(count for _, count in counts[5:])
-        say(f"    {rest} x {len(counts) - 5} other reasons; --verbose lists them all")
+    named = [*request, *plan.unused, *(dispatches if options.verbose else ())]
+    lines = [f"{each.name}: {each.reason}" for each in named]
+    if not options.verbose:
+        if len(lines) > _MOST_NAMED:
+            lines[_MOST_NAMED:] = [f"{len(lines) - _MOST_NAMED} more; --verbose lists them all"]
+        lines += _counted([each.reason for each in dispatches])
+    for line in lines:
+        say(wrapped(f"    {line}", sys.stderr))
+
+
+def _counted(reasons: Sequence[str]) -> list[str]:
+    """The most frequent reasons, with how many dispatches each leaves out."""
+    counts = Counter(reasons).most_common()
+    lines = [f"{count} x {reason}" for reason, count in counts[:_MOST_REASONS]]
+    if rest := counts[_MOST_REASONS:]:
+        lines.append(
+            f"{sum(count for _, count in rest)} x {len(rest)} other reasons; --verbose lists them all"
+        )
+    return lines

@@ -13,16 +13,20 @@ from dispatch_profiler.files import sha256, write_atomic
 from dispatch_profiler.generator.plan import Plan
 from dispatch_profiler.generator.render import render_module
 
+#: Operations that are written before the manifest is.
+_FEWEST = 15
+
 
 def emit(plan: Plan, tree: Tree) -> Iterator[tuple[Path, tuple[Dispatch, ...]]]:
-    """Write every operation of `plan`, then the manifest; yields each file with its dispatches.
+    """Write every operation of `plan` and put it into the manifest; yields each file with its dispatches.
 
     Operations that are in the tree already and not in the plan stay. One that is generated anew
-    with the same text keeps what was compiled of it. If the caller stops half-way, what has been
-    written is in the manifest.
+    with the same text keeps what was compiled of it. If the caller stops half-way, or Ctrl-C does, what
+    has been written is in the manifest; after `kill -9` about half of it is, or more.
     """
     known = {entry.operation: entry for entry in check_tree(plan, tree)}
     entries: list[OperationEntry] = []
+    written = 0
     try:
         for operation, dispatches in plan.groups:
             text = render_module(operation, dispatches)
@@ -34,6 +38,11 @@ def emit(plan: Plan, tree: Tree) -> Iterator[tuple[Path, tuple[Dispatch, ...]]]:
             if not _holds(path, text):
                 _write(path, text)
             entries.append(old if old is not None and old.same_source(entry) else entry)
+            # The manifest is written as a whole: every time that it would double, so rarely enough.
+            if len(entries) > max(written, _FEWEST):
+                add_generated(tree, entries)
+                written += len(entries)
+                entries.clear()
             yield path, dispatches
     finally:
         if entries:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dispatch_profiler.configurations import Configuration, Default, ListedConfiguration
@@ -24,11 +25,15 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to generate: the dispatches of each operation, and what was left out."""
+    """What to generate: the dispatches of each operation, and what was left out.
+
+    `unused` are entries of a configuration file that fit none of the operations that they are for.
+    """
 
     target: Target
     groups: tuple[tuple[Operation, tuple[Dispatch, ...]], ...]
     left_out: tuple[LeftOut, ...] = ()
+    unused: tuple[LeftOut, ...] = ()
 
     @property
     def dispatch_count(self) -> int:
@@ -55,6 +60,7 @@ def plan_generation(workload: Workload, target: Target, choices: Choices) -> Pla
     """
     valid: list[Dispatch] = []
     left_out: list[LeftOut] = []
+    reasons: dict[Configuration, Counter[str]] = {}
     for operation in workload.operations:
         for configuration in _configurations(operation, choices):
             dispatch = Dispatch(operation, configuration)
@@ -63,11 +69,29 @@ def plan_generation(workload: Workload, target: Target, choices: Choices) -> Pla
                 valid.append(dispatch)
             elif choices.selection.matches(operation.kind, dispatch.name):
                 left_out.append(LeftOut(dispatch.name, reason))
+                reasons.setdefault(configuration, Counter())[reason] += 1
+    unused = _unused(choices.entries, {dispatch.configuration for dispatch in valid}, reasons)
     chosen = _choose(valid, left_out, choices.selection)
     groups: dict[Operation, list[Dispatch]] = {}
     for dispatch in chosen:
         groups.setdefault(dispatch.operation, []).append(dispatch)
-    return Plan(target, tuple((op, tuple(group)) for op, group in groups.items()), tuple(left_out))
+    planned = tuple((operation, tuple(group)) for operation, group in groups.items())
+    return Plan(target, planned, tuple(left_out), unused)
+
+
+def _unused(
+    entries: Sequence[ListedConfiguration],
+    used: set[Configuration],
+    reasons: Mapping[Configuration, Counter[str]],
+) -> tuple[LeftOut, ...]:
+    """Entries of a user's file that were left out wherever they were tried, with the usual reason."""
+    return tuple(
+        LeftOut(
+            f"{entry.origin} ({entry.configuration.name})", reasons[entry.configuration].most_common(1)[0][0]
+        )
+        for entry in entries
+        if entry.origin and entry.configuration in reasons and entry.configuration not in used
+    )
 
 
 def _choose(valid: list[Dispatch], left_out: list[LeftOut], selection: Selection) -> list[Dispatch]:

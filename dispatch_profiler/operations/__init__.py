@@ -29,7 +29,7 @@ from dispatch_profiler.operations.geometry import ConvolutionGeometry, ProductGe
 from dispatch_profiler.operations.layer_norm import LayerNorm
 from dispatch_profiler.operations.matmul import BatchMatmul, Matmul, check_layouts
 from dispatch_profiler.operations.options import DEFAULT_TYPES, ShapeOption, SweepOptions
-from dispatch_profiler.operations.ranges import parse_pairs, parse_range
+from dispatch_profiler.operations.ranges import parse_pairs, parse_range, unreached_ends
 from dispatch_profiler.operations.rounding import accumulation_factor
 
 KINDS: dict[str, type[Operation]] = {kind.kind: kind for kind in (Matmul, BatchMatmul, Conv2d, LayerNorm)}
@@ -82,4 +82,5 @@ __all__ = [
     "operation_kind",
     "parse_pairs",
     "parse_range",
+    "unreached_ends",
 ]

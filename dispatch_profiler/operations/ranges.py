@@ -46,6 +46,20 @@ def _part(part: str, text: str, minimum: int, hint: str = _HINT) -> range:
     return values
 
 
+def unreached_ends(text: str) -> tuple[tuple[str, int], ...]:
+    """Ranges in a valid list of ranges or pairs whose step passes their end, each with its last value.
+
+    `unreached_ends("64:1024:128,8:16:8")` -> (("64:1024:128", 960),)
+    """
+    found: list[tuple[str, int]] = []
+    for part in map(str.strip, re.split("[,x]", text)):
+        if re.fullmatch(r"[0-9]+:[0-9]+:[0-9]+", part):
+            start, end, step = map(int, part.split(":"))
+            if left_over := (end - start) % step:
+                found.append((part, end - left_over))
+    return tuple(found)
+
+
 def parse_pairs(text: str, *, minimum: int = 1) -> tuple[tuple[int, int], ...]:
     """Height and width pairs: a range gives equal pairs, `2x1` one pair; comma lists of both.
 

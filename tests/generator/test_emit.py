@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -247,6 +248,33 @@ def test_a_write_that_fails_leaves_the_others(tree, monkeypatch):
         list(emit(plan(MATMUL, BATCH, CONV), tree))
     assert list(states(tree)) == [MATMUL]
     assert not list(tree.folder.rglob("*.tmp"))
+
+
+def test_a_run_that_is_killed_leaves_a_manifest_of_most_that_was_written(tree):
+    """It is written while operations are, and only these are in it."""
+    operations = [Matmul(m, 8, 8) for m in range(1, 101)]
+    killed = emit(plan(*operations), tree)
+    for _ in range(60):
+        next(killed)
+    known = list(states(tree))
+    assert known == operations[: len(known)]
+    assert 30 <= len(known) <= 60
+    assert all(tree.source(operation).exists() for operation in known)
+    killed.close()
+    assert list(states(tree)) == operations[:60]
+
+
+def test_ctrl_c_while_a_file_is_written_keeps_those_before_it(tree, monkeypatch):
+    def interrupted(operation: object, dispatches: object) -> str:
+        if operation == CONV:
+            raise KeyboardInterrupt
+        return render_module(operation, dispatches)
+
+    module = importlib.import_module("dispatch_profiler.generator.emit")  # `emit` is its function
+    monkeypatch.setattr(module, "render_module", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(emit(plan(MATMUL, BATCH, CONV), tree))
+    assert list(states(tree)) == [MATMUL, BATCH]
 
 
 def test_the_next_run_goes_on(tree):

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from terminal_helpers import on_a_terminal, plain
 
 from dispatch_profiler.dispatches import Tree, load_manifest
+from dispatch_profiler.operations import KINDS
 
 ROOT = Path(__file__).parents[2]
 ONE = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
@@ -97,7 +99,10 @@ def test_the_script_runs_from_anywhere():
         capture_output=True, text=True, env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
-    assert ended.stderr == "Generated 16 dispatches of 16 operations for llvm-cpu; left out 0.\n"
+    assert ended.stderr.splitlines() == [
+        "--problem-m: 64:1024:128 ends at 960: the next step would pass 1024",
+        "Generated 16 dispatches of 16 operations for llvm-cpu; left out 0.",
+    ]
     assert generated()[0] == "matmul_64x256x256_f16t_f16t_f16t"
 
 
@@ -120,7 +125,7 @@ def test_an_absolute_folder_stays_absolute(run, tmp_path):
 def test_the_predefined_list(names):
     """Without a shape: problems of every kind, among them those of the document."""
     every = names()
-    assert {name.partition("_")[0] for name in every} == {"matmul", "batch", "conv2d"}
+    assert {name.partition("_")[0] for name in every} == {kind.partition("_")[0] for kind in KINDS}
     assert "matmul_3456x1024x2048_f16t_f16t_f16t" in every
     assert "batch_matmul_16x512x64x512_f16t_f16t_f16t" in every
     assert {name.rpartition("_g")[2] for name in every if name.startswith("conv2d")} == {"1", "4", "128"}
@@ -139,7 +144,7 @@ def test_a_kind_takes_its_part_of_the_predefined_list(names, option, kind):
 
 def test_all_kinds_are_all(names):
     """`all`, a list of all, and nothing."""
-    assert names("--op-kind=all") == names("--op-kind=matmul,batch_matmul,conv2d") == names()
+    assert names("--op-kind=all") == names("--op-kind=" + ",".join(KINDS)) == names()
 
 
 @pytest.mark.parametrize(
@@ -414,6 +419,119 @@ def test_a_point_that_is_no_operation_is_left_out(run, arguments, count, reason)
     assert outcome.status == 0
     assert f"    {reason}" in outcome.err
     assert len(generated()) == count
+
+
+# -- parts of a request that mean nothing -----------------------------------------------------------
+
+
+def test_types_that_do_not_go_together_are_skipped_by_name(run):
+    """The others are generated."""
+    outcome = run("generator", "--lhs=i8,f32", "--result=f32", "--problem-m=8", "--default-config=only")
+    assert outcome.status == 0
+    assert "left out 1:" in outcome.err
+    assert (
+        "    --lhs=i8 --rhs=i8 --result=f32: i8 inputs give i32, but got result=f32"
+        in outcome.err.splitlines()
+    )
+    assert generated() == ["matmul_8x256x256_f32t_f32t_f32t"]
+
+
+def test_an_entry_that_fits_nothing_is_named(run):
+    """A list of the wrong length is a mistake in the file, which the reason alone does not show."""
+    rows = "[{distribution: [64], vector: [8, 32]}, {distribution: [8, 8], vector: [8, 8, 8]}]"
+    Path("own.yaml").write_text(f"configurations: {rows}")
+    outcome = run("generator", "--m=8,16", "--n=8", "--k=8", "--lhs=f32", "--configurations=own.yaml")
+    assert outcome.status == 0
+    takes = "matmul takes 2 distribution and 3 vector tiles (m, n, k), but got 1 and 2"
+    assert f"    own.yaml, entry 1 (tile_config_64_8x32): {takes}" in outcome.err.splitlines()
+    assert "entry 2" not in outcome.err
+
+
+def test_an_entry_that_fits_something_is_not_named(run):
+    """Nor is one that is for other kinds, or of a list that ships."""
+    rows = (
+        "[{distribution: [16, 8], vector: [16, 8, 8]}, {kinds: [conv2d], distribution: [1], vector: [1, 1]}]"
+    )
+    Path("own.yaml").write_text(f"configurations: {rows}")
+    outcome = run("generator", "--m=8,16", "--n=8", "--k=8", "--lhs=f32", "--configurations=own.yaml")
+    assert "left out 1:" in outcome.err
+    assert "entry" not in outcome.err
+    assert "entry" not in run("generator", "--m=8").err
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--problem-m=64:1024:128", "--problem-m: 64:1024:128 ends at 960: the next step would pass 1024"),
+        ("--split-k-slices=2:5:2", "--split-k-slices: 2:5:2 ends at 4: the next step would pass 5"),
+        ("--problem-m=64:192:128", ""),
+    ],
+)
+def test_an_end_that_no_step_reaches_is_told(run, option, told):
+    """The end of a range is included, where a step comes there."""
+    outcome = run("generator", option, "--dry-run", "--default-config=only", "--lhs=f32")
+    assert [line for line in outcome.err.splitlines() if " ends at " in line] == [told] * bool(told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--m=8", "--layout=nhwc"], "the layout nhwc has no effect: no operation here is a convolution"),
+        (
+            ["--conv-n=1", "--layout=tn,nhwc"],
+            "the layout tn has no effect: no operation here is a matrix product",
+        ),
+        (["--m=8", "--layout=tn"], ""),
+        (["--layout=nhwc"], ""),
+    ],
+)
+def test_a_layout_that_no_operation_has_is_told(run, arguments, told):
+    """Shapes say which kinds are generated, and not every kind has every layout."""
+    outcome = run("generator", *arguments, "--dry-run", "--default-config=only", "--lhs=f32")
+    assert outcome.status == 0
+    assert [line for line in outcome.err.splitlines() if "no effect" in line] == [told] * bool(told)
+
+
+# -- how much is printed ----------------------------------------------------------------------------
+
+#: 101 and 100 dispatches.
+MANY = ("--m=1:101", "--n=8", "--k=8", "--lhs=f32", "--default-config=only", "--dry-run")
+FEW = ("--m=1:100", *MANY[1:])
+
+
+def test_a_large_tree_has_a_line_for_each_operation(run):
+    """Each path once, with the number of its configurations."""
+    lines = run("generator", *MANY).out.splitlines()
+    name = "matmul_1x8x8_f32t_f32t_f32t"
+    assert lines[0] == f"[Generating]: ./generated/linalg/matmul/{name}/{name}.mlir (1 configuration)"
+    assert len(lines) == len(set(lines)) == 101
+    assert len(run("generator", *FEW).out.splitlines()) == 200
+
+
+def test_verbose_names_every_configuration_of_a_large_tree(run):
+    lines = run("generator", *MANY, "--verbose").out.splitlines()
+    assert lines[1::2] == ["    Emitting tuning configuration : tile_config_default"] * 101
+
+
+@pytest.mark.parametrize("columns", [80, 300])
+def test_no_line_is_wider_than_a_terminal_or_120_columns(columns):
+    """Paths lose their middle, reasons go on in the next line; a file gets all of it."""
+    arguments = (
+        "--generated-dir=" + "x" * 90,
+        "--conv-n=1",
+        "--target=cuda",
+        "--lhs=f32",
+        "--dry-run",
+        "--verbose",
+    )
+    status, shown = on_a_terminal(columns, "generator.py", *arguments)
+    lines = plain(shown).replace("\r", "").splitlines()
+    assert status == 0
+    assert min(columns, 120) - 10 < max(map(len, lines)) <= min(columns, 120)
+    assert any("..." in line and line.endswith("_g1.mlir") for line in lines)
+    with open("out.txt", "wb") as file:
+        on_a_terminal(columns, "generator.py", *arguments, stdout=file)
+    assert max(map(len, Path("out.txt").read_text().splitlines())) > 200
 
 
 def test_help_names_every_option(run):

@@ -199,10 +199,10 @@ def test_ctrl_c_keeps_what_was_written(run, monkeypatch):
     from dispatch_profiler.dispatches import load_manifest
     from dispatch_profiler.generator import cli
 
-    def interrupt(path: object, dispatches: object) -> None:
+    def interrupt(line: str, file: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_announce", interrupt)
+    monkeypatch.setattr(cli, "fitted", interrupt)
     outcome = run("generator", "--m=8", "--n=8", "--k=8", "--lhs=f32,f16")
     assert outcome.status == 130
     assert "what was finished is kept" in outcome.err

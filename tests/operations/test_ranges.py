@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatch_profiler.errors import RangeError
-from dispatch_profiler.operations import parse_pairs, parse_range
+from dispatch_profiler.operations import parse_pairs, parse_range, unreached_ends
 
 PROPERTY = settings(max_examples=100, deadline=None, derandomize=True)
 
@@ -191,3 +191,19 @@ def test_the_hint_of_a_malformed_pair_shows_a_pair():
     with pytest.raises(RangeError) as caught:
         parse_pairs("2*1")
     assert "2x1" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("64:1024:128,8", (("64:1024:128", 960),)),
+        ("64:960:128", ()),
+        ("64:1024", ()),
+        ("5, 1:4:2 ,2:9:4", (("1:4:2", 3), ("2:9:4", 6))),
+        ("1:4:2x3,2x5:9:3", (("1:4:2", 3), ("5:9:3", 8))),
+    ],
+)
+def test_an_end_that_no_step_reaches_is_found(text, found):
+    """With the last value that there is."""
+    assert unreached_ends(text) == found
+    assert all(last == parse_range(part)[-1] for part, last in found)
