@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compiling: against two `iree-compile` commands an operation, which is how the original did it.
+"""Compiling: against two `iree-compile` commands per operation, as the IREE dispatch profiler does.
 
 Both sides compile the same `.mlir` files on the same cores, in one run, alternating; figures are
 medians. "Per core-second" divides by the processor time of all processes, so that it says what the
@@ -37,7 +37,7 @@ TILES = """configurations:
   - {distribution: [64, 128], vector: [16, 16, 1]}
   - {distribution: [16, 64], vector: [4, 16, 1]}
 """
-#: The sweep of the original's document, in both of its types.
+#: The sweep in the IREE dispatch profiler's documentation, in both of its types.
 DOCUMENT = ("--problem-m=64:1024:128", "--problem-n=64:1024:128", "--problem-k=4096", "--lhs=f16,f32")
 
 
@@ -133,7 +133,7 @@ def memory(folder: Path) -> list[Row]:
     third = len(sizes) // 3
     growth = max(sizes[2 * third :]) / max(sizes[third : 2 * third])
     return [
-        below("largest process of the sweep of the document", max(sizes) / 2**30, "GiB", 1.5),
+        below("largest process of the documented sweep", max(sizes) / 2**30, "GiB", 1.5),
         below("its peak in the last third against the second", growth, "times", 1.1),
     ]
 

@@ -54,7 +54,7 @@ from dispatch_profiler.targets import Target, parse_target
 
 TARGET = "cuda:h200"
 F16, BF16 = ElementTypes("f16", "f16", "f16"), ElementTypes("bf16", "bf16", "bf16")
-#: The original's document has a figure for it, of an A100.
+#: The IREE dispatch profiler's documentation has a figure for it on an A100.
 DOCUMENT = Matmul(3456, 1024, 2048, F16)
 #: Small, wide, square and deep; batches as attention has them; convolutions of ResNet-50.
 OPERATIONS: tuple[Operation, ...] = (
@@ -71,7 +71,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Conv2d(32, 56, 56, 64, 256, 1, 1, types=F16),
     Conv2d(32, 14, 14, 1024, 256, 1, 1, types=F16),
 )
-#: Points drawn of IREE's space and of Triton's besides the shipped lists: of the document's shape, of others.
+#: Points drawn of IREE's space and of Triton's besides the shipped lists: for `DOCUMENT`, for others.
 DRAWN, DRAWN_ELSEWHERE = (150, 30), (60, 30)
 #: Smaller tiles load too much for what they multiply, larger ones leave multiprocessors idle or spill.
 TILE_ELEMENTS, TILE_K = (2048, 32768), 32

@@ -55,7 +55,7 @@ from dispatch_profiler.workloads import Workload, WorkloadEntry
 
 BIN = Path(sys.executable).parent
 REPEAT, MORE = 100, 103
-#: At most so many visits of ours are compared with as many processes of iree-benchmark-module.
+#: At most so many of our sample batches are compared with as many processes of iree-benchmark-module.
 PROCESSES = 96
 #: Memory of both sides from the heap, in pages of 2 MiB (glibc from 2.35 on). With malloc's own choice
 #: processes of iree-benchmark-module were up to 9 % faster than ours.
@@ -142,7 +142,7 @@ def load() -> Iterator[None]:
 
 
 def outcomes(worker: Worker, base: Manifest, new: Manifest, pairs: int) -> Counter[str]:
-    """What `pairs` interleaved comparisons of new with base say."""
+    """Outcomes of `pairs` comparisons of new with base, by paired sampling."""
     found: Counter[str] = Counter()
     for number in range(pairs):
         operation = NOISY[number % len(NOISY)]
@@ -263,8 +263,8 @@ def in_pairs(
 ) -> tuple[float, float, float, float]:
     """By how much ours exceeds theirs, relative, with its 95 % interval; and our median in ms.
 
-    A visit of ours and a process of theirs follow each other, and their ratio counts: the machine is
-    not as fast at all times. Until it is known to 1 %.
+    One of our sample batches and one of their processes alternate, and the ratio of each pair counts,
+    because the machine's speed varies. Ends when the ratio is known to 1 %.
     """
     candidate = only(manifest, operation)
     provide(worker, candidate.vmfbs)

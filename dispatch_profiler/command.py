@@ -138,7 +138,7 @@ PROGRAMS = ("dispatch-profiler", "python -m dispatch_profiler")
 
 
 def as_called(text: str, prog: str) -> str:
-    """`text` with the names that the three commands have for whoever called `prog`.
+    """`text` with the three commands named in the way that `prog` was called.
 
     `run compile.py again` -> `run dispatch-profiler compile again` for `dispatch-profiler profile`;
     unchanged for `profiler.py`.
@@ -257,10 +257,10 @@ Item = TypeVar("Item")
 
 
 def on_terminal() -> bool:
-    """Does somebody look at standard error, and can it be drawn on? Not without rich."""
+    """Is standard error a terminal that rich can draw on? False without rich."""
     try:
         from rich.console import Console
-    except ImportError:  # whoever only profiles a bundle need not have it
+    except ImportError:  # optional: profiling a bundle works without it
         return False
     return Console(stderr=True).is_terminal
 
@@ -342,7 +342,7 @@ def run(
 ) -> int:
     """Parse `arguments`, call `main` and turn what it raises into a sentence and an exit status.
 
-    `kept` tells after Ctrl-C what became of the work.
+    `kept` says after Ctrl-C which work was kept.
     """
     global _called
     before, _called = _called, _Called(parser.prog)

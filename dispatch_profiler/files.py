@@ -127,7 +127,7 @@ def _locked_file(path: Path) -> BinaryIO:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of writers that were killed: nobody holds a lock on these."""
+    """Remove the temporary files of writers that were killed: no process holds a lock on them."""
     for path in folder.glob(f".*{_UNFINISHED}"):
         with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Typed values out of JSON that somebody else wrote: each function checks one field.
+"""Typed values from untrusted JSON: each function checks one field.
 
 Every function raises `FieldError`, whose message names the field, what was expected and what is there.
 A field with a `default` may be absent.
@@ -33,7 +33,7 @@ def parse_json(text: str | bytes) -> object:
         raise FieldError(f"not JSON: {reason_of(error)}") from error
 
 
-def mapping(value: object, name: str = "the document") -> Mapping[str, Any]:
+def mapping(value: object, name: str = "the JSON") -> Mapping[str, Any]:
     """`value`, if it is a JSON object."""
     if not isinstance(value, dict):
         raise FieldError(f"{name}: expected an object, but got {_shown(value)}")

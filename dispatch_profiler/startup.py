@@ -95,7 +95,7 @@ def install_command(missing: str) -> str:
         return shlex.join([sys.executable, "-m", "pip", "install", "--editable", checkout])
     try:
         stated = requires(PACKAGE) or []
-    except PackageNotFoundError:  # a copy of the package, which nobody has installed
+    except PackageNotFoundError:  # a copy of the package that is not installed
         stated = []
     required = [r.partition(";")[0].strip() for r in stated if "extra ==" not in r]
     named = [r for r in required if r.startswith(missing)]

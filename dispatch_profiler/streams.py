@@ -1,4 +1,4 @@
-"""Standard streams that a command can always write to: closed ones, ones in ASCII, ones that nobody reads."""
+"""Standard streams that a command can always write to: closed, limited to ASCII, or without a reader."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class _Note(TextColumn):
 
 
 class _Left(ProgressColumn):
-    """The time left, from whoever knows it better than the rate of the last steps tells."""
+    """The time left, from an estimate that is better than the rate of the last steps."""
 
     def __init__(self, left: Callable[[], str]) -> None:
         super().__init__(table_column=Column(no_wrap=True))
@@ -96,7 +96,7 @@ def aligned(rows: Iterable[Sequence[str]]) -> str:
     for row in texts:
         table.add_row(*row)
     if not console.is_terminal:
-        console.width = _UNFOLDED  # a file has no width: nobody wants its lines broken
+        console.width = _UNFOLDED  # a file has no width: do not wrap its lines
     with console.capture() as capture:
         console.print(table)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())

@@ -1,4 +1,4 @@
-"""Reading YAML that somebody else wrote: bounded, and made of plain data only.
+"""Reads untrusted YAML: bounded in size, plain data only.
 
 Null, booleans, integers of 64 bits, floats, strings, lists and mappings are read. Aliases, which
 can make a short file stand for gigabytes, are rejected, and so are tags and dates.

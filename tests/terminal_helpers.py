@@ -1,4 +1,4 @@
-"""A command on a terminal of any width, as somebody sees it."""
+"""A command on a terminal of any width, as its user sees it."""
 
 from __future__ import annotations
 

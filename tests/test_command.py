@@ -98,7 +98,7 @@ def test_ctrl_c_says_what_is_kept(capsys):
 
 
 def test_a_mistake_of_ours_is_not_hidden():
-    """An exception that nobody planned keeps its traceback."""
+    """An unexpected exception keeps its traceback."""
     with pytest.raises(ZeroDivisionError):
         run(raising(ZeroDivisionError()))
 
@@ -167,7 +167,7 @@ def test_a_missing_iree_is_told(capsys, monkeypatch):
     ],
 )
 def test_messages_name_the_commands_as_they_were_called(prog: str, text: str, capsys):
-    """Whoever has no checkout has no `compile.py`; a path that ends so is left alone."""
+    """An installed package has no `compile.py`; a path that ends in it stays as it is."""
     error = UsageError("the rule of my/compile.py", hint="run compile.py again, then profiler.py")
     command.run(Parser(prog, "A program."), raising(error), [])
     assert capsys.readouterr().err == f"{prog}: error: the rule of my/compile.py\nhint: {text}\n"
@@ -177,7 +177,7 @@ def test_messages_name_the_commands_as_they_were_called(prog: str, text: str, ca
 
 
 def with_closed_output(lines: int, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A command that prints `lines` lines into a pipe that nobody reads."""
+    """A command that prints `lines` lines into a pipe without a reader."""
     program = (
         "import sys; from dispatch_profiler.command import Parser, run\n"
         f"main = lambda options: [print('x' * 80) for _ in range({lines})] and 0\n"
@@ -333,7 +333,7 @@ def test_the_folder_is_here_unless_named(parser: Parser, arguments: list[str], f
 
 @pytest.mark.parametrize("option", ["--dispatches", "--dispatch"])
 def test_the_documents_spellings_of_dispatches(parser: Parser, option: str):
-    """The document writes both."""
+    """The IREE dispatch profiler's documentation uses both."""
     assert parser.parse_args([f"{option}=a,b"]).dispatches == "a,b"
 
 
@@ -461,7 +461,7 @@ def test_a_folder_may_start_at_home(monkeypatch):
     assert command.folder("x/~") == Path("x/~")
 
 
-def test_the_home_of_nobody_is_refused():
+def test_the_home_of_an_unknown_user_is_rejected():
     """A user that does not exist is a request that cannot be met."""
-    with pytest.raises(UsageError, match="~nobody-of-this-name"):
-        command.folder("~nobody-of-this-name/x")
+    with pytest.raises(UsageError, match="~no-such-user"):
+        command.folder("~no-such-user/x")

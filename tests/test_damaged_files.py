@@ -164,7 +164,7 @@ def test_a_record_file(tmp_path: Path, data: bytes):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Tree:
-    """A tree of one operation, compiled by nobody."""
+    """A tree of one operation, not compiled."""
     tree = Tree(tmp_path_factory.mktemp("tree"))
     files = Artifact("0" * 64, 3)
     entry = OperationEntry(OPERATION, "null", "a", tuple(DispatchEntry(d) for d in DISPATCHES))

@@ -117,7 +117,7 @@ def test_a_file_is_read_up_to_its_limit(tmp_path):
 )
 @pytest.mark.timeout(20)
 def test_what_is_no_regular_file_is_rejected_without_waiting(tmp_path, make, reason):
-    """Nobody writes to the pipe: opening it as an ordinary file would wait forever."""
+    """The pipe has no writer: opening it as an ordinary file would wait forever."""
     path = tmp_path / "x"
     make(path)
     opened = len(os.listdir("/proc/self/fd"))

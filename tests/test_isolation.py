@@ -54,7 +54,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def is_gone(process: int) -> bool:
-    """Has it ended, whether or not somebody has fetched its exit status?"""
+    """Has it ended, whether or not its parent has fetched its exit status?"""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:

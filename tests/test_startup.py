@@ -78,7 +78,7 @@ def test_relative_entries_of_pythonpath_do_not_count(hostile: Path, search_path:
 
 
 def test_absolute_entries_of_pythonpath_count(hostile: Path, monkeypatch: pytest.MonkeyPatch):
-    """Whoever writes out a folder means it; a worker finds a module there."""
+    """An absolute folder is deliberate, so a worker finds a module there."""
     folder = Path.cwd() / "mine"
     folder.mkdir()
     (folder / "my_module.py").write_text("def answer():\n    return 42\n")

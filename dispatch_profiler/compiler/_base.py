@@ -31,7 +31,7 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class BuildOutcome:
-    """What became of one dispatch: compiled with `applied`, or a state with its reason."""
+    """The outcome of one dispatch: compiled with `applied`, or a state with its reason."""
 
     state: State
     reason: str = ""

@@ -68,8 +68,8 @@ def _lost(request: BuildRequest, error: Exception) -> Built:
 def connect(scheduler: str, compiler: Compiler) -> Iterator[Any]:
     """A client of the cluster at `scheduler`, all of whose workers compile as this machine would.
 
-    Raises MissingDependency, UsageError if nobody answers there, ToolError if workers are missing
-    or have another compiler than ours, under whose revision results are kept.
+    Raises MissingDependency, UsageError if no scheduler answers, ToolError if workers are missing
+    or have a different compiler than this machine: the cache is keyed by this compiler's revision.
     """
     try:
         client = _distributed().Client(scheduler, timeout=_ANSWER_SECONDS, set_as_default=False)

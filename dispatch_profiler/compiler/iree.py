@@ -36,7 +36,7 @@ _TRIVIAL = """func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {
 
 
 class Phases(Protocol):
-    """The steps of a compilation, by whoever does them (see `in_process` and `tools`)."""
+    """The steps of a compilation, as `in_process` and `tools` implement them."""
 
     @property
     def revision(self) -> str: ...

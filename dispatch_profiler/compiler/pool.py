@@ -1,8 +1,8 @@
-"""Builds in parallel, here or on other machines, each in a process that it cannot take others down with.
+"""Builds in parallel, here or on other machines, each isolated in its own process.
 
-joblib hands the modules out to threads of this process or to processes of its own (loky); with
-`dask` the scheduler of a cluster does (see `cluster`). Whoever is handed a module gives it to a
-compiler process (`isolation.Worker`): one that crashes, hangs or eats memory costs only itself.
+joblib distributes the modules to threads of this process or to processes of its own (loky); with
+`dask` the scheduler of a cluster does (see `cluster`). Each passes its module to a compiler process
+(`isolation.Worker`), so that a crash, a hang or a lack of memory fails only that module.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class WorkerSet:
 
     @contextlib.contextmanager
     def borrow(self, limits: WorkerLimits) -> Iterator[Worker]:
-        """A process with these limits that nobody else uses meanwhile."""
+        """A process with these limits, reserved for the caller until the block ends."""
         worker = self._take(limits)
         try:
             yield worker
@@ -208,7 +208,7 @@ class BuildPool(Generic[Key]):
                     yield key, built
                 return
             except TerminatedWorkerError as error:
-                # Not the compiler, which has a process of its own: somebody has ended joblib's.
+                # A process of joblib was killed, not the compiler's, which is separate.
                 if attempt == _ATTEMPTS - 1:
                     raise ToolError(
                         f"processes of joblib were killed {_ATTEMPTS} times; {len(left)} modules are left",

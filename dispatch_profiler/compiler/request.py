@@ -20,7 +20,7 @@ from dispatch_profiler.targets import Target
 
 #: The profile vmfb repeats a dispatch until one call does about this much work ...
 _FLOPS_PER_CALL = 2e9
-#: ... but never more often than the original dispatch profiler.
+#: ... but at most as often as the IREE dispatch profiler.
 _MOST_REPEATS = 100
 #: On a GPU; there a call costs as much as a small kernel takes, so it is never of one alone.
 _FLOPS_PER_CALL_OF_GPU = 2e11

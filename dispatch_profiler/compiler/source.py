@@ -15,7 +15,7 @@ _FUNCTION = re.compile(r"^func\.func (?:\w+ )?@([\w$.-]+)\(.*?^}\n?", flags=re.D
 def relevant_source(source: str, functions: Collection[str]) -> str:
     """`source` without its functions other than `functions`.
 
-    All of it if these cannot be found in it, as when somebody has written it by hand.
+    Returns all of `source` if it lacks one of `functions`, as in a file written by hand.
     """
     found = {match[1] for match in _FUNCTION.finditer(source)}
     if not found.issuperset(functions):

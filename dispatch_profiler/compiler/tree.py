@@ -125,7 +125,7 @@ def _task(
             hint=f"run generator.py --target={target.name}, or leave --target out",
         )
     members = [d for d in entry.dispatches if d.dispatch.configuration.module == module]
-    # What was compiled before stays in the module, whoever is asked for now.
+    # Dispatches compiled before stay in the module, whichever are requested now.
     wanted = tuple(d.dispatch for d in members if d.dispatch.name in asked or d.state is not State.GENERATED)
     request = build_request(
         _read(tree.source(entry.operation)), wanted, target, flags=options.flags, repeat=options.repeat

@@ -220,8 +220,8 @@ class Configuration(abc.ABC):
     def unsupported_reason(self, operation: Operation, limits: Limits) -> str | None:
         """Why the compiler has no code for this on the target, though it fits `operation`.
 
-        What is invalid is left out. What is unsupported is generated, and `Not compiled` for this
-        reason: somebody who asks for it by its name hears why.
+        The generator leaves invalid configurations out. It emits unsupported ones, which are
+        `Not compiled` with this reason, so that a request by name gets an explanation.
         """
         return None
 

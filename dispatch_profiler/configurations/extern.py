@@ -113,7 +113,7 @@ class Extern(Configuration):
 
     @property
     def module(self) -> str:
-        # One that the driver refuses costs nobody else.
+        # Its own module: if the driver rejects it, other dispatches are unaffected.
         return self.name
 
     def split(self, slices: int) -> Configuration | None:

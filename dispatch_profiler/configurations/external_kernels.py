@@ -1,4 +1,4 @@
-"""External kernels: what a dispatch must know to launch one, whoever wrote it."""
+"""External kernels: what a dispatch needs in order to launch one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class KernelSource:
 
 @dataclass(frozen=True)
 class KernelObject:
-    """A kernel that somebody has compiled already: a file of PTX or machine code, and its needs."""
+    """A compiled kernel: a file of PTX or machine code, and the resources that it needs."""
 
     path: str
     target_arch: str

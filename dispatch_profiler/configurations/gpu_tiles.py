@@ -120,7 +120,7 @@ class GpuTiles(Configuration):
         return {**dict(tiles), **dict(zip(reductions, self.reduction, strict=False))}
 
     def _level(self, operation: Operation, tiles: dict[str, int], iterator: str) -> tuple[int, ...]:
-        """A tile for each loop of one kind; 0 for the others. Loops that nobody tiles are done singly."""
+        """A tile for each loop of one kind, 1 if it is not tiled; 0 for loops of the other kind."""
         return tuple(
             tiles.get(loop.name, 1) if loop.iterator == iterator else 0 for loop in self._loops(operation)
         )

@@ -383,7 +383,7 @@ def with_narrow_sums(space: Space[Configuration], operation: Operation) -> Space
 
 
 def usual_subgroups(workgroup: tuple[int, ...]) -> tuple[int, ...]:
-    """As many along the last two axes as give each 64 x 64, two at least: what the original had."""
+    """So many along the last two axes that each computes 64 x 64, at least two: as in the IREE dispatch profiler."""
     *outer, m, n = (1, *workgroup)
     return (*outer[1:], max(2, m // 64), max(2, n // 64))
 

@@ -161,7 +161,7 @@ def note_result(tree: Tree, part: OperationEntry) -> None:
     """
     row = operation_line(part)
     with _locked(tree), tree.journal.open("a") as journal:
-        # Whoever was killed while it wrote has left half a line: ours starts on a new one.
+        # A process killed while it wrote may have left half a line: start on a new one.
         journal.write(f"\n{row}\n")
 
 

@@ -94,7 +94,7 @@ def _generate(plan: Plan, tree: Tree, options: argparse.Namespace) -> None:
         for path, dispatches in emit(plan, tree):
             announce(path, dispatches)
     except BrokenPipeError:
-        warn(f"{options.prog}: stopped, because nobody reads what it prints: the tree lacks the rest")
+        warn(f"{options.prog}: stopped, because standard output was closed: the tree is incomplete")
         raise
 
 

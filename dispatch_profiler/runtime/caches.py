@@ -11,7 +11,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def last_level_cache_bytes(folder: Path = _CPUS) -> int:
-    """Bytes of all last-level caches together that the cores of this process use; 0 if nobody says.
+    """Bytes of all last-level caches together that the cores of this process use; 0 if unknown.
 
     `folder` is where Linux describes the cores.
     """

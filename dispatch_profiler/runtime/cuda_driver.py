@@ -1,6 +1,6 @@
-"""What the NVIDIA driver says of a GPU, asked of libcuda itself: no CUDA toolkit is needed.
+"""Properties of a GPU from the NVIDIA driver, through libcuda: needs no CUDA toolkit.
 
-No context is made on the GPU, so asking costs it no memory and disturbs nobody.
+It creates no context on the GPU, so a query uses no GPU memory and disturbs no other process.
 """
 
 from __future__ import annotations

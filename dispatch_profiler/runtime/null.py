@@ -145,7 +145,7 @@ class NullCall:
         *whole, last = zip(self._arguments.results, self._computed, strict=True)
         for buffer, computed in whole:
             buffer.write(computed)
-        # The last result has the fault: whoever looks at the first alone misses it.
+        # The last result has the fault: a check of the first result alone misses it.
         self._write_spoiled(*last)
 
     def _write_spoiled(self, buffer: NullBuffer, computed: np.ndarray) -> None:

@@ -56,7 +56,7 @@ class Target(abc.ABC):
 
     @property
     def note(self) -> str:
-        """What whoever asked for it should know of what was chosen; mostly nothing."""
+        """What the user should know about the chosen code; usually empty."""
         return ""
 
     @property

@@ -26,7 +26,7 @@ def _facts() -> dict[str, dict[str, Any]]:
 class ByArchitecture(Target):
     """`arch` is one of `architectures`, or empty where the compiler needs none.
 
-    Raises TargetError for any other, with the nearest that there is.
+    Raises TargetError for any other; its hint names the most similar one.
     """
 
     #: Names that IREE 3.13 knows and makes code for; none if the family has no architectures.

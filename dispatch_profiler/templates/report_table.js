@@ -1,6 +1,6 @@
 "use strict";
 // A table that sorts by a click on a column and filters by what is typed. Text goes in as text, never
-// as HTML. Rows beyond the first few hundred are made when somebody asks for them.
+// as HTML. Rows beyond the first few hundred are made on request.
 
 const FIRST_ROWS = 200;
 

@@ -165,7 +165,7 @@ def load(tree: Path) -> Manifest:
 
 
 def modules_of(tree: Path) -> set[tuple[str, str]]:
-    """(operation, module) of everything that there is to compile."""
+    """(operation, module) of everything to compile."""
     pairs = load(tree).dispatches()
     return {(e.operation.name, d.dispatch.configuration.module) for e, d in pairs}
 

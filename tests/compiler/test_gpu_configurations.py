@@ -220,7 +220,7 @@ def test_convolutions_run_their_tiles_also_where_loops_are_folded(operation: Ope
     ],
 )
 def test_each_gets_the_code_that_it_would_get_alone(target: str, operation: Operation, tiles: list):
-    """The front end runs once for all; nobody gets a neighbour's code, and the default keeps its own."""
+    """The front end runs once for all; no dispatch gets another's code, and the default keeps its own."""
     together = generated_code(target, operation, Default(), *tiles)
 
     for configuration in (Default(), *tiles):

@@ -42,7 +42,7 @@ def entries(*rows):
     return "configurations:\n" + "".join(f"  - {row}\n" for row in rows)
 
 
-def refusal(text, tmp_path):
+def rejection(text, tmp_path):
     """What is said of a file that cannot be read."""
     with pytest.raises(ConfigurationError) as caught:
         load(text, tmp_path)
@@ -94,7 +94,7 @@ def test_a_family_without_a_list_has_no_entries():
 
 # -- lists for GPUs ---------------------------------------------------------------------------------
 
-#: The names that stand in the document of the IREE dispatch profiler.
+#: The names in the IREE dispatch profiler's documentation.
 DOCUMENT = (
     "tile_config_128x128_64x4_tensorcore_mmasync",
     "tile_config_128x128_32x5_tensorcore_mmasync",
@@ -107,7 +107,7 @@ DOCUMENT = (
 
 
 def test_the_original_tiles_have_their_names():
-    """7 for f16, 9 for f32; those that the document names are among them."""
+    """7 for f16, 9 for f32; the documented names are among them."""
     names = {entry.configuration.name: entry for entry in shipped_configurations("original")}
     assert len(names) == 16
     assert set(DOCUMENT) <= set(names)
@@ -276,13 +276,13 @@ ENTRY_MISTAKES = [
 @pytest.mark.parametrize(("row", "message", "hint"), ENTRY_MISTAKES)
 def test_a_mistake_in_an_entry_is_refused_with_its_place(row, message, hint, tmp_path):
     """File, entry and key, the rule and the value; the entry before it is fine."""
-    error = refusal(entries(f"{{{TILES}}}", row), tmp_path)
+    error = rejection(entries(f"{{{TILES}}}", row), tmp_path)
     assert (f"{tmp_path / 'mine.yaml'}, entry 2: {message}", hint) == (str(error), error.hint)
 
 
 def test_an_unknown_type_is_refused_with_its_place_and_key(tmp_path):
     """The key is `types`, and the hint names the nearest type."""
-    error = refusal(entries(f"{{{TILES}, types: [f32, bf17]}}"), tmp_path)
+    error = rejection(entries(f"{{{TILES}, types: [f32, bf17]}}"), tmp_path)
     assert str(error).startswith(f"{tmp_path / 'mine.yaml'}, entry 1: ")
     assert "'bf17'" in str(error)
     assert error.hint.startswith("did you mean 'bf16'?")
@@ -293,20 +293,20 @@ def test_an_unknown_type_is_refused_with_its_place_and_key(tmp_path):
 def test_an_entry_whose_first_key_was_forgotten_is_told_so(row, tmp_path):
     """`vector` is no unknown key: what lacks is `distribution` beside it."""
     assert "needs one of default, distribution, flow, instruction, thread, triton, extern, list" in str(
-        refusal(entries(row), tmp_path)
+        rejection(entries(row), tmp_path)
     )
 
 
 @pytest.mark.parametrize("value", ["false", "null", "5", "[1]"])
 def test_a_default_is_true_or_not_written(value, tmp_path):
     """`default: false` must not mean the default."""
-    assert "entry 1: default must be true" in str(refusal(entries(f"{{default: {value}}}"), tmp_path))
+    assert "entry 1: default must be true" in str(rejection(entries(f"{{default: {value}}}"), tmp_path))
 
 
 @pytest.mark.parametrize("text", ["", "5", "[]", "configurations:", "configurations: 5", "other: []"])
 def test_a_file_without_a_list_is_refused_with_an_example(text, tmp_path):
     """The hint shows how a list begins."""
-    error = refusal(text, tmp_path)
+    error = rejection(text, tmp_path)
     assert f"{tmp_path / 'mine.yaml'} has no list under 'configurations'" == str(error)
     assert "such as '- {distribution: [64, 128], vector: [8, 32, 4]}'" in error.hint
 
@@ -314,7 +314,7 @@ def test_a_file_without_a_list_is_refused_with_an_example(text, tmp_path):
 @pytest.mark.parametrize("text", ["configurations: [", "{a: b: c}", "a:\n\t- b", "configurations: *nowhere"])
 def test_a_file_that_is_not_yaml_is_refused_in_one_line(text, tmp_path):
     """With the place that the YAML reader gives."""
-    error = refusal(text, tmp_path)
+    error = rejection(text, tmp_path)
     assert str(error).startswith(f"{tmp_path / 'mine.yaml'} is not valid YAML: ")
     assert "line " in str(error)
     assert "\n" not in str(error)
@@ -325,7 +325,7 @@ def test_a_file_that_is_not_yaml_is_refused_in_one_line(text, tmp_path):
 )  # fmt: skip
 def test_a_value_that_yaml_cannot_convert_is_refused_with_the_file(value, tmp_path):
     """A day that does not exist is the reader's ValueError, but the user's mistake."""
-    assert str(tmp_path / "mine.yaml") in str(refusal(entries(f"{{flow: {value}}}"), tmp_path))
+    assert str(tmp_path / "mine.yaml") in str(rejection(entries(f"{{flow: {value}}}"), tmp_path))
 
 
 def test_a_file_that_is_missing_is_refused_with_its_path(tmp_path):
@@ -352,7 +352,7 @@ def test_a_file_that_is_not_utf_8_is_refused_with_its_path(tmp_path):
 
 @pytest.mark.timeout(20)
 def test_a_pipe_is_no_file(tmp_path):
-    """Nobody writes to it: opening it as an ordinary file would wait forever."""
+    """It has no writer: opening it as an ordinary file would wait forever."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigurationError, match=r"cannot read .*pipe: it is a named pipe"):
         load_configurations(tmp_path / "pipe")
@@ -372,7 +372,7 @@ BOUNDED = [
 
 @pytest.mark.parametrize(("row", "message"), BOUNDED, ids=[message for _, message in BOUNDED])
 def test_what_is_beyond_all_measure_is_refused_in_a_short_sentence(row, message, tmp_path):
-    error = refusal(entries(row), tmp_path)
+    error = rejection(entries(row), tmp_path)
     assert message in str(error)
     assert len(str(error)) < 700
 
@@ -386,7 +386,7 @@ def test_a_tile_as_large_as_a_number_may_be_is_left_out_with_a_reason(tmp_path):
 def test_a_short_file_stands_for_a_bounded_number_of_configurations(tmp_path):
     """Each line may name a list of many."""
     text = entries(*["{list: original}"] * 700)
-    assert "has more than 10000 configurations" in str(refusal(text, tmp_path))
+    assert "has more than 10000 configurations" in str(rejection(text, tmp_path))
 
 
 JUNK = st.recursive(

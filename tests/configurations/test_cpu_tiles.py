@@ -123,7 +123,7 @@ def test_a_malformed_configuration_is_refused(fields, message):
     ],
 )
 def test_a_configuration_that_fits_has_no_reason(configuration, operation):
-    """Beside every refusal below there is a neighbour that is accepted."""
+    """For every rejection below, a similar configuration is accepted."""
     assert configuration.invalid_reason(operation, ANY) is None
 
 

@@ -69,7 +69,7 @@ def test_subgroups_are_the_originals_unless_given(workgroup, threads):
 
 
 def test_columns_of_the_report():
-    """Core and instruction as the original has them."""
+    """Core and instruction as in the IREE dispatch profiler."""
     assert MMA.fields() == {
         "workgroup_tile": "128x128", "k_tile": "32", "stages": "2", "core": "tensorcore", "instruction": "mmasync",
         "pipeline": "TileAndFuse", "inner_tile": "2x2", "options": "wave32",

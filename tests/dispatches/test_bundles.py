@@ -242,7 +242,7 @@ def test_another_cpu_is_told(null_tree, run, monkeypatch):
     assert "compiled for the CPU of another machine" in run("profiler", "--bundle=out.zip").err
 
 
-# -- refusals --------------------------------------------------------------------------------------
+# -- rejections ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ def good(null_tree, run) -> Path:
     return Path("out.zip")
 
 
-def refusal(run, name: str = "out.zip") -> str:
+def rejection(run, name: str = "out.zip") -> str:
     """What the profiler says, in one sentence and a hint, without a traceback."""
     outcome = run("profiler", f"--bundle={name}")
     assert outcome.status == 2
@@ -269,11 +269,11 @@ def test_what_is_no_bundle_is_refused(run):
     Path("folder.zip").mkdir()
     os.mkfifo("pipe.zip")
 
-    assert refusal(run, "text.zip") == "text.zip is not a bundle of dispatch_profiler"
-    assert refusal(run, "foreign.zip") == "foreign.zip is not a bundle of dispatch_profiler"
-    assert refusal(run, "pipe.zip") == "cannot read pipe.zip: it is a named pipe, not a regular file"
-    assert refusal(run, "nowhere.zip") == "cannot read nowhere.zip: No such file or directory"
-    assert refusal(run, "folder.zip") == "cannot read folder.zip: it is a directory, not a regular file"
+    assert rejection(run, "text.zip") == "text.zip is not a bundle of dispatch_profiler"
+    assert rejection(run, "foreign.zip") == "foreign.zip is not a bundle of dispatch_profiler"
+    assert rejection(run, "pipe.zip") == "cannot read pipe.zip: it is a named pipe, not a regular file"
+    assert rejection(run, "nowhere.zip") == "cannot read nowhere.zip: No such file or directory"
+    assert rejection(run, "folder.zip") == "cannot read folder.zip: it is a directory, not a regular file"
 
 
 def declared(members: dict[str, bytes], name: str, size: int) -> None:
@@ -288,19 +288,19 @@ def test_a_bundle_that_expands_too_far_is_rejected(run, good):
     """Files declared as they are: 40 MB of zeros are 40 kB of zip."""
     rewritten(good, lambda members: declared(members, "generated/zeros", 40_000_000))
     assert good.stat().st_size < 100_000
-    assert refusal(run) == "the bundle out.zip is damaged: its files are too large for its size"
+    assert rejection(run) == "the bundle out.zip is damaged: its files are too large for its size"
 
 
 def test_a_manifest_that_is_too_large_is_not_read(run, good, monkeypatch):
     monkeypatch.setattr(bundle, "_LARGEST_JSON", 1000)
     rewritten(good, lambda members: declared(members, "generated/linalg/manifest.json", 2000))
-    assert "bytes: expected a whole number from 0 to 1000, but got" in refusal(run)
+    assert "bytes: expected a whole number from 0 to 1000, but got" in rejection(run)
 
 
 def test_what_a_bundle_declares_of_its_contents_is_not_believed(run, good, monkeypatch):
     """The list itself is read up to a limit."""
     monkeypatch.setattr(bundle, "_LARGEST_JSON", 100)
-    assert "bundle.json is larger than 100 bytes" in refusal(run)
+    assert "bundle.json is larger than 100 bytes" in rejection(run)
 
 
 def test_more_than_a_file_declares_is_not_unpacked(run, good, tmp_path, monkeypatch):
@@ -311,7 +311,7 @@ def test_more_than_a_file_declares_is_not_unpacked(run, good, tmp_path, monkeypa
         members["generated/zeros"] = bytes(10_000_000)
 
     rewritten(good, lie)
-    assert "generated/zeros is not what was packed" in refusal(run)
+    assert "generated/zeros is not what was packed" in rejection(run)
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_a_wrong_field_is_one_sentence(run, good, change, message):
 
     rewritten(good, changed)
 
-    assert message in refusal(run)
+    assert message in rejection(run)
 
 
 def test_a_bundle_goes_with_no_tree(run, good):
@@ -393,7 +393,7 @@ def test_nothing_is_written_outside(run, good, tmp_path, name):
 
     rewritten(good, escape)
 
-    assert "names a file outside of its folder" in refusal(run)
+    assert "names a file outside of its folder" in rejection(run)
     assert not list(tmp_path.rglob("evil*")) and not Path("/tmp/evil_of_a_bundle").exists()
 
 
@@ -405,7 +405,7 @@ def test_another_vmfb_in_its_place_is_refused(run, good):
 
     rewritten(good, exchange)
 
-    assert refusal(run).endswith("_verify.vmfb is not what was packed")
+    assert rejection(run).endswith("_verify.vmfb is not what was packed")
 
 
 @pytest.mark.parametrize("version", [2, "1"])
@@ -417,7 +417,7 @@ def test_a_later_bundle_says_what_made_it(run, good, version):
 
     rewritten(good, later)
 
-    assert f"bundle of version {version!r}" in refusal(run)
+    assert f"bundle of version {version!r}" in rejection(run)
     assert "made by dispatch_profiler 9.9" in run("profiler", "--bundle=out.zip").err
 
 

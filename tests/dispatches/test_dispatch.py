@@ -13,7 +13,7 @@ LARGE = Matmul(3456, 1024, 2048, F16)
 
 
 def test_the_name_is_that_of_the_operation_then_the_configuration():
-    """As the document writes it."""
+    """As the IREE dispatch profiler writes it."""
     name = Dispatch(LARGE, Default()).name
     assert name == "matmul_3456x1024x2048_f16t_f16t_f16t_tile_config_default"
 

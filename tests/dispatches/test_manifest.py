@@ -153,7 +153,7 @@ def test_the_file_says_what_it_is(tree):
 # -- damage ----------------------------------------------------------------------------------------
 
 
-def refusal(tree: Tree, message: str) -> TreeError:
+def rejection(tree: Tree, message: str) -> TreeError:
     with pytest.raises(TreeError, match=message) as caught:
         load_manifest(tree)
     return caught.value
@@ -161,14 +161,14 @@ def refusal(tree: Tree, message: str) -> TreeError:
 
 def test_a_folder_that_is_missing_is_said(tree):
     """With the next step."""
-    error = refusal(tree, f"there is no folder {tree.folder}")
+    error = rejection(tree, f"there is no folder {tree.folder}")
     assert error.hint == "give the folder that holds generated/"
 
 
 def test_a_tree_that_was_not_generated_is_said(tree):
     """With its path and the next step."""
     tree.folder.mkdir()
-    error = refusal(tree, f"no generated tree in .*: {tree.manifest} is missing")
+    error = rejection(tree, f"no generated tree in .*: {tree.manifest} is missing")
     assert error.hint == "run generator.py with the same --generated-dir first"
 
 
@@ -200,7 +200,7 @@ DAMAGED = {
 def test_a_file_that_is_not_ours_is_refused(tree, data, message):
     """With its path, what is wrong, and what to do."""
     files.write_atomic(tree.manifest, data)
-    error = refusal(tree, f"{tree.manifest} ({message})")
+    error = rejection(tree, f"{tree.manifest} ({message})")
     assert error.hint.startswith(f"remove {tree.manifest} and run generator.py and compile.py again")
 
 
@@ -208,7 +208,7 @@ def test_a_manifest_that_cannot_be_read_is_refused(tree, monkeypatch):
     """The system's reason is told."""
     files.write_atomic(tree.manifest, "{}")
     monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "denied")))
-    refusal(tree, f"cannot read {tree.manifest}: denied")
+    rejection(tree, f"cannot read {tree.manifest}: denied")
 
 
 @pytest.mark.parametrize("name", ["manifest", "journal"])
@@ -218,7 +218,7 @@ def test_what_is_no_file_is_rejected_without_waiting_for_it(tree, name, make):
     path = getattr(tree, name)
     path.unlink(missing_ok=True)
     make(path)
-    refusal(tree, f"cannot read {path}: it is a (named pipe|directory), not a regular file")
+    rejection(tree, f"cannot read {path}: it is a (named pipe|directory), not a regular file")
 
 
 def written(tree: Tree) -> dict[str, Any]:
@@ -260,7 +260,7 @@ def test_a_missing_key_is_refused(tree, path, keys):
         data = written(tree)
         del place(data, path)[key]
         files.write_atomic(tree.manifest, json.dumps(data))
-        refusal(tree, f"the manifest {tree.manifest} is damaged: .*('{key}'|{key}: missing)")
+        rejection(tree, f"the manifest {tree.manifest} is damaged: .*('{key}'|{key}: missing)")
         tree.manifest.unlink()
 
 
@@ -337,7 +337,7 @@ def test_a_wrong_value_is_refused(tree, path, value, message):
     data = written(tree)
     place(data, path[:-1])[path[-1]] = value
     files.write_atomic(tree.manifest, json.dumps(data))
-    error = refusal(tree, f"the manifest {tree.manifest} is damaged: .*{message}")
+    error = rejection(tree, f"the manifest {tree.manifest} is damaged: .*{message}")
     assert "run generator.py and compile.py again" in error.hint
 
 
@@ -364,7 +364,7 @@ def test_a_result_is_put_beside_what_others_put_there(tree):
 
 
 def test_results_of_two_modules_of_one_operation_are_put_together(tree):
-    """Whoever compiled one of them has read the manifest before the other was done."""
+    """The process that compiled one of them read the manifest before the other was done."""
     entry = generated(EVERY_OPERATION[0])
     add_generated(tree, [entry])
     whole = compiled(entry)
@@ -436,7 +436,7 @@ def test_a_failure_in_the_middle_leaves_the_old_manifest(tree, monkeypatch):
 
 
 def test_a_damaged_manifest_is_not_written_over(tree):
-    """Whoever damaged it may want it back."""
+    """The user may want to repair it."""
     files.write_atomic(tree.manifest, "damaged")
     with pytest.raises(TreeError, match="is damaged"):
         add_generated(tree, [generated(EVERY_OPERATION[0])])

@@ -1,4 +1,4 @@
-"""Where things lie, as the document shows it."""
+"""The layout of a tree, as in the IREE dispatch profiler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_an_operation_has_a_folder_of_its_own():
 @pytest.mark.parametrize("purpose", ["verify", "profile"])
 @pytest.mark.parametrize(("module", "infix"), [("", ""), ("data_tiling", "_data_tiling")])
 def test_a_vmfb_is_named_by_flow_and_purpose(module, infix, purpose):
-    """The plain one as the document names it."""
+    """The one without a flow has the IREE dispatch profiler's name."""
     assert str(TREE.vmfb(OPERATION, module, purpose)) == f"{FOLDER}/{NAME}{infix}_{purpose}.vmfb"
 
 

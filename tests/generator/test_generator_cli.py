@@ -1,4 +1,4 @@
-"""`generator.py`: the document's command lines, and what every option changes."""
+"""`generator.py`: the command lines of the IREE dispatch profiler, and what every option changes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def generated(folder: str = ".") -> list[str]:
     return [entry.operation.name for entry in load_manifest(Tree(Path(folder))).entries]
 
 
-# -- the document's command lines ------------------------------------------------------------------
+# -- command lines of the IREE dispatch profiler ---------------------------------------------------
 
 
 def test_the_documents_shape(run):
@@ -87,7 +87,7 @@ def test_the_documents_sweep(run):
 
 
 def test_the_end_of_a_range_is_included(names):
-    """As the document's FROM:TO reads."""
+    """As FROM:TO in the IREE dispatch profiler."""
     swept = names("--problem-m=64:192:64", "--problem-n=8:10", "--problem-k=4", "--lhs=f32")
     assert swept == [f"matmul_{m}x{n}x4_f32t_f32t_f32t" for m in (64, 128, 192) for n in (8, 9, 10)]
 
@@ -108,7 +108,7 @@ def test_the_script_runs_from_anywhere():
 
 @pytest.mark.parametrize("arguments", [[], ["--generated-dir"]], ids=["left out", "without value"])
 def test_the_tree_is_made_here_unless_named(run, arguments):
-    """Also with `--generated-dir` alone, as the document writes it."""
+    """Also with `--generated-dir` alone, as the IREE dispatch profiler's documentation writes it."""
     assert run("generator", *arguments, *ONE).status == 0
     assert Path("generated/linalg/manifest.json").is_file()
 
@@ -123,7 +123,7 @@ def test_an_absolute_folder_stays_absolute(run, tmp_path):
 
 
 def test_the_predefined_list(names):
-    """Without a shape: problems of every kind, among them those of the document."""
+    """Without a shape: problems of every kind, among them those of the IREE dispatch profiler."""
     every = names()
     assert {name.partition("_")[0] for name in every} == {kind.partition("_")[0] for kind in KINDS}
     assert "matmul_3456x1024x2048_f16t_f16t_f16t" in every
@@ -571,6 +571,6 @@ def test_a_reader_that_goes_leaves_a_tree_that_is_said_to_be_short():
     os.close(write)
     assert done.returncode == 1
     assert done.stderr == (
-        "generator.py: stopped, because nobody reads what it prints: the tree lacks the rest\n"
+        "generator.py: stopped, because standard output was closed: the tree is incomplete\n"
     )
     assert generated() == ["matmul_16x32x8_f32t_f32t_f32t"]

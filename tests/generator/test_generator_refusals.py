@@ -96,7 +96,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "--configurations=missing.yaml": (r"cannot read missing\.yaml: No such file", "takes a YAML file"),
     "--configurations=/dev/zero": ("it is a device, not a regular file", "takes a YAML file"),
     "--configurations=.": (r"cannot read \.: it is a directory", "takes a YAML file"),
-    "--generated-dir=~nobody-of-this-name/x": ("~nobody-of-this-name", ""),
+    "--generated-dir=~no-such-user/x": ("~no-such-user", ""),
 }
 
 
@@ -147,7 +147,7 @@ def test_a_file_in_place_of_the_folder_is_refused(run, arguments):
 
 @contextlib.contextmanager
 def as_nobody() -> Iterator[None]:
-    """Root may write everywhere; nobody may not."""
+    """Root may write everywhere, so root becomes an unprivileged user."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(65534)

@@ -39,7 +39,7 @@ DTYPES = {
     "i32": np.int32,
 }
 ACCUMULATORS = {"f64": "f64", "f32": "f32", "f16": "f32", "bf16": "f32", "f8E4M3FN": "f32", "i8": "i32"}
-#: Every (input, result) that there is: sums are never held in less than the result.
+#: Every valid (input, result): sums are never narrower than the result.
 TYPE_PAIRS = (
     *((input_, result) for input_ in FLOATS for result in FLOATS if result != "f64" or input_ == "f64"),
     ("i8", "i32"),

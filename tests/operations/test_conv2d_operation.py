@@ -1,4 +1,4 @@
-"""Convolutions: geometry, layouts, forms, loops, names and refusals."""
+"""Convolutions: geometry, layouts, forms, loops, names and rejections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matmul and batch_matmul: operands, loops, counts, names and refusals."""
+"""Matmul and batch_matmul: operands, loops, counts, names and rejections."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def test_every_kind_is_found_by_its_name():
     ],
 )
 def test_a_kind_has_the_label_of_the_console_block(operation, label):
-    """As the document prints it."""
+    """As the IREE dispatch profiler prints it."""
     assert label == operation.label
 
 

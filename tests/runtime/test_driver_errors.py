@@ -1,4 +1,4 @@
-"""The driver's refusals, as an H200 with driver 580 gave them on 2026-11-21."""
+"""Errors of the driver, as an H200 with driver 580 gave them on 2026-11-21."""
 
 from __future__ import annotations
 

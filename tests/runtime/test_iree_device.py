@@ -105,7 +105,7 @@ def test_an_unwritten_result_shows_as_poison(device):
 
 
 def test_time_counts_calls(device):
-    """Seconds of several calls together; how many seconds, nobody claims."""
+    """The total seconds of several calls; the test does not check how many."""
     operation = Matmul(2, 2, 2)
     function, vmfb = build(operation, repeat=3)
     call = device.load(vmfb).bind(function, device.put(operation, [np.eye(2, dtype=np.float32)] * 2))

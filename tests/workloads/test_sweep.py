@@ -239,7 +239,7 @@ def test_shapes_of_a_kind_that_is_asked_for_among_others_are_taken():
 
 
 def test_a_batch_count_for_plain_matmuls_is_refused():
-    """Asked for matmul with 16 batches, nobody means one batch."""
+    """A request for matmul with 16 batches does not mean one batch."""
     with pytest.raises(UsageError, match="batch"):
         sweep_workload(sweep_of(kinds=("matmul",), matmul=product_shape(m=(2,), batch=(16,))))
 
