@@ -75,17 +75,17 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def smaller(extents: str) -> str:
+def smaller(extents: str, largest: int) -> str:
     """`768x512x8` -> `32x32x8`."""
-    return "x".join(str(min(int(extent), 32)) for extent in extents.split("x"))
+    return "x".join(str(min(int(extent), largest)) for extent in extents.split("x"))
 
 
-def quicker(line: str) -> str:
+def quicker(line: str, largest: int = 32) -> str:
     """`line` for smaller problems, with options that make it compile and measure less.
 
     The last value of an option counts.
     """
-    line = EXTENTS.sub(lambda match: smaller(match.group()), line)
+    line = EXTENTS.sub(lambda match: smaller(match.group(), largest), line)
     if re.search(r"generator\.py|dispatch_profiler generate|dispatch-profiler generate", line):
         family = re.search(r"--target=([\w-]+)", line)
         name = family.group(1) if family else "llvm-cpu"
@@ -131,7 +131,9 @@ def test_every_command_line_runs(document: str, checkout: Path):
     for name, text in FEW.items():
         (checkout / f"few_{name}.yaml").write_text(text)
 
-    run_lines([quicker(line) for line in commands(document) if line.startswith(OURS)])
+    # What a cold call costs exceeds the time of a smaller product: its figure would be implausible.
+    largest = 256 if "--mode=cold" in (ROOT / document).read_text() else 32
+    run_lines([quicker(line, largest) for line in commands(document) if line.startswith(OURS)])
 
 
 @pytest.mark.slow

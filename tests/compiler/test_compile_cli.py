@@ -133,7 +133,7 @@ def test_no_tree_names_the_next_step(run):
     outcome = run("compile")
 
     assert outcome.status == 2
-    assert "there is no generated tree in ." in outcome.err
+    assert "no generated tree in ." in outcome.err
     assert "run generator.py" in outcome.err
 
 

@@ -134,7 +134,7 @@ def test_the_predefined_list(names):
 # -- which operations ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["matmul", "batch_matmul", "conv2d"])
+@pytest.mark.parametrize("kind", ["matmul", "batch_matmul", "conv2d", "layer_norm"])
 @pytest.mark.parametrize("option", ["--op-kind", "--operation-kind"])
 def test_a_kind_takes_its_part_of_the_predefined_list(names, option, kind):
     """In both spellings."""

@@ -233,7 +233,7 @@ def test_a_bad_kernel_costs_only_itself(for_cuda, worker: Worker, source: str, v
     with pytest.raises(verdict, match=said):
         worker.call(device_worker.run_once, modules[0], bad, SMALL, Distribution.REALS, 1, seconds=5.0)
     provide(worker, vmfbs)
-    result = worker.call(device_worker.run_once, modules[1], good, SMALL, Distribution.INTEGERS, 1)
+    (result,) = worker.call(device_worker.run_once, modules[1], good, SMALL, Distribution.INTEGERS, 1)
 
     assert compare_result(
         SMALL.result, result, reference(SMALL, draw(SMALL, Distribution.INTEGERS, 1))

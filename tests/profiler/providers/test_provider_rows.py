@@ -257,7 +257,7 @@ def test_the_table_has_a_column_for_the_reference(tree, run):
     times = [float(line.split()[0]) for line in lines if re.match(r" +[0-9]", line)]  # not the notes
     assert len(times) >= 2 and times == sorted(times)
     numpy_line = next(line for line in lines if line.endswith("numpy_matmul"))
-    assert numpy_line.split()[3] == "1.00x"
+    assert " 1.00x " in numpy_line
 
 
 def test_resume_leaves_out_libraries_that_are_there_and_compares_with_them(tree, run):

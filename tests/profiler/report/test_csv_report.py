@@ -182,7 +182,7 @@ def test_pandas_reads_numbers_as_numbers(tmp_path):
     ]
     assert {str(frame[name].dtype) for name in numbers} == {"float64"}
     assert {str(frame[name].dtype) for name in counts} == {"int64"}
-    assert frame["Runtime(ms)"].tolist() == [MEASUREMENT.median_ms] * 2
+    assert frame["Runtime(ms)"].tolist() == pytest.approx([MEASUREMENT.median_ms] * 2, rel=1e-15)
     assert frame["spread"].tolist() == [MEASUREMENT.spread] * 2
 
 
