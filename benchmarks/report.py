@@ -35,7 +35,7 @@ CLOCK = """(ready) => new Promise((done) => {
   look();
 })"""
 TABLES = "document.documentElement.dataset.ready === 'yes'"
-FIRST_FIGURE = "document.querySelector('#roofline[data-drawn]') !== null"
+FIRST_FIGURE = "document.querySelector('#comparison').scrollIntoView() || document.querySelector('#comparison[data-drawn]') !== null"
 ALL_FIGURES = "document.querySelectorAll('.plotly-graph-div').length === {0} && document.querySelectorAll('.main-svg').length >= {0}"
 
 

@@ -5,185 +5,121 @@ const WRONG = (record) => !["SUCCESS", "Not verified", "Not supported"].includes
 // Also what was to be verified and could not be.
 const FAILED = (record) => WRONG(record) || (record.verdict === "Not verified" && record.reason !== "");
 const number = (value) => (typeof value === "number" ? value : null);
-const times = (value) => (value === null ? "" : `${value.toFixed(2)}x`);
-const percent = (value) => (value === null ? "" : `${(100 * value).toFixed(1)} %`);
+const times = (value) => (typeof value === "number" ? `${value.toFixed(2)}x` : "");
+const percent = (value) => (typeof value === "number" ? `${(100 * value).toFixed(1)} %` : "");
 const median = (index) => (index === null || index === undefined ? null : number(DATA.records[index].derived.median_ms));
-const ratio = (above, below) => (above === null || below === null || below === 0 ? null : above / below);
-const byId = (id) => document.getElementById(id);
 
+// The first group of each record; a library's result may be in several.
 const GROUP_OF = new Map();
-const SPEED_OF = new Map(); // [speed relative to the default, the same with its interval as text]
-DATA.groups.forEach((group, at) => group.entries.forEach((index, place) => {
-  GROUP_OF.set(index, at);
-  SPEED_OF.set(index, group.speeds[place] || [null, ""]);
-}));
+DATA.groups.forEach((group, at) => {
+  group.speedups = new Map(group.entries.map((index, position) => [index, group.vs_default[position]]));
+  group.entries.forEach((index) => GROUP_OF.has(index) || GROUP_OF.set(index, at));
+});
 
 // -- rows of the tables ---------------------------------------------------------------------------
 
-function recordRow(record, index) {
-  const group = DATA.groups[GROUP_OF.get(index)];
+// A speedup, as [value, low, high, does the interval include 1], into columns.
+function speedup(found) {
+  const [value, low, high, unclear] = found || [null, null, null, false];
+  return { vs_default: number(value), vs_low: number(low), vs_high: number(high), is_unclear: unclear };
+}
+const showSpeedup = (value, { values }) => (value === null ? "" : `${values.is_unclear ? "~ " : ""}${times(value)}`);
+const speedupColumns = [
+  { key: "vs_default", title: "vs default", number: true, down: true, show: showSpeedup, unclear: true },
+  { key: "vs_low", title: "from", number: true, down: true, show: times, unclear: true },
+  { key: "vs_high", title: "to", number: true, down: true, show: times, unclear: true },
+];
+
+function recordRow(index, group = DATA.groups[GROUP_OF.get(index)]) {
+  const record = DATA.records[index];
   const derived = record.derived || {};
   const measured = record.measurement || {};
-  const interval = derived.interval_ms || [null, null];
+  const [low, high] = (derived.interval_ms || [null, null]).map(number);
+  const middle = number(derived.median_ms);
   const values = {
-    operation: group.label, configuration: record.configuration, provider: record.provider,
-    verdict: record.verdict, reason: record.reason,
-    ms: number(derived.median_ms), low: number(interval[0]), high: number(interval[1]),
+    operation: group.operation, run: DATA.runs[index] ?? group.run,
+    configuration: record.configuration, provider: record.provider, verdict: record.verdict, reason: record.reason,
+    ms: middle, low, high, reach: middle > 0 && high !== null ? Math.max(high - middle, middle - low) / middle : null,
     min: number(derived.min_ms), p20: number(derived.p20_ms), p80: number(derived.p80_ms),
-    gflops: number(derived.gflops),
-    vs_default: SPEED_OF.get(index)[0], vs_text: SPEED_OF.get(index)[1],
-    of_limit: record.limit_ms > 0 ? ratio(record.limit_ms, number(derived.median_ms)) : null,
+    gflops: number(derived.gflops), ...speedup(group.speedups.get(index)),
+    of_limit: DATA.of_peak[index],
     samples: measured.samples_ms ? measured.samples_ms.length : null,
     executions: measured.executions ?? null, mode: measured.mode ?? "", ended_by: measured.ended_by ?? "",
-    warnings: (measured.warnings || []).join("; "), reproduce: record.reproduce,
+    when: shared(record, "provenance").when, warnings: (measured.warnings || []).join("; "), reproduce: record.reproduce,
   };
   return { index, values, search: searchable(values) };
 }
 
+const shared = (record, name) => DATA.shared[name][record[name]];
 const ms = (key, title) => ({ key, title, number: true });
 const RECORD_COLUMNS = [
-  { key: "operation", title: "operation", name: true },
+  { key: "operation", title: "operation", name: true }, { key: "run", title: "run" },
   { key: "configuration", title: "configuration", name: true },
   { key: "provider", title: "provider" }, { key: "verdict", title: "verification" },
-  ms("ms", "median ms"), ms("low", "interval from"), ms("high", "to ms"),
-  { key: "gflops", title: "GFLOP/s", number: true, down: true },
-  { key: "vs_default", title: "vs default", number: true, down: true, show: (value, row) => row.values.vs_text },
+  ms("ms", "median ms"), { key: "reach", title: "±95%", number: true, show: percent },
+  { key: "gflops", title: "GFLOP/s", number: true, down: true }, ...speedupColumns,
   { key: "of_limit", title: "% of peak", number: true, down: true, show: percent },
-  ms("min", "min ms"), ms("p20", "p20 ms"), ms("p80", "p80 ms"),
+  ms("low", "low ms"), ms("high", "high ms"), ms("min", "min ms"), ms("p20", "p20 ms"), ms("p80", "p80 ms"),
   { key: "samples", title: "samples", number: true }, { key: "executions", title: "executions", number: true },
-  { key: "mode", title: "mode" }, { key: "ended_by", title: "ended by" }, { key: "warnings", title: "warnings" },
+  { key: "mode", title: "mode" }, { key: "ended_by", title: "ended by" }, { key: "when", title: "time" },
+  { key: "warnings", title: "warnings" },
 ];
 const FAILURE_COLUMNS = [
   { key: "verdict", title: "verification" }, { key: "reason", title: "reason", wrap: true },
-  { key: "operation", title: "operation", name: true },
+  { key: "operation", title: "operation", name: true }, { key: "run", title: "run" },
   { key: "configuration", title: "configuration", name: true }, { key: "provider", title: "provider" },
   { key: "reproduce", title: "reproduce", wrap: true },
 ];
 
-// Columns that say something: one that is empty everywhere is left out.
-const filled = (columns, rows) => columns.filter(({ key }) => rows.some(({ values }) => (values[key] ?? "") !== ""));
+// A column that is empty everywhere is left out, and so is the run of a single run.
+function filled(columns, rows) {
+  const differ = new Set(rows.map(({ values }) => values.run)).size > 1;
+  return columns.filter(({ key }) => (key !== "run" || differ) && rows.some(({ values }) => (values[key] ?? "") !== ""));
+}
 
 function groupRow(group, index) {
   const best = group.best === null ? null : DATA.records[group.best];
   const any = DATA.records[group.entries[0]];
   const values = {
-    operation: group.label, kind: any.op_kind.replace("OperationKind.", ""),
+    operation: group.operation, run: group.run, kind: any.op_kind.replace("OperationKind.", ""),
     gflop: number(any.flops) / 1e9, mbytes: number(any.bytes) / 1e6,
-    default: median(group.default), best: median(group.best), gain: ratio(median(group.default), median(group.best)),
-    gflops: best ? number(best.derived.gflops) : null, winner: best ? best.configuration : "",
+    default: median(group.default), best: median(group.best),
+    ...speedup(best && group.speedups.get(group.best)),
+    gflops: best ? number(best.derived.gflops) : null, of_limit: best ? DATA.of_peak[group.best] : null,
+    winner: best ? best.configuration : "",
     dispatches: group.entries.length, failures: group.entries.filter((i) => FAILED(DATA.records[i])).length,
   };
   DATA.providers.forEach((name, at) => { values[`provider${at}`] = median(group.providers[name]); });
   return { index, values, search: searchable(values) };
 }
 
+const address = (at) => `#operation-${at + 1}`;
 const GROUP_COLUMNS = [
-  { key: "operation", title: "operation", name: true }, { key: "kind", title: "kind" },
-  ms("gflop", "GFLOP"), ms("mbytes", "MB"), ms("default", "default ms"), ms("best", "best ms"),
-  { key: "gain", title: "gain", number: true, down: true, show: times },
-  ...DATA.providers.map((name, at) => ms(`provider${at}`, `${name} ms`)),
+  { key: "operation", title: "operation", name: true, link: ({ index }) => address(index) }, { key: "run", title: "run" },
+  ...speedupColumns, ms("default", "default ms"), ms("best", "best ms"),
   { key: "gflops", title: "best GFLOP/s", number: true, down: true },
+  { key: "of_limit", title: "% of peak", number: true, down: true, show: percent },
+  ...DATA.providers.map((name, at) => ms(`provider${at}`, `${name} ms`)),
   { key: "winner", title: "best configuration", name: true },
+  { key: "kind", title: "kind" }, ms("gflop", "GFLOP"), ms("mbytes", "MB"),
   { key: "dispatches", title: "dispatches", number: true, down: true },
   { key: "failures", title: "failures", number: true, down: true },
 ];
 
-// -- figures --------------------------------------------------------------------------------------
-
-let plotly = null;
-
-// It lies in the page compressed, so that the tables are there before anybody reads it.
-function loadPlotly() {
-  plotly ??= (async () => {
-    const packed = atob(byId("plotly-source").textContent);
-    const bytes = new Uint8Array(packed.length);
-    for (let at = 0; at < packed.length; at++) bytes[at] = packed.charCodeAt(at);
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const source = new Blob([await new Response(stream).blob()], { type: "text/javascript" });
-    const src = URL.createObjectURL(source); // read on another thread, while the tables can be used
-    await new Promise((onload, onerror) => document.head.append(element("script", { src, onload, onerror })));
-    return window.Plotly;
-  })();
-  return plotly;
-}
+// -- what figures show beside the pointer ---------------------------------------------------------
 
 const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
 function hover(index) {
   if (index === null) return "";
   const record = DATA.records[index];
-  const lines = [DATA.groups[GROUP_OF.get(index)].label, record.configuration];
+  const { values } = recordRow(index);
+  const lines = [values.operation, values.run, record.configuration];
   if (record.provider !== "IREE Codegen") lines.push(record.provider);
-  const { values } = recordRow(record, index);
   if (values.ms === null) lines.push(`${record.verdict}: ${record.reason.slice(0, 120)}`);
   else lines.push(`${digits(values.ms)} ms (${digits(values.low)} to ${digits(values.high)}), ${digits(values.gflops)} GFLOP/s`);
-  if (values.vs_default !== null) lines.push(`${values.vs_text} of the default's speed`);
-  return lines.map(escaped).join("<br>");
-}
-
-// What a figure leaves to the records: texts by their number, and samples.
-function completed(trace) {
-  const deep = (value) => (Array.isArray(value) ? value.map(deep) : hover(value));
-  const made = { ...trace };
-  if (trace.customdata) made.text = deep(trace.customdata);
-  const owners = trace.meta && trace.meta.samples_of;
-  if (owners) {
-    const samples = owners.map((index) => DATA.records[index].measurement.samples_ms);
-    made.x = samples.flat();
-    made.y = samples.flatMap((each, row) => each.map(() => row));
-    made.marker = { ...trace.marker, color: samples.flatMap((each, row) => each.map(() => trace.meta.colours[row])) };
-  }
-  return made;
-}
-
-function saveButtons(place, name) {
-  const save = (format) => {
-    const button = element("button", { type: "button", textContent: format.toUpperCase(), title: `save as ${format.toUpperCase()}` });
-    const size = { width: place.clientWidth, height: place.clientHeight };
-    button.addEventListener("click", () => window.Plotly.downloadImage(place, { format, filename: name, scale: format === "png" ? 3 : 1, ...size }));
-    return button;
-  };
-  return element("span", { className: "save" }, save("svg"), " ", save("png"));
-}
-
-async function plot(place, figure) {
-  const library = await loadPlotly();
-  if (place.figure !== figure) return; // another was asked for meanwhile
-  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "toImage"] };
-  await library.react(place, figure.data.map(completed), structuredClone(figure.layout), config);
-  place.querySelector(".save")?.remove();
-  place.append(saveButtons(place, place.id));
-  if (place.removeAllListeners) place.removeAllListeners("plotly_click");
-  place.on("plotly_click", ({ points }) => {
-    const index = points[0].customdata;
-    if (typeof index === "number") showDetails(index);
-  });
-  place.dataset.drawn = "yes";
-}
-
-// One figure at a time, and the browser shows each before the next is begun.
-let waiting = Promise.resolve();
-const pause = () => new Promise((done) => setTimeout(done));
-const views = new IntersectionObserver((seen) => {
-  for (const { isIntersecting, target } of seen) {
-    if (!isIntersecting) continue;
-    views.unobserve(target);
-    waiting = waiting.then(() => plot(target, target.figure)).then(pause).catch((error) => {
-      target.textContent = `This browser cannot draw the figure: ${error}`;
-    });
-  }
-}, { rootMargin: "200px" });
-
-function place(id, figure) {
-  const target = byId(id);
-  const box = target.closest(".needs-figure");
-  if (box) box.hidden = figure === null;
-  target.figure = figure;
-  delete target.dataset.drawn;
-  views.unobserve(target);
-  if (figure === null) return;
-  target.style.minHeight = `${figure.layout.height}px`;
-  views.observe(target);
+  if (values.vs_default !== null) lines.push(`${times(values.vs_default)} relative to the default (${times(values.vs_low)} to ${times(values.vs_high)})`);
+  return lines.filter(Boolean).map(escaped).join("<br>");
 }
 
 // -- details of a record --------------------------------------------------------------------------
@@ -198,7 +134,7 @@ function flat(value, name, found) {
 
 function whole(index) {
   const record = { ...DATA.records[index] };
-  for (const [name, pool] of Object.entries(DATA.shared)) record[name] = pool[record[name]];
+  for (const name of Object.keys(DATA.shared)) record[name] = shared(record, name);
   return record;
 }
 
@@ -224,16 +160,41 @@ function showDetails(index) {
     element("dt", { textContent: name }), element("dd", { textContent: text })]);
   dialog.querySelector("dl").replaceChildren(...rows);
   if (!dialog.open) dialog.showModal();
-  const figure = inOrder(record);
-  byId("in-order").hidden = figure === null;
-  place("in-order", figure);
+  place("in-order", inOrder(record));
 }
 
 // -- start ----------------------------------------------------------------------------------------
 
+// The button shows the choice; figures follow the theme.
+function startTheme() {
+  const button = byId("theme");
+  const show = () => { button.textContent = `Theme: ${theme}`; };
+  button.addEventListener("click", () => { nextTheme(); show(); drawAgain(); });
+  prefersDark.addEventListener("change", () => { showTheme(); drawAgain(); });
+  const print = (printing) => {
+    isPrinting = printing;
+    showTheme();
+    document.querySelectorAll("figure[data-drawn]").forEach(draw); // at once: the browser does not wait
+  };
+  window.addEventListener("beforeprint", () => print(true));
+  window.addEventListener("afterprint", () => print(false));
+  button.hidden = false;
+  show();
+}
+
+function startScaling() {
+  const kind = byId("scaling-kind"), size = byId("scaling-size");
+  const options = (select, names) => select.append(...names.map((name) => element("option", { textContent: name, value: name })));
+  options(kind, Object.keys(DATA.scaling));
+  options(size, [...new Set(Object.values(DATA.scaling).flatMap(Object.keys))]);
+  const show = () => place("scaling", (DATA.scaling[kind.value] || {})[size.value] || Object.values(DATA.scaling[kind.value] || {})[0]);
+  for (const select of [kind, size]) select.addEventListener("change", show);
+  show();
+}
+
 function start() {
   if (DATA.roofline) loadPlotly().catch(() => {}); // meanwhile; who draws with it tells if it fails
-  const rows = DATA.records.map(recordRow);
+  const rows = DATA.records.map((_, index) => recordRow(index));
   const failed = (row) => FAILED(DATA.records[row.index]);
   const hint = "filter: words, or for example gflops>100";
   const columns = filled(RECORD_COLUMNS, rows);
@@ -243,16 +204,25 @@ function start() {
   const select = byId("operation");
   const choose = (at) => {
     const group = at === null ? null : DATA.groups[at];
-    const shown = group === null ? rows : group.entries.map((index) => rows[index]);
-    configurations.show(shown, group === null ? columns : columns.filter(({ key }) => key !== "operation"));
+    const shown = group === null ? rows : group.entries.map((index) => recordRow(index, group));
+    configurations.show(shown, group === null ? columns : filled(columns.filter(({ key }) => key !== "operation"), shown));
     place("heat-map", group && group.heat_map);
     place("samples", group && group.samples);
     operations.choosing(at);
     select.value = at === null ? "" : String(at);
   };
   const operations = new DataTable(byId("operations-table"), filled(GROUP_COLUMNS, groups), groups, {
-    choose: (at) => { choose(at); byId("configurations").scrollIntoView(); },
-    sort: { key: "gain", sign: -1 }, hint: "filter: words, or for example gain>1.1" });
+    choose: (at) => { location.hash = address(at); },
+    sort: { key: "vs_default", sign: -1 }, hint: "filter: words, or for example vs_default>1.1" });
+  // `#operation-3` shows the third operation, so that Back and bookmarks work.
+  const first = DATA.groups.length === 1 ? 0 : null;
+  const follow = () => {
+    if (location.hash === "") choose(first);
+    const at = Number((location.hash.match(/^#operation-(\d+)$/) || [])[1]) - 1;
+    if (!(at in DATA.groups)) return;
+    choose(at);
+    byId("configurations").scrollIntoView();
+  };
   select.append(element("option", { value: "", textContent: `all ${DATA.groups.length} operations` }));
   DATA.groups.forEach((group, at) => select.append(element("option", { value: at, textContent: group.label })));
   select.addEventListener("change", () => choose(select.value === "" ? null : Number(select.value)));
@@ -263,11 +233,15 @@ function start() {
     tables.push(new DataTable(failures, filled(FAILURE_COLUMNS, found), found,
       { choose: showDetails, sort: { key: "verdict", sign: 1 }, hint: "filter: words" }));
   }
-  choose(0);
-  place("roofline", DATA.roofline);
+  choose(first);
+  if (location.hash !== "") follow();
+  window.addEventListener("hashchange", follow);
   place("comparison", DATA.comparison);
+  startScaling();
+  place("roofline", DATA.roofline);
   window.addEventListener("beforeprint", () => tables.forEach((table) => table.drawAll()));
   document.documentElement.dataset.ready = "yes";
 }
 
+startTheme();
 if (DATA.records.length) start();

@@ -1,4 +1,3 @@
-"use strict";
 // A table that sorts by a click on a column and filters by what is typed. Text goes in as text, never
 // as HTML. Rows beyond the first few hundred are made on request.
 
@@ -25,7 +24,7 @@ function breakable(name) {
   return name.split(/(?<=_)/).flatMap((part) => [part, element("wbr")]);
 }
 
-// What is known comes first, whichever way the known is sorted.
+// Missing values come last in either order.
 function ordered(one, other, sign) {
   const missing = (value) => value === null || value === undefined || value === "" || Number.isNaN(value);
   if (missing(one) || missing(other)) return missing(one) - missing(other);
@@ -34,7 +33,7 @@ function ordered(one, other, sign) {
 }
 
 class DataTable {
-  // columns: {key, title, number, text, wrap, name, value(row), show(value, row)}; rows: objects with `index`.
+  // columns: {key, title, number, down, wrap, name, unclear, link(row), show(value, row)}; rows: objects with `index`.
   constructor(place, columns, rows, { choose, failed, sort, hint }) {
     Object.assign(this, { columns, rows, choose, failed, sort, limit: FIRST_ROWS, chosen: null });
     this.filter = element("input", { type: "search", placeholder: hint });
@@ -56,6 +55,7 @@ class DataTable {
 
   clicked(event) {
     const row = event.target.closest("tr");
+    if (event.target.closest("a")) return; // it leads there by itself
     if (row && !String(getSelection())) this.choose(Number(row.dataset.index));
   }
 
@@ -100,7 +100,8 @@ class DataTable {
       head.setAttribute("aria-sort", mine ? (sign > 0 ? "ascending" : "descending") : "none");
     }
     this.body.replaceChildren(...found.slice(0, this.limit).map((row) => this.line(row)));
-    this.count.textContent = `${found.length} of ${this.rows.length} rows`;
+    const all = found.length <= this.limit ? found.length : `the first ${this.limit} of ${found.length}, out`;
+    this.count.textContent = `${all} of ${this.rows.length} rows`;
     this.more.hidden = found.length <= this.limit;
     this.more.textContent = `Show all ${found.length}`;
   }
@@ -118,9 +119,13 @@ class DataTable {
     for (const column of this.columns) {
       const value = row.values[column.key];
       const text = column.show ? column.show(value, row) : digits(value);
-      const cell = element("td", {}, ...(column.name ? breakable(text) : [text]));
+      const parts = column.name ? breakable(text) : [text];
+      const cell = element("td", {}, ...(column.link ? [element("a", { href: column.link(row) }, ...parts)] : parts));
       cell.className = column.number ? "number" : column.wrap ? "wrap" : column.name ? "name" : "";
-      if (column.number && typeof value === "number") cell.title = String(value);
+      if (column.unclear && row.values.is_unclear) {
+        cell.classList.add("unclear");
+        cell.title = "the 95 % interval of the speedup includes 1";
+      } else if (column.number && typeof value === "number") cell.title = String(value);
       line.append(cell);
     }
     return line;

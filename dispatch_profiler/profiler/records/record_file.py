@@ -202,9 +202,12 @@ def read_records(path: Path) -> tuple[StoredRecord, ...]:
     return tuple(_read_line(path, number, line) for number, line in enumerate(lines, start=1))
 
 
-def distinct_records(records: Iterable[StoredRecord]) -> list[StoredRecord]:
-    """`records` in their order, each once: the same file may be given twice, or be part of another."""
-    return list({repr(record): record for record in records}.values())
+def distinct(records: Iterable[StoredRecord]) -> list[int]:
+    """The positions of `records` without repetitions: a file may be given twice, or be part of another."""
+    first: dict[str, int] = {}
+    for at, record in enumerate(records):
+        first.setdefault(repr(record), at)
+    return list(first.values())
 
 
 def _is_torn(line: bytes) -> bool:

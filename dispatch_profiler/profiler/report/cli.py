@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
 from dispatch_profiler.files import write_atomic
 from dispatch_profiler.output_files import ReportFiles, add_file_arguments
-from dispatch_profiler.profiler.records.record_file import distinct_records, read_records
-from dispatch_profiler.profiler.report.html import export, grouped, render_page
+from dispatch_profiler.profiler.records.record_file import StoredRecord, distinct, read_records
+from dispatch_profiler.profiler.report.html import export, file_names, grouped, render_page
 from dispatch_profiler.profiler.report.outputs import write_run
 
 PROG = "dispatch-profiler report"
@@ -23,33 +24,45 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
 def _main(options: argparse.Namespace) -> int:
     output, files = writable("--output", options.output), ReportFiles.of(options)
     paths = [folder(text) for text in options.records]
-    every = [record for path in paths for record in read_records(path)]
-    records = distinct_records(every)
-    if len(every) > len(records):
-        say(
-            f"{len(every) - len(records)} of {len(every)} records are in more than one file: each counts once"
-        )
-    title = options.title or ", ".join(path.name for path in paths)
-    # A name of a file may hold bytes that are no text.
-    write_atomic(output, render_page(records, title).encode("utf-8", "backslashreplace"))
-    write_run(files, records)
+    records, names = _read(paths)
+    title = options.title or ", ".join(dict.fromkeys(path.name for path in paths))
+    # The name of a file may hold bytes that are not text.
+    write_atomic(output, render_page(records, title, names).encode("utf-8", "backslashreplace"))
+    write_run(files, records, names)
     say(f"Writing the report of {len(records)} dispatches to {output}")
     if options.figures:
-        written = export(grouped(records), folder(options.figures))
+        written = export(grouped(records, names), folder(options.figures))
         say(f"Writing {len(written)} figures to {options.figures}")
     return SUCCESS
 
 
+def _read(paths: Sequence[Path]) -> tuple[list[StoredRecord], list[str]]:
+    """Every record once, and the name of its file."""
+    read = [
+        (record, name)
+        for path, name in zip(paths, file_names(paths), strict=True)
+        for record in read_records(path)
+    ]
+    first = distinct([record for record, _ in read])
+    if len(first) < len(read):
+        say(f"{len(read) - len(first)} of {len(read)} records are in more than one file: each counts once")
+    return [read[at][0] for at in first], [read[at][1] for at in first]
+
+
 def make_parser(prog: str = PROG) -> Parser:
     """What this command takes."""
-    parser = Parser(prog, "Write records as one HTML file that opens without a network.")
+    parser = Parser(prog, "Write records as one HTML file, which opens without a network.")
     parser.add_argument(
-        "records", nargs="+", metavar="RECORDS", help="the .jsonl that profiler.py --output wrote"
+        "records", nargs="+", metavar="RECORDS", help=".jsonl files that `profile --output` wrote"
     )
     parser.add_argument(
-        "-o", "--output", default="report.html", metavar="FILE", help="where to (default: %(default)s)"
+        "-o", "--output", default="report.html", metavar="FILE", help="the report (default: %(default)s)"
     )
-    parser.add_argument("--figures", metavar="DIR", help="also write each figure as SVG and PNG")
+    parser.add_argument(
+        "--figures", metavar="DIR", help="also write each figure as SVG and PNG; needs Chrome or Chromium"
+    )
     add_file_arguments(parser)
-    parser.add_argument("--title", default="", help="headline (default: names of the record files)")
+    parser.add_argument(
+        "--title", default="", help="title of the page (default: the names of the record files)"
+    )
     return parser

@@ -15,7 +15,7 @@ from dispatch_profiler.profiler.records.record_file import (
     JsonLines,
     StoredRecord,
     beside_csv,
-    distinct_records,
+    distinct,
     read_records,
 )
 from dispatch_profiler.profiler.report.csv_report import CsvReport
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
 def _main(options: argparse.Namespace) -> int:
     output = writable("--output", options.output)
     every = [record for text in options.records for record in read_records(folder(text))]
-    records = distinct_records(every)
+    records = [every[at] for at in distinct(every)]
     # Of Triton and its like the kernels are dispatches.
     libraries = dict.fromkeys(record.provider for record in records if record.provider in LIBRARY_METHODS)
     reference = choose_reference(options.reference, (IREE, *libraries))

@@ -27,9 +27,9 @@ from dispatch_profiler.streams import discard_output, printable
 FORMATS = ("blocks", "table", "json")
 
 
-def write_run(files: ReportFiles, records: Sequence[StoredRecord]) -> None:
-    """Write what became of `records` to the files that were asked for."""
-    files.write(lambda: run_report.markdown(records), lambda: run_report.junit(records))
+def write_run(files: ReportFiles, records: Sequence[StoredRecord], names: Sequence[str] = ()) -> None:
+    """Write `records` to the files that were asked for. `names` has the name of the file of each record."""
+    files.write(lambda: run_report.markdown(records, names), lambda: run_report.junit(records, names))
 
 
 class RunOutputs:

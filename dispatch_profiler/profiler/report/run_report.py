@@ -25,19 +25,22 @@ _HEAD = (
 )
 
 
-def markdown(records: Sequence[StoredRecord]) -> str:
-    """A table for each operation, the fastest first, below where it all was measured."""
+def markdown(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> str:
+    """A table for each operation, the fastest first, below where it all was measured.
+
+    `files` names the file of each record.
+    """
     lines = [f"- {markdown_text(line)}" for line in (_counts(records), *_origins(records))]
-    for group in grouped(records):
+    for group in grouped(records, files):
         unmeasured = [entry for entry in group.entries if not entry.has_speed]
         rows = [_row(entry, group) for entry in (*group.ranked, *unmeasured)]
         lines += ["", f"### {markdown_code(group.label)}", "", *markdown_table(_HEAD, "rrrrrlll", rows)]
     return "\n".join(lines) + "\n"
 
 
-def junit(records: Sequence[StoredRecord]) -> str:
+def junit(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> str:
     """A test case for each dispatch: failed with its reason, or skipped if it was not verified."""
-    cases = [_case(entry, group) for group in grouped(records) for entry in group.entries]
+    cases = [_case(entry, group) for group in grouped(records, files) for entry in group.entries]
     origins = [record.provenance for record in records]
     properties = (
         ("machine", _distinct(origin.machine.text for origin in origins)),

@@ -25,14 +25,18 @@ from dispatch_profiler.profiler.report.html import (
     distribution,
     export,
     figures,
+    file_names,
     grouped,
     heat_map,
     render_page,
     roofline,
+    scaling,
+    summary,
 )
 from dispatch_profiler.profiler.report.html.conditions import conditions, warnings
 from dispatch_profiler.profiler.report.html.data import script_json, without_samples
-from dispatch_profiler.profiler.report.html.style import distinct, plain, plotly_script, shortened
+from dispatch_profiler.profiler.report.html.runs import runs
+from dispatch_profiler.profiler.report.html.style import DARK, distinct, plain, plotly_script, shortened
 
 RECORDS = invented(75, samples=6)
 HOSTILE = "</script><img src=x onerror=alert(1)>&amp;%{x}<b>{{7*7}}\u2028\ud800"
@@ -118,19 +122,55 @@ def test_the_page_asks_for_nothing_from_elsewhere():
 
 def test_hostile_names_stay_text():
     """Names, reasons, tags and the title may hold anything: no tag comes out of them."""
-    record = RECORDS[0]
-    hostile = replace(
-        record, dispatch=HOSTILE, operation=HOSTILE, configuration=HOSTILE, provider=HOSTILE, reason=HOSTILE,
-        reproduce=HOSTILE, tags={HOSTILE: HOSTILE},
-        provenance=replace(record.provenance, device=HOSTILE, iree=HOSTILE, target=HOSTILE),
-    )  # fmt: skip
-    usual = [tag for tag, _ in Page(render_page([record], "run")).tags]
 
-    page = Page(render_page([hostile], HOSTILE))
+    def named(text: str) -> list[StoredRecord]:
+        return [
+            replace(
+                record, dispatch=text, operation=text, configuration=configuration, provider=provider, reason=text,
+                reproduce=text, tags={text: text}, op_kind=text, arguments={text: text},
+                provenance=replace(record.provenance, device=text, iree=text, target=text, when=text),
+            )
+            for record, configuration, provider in (
+                (RECORDS[0], "tile_config_default", "IREE Codegen"), (RECORDS[1], text, "IREE Codegen"),
+                (RECORDS[23], text, text),
+            )
+        ]  # fmt: skip
+
+    usual = [tag for tag, _ in Page(render_page(named("x"), "run", ["x", "x", "y"])).tags]
+
+    page = Page(render_page(named(HOSTILE), HOSTILE, [HOSTILE, HOSTILE, "y"]))
 
     assert [tag for tag, _ in page.tags] == usual
     assert page.data["records"][0]["dispatch"] == HOSTILE
     assert HOSTILE in page.text
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "status"),
+    [
+        ("reason", "</script>\u2028\u202e\x1b[2J", 0),
+        ("arguments", {"</script>": "\ud800\x00"}, 0),
+        ("flops", 10**400, 2),
+        ("limit_ms", math.nan, 2),
+        ("arguments", {"m": 10**400}, 2),
+        ("configuration_fields", {"tile": math.inf}, 2),
+    ],
+)
+def test_a_hostile_file_gives_a_page_or_one_sentence(field, value, status, tmp_path, capsys):
+    """What text may hold is shown; a number that is none is refused with its line."""
+    path = written(tmp_path / "data.jsonl", RECORDS[:2])
+    first, second = path.read_text().splitlines()
+    path.write_text(f"{first}\n{json.dumps({**json.loads(second), field: value})}\n")
+
+    assert main([str(path), "-o", str(tmp_path / "report.html")]) == status
+
+    said = capsys.readouterr().err
+    if status:
+        assert re.search(rf"error: .*data\.jsonl, line 2: not a dispatch_profiler record \({field}", said)
+    else:
+        shown = Page((tmp_path / "report.html").read_text("utf-8")).data
+        record = {**shown["records"][1], "arguments": shown["shared"]["arguments"][-1]}
+        assert record[field] == value
 
 
 def test_a_file_without_records_says_so():
@@ -200,12 +240,116 @@ def test_only_alike_is_compared():
     one = RECORDS[0]
     other = replace(one, provenance=replace(one.provenance, device="other"))
     cold = replace(one, measurement=replace(one.measurement, mode="cold"))
-    assert [group.label for group in grouped([one, one])] == [one.operation]
+    assert [group.label for group in grouped([one, RECORDS[1]])] == [one.operation]
     assert [group.label for group in grouped([one, other, cold])] == [
         f"{one.operation} ({one.provenance.device}, warm)",
         f"{one.operation} (other, warm)",
         f"{one.operation} ({one.provenance.device}, cold)",
     ]
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+def times(record: StoredRecord, factor: float, when: str = "2026-11-21T09:30:00+00:00") -> StoredRecord:
+    """The record of a later run that took `factor` as long."""
+    assert record.measurement is not None
+    samples = tuple(factor * each for each in record.measurement.samples_ms)
+    measurement = replace(record.measurement, samples_ms=samples)
+    return replace(record, measurement=measurement, provenance=replace(record.provenance, when=when))
+
+
+def test_each_run_is_compared_with_its_own_default():
+    """Two files of one machine are two groups, told apart by the names of the files."""
+    one, two = RECORDS[:3], [times(record, 3.0) for record in RECORDS[:3]]
+    groups = grouped([*one, *two], ["monday.jsonl"] * 3 + ["tuesday.jsonl"] * 3)
+    assert [(group.setting, len(group.entries)) for group in groups] == [
+        ("monday.jsonl", 3), ("tuesday.jsonl", 3),
+    ]  # fmt: skip
+    pages = Page(render_page([*one, *two], "two", ["1"] * 3 + ["2"] * 3)).data["groups"]
+    slow, fast = (page["vs_default"][1][0] for page in pages)
+    assert slow == pytest.approx(fast)
+    labels = [trace["name"] for trace in scaling(groups)["Matmul, f32"]["FLOP"]["data"]]
+    assert labels == [
+        f"{role} ({day}.jsonl)" for day in ("monday", "tuesday") for role in ("default", "best")
+    ]
+
+
+def test_a_run_that_was_appended_is_told_by_its_date_or_by_its_tags():
+    """In one file a run begins where the default is measured again."""
+    first = [times(record, 1.0, "2026-11-20T10:05:07+00:00") for record in RECORDS[:2]]
+    second = [times(record, 1.1) for record in RECORDS[:2]]
+
+    def told(records: list[StoredRecord]) -> list[str]:
+        return [run.text for run in runs(records)]
+
+    assert told([*first, *second]) == [*["2026-11-20 10:05"] * 2, *["2026-11-21 09:30"] * 2]
+    tagged = [replace(record, tags={"run": "2", "host": "a"}) for record in second]
+    assert told([*first, *tagged]) == [*["run: 1"] * 2, *["run: 2, host: a"] * 2]
+
+
+def test_what_resume_measures_again_is_the_same_run():
+    """An interrupted default, and configurations that were not done, belong to the run that they complete."""
+    default = RECORDS[0]
+    assert default.measurement is not None
+    torn = replace(default, measurement=replace(default.measurement, ended_by="interrupted"))
+    again = [RECORDS[1], torn, times(default, 1.0), times(RECORDS[1], 1.0), RECORDS[2]]
+    assert {run.text for run in runs(again)} == {""}
+    assert len(grouped(again)) == 1
+
+
+def test_a_library_serves_every_run_that_did_not_measure_it():
+    """numpy does not depend on the run; one that measured it itself keeps its own."""
+    numpy = RECORDS[23]
+    assert numpy.provider == "numpy"
+    records = [RECORDS[0], numpy, times(RECORDS[0], 2.0)]
+    files = ["1.jsonl", "1.jsonl", "2.jsonl"]
+    assert [set(group.providers) for group in grouped(records, files)] == [{"numpy"}] * 2
+    own = grouped([*records, times(numpy, 2.0)], [*files, "2.jsonl"])
+    assert [group.providers["numpy"].index for group in own] == [1, 3]
+
+
+def test_files_of_one_name_are_told_by_their_folders():
+    """As much of the path as it takes."""
+    paths = [Path(text) for text in ("a/x/data.jsonl", "b/x/data.jsonl", "a/other.jsonl", "a/x/data.jsonl")]
+    assert file_names(paths) == ["a/x/data.jsonl", "b/x/data.jsonl", "other.jsonl", "a/x/data.jsonl"]
+
+
+# -- summary ---------------------------------------------------------------------------------------
+
+
+def test_the_summary_is_the_geometric_mean_of_best_against_each_baseline():
+    """Of medians, over the operations that have both; its interval holds it."""
+    groups = grouped(RECORDS)
+    found = {each.baseline: each for each in summary(groups)}
+    assert list(found) == ["default", "numpy", "torch"]
+    for name, each in found.items():
+        base = [g.default if name == "default" else g.providers[name] for g in groups]
+        logs = [math.log(b.median_ms / g.best.median_ms) for g, b in zip(groups, base, strict=True)]
+        assert each.mean.value == pytest.approx(math.exp(sum(logs) / 3))
+        assert each.mean.low < each.mean.value < each.mean.high
+        assert each.operations == each.faster + each.unclear + each.slower == 3
+
+
+def test_an_operation_whose_interval_includes_1_is_unclear():
+    """3 % faster with intervals of 20 % says nothing; the default itself is neither."""
+    noisy = tuple(1.0 + 0.02 * (at % 11) for at in range(22))
+    records = [
+        replace(record, measurement=replace(record.measurement, samples_ms=tuple(s * f for s in noisy)))
+        for record, f in ((RECORDS[0], 1.0), (RECORDS[1], 0.97))
+    ]
+    (each,) = summary(grouped(records))
+    assert (each.faster, each.unclear, each.slower) == (0, 1, 0)
+    assert each.mean.low < 1 < each.mean.value < each.mean.high
+    (group,) = Page(render_page(records, "run")).data["groups"]
+    (_, itself), (low, high, unclear) = group["vs_default"][0][2:], group["vs_default"][1][1:]
+    assert low < 1 < high and unclear and not itself
+
+
+def test_without_a_default_there_is_no_summary():
+    """And the page still says what there is."""
+    assert summary(grouped([RECORDS[1]])) == []
+    assert "geometric means" not in Page(render_page([RECORDS[1]], "run")).text
 
 
 def test_default_best_and_providers_are_the_fastest_of_their_kind():
@@ -229,7 +373,8 @@ def test_plotly_accepts_every_figure():
     """Each property is one that plotly knows, and of its type."""
     graph = pytest.importorskip("plotly.graph_objects")
     made = dict(figures(grouped(RECORDS)))
-    assert len(made) == 2 + 2 * 3
+    # Roofline, speedups, FLOP and bytes of two kinds in two types, heat map and samples of each operation.
+    assert len(made) == 2 + 2 * 3 + 2 * 3
     for figure in made.values():
         graph.Figure(figure)
 
@@ -352,6 +497,50 @@ def test_the_heat_map_has_the_fastest_of_each_pair_of_tiles():
                 if entry.has_speed and {row, column} <= set(entry.record.configuration_fields.values())
             ]
             assert speed == max(alike, default=None)
+
+
+def test_speeds_that_are_all_equal_have_colours_from_0_on():
+    """plotly's own range would go below 0."""
+    same = [replace(r, measurement=RECORDS[0].measurement) for r in RECORDS[:25]]
+    figure = heat_map(grouped(same)[0])
+    assert figure
+    speeds = next(trace for trace in figure["data"] if trace["type"] == "heatmap")
+    assert (speeds["zmin"], speeds["zmax"]) == (0.0, grouped(same)[0].entries[0].gflops)
+
+
+def test_speed_is_drawn_against_size_for_each_kind_and_type():
+    """FLOP or bytes across, GFLOP/s up; a series for default, best and each library."""
+    groups = grouped(RECORDS)
+    panels = scaling(groups)
+    assert list(panels) == ["Matmul, f32", "BatchMatmul, f32", "Conv2d, f32"]
+    for (panel, sizes), group in zip(panels.items(), groups, strict=True):
+        record = group.entries[0].record
+        for size, expected in (("FLOP", record.flops), ("bytes", record.bytes)):
+            traces = {trace["name"]: trace for trace in sizes[size]["data"]}
+            assert set(traces) == {"default", "best", "numpy", "torch"}, panel
+            assert traces["best"]["x"] == (expected,) and group.best
+            assert traces["best"]["y"] == (group.best.gflops,)
+
+
+def test_the_part_of_the_peak_is_that_of_the_roofline():
+    """The lower of FLOP/s and intensity x bandwidth, by hand."""
+    page = Page(render_page(RECORDS, "run")).data
+    for record, part in zip(RECORDS, page["of_peak"], strict=True):
+        if record.measurement is None or record.verdict.is_failure:
+            assert part is None
+        else:
+            roof = min(220e9, record.flops / record.bytes * 24e9)
+            assert part == pytest.approx(record.flops / (record.measurement.median_ms / 1e3) / roof)
+
+
+def test_every_colour_has_one_for_a_dark_page():
+    """None of those that stand on white is left as it is, unless it is light enough."""
+    texts = [
+        text
+        for _, figure in figures(grouped(invented(100)))
+        for text in re.findall("#[0-9A-F]{6}", str(figure))
+    ]
+    assert {text for text in texts if text not in DARK} <= {"#E69F00"}
 
 
 def test_tiles_of_which_all_failed_get_a_cross():

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from sample_records import invented, written
-from test_html_report import HOSTILE, numbers, unmeasured
+from test_html_report import HOSTILE, numbers, times, unmeasured
 
 from dispatch_profiler.profiler.records.record_file import StoredRecord, to_line
 from dispatch_profiler.profiler.report.cli import main
@@ -24,6 +24,7 @@ CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"none of {', '.join(NAMES)} is on the PATH")
 
 RECORDS = invented(75, samples=6)
+FIGURES = ("comparison", "scaling", "roofline", "heat-map", "samples")
 
 
 @pytest.fixture(scope="module")
@@ -63,16 +64,33 @@ class Opened:
     def filter(self, table: str, text: str) -> None:
         self.page.locator(f"#{table} input").fill(text)
 
+    def until(self, condition: str) -> None:
+        """Wait; `wait_for_function` would need `eval`, which the page forbids."""
+        for _ in range(200):
+            if self.page.evaluate(condition):
+                return
+            self.page.wait_for_timeout(50)
+        raise AssertionError(f"still not: {condition}")
+
+    def choose(self, operation: str) -> None:
+        self.page.select_option("#operation", label=operation)
+
     def drawn(self, figure: str) -> None:
         self.page.locator(f"#{figure}").scroll_into_view_if_needed()
         self.page.wait_for_selector(f"#{figure}[data-drawn]")
 
 
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    data = written(folder / "data.jsonl", RECORDS)
+    assert main([str(data), "-o", str(folder / "report.html")]) == 0
+    return folder / "report.html"
+
+
 @pytest.fixture
-def opened(browser: Any, tmp_path: Path) -> Iterator[Opened]:
-    output = tmp_path / "report.html"
-    assert main([str(written(tmp_path / "data.jsonl", RECORDS)), "-o", str(output)]) == 0
-    found = Opened(browser, output)
+def opened(browser: Any, report: Path) -> Iterator[Opened]:
+    found = Opened(browser, report)
     yield found
     found.page.context.close()
 
@@ -84,8 +102,9 @@ def html(tmp_path: Path, records: list[StoredRecord]) -> Path:
 
 
 def test_it_loads_and_draws_without_a_complaint_and_without_a_network(opened):
-    """All four figures; the only address is the file itself, and what the page made of it."""
-    for figure in ("roofline", "comparison", "heat-map", "samples"):
+    """All figures; the only address is the file itself, and what the page made of it."""
+    opened.choose(grouped(RECORDS)[0].label)
+    for figure in FIGURES:
         opened.drawn(figure)
     assert opened.complaints == []
     assert [url.split(":")[0] for url in opened.requests if not url.startswith("data:")] == ["file", "blob"]
@@ -94,11 +113,12 @@ def test_it_loads_and_draws_without_a_complaint_and_without_a_network(opened):
 def test_details_show_every_number_of_every_record(opened):
     """To the last digit, samples too."""
     opened.drawn("roofline")
-    for index, record in enumerate(RECORDS):
-        shown = opened.page.evaluate(
-            "(index) => { showDetails(index); return document.querySelector('#details dl').innerText; }",
-            index,
-        )
+    every = opened.page.evaluate(
+        "() => DATA.records.map((_, index) => {"
+        " showDetails(index); return [...document.querySelector('#details dl').children]"
+        ".map((each) => each.textContent).join(' '); })"
+    )
+    for record, shown in zip(RECORDS, every, strict=True):
         words = shown.replace(",", " ").split()
         found = {float(word) for word in words if word[0].isdigit() and _is_number(word)}
         line = json.loads(to_line(record))
@@ -148,16 +168,21 @@ def test_a_filter_takes_words_and_comparisons(opened):
     assert opened.column("configurations-table", "ms") == []
 
 
-def test_a_click_on_an_operation_shows_its_configurations_and_figures(opened):
-    """Table, heat map and samples are those of that operation."""
+def test_it_opens_on_a_summary_whose_links_lead_to_the_operations(opened):
+    """Table, heat map and samples are then those of that operation, and Back returns to all of them."""
     name = grouped(RECORDS)[2].label
-    opened.page.locator("#operations-table tbody tr", has_text=name).click()
+    assert opened.page.locator("section").first.get_attribute("id") == "summary"
+    assert opened.page.locator("#operation option:checked").inner_text() == "all 3 operations"
+    assert not opened.page.locator("#heat-map").is_visible()
+    opened.page.get_by_role("link", name=name).click()
     assert opened.page.locator("#operation option:checked").inner_text() == name
     count = len(grouped(RECORDS)[2].entries)
     assert len(opened.column("configurations-table", "configuration")) == count
     opened.drawn("samples")
-    samples = opened.page.evaluate("document.getElementById('samples').data[0].x.length")
+    samples = opened.page.evaluate("document.querySelector('#samples .plot').data[0].x.length")
     assert samples == sum(len(e.record.measurement.samples_ms) for e in grouped(RECORDS)[2].ranked)
+    opened.page.go_back()
+    assert opened.page.locator("#operation option:checked").inner_text() == "all 3 operations"
 
 
 def test_a_click_on_a_row_opens_its_record(opened):
@@ -194,8 +219,8 @@ def test_hostile_names_do_nothing(browser, tmp_path):
         for i, r in enumerate(RECORDS[:25])
     ]
     opened = Opened(browser, html(tmp_path, records))
-    opened.drawn("roofline")
-    opened.drawn("samples")
+    for figure in ("roofline", "scaling", "samples"):
+        opened.drawn(figure)
     assert name in opened.column("configurations-table", "configuration")[0]
     assert opened.page.locator("img").count() == 0
     # plotly would read tags in what it shows beside the pointer.
@@ -213,10 +238,71 @@ def test_nothing_to_draw_is_no_error(records, browser, tmp_path):
     opened.page.context.close()
 
 
-def test_nothing_overflows_a_narrow_window(opened):
-    """Tables scroll in themselves."""
-    opened.page.set_viewport_size({"width": 700, "height": 900})
-    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 700
+#: Pairs of boxes that overlap: labels of one axis, and buttons, captions and legends.
+OVERLAPS = """() => {
+  const boxes = (within, selector) => [...within.querySelectorAll(selector)]
+    .map((each) => ({ text: each.textContent.slice(0, 40), box: each.getBoundingClientRect() }))
+    .filter(({ box }) => box.width > 0 && box.height > 0);
+  const touch = ({ box: a }, { box: b }) =>
+    a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+  const pairs = (some) => some.flatMap((one, at) =>
+    some.slice(at + 1).filter((other) => touch(one, other)).map((other) => [one.text, other.text]));
+  // Boxes of turned labels overlap though the labels do not.
+  const upright = [...document.querySelectorAll(".plot")].filter((plot) => !/rotate\\([1-9]/.test(
+    plot.querySelector(".xtick text")?.getAttribute("transform") ?? ""));
+  return [...upright.flatMap((plot) => [".xtick", ".ytick"].flatMap((axis) => pairs(boxes(plot, axis)))),
+    ...pairs(boxes(document, ".save button, .note, h2, h3, .xtitle, .legend"))];
+}"""
+
+
+def test_nothing_overlaps_or_overflows_at_any_width(opened):
+    """No labels of ticks, no buttons over captions; tables scroll in themselves."""
+    opened.choose(grouped(RECORDS)[0].label)
+    for figure in FIGURES:
+        opened.drawn(figure)
+    for width in (1920, 1280, 768, 360):
+        opened.page.set_viewport_size({"width": width, "height": 900})
+        opened.until(
+            "[...document.querySelectorAll('.main-svg')].every((svg) => svg.clientWidth <= innerWidth)"
+        )
+        opened.page.wait_for_timeout(300)
+        assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert opened.page.evaluate(OVERLAPS) == [], width
+
+
+def test_the_theme_is_that_of_the_system_or_of_the_button(opened):
+    """Page and figures."""
+
+    def colours() -> tuple[str, str]:
+        opened.until(
+            "getComputedStyle(document.body).backgroundColor"
+            " === getComputedStyle(document.querySelector('#roofline .main-svg')).backgroundColor"
+        )
+        background = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return background, opened.page.locator("#theme").inner_text()
+
+    opened.drawn("roofline")
+    light, dark = "rgb(255, 255, 255)", "rgb(13, 17, 23)"
+    assert colours() == (light, "Theme: system")
+    opened.page.emulate_media(color_scheme="dark")
+    assert colours() == (dark, "Theme: system")
+    opened.page.locator("#theme").click()
+    assert colours() == (light, "Theme: light")
+    opened.page.locator("#theme").click()
+    assert colours() == (dark, "Theme: dark")
+    assert opened.complaints == []
+
+
+def test_rows_of_two_runs_are_told_apart(browser, tmp_path):
+    """By a column that a single run does not have."""
+    records = [*RECORDS[:25], *(times(r, 2.0) if r.measurement else r for r in RECORDS[:25])]
+    path = tmp_path / "report.html"
+    path.write_text(render_page(records, "two", ["monday.jsonl"] * 25 + ["tuesday.jsonl"] * 25))
+    opened = Opened(browser, path)
+    assert sorted(opened.column("operations-table", "run")) == ["monday.jsonl", "tuesday.jsonl"]
+    days = opened.column("configurations-table", "run")
+    assert sorted(days) == [*["monday.jsonl"] * 25, *["tuesday.jsonl"] * 25]
+    opened.page.context.close()
 
 
 @pytest.mark.slow

@@ -7,6 +7,9 @@ from dispatch_profiler.profiler.report.html.groups import Entry, Group, grouped
 from dispatch_profiler.profiler.report.html.heat_map import heat_map
 from dispatch_profiler.profiler.report.html.page import render_page
 from dispatch_profiler.profiler.report.html.roofline import roofline
+from dispatch_profiler.profiler.report.html.runs import file_names
+from dispatch_profiler.profiler.report.html.scaling import scaling
+from dispatch_profiler.profiler.report.html.summary import summary
 
 __all__ = [
     "Entry",
@@ -15,8 +18,11 @@ __all__ = [
     "distribution",
     "export",
     "figures",
+    "file_names",
     "grouped",
     "heat_map",
     "render_page",
     "roofline",
+    "scaling",
+    "summary",
 ]

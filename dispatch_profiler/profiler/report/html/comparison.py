@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from dispatch_profiler.profiler.records.speedup import speed_ratio
 from dispatch_profiler.profiler.report.html.groups import Entry, Group, provider_names
 from dispatch_profiler.profiler.report.html.style import (
     BEST_COLOUR,
     DEFAULT_COLOUR,
     OTHER_COLOUR,
+    PAPER,
     Figure,
-    layout,
     plain,
     provider_style,
-    rows_axis,
     rows_height,
+    rows_layout,
     scale,
 )
 
@@ -36,13 +38,11 @@ def comparison(groups: Sequence[Group]) -> Figure | None:
     for position, name in enumerate(provider_names(groups)):
         colour, symbol = provider_style(position)
         traces.append(_dots(name, colour, symbol, chosen, [g.providers.get(name) for g in chosen]))
-    traces.append(_dots("best", BEST_COLOUR, "diamond", chosen, [g.best for g in chosen]))
+    traces.append(_best(chosen))
     speeds = [value for trace in traces for value in trace["x"] if value is not None]
-    x = {"title": "speed relative to the default (times)", **scale(speeds)}
-    return {
-        "data": traces,
-        "layout": layout(x, rows_axis([g.label for g in chosen]), height=rows_height(len(chosen), each=20)),
-    }
+    x = {"title": "speedup over the default", **scale(speeds)}
+    height = rows_height(len(chosen), each=20)
+    return {"data": traces, "layout": rows_layout(x, [g.label for g in chosen], height=height)}
 
 
 def comparable(groups: Sequence[Group]) -> list[Group]:
@@ -53,6 +53,20 @@ def comparable(groups: Sequence[Group]) -> list[Group]:
 def _speed(group: Group, entry: Entry | None) -> float:
     assert group.default is not None and entry is not None
     return group.default.median_ms / entry.median_ms
+
+
+def _best(groups: Sequence[Group]) -> dict[str, Any]:
+    """The best of each, with the 95 % interval of its speedup."""
+    dots = _dots("best", BEST_COLOUR, "diamond", groups, [group.best for group in groups])
+    ratios = [
+        speed_ratio(group.best.record, group.default.record) if group.best and group.default else None
+        for group in groups
+    ]
+    known = [each if each and each.low > 0.0 and each.high < math.inf else None for each in ratios]
+    above = [each.high - each.value if each else 0.0 for each in known]
+    below = [each.value - each.low if each else 0.0 for each in known]
+    bars = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+    return {**dots, "error_x": {**bars, "color": BEST_COLOUR, "thickness": 1.5, "width": 4}}
 
 
 def _gains(groups: Sequence[Group]) -> dict[str, Any]:
@@ -86,6 +100,6 @@ def _dots(
         "x": [_speed(group, entry) for _, group, entry in shown],
         "y": [row for row, _, _ in shown],
         "customdata": [entry.index for _, _, entry in shown],
-        "marker": {"color": colour, "symbol": symbol, "size": 9, "line": {"width": 0.5, "color": "#FFFFFF"}},
+        "marker": {"color": colour, "symbol": symbol, "size": 9, "line": {"width": 0.5, "color": PAPER}},
         "hovertemplate": "%{text}<extra></extra>",
     }

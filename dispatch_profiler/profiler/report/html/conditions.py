@@ -16,6 +16,7 @@ class Condition:
     """What `dispatches` records have in common, as text for people."""
 
     dispatches: int
+    run: str
     provider: str
     machine: str
     device: str
@@ -32,14 +33,15 @@ class Condition:
     when: str
 
 
-def conditions(records: Sequence[StoredRecord]) -> list[Condition]:
-    """In the order of the records."""
+def conditions(records: Sequence[StoredRecord], runs: Sequence[str] = ()) -> list[Condition]:
+    """In the order of the records. `runs` names the run of each; empty if there is one run."""
     found: dict[tuple[str, ...], list[StoredRecord]] = {}
-    for record in records:
+    for record, run in zip(records, runs or [""] * len(records), strict=True):
         origin = record.provenance
         tags = ", ".join(f"{name}: {value}" for name, value in record.tags.items())
         mode = "not measured" if record.measurement is None else record.measurement.mode
         key = (
+            run,
             record.provider,
             origin.machine.text,
             origin.device,

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from dispatch_profiler.profiler.records.record_file import StoredRecord, to_line
-from dispatch_profiler.profiler.records.speedup import speed_ratio, speedup_text
+from dispatch_profiler.profiler.records.speedup import includes_one, speed_ratio
 from dispatch_profiler.profiler.report.html.comparison import comparison
 from dispatch_profiler.profiler.report.html.distribution import distribution
 from dispatch_profiler.profiler.report.html.groups import Entry, Group, provider_names
 from dispatch_profiler.profiler.report.html.heat_map import heat_map
 from dispatch_profiler.profiler.report.html.roofline import roofline
-from dispatch_profiler.profiler.report.html.style import Figure
+from dispatch_profiler.profiler.report.html.scaling import scaling
+from dispatch_profiler.profiler.report.html.style import DARK, Figure
 
 #: What many records share word for word; each is kept once, and a record has its number.
 _SHARED = ("arguments", "provenance", "configuration_fields", "tags", "peaks")
@@ -22,19 +23,26 @@ _SHARED = ("arguments", "provenance", "configuration_fields", "tags", "peaks")
 _LARGEST_EXACT = 2**53
 
 
-def page_data(records: Sequence[StoredRecord], groups: Sequence[Group]) -> dict[str, Any]:
+def page_data(
+    records: Sequence[StoredRecord], groups: Sequence[Group], runs: Sequence[str] = ()
+) -> dict[str, Any]:
     """Everything that the page's script shows.
 
     `records` have the fields of the file and `derived`; `shared` is what those in `_SHARED` point into.
+    `runs` names the run of each record; empty if there is one run.
     """
     pools: dict[str, dict[str, int]] = {name: {} for name in _SHARED}
     return {
         "records": [_pooled(record, pools) for record in records],
         "shared": {name: [json.loads(text) for text in pools[name]] for name in _SHARED},
+        "runs": list(runs),
+        "of_peak": [_of_peak(Entry(index, record)) for index, record in enumerate(records)],
         "providers": provider_names(groups),
         "groups": [_group(group, provider_names(groups)) for group in groups],
         "roofline": roofline(groups),
         "comparison": comparison(groups),
+        "scaling": scaling(groups),
+        "dark": DARK,
     }
 
 
@@ -47,24 +55,32 @@ def _pooled(record: StoredRecord, pools: dict[str, dict[str, int]]) -> dict[str,
     return row
 
 
+def _of_peak(entry: Entry) -> float | None:
+    """The speed relative to the roofline."""
+    roofline_ms = entry.record.roofline_ms
+    return roofline_ms / entry.median_ms if roofline_ms > 0 and entry.has_speed else None
+
+
 def _group(group: Group, providers: Sequence[str]) -> dict[str, Any]:
     samples = distribution(group, providers)
     return {
         "label": group.label,
+        "operation": group.operation,
+        "run": group.setting,
         "entries": [entry.index for entry in group.entries],
+        "vs_default": [_vs_default(entry, group.default) for entry in group.entries],
         "default": _index(group.default),
         "best": _index(group.best),
-        "speeds": [_speed(entry, group.default) for entry in group.entries],
         "providers": {name: entry.index for name, entry in group.providers.items()},
         "heat_map": heat_map(group),
         "samples": None if samples is None else without_samples(samples),
     }
 
 
-def _speed(entry: Entry, default: Entry | None) -> tuple[float, str] | None:
-    """Relative to the default: the ratio, and the same with its interval as text."""
+def _vs_default(entry: Entry, default: Entry | None) -> tuple[float, float, float, bool] | None:
+    """The speedup, both ends of its interval, and whether that includes 1."""
     found = speed_ratio(entry.record, default.record if default else None)
-    return None if found is None else (found.value, speedup_text(found))
+    return None if found is None else (found.value, found.low, found.high, includes_one(found))
 
 
 def _index(entry: Entry | None) -> int | None:

@@ -14,10 +14,9 @@ from dispatch_profiler.profiler.report.html.style import (
     INK,
     OTHER_COLOUR,
     Figure,
-    layout,
     provider_style,
-    rows_axis,
     rows_height,
+    rows_layout,
     scale,
 )
 
@@ -39,9 +38,9 @@ def distribution(group: Group, providers: Sequence[str] = ()) -> Figure | None:
     colours = [_colour(entry, group, list(providers)) for entry in shown]
     samples = _samples(shown, colours)
     left_out = len(group.ranked) - len(shown)
-    more = f"; {left_out} slower ones are in the table" if left_out else ""
-    x = {"title": f"time of one execution (ms){more}", **scale(samples["x"])}
-    shape = layout(x, rows_axis(labels), height=rows_height(len(shown)) - 40, legend=False)
+    more = f"<br>{left_out} slower ones are in the table" if left_out else ""
+    x = {"title": f"time per execution (ms){more}", **scale(samples["x"])}
+    shape = rows_layout(x, labels, height=rows_height(len(shown)) - 40, legend=False)
     return {"data": [samples, _medians(shown)], "layout": shape}
 
 

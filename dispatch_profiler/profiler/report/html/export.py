@@ -15,6 +15,7 @@ from dispatch_profiler.profiler.report.html.distribution import distribution
 from dispatch_profiler.profiler.report.html.groups import Group, provider_names
 from dispatch_profiler.profiler.report.html.heat_map import heat_map
 from dispatch_profiler.profiler.report.html.roofline import roofline
+from dispatch_profiler.profiler.report.html.scaling import scaling
 from dispatch_profiler.profiler.report.html.style import Figure, plotly_script
 
 FORMATS = ("svg", "png")
@@ -30,15 +31,24 @@ def figures(groups: Sequence[Group]) -> Iterator[tuple[str, Figure]]:
     found: list[tuple[str, Figure | None]] = [
         ("roofline", roofline(groups)),
         ("comparison", comparison(groups)),
+        *(
+            (_file_name(f"speed_over_{size}_{panel}"), figure)
+            for panel, sizes in scaling(groups).items()
+            for size, figure in sizes.items()
+        ),
     ]
     providers = provider_names(groups)
     for number, group in enumerate(groups, start=1):
         # The number keeps apart what only odd characters tell apart.
-        tail = f"{number:03}_{_UNSAFE.sub('_', group.label)[:_LONGEST_NAME]}"
+        tail = f"{number:03}_{_file_name(group.label)}"
         found += [(f"heat_map_{tail}", heat_map(group)), (f"samples_{tail}", distribution(group, providers))]
     for name, figure in found:
         if figure is not None:
             yield name, figure
+
+
+def _file_name(text: str) -> str:
+    return _UNSAFE.sub("_", text)[:_LONGEST_NAME]
 
 
 def export(groups: Sequence[Group], folder: Path) -> list[Path]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dispatch_profiler.profiler.records.record import PROVIDER
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.profiler.records.speedup import is_default
+from dispatch_profiler.profiler.report.html.runs import Run, runs
+
+#: Where one run alone measured the default of an operation, nothing has to be told apart.
+_ONLY = Run()
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,8 @@ class Entry:
 class Group:
     """Everything that computes one operation in one setting.
 
-    `label` names it, with the setting (machine, device, target, compiler, mode) only if there is more than one.
+    `label` names it, with what tells it from the others: `setting` (run, machine, device, target, compiler,
+    mode), empty if there are no others.
     """
 
     label: str
@@ -77,30 +82,26 @@ class Group:
         return {e.record.provider: e for e in reversed(others)}
 
 
-def grouped(records: Sequence[StoredRecord]) -> tuple[Group, ...]:
-    """Groups in the order of their first record.
+#: Operation, run, machine, device, target, compiler: what is alike may be compared.
+_Place = tuple[str, ...]
 
-    A record that was not measured has no mode: it joins the group that was measured first. What a
-    library computed owes nothing to IREE: it joins each compiler's group.
+
+def grouped(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> tuple[Group, ...]:
+    """Groups in the order of their first record. `files` names the file of each record.
+
+    Each run that measured the default of an operation is a group of its own. A record that was not
+    measured has no mode: it joins the group that was measured first. A library's result does not
+    depend on the compiler: it joins the group of each compiler.
     """
-    homes: dict[tuple[str, ...], dict[tuple[str, ...], None]] = {}
-    for record in records:
-        if record.provider == PROVIDER:
-            homes.setdefault(_setting(record), {})[_place(record, record.provenance.iree)] = None
-
-    def places(record: StoredRecord) -> list[tuple[str, ...]]:
-        if record.provider == PROVIDER:
-            return [_place(record, record.provenance.iree)]
-        return list(homes.get(_setting(record), {})) or [_place(record, "")]
-
-    modes: dict[tuple[str, ...], str] = {}
-    for record in records:
+    places = list(_places(records, runs(records, files)))
+    modes: dict[_Place, str] = {}
+    for record, some in zip(records, places, strict=True):
         if record.measurement is not None:
-            for place in places(record):
+            for place in some:
                 modes.setdefault(place, record.measurement.mode)
-    found: dict[tuple[str, ...], list[Entry]] = {}
-    for index, record in enumerate(records):
-        for place in places(record):
+    found: dict[_Place, list[Entry]] = {}
+    for index, (record, some) in enumerate(zip(records, places, strict=True)):
+        for place in some:
             mode = record.measurement.mode if record.measurement is not None else modes.get(place, "")
             found.setdefault((*place, mode), []).append(Entry(index, record))
     differs = differing([key[1:] for key in found])
@@ -112,13 +113,51 @@ def grouped(records: Sequence[StoredRecord]) -> tuple[Group, ...]:
     return tuple(groups)
 
 
-def _place(record: StoredRecord, iree: str) -> tuple[str, ...]:
-    return (*_setting(record), iree)
+def _places(records: Sequence[StoredRecord], of_runs: Sequence[Run]) -> Iterator[list[_Place]]:
+    """Where each record belongs; a library may belong to several compilers."""
+    defaults: dict[_Place, set[Run]] = {}
+    libraries: dict[_Place, set[Run]] = {}
+    for record, run in zip(records, of_runs, strict=True):
+        if is_default(record):
+            defaults.setdefault(_place(record, _ONLY, record.provenance.iree), set()).add(run)
+        if record.provider != PROVIDER:
+            libraries.setdefault(_library(record), set()).add(run)
+
+    def home(record: StoredRecord, run: Run) -> _Place:
+        iree = record.provenance.iree
+        several = len(defaults.get(_place(record, _ONLY, iree), ())) > 1
+        return _place(record, run if several else _ONLY, iree)
+
+    homes: dict[_Place, dict[_Place, Run]] = {}
+    for record, run in zip(records, of_runs, strict=True):
+        if record.provider == PROVIDER:
+            homes.setdefault(_setting(record), {})[home(record, run)] = run
+    for record, run in zip(records, of_runs, strict=True):
+        if record.provider == PROVIDER:
+            yield [home(record, run)]
+            continue
+        measured = libraries[_library(record)]
+        # It serves a run that did not measure this library as well.
+        some = [
+            place
+            for place, other in homes.get(_setting(record), {}).items()
+            if place[1:4] == _ONLY.parts or other == run or other not in measured
+        ]
+        yield some or [_place(record, _ONLY, "")]
+
+
+def _place(record: StoredRecord, run: Run, iree: str) -> _Place:
+    operation, *where = _setting(record)
+    return (operation, *run.parts, *where, iree)
 
 
 def _setting(record: StoredRecord) -> tuple[str, ...]:
     origin = record.provenance
     return (record.operation, origin.machine.name, origin.device, origin.target)
+
+
+def _library(record: StoredRecord) -> _Place:
+    return (*_setting(record), record.provider)
 
 
 def differing(settings: Sequence[tuple[str, ...]]) -> list[bool]:

@@ -87,8 +87,11 @@ def _speeds(
     grid = [[best.get((column, row)) for column in columns] for row in rows]
     if not any(entry for line in grid for entry in line):
         return None
+    speeds = [entry.gflops for line in grid for entry in line if entry]
     return {
         "type": "heatmap",
+        # Of speeds that are all equal plotly would colour the range from one below to one above.
+        **({"zmin": 0.0, "zmax": max(speeds)} if max(speeds) - min(speeds) < 1e-3 * max(speeds) else {}),
         "x": list(range(len(columns))),
         "y": list(range(len(rows))),
         "z": [[entry.gflops if entry else None for entry in line] for line in grid],

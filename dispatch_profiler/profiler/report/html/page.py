@@ -1,4 +1,4 @@
-"""Records -> one HTML file that needs nothing else, no network either."""
+"""Records -> one self-contained HTML file, which needs no network."""
 
 from __future__ import annotations
 
@@ -17,46 +17,72 @@ from dispatch_profiler.profiler.report.html.conditions import conditions, warnin
 from dispatch_profiler.profiler.report.html.data import page_data, script_json
 from dispatch_profiler.profiler.report.html.groups import Group, grouped
 from dispatch_profiler.profiler.report.html.roofline import roofs
+from dispatch_profiler.profiler.report.html.runs import runs
 from dispatch_profiler.profiler.report.html.style import plotly_script
+from dispatch_profiler.profiler.report.html.summary import summary
 
 if TYPE_CHECKING:
     import jinja2
 
 
 _ROOF = (
-    "Roofs are what numpy's BLAS and a copy of large arrays reached on the same machine; those of types"
-    " narrower than f32 are as many times higher as the type is narrower. Operands that stay in the caches"
-    " may lie above the slope, which is for bytes from memory."
+    "The roofs are the FLOP/s and bytes/s that matrix products of a library (numpy's BLAS on a CPU) and copies of"
+    " large arrays reached on the same device. An element type narrower than f32 that was not measured has a roof"
+    " as many times higher as it is narrower. Warm operands that stay in the caches can lie above the slope, which is"
+    " the bandwidth of the memory."
 )
-_DASH = "A dash is what the hardware allows for an operation."
-_NO_ROOF = "The records hold no hardware limits, so no roof is drawn."
+_DASH = "A dash marks the hardware limit of an operation."
+_NO_ROOF = "The records contain no hardware limits, so no roof is drawn."
 
 
-def render_page(records: Sequence[StoredRecord], title: str) -> str:
-    """The text of the page."""
+def render_page(records: Sequence[StoredRecord], title: str, files: Sequence[str] = ()) -> str:
+    """The text of the page. `files` names the file of each record."""
     from markupsafe import Markup  # which comes with jinja2
 
-    groups = grouped(records)
+    groups = grouped(records, files)
     verdicts = Counter(record.verdict for record in records)
+    of_runs = [run.text for run in runs(records, files)]
+    names = of_runs if len(set(of_runs)) > 1 else []
     return (
         _environment()
         .get_template("report.html.j2")
         .render(
             title=title,
             count=len(records),
-            verdicts=[(verdict.value, verdicts[verdict]) for verdict in Verdict if verdicts[verdict]],
+            verdicts=[(verdict, verdicts[verdict]) for verdict in Verdict if verdicts[verdict]],
             failures=sum(record.is_failure for record in records),
             measured=sum(record.measurement is not None for record in records),
             operations=len({record.operation for record in records}),
+            origin=_origin(records),
+            summary=summary(groups),
             notes=_notes(groups),
-            conditions=conditions(records),
+            conditions=conditions(records, names),
             warnings=warnings(records),
             style=Markup(_file("report.css")),
-            script=Markup(_file("report_table.js") + _file("report.js")),
+            theme=Markup(_file("report_theme.js")),
+            script=Markup(_file("report_table.js") + _file("report_figures.js") + _file("report.js")),
             plotly=Markup(_packed_plotly()),
-            data=Markup(script_json(page_data(records, groups))),
+            data=Markup(script_json(page_data(records, groups, names))),
         )
     )
+
+
+def _origin(records: Sequence[StoredRecord]) -> str:
+    """Where and when: `AMD EPYC 7B13, 2 cores; local-task; 2026-11-20`."""
+    origins = [record.provenance for record in records]
+    days = sorted({origin.when[:10] for origin in origins if origin.when})
+    parts = (
+        _few([origin.machine.name for origin in origins], "machines"),
+        _few([origin.device for origin in origins], "devices"),
+        " to ".join(dict.fromkeys([*days[:1], *days[-1:]])),
+    )
+    return "; ".join(filter(None, parts))
+
+
+def _few(names: Sequence[str], what: str) -> str:
+    """Up to two different names, or how many there are."""
+    found = list(dict.fromkeys(filter(None, names)))
+    return " and ".join(found) if len(found) < 3 else f"{len(found)} {what}"
 
 
 def _notes(groups: Sequence[Group]) -> dict[str, str]:
@@ -65,10 +91,12 @@ def _notes(groups: Sequence[Group]) -> dict[str, str]:
     absent = len(groups) - count
     left = []
     if count > ROWS:
-        left.append(f"The {ROWS} operations with the largest gain of {count}; the table has all.")
+        left.append(
+            f"Shown are the {ROWS} of {count} operations with the largest speedup; the table has all."
+        )
     if absent:
         left.append(
-            f"{absent} of {len(groups)} operations are not here: their default has no speed, or nothing else has."
+            f"{absent} of {len(groups)} operations are left out: their default has no speed, or nothing else has."
         )
     limits = any(entry.record.limit_ms > 0 for group in groups for entry in group.entries)
     roof = _ROOF if roofs(groups) else _DASH if limits else _NO_ROOF

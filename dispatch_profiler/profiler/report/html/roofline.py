@@ -21,6 +21,7 @@ from dispatch_profiler.profiler.report.html.style import (
     DEFAULT_COLOUR,
     INK,
     OTHER_COLOUR,
+    PAPER,
     ROOF_COLOURS,
     SYMBOLS,
     Figure,
@@ -35,9 +36,12 @@ _ELEMENT_TYPE = re.compile(r"[a-z]{1,2}\d+(?:E\d+M\d+[A-Z]*)?")
 
 
 def element_type(record: StoredRecord) -> str:
-    """That of the left operand: `f16t` -> `f16`; empty if the record does not say."""
-    found = _ELEMENT_TYPE.match(str(record.arguments.get("lhs", "")))
-    return found.group() if found else ""
+    """That of the first operand: `f16t` -> `f16`; empty if the record does not say."""
+    for value in (record.arguments.get("lhs", ""), *record.arguments.values()):
+        found = _ELEMENT_TYPE.match(value) if isinstance(value, str) else None
+        if found and found.group() in ELEMENT_TYPES:
+            return found.group()
+    return ""
 
 
 #: A machine by its name, and a device of it.
@@ -125,7 +129,7 @@ def _trace(role: str, entries: list[Entry], colour: str, symbols: Mapping[str, s
             "size": 5 if quiet else 9,
             "opacity": 0.7 if quiet else 0.9,
             "symbol": [symbols[element_type(entry.record)] for entry in entries],
-            "line": {"width": 0 if quiet else 0.5, "color": "#FFFFFF"},
+            "line": {"width": 0 if quiet else 0.5, "color": PAPER},
         },
         "hovertemplate": "%{text}<extra></extra>",
     }
@@ -189,7 +193,7 @@ def _limits(entries: Sequence[Entry], known: Mapping[Place, Peaks]) -> list[dict
 
 def _key(name: str, symbol: str) -> dict[str, Any]:
     """Tells in the legend which symbol is which element type."""
-    marker = {"symbol": symbol, "color": "#FFFFFF", "size": 8, "line": {"color": INK, "width": 1}}
+    marker = {"symbol": symbol, "color": PAPER, "size": 8, "line": {"color": INK, "width": 1}}
     return {
         "type": "scatter", "mode": "markers", "name": plain(name or "unknown type"), "x": [None],
         "y": [None], "marker": marker, "hoverinfo": "skip",

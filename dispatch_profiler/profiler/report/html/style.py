@@ -25,8 +25,29 @@ _PROVIDER_SYMBOLS = ("square", "triangle-up", "pentagon", "star", "hexagon")
 ROOF_COLOURS = (INK, "#8250DF", "#1A7F37", "#953800")
 #: One for each element type.
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "pentagon")
+PAPER = "#FFFFFF"
 FAILURE_COLOUR = "#E4E7EB"
 _GRID = "#E4E7EB"
+_LINE = "#8C959F"
+#: What a page puts in place of each colour on a dark background; what is missing stays.
+DARK = {
+    PAPER: "#0D1117",
+    INK: "#E6EDF3",
+    _GRID: "#30363D",
+    _LINE: "#6E7681",
+    OTHER_COLOUR: "#7D8590",
+    DEFAULT_COLOUR: "#FF8A3D",
+    BEST_COLOUR: "#409CFF",
+    "#009E73": "#2DC79B",
+    "#CC79A7": "#E79CC6",
+    "#56B4E9": "#A5D8FF",
+    "#000000": "#FFFFFF",
+    "#8250DF": "#BC9CFF",
+    "#1A7F37": "#4AC26B",
+    "#953800": "#FFA657",
+}
+#: Characters of the label of a row, on a page of the usual width and on a narrow one.
+_WIDE, _NARROW = 42, 18
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 
 
@@ -49,12 +70,12 @@ def layout(x: dict[str, Any], y: dict[str, Any], *, height: int, legend: bool = 
     return {
         "height": height,
         "font": {"family": FONT, "size": 12, "color": INK},
-        "paper_bgcolor": "#FFFFFF",
-        "plot_bgcolor": "#FFFFFF",
+        "paper_bgcolor": PAPER,
+        "plot_bgcolor": PAPER,
         "margin": {"l": 60, "r": 20, "t": 50 if legend else 16, "b": 50},
         "showlegend": legend,
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"},
-        "hoverlabel": {"align": "left", "bgcolor": "#FFFFFF", "font": {"color": INK, "size": 12}},
+        "hoverlabel": {"align": "left", "bgcolor": PAPER, "font": {"color": INK, "size": 12}},
         "hovermode": "closest",
         "xaxis": axis(**x),
         "yaxis": axis(**y),
@@ -65,7 +86,7 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
     """An axis with a thin grid."""
     found: dict[str, Any] = {
         "gridcolor": _GRID,
-        "linecolor": "#8C959F",
+        "linecolor": _LINE,
         "zeroline": False,
         "automargin": True,
         **more,
@@ -78,12 +99,13 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
 def log_scale(values: Iterable[float]) -> dict[str, Any]:
     """What makes an axis over positive `values` logarithmic: ticks at every digit, at 1, 2, 5, or at 10s.
 
-    Ticks are plain numbers: 0.02, 50, 1k.
+    Ticks are plain numbers: 0.02, 50, 1k. They suit the width of an exported figure; the page chooses
+    them by the width that it has.
     """
     found = list(values)
     decades = math.log10(max(found) / min(found))
-    dtick = "D1" if decades < 0.9 else "D2" if decades < 3 else 1
-    return {"type": "log", "dtick": dtick, "tickformat": "~s" if max(found) >= 1e4 else "~g"}
+    dtick = {"dtick": "D1" if decades < 0.9 else "D2" if decades < 2.5 else 1} if decades > 0.3 else {}
+    return {"type": "log", **dtick, "tickformat": "~s" if max(found) >= 1e4 else "~g"}
 
 
 def scale(values: Iterable[float]) -> dict[str, Any]:
@@ -133,15 +155,28 @@ def _parted(label: str, others: Sequence[str], width: int) -> str:
     )
 
 
-def rows_axis(labels: Sequence[str], width: int = 42) -> dict[str, Any]:
+def rows_axis(labels: Sequence[str]) -> dict[str, Any]:
     """A vertical axis with a row for each label, the first on top, at positions 0, 1, 2, ..."""
     return {
         "tickmode": "array",
         "tickvals": list(range(len(labels))),
-        "ticktext": [plain(label) for label in distinct(labels, width)],
+        "ticktext": short_labels(labels, _WIDE),
         "range": [len(labels) - 0.5, -0.5],
         "tickfont": {"size": 11},
     }
+
+
+def short_labels(labels: Sequence[str], width: int) -> list[str]:
+    """As plotly shows them, each at most `width` characters."""
+    return [plain(label) for label in distinct(labels, width)]
+
+
+def rows_layout(
+    x: dict[str, Any], labels: Sequence[str], *, height: int, legend: bool = True
+) -> dict[str, Any]:
+    """A layout with a row for each label; `meta` has shorter labels for a narrow page."""
+    found = layout(x, rows_axis(labels), height=height, legend=legend)
+    return {**found, "meta": {"narrow": short_labels(labels, _NARROW)}}
 
 
 def rows_height(count: int, *, each: int = 22) -> int:

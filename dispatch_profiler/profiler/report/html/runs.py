@@ -1,0 +1,118 @@
+"""Which run a record belongs to, where a report shows more than one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dispatch_profiler.configurations import Default
+from dispatch_profiler.profiler.records.record import PROVIDER
+from dispatch_profiler.profiler.records.record_file import StoredRecord
+from dispatch_profiler.profiler.records.speedup import is_default
+
+_BASELINE = Default().name
+
+
+@dataclass(frozen=True)
+class Run:
+    """What tells a run from the others of a report; a field in which all are equal is empty.
+
+    `tags` holds the tags that differ, `began` the time of the first record.
+    """
+
+    file: str = ""
+    tags: str = ""
+    began: str = ""
+
+    @property
+    def parts(self) -> tuple[str, str, str]:
+        return self.file, self.tags, self.began
+
+    @property
+    def text(self) -> str:
+        """`monday.jsonl, machine: a`"""
+        return ", ".join(filter(None, self.parts))
+
+
+def has_figure(record: StoredRecord) -> bool:
+    """Was it measured to the end, and is the result not known to be wrong?"""
+    taken = record.measurement
+    return taken is not None and not record.verdict.is_failure and taken.ended_by != "interrupted"
+
+
+def file_names(paths: Sequence[Path]) -> list[str]:
+    """The shortest end of each path that no other path has: `data.jsonl`, or `monday/data.jsonl`."""
+    different = set(paths)
+
+    def name(path: Path) -> str:
+        for count in range(1, len(path.parts) + 1):
+            tail = path.parts[-count:]
+            if sum(other.parts[-count:] == tail for other in different) == 1:
+                return str(Path(*tail))
+        return str(path)
+
+    return [name(path) for path in paths]
+
+
+def runs(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> list[Run]:
+    """The run of each record. `files` names the file of each.
+
+    A run is a part of a file whose records have the same tags. Where an operation's default was
+    measured again, as `--append` does, a new run begins.
+    """
+    named = list(files) or [""] * len(records)
+    tags = _differing_tags(records)
+    streams = list(zip(named, tags, strict=True))
+    numbers = list(_numbers(records, streams))
+    keys = [(*stream, number) for stream, number in zip(streams, numbers, strict=True)]
+    began = _beginnings(records, keys)
+    tells_file = len(set(named)) > 1
+    return [Run(key[0] if tells_file else "", key[1], began[key]) for key in keys]
+
+
+def _differing_tags(records: Sequence[StoredRecord]) -> list[str]:
+    names = dict.fromkeys(name for record in records for name in record.tags)
+    differ = [name for name in names if len({record.tags.get(name) for record in records}) > 1]
+    return [
+        ", ".join(f"{name}: {record.tags[name]}" for name in differ if name in record.tags)
+        for record in records
+    ]
+
+
+def _numbers(records: Sequence[StoredRecord], streams: Sequence[tuple[str, ...]]) -> Iterator[int]:
+    """How many runs of its operation, from the same place, came before each record."""
+    current: dict[tuple[str, ...], int] = {}
+    seen: dict[tuple[str, ...], dict[tuple[str, str], bool]] = {}
+    for record, stream in zip(records, streams, strict=True):
+        origin = record.provenance
+        home = (*stream, record.operation, origin.machine.name, origin.device, origin.target)
+        mode = record.measurement.mode if record.measurement is not None else ""
+        made = (record.dispatch, record.provider)
+        part = (*home, origin.software, mode)
+        known = seen.setdefault(part, {})
+        # What an earlier run did not finish is measured again by --resume: that is still its run.
+        has_default = (f"{record.operation}_{_BASELINE}", PROVIDER) in known
+        if known.get(made) and (is_default(record) or not has_default):
+            current[home] = current.get(home, 0) + 1
+            seen[part] = known = {}
+        known[made] = has_figure(record)
+        yield current.get(home, 0)
+
+
+def _beginnings(
+    records: Sequence[StoredRecord], keys: Sequence[tuple[str, str, int]]
+) -> dict[tuple[str, str, int], str]:
+    """When each run began, to the minute; empty for the only run of a file."""
+    first: dict[tuple[str, str, int], str] = {}
+    for record, key in zip(records, keys, strict=True):
+        when = record.provenance.when
+        first[key] = min(filter(None, (first.get(key, ""), when)), default="")
+    several = {key[:2] for key in keys if key[2] > 0}
+    minutes = {key: when[:16].replace("T", " ") for key, when in first.items()}
+    found = {}
+    for key, minute in minutes.items():
+        alone = sum(other[:2] == key[:2] and minutes[other] == minute for other in minutes) == 1
+        told = minute if alone and minute else f"{minute} run {key[2] + 1}".strip()
+        found[key] = told if key[:2] in several else ""
+    return found
