@@ -37,6 +37,8 @@ from dispatch_profiler.dispatches import (
 from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.operations import DEFAULT_SEED
 from dispatch_profiler.output_files import ReportFiles, add_file_arguments
+from dispatch_profiler.profiler.compare.confirm import confirmations, winners
+from dispatch_profiler.profiler.compare.live import LiveOptions
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.devices import Evaluators, parse_devices, unlike
 from dispatch_profiler.profiler.evaluation.evaluator import EvaluatorOptions
@@ -53,8 +55,9 @@ from dispatch_profiler.profiler.providers.library_calls import (
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.records.record_file import StoredRecord, beside_csv, earlier_records
 from dispatch_profiler.profiler.records.resume import Wanted, left_to_do
-from dispatch_profiler.profiler.report.outputs import FORMATS, RunOutputs
+from dispatch_profiler.profiler.report.outputs import FORMATS, Confirmed, RunOutputs
 from dispatch_profiler.profiler.report.progress import Tally
+from dispatch_profiler.profiler.statistics.comparison import Outcome
 from dispatch_profiler.profiler.statistics.stopping import Ended, StopRule
 from dispatch_profiler.runtime import all_devices, find_runtime_tools
 
@@ -91,12 +94,15 @@ def _main(options: argparse.Namespace) -> int:
                 candidates, earlier = tree.candidates(pairs), list[StoredRecord]()
                 if options.output:
                     candidates, earlier = _to_files(options, candidates, evaluators, outputs)
+                confirmed: list[Confirmed] = []
                 try:
                     _run(evaluators, candidates, outputs)
+                    if options.confirm:
+                        _confirm(source.manifest, outputs.stored_records(earlier), how, confirmed)
                 except (KeyboardInterrupt, BrokenPipeError):
                     outputs.keep(user_cache() / "interrupted.csv", earlier)
                     raise
-            outputs.finish(earlier)
+            outputs.finish(earlier, confirmed)
             status = _summarize(outputs.records, how, options)
             return _tell_failures(evaluators.failures, tree.damaged) or status
 
@@ -152,6 +158,12 @@ def _check(options: argparse.Namespace, tags: dict[str, str]) -> None:
         raise UsageError("--tags are written with the records", hint="add --output=FILE or --format=json")
     if options.bundle and options.generated_dir != ".":
         raise UsageError("--bundle brings its own tree", hint="leave --generated-dir out")
+    if options.confirm and not options.profiling_enabled:
+        raise UsageError("--confirm compares measured configurations", hint="leave --profiling-enabled out")
+    if options.confirm and (options.mode != Mode.WARM.value or options.build_dir is not None):
+        raise UsageError(
+            "--confirm measures with warm caches and the installed runtime", hint="leave --confirm out"
+        )
     if options.top and options.format != "table":
         raise UsageError("--top shortens the table", hint="add --format=table")
 
@@ -218,6 +230,10 @@ def _add_measuring(parser: Parser) -> None:
     parser.add_argument(
         "--mode", choices=[mode.value for mode in Mode], default=Mode.WARM.value,
         help="operands are in the caches, or each execution has others that are not (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--confirm", action="store_true",
+        help="at the end, compare the best configuration of each operation with the default by paired sampling",
     )  # fmt: skip
     parser.add_argument(
         "--seed", type=int, metavar="N",
@@ -327,6 +343,20 @@ def _run(evaluators: Evaluators, candidates: list[Candidate], outputs: RunOutput
         tally.add(record)
         if lines:
             say(tally.line(record))
+
+
+def _confirm(
+    manifest: Manifest, records: Sequence[StoredRecord], how: EvaluatorOptions, confirmed: list[Confirmed]
+) -> None:
+    """Add what paired sampling says of the best of each operation to `confirmed`, one by one."""
+    options = LiveOptions(how.device, seed=how.seed, limit_seconds=how.seconds)
+    names = (d.dispatch.name for _, d in manifest.dispatches())
+    count = len(winners(records, names))
+    for record, found in track(confirmations(manifest, records, options), count, "Confirming"):
+        confirmed.append((record, found))
+        say(f"[Confirming]: {record.dispatch}: {found.text}")
+    sure = sum(found.outcome == Outcome.FASTER.value for _, found in confirmed)
+    say(f"[Confirming]: {sure} of {count} best configurations are faster than the default by paired sampling")
 
 
 def _summarize(records: list[Record], how: EvaluatorOptions, options: argparse.Namespace) -> int:

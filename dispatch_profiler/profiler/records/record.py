@@ -84,6 +84,31 @@ class Provenance:
 
 
 @dataclass(frozen=True)
+class Confirmation:
+    """A dispatch against the compiler's default by paired sampling, after its run.
+
+    `outcome` is that of `compare`: faster, slower, same, unclear, failed or not measured. `speed` is
+    relative to the default, 2 is twice as fast, from `low` to `high`; None where it is not known.
+    """
+
+    outcome: str
+    reason: str
+    speed: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def text(self) -> str:
+        """`confirmed by paired sampling: 1.45x (1.42-1.48)`"""
+        if self.speed is None:
+            return f"not confirmed by paired sampling: {self.outcome} ({self.reason})"
+        ends = f" ({self.low:.2f}-{self.high:.2f})" if self.low and self.high else ""
+        verdict = "confirmed" if self.outcome == "faster" else "not confirmed"
+        rest = "" if self.outcome == "faster" else f", {self.outcome}"
+        return f"{verdict} by paired sampling: {self.speed:.2f}x{ends}{rest}"
+
+
+@dataclass(frozen=True)
 class Record:
     """One dispatch's outcome: a verdict with its reason, and a measurement or none.
 

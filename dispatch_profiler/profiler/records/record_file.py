@@ -32,7 +32,7 @@ from dispatch_profiler.profiler.measurement.gpu_monitor import GpuState
 from dispatch_profiler.profiler.measurement.measure import Measurement, Mode
 from dispatch_profiler.profiler.measurement.peaks import Peaks
 from dispatch_profiler.profiler.records.machine import Machine
-from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict, is_failure
+from dispatch_profiler.profiler.records.record import Confirmation, Provenance, Record, Verdict, is_failure
 from dispatch_profiler.profiler.records.versions import FORMAT, VERSION, current_row
 
 #: What every line begins with, whatever its version.
@@ -66,6 +66,7 @@ class StoredRecord:
     provenance: Provenance
     tags: Mapping[str, str]
     peaks: Peaks | None = None
+    confirmed: Confirmation | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -233,7 +234,7 @@ def _read_line(path: Path, number: int, line: bytes) -> StoredRecord:
 
 
 def _from_row(row: Mapping[str, Any]) -> StoredRecord:
-    measured, peaks = row.get("measurement"), row.get("peaks")
+    measured, peaks, confirmed = row.get("measurement"), row.get("peaks"), row.get("confirmed")
     return StoredRecord(
         dispatch=text(row, "dispatch"),
         provider=text(row, "provider"),
@@ -254,7 +255,15 @@ def _from_row(row: Mapping[str, Any]) -> StoredRecord:
         provenance=within("provenance", lambda: _provenance(mapping(row.get("provenance"), "provenance"))),
         tags=text_values(row, "tags"),
         peaks=None if peaks is None else within("peaks", lambda: Peaks.from_dict(mapping(peaks, "peaks"))),
+        confirmed=None
+        if confirmed is None
+        else within("confirmed", lambda: _confirmed(mapping(confirmed, "confirmed"))),
     )
+
+
+def _confirmed(row: Mapping[str, Any]) -> Confirmation:
+    ends = {name: number(row, name) for name in ("speed", "low", "high") if row.get(name) is not None}
+    return Confirmation(text(row, "outcome"), text(row, "reason"), **ends)
 
 
 def _verdict(row: Mapping[str, Any]) -> Verdict:

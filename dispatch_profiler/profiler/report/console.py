@@ -145,6 +145,7 @@ def _figures(record: StoredRecord, speedup: Speedup) -> list[str]:
 def _notes(record: StoredRecord) -> list[str]:
     """What stands below a row."""
     notes = [record.reason] if record.reason else []
+    notes += [record.confirmed.text] if record.confirmed else []
     if record.measurement is not None:
         notes += record.measurement.warnings
         if record.measurement.ended_by == Ended.ABANDONED.value:

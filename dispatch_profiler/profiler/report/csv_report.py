@@ -17,7 +17,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files import write_atomic
 from dispatch_profiler.operations import KINDS as OPERATION_KINDS
-from dispatch_profiler.profiler.records.record import Record, arguments_text
+from dispatch_profiler.profiler.records.record import Confirmation, Record, arguments_text
 from dispatch_profiler.profiler.records.record_file import StoredRecord, as_stored
 from dispatch_profiler.profiler.records.speedup import DEFAULT_REFERENCE, Speedup, SpeedupsOfRuns
 from dispatch_profiler.profiler.statistics.comparison import Ratio
@@ -34,7 +34,7 @@ _MEASURED = (
 )  # fmt: skip
 _SPEEDUP = (
     "vs_default", "vs_default_low", "vs_default_high", "vs_reference", "vs_reference_low", "vs_reference_high",
-    "reference", "of_limit",
+    "reference", "of_limit", "confirmed", "confirmed_speed", "confirmed_low", "confirmed_high",
 )  # fmt: skip
 _ORIGIN = (
     "gpu", "driver", "cpu", "cores", "memory_bytes", "system", "device", "target", "iree", "library", "seed", "when",
@@ -92,6 +92,7 @@ def row(record: StoredRecord) -> dict[str, Any]:
         "library": record.provenance.library,
         "seed": record.provenance.seed,
         "when": record.provenance.when,
+        **_confirmed_columns(record.confirmed),
         "flags": " ".join(record.provenance.flags),
         "module_key": record.provenance.module_key,
         "reason": record.reason,
@@ -106,6 +107,13 @@ def _speedup_columns(found: Speedup, reference: str) -> dict[str, Any]:
         "reference": reference,
         "of_limit": "" if found.of_limit is None else repr(found.of_limit),
     }
+
+
+def _confirmed_columns(found: Confirmation | None) -> dict[str, str]:
+    if found is None:
+        return {}
+    figures = {"confirmed_speed": found.speed, "confirmed_low": found.low, "confirmed_high": found.high}
+    return {"confirmed": found.outcome, **{name: repr(value) for name, value in figures.items() if value}}
 
 
 def _ratio_columns(name: str, found: Ratio | None) -> dict[str, str]:

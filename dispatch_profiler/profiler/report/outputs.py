@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from dispatch_profiler.command import say, warn
 from dispatch_profiler.files import write_atomic
 from dispatch_profiler.output_files import ReportFiles
-from dispatch_profiler.profiler.records.record import Record
+from dispatch_profiler.profiler.records.record import Confirmation, Record
 from dispatch_profiler.profiler.records.record_file import (
     JsonLines,
     StoredRecord,
     beside_csv,
+    read_records,
     stored,
     to_line,
 )
@@ -30,6 +32,20 @@ FORMATS = ("blocks", "table", "json")
 def write_run(files: ReportFiles, records: Sequence[StoredRecord], names: Sequence[str] = ()) -> None:
     """Write `records` to the files that were asked for. `names` has the name of the file of each record."""
     files.write(lambda: run_report.markdown(records, names), lambda: run_report.junit(records, names))
+
+
+#: A record with what paired sampling says of it.
+Confirmed = tuple[StoredRecord, Confirmation]
+
+
+def _with_confirmations(
+    records: Sequence[StoredRecord], confirmed: Sequence[Confirmed]
+) -> list[StoredRecord]:
+    known = {(record.dispatch, record.provenance): found for record, found in confirmed}
+    return [
+        replace(record, confirmed=known.get((record.dispatch, record.provenance), record.confirmed))
+        for record in records
+    ]
 
 
 class RunOutputs:
@@ -82,12 +98,25 @@ class RunOutputs:
             writer.add(record)
         self.records.append(record)
 
-    def finish(self, earlier: Sequence[StoredRecord] = ()) -> None:
-        """The table, Markdown and JUnit; with `earlier` records, which this run did not make again."""
-        records = [*earlier, *(stored(record, self._tags) for record in self.records)]
+    def finish(self, earlier: Sequence[StoredRecord] = (), confirmed: Sequence[Confirmed] = ()) -> None:
+        """The table, Markdown and JUnit; with `earlier` records, which this run did not make again.
+
+        What was `confirmed` of records is added to them, in the files of `to_csv` too, once these are closed.
+        """
+        records = _with_confirmations(self.stored_records(earlier), confirmed)
+        if confirmed and self._csv is not None:
+            beside = beside_csv(self._csv)
+            known = _with_confirmations(read_records(beside), confirmed)
+            write_atomic(beside, "".join(f"{to_line(record)}\n" for record in known))
+            with CsvReport(self._csv, self._reference, earlier=known):
+                pass
         if self._format == "table":
             self._print(table(records, top=self._top, reference=self._reference))
         write_run(self._files, records)
+
+    def stored_records(self, earlier: Sequence[StoredRecord] = ()) -> list[StoredRecord]:
+        """`earlier` records and those of this run."""
+        return [*earlier, *(stored(record, self._tags) for record in self.records)]
 
     def keep(self, fallback: Path, earlier: Sequence[StoredRecord] = ()) -> None:
         """Show and keep what is finished when the run stops early; without a CSV, beside `fallback`."""

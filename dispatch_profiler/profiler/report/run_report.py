@@ -84,7 +84,9 @@ def _row(entry: Entry, group: Group) -> tuple[str, ...]:
         reach = f"{record.measurement.half_width:.1%}"
         figures = (runtime_text(record), gflops_text(record), _vs_default(entry, group), peak, reach)
     verdict = f"**{record.verdict.value}**" if record.is_failure else record.verdict.value
-    notes = "; ".join(filter(None, (record.reason, *_warnings(record))))
+    notes = "; ".join(
+        filter(None, (record.reason, record.confirmed.text if record.confirmed else "", *_warnings(record)))
+    )
     return (
         *figures,
         verdict,

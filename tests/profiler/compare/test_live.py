@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from dispatch_profiler.profiler.compare import live
 from dispatch_profiler.profiler.compare.cli import main as compare_main
 from dispatch_profiler.profiler.compare.live import match
 from dispatch_profiler.profiler.compare.pairing import By
+from dispatch_profiler.profiler.records.record_file import read_records
 
 SHAPE = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
 
@@ -118,3 +121,69 @@ def test_the_same_code_on_this_cpu_is_neither_faster_nor_slower(run, capsys):
     _, out, outcomes = compared(capsys, ".", ".", "--threshold=60%", "--budget=30")
 
     assert outcomes["tile_config_default"] in ("same", "unclear"), out
+
+
+# -- profile --confirm -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def confirmed(run, null_tree, no_processes):
+    """`confirmed(faults, *options)`: what a run with --confirm says of each dispatch that it confirms."""
+
+    def make(faults: dict[str, dict[str, object]], *options: str):
+        null_tree(faults=faults)
+        outcome = run("profiler", "--output=data.csv", "--format=table", "--confirm", *options)
+        records = read_records(Path("data.jsonl"))
+        return outcome, {record.configuration: record.confirmed for record in records if record.confirmed}
+
+    return make
+
+
+def test_the_best_is_confirmed_where_it_is_faster(confirmed):
+    """In the table, the summary and both files; other records have no word of it."""
+    outcome, found = confirmed(
+        {"*_default": {"time_ms": 2.0}, "*_ukernels": {"time_ms": 1.0}, "*": {"time_ms": 3.0}}
+    )
+    assert list(found) == ["flow_config_ukernels"]
+    (best,) = found.values()
+    assert best.outcome == "faster"
+    assert best.speed == pytest.approx(2.0, rel=0.05)
+    assert best.low <= best.speed <= best.high
+    assert "  confirmed by paired sampling: 2.0" in outcome.out
+    assert "1 of 1 best configurations are faster than the default by paired sampling" in outcome.err
+    with Path("data.csv").open(newline="") as file:
+        rows = {row["Configuration"]: row for row in csv.DictReader(file)}
+    assert rows["flow_config_ukernels"]["confirmed"] == "faster"
+    assert float(rows["flow_config_ukernels"]["confirmed_speed"]) == best.speed
+    assert rows["tile_config_default"]["confirmed"] == ""
+
+
+def test_what_was_only_luck_is_not_confirmed(run, null_tree, no_processes, monkeypatch):
+    """Figures of the run say 2x; the pair, measured together, takes the same time."""
+    null_tree(faults={"*": {"time_ms": 1.0}})
+    assert run("profiler", "--output=data.csv").status == 0
+    rows = [json.loads(line) for line in Path("data.jsonl").read_text().splitlines()]
+    for row in rows:
+        if row["configuration"] == "flow_config_ukernels":
+            row["measurement"]["samples_ms"] = [ms / 2 for ms in row["measurement"]["samples_ms"]]
+    Path("data.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    outcome = run("profiler", "--output=data.csv", "--resume", "--confirm", "--format=table")
+
+    assert "not confirmed by paired sampling: 1.0" in outcome.out
+    assert ", same" in outcome.out
+    assert "0 of 1 best configurations are faster" in outcome.err
+
+
+def test_a_default_that_is_the_best_has_nothing_to_confirm(confirmed):
+    outcome, found = confirmed({"*_default": {"time_ms": 1.0}, "*": {"time_ms": 3.0}})
+    assert not found
+    assert "0 of 0 best configurations" in outcome.err
+
+
+@pytest.mark.parametrize("option", ["--profiling-enabled=false", "--mode=cold"])
+def test_what_cannot_be_confirmed_is_rejected_before_anything_runs(run, null_tree, option):
+    null_tree()
+    outcome = run("profiler", "--confirm", option)
+    assert outcome.status == 2
+    assert "--confirm" in outcome.err

@@ -1,0 +1,66 @@
+"""`profile --confirm`: the best configuration of each operation against the default, by paired sampling.
+
+Figures of a run are taken minutes apart; a pair is measured together, so that what disturbs one side
+disturbs the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from dispatch_profiler.dispatches import Manifest
+from dispatch_profiler.profiler.compare.live import LiveComparison, LiveOptions
+from dispatch_profiler.profiler.compare.pairing import Pair
+from dispatch_profiler.profiler.providers.library_calls import ManifestPair
+from dispatch_profiler.profiler.records.record import Confirmation
+from dispatch_profiler.profiler.records.record_file import StoredRecord
+from dispatch_profiler.profiler.records.speedup import is_default, median_ms
+
+
+def winners(records: Iterable[StoredRecord], known: Iterable[str]) -> list[tuple[StoredRecord, StoredRecord]]:
+    """The default and what is faster than it and than all others, of each operation on each device.
+
+    `known` are the names of the dispatches that can be measured again; libraries are not among them.
+    """
+    names = set(known)
+    groups: dict[tuple[str, str], list[StoredRecord]] = {}
+    for record in records:
+        if record.dispatch in names and median_ms(record) is not None:
+            groups.setdefault((record.operation, record.provenance.device), []).append(record)
+    found = []
+    for group in groups.values():
+        default = next((record for record in reversed(group) if is_default(record)), None)
+        best = min(group, key=lambda record: median_ms(record) or 0.0)
+        if default is not None and not is_default(best):
+            found.append((default, best))
+    return found
+
+
+def confirmations(
+    manifest: Manifest, records: Iterable[StoredRecord], options: LiveOptions
+) -> Iterator[tuple[StoredRecord, Confirmation]]:
+    """The best record of each operation on each device, with what paired sampling says of it.
+
+    `options` are those of every device. Raises TargetError if a device does not open.
+    """
+    pairs: dict[str, ManifestPair] = {pair[1].dispatch.name: pair for pair in manifest.dispatches()}
+    by_device: dict[str, list[tuple[StoredRecord, StoredRecord]]] = {}
+    for default, best in winners(records, pairs):
+        by_device.setdefault(best.provenance.device, []).append((default, best))
+    for device, found in by_device.items():
+        with LiveComparison(manifest, manifest, replace(options, device=device)) as live:
+            matched = [(pairs[default.dispatch], pairs[best.dispatch]) for default, best in found]
+            for (_, best), pair in zip(found, live.pairs(matched), strict=True):
+                yield best, _confirmation(pair)
+
+
+def _confirmation(pair: Pair) -> Confirmation:
+    """A pair as the speed of new: its ratio is of times."""
+    if pair.ratio is None:
+        return Confirmation(pair.outcome.value, pair.reason)
+    value, low, high = pair.ratio.value, pair.ratio.low, pair.ratio.high
+    # An end that nothing is known of is 0 or infinite.
+    return Confirmation(
+        pair.outcome.value, pair.reason, 1.0 / value, 1.0 / high, 1.0 / low if low > 0.0 else None
+    )
