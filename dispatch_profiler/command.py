@@ -265,6 +265,11 @@ def on_terminal() -> bool:
     return Console(stderr=True).is_terminal
 
 
+def line_width() -> int | None:
+    """Columns of the longest line on the terminal that standard error is; None if it is none."""
+    return min(shutil.get_terminal_size().columns, _WIDEST) if on_terminal() else None
+
+
 def track(
     items: Iterable[Item],
     total: int,
@@ -330,7 +335,7 @@ def say_table(rows: Iterable[Sequence[str]]) -> None:
     """Aligned columns to standard error; on a terminal the last one is folded to its width."""
     from dispatch_profiler.terminal import aligned
 
-    warn(aligned(rows))
+    warn(aligned(rows, line_width()))
 
 
 def run(

@@ -25,6 +25,8 @@ from rich.text import Text
 Item = TypeVar("Item")
 #: Columns of a line that is to stay whole.
 _UNFOLDED = 1000
+#: Columns of the widest bar.
+_WIDEST = 120
 
 
 class _Note(TextColumn):
@@ -45,6 +47,12 @@ class _Left(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         return Text("0:00:00" if task.finished else self._left(), style="progress.remaining")
+
+
+def _console() -> Console:
+    """Standard error, at most 120 columns wide."""
+    console = Console(stderr=True)
+    return console if console.width <= _WIDEST else Console(stderr=True, width=_WIDEST)
 
 
 def bar(
@@ -68,7 +76,7 @@ def bar(
     gives_way = prints and sys.stdout.isatty()
     with Progress(
         *columns,
-        console=Console(stderr=True),
+        console=_console(),
         transient=True,
         expand=True,
         refresh_per_second=2,  # it takes time from what is measured
@@ -84,8 +92,8 @@ def bar(
                 shown.start()
 
 
-def aligned(rows: Iterable[Sequence[str]]) -> str:
-    """Rows as aligned columns; on a terminal the last one is folded to its width."""
+def aligned(rows: Iterable[Sequence[str]], width: int | None) -> str:
+    """Rows as aligned columns; the last one is folded to lines of `width` columns, unless that is None."""
     console = Console(stderr=True)
     # A reason may hold [brackets], which are no markup.
     texts = [[Text(), *map(Text, row)] for row in rows]
@@ -95,8 +103,8 @@ def aligned(rows: Iterable[Sequence[str]]) -> str:
     )
     for row in texts:
         table.add_row(*row)
-    if not console.is_terminal:
-        console.width = _UNFOLDED  # a file has no width: do not wrap its lines
+    # A file has no width: do not wrap its lines.
+    console.width = _UNFOLDED if width is None else width
     with console.capture() as capture:
         console.print(table)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import argparse
 import re
-import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 from dispatch_profiler.command import (
-    FAILED,
     SUCCESS,
     Parser,
     add_tool_arguments,
     add_tree_arguments,
     folder,
-    on_terminal,
     positive,
     run,
     say,
-    say_table,
-    track,
     user_cache,
     warn,
     writable,
@@ -30,23 +23,19 @@ from dispatch_profiler.command import (
 from dispatch_profiler.compiler import (
     Cache,
     CompileOptions,
-    Progress,
     compile_tree,
     compiler_for,
     count_dispatches,
 )
+from dispatch_profiler.compiler.console import CompileTally, report
 from dispatch_profiler.cores import usable_cores
-from dispatch_profiler.dispatches import DispatchEntry, Selection, State, Tree, load_manifest, write_bundle
+from dispatch_profiler.dispatches import Selection, Tree, load_manifest, write_bundle
 from dispatch_profiler.dispatches.bundle import command
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.isolation import available_memory
 from dispatch_profiler.targets import parse_target
 
 PROG = "compile.py"
-#: Reasons of failures that the summary lists.
-_REASONS = 10
-#: And reasons that --retry may overcome.
-_RETRIED = 3
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
@@ -81,7 +70,7 @@ def _main(options: argparse.Namespace) -> int:
     )
     total = count_dispatches(manifest, chosen.selection)
     bundle = writable("--bundle", options.bundle) if options.bundle else None
-    status = _report(compile_tree(manifest, compiler, chosen, cache), manifest.tree, total)
+    status = report(compile_tree(manifest, compiler, chosen, cache), CompileTally(total))
     if bundle is not None:
         _pack(bundle, manifest.tree, chosen.selection)
     return status
@@ -193,81 +182,3 @@ def _tend(cache: Cache | None, *, clear: bool) -> int:
         size, bound = info.bytes / 2**20, info.max_bytes / 2**20
         print(f"{info.folder}: {info.entries} entries, {size:.1f} of {bound:.0f} MiB")
     return SUCCESS
-
-
-# -- output ----------------------------------------------------------------------------------------
-
-
-@dataclass
-class _CompileTally:
-    """What has become of the dispatches so far."""
-
-    total: int
-    entries: list[DispatchEntry] = field(default_factory=list)
-    kept: int = 0
-    cached: int = 0
-    started: float = field(default_factory=time.monotonic)
-
-    def add(self, done: Progress) -> None:
-        self.entries.extend(done.entries)
-        self.kept += len(done.entries) if done.kept else 0
-        self.cached += len(done.entries) if done.cached else 0
-
-    @property
-    def failed(self) -> list[DispatchEntry]:
-        return [entry for entry in self.entries if entry.state is not State.COMPILED]
-
-    @property
-    def rate(self) -> float:
-        """Dispatches a second that were really compiled."""
-        compiled = len(self.entries) - self.kept - self.cached
-        return compiled / max(1e-3, time.monotonic() - self.started)
-
-    def note(self) -> str:
-        return f"{len(self.failed)} failed, {self.cached} cached, {self.rate:.1f}/s"
-
-
-def _report(results: Iterable[Progress], tree: Tree, total: int) -> int:
-    tally = _CompileTally(total)
-    shows_bar = on_terminal()
-    for done in track(results, total, "Compiling", size=lambda p: len(p.entries), note=tally.note):
-        tally.add(done)
-        is_new = not (done.kept or done.cached)
-        # Where a bar counts, only what went wrong needs a line.
-        if is_new and not (shows_bar and all(e.state is State.COMPILED for e in done.entries)):
-            say(_line(done, tree, tally))
-    return _summarize(tally)
-
-
-def _line(done: Progress, tree: Tree, tally: _CompileTally) -> str:
-    states = Counter(entry.state for entry in done.entries)
-    counts = ", ".join(f"{count} {state.value}" for state, count in states.items())
-    flow = f" ({done.module})" if done.module else ""
-    where = f"{len(tally.entries)} of {tally.total}"
-    return f"[Compiling]: {tree.source(done.operation)}{flow}: {counts}  [{where}, {tally.rate:.1f}/s]"
-
-
-def _summarize(tally: _CompileTally) -> int:
-    states = Counter(entry.state for entry in tally.entries)
-    counts = ", ".join(f"{states[state]} {state.value}" for state in State if states[state])
-    from_cache = f", {tally.cached} from the cache" if tally.cached else ""
-    count = f"{tally.total} dispatch{'' if tally.total == 1 else 'es'}"
-    say(f"{count}: {counts}; {tally.kept} {'was' if tally.kept == 1 else 'were'} up to date{from_cache}")
-    if not tally.failed:
-        return SUCCESS
-    reasons = Counter((entry.state.value, entry.reason) for entry in tally.failed)
-    rows = [(f"{n} x", state, reason) for (state, reason), n in reasons.most_common(_REASONS)]
-    say_table(rows)
-    if len(reasons) > _REASONS:
-        say(f"and {len(reasons) - _REASONS} other reasons; manifest.json holds the reason of each dispatch")
-    transient = Counter(entry.reason for entry in tally.failed if entry.is_transient)
-    if transient:
-        say(f"--retry compiles {transient.total()} of these again: {_told(transient)}")
-    return FAILED
-
-
-def _told(reasons: Counter[str]) -> str:
-    """`2 x killed by SIGABRT; 1 x ...`, the most frequent first."""
-    told = [f"{count} x {reason}" for reason, count in reasons.most_common(_RETRIED)]
-    more = len(reasons) - len(told)
-    return "; ".join([*told, *([f"{more} other reasons"] if more else [])])

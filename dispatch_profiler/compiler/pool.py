@@ -64,7 +64,7 @@ class WorkerSet:
                 if has == limits:
                     del self._idle[index]
                     return worker
-            worker = Worker(limits, max_calls=_BUILDS)
+            worker = Worker(limits, start=_load, max_calls=_BUILDS)
             self._all.append(worker)
             return worker
 
@@ -82,6 +82,10 @@ class WorkerSet:
 
 #: For joblib's own processes and for Dask's, which live longer than one call.
 _OF_THIS_PROCESS = WorkerSet()
+
+
+def _load() -> None:
+    """Import this package: the time that it takes is not that of the first dispatch."""
 
 
 def _build(compiler: Compiler, request: BuildRequest) -> Built:

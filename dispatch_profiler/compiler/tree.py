@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 from dispatch_profiler.compiler._base import BuildRequest, Built, Compiler
 from dispatch_profiler.compiler.cache import Cache
 from dispatch_profiler.compiler.request import build_key, build_request
 from dispatch_profiler.compiler.source import reproducer
+from dispatch_profiler.compiler.time_left import representative
 from dispatch_profiler.dispatches import (
     Artifact,
     DispatchEntry,
@@ -82,6 +84,8 @@ class Progress:
     kept: bool
     #: True if it was compiled before, for this tree or another, and taken from the cache.
     cached: bool = False
+    #: Asked dispatches of the modules that are being compiled at the same time.
+    in_flight: int = 0
 
 
 def _asked_modules(manifest: Manifest, selection: Selection) -> dict[tuple[Operation, str], set[str]]:
@@ -186,11 +190,11 @@ def compile_tree(
                 yield Progress(task.entry.operation, task.module, _asked(task, entry), False, cached=True)
             else:
                 open_tasks.append(task)
-        for task, built in _compile(open_tasks, compiler, options):
+        for task, built, in_flight in _compile(open_tasks, compiler, options):
             if cache is not None:
                 cache.put(task.key, built)
-            entry = results.add(task, built)
-            yield Progress(task.entry.operation, task.module, _asked(task, entry), kept=False)
+            asked = _asked(task, results.add(task, built))
+            yield Progress(task.entry.operation, task.module, asked, kept=False, in_flight=in_flight)
 
 
 def _may_end_otherwise(task: Task) -> bool:
@@ -199,18 +203,23 @@ def _may_end_otherwise(task: Task) -> bool:
 
 def _compile(
     open_tasks: Sequence[Task], compiler: Compiler, options: CompileOptions
-) -> Iterator[tuple[Task, Built]]:
+) -> Iterator[tuple[Task, Built, int]]:
+    """Each task with what was built, and how many asked dispatches are being compiled meanwhile."""
     if not open_tasks:
         return
     # joblib takes a while to import, and most runs of a sweep that is done compile nothing.
     from dispatch_profiler.compiler.pool import BuildPool, Executor
 
-    requests = {index: task.request for index, task in enumerate(open_tasks)}
+    order = representative(len(open_tasks))
+    requests = {index: open_tasks[index].request for index in order}
     executor = Executor(options.executor, min(options.workers, len(requests)), options.scheduler)
     limits = WorkerLimits(options.seconds, options.memory_bytes)
     with BuildPool[int](compiler, executor, limits) as pool:
+        sizes = (len(open_tasks[i].asked) for i in order)
+        in_flight = sum(islice(sizes, executor.workers))
         for index, built in pool.results(requests):
-            yield open_tasks[index], built
+            in_flight += next(sizes, 0) - len(open_tasks[index].asked)
+            yield open_tasks[index], built, in_flight
 
 
 def _asked(task: Task, entry: OperationEntry) -> tuple[DispatchEntry, ...]:

@@ -26,7 +26,7 @@ SMALL = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
 #: Two of them.
 TWO = ("--problem-m=16,32", *SMALL[1:])
 _MARKER = "DISPATCH_PROFILER_TEST_MARKER"
-_LINE = re.compile(r"\[Compiling\]: (?P<source>.+\.mlir)(?: \((?P<module>[^)]*)\))?: ")
+_LINE = re.compile(r"\[Compiling\]: (?P<operation>\S+?)(?: \((?P<module>[^)]*)\))?: ")
 #: How long a killed process's children may take to go. A bound for failure, not a measure.
 _GONE_SECONDS = 30.0
 #: What Python's audit hooks call the changes of files; see `killed_at`.
@@ -58,7 +58,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def modules_in(text: str) -> list[tuple[str, str]]:
     """(operation, module) of each module that was really compiled, as compile.py tells."""
     found = (_LINE.match(line) for line in text.splitlines())
-    return [(Path(m["source"]).stem, m["module"] or "") for m in found if m]
+    return [(m["operation"], m["module"] or "") for m in found if m]
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from terminal_helpers import on_a_terminal, plain
 
 from dispatch_profiler.command import FAILED
 from dispatch_profiler.compiler import Progress
-from dispatch_profiler.compiler.cli import _report
+from dispatch_profiler.compiler.console import CompileTally, report
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch, DispatchEntry, State, Tree, load_manifest
 from dispatch_profiler.operations import Matmul
@@ -68,7 +69,7 @@ def test_the_summary_gives_the_reasons_of_what_retry_compiles_again(capsys):
     refused = DispatchEntry(dispatch, State.NOT_COMPILED, "error: no such tile")
     done = Progress(dispatch.operation, "", (*failed, refused), kept=True)
 
-    assert _report([done], Tree(Path()), 11) == FAILED
+    assert report([done], CompileTally(11)) == FAILED
 
     assert f"--retry compiles 10 of these again: 10 x {missing}\n" in capsys.readouterr().err
 
@@ -169,6 +170,48 @@ def test_a_reproducer_goes_when_its_dispatch_compiles(run, faulty):
 # -- a terminal ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("columns", [40, 80, 120, 200])
+def test_no_line_on_a_terminal_is_wider_than_it_or_than_120_columns(run, columns: int):
+    """Names of convolutions are 90 columns wide, reasons still wider."""
+    reason = "no such tile, " * 20
+    Path("faults.yaml").write_text(
+        f'"*_default": {{not_compiled: {reason!r}}}\n'
+    )
+    conv = ("--conv-n=1", "--conv-h=56", "--conv-w=56", "--conv-c=64", "--conv-k=64", "--conv-padding=1")
+    run("generator", "--target=null:faults.yaml", "--op-kind=conv2d", "--lhs=f32", *conv)
+
+    _, shown = on_a_terminal(columns, "compile.py", "-j1", "--no-cache")
+
+    lines = [line for line in re.split(r"[\r\n]+", plain(shown)) if line.strip()]
+    compiling = [line for line in lines if line.startswith("[Compiling]")]
+    assert len(compiling) == 1
+    assert "conv2d_1x56" in compiling[0] or columns == 40
+    # On a narrow terminal the counts stay whole, and the terminal breaks the line.
+    assert max(map(len, lines)) <= (120 if columns > 80 else max(columns, max(map(len, compiling))))
+
+
+def test_an_operation_is_named_once_a_module_and_no_path_is_printed(run, faulty):
+    faulty("crash")
+
+    err = run("compile", "-j1", "--no-cache").err
+
+    assert "generated" not in err
+    assert [line.count("matmul_16x32x8") for line in err.splitlines() if "[Compiling]" in line] == [1, 1, 1]
+
+
+def test_an_interrupt_tells_how_much_is_done(run, faulty, capsys):
+    dispatch = Dispatch(Matmul(16, 32, 8), Default())
+
+    def results() -> Iterator[Progress]:
+        yield Progress(dispatch.operation, "", (DispatchEntry(dispatch, State.COMPILED),), kept=False)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        report(results(), CompileTally(11))
+
+    assert capsys.readouterr().err.endswith("1 of 11 dispatches are done\n")
+
+
 @pytest.mark.parametrize("columns", [40, 120])
 def test_a_terminal_shows_a_bar_and_only_what_went_wrong(faulty, columns: int):
     faulty("crash")
@@ -192,4 +235,4 @@ def test_without_a_terminal_each_module_is_a_plain_line(run, faulty):
     assert "\x1b" not in err
     lines = [line for line in err.splitlines() if line.startswith("[Compiling]:")]
     assert len(lines) == 3
-    assert all(re.search(r"\[\d+ of \d+, [\d.]+/s\]$", line) for line in lines)
+    assert all(re.search(r"\[\d+ of \d+, [\d.]+/s, [\d:-]+ left\]$", line) for line in lines)

@@ -1,0 +1,134 @@
+"""What `compile.py` prints: a line for each module or a bar, then a summary."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from dispatch_profiler.command import FAILED, SUCCESS, line_width, on_terminal, say, say_table, track
+from dispatch_profiler.compiler.time_left import TimeLeft
+from dispatch_profiler.compiler.tree import Progress
+from dispatch_profiler.dispatches import DispatchEntry, State
+
+#: Reasons of failures that the summary lists.
+_REASONS = 10
+#: And reasons that --retry may overcome.
+_RETRIED = 3
+#: Columns that the name of an operation is never shortened below.
+_SHORTEST_NAME = 12
+
+
+@dataclass
+class CompileTally:
+    """Counts the dispatches of a compilation of `total`; `clock` gives seconds."""
+
+    total: int
+    clock: Callable[[], float] = time.monotonic
+    entries: list[DispatchEntry] = field(default_factory=list)
+    kept: int = 0
+    cached: int = 0
+
+    _remaining: TimeLeft = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._remaining = TimeLeft(self.total, self.clock())
+
+    def add(self, done: Progress) -> None:
+        """One more module is done."""
+        count = len(done.entries)
+        self.entries.extend(done.entries)
+        self.kept += count if done.kept else 0
+        self.cached += count if done.cached else 0
+        if done.kept or done.cached:
+            self._remaining.spare(count, self.clock())
+        else:
+            self._remaining.finish(count, done.in_flight)
+
+    @property
+    def failed(self) -> list[DispatchEntry]:
+        return [entry for entry in self.entries if entry.state is not State.COMPILED]
+
+    @property
+    def rate(self) -> float:
+        """Dispatches a second, of those that were not up to date or cached."""
+        return self._remaining.compiled / max(1e-3, self.clock() - self._remaining.started)
+
+    def note(self) -> str:
+        """Beside a bar."""
+        return f"{len(self.failed)} failed, {self.cached} cached, {self.rate:.1f}/s"
+
+    def left(self) -> str:
+        """`0:01:30`; `-:--:--` while nothing is known."""
+        seconds = self._remaining.seconds(self.clock())
+        return "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds)))
+
+    def line(self, done: Progress, width: int | None) -> str:
+        """What one module came to; the operation's name is shortened to a line of `width` columns."""
+        states = Counter(entry.state for entry in done.entries)
+        counts = ", ".join(f"{count} {state.value}" for state, count in states.items())
+        flow = f" ({done.module})" if done.module else ""
+        where = f"{len(self.entries)} of {self.total}, {self.rate:.1f}/s, {self.left()} left"
+        before, after = "[Compiling]: ", f"{flow}: {counts}  [{where}]"
+        room = None if width is None else max(_SHORTEST_NAME, width - len(before) - len(after))
+        return f"{before}{_shortened(done.operation.name, room)}{after}"
+
+
+def _shortened(name: str, room: int | None) -> str:
+    """`conv2d_1x56x56...p1x1_d1x1_g1`: what distinguishes names stands at both ends."""
+    if room is None or len(name) <= room:
+        return name
+    head = (room - 2) // 2
+    return f"{name[:head]}...{name[len(name) - (room - 3 - head) :]}"
+
+
+def report(results: Iterable[Progress], tally: CompileTally) -> int:
+    """Print `results` as they come, then the summary; returns the exit status."""
+    shows_bar = on_terminal()
+    tracked = track(
+        results, tally.total, "Compiling", size=lambda p: len(p.entries), note=tally.note, left=tally.left
+    )
+    try:
+        for done in tracked:
+            tally.add(done)
+            is_new = not (done.kept or done.cached)
+            # Where a bar counts, only what went wrong needs a line.
+            if is_new and not (shows_bar and all(e.state is State.COMPILED for e in done.entries)):
+                say(tally.line(done, line_width()))
+    except KeyboardInterrupt:
+        say(f"{len(tally.entries)} of {tally.total} dispatches are done")
+        raise
+    return _summarize(tally)
+
+
+def _summarize(tally: CompileTally) -> int:
+    states = Counter(entry.state for entry in tally.entries)
+    counts = ", ".join(f"{states[state]} {state.value}" for state in State if states[state])
+    from_cache = f", {tally.cached} from the cache" if tally.cached else ""
+    count = f"{tally.total} dispatch{'' if tally.total == 1 else 'es'}"
+    say(f"{count}: {counts}; {tally.kept} {'was' if tally.kept == 1 else 'were'} up to date{from_cache}")
+    if not tally.failed:
+        return SUCCESS
+    reasons = Counter((entry.state.value, entry.reason) for entry in tally.failed)
+    say_table((f"{n} x", state, reason) for (state, reason), n in reasons.most_common(_REASONS))
+    if len(reasons) > _REASONS:
+        say(f"and {len(reasons) - _REASONS} other reasons; manifest.json holds the reason of each dispatch")
+    transient = Counter(entry.reason for entry in tally.failed if entry.is_transient)
+    if transient:
+        _say_wrapped(f"--retry compiles {transient.total()} of these again: {_told(transient)}")
+    return FAILED
+
+
+def _say_wrapped(text: str) -> None:
+    width = line_width()
+    say(text if width is None else textwrap.fill(text, width, subsequent_indent="  "))
+
+
+def _told(reasons: Counter[str]) -> str:
+    """`2 x killed by SIGABRT; 1 x ...`, the most frequent first."""
+    told = [f"{count} x {reason}" for reason, count in reasons.most_common(_RETRIED)]
+    more = len(reasons) - len(told)
+    return "; ".join([*told, *([f"{more} other reasons"] if more else [])])
