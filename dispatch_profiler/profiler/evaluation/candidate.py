@@ -37,7 +37,8 @@ class Vmfb:
 class Candidate:
     """One dispatch to evaluate, from a tree, a bundle or a search.
 
-    `verify` does the dispatch once in a call, `profile` does it `repeat` times; candidates that share a
+    `verify` does the dispatch once in a call, `profile` does it `repeat` times (and so does a library on a
+    GPU); candidates that share a
     module share both. Without them, `state` and `reason` say why it did not compile or was not applied;
     the call of a library (`LibraryCall`) never has any. `target` is the name of the target, `compiler` the
     compiler's revision, `module_key` the content hash of everything that went into the module, `flags` the

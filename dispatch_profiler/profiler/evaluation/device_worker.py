@@ -20,19 +20,27 @@ import numpy as np
 from dispatch_profiler.operations import Distribution, Operation
 from dispatch_profiler.profiler.measurement.cpu_idle import prevent_cpu_idle, yield_to_workers
 from dispatch_profiler.profiler.measurement.gpu_monitor import GpuMonitor, open_monitor, throttle_warning
-from dispatch_profiler.profiler.measurement.kernels import KernelCall, Kernels, LoadedKernels, open_kernels
+from dispatch_profiler.profiler.measurement.kernels import Kernels, LoadedKernels, open_kernels
 from dispatch_profiler.profiler.measurement.measure import (
+    OVERHEAD_SECONDS,
     Mode,
     Timer,
     call_overhead,
     calls_that_last,
     prefers_single,
+    quickest,
 )
 from dispatch_profiler.profiler.measurement.paired_sampling import PairedSamples, Timed, take_paired_samples
 from dispatch_profiler.profiler.measurement.placement import Places, Rotation, Stage, cold_places, warm_places
 from dispatch_profiler.profiler.measurement.run_delay import run_delay
 from dispatch_profiler.profiler.measurement.sample_batches import Plan, SampleBatch, take
-from dispatch_profiler.profiler.providers.libraries import Library, is_gpu, open_contraction, open_library
+from dispatch_profiler.profiler.providers.libraries import (
+    Library,
+    is_gpu,
+    open_contraction,
+    open_library,
+)
+from dispatch_profiler.profiler.providers.library_costs import eager_ms, library_call_ms
 from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions, Side
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.references import References
@@ -66,8 +74,6 @@ _COPIES_SECONDS = 0.01
 _LONG_CALL_OF_GPU = 2e-3
 #: A reading of the GPU's state that is no older than so many seconds is one of now: it takes milliseconds.
 _FRESH_SECONDS = 0.05
-#: The quickest of the calls of so long tells what a call costs: of few, all may have been disturbed.
-_OVERHEAD_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -77,9 +83,16 @@ class VmfbRef:
     sha256: str
     #: Executions of a dispatch in one call.
     repeat: int
+    #: Of a library: not called eagerly, but as `Library.load_repeated` says.
+    is_repeated: bool = False
+
+    @property
+    def is_library(self) -> bool:
+        """Is it the library of this process?"""
+        return not self.sha256
 
 
-#: Stands for the library of this process, which needs no vmfb.
+#: Stands for the library of this process, which needs no vmfb, called eagerly.
 LIBRARY = VmfbRef("", 1)
 
 
@@ -178,8 +191,20 @@ def _vmfb(ref: VmfbRef) -> bytes:
 
 @lru_cache(maxsize=64)
 def _program(ref: VmfbRef) -> LoadedKernels:
-    is_library = ref == LIBRARY
-    return _kernels(is_library).load(b"" if is_library else _vmfb(ref))
+    if ref.is_repeated:
+        assert _library is not None
+        return _library.load_repeated(ref.repeat)
+    return _kernels(ref.is_library).load(b"" if ref.is_library else _vmfb(ref))
+
+
+def _as_timed(refs: VmfbRefs, mode: Mode) -> VmfbRefs:
+    """What is timed: for a library that repeats, its executions in a call are those of a dispatch."""
+    if not refs.verify.is_library:
+        return refs
+    # Cold executions are single ones, of a dispatch too.
+    if _library is None or not _library.repeats or mode is Mode.COLD:
+        return VmfbRefs(LIBRARY, LIBRARY)
+    return VmfbRefs(VmfbRef("", 1, True), VmfbRef("", refs.profile.repeat, True))
 
 
 def _kernels(is_library: bool) -> Kernels:
@@ -197,7 +222,7 @@ def run_once(
     ref: VmfbRef, function: str, operation: Operation, distribution: Distribution, seed: int
 ) -> tuple[np.ndarray, ...]:
     """The results of one execution, as `operation.results` says."""
-    places = _places(ref == LIBRARY, operation, distribution, seed)
+    places = _places(ref.is_library, operation, distribution, seed)
     return _program(ref).bind(function, *places.first(1)).run()
 
 
@@ -210,8 +235,8 @@ def unless_known(
 
 def estimate(verify: VmfbRef, function: str, operation: Operation, seed: int) -> float:
     """Seconds of one warm execution, roughly."""
-    places = _places(verify == LIBRARY, operation, Distribution.REALS, seed)
-    single = _program(verify).bind(function, *places.first(1))
+    places = _places(verify.is_library, operation, Distribution.REALS, seed)
+    single = _program(_as_timed(VmfbRefs(verify, verify), Mode.WARM).verify).bind(function, *places.first(1))
     single.time(1)
     return single.time(1)
 
@@ -230,12 +255,17 @@ def take_batch(
     the sentinel of this process. Raises RunError, also if cold caches cannot be had.
     """
     global _sentinel
+    refs = _as_timed(refs, plan.options.mode)
     timer_of = _cold if plan.options.mode is Mode.COLD else _warm
-    places = _places(refs.verify == LIBRARY, operation, Distribution.REALS, seed)
+    places = _places(refs.verify.is_library, operation, Distribution.REALS, seed)
     before = _monitor.read(_FRESH_SECONDS) if _monitor else None
     found = take(timer_of(refs, function, places, single_seconds, plan.taken), plan, _clock)
     after = _monitor.read() if _monitor else None
     found = replace(found, gpu=after, throttled=throttle_warning(before, after))
+    if refs.verify.is_library and plan.before is None:
+        assert _library is not None
+        eager, call = eager_ms(_library, places.at(0)), library_call_ms(_library, operation)
+        found = replace(found, eager_ms=eager, library_call_ms=call)
     if _sentinel is None:
         # Of single executions: whatever a call costs, it costs each time.
         single = _program(refs.verify).bind(function, places.at(0))
@@ -249,6 +279,7 @@ def result_of_timed(
     refs: VmfbRefs, function: str, operation: Operation, seed: int, mode: Mode, single_seconds: float
 ) -> tuple[np.ndarray, ...]:
     """What that which `take_batch` times computes of real values."""
+    refs = _as_timed(refs, mode)
     ref = refs.verify if mode is Mode.COLD else _timed_when_warm(refs, single_seconds)
     return run_once(ref, function, operation, Distribution.REALS, seed)
 
@@ -283,7 +314,7 @@ def _warm(refs: VmfbRefs, function: str, places: Places, single_seconds: float, 
 @lru_cache(maxsize=4)
 def _copies(ref: VmfbRef) -> list[LoadedKernels]:
     """The same code at several places in memory, as many as are loaded in 10 ms: 8 at most."""
-    if ref == LIBRARY:
+    if ref.is_library:
         return [_program(ref)]
     began, found = time.monotonic(), [_program(ref)]
     while len(found) < _COPIES and time.monotonic() - began < _COPIES_SECONDS:
@@ -300,18 +331,11 @@ def _cold(refs: VmfbRefs, function: str, places: Places, single_seconds: float, 
     def overhead(_: float) -> float:
         if prefers_single(single_seconds, refs.profile.repeat):
             return 0.0
-        return call_overhead(_quickest(single), _quickest(profile), refs.profile.repeat)
+        one, many = (quickest(call.time, OVERHEAD_SECONDS) for call in (single, profile))
+        return call_overhead(one, many, refs.profile.repeat)
 
     call = _program(refs.verify).bind(function, *spots)
     return Timer(call.time, refs.verify.repeat, call.now, _run_delay, overhead)
-
-
-def _quickest(call: KernelCall) -> float:
-    """Seconds of the quickest call of those that fit into 20 ms."""
-    found = [call.time(1)]
-    for _ in range(calls_that_last(_OVERHEAD_SECONDS, found[0])):
-        found.append(call.time(1))
-    return min(found)
 
 
 def sentinel_samples(count: int, seconds: float) -> tuple[float, ...]:

@@ -35,7 +35,9 @@ class TreeCandidates:
         if isinstance(dispatch.dispatch.configuration, LibraryCall):
             # Its record is made again with any dispatch of its operation.
             command = command_of(self._tree, entry.dispatches[0].dispatch.name)
-            return Candidate(dispatch.dispatch, entry.target_of(dispatch.dispatch), command=command)
+            repeat = max((module.repeat for module in entry.modules), default=1)
+            target = entry.target_of(dispatch.dispatch)
+            return Candidate(dispatch.dispatch, target, repeat=repeat, command=command)
         module = entry.module_of(dispatch.dispatch)
         candidate = Candidate(
             dispatch.dispatch,

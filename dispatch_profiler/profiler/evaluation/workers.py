@@ -31,7 +31,9 @@ def ref_of(vmfb: Vmfb | None, repeat: int) -> device_worker.VmfbRef:
 
 
 def refs_of(candidate: Candidate) -> device_worker.VmfbRefs:
-    """How a process is told of the vmfbs of a candidate."""
+    """How a process is told of the vmfbs of a candidate, or of how often a library's kernel is repeated."""
+    if candidate.library:
+        return device_worker.VmfbRefs(device_worker.LIBRARY, device_worker.VmfbRef("", candidate.repeat))
     return device_worker.VmfbRefs(ref_of(candidate.verify, 1), ref_of(candidate.profile, candidate.repeat))
 
 

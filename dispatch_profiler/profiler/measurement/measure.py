@@ -18,6 +18,8 @@ _SAMPLE_SECONDS = 0.005
 _LONG_CALL_SECONDS = 2.0
 #: How often a short sample is taken until nobody disturbs it.
 _TRIES = 5
+#: The quickest of the calls of so long tells what a call costs: of few, all may have been disturbed.
+OVERHEAD_SECONDS = 0.02
 #: Below so many executions in a call, what a call costs cannot be told from what they take.
 _FEWEST_REPEATS = 10
 
@@ -50,6 +52,10 @@ class Measurement:
     core that was needed: others were taken instead. `places` has the number of the place in memory at
     which each sample was taken; it is empty if that does not apply. `batches` has the number of samples
     of each visit, in their order. `gpu` is the GPU's state after the last sample; None if nobody tells.
+
+    `eager_ms` is the time of one execution of a library that is called eagerly, where the samples are of
+    CUDA graphs; `library_call_ms` is what a call of a library costs on a CPU beside its work, which has
+    not been taken off. Both are 0 where they do not apply.
     """
 
     samples_ms: tuple[float, ...]
@@ -62,6 +68,8 @@ class Measurement:
     places: tuple[int, ...] = ()
     batches: tuple[int, ...] = ()
     gpu: GpuState | None = None
+    eager_ms: float = 0.0
+    library_call_ms: float = 0.0
 
     @property
     def median_ms(self) -> float:
@@ -129,6 +137,12 @@ def calls_per_sample(call_seconds: float, repeat: int, batch: int | None) -> int
 def calls_that_last(seconds: float, call_seconds: float) -> int:
     """How many calls take `seconds` together; 1 if a call takes no time that the clock can see."""
     return max(1, math.ceil(seconds / call_seconds)) if call_seconds > 0 else 1
+
+
+def quickest(time: Callable[[int], float], seconds: float) -> float:
+    """Seconds of the quickest call of those that fit into `seconds`; of two at least."""
+    first = time(1)
+    return min(first, *(time(1) for _ in range(calls_that_last(seconds, first))))
 
 
 def call_overhead(single_seconds: float, call_seconds: float, repeat: int) -> float:

@@ -61,6 +61,8 @@ class SampleBatch:
     disturbed: str = ""
     gpu: GpuState | None = None
     throttled: str = ""
+    eager_ms: float = 0.0
+    library_call_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -193,4 +195,6 @@ def joined(
         places=tuple(place for each in batches for place in each.places),
         batches=tuple(len(each.samples_ms) for each in batches),
         gpu=last.gpu,
+        eager_ms=max(each.eager_ms for each in batches),
+        library_call_ms=max(each.library_call_ms for each in batches),
     )

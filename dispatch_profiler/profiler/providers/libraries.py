@@ -18,7 +18,7 @@ import numpy as np
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import MissingDependency, UsageError
 from dispatch_profiler.operations import ContractFunction, Operation
-from dispatch_profiler.profiler.measurement.kernels import KernelCall, Operands
+from dispatch_profiler.profiler.measurement.kernels import KernelCall, LoadedKernels, Operands
 from dispatch_profiler.runtime import DeviceUri, RunError
 
 #: Library -> kind of operation -> what of the library computes it. What is not named it cannot do.
@@ -49,6 +49,13 @@ class Library(Protocol):
     @property
     def cache_bytes(self) -> int:
         """See `Device.cache_bytes`."""
+
+    @property
+    def repeats(self) -> bool:
+        """Can a call be many executions, as that of a profile vmfb is?"""
+
+    def load_repeated(self, count: int) -> LoadedKernels:
+        """Kernels that do `count` executions in a call, if it `repeats`."""
 
     def load(self, vmfb: bytes) -> Library:
         """Itself: there is nothing to load."""

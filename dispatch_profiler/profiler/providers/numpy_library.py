@@ -43,6 +43,13 @@ class NumpyLibrary:
         parts = [f"{name} {built.get('version', '')}".strip(), _openblas_core()]
         return f"numpy {np.__version__} ({', '.join(filter(None, parts))})"
 
+    #: See `Library.repeats`.
+    repeats = False
+
+    def load_repeated(self, count: int) -> NumpyLibrary:
+        """See `Library.load_repeated`: one execution in a call."""
+        return self
+
     def load(self, vmfb: bytes) -> NumpyLibrary:
         """See `Library.load`."""
         return self

@@ -15,8 +15,10 @@ import numpy as np
 
 from dispatch_profiler.errors import MissingDependency, UsageError, WorkerOutOfMemory
 from dispatch_profiler.operations import Contraction, ConvolutionGeometry, ElementType, Operation
+from dispatch_profiler.operations import Tensor as ResultTensor
 from dispatch_profiler.profiler.measurement.kernels import Operands
 from dispatch_profiler.profiler.providers.libraries import NotSupported, is_gpu
+from dispatch_profiler.profiler.providers.torch_graphs import GraphCache, GraphTurns
 from dispatch_profiler.profiler.verification.poison import poison
 from dispatch_profiler.runtime import DeviceUri, RunError
 from dispatch_profiler.runtime._base import raw_clock
@@ -73,6 +75,17 @@ class TorchLibrary:
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.backends.cudnn.benchmark = True  # the fastest algorithm that cuDNN has
+
+        self._graphs = GraphCache(torch_api.cuda, self._device)
+
+    @property
+    def repeats(self) -> bool:
+        """See `Library.repeats`: on a GPU, in CUDA graphs."""
+        return self._device.type == "cuda"
+
+    def load_repeated(self, count: int) -> TorchGraphs:
+        """See `Library.load_repeated`."""
+        return TorchGraphs(self._graphs, self._device, count)
 
     @property
     def device(self) -> torch.device:
@@ -137,16 +150,66 @@ class TorchLibrary:
         return TorchCall(operands, self._device)
 
 
+class TorchGraphs:
+    """See `LoadedKernels`: `count` executions in a call, in a CUDA graph."""
+
+    def __init__(self, graphs: GraphCache, device: torch.device, count: int) -> None:
+        self._graphs = graphs
+        self._device = device
+        self._count = count
+
+    def bind(self, function: str, *operands: Operands) -> TorchGraphCall:
+        """See `LoadedKernels.bind`."""
+        compute = _computation(operands[0].operation, self._device)
+        try:
+            graphs = [self._graphs.get(each, compute, self._count) for each in operands]
+        except RuntimeError as error:
+            raise _refused(error) from error
+        return TorchGraphCall(operands[0], GraphTurns(torch_api.cuda, self._device, graphs), self._device)
+
+
+class TorchGraphCall:
+    """See `KernelCall`."""
+
+    def __init__(self, operands: Operands, turns: GraphTurns, device: torch.device) -> None:
+        self._operands = operands
+        self._turns = turns
+        self._device = device
+
+    @property
+    def now(self) -> Callable[[], float]:
+        """See `KernelCall.now`."""
+        return raw_clock
+
+    def run(self) -> tuple[np.ndarray, ...]:
+        """See `KernelCall.run`."""
+        (result,) = self._operands.operation.results
+        try:
+            clean = _tensor(poison(result.type, result.shape), result.type, self._device)
+            # A convolution lands in the graph's own memory.
+            for memory in (self._operands.handles[-1], self._turns.first.result):
+                memory.copy_(clean)
+            self._turns.replay_first()
+            return (_array(self._turns.first.result, result),)
+        except RuntimeError as error:
+            raise _refused(error) from error
+
+    def time(self, calls: int) -> float:
+        """See `KernelCall.time`."""
+        try:
+            return self._turns.time(calls)
+        except RuntimeError as error:
+            raise _refused(error) from error
+
+
 class TorchCall:
-    """See `KernelCall`. A product lands in memory that is there already; a convolution has no such form."""
+    """See `KernelCall`. Eager. A product lands in memory that is there already; a convolution has no such form."""
 
     def __init__(self, operands: Sequence[Operands], device: torch.device) -> None:
         self._first = operands[0]
         self._turns = itertools.cycle([each.handles for each in operands])
         self._device = device
-        contraction = _contraction(self._first.operation)
-        is_convolution = contraction.convolution is not None
-        self._compute = _convolution(contraction) if is_convolution else _product(contraction, device)
+        self._compute = _computation(self._first.operation, device)
 
     @property
     def now(self) -> Callable[[], float]:
@@ -158,11 +221,9 @@ class TorchCall:
         (result,) = self._first.operation.results
         self._first.handles[-1].copy_(_tensor(poison(result.type, result.shape), result.type, self._device))
         try:
-            found = self._compute(*self._first.handles)
-            bits = found.contiguous().view(getattr(torch, f"int{result.type.bits}")).cpu().numpy()
+            return (_array(self._compute(*self._first.handles), result),)
         except RuntimeError as error:
             raise _refused(error) from error
-        return (bits.view(result.type.dtype).reshape(result.shape).copy(),)
 
     def time(self, calls: int) -> float:
         """See `KernelCall.time`; a GPU is waited for, once before and once after."""
@@ -185,6 +246,19 @@ def _tensor(array: np.ndarray, type_: ElementType, device: torch.device) -> Tens
     """A copy on the device; numpy's bf16 and f8 travel as their bits."""
     bits = np.ascontiguousarray(array).view(f"i{type_.bytes}")
     return torch.from_numpy(bits.copy()).view(TYPES[type_.name]).to(device)
+
+
+def _array(found: Tensor, result: ResultTensor) -> np.ndarray:
+    """A copy on the host."""
+    bits = found.contiguous().view(getattr(torch, f"int{result.type.bits}")).cpu().numpy()
+    return bits.view(result.type.dtype).reshape(result.shape).copy()
+
+
+def _computation(operation: Operation, device: torch.device) -> Computation:
+    """(lhs, rhs[, bias], result) -> result. Raises NotSupported."""
+    contraction = _contraction(operation)
+    is_convolution = contraction.convolution is not None
+    return _convolution(contraction) if is_convolution else _product(contraction, device)
 
 
 def _refused(error: RuntimeError) -> Exception:

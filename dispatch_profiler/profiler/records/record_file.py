@@ -313,6 +313,8 @@ def _measurement(row: Mapping[str, Any]) -> Measurement:
         places=_of_samples(wholes(row, "places", default=()), samples, "places"),
         batches=_batches(wholes(row, "batches", default=()), samples),
         gpu=None if gpu is None else within("gpu", lambda: _gpu(mapping(gpu, "gpu"))),
+        eager_ms=number(row, "eager_ms", least=0.0, default=0.0),
+        library_call_ms=number(row, "library_call_ms", least=0.0, default=0.0),
     )
 
 

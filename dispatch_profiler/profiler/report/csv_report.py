@@ -30,7 +30,7 @@ _MAIN = (
 _GPU = ("sm_mhz", "memory_mhz", "watts", "celsius")
 _MEASURED = (
     "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
-    "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings", "limit(ms)", *_GPU,
+    "executions_per_sample", "mode", "overhead(ms)", "eager(ms)", "library_call(ms)", "ended_by", "warnings", "limit(ms)", *_GPU,
 )  # fmt: skip
 _SPEEDUP = (
     "vs_default", "vs_default_low", "vs_default_high", "vs_reference", "vs_reference_low", "vs_reference_high",
@@ -67,6 +67,8 @@ def row(record: StoredRecord) -> dict[str, Any]:
         "executions_per_sample": measurement.executions,
         "mode": measurement.mode,
         "overhead(ms)": repr(measurement.overhead_ms),
+        "eager(ms)": repr(measurement.eager_ms) if measurement.eager_ms else "",
+        "library_call(ms)": repr(measurement.library_call_ms) if measurement.library_call_ms else "",
         "ended_by": measurement.ended_by,
         "limit(ms)": repr(record.limit_ms) if record.limit_ms else "",
         "warnings": "; ".join(measurement.warnings),

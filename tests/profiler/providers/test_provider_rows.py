@@ -31,7 +31,6 @@ from dispatch_profiler.profiler.statistics.stopping import StopRule
 ONE = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
 TWO = ("--problem-m=16,32", "--problem-n=32", "--problem-k=8", "--lhs=f32", "--default-config=only")
 HALF = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f16", "--default-config=only")
-LIBRARY = device_worker.VmfbRefs(device_worker.LIBRARY, device_worker.LIBRARY)
 QUICK = ("--benchmark-repetitions=3", "--batch-size=1")
 
 
@@ -148,7 +147,7 @@ def test_what_is_wrong_only_when_timed_is_a_failure_too(tree, monkeypatch):
     whole = device_worker.result_of_timed
 
     def result_of_timed(modules, *arguments):
-        return whole(modules, *arguments) + np.float32(modules == LIBRARY)
+        return whole(modules, *arguments) + np.float32(modules.verify.is_library)
 
     monkeypatch.setattr(device_worker, "result_of_timed", result_of_timed)
     ours, theirs = records_of(tree(*HALF[:3], "--lhs=f32", "--default-config=only"), "iree", "numpy")
@@ -164,7 +163,7 @@ def test_a_library_that_breaks_costs_no_dispatch(tree, monkeypatch, error, verdi
     whole = device_worker.take_batch
 
     def take_batch(modules, *arguments):
-        if modules == LIBRARY:
+        if modules.verify.is_library:
             raise error
         return whole(modules, *arguments)
 
@@ -215,7 +214,7 @@ def test_after_each_row_its_threads_sleep(tree, monkeypatch):
     monkeypatch.setattr(
         device_worker,
         "take_batch",
-        lambda *a: order.append("library" if a[0] == LIBRARY else "iree") or whole(*a),
+        lambda *a: order.append("library" if a[0].verify.is_library else "iree") or whole(*a),
     )
     records_of(tree(*TWO), "iree", "numpy", measure=MeasureOptions(StopRule(count=2)))
     assert order == ["iree", "library", "asleep"] * 4  # two operations, two visits

@@ -60,3 +60,19 @@ def test_a_reference_is_the_same(contraction, operation: Operation, distribution
 @pytest.mark.parametrize("device", ["", "local-task", "null", "vulkan", "nonsense://0"])
 def test_other_devices_compute_no_references(device: str):
     assert open_contraction(device) is None
+
+
+@pytest.mark.skipif(find_gpu("cuda") is None, reason="no NVIDIA GPU, or no driver for it")
+@pytest.mark.parametrize("operation", [OPERATIONS[0], OPERATIONS[1], *OPERATIONS[3:]], ids=lambda o: o.name)
+def test_a_graph_on_a_gpu_computes_what_eager_torch_does(operation: Operation):
+    from dispatch_profiler.profiler.providers.torch_library import TorchLibrary
+
+    library = TorchLibrary("cuda", 1)
+    operands = library.put(operation, draw(operation, Distribution.REALS, 5))
+    (eager,) = library.load(b"").bind("", operands).run()
+
+    for count in (1, 20):
+        call = library.load_repeated(count).bind("", operands)
+        (captured,) = call.run()
+        np.testing.assert_array_equal(captured.view(np.uint8), eager.view(np.uint8))
+        assert call.time(3) > 0

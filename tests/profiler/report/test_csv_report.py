@@ -59,11 +59,11 @@ def test_columns_stand_in_the_documented_order(tmp_path):
         "Verification", "Runtime(ms)", "GFLOPs",
     ]  # fmt: skip
     assert header[11:20] == ["bytes", "flops", "batch_count", "m", "n", "k", "lhs", "rhs", "result"]
-    assert header[-58:] == [
+    assert header[-60:] == [
         "distribution_tile", "cache_tile", "vector_tile", "peel",
         "workgroup_tile", "k_tile", "stages", "core", "instruction", "pipeline", "inner_tile", "options",
         "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
-        "executions_per_sample", "mode", "overhead(ms)", "ended_by", "warnings", "limit(ms)",
+        "executions_per_sample", "mode", "overhead(ms)", "eager(ms)", "library_call(ms)", "ended_by", "warnings", "limit(ms)",
         "sm_mhz", "memory_mhz", "watts", "celsius",
         "vs_default", "vs_default_low", "vs_default_high",
         "vs_reference", "vs_reference_low", "vs_reference_high", "reference", "of_limit", "confirmed", "confirmed_speed", "confirmed_low", "confirmed_high",

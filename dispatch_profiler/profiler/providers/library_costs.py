@@ -1,0 +1,43 @@
+"""What a library's calls cost: eagerly beside graphs, and for a problem that is next to nothing."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+from dispatch_profiler.errors import OperationError
+from dispatch_profiler.operations import Distribution, Operation
+from dispatch_profiler.profiler.measurement.kernels import Operands
+from dispatch_profiler.profiler.measurement.measure import OVERHEAD_SECONDS, calls_that_last, quickest
+from dispatch_profiler.profiler.providers.libraries import Library, NotSupported
+from dispatch_profiler.profiler.verification.inputs import draw
+
+_EAGER_SAMPLES = 5
+
+
+def eager_ms(library: Library, operands: Operands) -> float:
+    """Milliseconds of one eager execution, if the library is timed in another way; else 0."""
+    if not library.repeats:
+        return 0.0
+    call = library.load(b"").bind("", operands)
+    call.time(1)
+    calls = calls_that_last(OVERHEAD_SECONDS, call.time(1))
+    return 1e3 * statistics.median(call.time(calls) for _ in range(_EAGER_SAMPLES)) / calls
+
+
+def library_call_ms(library: Library, operation: Operation) -> float:
+    """Milliseconds of a call on a problem of extent 1: what a call costs beside its work.
+
+    0 where calls are repeated, and of an operation that has no such problem.
+    """
+    contraction = operation.contraction
+    if library.repeats or contraction is None:
+        return 0.0
+    try:
+        smallest = replace(  # type: ignore[type-var]
+            type(contraction).smallest(), types=contraction.types, epilogue=contraction.epilogue
+        )
+        operands = library.put(smallest, draw(smallest, Distribution.REALS, 0))
+        return 1e3 * quickest(library.load(b"").bind("", operands).time, OVERHEAD_SECONDS)
+    except (NotSupported, OperationError):
+        return 0.0

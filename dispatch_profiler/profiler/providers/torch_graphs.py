@@ -1,0 +1,92 @@
+"""torch in CUDA graphs: many executions in one launch, as the profile vmfb of a dispatch has them.
+
+Called eagerly, torch launches each kernel from Python: of small problems that took two to four times as
+long as the kernels. A graph is captured after a warm-up on a side stream, in which cuBLAS allocates its
+workspace and cuDNN chooses its algorithm (PyTorch's notes on CUDA graphs).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dispatch_profiler.profiler.measurement.kernels import Operands
+
+#: Executions before the capture.
+_WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class CapturedGraph:
+    """A CUDA graph, the tensor that holds its result after each replay, and what holds its memory."""
+
+    graph: Any
+    result: Any
+    #: A replay uses addresses: what was allocated before the capture must live as long.
+    compute: Callable[[], Any]
+
+
+def capture(cuda: Any, device: Any, compute: Callable[[], Any], count: int) -> CapturedGraph:
+    """Capture `count` executions of `compute`, which launches kernels on `device`. `cuda` is `torch.cuda`.
+
+    Raises RuntimeError, as torch does, if something in it cannot be captured.
+    """
+    with cuda.device(device):
+        stream = cuda.Stream(device)
+        stream.wait_stream(cuda.current_stream(device))
+        with cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                compute()
+        cuda.current_stream(device).wait_stream(stream)
+        cuda.synchronize(device)
+        graph, result = cuda.CUDAGraph(), None
+        with cuda.graph(graph, stream=stream):
+            for _ in range(count):
+                result = compute()
+        return CapturedGraph(graph, result, compute)
+
+
+class GraphCache:
+    """Graphs by what they run on: captured once for each operands and number of executions."""
+
+    def __init__(self, cuda: Any, device: Any) -> None:
+        self._cuda = cuda
+        self._device = device
+        self._captured: weakref.WeakKeyDictionary[Operands, dict[int, CapturedGraph]]
+        self._captured = weakref.WeakKeyDictionary()
+
+    def get(self, operands: Operands, compute: Callable[..., Any], count: int) -> CapturedGraph:
+        """The graph of `count` executions of `compute` on the handles of `operands`."""
+        known = self._captured.setdefault(operands, {})
+        if count not in known:
+            handles = operands.handles  # the graph must not keep its own key alive
+            known[count] = capture(self._cuda, self._device, lambda: compute(*handles), count)
+        return known[count]
+
+
+class GraphTurns:
+    """Replays graphs one after another, in turns, and waits for each: so does a call of IREE."""
+
+    def __init__(self, cuda: Any, device: Any, graphs: Sequence[CapturedGraph]) -> None:
+        self._cuda = cuda
+        self._device = device
+        self.first = graphs[0]
+        self._turns = itertools.cycle(graphs)
+
+    def replay_first(self) -> None:
+        """Replay the first graph and wait for it."""
+        self.first.graph.replay()
+        self._cuda.synchronize(self._device)
+
+    def time(self, calls: int) -> float:
+        """Seconds of `calls` replays together."""
+        self._cuda.synchronize(self._device)
+        start = time.perf_counter()
+        for _ in range(calls):
+            next(self._turns).graph.replay()
+            self._cuda.synchronize(self._device)
+        return time.perf_counter() - start
