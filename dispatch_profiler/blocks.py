@@ -1,7 +1,7 @@
-"""Elementwise work on large arrays: in blocks that stay in the caches, side by side in a few threads.
+"""Elementwise work on large arrays, in blocks that fit into the caches, in parallel threads.
 
-numpy gives the interpreter's lock away while it computes, and a block of 1 MiB costs no page faults for what
-lies between two steps.
+numpy releases the global interpreter lock while it computes, and intermediate arrays of 1 MiB cause no page
+faults.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _THREADS = 4
 
 
 def in_blocks(work: Callable[[slice], _T], count: int, size: int | None = None) -> Sequence[_T]:
-    """What `work` makes of each block of `count` elements, in their order. Raises what `work` raises.
+    """The results of `work` for each block of `count` elements, in order. Raises what `work` raises.
 
     A block has `size` elements; None: as many as suit a chain of steps in float64.
     """

@@ -8,14 +8,14 @@
         TargetError             a target that is unknown or does not fit
         TreeError               a generated tree that is missing, foreign or damaged
         SelectionError          a pattern or kind that selects nothing
-      ToolError               a program that we run broke                    exit status 1
-        CompilerError             the compiler refused a module; carries its diagnostics
+      ToolError               an external program failed                     exit status 1
+        CompilerError             the compiler rejected a module; carries its diagnostics
         WorkerCrashed             a worker process died
         WorkerTimedOut            a worker process did not answer in time
         WorkerOutOfMemory         a worker process reached its memory limit
       MissingDependency       an optional package is needed                  exit status 2
 
-A wrong result, a slow kernel or a configuration that does not compile is no error: it is a record
+A wrong result, a slow kernel or a configuration that does not compile is not an error: it is a record
 with a verdict and a reason (see `dispatch_profiler.profiler.records.record`).
 """
 
@@ -81,13 +81,13 @@ class SelectionError(UsageError):
 
 
 class ToolError(DispatchProfilerError):
-    """A program that we run broke."""
+    """An external program failed."""
 
 
 class CompilerError(ToolError):
-    """The compiler refused a module.
+    """The compiler rejected a module.
 
-    `diagnostics` is everything that it said; the message is its first error line.
+    `diagnostics` is its whole output; the message is its first error line.
     """
 
     def __init__(self, message: str, *, diagnostics: str = "", hint: str = "") -> None:
@@ -114,7 +114,7 @@ class MissingDependency(DispatchProfilerError):
 
 
 def reason_of(error: Exception) -> str:
-    """What an error says, on one line; one of the system without its number and the path.
+    """The message of an error on one line; for an OSError, without its number and path.
 
     `[Errno 2] No such file or directory: 'x'` -> `No such file or directory`
     """
@@ -129,15 +129,15 @@ def short_repr(value: object) -> str:
 
 
 def nearest(got: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The one of `known` that is most like `got`, whatever its case; empty if none is."""
+    """The most similar one of `known`, ignoring case; empty if none is similar."""
     by_folded = {name.casefold(): name for name in reversed(list(known))}
-    # A long name is no slip of the pen, and slow to compare.
+    # A long name is not a typing error, and is slow to compare.
     near = difflib.get_close_matches(got.casefold()[:200], by_folded, n=1, cutoff=cutoff)
     return by_folded[near[0]] if near else ""
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:
-    """A hint that names the nearest of `known`, whatever its case, or lists them all.
+    """A hint that suggests the most similar one of `known`, ignoring case, and lists them all.
 
     `did_you_mean("Matmull", ["matmul", "conv2d"])` -> "did you mean 'matmul'? Available: matmul, conv2d"
     """

@@ -14,9 +14,9 @@ from typing import BinaryIO
 
 from dispatch_profiler.errors import UsageError, reason_of
 
-#: Of a file that grows while it is read, so much is read at a time.
+#: Bytes read at a time from a file that grows while it is read.
 _CHUNK = 2**20
-#: How the names of temporary files end.
+#: Suffix of temporary files.
 _UNFINISHED = ".tmp"
 #: Where an IREE build, an install tree or a folder of tools keeps its commands.
 _PLACES = ("", "tools", "bin", "install/bin")
@@ -25,7 +25,7 @@ _PLACES = ("", "tools", "bin", "install/bin")
 def find_tools(build_dir: Path, names: Sequence[str]) -> list[Path]:
     """The commands called `names`, all in one place of `build_dir`.
 
-    Raises UsageError, which names the places that were looked at.
+    Raises UsageError, which names the folders searched.
     """
     for place in _PLACES:
         tools = [build_dir / place / name for name in names]
@@ -87,17 +87,17 @@ def _file_kind(mode: int) -> str:
 
 
 def write_atomic(path: Path, data: bytes | str, *, scratch: Path | None = None) -> None:
-    """Write `path` as `atomic_file` does, from what is there already. Text is written as UTF-8."""
+    """Write `data` to `path` as `atomic_file` does. Text is encoded as UTF-8."""
     with atomic_file(path, scratch=scratch) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 @contextlib.contextmanager
 def atomic_file(path: Path, *, scratch: Path | None = None) -> Iterator[BinaryIO]:
-    """A file to write to that becomes `path` when all is written: whole or not at all.
+    """A file that becomes `path` once it is complete, or not at all.
 
-    It is a temporary file until then, beside `path` or in the folder `scratch` of the same file
-    system; its writer holds a lock on it (see `remove_leftovers`). Makes folders that are missing.
+    Until then it is a temporary file, beside `path` or in the folder `scratch` of the same file
+    system; its writer holds a lock on it (see `remove_leftovers`). Creates missing folders.
     """
     folder = scratch or path.parent
     for each in {folder, path.parent}:
@@ -117,7 +117,7 @@ def atomic_file(path: Path, *, scratch: Path | None = None) -> Iterator[BinaryIO
 def _locked_file(path: Path) -> BinaryIO:
     """A new file that `remove_leftovers` leaves alone until it is closed."""
     while True:
-        # Not only for its owner: these are for everyone who shares the tree.
+        # Readable by every user who shares the tree.
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         file = os.fdopen(handle, "wb")
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -136,7 +136,7 @@ def remove_leftovers(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path` among processes; the system lets go if we die."""
+    """Hold an exclusive lock on `path` among processes; the system releases it if the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -1,7 +1,7 @@
-"""Worker processes: whatever crashes, hangs or eats memory in one costs only the call it served.
+"""Worker processes: a crash, a hang or a lack of memory in one fails only the call that it served.
 
 A worker is a fresh interpreter that serves calls, one at a time, over a socket. Its standard error
-goes to a file, of which the end becomes part of the message when it dies.
+goes to a file, whose last line becomes part of the message when it dies.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from dispatch_profiler.errors import (
 _GIB = 2**30
 #: How long a process may take to start, its device opened.
 _START_SECONDS = 120.0
-#: Starts every process: the parent-death signal comes when the *thread* ends that started one.
+#: Starts every process, because the parent-death signal is sent when the *thread* that started it ends.
 _SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
-#: How often a waiting call looks whether the process still lives.
+#: Interval at which a waiting call checks that the process is alive.
 _SLICE_SECONDS = 0.25
-#: Exit status of a process that could not even answer for lack of memory.
+#: Exit status of a process without enough memory to answer.
 _OUT_OF_MEMORY = 77
-#: How long an idle process may take to leave.
+#: How long an idle process may take to exit.
 _LEAVE_SECONDS = 5.0
 
 
@@ -59,9 +59,9 @@ class Worker:
     """A process that serves calls of importable functions.
 
     `start` is called in the process before its first call, with `start_arguments`. Arguments,
-    results and errors are pickled. `environment` is added to ours. After a call that raised
+    results and errors are pickled. `environment` is added to the caller's. After a call that raised
     WorkerCrashed, WorkerTimedOut or WorkerOutOfMemory the next call starts a fresh process, and so
-    it does after `max_calls`: that bounds what native code never gives back.
+    does the call after `max_calls`, which bounds the memory that native code leaks.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Worker:
     # -- calls --------------------------------------------------------------------------------
 
     def call(self, function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
-        """`function(*arguments)`, done by the worker. `seconds` overrides the limit for this call.
+        """The result of `function(*arguments)` in the worker. `seconds` overrides the limit for this call.
 
         Raises what the function raised if it is one of our errors, ToolError with the traceback
         if it is another, and WorkerCrashed, WorkerTimedOut or WorkerOutOfMemory.
@@ -106,7 +106,7 @@ class Worker:
         except (EOFError, ConnectionError) as error:
             raise self._post_mortem() from error
         except BaseException:
-            # Interrupted half-way: the answer of this call must not be taken for that of the next.
+            # Interrupted: the next call must not receive the answer of this one.
             self.close()
             raise
         self._busy = False
@@ -120,7 +120,7 @@ class Worker:
         """Wait for an answer, or for the end of the process. False if neither comes in time."""
         assert self._connection is not None and self._process is not None
         waited = 0.0
-        # In slices: what the process has started may keep the socket open after its death.
+        # In slices: a child of the process may keep the socket open after its death.
         while limit is None or waited < limit:
             part = _SLICE_SECONDS if limit is None else min(_SLICE_SECONDS, limit - waited)
             if self._connection.poll(part):
@@ -204,7 +204,7 @@ class Worker:
             process.wait()
 
     def close(self) -> None:
-        """End the process: an idle one may clean up after itself, a busy one is killed."""
+        """End the process: an idle one exits by itself, a busy one is killed."""
         if self._connection is not None:
             self._connection.close()  # an idle process takes this as its end
             self._connection = None
@@ -267,7 +267,7 @@ def serve() -> None:
     except EOFError:
         return
     except MemoryError:
-        # Half a message may be on its way: only a new process can go on.
+        # Part of a message may have been sent: only a new process can continue.
         os._exit(_OUT_OF_MEMORY)
 
 
@@ -294,7 +294,7 @@ def _answer(call: Callable[[], Any]) -> tuple[str, Any]:
     except MemoryError as error:
         return "error", WorkerOutOfMemory(f"out of memory: {error}".rstrip(": "))
     except Exception as error:
-        # The border of the process: whatever it is must reach the other side.
+        # At the process boundary every error must reach the caller.
         return "error", ToolError(f"{type(error).__name__}: {error}", hint=traceback.format_exc())
 
 
@@ -311,7 +311,7 @@ def _die_with_parent(parent: int) -> None:
 
 
 def limit_memory(extra: int) -> None:
-    """Let this process map at most `extra` bytes more than it has now, or what the system allows."""
+    """Let this process map at most `extra` bytes more than now, within the system's limit."""
     with contextlib.suppress(OSError):
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -320,7 +320,7 @@ def limit_memory(extra: int) -> None:
 
 
 def available_memory() -> int:
-    """Bytes of memory that the system could give out now; 4 GiB where it does not say."""
+    """Bytes of available memory; 4 GiB if unknown."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
