@@ -1,4 +1,4 @@
-"""What every kind of operation is: named operands -> named results, with everything that verifies them."""
+"""The base of every kind of operation: named operands -> named results, and how to verify them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tensor:
-    """One operand or result: its name in the MLIR function, and how it lies in memory, row major in `shape`."""
+    """One operand or result: its name in the MLIR function, and its shape in memory, row major."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,14 +51,14 @@ class Loop:
     iterator: Literal["parallel", "reduction"]
 
 
-#: The seed of the operands unless the user gives another.
+#: Default seed of the operands.
 DEFAULT_SEED = 2026
 
 
 class Distribution(str, Enum):
     """What operands hold."""
 
-    #: Whole numbers so small that every sum is exact, in any order: results must be equal.
+    #: Integers so small that every sum is exact, in any order: results must be equal.
     INTEGERS = "integers"
     #: Real values over the type's useful range: results must be within a rounding bound.
     REALS = "reals"
@@ -86,9 +86,9 @@ class Operation(abc.ABC):
     """
 
     kind: ClassVar[str]
-    #: As the console block prints the kind, e.g. `OperationKind.Matmul`.
+    #: The kind in the console block, e.g. `OperationKind.Matmul`.
     label: ClassVar[str]
-    #: Loops that a tile is named for, in the order in which people write tiles.
+    #: Loops that tiles are written for, in this order.
     parallel_axes: ClassVar[tuple[str, ...]]
     reduction_axes: ClassVar[tuple[str, ...]]
     #: What operands are drawn from when a result is verified: integers where the arithmetic is exact.
@@ -160,9 +160,9 @@ class Operation(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def sweep(cls, options: SweepOptions) -> Iterable[Callable[[], Operation]]:
-        """What makes each operation that `options` ask for; the predefined problems where they give no shape.
+        """Factories of the operations in the sweep `options`; of the predefined problems if it has no shape.
 
-        Each may raise OperationError for a point that is not an operation.
+        A factory raises OperationError for an invalid point.
         """
 
     @classmethod
@@ -172,7 +172,7 @@ class Operation(abc.ABC):
 
     @classmethod
     def is_implied_by(cls, options: SweepOptions) -> bool:
-        """Do the shapes in `options` mean this kind, if the user names none?"""
+        """Do the shapes in `options` imply this kind, if the user names none?"""
         return options.has_shape_of(cls.shape_options)
 
     @classmethod
@@ -184,21 +184,21 @@ class Operation(abc.ABC):
 
     @property
     def contraction(self) -> Contraction | None:
-        """The operation as a product of two operands, summed; None if it is none."""
+        """The operation as a contraction; None if it is not one."""
         return None
 
     @property
     def product(self) -> ProductGeometry | None:
-        """Its extents and layouts if it is a matrix product; None otherwise."""
+        """Extents and layouts of a matrix product; None for other operations."""
         return None
 
     @property
     def convolution(self) -> ConvolutionGeometry | None:
-        """Its geometry if it is a convolution; None otherwise."""
+        """Geometry of a convolution; None for other operations."""
         return None
 
     def as_contraction(self) -> Contraction:
-        """`contraction`; OperationError if the operation is none."""
+        """`contraction`; OperationError if the operation is not one."""
         found = self.contraction
         if found is None:
             raise OperationError(f"{self.kind} is not a contraction")
@@ -206,12 +206,12 @@ class Operation(abc.ABC):
 
     @property
     def predefined_splits(self) -> tuple[int, ...]:
-        """Slices of the reduction that are tried unless the user names others."""
+        """Default numbers of slices for split-k."""
         return ()
 
     @property
     def rounds_between_steps(self) -> bool:
-        """Do references differ for `stepwise`?"""
+        """Does `stepwise` change the references?"""
         return False
 
     @property

@@ -22,7 +22,7 @@ from dispatch_profiler.operations._base import (
 from dispatch_profiler.operations.element_types import ElementType, ElementTypes
 from dispatch_profiler.operations.epilogues import Epilogue
 
-#: Whole numbers larger than this test nothing more.
+#: Larger integers do not make the test stronger.
 _LARGEST_INTEGER = 7
 
 
@@ -73,7 +73,7 @@ class Contraction(Operation):
 
     @property
     def one_of_batch(self) -> Contraction:
-        """The product that a batched product does for each of its batch; itself if it is not batched."""
+        """One of the products of a batched product; the operation itself if it is not batched."""
         return self
 
     @property
@@ -99,7 +99,7 @@ class Contraction(Operation):
 
     @property
     def name_suffix(self) -> str:
-        """What a kind adds to the name after the types (a convolution's stride and so on)."""
+        """A kind's suffix after the types, such as a convolution's stride."""
         return ""
 
     def arguments(self) -> dict[str, str]:
@@ -114,7 +114,7 @@ class Contraction(Operation):
 
     @property
     def rounds_between_steps(self) -> bool:
-        """Would it differ if sums were stored in the result's type before the epilogue reads them?"""
+        """Does storing sums in the result's type before the epilogue change the result?"""
         changes = self.epilogue.bias or not self.epilogue.function.is_exact
         return changes and self.types.output != self.types.accumulator
 
@@ -165,7 +165,7 @@ class Contraction(Operation):
         return values.astype(operand.type.dtype)
 
     def integer_range(self) -> tuple[int, float]:
-        """(amplitude, density): whole numbers up to `amplitude`, and how many are not zero.
+        """(amplitude, density): integers up to `amplitude`, and the fraction that is not zero.
 
         `accumulations * amplitude**2` stays below what the accumulator holds exactly and the result
         holds at all. Where even amplitude 1 is too much, enough entries are zero that sums stay far

@@ -1,4 +1,4 @@
-"""Reference results, and how far a correct kernel may be from them.
+"""Reference results, and error bounds of a correct kernel.
 
 numpy multiplies float32 and float64 matrices through BLAS; its own loops for float16 and integers
 are 400 times slower, and there are none for bf16 and f8. So everything is computed in float32 where
@@ -47,9 +47,9 @@ def reference(
     stepwise: bool = False,
     contract: ContractFunction | None = None,
 ) -> Reference:
-    """What `operation` makes of `inputs` (shapes and types as `operation.operands`).
+    """The reference result of `operation` for `inputs` (shapes and types as `operation.operands`).
 
-    `stepwise` allows for a library that does one step after another: it rounds to the result's type
+    `stepwise` allows for a library that runs each step separately: it rounds to the result's type
     after the sums and after the bias too, where a fused kernel rounds once. `contract` computes the sums.
     """
     contract = contract or _by_numpy
@@ -89,7 +89,7 @@ def _integers(
     bias: np.ndarray | None,
     contract: ContractFunction,
 ) -> np.ndarray:
-    """Exact sums, wrapped around as the kernel's i32 does it."""
+    """Exact sums, wrapped around as in the kernel's i32."""
     exact = np.float32 if _reach(operation, lhs, rhs) <= _FLOAT32_EXACT else np.float64
     sums = contract(operation, lhs.astype(exact), rhs.astype(exact)).astype(np.int64)
     if bias is not None:
@@ -150,7 +150,7 @@ def _between_steps(operation: Contraction, sums: np.ndarray, bias: np.ndarray | 
 
 
 def _bounded(operation: Contraction, value: np.ndarray, sums: np.ndarray, error: np.ndarray) -> Reference:
-    """What the result cannot hold is expected as what conversion makes of it, and nothing near it."""
+    """Values outside the result type's range are expected exactly as conversion produces them."""
     flat = [array.reshape(-1) for array in (value, sums)]
     each = error if error.ndim == 0 else error.reshape(-1)
 

@@ -36,7 +36,7 @@ CONV2D_PROBLEMS: tuple[dict[str, Any], ...] = (
     {"n": 2, "h": 56, "w": 56, "c": 128, "k": 128, "r": 3, "s": 3, "padding": (1, 1), "groups": 128},
     {"n": 2, "h": 28, "w": 28, "c": 128, "k": 128, "r": 3, "s": 3, "padding": (1, 1), "groups": 4},
 )
-#: Values of the options of a shape of which only some were given.
+#: Defaults of the shape options, used if at least one is given.
 _DEFAULT_SHAPE: dict[str, tuple[Any, ...]] = {
     "n": (1,), "h": (56,), "w": (56,), "c": (64,), "k": (64,), "r": (3,), "s": (3,),
     "stride": ((1, 1),), "padding": ((0, 0),), "dilation": ((1, 1),), "groups": (1,),

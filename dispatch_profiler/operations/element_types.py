@@ -1,4 +1,4 @@
-"""Element types: one row each, and everything that other rooms ask about them."""
+"""Element types and their properties, one row each."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class ElementType:
     """One scalar type, named as MLIR names it."""
 
     name: str
-    #: How a value is held on the host; `ml_dtypes` gives the types that numpy lacks.
+    #: The type on the host; `ml_dtypes` provides the types that numpy lacks.
     dtype: np.dtype
     bits: int
     is_integer: bool
     #: Bits of the significand, the implicit one included (integers: value bits without the sign).
     precision: int
-    #: What sums of products of this type are held in.
+    #: Accumulator type of products of this type.
     accumulator_name: str
 
     @property
@@ -69,14 +69,14 @@ _ALIASES = {"f8": "f8E4M3FN"}
 
 
 def is_element_type(name: str) -> bool:
-    """Is there a type, or a short name of one, called `name`?"""
+    """Is `name` a type, or the short name of one?"""
     return _ALIASES.get(name, name) in ELEMENT_TYPES
 
 
 def element_type(name: str) -> ElementType:
     """The type called `name` (`f8` is short for `f8E4M3FN`).
 
-    Raises OperationError, which lists the types that there are.
+    Raises OperationError, which lists the available types.
     """
     found = ELEMENT_TYPES.get(_ALIASES.get(name, name))
     if found is None:

@@ -1,4 +1,4 @@
-"""Epilogues: what is done to each element of a result before it is stored."""
+"""Epilogues: functions applied to each element of a result before it is stored."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dispatch_profiler.errors import OperationError, did_you_mean
 
 @dataclass(frozen=True)
 class Activation:
-    """An elementwise function with what verification must know about it."""
+    """An elementwise function and the properties that verification needs."""
 
     name: str
     #: float64 -> float64
     function: Callable[[np.ndarray], np.ndarray]
     #: Is the result exact when the argument is?
     is_exact: bool
-    #: max |f'|: how far an error of the argument is carried to the result.
+    #: max |f'|: the factor by which an error of the argument grows.
     slope: float
     #: Operations counted per element.
     flops: int
@@ -57,7 +57,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 @dataclass(frozen=True)
 class Epilogue:
-    """An optional bias (one value a column or output channel), then an activation.
+    """An optional bias (one value per column or output channel), then an activation.
 
     `Epilogue.parse("bias+relu")` -> Epilogue(bias=True, activation="relu")
     """

@@ -1,4 +1,4 @@
-"""What callers need to know of a matrix product or a convolution, without knowing its class."""
+"""Geometry of matrix products and convolutions, independent of the operation's class."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class ConvolutionGeometry:
 
     @property
     def variant(self) -> Variant:
-        """Depthwise means one input channel a group and one filter."""
+        """Depthwise: one input channel and one filter per group."""
         if self.groups == 1:
             return "dense"
         return "depthwise" if self.groups == self.channels == self.filters else "grouped"

@@ -26,9 +26,9 @@ LAYOUTS = ("t", "n")
 MATMUL_PROBLEMS = ((256, 512, 128), (2560, 2560, 2560), (3456, 1024, 2048))
 #: batch, m, n, k
 BATCH_MATMUL_PROBLEMS = ((16, 512, 64, 512),)
-#: m, n, k -> slices of k; a matmul that wants its reduction split.
+#: m, n, k -> slices of k; a matmul that benefits from split-k.
 SPLIT_K_PROBLEMS = {(128, 128, 12288): (2, 4, 16)}
-#: Extents of a shape of which only some were given.
+#: Default extent, used if at least one is given.
 _DEFAULT_EXTENT = 256
 #: The short spellings are those of the Arguments line in the profiler's report.
 _SHAPE_OPTIONS = (
@@ -52,7 +52,7 @@ def check_layouts(lhs: str, rhs: str, result: str = "t") -> None:
 
 
 class _Product(Contraction):
-    """What both kinds share: layouts of two operands, a bias along n, one reduction."""
+    """The base of both kinds: layouts of two operands, a bias along n, one reduction."""
 
     parallel_axes: ClassVar[tuple[str, ...]] = ("m", "n")
     reduction_axes: ClassVar[tuple[str, ...]] = ("k",)
@@ -175,7 +175,7 @@ class BatchMatmul(_Product):
 
     @property
     def each(self) -> Matmul:
-        """The product that is done `batch` times."""
+        """One of the `batch` products."""
         return Matmul(self.m, self.n, self.k, self.types, self.lhs_layout, self.rhs_layout, self.epilogue)
 
     @property
@@ -231,13 +231,13 @@ def _most_batches(options: SweepOptions) -> int:
 
 
 def _shapes(options: SweepOptions) -> Iterable[tuple[int, ...]]:
-    """(batch, m, n, k) of every problem, the missing extents filled in."""
+    """(batch, m, n, k) of every problem, with default extents filled in."""
     extents = (options.shapes.get(f"problem_{axis}", (_DEFAULT_EXTENT,)) for axis in "mnk")
     return itertools.product(options.shapes.get("batch_count", (1,)), *extents)
 
 
 def _arguments(options: SweepOptions) -> list[tuple[ElementTypes, str, str, Epilogue]]:
-    """What follows the shape: types, layouts of lhs and rhs, epilogue."""
+    """Arguments after the shape: types, layouts of lhs and rhs, epilogue."""
     combinations = itertools.product(options.types, options.epilogues, options.layouts)
     return [(types, lhs, rhs, epilogue) for types, epilogue, (lhs, rhs) in combinations]
 

@@ -1,4 +1,4 @@
-"""Command-line options as kinds of operations declare them, and the values that were given for them."""
+"""Command-line options that kinds of operations declare, and their values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dispatch_profiler.operations.ranges import parse_range
 
 RANGE = "V | START:END[:STEP],..."
 
-#: Types of a sweep that names none.
+#: Default types of a sweep.
 DEFAULT_TYPES = (ElementTypes("f16", "f16", "f16"), ElementTypes("f32", "f32", "f32"))
 
 

@@ -7,7 +7,7 @@ import re
 from dispatch_profiler.errors import RangeError
 
 _HINT = "write a value (64), a range with its end included (64:1024 or 64:1024:128), or a comma list of these"
-#: More values in one range are a slip of the pen, and would not fit into memory.
+#: Larger ranges are taken for typing errors; they would not fit into memory.
 _MOST = 1_000_000
 _PAIR_HINT = _HINT.replace("a value (64)", "a value (2), a pair (2x1)")
 

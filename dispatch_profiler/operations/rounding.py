@@ -1,4 +1,4 @@
-"""Rounding: how far sums may be off, and float64 values in narrower types."""
+"""Rounding: error bounds of sums, and conversion of float64 to narrower types."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from dispatch_profiler.operations.element_types import ElementType
 
-#: 2 * 1e5 * exp(-10**2 / 2) = 4e-17 for an element: never in a lifetime of sweeps.
+#: 2 * 1e5 * exp(-10**2 / 2) = 4e-17 per element: practically never.
 _LAMBDA = 10.0
 
 
 def accumulation_factor(products: int, accumulator: ElementType) -> float:
-    """Bound of the relative error of a sum of `products` products, against the sum of magnitudes.
+    """Bound of the error of a sum of `products` products, relative to the sum of magnitudes.
 
     Source: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput.
     41(5), 2019, Theorem 3.1; `contraction_reference` says more.
