@@ -1,4 +1,4 @@
-"""A target: what is compiled for and runs it."""
+"""The base of targets: compiler flags, device and hardware limits."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ KEEP_F64 = "--iree-input-demote-f64-to-f32=false"
 class Target(abc.ABC):
     """Compiler flags, device and hardware limits. Subclasses are frozen dataclasses.
 
-    A tree that was generated for one member of a `family` can be compiled for another.
+    A tree generated for one target can be compiled for another of the same `family`.
     """
 
     family: ClassVar[str]
-    #: Which shipped list of configurations goes with it; there need not be one.
+    #: The shipped list of configurations for it, which may be missing.
     shipped_list: ClassVar[str]
 
     @classmethod
     @abc.abstractmethod
     def parse(cls, detail: str | None) -> Target:
-        """Read what stands behind `family:`, None where nothing does. TargetError if it names no target."""
+        """Parse the text after `family:` (None without a colon). TargetError if it names no target."""
 
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """As it is written on the command line: `llvm-cpu`, `llvm-cpu:znver4`."""
+        """The name on the command line: `llvm-cpu`, `llvm-cpu:znver4`."""
 
     @property
     @abc.abstractmethod
     def compile_flags(self) -> tuple[str, ...]:
-        """What the compiler needs for this target."""
+        """Compiler flags for this target."""
 
     @property
     @abc.abstractmethod
     def device_uri(self) -> str:
-        """The runtime device that runs it, unless the user names another."""
+        """Default URI of the runtime device."""
 
     @property
     @abc.abstractmethod
@@ -48,9 +48,9 @@ class Target(abc.ABC):
         """Hardware limits that make configurations invalid."""
 
     def unsupported_reason(self, operation: Operation) -> str | None:
-        """Why the compiler has no code for `operation` here, or wrong code; None if it has.
+        """Why the compiler rejects or miscompiles `operation` for this target; None if it is supported.
 
-        Its dispatches are generated, and `Not compiled` for this reason without being tried.
+        Its dispatches are generated, but are `Not compiled` for this reason without running the compiler.
         """
         return None
 
@@ -61,10 +61,10 @@ class Target(abc.ABC):
 
     @property
     def host(self) -> str:
-        """The machine that compiles, if code is made for what that is; mostly empty."""
+        """The compiling machine's CPU, if the code depends on it; usually empty."""
         return ""
 
     @property
     def fingerprint(self) -> str:
-        """What `compile_flags` stand for on this machine: `host` resolved to the features it has."""
+        """`compile_flags` as resolved on this machine: `host` replaced by the CPU's features."""
         return " ".join(self.compile_flags)

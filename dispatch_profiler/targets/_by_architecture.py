@@ -1,4 +1,4 @@
-"""What targets have in common whose code is for an architecture out of a list."""
+"""The base of targets that are selected by an architecture from a list."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dispatch_profiler.configurations import GpuLimits, Limits
 from dispatch_profiler.errors import TargetError, did_you_mean
 from dispatch_profiler.targets._base import KEEP_F64, Target
 
-#: What the compiler says of each GPU, by the target's name (see `compiler.target_info`).
+#: The compiler's facts about each GPU, by the target's name (see `compiler.target_info`).
 FACTS = Path(__file__).with_name("gpu_facts.json")
 
 
@@ -29,7 +29,7 @@ class ByArchitecture(Target):
     Raises TargetError for any other; its hint names the most similar one.
     """
 
-    #: Names that IREE 3.13 knows and makes code for; none if the family has no architectures.
+    #: Names that IREE 3.13 supports; empty if the family has no architectures.
     architectures: ClassVar[tuple[str, ...]] = ()
     #: Flags of the family, and the one that takes the architecture.
     family_flags: ClassVar[tuple[str, ...]]
@@ -39,10 +39,10 @@ class ByArchitecture(Target):
     device: ClassVar[str]
     #: Are its targets GPUs, which the compiler describes?
     describes_gpus: ClassVar[bool] = True
-    #: Values of `prefetch_num_stages` that make code of their own: what each does is seen in
+    #: Values of `prefetch_num_stages` that generate different code, as shown in
     #: tests/compiler/test_gpu_configurations.py.
     stages: ClassVar[tuple[int, ...]] = (1,)
-    #: Registers of 32 bits where the compiler does not tell: of a thread, of all of a workgroup.
+    #: 32-bit registers where the compiler does not report them: per thread, per workgroup.
     registers: ClassVar[int] = 0
     register_file: ClassVar[int] = 0
 
@@ -74,7 +74,7 @@ class ByArchitecture(Target):
 
     @property
     def _facts_name(self) -> str:
-        """Under which name the compiler's facts stand."""
+        """The key of the compiler's facts."""
         return self.name
 
     @property
@@ -104,5 +104,5 @@ class ByArchitecture(Target):
         )
 
     def _makes_code_with(self, intrinsic: str) -> bool:
-        """Can what the compiler lists for this target really be had of it?"""
+        """Does the compiler generate code for what it lists for this target?"""
         return True

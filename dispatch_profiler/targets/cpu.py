@@ -1,4 +1,4 @@
-"""Code for a CPU: this one (`llvm-cpu`), or a named one of any architecture (`llvm-cpu:neoverse-v2`)."""
+"""CPU targets: this machine (`llvm-cpu`), or a named CPU of any architecture (`llvm-cpu:neoverse-v2`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dispatch_profiler.targets._base import KEEP_F64, Target
 from dispatch_profiler.targets.cpu_names import triple_of
 from dispatch_profiler.targets.unsupported import missing_f64_erf, wrong_f8_rounding
 
-#: iree-compile refuses vectors of this many native vectors or more
+#: iree-compile rejects vectors of this many native vectors or more
 #: (--iree-llvmcpu-max-allowed-number-of-native-vectors).
 _MAX_NATIVE_VECTORS = 512
 
@@ -37,7 +37,7 @@ class HostCpu:
     @property
     def fingerprint(self) -> str:
         features = " ".join(sorted(self.features))
-        # The model decides scheduling, the features what may be emitted.
+        # The model determines scheduling, the features determine the instructions.
         return f"{platform.machine()} {self.model} {hashlib.sha256(features.encode()).hexdigest()[:16]}"
 
 

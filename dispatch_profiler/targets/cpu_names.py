@@ -1,6 +1,6 @@
-"""Names of CPUs by architecture, as LLVM and with it IREE 3.13 knows them.
+"""Names of CPUs by architecture, as in the LLVM of IREE 3.13.
 
-An unknown name would end the compiler's process, and the architecture must be known to cross-compile.
+An unknown name would crash the compiler, and cross-compilation needs the architecture.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _AARCH64 = """
     thunderxt81 thunderxt83 thunderxt88 tsv110
 """
 
-#: LLVM's target triple -> the CPUs that it has; `generic`, which is in both, stands for none.
+#: LLVM's target triple -> its CPUs, without `generic`, which is in both.
 CPU_NAMES: dict[str, tuple[str, ...]] = {
     "x86_64-linux-gnu": tuple(_X86_64.split()),
     "aarch64-linux-gnu": tuple(_AARCH64.split()),
@@ -43,7 +43,7 @@ CPU_NAMES: dict[str, tuple[str, ...]] = {
 
 
 def triple_of(cpu: str) -> str:
-    """`znver4` -> `x86_64-linux-gnu`, `neoverse-v2` -> `aarch64-linux-gnu`; `generic` is of this machine.
+    """`znver4` -> `x86_64-linux-gnu`, `neoverse-v2` -> `aarch64-linux-gnu`; `generic` has this machine's architecture.
 
     Raises TargetError if no architecture has such a CPU.
     """

@@ -1,4 +1,4 @@
-"""Code for NVIDIA GPUs: PTX, of which the driver makes machine code."""
+"""NVIDIA GPUs: PTX, which the driver compiles to machine code."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _NAMES = """
 """
 
 
-#: Hopper and the data center's Blackwell by all their names, and the architecture that each is.
+#: Names of Hopper and data-center Blackwell GPUs -> their architecture.
 _NEWER = {
     "sm_90": "sm_90", "hopper": "sm_90", "h100": "sm_90", "h200": "sm_90", "gh200": "sm_90",
     "sm_10": "sm_100", "blackwell": "sm_100", "b100": "sm_100", "b200": "sm_100", "gb200": "sm_100",
 }  # fmt: skip
-#: The newest that these run: the driver's JIT makes their code of its PTX.
+#: The newest architecture of IREE whose PTX their drivers compile.
 _NEWEST = "sm_89"
 #: Bytes of shared memory that one workgroup may have (CUDA C++ Programming Guide, "Technical
 #: specifications per compute capability").
@@ -34,10 +34,10 @@ _SHARED = {
 
 @dataclass(frozen=True)
 class CudaTarget(ByArchitecture):
-    """`cuda` is `cuda:sm_80`, which the driver of every GPU since Ampere takes.
+    """`cuda` is `cuda:sm_80`, which runs on every GPU since Ampere.
 
-    Reading `cuda:h200`, of which IREE has no code, gives `cuda:sm_90`: IREE's own code is for the newest
-    that runs there, which `note` says, and external kernels are for the device itself.
+    `cuda:h200`, which IREE does not support, becomes `cuda:sm_90`: IREE generates code for the newest
+    architecture that runs there, as `note` says, and external kernels are compiled for the device itself.
     """
 
     family: ClassVar[str] = "cuda"
@@ -51,9 +51,9 @@ class CudaTarget(ByArchitecture):
     register_file: ClassVar[int] = 65536
 
     arch: str = "sm_80"
-    #: The GPU's own architecture, where IREE has no code for it.
+    #: The GPU's own architecture, if IREE does not support it.
     device_arch: str = ""
-    #: What was asked for, where IREE has no code for it.
+    #: The requested name, if IREE does not support it.
     asked: str = field(default="", compare=False)
 
     @classmethod
@@ -110,6 +110,6 @@ class CudaTarget(ByArchitecture):
 
 
 def _newer(arch: str) -> str:
-    """The architecture behind a name of a GPU that IREE has no code for; empty for all others."""
+    """The architecture of a GPU that IREE does not support, by its name; empty for all others."""
     lowered = arch.lower()
     return next((found for name, found in _NEWER.items() if lowered.startswith(name)), "")

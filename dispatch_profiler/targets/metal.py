@@ -1,4 +1,4 @@
-"""The Metal shading language, which an Apple device compiles."""
+"""Apple GPUs: Metal source, which the device compiles."""
 
 from __future__ import annotations
 

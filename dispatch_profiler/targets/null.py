@@ -1,4 +1,4 @@
-"""A target without compiler and device, for trying commands and testing every verdict in seconds."""
+"""The null target: no compiler and no device, for trying commands and for tests."""
 
 from __future__ import annotations
 

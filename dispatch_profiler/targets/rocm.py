@@ -1,4 +1,4 @@
-"""Code for AMD GPUs: machine code of one architecture."""
+"""AMD GPUs: machine code of one architecture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMES = """
 
 @dataclass(frozen=True)
 class RocmTarget(ByArchitecture):
-    """`arch` is the architecture or a GPU that has it; there is no default, because nothing runs on all."""
+    """`arch` is an architecture or a GPU's name. There is no default, because no code runs on all of them."""
 
     family: ClassVar[str] = "rocm"
     shipped_list: ClassVar[str] = "rocm"

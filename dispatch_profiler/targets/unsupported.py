@@ -1,4 +1,4 @@
-"""Operations for which IREE 3.13 has no code on some targets, or wrong code, whatever the configuration."""
+"""Operations that IREE 3.13 rejects or miscompiles on some targets, with every configuration."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dispatch_profiler.operations import Operation
 def wrong_f8_rounding(operation: Operation, target: str) -> str | None:
     """Why results in f8 would be wrong on `target`; None if `operation` has none.
 
-    Seen on llvm-cpu and vmvx: what should be rounded up to the smallest normal number becomes zero.
-    Subnormal results are right.
+    Observed on llvm-cpu and vmvx: values that round up to the smallest normal number become zero.
+    Subnormal results are correct.
     """
     narrow = next((x.type for x in operation.results if x.type.name.startswith("f8")), None)
     if narrow is None:

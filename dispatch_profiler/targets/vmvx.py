@@ -1,4 +1,4 @@
-"""Byte code that IREE's runtime interprets on every machine: slow, and a second opinion on results."""
+"""Bytecode that IREE's runtime interprets on every machine: slow, and independent of the other code generators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SPIR-V for GPUs of every vendor, which the Vulkan driver compiles."""
+"""GPUs of every vendor: SPIR-V, which the Vulkan driver compiles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMES = """
 
 @dataclass(frozen=True)
 class VulkanTarget(ByArchitecture):
-    """Without `arch` it is for what every Vulkan GPU has, and takes fewer types (see docs/targets.md)."""
+    """Without `arch` it uses features of every Vulkan GPU and supports fewer types (see docs/targets.md)."""
 
     family: ClassVar[str] = "vulkan-spirv"
     shipped_list: ClassVar[str] = "vulkan-spirv"
