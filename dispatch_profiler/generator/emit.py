@@ -13,7 +13,7 @@ from dispatch_profiler.files import sha256, write_atomic
 from dispatch_profiler.generator.plan import Plan
 from dispatch_profiler.generator.render import render_module
 
-#: Operations that are written before the manifest is.
+#: Operations written before the first update of the manifest.
 _FEWEST = 15
 
 

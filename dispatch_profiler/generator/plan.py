@@ -1,4 +1,4 @@
-"""Workload x configurations -> what to generate, and what to leave out and why."""
+"""Workload x configurations -> the dispatches to generate, and those left out, with reasons."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _unused(
 
 
 def _choose(valid: list[Dispatch], left_out: list[LeftOut], selection: Selection) -> list[Dispatch]:
-    """The selected dispatches; if a pattern names only what was left out, the error says why it was."""
+    """The selected dispatches; if a pattern matches only dispatches that were left out, the error gives the reason."""
     for pattern in selection.patterns:
         alone = Selection((pattern,))
         hit = next((each for each in left_out if alone.matches("", each.name)), None)
@@ -112,7 +112,7 @@ def _configurations(operation: Operation, choices: Choices) -> list[Configuratio
         [] if choices.default_only else [e.configuration for e in choices.entries if e.is_for(operation)]
     )
     plain = dict.fromkeys([Default(), *fitting])
-    # A split is a variant of the configurations that have none of their own.
+    # A split is a variant of the configurations that do not split themselves.
     split = (each.split(slices) for slices in _slices(operation, choices) for each in plain)
     return list(dict.fromkeys([*plain, *filter(None, split)]))
 

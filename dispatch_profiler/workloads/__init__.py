@@ -1,4 +1,4 @@
-"""Where operations come from: sweeps of shapes today, logs and driver commands beside them later."""
+"""Workloads: where operations come from, such as sweeps of shapes."""
 
 from dispatch_profiler.workloads._base import Workload, WorkloadEntry, merged
 from dispatch_profiler.workloads.sweep import Sweep, SweepResult, sweep_workload

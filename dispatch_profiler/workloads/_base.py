@@ -1,4 +1,4 @@
-"""A workload: operations, how often each runs, and where that was read."""
+"""A workload: operations, how often each runs, and their origin."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dispatch_profiler.operations import Operation
 
 @dataclass(frozen=True)
 class WorkloadEntry:
-    """One operation of a workload. `origin` says where it stands, for people."""
+    """One operation of a workload. `origin` is a label of where it was read."""
 
     operation: Operation
     count: int = 1

@@ -1,4 +1,4 @@
-"""Sweeps: the operations of every kind that options on the command line ask for."""
+"""Sweeps: the operations that the command line's options describe."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The operations of a sweep, and why some points of it are no operation (one reason a point)."""
+    """The operations of a sweep, and why some of its points are not operations (one reason per point)."""
 
     workload: Workload
     left_out: tuple[str, ...] = ()
