@@ -1,4 +1,4 @@
-"""A plan becomes files and a manifest, whoever stops it, and again without losing anything."""
+"""A plan becomes files and a manifest, also if it is stopped, and again without losing anything."""
 
 from __future__ import annotations
 
