@@ -37,6 +37,7 @@ from dispatch_profiler.profiler.compare.pairing import (
     RunComparison,
     SideSummary,
     compare_records,
+    distinct,
     side_differences,
 )
 from dispatch_profiler.profiler.compare.render import FORMATS, console, summary
@@ -110,7 +111,7 @@ def _live(options: argparse.Namespace) -> RunComparison:
         SideSummary(
             name,
             (device,),
-            _distinct(e.target_of(d.dispatch) for e, d in side),
+            distinct(e.target_of(d.dispatch) for e, d in side),
             _revisions(side),
             (this_machine(device),),
         )
@@ -131,13 +132,9 @@ def _origin(entry: OperationEntry, dispatch: DispatchEntry, device: str) -> Prov
     )
 
 
-def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(texts))
-
-
 def _revisions(side: Iterable[ManifestPair]) -> tuple[str, ...]:
     modules = (entry.module_of(dispatch.dispatch) for entry, dispatch in side)
-    return _distinct(f"compiler {module.compiler}" for module in modules if module is not None)
+    return distinct(f"compiler {module.compiler}" for module in modules if module is not None)
 
 
 def make_parser(prog: str = PROG) -> Parser:

@@ -199,6 +199,11 @@ def compare_records(
     )
 
 
+def distinct(texts: Iterable[str]) -> tuple[str, ...]:
+    """Each text once, in the order of their first uses."""
+    return tuple(dict.fromkeys(texts))
+
+
 def side_differences(
     base: SideSummary, new: SideSummary, both: Sequence[tuple[Provenance, Provenance]]
 ) -> tuple[str, ...]:
