@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from turnstile import turn
+from worker_helpers import use_in_process_workers
 
 from dispatch_profiler.compiler.cli import main as compile_main
 from dispatch_profiler.generator.cli import main as generator_main
@@ -24,10 +27,24 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """A test marked `alone` runs while the other workers of pytest-xdist wait."""
     if not hasattr(item.config, "workerinput"):
         return (yield)
-    # The workers' folders lie in one of this session.
-    session = item.config._tmp_path_factory.getbasetemp().parent
-    with turn(session, alone=item.get_closest_marker("alone") is not None):
+    with turn(folder_of_session(item.config), alone=item.get_closest_marker("alone") is not None):
         return (yield)
+
+
+def folder_of_session(config: pytest.Config) -> Path:
+    """A folder of this run of pytest, shared by its workers, whose own folders lie in it."""
+    own: Path = config._tmp_path_factory.getbasetemp()
+    return own.parent if hasattr(config, "workerinput") else own
+
+
+@pytest.fixture(scope="session")
+def shared_builds(request: pytest.FixtureRequest) -> Path:
+    """A cache of compiled modules for all tests of this run: `--cache-dir` of trees that tests start from.
+
+    Its entries are found by content and checked when they are read, so that no test depends on which
+    others ran before. Tests of compiling and of the cache itself compile in the cache of their own home.
+    """
+    return folder_of_session(request.config) / "builds"
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +59,21 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
+
+
+@pytest.fixture
+def shared_cache(shared_builds: Path, isolated: None) -> None:
+    """The user's cache of this test is that of the run: for commands in processes of their own."""
+    home = Path(os.environ["XDG_CACHE_HOME"])
+    home.mkdir()
+    shared_builds.mkdir(exist_ok=True)
+    (home / "dispatch_profiler").symlink_to(shared_builds)
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker processes: for tests that need no crash, hang or memory limit."""
+    use_in_process_workers(monkeypatch)
 
 
 @pytest.fixture
@@ -72,17 +104,23 @@ class Outcome:
 
 
 Run = Callable[..., Outcome]
+_says_how_many = re.compile(r"(^| )(-j|--num-cpu|--executor|--scheduler|--cache-(info|clear))")
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """`run("generator", "--problem-m=64")` calls a command in this process."""
+    """`run("generator", "--problem-m=64")` calls a command in this process.
+
+    `compile` uses one compiler process, unless the arguments say otherwise: more take longer to start
+    than a small tree takes to compile.
+    """
     mains = {"generator": generator_main, "compile": compile_main, "profiler": profiler_main}
 
     def call(command: str, *arguments: str) -> Outcome:
         capsys.readouterr()
+        one = ["-j1"] if command == "compile" and not _says_how_many.search(" ".join(arguments)) else []
         try:
-            status = mains[command](list(arguments))
+            status = mains[command]([*one, *arguments])
         except SystemExit as exit_:  # argparse ends --help this way
             status = exit_.code if isinstance(exit_.code, int) else 2
         captured = capsys.readouterr()
@@ -92,7 +130,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 @pytest.fixture
-def null_tree(run: Run, tmp_path: Path) -> Callable[..., Path]:
+def null_tree(run: Run, tmp_path: Path, shared_builds: Path) -> Callable[..., Path]:
     """`null_tree("--problem-m=8", faults={...})`: a generated and compiled tree on the null target."""
     import yaml
 
@@ -105,7 +143,7 @@ def null_tree(run: Run, tmp_path: Path) -> Callable[..., Path]:
         generated: Sequence[str] = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
         outcome = run("generator", f"--target={target}", *(arguments or generated))
         assert outcome.status == 0, outcome.err
-        compiled = run("compile", "-j1")
+        compiled = run("compile", "-j1", f"--cache-dir={shared_builds}")
         assert compiled.status in (0, 1), compiled.err
         return Path.cwd()
 

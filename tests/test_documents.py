@@ -62,7 +62,7 @@ def commands(document: str) -> list[str]:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_cache: None) -> Path:
     """A folder with the project's files, as after a clone, but nothing generated."""
     folder = tmp_path / "checkout"
     folder.mkdir()

@@ -11,6 +11,8 @@ import pytest
 
 SQUARE = ("--problem-m=32", "--problem-n=32", "--problem-k=32")
 
+pytestmark = pytest.mark.usefixtures("in_process")
+
 
 @pytest.fixture
 def verdict_of(run) -> Callable[..., tuple[str, str]]:

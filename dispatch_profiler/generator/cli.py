@@ -19,6 +19,7 @@ from dispatch_profiler.command import (
     run,
     say,
     warn,
+    wrapped,
 )
 from dispatch_profiler.configurations import (
     ListedConfiguration,
@@ -252,7 +253,7 @@ def _summarize(
             lines[_MOST_NAMED:] = [f"{len(lines) - _MOST_NAMED} more; --verbose lists them all"]
         lines += _counted([each.reason for each in dispatches])
     for line in lines:
-        say(f"    {line}")
+        say(wrapped(f"    {line}", sys.stderr))
 
 
 def _counted(reasons: Sequence[str]) -> list[str]:

@@ -113,7 +113,13 @@ def vmfbs(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.rglob("*.vmfb")}
 
 
-SWEEP = ("--problem-m=16,32,48", "--problem-n=32", "--problem-k=16", "--lhs=f32")
+SWEEP = (
+    "--problem-m=16:96:16",
+    "--problem-n=32",
+    "--problem-k=16",
+    "--lhs=f32",
+    "--default-config=only",
+)
 
 
 def test_two_workers_give_the_vmfbs_of_this_machine(two_workers: Cluster, run, tmp_path: Path):

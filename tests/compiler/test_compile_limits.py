@@ -35,30 +35,36 @@ def entries() -> dict[str, DispatchEntry]:
     return {d.dispatch.configuration.name.removeprefix("tile_config_"): d for d in found}
 
 
+def the_only(state: State) -> DispatchEntry:
+    (found,) = (d for d in entries().values() if d.state is state)
+    return found
+
+
 def the_failed() -> DispatchEntry:
-    (failed,) = (d for d in entries().values() if d.state is not State.COMPILED)
-    return failed
+    return the_only(State.NOT_COMPILED)
 
 
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
         ("crash", "killed by SIGABRT"),
-        ("hang", "the compiler gave no answer within 1 s"),
+        ("hang", "the compiler gave no answer within 2 s"),
         ("memory", "out of memory: the null compiler was told to run out of memory"),
     ],
 )
 def test_it_costs_itself_and_none_of_its_module(run, faulty, fault: str, reason: str):
     faulty(fault)
+    # A module may take 10 s more for each further dispatch: that of a module that hangs has few.
+    few = ["--timeout=2", "--dispatches=*_8x32x4,*_4x16x1"] if fault == "hang" else []
 
-    outcome = run("compile", "--timeout=1", "-j1")
+    outcome = run("compile", "-j1", *few)
 
     assert outcome.status == 1
     assert f"  1 x  not compiled  {reason}\n" in outcome.err
     assert f"--retry compiles 1 of these again: 1 x {reason}\n" in outcome.err
     assert the_failed().reason == reason
     assert the_failed().is_transient
-    assert len(entries()) > 5
+    assert [d.state for d in entries().values()].count(State.COMPILED) > 0
 
 
 def test_the_summary_gives_the_reasons_of_what_retry_compiles_again(capsys):
@@ -131,7 +137,7 @@ def test_a_memory_limit_reaches_the_compiler(run):
     assert outcome.status == 1
     assert "the compiler did not get as far as reading its flags: " in outcome.err
     assert "a low --memory-limit does this too" in outcome.err
-    assert the_failed().state is State.GENERATED
+    assert the_only(State.GENERATED)
     assert run("compile", "-j1", "--no-cache", "--memory-limit=8192").status == 0
 
 

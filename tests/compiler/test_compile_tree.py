@@ -25,6 +25,8 @@ from dispatch_profiler.targets import parse_target
 
 NULL = NullCompiler()
 
+pytestmark = pytest.mark.usefixtures("in_process")
+
 
 def load() -> Manifest:
     return load_manifest(Tree(Path()))

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from gpu_helpers import BF16, F8, F16, I8, build, gpu_request, states
+from pairwise import parametrize_pairwise
 
 from dispatch_profiler.compiler import BuildRequest, external_kernels, triton
 from dispatch_profiler.compiler._base import BuildError
@@ -148,26 +149,40 @@ def test_what_was_compiled_is_told_in_the_compilers_words():
     )
 
 
+PIPELINED = {
+    "product": PRODUCT,
+    "f32": Matmul(256, 128, 192),
+    "nn": Matmul(256, 128, 192, F16, "n", "n"),
+    "odd": Matmul(101, 67, 77, F16),
+    "conv": CONV,
+}
+
+
 @needs_triton
-def test_no_pipeline_takes_less_shared_memory_than_the_rule_says():
-    """The rule refuses before compiling, so it may not refuse what would fit."""
-    cases = [
-        (op, replace(TILES, tile=tile, stages=stages, descriptors=tma))
-        for op in (PRODUCT, Matmul(256, 128, 192), Matmul(256, 128, 192, F16, "n", "n"), Matmul(101, 67, 77, F16), CONV)
+@parametrize_pairwise(
+    ("target", "name", "tile", "stages", "tma"),
+    [
+        (target, name, tile, stages, tma)
+        for target in ("cuda:sm_80", "cuda:sm_90")
+        for name, operation in PIPELINED.items()
         for tile in ((64, 64, 32), (32, 64, 64))
         for stages in (2, 4)
         for tma in (False, True)
-    ]  # fmt: skip
-    for target in ("cuda:sm_80", "cuda:sm_90"):
-        gpu = parse_target(target).limits
-        for operation, tiles in cases:
-            if tiles.invalid_reason(operation, gpu) is None:
-                made = triton.compile_kernel(tiles.kernel(operation), gpu.gpu.device_capability)
-                assert tiles.shared_bytes(operation) <= made.shared_bytes, (
-                    target,
-                    operation.name,
-                    tiles.name,
-                )
+        if replace(TILES, tile=tile, stages=stages, descriptors=tma).invalid_reason(
+            operation, parse_target(target).limits
+        )
+        is None
+    ],
+)
+def test_no_pipeline_takes_less_shared_memory_than_the_rule_says(target, name, tile, stages, tma):
+    """The rule refuses before compiling, so it may not refuse what would fit."""
+    operation = PIPELINED[name]
+    tiles = replace(TILES, tile=tile, stages=stages, descriptors=tma)
+    capability = parse_target(target).limits.gpu.device_capability
+
+    made = triton.compile_kernel(tiles.kernel(operation), capability)
+
+    assert tiles.shared_bytes(operation) <= made.shared_bytes
 
 
 @needs_triton

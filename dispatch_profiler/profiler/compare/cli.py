@@ -1,6 +1,6 @@
 """`dispatch-profiler compare`: two record files -> what is faster, slower, the same or unclear.
 
-With `--live` two generated trees, whose dispatches are measured by paired sampling.
+With `--live` two generated trees, whose dispatches are measured in turns.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from dispatch_profiler.profiler.compare.pairing import (
     RunComparison,
     SideSummary,
     compare_records,
-    distinct,
     side_differences,
 )
 from dispatch_profiler.profiler.compare.render import FORMATS, console, summary
@@ -111,7 +110,7 @@ def _live(options: argparse.Namespace) -> RunComparison:
         SideSummary(
             name,
             (device,),
-            distinct(e.target_of(d.dispatch) for e, d in side),
+            _distinct(e.target_of(d.dispatch) for e, d in side),
             _revisions(side),
             (this_machine(device),),
         )
@@ -132,9 +131,13 @@ def _origin(entry: OperationEntry, dispatch: DispatchEntry, device: str) -> Prov
     )
 
 
+def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(texts))
+
+
 def _revisions(side: Iterable[ManifestPair]) -> tuple[str, ...]:
     modules = (entry.module_of(dispatch.dispatch) for entry, dispatch in side)
-    return distinct(f"compiler {module.compiler}" for module in modules if module is not None)
+    return _distinct(f"compiler {module.compiler}" for module in modules if module is not None)
 
 
 def make_parser(prog: str = PROG) -> Parser:
@@ -144,7 +147,7 @@ def make_parser(prog: str = PROG) -> Parser:
     parser.add_argument("new", metavar="NEW", help="record file that is compared")
     parser.add_argument(
         "--live", action="store_true",
-        help="BASE and NEW are folders of compiled trees (or one twice): measure each pair by paired sampling",
+        help="BASE and NEW are folders of compiled trees (or one twice): measure each pair in turns",
     )  # fmt: skip
     parser.add_argument("--device", help="with --live: device URI (default: that of the target)")
     parser.add_argument(
@@ -221,7 +224,7 @@ def parse_fail_on(text: str) -> FailOn:
             raise UsageError(f"--fail-on={part}: {rule}", hint="for example --fail-on=slower:3%,failed")
         else:
             known = ("slower:3%", *_OUTCOMES)
-            raise UsageError(f"--fail-on: unknown outcome {part!r}", hint=did_you_mean(part, known))
+            raise UsageError(f"--fail-on: there is no outcome {part!r}", hint=did_you_mean(part, known))
     return FailOn(slower, frozenset(outcomes))
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from pairwise import parametrize_pairwise
 
 from dispatch_profiler.errors import MissingDependency, UsageError
 from dispatch_profiler.operations import (
@@ -94,10 +95,14 @@ def built(problem: str, types: ElementTypes, epilogue: Epilogue) -> Operation | 
     return Matmul(5, 7, 9, **layouts) if kind == "matmul" else BatchMatmul(3, 5, 7, 9, **layouts)
 
 
-@pytest.mark.parametrize("problem", PROBLEMS)
-@pytest.mark.parametrize(("given", "result"), TYPES)
-def test_a_library_computes_what_the_operation_says_or_refuses(library, problem, given, result):
+@parametrize_pairwise(
+    ("name", "problem", "given", "result"),
+    [(name, problem, *types) for name in ("numpy", "torch") for problem in PROBLEMS for types in TYPES],
+)
+def test_a_library_computes_what_the_operation_says_or_refuses(name, problem, given, result):
     """Exactly on small whole numbers where one rounding is all there is, and within the bound on reals."""
+    pytest.importorskip(name)
+    library = open_library(name, "local-task", 1)
     for epilogue in EPILOGUES:
         operation = built(problem, ElementTypes(given, given, result), epilogue)
         if operation is None:
