@@ -2,7 +2,7 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const WRONG = (record) => !["SUCCESS", "Not verified", "Not supported"].includes(record.verdict);
-// Also what was to be verified and could not be.
+// Including what could not be verified.
 const FAILED = (record) => WRONG(record) || (record.verdict === "Not verified" && record.reason !== "");
 const number = (value) => (typeof value === "number" ? value : null);
 const times = (value) => (typeof value === "number" ? `${value.toFixed(2)}x` : "");

@@ -1,4 +1,4 @@
-// Figures: plotly draws each when it comes into view, in the colours of the theme, with ticks that have room.
+// Figures: plotly draws each when it comes into view, in the colours of the theme.
 
 const byId = (id) => document.getElementById(id);
 // Narrower figures get shorter labels, and room for a legend of one column.
@@ -6,7 +6,7 @@ const NARROW = 560;
 
 let plotly = null;
 
-// It lies in the page compressed, so that the tables are usable before it is read.
+// plotly is compressed within the page, so that the tables are usable before it is parsed.
 function loadPlotly() {
   plotly ??= (async () => {
     const packed = atob(byId("plotly-source").textContent);
@@ -46,7 +46,7 @@ function themed(value, dark) {
   if (value === null || typeof value !== "object") return value;
   return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, COLOURED.has(key) ? themed(each, dark) : each]));
 }
-// Where colours stand; names and texts are left alone.
+// Properties that contain colours; names and texts are not changed.
 const COLOURED = new Set(["marker", "line", "color", "colours", "error_x", "font", "hoverlabel", "bgcolor", "paper_bgcolor",
   "plot_bgcolor", "xaxis", "yaxis", "gridcolor", "linecolor", "colorbar", "tickfont", "title"]);
 
@@ -74,7 +74,7 @@ function tickText(value) {
   return `${Number((value / 1000 ** power).toPrecision(3))}${" kMGT"[power]}`;
 }
 
-// The most ticks whose labels do not touch, from 10**from to 10**to on `pixels`; null if plotly knows better.
+// The most ticks whose labels do not touch, from 10**from to 10**to on `pixels`; null to let plotly choose.
 function logTicks(from, to, pixels, isAcross) {
   const scale = pixels / (to - from);
   const room = (text) => (isAcross ? 7 * text.length + 12 : 20);
@@ -161,7 +161,7 @@ const views = new IntersectionObserver((seen) => {
   }
 }, { rootMargin: "200px" });
 
-// plotly follows the width by itself; labels and legend change where a narrow page begins.
+// plotly adapts to the width; labels and legend differ on narrow pages.
 function fitAgain(target) {
   const width = target.querySelector(".plot").clientWidth;
   if (width > 0 && target.dataset.drawn && (width < NARROW) !== target.drawnNarrow) {
@@ -183,7 +183,7 @@ function place(id, figure) {
   views.observe(target);
 }
 
-// In the colours of the theme as it is now.
+// Draws in the colours of the current theme.
 function drawAgain() {
   for (const target of document.querySelectorAll("figure[data-drawn]")) enqueue(target);
 }

@@ -1,5 +1,4 @@
-// A table that sorts by a click on a column and filters by what is typed. Text goes in as text, never
-// as HTML. Rows beyond the first few hundred are made on request.
+// A table that can be sorted and filtered. Text is inserted as text, never as HTML. Rows beyond the first few hundred are made on request.
 
 const FIRST_ROWS = 200;
 
@@ -9,7 +8,7 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
-// Four digits that mean something: 0.2610, 7.007, 1234.
+// Four significant digits: 0.2610, 7.007, 1234.
 function digits(value) {
   if (value === null || value === undefined) return "";
   if (typeof value !== "number") return String(value);
@@ -19,7 +18,7 @@ function digits(value) {
   return size >= 1000 ? value.toFixed(0) : value.toPrecision(4);
 }
 
-// A name may go on in the next line behind each underscore.
+// A name may break after each underscore.
 function breakable(name) {
   return name.split(/(?<=_)/).flatMap((part) => [part, element("wbr")]);
 }

@@ -1,10 +1,10 @@
 "use strict";
-// Light or dark, as the system says or as the button of the page does. It stands first, before anything is drawn.
+// The theme: light or dark, from the system or from the button. It runs before the page is drawn.
 
 const THEMES = ["system", "light", "dark"];
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 let theme = "system";
-try { theme = THEMES.includes(localStorage.theme) ? localStorage.theme : theme; } catch { /* storage is off */ }
+try { theme = THEMES.includes(localStorage.theme) ? localStorage.theme : theme; } catch { /* storage is disabled */ }
 
 let isPrinting = false; // paper is white
 const isDark = () => !isPrinting && (theme === "dark" || (theme === "system" && prefersDark.matches));
@@ -15,7 +15,7 @@ function showTheme() {
 
 function nextTheme() {
   theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-  try { localStorage.theme = theme; } catch { /* it lasts as long as the page */ }
+  try { localStorage.theme = theme; } catch { /* the choice is not stored */ }
   showTheme();
 }
 

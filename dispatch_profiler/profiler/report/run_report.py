@@ -112,7 +112,7 @@ def _case(entry: Entry, group: Group) -> Case:
 
 
 def _figures(entry: Entry, group: Group) -> dict[str, str]:
-    """What was measured, to the last digit; empty where there is nothing."""
+    """The measurement with all digits; empty without one."""
     record, measurement = entry.record, entry.record.measurement
     if measurement is None or not entry.has_speed:
         return {}

@@ -157,7 +157,7 @@ def test_hostile_names_stay_text():
     ],
 )
 def test_a_hostile_file_gives_a_page_or_one_sentence(field, value, status, tmp_path, capsys):
-    """What text may hold is shown; a number that is none is refused with its line."""
+    """What text may hold is shown; for what is not a number the message names the line."""
     path = written(tmp_path / "data.jsonl", RECORDS[:2])
     first, second = path.read_text().splitlines()
     path.write_text(f"{first}\n{json.dumps({**json.loads(second), field: value})}\n")
@@ -215,6 +215,16 @@ def test_conditions_part_what_was_measured_in_other_ways():
         ("warm", 1, "6"), ("cold", 1, "6"), ("not measured", 1, ""),
     ]  # fmt: skip
     assert warnings([cold, cold]) == [("drift", 2)]
+
+
+def test_warnings_that_differ_in_numbers_are_one_kind():
+    """Shown as the first of them."""
+    texts = (("off by 12.5 %",), ("off by 3 %", "off by 4 %"), ("clock stood still",))
+    records = [
+        replace(r, measurement=replace(r.measurement, warnings=w))
+        for r, w in zip(RECORDS, texts, strict=False)
+    ]
+    assert warnings(records) == [("off by 12.5 %", 2), ("clock stood still", 1)]
 
 
 @pytest.mark.parametrize(
@@ -626,7 +636,7 @@ def test_the_module_has_the_command(data):
         (["{data}", "-o", "none/report.html"], "there is no folder none"),
         (["{data}", "-o", "."], "--output: . is a folder"),
         (["{csv}"], "not a dispatch_profiler record"),
-        (["{data}", "--figures={data}"], "is no folder"),
+        (["{data}", "--figures={data}"], "is not a folder"),
         (["{data}", "--outptu=x"], "--outptu"),
     ],
 )

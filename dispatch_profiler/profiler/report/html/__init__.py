@@ -1,4 +1,4 @@
-"""A report for people: one HTML file with tables and interactive figures, and figures for papers."""
+"""One HTML file with tables and interactive figures, and the figures as SVG and PNG."""
 
 from dispatch_profiler.profiler.report.html.comparison import comparison
 from dispatch_profiler.profiler.report.html.distribution import distribution

@@ -1,4 +1,4 @@
-"""Default against best against providers, a row for each operation."""
+"""Speedups over the default: one row for each operation, with the best configuration and the libraries."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from dispatch_profiler.profiler.report.html.style import (
     scale,
 )
 
-#: Rows that one can still read; the table has all.
+#: More rows are hard to read; the table has all.
 ROWS = 40
 
 
 def comparison(groups: Sequence[Group]) -> Figure | None:
-    """Speed relative to the compiler's default, the largest gain first.
+    """Speed relative to the compiler's default, the largest first.
 
-    Operations whose default has no speed cannot be compared and are left out; so are all but `ROWS`.
-    None if there is nothing to compare.
+    Shows up to `ROWS` operations whose default has a speed. None if there is nothing to compare.
     """
     chosen = sorted(comparable(groups), key=lambda g: _speed(g, g.best), reverse=True)[:ROWS]
     if not chosen:
@@ -46,7 +45,7 @@ def comparison(groups: Sequence[Group]) -> Figure | None:
 
 
 def comparable(groups: Sequence[Group]) -> list[Group]:
-    """Those whose default has a speed, and something else has one too."""
+    """Groups in which the default and at least one other entry have a speed."""
     return [group for group in groups if group.default is not None and len(group.ranked) > 1]
 
 
@@ -70,7 +69,7 @@ def _best(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _gains(groups: Sequence[Group]) -> dict[str, Any]:
-    """A line from default to best; broken between rows."""
+    """One line from default to best for each row."""
     x: list[float | None] = []
     y: list[float | None] = []
     for row, group in enumerate(groups):

@@ -1,7 +1,8 @@
-"""How everything was measured: one row for each set of circumstances, and what was warned of."""
+"""How the records were measured: one row for each set of conditions, and the warnings."""
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,10 +11,12 @@ from dataclasses import dataclass
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 
+_NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+
 
 @dataclass(frozen=True)
 class Condition:
-    """What `dispatches` records have in common, as text for people."""
+    """What `dispatches` records have in common, as text."""
 
     dispatches: int
     run: str
@@ -56,7 +59,7 @@ def conditions(records: Sequence[StoredRecord], runs: Sequence[str] = ()) -> lis
 
 
 def _measured(records: Sequence[StoredRecord]) -> tuple[str, ...]:
-    """Samples, executions, overhead, what ended it, interval, when."""
+    """Samples, executions, overhead, end, interval and time, as text."""
     taken = [record.measurement for record in records if record.measurement is not None]
     ended = Counter(each.ended_by for each in taken)
     return (
@@ -86,7 +89,7 @@ def _period(times: Iterable[str]) -> str:
 
 
 def _interval(taken: Sequence[Measurement]) -> str:
-    """Half of the interval of the median against the median, over all of them."""
+    """The half width of the interval relative to the median: the median and the maximum over `taken`."""
     halves = []
     for each in taken:
         if each.samples_ms and each.median_ms > 0:
@@ -98,9 +101,17 @@ def _interval(taken: Sequence[Measurement]) -> str:
 
 
 def warnings(records: Sequence[StoredRecord]) -> list[tuple[str, int]]:
-    """Each warning, and how many dispatches have it; the most frequent first."""
+    """Each kind of warning with its number of dispatches, the most frequent first.
+
+    Warnings that differ only in numbers are one kind, shown as its first example.
+    """
+    examples: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for record in records:
         if record.measurement is not None:
-            counts.update(set(record.measurement.warnings))
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+            kinds = {_NUMBER.sub("0", text): text for text in record.measurement.warnings}
+            examples = {**kinds, **examples}
+            counts.update(kinds.keys())
+    return sorted(
+        ((examples[kind], count) for kind, count in counts.items()), key=lambda one: (-one[1], one[0])
+    )

@@ -1,4 +1,4 @@
-"""Records as a page holds them: all that their file holds, once, as JSON that HTML cannot break."""
+"""The data of a page: every field of every record, as JSON that is safe within HTML."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dispatch_profiler.profiler.report.html.roofline import roofline
 from dispatch_profiler.profiler.report.html.scaling import scaling
 from dispatch_profiler.profiler.report.html.style import DARK, Figure
 
-#: What many records share word for word; each is kept once, and a record has its number.
+#: Fields that are often equal: each value is stored once, and a record has its index.
 _SHARED = ("arguments", "provenance", "configuration_fields", "tags", "peaks")
-#: Whole numbers beyond this are rounded by JavaScript; as text they are not.
+#: JavaScript rounds larger integers, so they become text.
 _LARGEST_EXACT = 2**53
 
 
@@ -88,7 +88,7 @@ def _index(entry: Entry | None) -> int | None:
 
 
 def without_samples(figure: Figure) -> Figure:
-    """The same figure, its samples left out where `meta` tells whose they are: the page fills them in."""
+    """The figure without the samples of traces whose `meta` names their records; the page fills them in."""
     data = []
     for trace in figure["data"]:
         if "samples_of" in trace.get("meta", {}):
@@ -99,7 +99,7 @@ def without_samples(figure: Figure) -> Figure:
 
 
 def script_json(value: Any) -> str:
-    """JSON for inside a <script>: nothing in it ends the element, and JavaScript reads all of it.
+    """JSON for a <script> element: nothing in it ends the element.
 
     `</script>` -> `\\u003c/script\\u003e`; NaN and infinities become text.
     """

@@ -20,12 +20,12 @@ from dispatch_profiler.profiler.report.html.style import (
     scale,
 )
 
-#: Rows that one can still read; the table has all.
+#: More rows are hard to read; the table has all.
 ROWS = 40
 
 
 def distribution(group: Group, providers: Sequence[str] = ()) -> Figure | None:
-    """The fastest on top; a dot a sample, a dark line for the interval of the median.
+    """The fastest on top, with a dot for each sample and a line for the interval of the median.
 
     The trace's `meta` tells whose samples it has and in which row each stands, so that a page that
     holds the records need not hold the samples twice. `providers` are those of the whole report, so

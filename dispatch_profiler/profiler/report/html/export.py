@@ -27,7 +27,7 @@ _HINT = "python -m pip install 'dispatch_profiler[report]', and Chrome or Chromi
 
 
 def figures(groups: Sequence[Group]) -> Iterator[tuple[str, Figure]]:
-    """Every figure of the report with the name of its file, without the ending."""
+    """Every figure of the report with its file name, without the suffix."""
     found: list[tuple[str, Figure | None]] = [
         ("roofline", roofline(groups)),
         ("comparison", comparison(groups)),
@@ -39,7 +39,7 @@ def figures(groups: Sequence[Group]) -> Iterator[tuple[str, Figure]]:
     ]
     providers = provider_names(groups)
     for number, group in enumerate(groups, start=1):
-        # The number keeps apart what only odd characters tell apart.
+        # The number distinguishes labels that differ in unsafe characters only.
         tail = f"{number:03}_{_file_name(group.label)}"
         found += [(f"heat_map_{tail}", heat_map(group)), (f"samples_{tail}", distribution(group, providers))]
     for name, figure in found:
@@ -52,7 +52,7 @@ def _file_name(text: str) -> str:
 
 
 def export(groups: Sequence[Group], folder: Path) -> list[Path]:
-    """Write each figure as SVG and PNG into `folder`, which is made; the paths that were written.
+    """Write each figure as SVG and PNG into `folder`, which is created; returns the paths.
 
     Raises MissingDependency without kaleido or a browser, UsageError if `folder` is a file.
     """
@@ -61,7 +61,7 @@ def export(groups: Sequence[Group], folder: Path) -> list[Path]:
     except ImportError as error:
         raise MissingDependency("--figures needs kaleido, which draws them", hint=_HINT) from error
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"--figures: {folder} is no folder")
+        raise UsageError(f"--figures: {folder} is not a folder")
     named = list(figures(groups))
     written = []
     with _browser(kaleido):

@@ -1,4 +1,4 @@
-"""Records that may be compared with one another: one operation, on one device, measured one way."""
+"""Groups of comparable records: one operation in one run, on one device, measured in one mode."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.profiler.records.speedup import is_default
 from dispatch_profiler.profiler.report.html.runs import Run, runs
 
-#: Where one run alone measured the default of an operation, nothing has to be told apart.
+#: Stands for the run of an operation whose default only one run measured.
 _ONLY = Run()
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A record, and where it stands in its file (from 0), by which a page refers to it."""
+    """A record and its index, by which a page refers to it."""
 
     index: int
     record: StoredRecord
 
     @property
     def has_speed(self) -> bool:
-        """Was it measured, does the figure mean something, and is the result not known to be wrong?"""
+        """Does it have a median above 0, and a result that is not known to be wrong?"""
         measurement = self.record.measurement
         if measurement is None or not measurement.samples_ms or self.record.verdict.is_failure:
             return False
@@ -38,18 +38,18 @@ class Entry:
 
     @property
     def gflops(self) -> float:
-        """10**9 operations a second at the median; only for an entry that has a speed."""
+        """10**9 FLOP/s at the median; only for an entry that has a speed."""
         return self.record.flops / self.median_ms / 1e6
 
     @property
     def intensity(self) -> float:
-        """Operations for each byte that must move; 0 if no bytes are known."""
+        """FLOP/byte; 0 if the bytes are unknown."""
         return self.record.flops / self.record.bytes if self.record.bytes > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class Group:
-    """Everything that computes one operation in one setting.
+    """All records of one operation in one setting.
 
     `label` names it, with what tells it from the others: `setting` (run, machine, device, target, compiler,
     mode), empty if there are no others.
@@ -77,12 +77,12 @@ class Group:
 
     @property
     def providers(self) -> dict[str, Entry]:
-        """The fastest entry of everybody else, by name."""
+        """The fastest entry of each other provider, by name."""
         others = [e for e in self.ranked if e.record.provider != PROVIDER]
         return {e.record.provider: e for e in reversed(others)}
 
 
-#: Operation, run, machine, device, target, compiler: what is alike may be compared.
+#: Operation, run (3 fields), machine, device, target, compiler: records that share them are comparable.
 _Place = tuple[str, ...]
 
 
@@ -114,7 +114,7 @@ def grouped(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> tuple
 
 
 def _places(records: Sequence[StoredRecord], of_runs: Sequence[Run]) -> Iterator[list[_Place]]:
-    """Where each record belongs; a library may belong to several compilers."""
+    """The places of each record: one, or several for a library."""
     defaults: dict[_Place, set[Run]] = {}
     libraries: dict[_Place, set[Run]] = {}
     for record, run in zip(records, of_runs, strict=True):
@@ -137,7 +137,7 @@ def _places(records: Sequence[StoredRecord], of_runs: Sequence[Run]) -> Iterator
             yield [home(record, run)]
             continue
         measured = libraries[_library(record)]
-        # It serves a run that did not measure this library as well.
+        # A library also belongs to the runs that did not measure it.
         some = [
             place
             for place, other in homes.get(_setting(record), {}).items()
@@ -161,12 +161,12 @@ def _library(record: StoredRecord) -> _Place:
 
 
 def differing(settings: Sequence[tuple[str, ...]]) -> list[bool]:
-    """Which parts are not the same for all."""
+    """Which fields have more than one value."""
     return [len(set(values)) > 1 for values in zip(*settings, strict=True)] if settings else []
 
 
 def provider_names(groups: Sequence[Group]) -> list[str]:
-    """Everybody but IREE, in the order of the records."""
+    """All providers except IREE, in the order of the records."""
     names: Mapping[str, None] = dict.fromkeys(
         entry.record.provider for group in groups for entry in group.entries
     )

@@ -1,4 +1,4 @@
-"""Speed over tile sizes: which corner of the space is fast, and which fails."""
+"""Speed over tile sizes: where the space is fast, and where it fails."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def heat_map(group: Group) -> Figure | None:
 
 
 def _tiled(group: Group) -> list[Entry]:
-    """Configurations that have tiles; a provider and the compiler's own choice have none."""
+    """IREE configurations that have tiles."""
     return [e for e in group.entries if e.record.configuration_fields and e.record.provider == PROVIDER]
 
 
@@ -90,7 +90,7 @@ def _speeds(
     speeds = [entry.gflops for line in grid for entry in line if entry]
     return {
         "type": "heatmap",
-        # Of speeds that are all equal plotly would colour the range from one below to one above.
+        # For equal speeds plotly would choose a range that goes below 0.
         **({"zmin": 0.0, "zmax": max(speeds)} if max(speeds) - min(speeds) < 1e-3 * max(speeds) else {}),
         "x": list(range(len(columns))),
         "y": list(range(len(rows))),

@@ -1,4 +1,4 @@
-"""Roofline: speed over arithmetic intensity, under what the hardware allows.
+"""Roofline: speed over arithmetic intensity, below the peaks of the hardware.
 
 Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
 """
@@ -36,7 +36,7 @@ _ELEMENT_TYPE = re.compile(r"[a-z]{1,2}\d+(?:E\d+M\d+[A-Z]*)?")
 
 
 def element_type(record: StoredRecord) -> str:
-    """That of the first operand: `f16t` -> `f16`; empty if the record does not say."""
+    """The type of the first operand: `f16t` -> `f16`; empty if the record does not have it."""
     for value in (record.arguments.get("lhs", ""), *record.arguments.values()):
         found = _ELEMENT_TYPE.match(value) if isinstance(value, str) else None
         if found and found.group() in ELEMENT_TYPES:
@@ -44,7 +44,7 @@ def element_type(record: StoredRecord) -> str:
     return ""
 
 
-#: A machine by its name, and a device of it.
+#: The name of a machine, and one of its devices.
 Place = tuple[str, str]
 
 
@@ -53,7 +53,7 @@ def _place(entry: Entry) -> Place:
 
 
 def roofs(groups: Sequence[Group]) -> dict[Place, Peaks]:
-    """What each device can do: the best that any record from there knows."""
+    """The peaks of each device: the highest in its records."""
     found: dict[Place, Peaks] = {}
     for group in groups:
         for entry in group.entries:
@@ -63,14 +63,14 @@ def roofs(groups: Sequence[Group]) -> dict[Place, Peaks]:
     return found
 
 
-#: Whoever computes an operation in several ways has one large mark for it.
+#: A provider with several kernels for an operation has one large mark, for the fastest.
 _OTHERS = "other kernels of {}"
 
 
 def roofline(groups: Sequence[Group]) -> Figure | None:
-    """Every record that has a speed, by role, under the roofs of its machine where they are known.
+    """Every record that has a speed, by role, below the roofs of its machine.
 
-    Where they are not, the time limit of a record, if it has one, is drawn as a dash at its intensity.
+    Without roofs a dash marks the time limit of each operation.
     None if there is nothing to draw.
     """
     entries = [e for g in groups for e in g.entries if e.has_speed and e.intensity > 0 and e.gflops > 0]
@@ -171,7 +171,7 @@ def _roof_lines(
 
 
 def _limits(entries: Sequence[Entry], known: Mapping[Place, Peaks]) -> list[dict[str, Any]]:
-    """What `limit_ms` allows, once for each operation, where no roof is drawn."""
+    """The speed at `limit_ms`, once for each operation without a roof."""
     limited: dict[tuple[str, float], Entry] = {}
     for entry in entries:
         if 0 < entry.record.limit_ms < math.inf and _place(entry) not in known:
@@ -192,7 +192,7 @@ def _limits(entries: Sequence[Entry], known: Mapping[Place, Peaks]) -> list[dict
 
 
 def _key(name: str, symbol: str) -> dict[str, Any]:
-    """Tells in the legend which symbol is which element type."""
+    """The legend entry of an element type's symbol."""
     marker = {"symbol": symbol, "color": PAPER, "size": 8, "line": {"color": INK, "width": 1}}
     return {
         "type": "scatter", "mode": "markers", "name": plain(name or "unknown type"), "x": [None],

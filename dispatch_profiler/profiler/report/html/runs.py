@@ -1,4 +1,4 @@
-"""Which run a record belongs to, where a report shows more than one."""
+"""The run that each record of a report belongs to."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _BASELINE = Default().name
 
 @dataclass(frozen=True)
 class Run:
-    """What tells a run from the others of a report; a field in which all are equal is empty.
+    """What distinguishes a run from the others of a report; fields that are equal in all are empty.
 
-    `tags` holds the tags that differ, `began` the time of the first record.
+    `tags` has the tags that differ, `began` the time of the first record.
     """
 
     file: str = ""
@@ -42,7 +42,7 @@ def has_figure(record: StoredRecord) -> bool:
 
 
 def file_names(paths: Sequence[Path]) -> list[str]:
-    """The shortest end of each path that no other path has: `data.jsonl`, or `monday/data.jsonl`."""
+    """The shortest unique end of each path: `data.jsonl`, or `monday/data.jsonl`."""
     different = set(paths)
 
     def name(path: Path) -> str:
@@ -81,7 +81,7 @@ def _differing_tags(records: Sequence[StoredRecord]) -> list[str]:
 
 
 def _numbers(records: Sequence[StoredRecord], streams: Sequence[tuple[str, ...]]) -> Iterator[int]:
-    """How many runs of its operation, from the same place, came before each record."""
+    """How many earlier runs of its operation each record has, from the same file and device."""
     current: dict[tuple[str, ...], int] = {}
     seen: dict[tuple[str, ...], dict[tuple[str, str], bool]] = {}
     for record, stream in zip(records, streams, strict=True):
@@ -91,7 +91,7 @@ def _numbers(records: Sequence[StoredRecord], streams: Sequence[tuple[str, ...]]
         made = (record.dispatch, record.provider)
         part = (*home, origin.software, mode)
         known = seen.setdefault(part, {})
-        # What an earlier run did not finish is measured again by --resume: that is still its run.
+        # --resume measures again what its run did not finish.
         has_default = (f"{record.operation}_{_BASELINE}", PROVIDER) in known
         if known.get(made) and (is_default(record) or not has_default):
             current[home] = current.get(home, 0) + 1

@@ -1,4 +1,4 @@
-"""Speed against the size of a problem: where an operation becomes large enough to be fast."""
+"""Speed against problem size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dispatch_profiler.profiler.report.html.style import (
     provider_style,
 )
 
-#: What a size is counted in, and the axis that says so.
+#: Unit of size -> title of the axis, and the size of a record.
 SIZES: Mapping[str, tuple[str, Callable[[StoredRecord], int]]] = {
     "FLOP": ("problem size (FLOP)", lambda record: record.flops),
     "bytes": ("problem size (bytes of all operands and results)", lambda record: record.bytes),
@@ -71,7 +71,7 @@ def _figure(
 
 
 def _series(groups: Sequence[Group], names: Sequence[str]) -> Iterator[tuple[str, str, list[Entry]]]:
-    """Role, colour and entries of each series; what matters most is drawn last, on top."""
+    """Role, colour and entries of each series; the last is drawn on top."""
     for at, name in enumerate(names):
         yield name, provider_style(at)[0], [g.providers[name] for g in groups if name in g.providers]
     yield "default", DEFAULT_COLOUR, [g.default for g in groups if g.default]

@@ -1,4 +1,4 @@
-"""How every figure looks: colours that the colour-blind can tell apart, dark on white, calm axes.
+"""The look of every figure: a palette for colour-vision deficiencies, a white background, thin grids.
 
 A figure is plain data as plotly's JavaScript takes it, `{"data": [...], "layout": {...}}`, so that
 making hundreds of them costs nothing; `plotly.graph_objects.Figure(figure)` checks it.
@@ -14,7 +14,7 @@ from typing import Any
 
 Figure = dict[str, Any]
 
-# Okabe and Ito, "Color Universal Design" (2008), without the yellow that white paper swallows.
+# Okabe and Ito, "Color Universal Design" (2008), without yellow, which is hard to see on white.
 DEFAULT_COLOUR = "#D55E00"
 BEST_COLOUR = "#0072B2"
 OTHER_COLOUR = "#9AA5B1"
@@ -29,7 +29,7 @@ PAPER = "#FFFFFF"
 FAILURE_COLOUR = "#E4E7EB"
 _GRID = "#E4E7EB"
 _LINE = "#8C959F"
-#: What a page puts in place of each colour on a dark background; what is missing stays.
+#: Colour -> its replacement on a dark background; others stay.
 DARK = {
     PAPER: "#0D1117",
     INK: "#E6EDF3",
@@ -52,9 +52,9 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 
 
 def plotly_script() -> Path:
-    """plotly's own JavaScript, as npm has it in `plotly.js-cartesian-dist-min`: all that is drawn here.
+    """plotly's JavaScript, unchanged from the npm package `plotly.js-cartesian-dist-min`.
 
-    The whole of plotly is more than three times as long, and most of what a page takes to load.
+    All of plotly is more than three times as large and would dominate the loading time.
     """
     return Path(__file__).parents[3] / "templates" / "plotly" / "plotly-cartesian.min.js"
 
@@ -97,10 +97,10 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
 
 
 def log_scale(values: Iterable[float]) -> dict[str, Any]:
-    """What makes an axis over positive `values` logarithmic: ticks at every digit, at 1, 2, 5, or at 10s.
+    """Properties of a logarithmic axis over positive `values`.
 
-    Ticks are plain numbers: 0.02, 50, 1k. They suit the width of an exported figure; the page chooses
-    them by the width that it has.
+    Tick labels are plain numbers: 0.02, 50, 1k. The ticks suit an exported figure; the page chooses its
+    own by its width.
     """
     found = list(values)
     decades = math.log10(max(found) / min(found))
@@ -115,7 +115,7 @@ def scale(values: Iterable[float]) -> dict[str, Any]:
 
 
 def plain(text: str) -> str:
-    """`text` so that plotly shows it as it stands: it would read tags and entities in it."""
+    """`text` with tags and entities escaped, which plotly would interpret."""
     return html.escape(text, quote=False)
 
 
@@ -128,7 +128,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def distinct(labels: Sequence[str], width: int) -> list[str]:
-    """Each shortened to `width`; those that would be the same then show where they part.
+    """Each shortened to `width`; labels that would then be equal show where they differ.
 
     `conv2d_1x28…d1x1_g1` twice -> `conv2d_1x28…_f16nhwc…`, `conv2d_1x28…_f32nhwc…`.
     """
@@ -142,7 +142,7 @@ def distinct(labels: Sequence[str], width: int) -> list[str]:
 
 
 def _parted(label: str, others: Sequence[str], width: int) -> str:
-    """`label` from shortly before it differs from `others`, behind its first characters."""
+    """The first characters of `label`, then the part where it differs from `others`."""
     head = width // 3
     columns = enumerate(zip(*others, strict=False))
     parting = next((at for at, letters in columns if len(set(letters)) > 1), min(map(len, others)))

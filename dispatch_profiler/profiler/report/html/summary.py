@@ -1,4 +1,4 @@
-"""The first lines of a report: the best configuration of every operation against what else was measured."""
+"""The summary of a report: best configurations against the default and against each library."""
 
 from __future__ import annotations
 
