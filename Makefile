@@ -2,7 +2,7 @@
 PYTHON ?= python3
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow coverage lint clean
+.PHONY: help quickstart test test-slow coverage lint wheel clean
 
 # A worker for each core, at most four; tests marked `alone` run while the other workers wait.
 PYTEST = .venv-test/bin/python -m pytest -n logical --maxprocesses=4 --dist=worksteal
@@ -13,6 +13,7 @@ help:
 	@echo "make test-slow   the same with the slow tests"
 	@echo "make coverage    the test suite, with a table of what it does not execute"
 	@echo "make lint        ruff, mypy, import-linter, word list"
+	@echo "make wheel       dist/dispatch_profiler-VERSION-py3-none-any.whl, to install without a checkout"
 
 # A stamp a kind of environment: made again when the project's dependencies change.
 .venv/stamp: setup.cfg pyproject.toml
@@ -50,5 +51,14 @@ lint: .venv-test/stamp
 	.venv-test/bin/lint-imports
 	.venv-test/bin/python scripts/check_words.py
 
+# Nothing but pip, which fetches what builds the wheel.
+.venv-build/stamp:
+	$(PYTHON) -m venv .venv-build
+	touch $@
+
+wheel: .venv-build/stamp
+	.venv-build/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@ls dist/*.whl
+
 clean:
-	rm -rf .venv .venv-test generated data.csv
+	rm -rf .venv .venv-test .venv-build build dist *.egg-info generated data.csv

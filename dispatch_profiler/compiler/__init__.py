@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built, Compiler
 from dispatch_profiler.compiler.cache import Cache, CacheInfo
+from dispatch_profiler.compiler.cluster import Cluster, TlsFiles
 from dispatch_profiler.compiler.iree import IreeCompiler
 from dispatch_profiler.compiler.null import NullCompiler, load_rules
 from dispatch_profiler.compiler.request import build_key, build_request, repeat_count
@@ -33,11 +34,13 @@ __all__ = [
     "Built",
     "Cache",
     "CacheInfo",
+    "Cluster",
     "CompileOptions",
     "Compiler",
     "IreeCompiler",
     "NullCompiler",
     "Progress",
+    "TlsFiles",
     "artifact_of",
     "build_key",
     "build_request",

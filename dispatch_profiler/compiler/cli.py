@@ -27,6 +27,7 @@ from dispatch_profiler.compiler import (
     compiler_for,
     count_dispatches,
 )
+from dispatch_profiler.compiler.cluster import Cluster, TlsFiles
 from dispatch_profiler.compiler.console import CompileTally, report
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.dispatches import Selection, Tree, load_manifest, write_bundle
@@ -52,7 +53,7 @@ def _main(options: argparse.Namespace) -> int:
     if target is not None and target.note:
         warn(target.note)
     compiler = compiler_for(target or manifest.target, options.build_dir)
-    _check_executor(options)
+    cluster = _cluster(options)
     workers = min(options.num_cpu or len(usable_cores()), len(usable_cores()))
     chosen = CompileOptions(
         selection=Selection.parse(options.dispatches, options.operation_kind),
@@ -60,7 +61,7 @@ def _main(options: argparse.Namespace) -> int:
         flags=options.flags,
         executor=options.executor,
         workers=workers,
-        scheduler=options.scheduler or "",
+        cluster=cluster,
         force=options.force_compile,
         retry=options.retry,
         reproducers=options.keep_reproducers,
@@ -70,7 +71,7 @@ def _main(options: argparse.Namespace) -> int:
     )
     total = count_dispatches(manifest, chosen.selection)
     bundle = writable("--bundle", options.bundle) if options.bundle else None
-    status = report(compile_tree(manifest, compiler, chosen, cache), CompileTally(total))
+    status = report(compile_tree(manifest, compiler, chosen, cache, warn), CompileTally(total))
     if bundle is not None:
         _pack(bundle, manifest.tree, chosen.selection)
     return status
@@ -93,22 +94,49 @@ def _memory_limit(options: argparse.Namespace, workers: int) -> int | None:
     return None if options.executor == "dask" else available_memory() // workers
 
 
-def _check_executor(options: argparse.Namespace) -> None:
-    if options.executor == "dask" and not options.scheduler:
+def _cluster(options: argparse.Namespace) -> Cluster | None:
+    """Where `--executor=dask` compiles; None for another executor. Raises UsageError."""
+    tls = _tls_files(options)
+    if options.executor != "dask":
+        if options.scheduler or tls:
+            name = "--scheduler" if options.scheduler else "--tls-ca-file"
+            raise UsageError(f"{name} goes with --executor=dask", hint="add --executor=dask")
+        return None
+    if not options.scheduler:
         raise UsageError(
             "--executor=dask needs --scheduler",
-            hint="give the address that `dask scheduler` printed, such as --scheduler=tcp://HOST:8786",
+            hint="give the address of `dask scheduler`, such as --scheduler=tcp://127.0.0.1:8786",
         )
-    if options.scheduler and not re.fullmatch(r"\w+://\S+:\d+", options.scheduler):
+    if not re.fullmatch(r"(tcp|tls)://\S+:\d+", options.scheduler):
         raise UsageError(
-            f"malformed address of a scheduler {options.scheduler!r}", hint="write tcp://HOST:PORT"
+            f"malformed address of a scheduler {options.scheduler!r}",
+            hint="write tcp://HOST:PORT or tls://HOST:PORT",
         )
-    if options.scheduler and options.executor != "dask":
-        raise UsageError("--scheduler goes with --executor=dask", hint="add --executor=dask")
-    if options.num_cpu and options.executor == "dask":
+    if options.scheduler.startswith("tls://") != (tls is not None):
+        raise UsageError(
+            "tls:// goes with --tls-ca-file, --tls-cert and --tls-key",
+            hint="give the address as tls://HOST:PORT, and all three files (docs/cluster.md)",
+        )
+    if options.num_cpu:
         raise UsageError(
             "--num-cpu does not bound a cluster", hint="bound its workers: dask worker --nthreads=N"
         )
+    return Cluster(options.scheduler, tls)
+
+
+def _tls_files(options: argparse.Namespace) -> TlsFiles | None:
+    given = {
+        "--tls-ca-file": options.tls_ca_file,
+        "--tls-cert": options.tls_cert,
+        "--tls-key": options.tls_key,
+    }
+    if not any(given.values()):
+        return None
+    for name, path in given.items():
+        if path is None or not path.is_file():
+            problem = "is needed, too" if path is None else f"names no file: {path}"
+            raise UsageError(f"{name} {problem}", hint="docs/cluster.md shows how to make the files")
+    return TlsFiles(*given.values())
 
 
 def make_parser(prog: str = PROG) -> Parser:
@@ -152,7 +180,18 @@ def make_parser(prog: str = PROG) -> Parser:
         help="who hands modules to the compiler processes: threads, processes (loky), or a Dask cluster "
         "(default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--scheduler", metavar="tcp://HOST:PORT", help="the cluster's, with --executor=dask")
+    parser.add_argument(
+        "--scheduler",
+        metavar="tcp://HOST:PORT",
+        help="the cluster's, with --executor=dask; or tls://HOST:PORT",
+    )
+    parser.add_argument(
+        "--tls-ca-file", type=folder, metavar="FILE", help="certificate of the authority, for tls://"
+    )
+    parser.add_argument(
+        "--tls-cert", type=folder, metavar="FILE", help="certificate of this machine, for tls://"
+    )
+    parser.add_argument("--tls-key", type=folder, metavar="FILE", help="key of that certificate")
     parser.add_argument(
         "--cache-dir", metavar="DIR",
         help="what was compiled once, shared by all trees (default: $XDG_CACHE_HOME/dispatch_profiler)",

@@ -3,13 +3,19 @@
 Sources and vmfbs travel with the tasks, so its workers share no disk with us. What a lost worker had
 in hand the scheduler gives to another. This speaks to Dask itself and not through joblib's backend
 for it: that one never hears of a task that the scheduler has given up, and waits for it forever.
+
+A scheduler and its workers execute whatever a client sends them, and a client unpickles what they
+answer. So they should listen on the loopback interface only, or take part in TLS with certificates.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import pickle
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from dispatch_profiler import __version__
@@ -17,18 +23,40 @@ from dispatch_profiler.compiler._base import BuildOutcome, BuildRequest, Built, 
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError
 
-_INSTALL = "pip install 'dispatch_profiler[cluster]'"
+_INSTALL = "python -m pip install 'distributed>=2024.8'"
 #: How long a scheduler may take to answer, in seconds.
 _ANSWER_SECONDS = 10
+#: How many addresses a warning names.
+_NAMED = 3
 
 Key = TypeVar("Key")
+#: Told in a sentence what the user should know, such as that others may use the cluster.
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """Files in PEM format: the authority that all of a cluster trust, our certificate and its key."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A scheduler at `tcp://HOST:PORT`, or at `tls://HOST:PORT` with `tls`."""
+
+    scheduler: str
+    tls: TlsFiles | None = None
 
 
 def cluster_results(
-    scheduler: str,
+    cluster: Cluster,
     compiler: Compiler,
     requests: Mapping[Key, BuildRequest],
     task: Callable[[Key, BuildRequest], tuple[Key, Built]],
+    warn: Warn,
 ) -> Iterator[tuple[Key, Built]]:
     """Every request's result as it comes: what `task(key, request)` gives on some worker.
 
@@ -38,7 +66,7 @@ def cluster_results(
     distributed = _distributed()
     left = dict(requests)
     futures: dict[Any, Key] = {}
-    with connect(scheduler, compiler) as client:
+    with connect(cluster, compiler, warn) as client:
         done = distributed.as_completed(loop=client.loop)
 
         def submit() -> None:
@@ -65,22 +93,55 @@ def _lost(request: BuildRequest, error: Exception) -> Built:
 
 
 @contextlib.contextmanager
-def connect(scheduler: str, compiler: Compiler) -> Iterator[Any]:
-    """A client of the cluster at `scheduler`, all of whose workers compile as this machine would.
+def connect(cluster: Cluster, compiler: Compiler, warn: Warn) -> Iterator[Any]:
+    """A client of `cluster`, all of whose workers compile as this machine would.
 
-    Raises MissingDependency, UsageError if no scheduler answers, ToolError if workers are missing
-    or have a different compiler than this machine: the cache is keyed by this compiler's revision.
+    Warns if other machines reach it without TLS. Raises MissingDependency, UsageError if no scheduler
+    answers, ToolError if workers are missing or have another compiler than ours, under whose revision
+    results are kept.
     """
     try:
-        client = _distributed().Client(scheduler, timeout=_ANSWER_SECONDS, set_as_default=False)
+        client = _distributed().Client(
+            cluster.scheduler, security=_security(cluster.tls), timeout=_ANSWER_SECONDS, set_as_default=False
+        )
     except (OSError, ValueError) as error:
+        trust = " with a certificate that --tls-ca-file has signed" if cluster.tls else ""
         raise UsageError(
-            f"no scheduler answers at {scheduler}: {' '.join(str(error).split())[:200]}",
-            hint="start one with: dask scheduler, and give its address as --scheduler=tcp://HOST:8786",
+            f"no scheduler answers at {cluster.scheduler}{trust}: {' '.join(str(error).split())[:200]}",
+            hint="start one with: dask scheduler --host 127.0.0.1 --port 8786 (docs/cluster.md)",
         ) from error
     with client:
-        _check_workers(client, scheduler, compiler)
+        listening = _check_workers(client, cluster.scheduler, compiler)
+        exposed = [address for address in listening if is_exposed(address)]
+        if exposed:
+            warn(
+                f"warning: whoever reaches {', '.join(exposed[:_NAMED])} can run programs in this cluster and "
+                "on this machine; start it with --host 127.0.0.1, or with TLS (docs/cluster.md)"
+            )
         yield client
+
+
+def is_exposed(address: str) -> bool:
+    """Do other machines reach `address`, such as `tcp://0.0.0.0:8786`, without TLS?"""
+    protocol, _, place = address.partition("://")
+    host = place.rpartition(":")[0].strip("[]")
+    if protocol in ("tls", "inproc") or host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True
+
+
+def _security(tls: TlsFiles | None) -> Any:
+    if tls is None:
+        return None
+    return _distributed().Security(
+        tls_ca_file=str(tls.authority),
+        tls_client_cert=str(tls.certificate),
+        tls_client_key=str(tls.key),
+        require_encryption=True,
+    )
 
 
 def _distributed() -> Any:
@@ -94,30 +155,43 @@ def _distributed() -> Any:
     return distributed
 
 
-def _check_workers(client: Any, scheduler: str, compiler: Compiler) -> None:
+def _check_workers(client: Any, scheduler: str, compiler: Compiler) -> list[str]:
+    """Addresses on which the scheduler and its workers listen. Raises ToolError as `connect` does."""
     if not client.nthreads():
         raise ToolError(
             f"the scheduler at {scheduler} has no workers", hint=f"start some with: dask worker {scheduler}"
         )
 
-    def versions(compiler: bytes) -> tuple[str, str]:
-        # A function in a function travels by value: a worker may lack this package.
+    # Functions in a function travel by value: a worker may lack this package.
+    def of_scheduler(dask_scheduler: Any) -> list[str]:
+        return [listener.listen_address for listener in dask_scheduler.listeners]
+
+    def of_worker(compiler: bytes, dask_worker: Any) -> tuple[str, str, list[str]]:
         import pickle
 
         import dispatch_profiler
 
-        return dispatch_profiler.__version__, pickle.loads(compiler).revision
+        addresses = [listener.listen_address for listener in dask_worker.listeners]
+        return dispatch_profiler.__version__, pickle.loads(compiler).revision, addresses
 
-    ours = (__version__, compiler.revision)
+    listening = dict.fromkeys(client.run_on_scheduler(of_scheduler))
     # Asked beforehand, once: else every task fails there, with an error that names no worker.
-    for address, found in client.run(versions, pickle.dumps(compiler), on_error="return").items():
+    for address, found in client.run(of_worker, pickle.dumps(compiler), on_error="return").items():
         if isinstance(found, Exception):
             raise ToolError(
-                f"the worker {address} cannot compile: {found}", hint=f"run there: {_INSTALL}"
+                f"the worker {address} cannot compile: {found}",
+                hint="install the same dispatch_profiler there (docs/cluster.md)",
             ) from found
-        if tuple(found) != ours:
-            raise ToolError(
-                f"the worker {address} has dispatch_profiler {found[0]} with {found[1]}, "
-                f"this machine has {ours[0]} with {ours[1]}",
-                hint="install the same versions on both: results are kept under the compiler's revision",
-            )
+        _check_versions(address, found[:2], compiler)
+        listening |= dict.fromkeys(found[2])
+    return list(listening)
+
+
+def _check_versions(address: str, found: tuple[str, str], compiler: Compiler) -> None:
+    ours = (__version__, compiler.revision)
+    if tuple(found) != ours:
+        raise ToolError(
+            f"the worker {address} has dispatch_profiler {found[0]} with {found[1]}, "
+            f"this machine has {ours[0]} with {ours[1]}",
+            hint="install the same versions on both: results are kept under the compiler's revision",
+        )

@@ -267,5 +267,7 @@ def _z3() -> Any:
     try:
         import z3
     except ImportError as error:
-        raise UsageError("the SMT solver is missing", hint="pip install 'dispatch_profiler[smt]'") from error
+        raise UsageError(
+            "the SMT solver is missing", hint="python -m pip install 'z3-solver>=4.12'"
+        ) from error
     return z3

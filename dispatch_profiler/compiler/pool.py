@@ -23,6 +23,7 @@ import joblib
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from dispatch_profiler.compiler._base import BuildRequest, Built, Compiler
+from dispatch_profiler.compiler.cluster import Cluster, Warn, cluster_results
 from dispatch_profiler.compiler.isolate_failures import isolate_failures
 from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.isolation import Worker, WorkerLimits
@@ -162,14 +163,14 @@ def _safe_path() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Executor:
-    """Who is handed the modules: `threads`, `loky`, or `dask` with the address of a scheduler.
+    """Who is handed the modules: `threads`, `loky`, or `dask` with a cluster.
 
     `workers` is how many build at once; a cluster has as many as its workers have threads.
     """
 
     kind: str = "threads"
     workers: int = 1
-    scheduler: str = ""
+    cluster: Cluster | None = None
 
     @property
     def uses_threads(self) -> bool:
@@ -179,12 +180,19 @@ class Executor:
 
 
 class BuildPool(Generic[Key]):
-    """Builds modules as `executor` says. `limits` are those of one dispatch."""
+    """Builds modules as `executor` says. `limits` are those of one dispatch; `warn` is told of dangers."""
 
-    def __init__(self, compiler: Compiler, executor: Executor, limits: WorkerLimits) -> None:
+    def __init__(
+        self,
+        compiler: Compiler,
+        executor: Executor,
+        limits: WorkerLimits,
+        warn: Warn = lambda message: None,
+    ) -> None:
         self._compiler = compiler
         self._executor = executor
         self._limits = limits
+        self._warn = warn
         self._threads = WorkerSet()
 
     def results(self, requests: Mapping[Key, BuildRequest]) -> Iterator[tuple[Key, Built]]:
@@ -196,10 +204,9 @@ class BuildPool(Generic[Key]):
         known = self._known_flags({request.flags: None for request in requests.values()})
         left = {key: replace(request, flags=known[request.flags]) for key, request in requests.items()}
         if self._executor.kind == "dask":
-            from dispatch_profiler.compiler.cluster import cluster_results
-
             task = partial(build_task, compiler=self._compiler, limits=self._limits)
-            yield from cluster_results(self._executor.scheduler, self._compiler, left, task)
+            assert self._executor.cluster is not None
+            yield from cluster_results(self._executor.cluster, self._compiler, left, task, self._warn)
             return
         with contextlib.nullcontext() if self._executor.uses_threads else _safe_path():
             yield from self._here_until_done(left)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dispatch_profiler.compiler._base import BuildRequest, Built, Compiler
 from dispatch_profiler.compiler.cache import Cache
+from dispatch_profiler.compiler.cluster import Cluster, Warn
 from dispatch_profiler.compiler.request import build_key, build_request
 from dispatch_profiler.compiler.source import reproducer
 from dispatch_profiler.compiler.time_left import representative
@@ -41,7 +42,7 @@ class CompileOptions:
     """How to compile a tree.
 
     `target` None means what the tree was generated for; `repeat` None means `repeat_count`.
-    `executor`, `workers` and `scheduler` say where it is done (see `pool.Executor`); `seconds` and
+    `executor`, `workers` and `cluster` say where it is done (see `pool.Executor`); `seconds` and
     `memory_bytes` are the limits of one dispatch. `force` compiles also what is up to date, `retry`
     what failed for time, memory, a crash or a missing package. `reproducers` keeps what does not
     compile, each alone.
@@ -52,7 +53,7 @@ class CompileOptions:
     flags: tuple[str, ...] = ()
     executor: str = "threads"
     workers: int = 1
-    scheduler: str = ""
+    cluster: Cluster | None = None
     force: bool = False
     retry: bool = False
     reproducers: bool = False
@@ -172,11 +173,16 @@ def artifact_of(path: Path) -> Artifact | None:
 
 
 def compile_tree(
-    manifest: Manifest, compiler: Compiler, options: CompileOptions, cache: Cache | None = None
+    manifest: Manifest,
+    compiler: Compiler,
+    options: CompileOptions,
+    cache: Cache | None = None,
+    warn: Warn = lambda message: None,
 ) -> Iterator[Progress]:
     """Compile what is selected and not up to date; yields a Progress for each module.
 
-    What was finished is in the manifest even if the caller stops or is interrupted.
+    What was finished is in the manifest even if the caller stops or is interrupted. `warn` is called
+    with a sentence if other machines can use the cluster.
     """
     tree = manifest.tree
     open_tasks = []
@@ -190,7 +196,7 @@ def compile_tree(
                 yield Progress(task.entry.operation, task.module, _asked(task, entry), False, cached=True)
             else:
                 open_tasks.append(task)
-        for task, built, in_flight in _compile(open_tasks, compiler, options):
+        for task, built, in_flight in _compile(open_tasks, compiler, options, warn):
             if cache is not None:
                 cache.put(task.key, built)
             asked = _asked(task, results.add(task, built))
@@ -202,7 +208,7 @@ def _may_end_otherwise(task: Task) -> bool:
 
 
 def _compile(
-    open_tasks: Sequence[Task], compiler: Compiler, options: CompileOptions
+    open_tasks: Sequence[Task], compiler: Compiler, options: CompileOptions, warn: Warn
 ) -> Iterator[tuple[Task, Built, int]]:
     """Each task with what was built, and how many asked dispatches are being compiled meanwhile."""
     if not open_tasks:
@@ -212,9 +218,9 @@ def _compile(
 
     order = representative(len(open_tasks))
     requests = {index: open_tasks[index].request for index in order}
-    executor = Executor(options.executor, min(options.workers, len(requests)), options.scheduler)
+    executor = Executor(options.executor, min(options.workers, len(requests)), options.cluster)
     limits = WorkerLimits(options.seconds, options.memory_bytes)
-    with BuildPool[int](compiler, executor, limits) as pool:
+    with BuildPool[int](compiler, executor, limits, warn) as pool:
         sizes = (len(open_tasks[i].asked) for i in order)
         in_flight = sum(islice(sizes, executor.workers))
         for index, built in pool.results(requests):

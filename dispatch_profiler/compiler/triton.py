@@ -40,9 +40,7 @@ def triton_version() -> str:
 def _sources() -> ModuleType:
     """The kernels. Raises MissingDependency without Triton."""
     if importlib.util.find_spec("triton") is None:
-        raise MissingDependency(
-            "Triton kernels need triton", hint="python -m pip install 'dispatch_profiler[triton]'"
-        )
+        raise MissingDependency("Triton kernels need triton", hint="python -m pip install 'triton>=3.9'")
     # Triton 3.9 warns that it fuses multiplications with additions unless told: we want it to.
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     spec = importlib.util.spec_from_file_location(_MODULE, SOURCES)

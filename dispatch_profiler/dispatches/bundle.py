@@ -166,7 +166,7 @@ def _contents(info: BundleInfo, files: dict[str, Artifact]) -> str:
 
 def command(name: str) -> str:
     """What profiles the bundle called `name` on the other machine."""
-    return f"python -m dispatch_profiler profile {shlex.quote(f'--bundle={name}')} --output=data.csv"
+    return f"dispatch-profiler profile {shlex.quote(f'--bundle={name}')} --output=data.csv"
 
 
 def _readme(name: str, manifest: Manifest) -> str:
@@ -179,16 +179,17 @@ Compiled by {", ".join(info.compilers) or "no compiler"}; packed by dispatch_pro
 On the machine with the device, in an environment of its own, Python 3.10 or newer:
 
     python -m pip install {needed}
-    python -m pip install --no-deps dispatch_profiler=={info.made_by}
+    python -m pip install --no-deps dispatch_profiler-{info.made_by}-py3-none-any.whl
 
-(The second from wherever the first machine has it: a wheel, or the folder of a checkout.) Then
+`make wheel` in a checkout builds the wheel; copy it here beside the bundle. The folder of a checkout
+of the same version may be given instead. Then
 
     {command(name)}
 
-Every other option of profiler.py may be added; --seed={info.seed} is the default. data.csv and
+Every other option of `dispatch-profiler profile` may be added; --seed={info.seed} is the default. data.csv and
 data.jsonl are the result. Back on the first machine
 
-    python -m dispatch_profiler join data.jsonl FROM_THERE.jsonl --output=data.csv
+    dispatch-profiler join data.jsonl FROM_THERE.jsonl --output=data.csv
 
 puts both into one data.csv. A vmfb is native code: run bundles only of people whom you trust.
 """

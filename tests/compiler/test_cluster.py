@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +18,7 @@ import pytest
 from pool_helpers import KillsItsParent
 
 from dispatch_profiler.compiler import BuildRequest, CompileOptions, IreeCompiler, NullCompiler, compile_tree
-from dispatch_profiler.compiler.cluster import connect
+from dispatch_profiler.compiler.cluster import Cluster, connect, is_exposed
 from dispatch_profiler.compiler.pool import BuildPool, Executor
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch, Tree, load_manifest
@@ -30,7 +32,7 @@ PATIENCE = 120.0
 
 
 @dataclass
-class Cluster:
+class LocalCluster:
     """A scheduler with workers, each in a folder and a home of its own."""
 
     folder: Path
@@ -54,14 +56,24 @@ class Cluster:
         self.processes.append(process)
         return process
 
-    def start_scheduler(self, **environment: str) -> None:
+    def start_scheduler(self, *options: str, host: str = "--host=127.0.0.1", **environment: str) -> None:
         file = self.folder / "scheduler.json"
-        self.start("scheduler", "--host=127.0.0.1", "--port=0", f"--scheduler-file={file}", **environment)
+        self.start(
+            "scheduler",
+            *filter(None, [host]),
+            "--port=0",
+            f"--scheduler-file={file}",
+            *options,
+            **environment,
+        )
         self.wait_for(lambda: file.exists() and file.read_text().endswith("}"))
 
-    def start_worker(self, **environment: str) -> subprocess.Popen[bytes]:
+    def start_worker(
+        self, *options: str, host: str = "--host=127.0.0.1", **environment: str
+    ) -> subprocess.Popen[bytes]:
         # Without a nanny: a worker that is killed stays dead.
-        return self.start("worker", self.address, "--nthreads=1", "--no-nanny", **environment)
+        fixed = ("--nthreads=1", "--no-nanny")
+        return self.start("worker", self.address, *fixed, *filter(None, [host]), *options, **environment)
 
     def wait_for_workers(self, count: int) -> None:
         import distributed
@@ -91,9 +103,9 @@ PATHS = os.pathsep.join(
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
     monkeypatch.setenv("PYTHONPATH", PATHS)  # for the process that is asked for flags here
-    made = Cluster(tmp_path / "cluster")
+    made = LocalCluster(tmp_path / "cluster")
     try:
         yield made
     finally:
@@ -101,7 +113,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 
 
 @pytest.fixture
-def two_workers(cluster: Cluster) -> Cluster:
+def two_workers(cluster: LocalCluster) -> LocalCluster:
     cluster.start_scheduler()
     cluster.start_worker()
     cluster.start_worker()
@@ -113,6 +125,12 @@ def vmfbs(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.rglob("*.vmfb")}
 
 
+def unexpected(warning: str) -> None:
+    """For clusters that other machines do not reach."""
+    raise AssertionError(warning)
+
+
+TLS_OPTIONS = ("--tls-ca-file=cert.pem", "--tls-cert=cert.pem", "--tls-key=key.pem")
 SWEEP = (
     "--problem-m=16:96:16",
     "--problem-n=32",
@@ -122,7 +140,7 @@ SWEEP = (
 )
 
 
-def test_two_workers_give_the_vmfbs_of_this_machine(two_workers: Cluster, run, tmp_path: Path):
+def test_two_workers_give_the_vmfbs_of_this_machine(two_workers: LocalCluster, run, tmp_path: Path):
     for place in ("here", "there"):
         assert run("generator", f"--generated-dir={tmp_path / place}", *SWEEP).status == 0
     here = run("compile", f"--generated-dir={tmp_path / 'here'}", "--no-cache")
@@ -140,9 +158,11 @@ def test_two_workers_give_the_vmfbs_of_this_machine(two_workers: Cluster, run, t
     assert not list((tmp_path / "cluster").rglob("*.mlir"))  # the workers saw no tree
 
 
-def test_what_a_killed_worker_had_in_hand_is_done_by_the_other(two_workers: Cluster, run, tmp_path: Path):
+def test_what_a_killed_worker_had_in_hand_is_done_by_the_other(
+    two_workers: LocalCluster, run, tmp_path: Path
+):
     run("generator", f"--generated-dir={tmp_path}", *SWEEP)
-    options = CompileOptions(executor="dask", workers=2, scheduler=two_workers.address)
+    options = CompileOptions(executor="dask", workers=2, cluster=Cluster(two_workers.address))
 
     states = []
     for done in compile_tree(load_manifest(Tree(tmp_path)), IreeCompiler(), options):
@@ -161,7 +181,7 @@ JOBS = {
 
 
 def test_a_module_that_its_workers_die_of_is_given_up_and_the_others_are_done(
-    cluster: Cluster, tmp_path: Path
+    cluster: LocalCluster, tmp_path: Path
 ):
     """The scheduler gives a task up when a first worker has died of it; another worker is left."""
     cluster.start_scheduler(DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES="0")
@@ -171,7 +191,7 @@ def test_a_module_that_its_workers_die_of_is_given_up_and_the_others_are_done(
     compiler = KillsItsParent(counter=str(tmp_path / "killed"), times=1)
 
     with BuildPool[int](
-        compiler, Executor("dask", 2, cluster.address), WorkerLimits(seconds=PATIENCE)
+        compiler, Executor("dask", 2, Cluster(cluster.address)), WorkerLimits(seconds=PATIENCE)
     ) as pool:
         results = dict(pool.results(JOBS))
 
@@ -181,16 +201,19 @@ def test_a_module_that_its_workers_die_of_is_given_up_and_the_others_are_done(
     assert set(results) == {0, 1, 2, 3}
 
 
-def test_a_cluster_without_workers_is_told(cluster: Cluster):
+def test_a_cluster_without_workers_is_told(cluster: LocalCluster):
     cluster.start_scheduler()
 
-    with pytest.raises(ToolError, match="has no workers") as caught, connect(cluster.address, NullCompiler()):
+    with (
+        pytest.raises(ToolError, match="has no workers") as caught,
+        connect(Cluster(cluster.address), NullCompiler(), unexpected),
+    ):
         pass
 
     assert f"dask worker {cluster.address}" in caught.value.hint
 
 
-def test_a_worker_with_another_compiler_is_refused(cluster: Cluster, monkeypatch):
+def test_a_worker_with_another_compiler_is_refused(cluster: LocalCluster, monkeypatch):
     """Results are kept under our compiler's revision: another's must not get there."""
     cluster.start_scheduler()
     cluster.start_worker()
@@ -199,14 +222,14 @@ def test_a_worker_with_another_compiler_is_refused(cluster: Cluster, monkeypatch
 
     with (
         pytest.raises(ToolError, match=r"has dispatch_profiler .* this machine has 99") as caught,
-        connect(cluster.address, NullCompiler()),
+        connect(Cluster(cluster.address), NullCompiler(), unexpected),
     ):
         pass
 
     assert "same versions" in caught.value.hint
 
 
-def test_a_worker_without_this_package_is_refused_by_name(cluster: Cluster, tmp_path: Path):
+def test_a_worker_without_this_package_is_refused_by_name(cluster: LocalCluster, tmp_path: Path):
     broken = tmp_path / "broken" / "dispatch_profiler"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ModuleNotFoundError('no dispatch_profiler here')")
@@ -216,11 +239,11 @@ def test_a_worker_without_this_package_is_refused_by_name(cluster: Cluster, tmp_
 
     with (
         pytest.raises(ToolError, match="cannot compile: no dispatch_profiler here") as caught,
-        connect(cluster.address, NullCompiler()),
+        connect(Cluster(cluster.address), NullCompiler(), unexpected),
     ):
         pass
 
-    assert "pip install 'dispatch_profiler[cluster]'" in caught.value.hint
+    assert caught.value.hint == "install the same dispatch_profiler there (docs/cluster.md)"
 
 
 def test_a_scheduler_that_is_not_there_is_told(monkeypatch):
@@ -228,7 +251,7 @@ def test_a_scheduler_that_is_not_there_is_told(monkeypatch):
 
     with (
         pytest.raises(UsageError, match=r"no scheduler answers at tcp://127\.0\.0\.1:1"),
-        connect("tcp://127.0.0.1:1", NullCompiler()),
+        connect(Cluster("tcp://127.0.0.1:1"), NullCompiler(), unexpected),
     ):
         pass
 
@@ -238,11 +261,11 @@ def test_without_distributed_the_install_line_is_told(monkeypatch):
 
     with (
         pytest.raises(MissingDependency, match="needs the package distributed") as caught,
-        connect("tcp://127.0.0.1:1", NullCompiler()),
+        connect(Cluster("tcp://127.0.0.1:1"), NullCompiler(), unexpected),
     ):
         pass
 
-    assert caught.value.hint == "run: pip install 'dispatch_profiler[cluster]'"
+    assert caught.value.hint == "run: python -m pip install 'distributed>=2024.8'"
 
 
 @pytest.mark.parametrize(
@@ -250,6 +273,12 @@ def test_without_distributed_the_install_line_is_told(monkeypatch):
     [
         (["--executor=dask"], "--executor=dask needs --scheduler"),
         (["--scheduler=tcp://a:1"], "--scheduler goes with --executor=dask"),
+        (["--tls-key=key.pem"], "--tls-ca-file is needed, too"),
+        ([*TLS_OPTIONS], "--tls-ca-file goes with --executor=dask"),
+        ([*TLS_OPTIONS[:2], "--tls-key=nowhere.pem"], "--tls-key names no file: nowhere.pem"),
+        (["--executor=dask", "--scheduler=tcp://a:1", *TLS_OPTIONS], "tls:// goes with --tls-ca-file"),
+        (["--executor=dask", "--scheduler=tls://a:1"], "tls:// goes with --tls-ca-file"),
+        (["--executor=dask", "--scheduler=ucx://a:1"], "malformed address of a scheduler 'ucx://a:1'"),
         (["--executor=dask", "--scheduler=nonsense"], "malformed address of a scheduler 'nonsense'"),
         (["--executor=dask", "--scheduler=tcp://a:1", "-j2"], "--num-cpu does not bound a cluster"),
         (["--executor=ray"], "invalid choice: 'ray'"),
@@ -257,11 +286,89 @@ def test_without_distributed_the_install_line_is_told(monkeypatch):
 )
 def test_options_that_do_not_go_together_are_refused(run, arguments, message):
     run("generator", "--target=null", *SWEEP)
+    for name in ("cert.pem", "key.pem"):
+        Path(name).touch()
 
     outcome = run("compile", *arguments)
 
     assert outcome.status == 2
     assert message in outcome.err
+
+
+# -- who else can use it ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("address", "exposed"),
+    [
+        ("tcp://127.0.0.1:8786", False),
+        ("tcp://127.8.0.1:8786", False),
+        ("tcp://[::1]:8786", False),
+        ("tcp://localhost:8786", False),
+        ("inproc://192.168.0.2/7/1", False),
+        ("tls://0.0.0.0:8786", False),
+        ("tcp://0.0.0.0:8786", True),
+        ("tcp://[::]:8786", True),
+        ("tcp://192.168.0.2:8786", True),
+        ("tcp://head:8786", True),
+    ],
+)
+def test_what_other_machines_reach_without_tls_is_exposed(address: str, exposed: bool):
+    assert is_exposed(address) is exposed
+
+
+@pytest.mark.parametrize("careless", ["scheduler", "worker"])
+def test_a_cluster_that_other_machines_reach_is_told(cluster: LocalCluster, careless: str):
+    """Dask listens on every interface unless told, a worker also when its scheduler does not."""
+    cluster.start_scheduler(host="" if careless == "scheduler" else "--host=127.0.0.1")
+    cluster.start_worker(host="" if careless == "worker" else "--host=127.0.0.1")
+    cluster.wait_for_workers(1)
+    told: list[str] = []
+
+    with connect(Cluster(cluster.address), NullCompiler(), told.append):
+        pass
+
+    (warning,) = told
+    assert re.match(r"warning: whoever reaches tcp://(0\.0\.0\.0|\[::\]):\d+ can run programs", warning)
+    assert "--host 127.0.0.1" in warning
+
+
+def certificate(name: str) -> tuple[str, ...]:
+    """Options with a certificate that vouches for itself, made by the command of docs/cluster.md."""
+    page = (ROOT / "docs" / "cluster.md").read_text()
+    (command,) = re.findall(r"^\$ (openssl .*)$", page, flags=re.M)
+    subprocess.run(
+        ["sh", "-c", command.replace("key.pem", f"{name}_key.pem").replace("cert.pem", f"{name}.pem")],
+        check=True,
+        capture_output=True,
+    )
+    here = Path.cwd()
+    return (
+        f"--tls-ca-file={here / name}.pem", f"--tls-cert={here / name}.pem", f"--tls-key={here / name}_key.pem"
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_with_tls_only_who_has_the_key_can_use_a_cluster(cluster: LocalCluster, run, monkeypatch):
+    """It listens on every interface, and there is nothing to warn of."""
+    ours, others = certificate("ours"), certificate("others")
+    cluster.start_scheduler("--protocol=tls", *ours, host="")
+    cluster.start_worker("--protocol=tls", *ours, host="")
+    run("generator", "--target=null", *SWEEP)
+    with_cluster = ("compile", "--executor=dask", f"--scheduler={cluster.address}")
+
+    outcome = run(*with_cluster, *ours)
+    while "has no workers" in outcome.err:
+        outcome = run(*with_cluster, *ours)
+    monkeypatch.setattr("dispatch_profiler.compiler.cluster._ANSWER_SECONDS", 2)
+    foreign = run(*with_cluster, "--force-compile", *others)
+    plain = run(*with_cluster[:2], f"--scheduler={cluster.address.replace('tls', 'tcp')}", "--force-compile")
+
+    assert outcome.status == 0, outcome.err
+    assert "warning" not in outcome.err
+    assert foreign.status == plain.status == 2
+    assert "with a certificate that --tls-ca-file has signed" in foreign.err
+    assert "no scheduler answers" in plain.err
 
 
 # -- what `host` means -----------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def test_it_costs_itself_and_none_of_its_module(run, faulty, fault: str, reason:
 
 def test_the_summary_gives_the_reasons_of_what_retry_compiles_again(capsys):
     """Without Triton nothing ran out of time: its reason says which package to install."""
-    missing = "Triton kernels need triton: python -m pip install 'dispatch_profiler[triton]'"
+    missing = "Triton kernels need triton: python -m pip install 'triton>=3.9'"
     dispatch = Dispatch(Matmul(16, 32, 8), Default())
     failed = [DispatchEntry(dispatch, State.NOT_COMPILED, missing, is_transient=True)] * 10
     refused = DispatchEntry(dispatch, State.NOT_COMPILED, "error: no such tile")

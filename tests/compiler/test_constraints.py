@@ -297,4 +297,4 @@ def test_without_the_solver_the_hint_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "z3", None)
     with pytest.raises(UsageError, match="SMT solver is missing") as caught:
         next(read("matmul")[0].solutions(random.Random(0)))
-    assert caught.value.hint == "pip install 'dispatch_profiler[smt]'"
+    assert caught.value.hint == "python -m pip install 'z3-solver>=4.12'"

@@ -203,14 +203,12 @@ def test_without_triton_each_is_not_compiled_with_the_line_that_installs_it(monk
     """And may be tried again: nothing is wrong with the dispatch."""
 
     def missing():
-        raise MissingDependency(
-            "Triton kernels need triton", hint="python -m pip install 'dispatch_profiler[triton]'"
-        )
+        raise MissingDependency("Triton kernels need triton", hint="python -m pip install 'triton>=3.9'")
 
     monkeypatch.setattr(triton, "_sources", missing)
     built = build("cuda:sm_90", PRODUCT, TILES, replace(TILES, stages=4))
 
-    reason = "not compiled Triton kernels need triton: python -m pip install 'dispatch_profiler[triton]'"
+    reason = "not compiled Triton kernels need triton: python -m pip install 'triton>=3.9'"
     assert states(built) == [reason] * 2
     assert all(outcome.is_transient for outcome in built.outcomes.values())
     assert built.verify == b""

@@ -11,6 +11,7 @@ import pytest
 from pool_helpers import Deadly, DiesOfFlags, KillsItsParent, TellsItsProcess
 
 from dispatch_profiler.compiler import BuildOutcome, BuildRequest, pool
+from dispatch_profiler.compiler.cluster import Cluster
 from dispatch_profiler.compiler.pool import BuildPool, Executor, WorkerSet
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch, State
@@ -82,7 +83,7 @@ def test_flags_that_the_compiler_dies_of_end_the_run_with_a_sentence(kind: str, 
     requests = {i: BuildRequest(str(i), (DISPATCH,), (flag,) if i == 1 else (), 1) for i in range(2)}
 
     with (
-        BuildPool[int](DiesOfFlags(), Executor(kind, 2, "tcp://127.0.0.1:1"), LIMITS) as builds,
+        BuildPool[int](DiesOfFlags(), Executor(kind, 2, Cluster("tcp://127.0.0.1:1")), LIMITS) as builds,
         pytest.raises(ToolError, match="as far as reading its flags: killed by SIGABRT") as caught,
     ):
         list(builds.results(requests))

@@ -506,9 +506,10 @@ def test_runtime_and_numpy_are_enough(run, elsewhere, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_environment_as_the_readme_has_it(run, elsewhere, monkeypatch):
-    """A real one, made by the lines of README.txt; the package comes from this checkout."""
+    """A real one, made by the lines of README.txt, with the wheel of `make wheel`."""
     checkout = elsewhere / "checkout"  # where building leaves its files
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(checkout)], check=True)
+    subprocess.run(["make", "wheel"], cwd=checkout, check=True)
     assert run("generator", *SMALL, "--default-config=only").status == 0
     assert run("compile", "--bundle=out.zip").status == 0
     carried(elsewhere, monkeypatch)
@@ -516,8 +517,10 @@ def test_an_environment_as_the_readme_has_it(run, elsewhere, monkeypatch):
     with zipfile.ZipFile("out.zip") as archive:
         lines = [line.strip() for line in archive.read("README.txt").decode().splitlines()]
     install = [line for line in lines if line.startswith("python -m pip")]
-    install[1] = install[1].rpartition(" ")[0] + f" {shlex.quote(str(checkout))}"
-    (profile,) = [line for line in lines if line.startswith("python -m dispatch_profiler profile")]
+    (wheel,) = (checkout / "dist").iterdir()
+    assert install[1].endswith(wheel.name)
+    wheel.rename(wheel.name)
+    (profile,) = [line for line in lines if line.startswith("dispatch-profiler profile")]
     subprocess.run([sys.executable, "-m", "venv", "env"], check=True)
     monkeypatch.setenv("PATH", f"{elsewhere / 'env' / 'bin'}{os.pathsep}{os.environ['PATH']}")
 

@@ -61,7 +61,7 @@ def check_installed(providers: Iterable[str]) -> None:
         if name != IREE and importlib.util.find_spec(name) is None:
             raise MissingDependency(
                 f"--providers: {name} is not installed",
-                hint=f"python -m pip install 'dispatch_profiler[{name}]', or {name} alone; or leave it out",
+                hint=f"python -m pip install {name}, or leave it out",
             )
 
 

@@ -29,7 +29,7 @@ try:
 except ImportError as error:
     raise MissingDependency(
         "the provider torch needs PyTorch",
-        hint="python -m pip install 'dispatch_profiler[torch]', or torch alone",
+        hint="python -m pip install 'torch>=2.6'",
     ) from error
 
 Tensor = Any

@@ -23,7 +23,7 @@ FORMATS = ("svg", "png")
 _WIDTH, _SCALE = 700, 3
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 120
-_HINT = "python -m pip install 'dispatch_profiler[report]', and Chrome or Chromium on the PATH"
+_HINT = "python -m pip install 'kaleido>=1.0', and Chrome or Chromium on the PATH"
 
 
 def figures(groups: Sequence[Group]) -> Iterator[tuple[str, Figure]]:
