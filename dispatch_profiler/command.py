@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -17,7 +16,7 @@ from typing import NoReturn, TextIO, TypeVar
 
 from dispatch_profiler import __version__
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, reason_of
-from dispatch_profiler.streams import discard_output, prepare_streams, printable
+from dispatch_profiler.streams import WIDEST, discard_output, fold, prepare_streams, printable, width_of
 
 #: Every dispatch did what was asked.
 SUCCESS = 0
@@ -27,8 +26,6 @@ FAILED = 1
 USAGE = 2
 #: Ctrl-C, as shells report it.
 INTERRUPTED = 130
-#: Columns of the longest line on a terminal.
-_WIDEST = 120
 
 
 @dataclass
@@ -96,7 +93,7 @@ class _HelpFormatter(argparse.HelpFormatter):
     """As wide as the terminal, but at most 120 columns."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=min(shutil.get_terminal_size().columns - 2, _WIDEST))
+        super().__init__(prog, width=min(shutil.get_terminal_size().columns - 2, WIDEST))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         """`--operation-kind, --op-kind KIND`: the value once, as Python 3.13 has it."""
@@ -267,7 +264,7 @@ def on_terminal() -> bool:
 
 def line_width() -> int | None:
     """Columns of the longest line on the terminal that standard error is; None if it is none."""
-    return min(shutil.get_terminal_size().columns, _WIDEST) if on_terminal() else None
+    return min(shutil.get_terminal_size().columns, WIDEST) if on_terminal() else None
 
 
 def track(
@@ -295,29 +292,13 @@ def track(
     yield from bar(items, total, label, prints=prints, size=size, note=note, left=left)
 
 
-def _columns(file: TextIO) -> int:
-    """Columns of the longest line for `file`; 0 where it is no terminal: lines stay whole."""
-    return min(shutil.get_terminal_size().columns, _WIDEST) if file.isatty() else 0
-
-
 def fitted(line: str, file: TextIO) -> str:
     """`line`, with its middle left out where `file` is a terminal that is too narrow for it."""
-    width = _columns(file)
-    if not width or len(line) <= width:
+    width = width_of(file)
+    if width is None or len(line) <= width:
         return line
     end = (width - 3) // 2
     return f"{line[: width - 3 - end]}...{line[len(line) - end :]}"
-
-
-def wrapped(text: str, file: TextIO) -> str:
-    """`text` on several lines, indented alike, where `file` is a terminal that is too narrow for it."""
-    width = _columns(file)
-    indent = " " * (len(text) - len(text.lstrip()))
-    return (
-        "\n".join(textwrap.wrap(text.lstrip(), width, initial_indent=indent, subsequent_indent=indent + "  "))
-        if width
-        else text
-    )
 
 
 def say(message: str) -> None:
@@ -327,8 +308,15 @@ def say(message: str) -> None:
 
 
 def warn(message: str) -> None:
-    """Warnings and errors, to standard error, also with `--quiet`."""
-    print(printable(as_called(message, _called.prog)), file=sys.stderr, flush=True)
+    """Warnings and errors, to standard error, also with `--quiet`; folded to the width of a terminal."""
+    text = printable(as_called(message, _called.prog))
+    print(fold(text, width_of(sys.stderr)), file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """Data, to standard output; folded to at most 120 columns on a terminal."""
+    text = printable(text)
+    print(text if width_of(sys.stdout) is None else fold(text, WIDEST), flush=True)
 
 
 def say_table(rows: Iterable[Sequence[str]]) -> None:

@@ -138,7 +138,7 @@ def remove_leftovers(folder: Path) -> None:
 def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on `path` among processes; the system releases it if the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield

@@ -55,6 +55,9 @@ def start(module: str) -> int:
         prog = f"python -m {PACKAGE}"
     try:
         return int(import_module(module).main(prog=prog))
+    except KeyboardInterrupt:  # while the command is imported
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return 130
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing in ("", PACKAGE):

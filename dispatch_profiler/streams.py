@@ -1,4 +1,4 @@
-"""Standard streams that a command can always write to: closed, limited to ASCII, or without a reader."""
+"""Standard streams that a command can always write to: closed, in ASCII, without a reader, on narrow terminals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import sys
+import textwrap
+from typing import TextIO
 
 #: What a stream that has no such character gets.
 _ASCII = {
@@ -21,6 +24,10 @@ _ASCII = {
     "µ": "u",
 }
 _HANDLER = "dispatch_profiler.ascii"
+#: Columns of the longest line on a terminal.
+WIDEST = 120
+#: A longer word, such as a path, is broken after one of these.
+_BREAK = re.compile(r"(?<=[_/,:])")
 #: Control characters but line feed and tab, marks that reverse the direction of text, and lone surrogates.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -55,6 +62,38 @@ def discard_output() -> None:
     """Send what is still to be printed nowhere: Python would otherwise complain when it exits."""
     with contextlib.suppress(io.UnsupportedOperation):  # a stream without a file has no such trouble
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def width_of(stream: TextIO) -> int | None:
+    """How long lines on `stream` may be: as its terminal, at most 120 columns; None if it is no terminal."""
+    return min(shutil.get_terminal_size().columns, WIDEST) if stream.isatty() else None
+
+
+def fold(text: str, width: int | None) -> str:
+    """`text` with lines of at most `width` columns; what is continued is indented by two more."""
+    if width is None:
+        return text
+    return "\n".join(part for line in text.split("\n") for part in _fold_line(line, width))
+
+
+def _fold_line(line: str, width: int) -> list[str]:
+    if len(line) <= width:
+        return [line]
+    indent = " " * min(len(line) - len(line.lstrip()) + 2, width // 2)
+    wrapped = textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [piece for part in wrapped for piece in _broken(part, indent, width)]
+
+
+def _broken(line: str, indent: str, width: int) -> list[str]:
+    """`line`, which holds a long word, in pieces of at most `width` columns."""
+    pieces = [""]
+    for part in _BREAK.split(line):
+        if len(pieces[-1]) + len(part) > width and pieces[-1].strip():
+            pieces.append(indent)
+        pieces[-1] += part
+    return [piece[at : at + width] for piece in pieces for at in range(0, len(piece), width)]
 
 
 def _open_closed_streams() -> None:

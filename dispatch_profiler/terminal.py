@@ -22,11 +22,11 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
+from dispatch_profiler.streams import WIDEST
+
 Item = TypeVar("Item")
 #: Columns of a line that is to stay whole.
 _UNFOLDED = 1000
-#: Columns of the widest bar.
-_WIDEST = 120
 
 
 class _Note(TextColumn):
@@ -52,7 +52,7 @@ class _Left(ProgressColumn):
 def _console() -> Console:
     """Standard error, at most 120 columns wide."""
     console = Console(stderr=True)
-    return console if console.width <= _WIDEST else Console(stderr=True, width=_WIDEST)
+    return console if console.width <= WIDEST else Console(stderr=True, width=WIDEST)
 
 
 def bar(

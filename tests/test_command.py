@@ -382,6 +382,34 @@ def test_a_narrow_terminal_cuts_the_note_and_not_the_count(monkeypatch, capsys, 
     assert err.count("\n") == 1  # the end of the bar
 
 
+# -- width -------------------------------------------------------------------------------------------
+
+LONG = "error: " + "word " * 40 + "a/path/" * 30 + "_".join(["name"] * 10)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120, 300])
+def test_a_terminal_gets_no_line_over_120_columns(monkeypatch, capsys, columns: int):
+    """Messages none over its own width either; nothing is lost."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    command.warn(LONG)
+    command.show(LONG)
+    out, err = capsys.readouterr()
+    for text, most in ((out, 120), (err, min(columns, 120))):
+        lines = text.splitlines()
+        assert max(map(len, lines)) <= most
+        assert "".join(text.split()) == "".join(LONG.split())
+        assert not lines[0].startswith(" ") and all(line.startswith("  ") for line in lines[1:])
+
+
+def test_a_file_gets_lines_as_they_are(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "40")
+    command.warn(LONG)
+    command.show(LONG)
+    assert capsys.readouterr() == (LONG + "\n", LONG + "\n")
+
+
 # -- tables ----------------------------------------------------------------------------------------
 
 

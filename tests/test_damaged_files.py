@@ -300,9 +300,9 @@ VMFB = NullCompiler().build(BuildRequest("", DISPATCHES[:1], (), 10)).verify
 def test_a_vmfb_of_the_null_target(data: bytes):
     """Whatever it holds: an error of the device, or a call."""
     device = NullDevice()
-    inputs = tuple(np.zeros(tensor.shape, tensor.type.dtype) for tensor in OPERATION.operands)
+    buffers = [device.put(np.zeros(each.shape, each.type.dtype), each.type) for each in OPERATION.operands]
     try:
-        call = device.load(data).bind(DISPATCHES[0].name, device.put(OPERATION, inputs))
+        call = device.load(data).bind(DISPATCHES[0].name, buffers)
     except DispatchProfilerError as error:
         assert "\n" not in error.message
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -128,6 +129,33 @@ def test_a_tree_goes_through_the_one_command(capsys, monkeypatch):
     assert main(["report", "-q", "joined.jsonl"]) == 0
     assert capsys.readouterr() == ("", "")
     assert Path("report.html").exists()
+
+
+def test_every_command_works_in_a_locale_without_utf_8():
+    """Although folders, files and tags have other characters in their names; what is written is UTF-8."""
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    tree = "--generated-dir=größe"
+    for line in (
+        ["generate", tree, "--target=null", "--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32"],
+        ["compile", tree, "-j1"],
+        [
+            "profile",
+            tree,
+            "--dispatches=*default",
+            "--format=table",
+            "--tags=wo:zürich",
+            "--output=größe.csv",
+        ],
+        ["profile", tree, "--dispatches=*default", "--resume", "--tags=wo:zürich", "--output=größe.csv"],
+        ["compare", "größe.jsonl", "größe.jsonl"],
+        ["report", "größe.jsonl", "--title=größe", "--markdown=größe.md", "--junit=größe.xml"],
+        ["join", "größe.jsonl", "--output=joined.csv"],
+    ):
+        command = [sys.executable, "-m", "dispatch_profiler", *line]
+        done = subprocess.run(command, capture_output=True, env=environment, check=False)
+        assert done.returncode == 0 and b"Traceback" not in done.stderr, (line, done.stderr)
+    for name in ("größe.csv", "größe.jsonl", "größe.md", "größe.xml", "joined.csv", "report.html"):
+        assert Path(name).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -159,3 +159,14 @@ def test_without_a_checkout_the_command_names_packages(monkeypatch, tmp_path, mi
 def test_a_module_of_our_own_that_is_missing_is_a_defect(monkeypatch):
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         startup.start("dispatch_profiler.no_such_module")
+
+
+def test_ctrl_c_while_a_command_is_imported_is_no_traceback(monkeypatch, capsys):
+    def interrupted(module: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(startup, "import_module", interrupted)
+    monkeypatch.setattr(sys, "argv", ["/bin/dispatch-compile"])
+
+    assert startup.start("dispatch_profiler.compiler.cli") == 130
+    assert capsys.readouterr().err == "dispatch-compile: interrupted\n"

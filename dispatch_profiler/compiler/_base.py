@@ -10,6 +10,13 @@ from dispatch_profiler.configurations import GpuLimits
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import CompilerError
 
+#: The smallest module with a dispatch.
+SMALLEST_MODULE = """func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %y = arith.addf %x, %x : tensor<4xf32>
+  return %y : tensor<4xf32>
+}
+"""
+
 
 @dataclass(frozen=True)
 class BuildRequest:

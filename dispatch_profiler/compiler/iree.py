@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built
+from dispatch_profiler.compiler._base import SMALLEST_MODULE, BuildError, BuildOutcome, BuildRequest, Built
 from dispatch_profiler.configurations import Evidence
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import ToolError
@@ -27,12 +27,6 @@ _CONFIGURED = "executable-configurations"
 
 _CPU = "--iree-llvmcpu-target-cpu"
 _HOST = f"{_CPU}=host"
-#: The smallest module with a dispatch.
-_TRIVIAL = """func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {
-  %y = arith.addf %x, %x : tensor<4xf32>
-  return %y : tensor<4xf32>
-}
-"""
 
 
 class Phases(Protocol):
@@ -96,7 +90,7 @@ class IreeCompiler:
     def _cpu_of(self, flags: Sequence[str]) -> tuple[str, str]:
         """Name and features of the CPU that `flags` stand for, as the compiler sees them."""
         phases, given = self._phases, tuple(flags)
-        text = phases.advance(phases.parse(_TRIVIAL, given), given, stop=_OUTLINED).text()
+        text = phases.advance(phases.parse(SMALLEST_MODULE, given), given, stop=_OUTLINED).text()
         found = re.search(r'\bcpu = "([^"]*)", cpu_features = "([^"]*)"', text)
         if found is None:
             raise ToolError(f"the compiler does not say what {_HOST} is", hint="name it: llvm-cpu:CPU")

@@ -15,6 +15,7 @@ from typing import Any
 from iree.compiler import ir
 from iree.compiler.dialects import iree_gpu
 
+from dispatch_profiler.compiler._base import SMALLEST_MODULE
 from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.compiler.ir_module import operations_in
 from dispatch_profiler.configurations import INTRINSICS
@@ -23,13 +24,6 @@ from dispatch_profiler.files import write_atomic
 from dispatch_profiler.targets import FAMILIES, Target
 from dispatch_profiler.targets._by_architecture import FACTS, ByArchitecture
 
-#: The smallest module with a dispatch.
-_TRIVIAL = """func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {
-  %y = arith.addf %x, %x : tensor<4xf32>
-  return %y : tensor<4xf32>
-}
-"""
-
 
 def gpu_facts(target: Target) -> dict[str, Any]:
     """What the compiler says of one target, as it stands in the file.
@@ -37,7 +31,7 @@ def gpu_facts(target: Target) -> dict[str, Any]:
     Raises ToolError if the target is no GPU, BuildError if the compiler has no such target.
     """
     phases, flags = InProcess(), target.compile_flags
-    module = phases.advance(phases.parse(_TRIVIAL, flags), flags, stop="executable-sources")
+    module = phases.advance(phases.parse(SMALLEST_MODULE, flags), flags, stop="executable-sources")
     variant = next(op for op in operations_in(module.operation) if op.name == "hal.executable.variant")
     text = str(variant.attributes["target"])
     if "#iree_gpu.target" not in text:

@@ -46,12 +46,6 @@ _MOST_ENTRIES = 10_000
 _MOST_CHARACTERS = 500
 _NARROWING = ("kinds", "types")
 _LIST = "list"
-#: Key that marks an entry -> every key that the entry may have besides.
-_KEYS: dict[str, tuple[str, ...]] = {
-    **{kind.yaml_key: kind.yaml_keys() for kind in KINDS.values()},
-    _LIST: (),
-}
-_BY_KEY = {kind.yaml_key: kind for kind in KINDS.values()}
 
 
 @dataclass(frozen=True)
@@ -149,21 +143,24 @@ def _listed(row: Any, where: str) -> tuple[ListedConfiguration, ...]:
                 for each in shipped_configurations(row[_LIST])
             )
         entry = {key: value for key, value in row.items() if key not in _NARROWING}
-        return (ListedConfiguration(_BY_KEY[marker].from_yaml(entry), kinds, types),)
+        kind = next(kind for kind in KINDS.values() if kind.yaml_key == marker)
+        return (ListedConfiguration(kind.from_yaml(entry), kinds, types),)
     except (ConfigurationError, OperationError) as error:
         raise ConfigurationError(f"{where}: {str(error)[:_MOST_CHARACTERS]}", hint=error.hint) from error
 
 
 def _marker(row: Mapping[str, Any], where: str) -> str:
     """The key that tells the kind of an entry, all of whose keys are known."""
-    marker = next((key for key in _KEYS if key in row), None)
-    known = [*_NARROWING, *([marker, *_KEYS[marker]] if marker else _KEYS)]
-    options = {key for keys in _KEYS.values() for key in keys}
+    # Key that marks an entry -> every key that the entry may have besides.
+    keys = {kind.yaml_key: kind.yaml_keys() for kind in KINDS.values()} | {_LIST: ()}
+    marker = next((key for key in keys if key in row), None)
+    known = [*_NARROWING, *([marker, *keys[marker]] if marker else keys)]
+    options = {key for others in keys.values() for key in others}
     for key in row:
         if key not in known and (marker is not None or key not in options):
             raise ConfigurationError(f"{where}: unknown key {short_repr(key)}", hint=did_you_mean(key, known))
     if marker is None:
-        raise ConfigurationError(f"{where}: needs one of {', '.join(_KEYS)}")
+        raise ConfigurationError(f"{where}: needs one of {', '.join(keys)}")
     return marker
 
 

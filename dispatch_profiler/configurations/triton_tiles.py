@@ -133,7 +133,7 @@ class TritonTiles(Configuration):
 
     @property
     def module(self) -> str:
-        # A kernel that the driver refuses takes its whole module along: IREE's own has one of its own.
+        # The driver rejects a whole module for one kernel, so IREE's own kernels are in another.
         return "triton"
 
     # -- what is launched ---------------------------------------------------------------------------

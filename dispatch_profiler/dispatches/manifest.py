@@ -160,7 +160,7 @@ def note_result(tree: Tree, part: OperationEntry) -> None:
     of them would take longer than they do.
     """
     row = operation_line(part)
-    with _locked(tree), tree.journal.open("a") as journal:
+    with _locked(tree), tree.journal.open("a", encoding="utf-8") as journal:
         # A process killed while it wrote may have left half a line: start on a new one.
         journal.write(f"\n{row}\n")
 

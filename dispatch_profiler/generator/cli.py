@@ -19,7 +19,6 @@ from dispatch_profiler.command import (
     run,
     say,
     warn,
-    wrapped,
 )
 from dispatch_profiler.configurations import (
     ListedConfiguration,
@@ -253,7 +252,7 @@ def _summarize(
             lines[_MOST_NAMED:] = [f"{len(lines) - _MOST_NAMED} more; --verbose lists them all"]
         lines += _counted([each.reason for each in dispatches])
     for line in lines:
-        say(wrapped(f"    {line}", sys.stderr))
+        say(f"    {line}")
 
 
 def _counted(reasons: Sequence[str]) -> list[str]:

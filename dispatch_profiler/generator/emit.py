@@ -46,7 +46,16 @@ def emit(plan: Plan, tree: Tree) -> Iterator[tuple[Path, tuple[Dispatch, ...]]]:
             yield path, dispatches
     finally:
         if entries:
-            add_generated(tree, entries)
+            _save(tree, entries)
+
+
+def _save(tree: Tree, entries: list[OperationEntry]) -> None:
+    """Put `entries` into the manifest, also if Ctrl-C comes meanwhile."""
+    try:
+        add_generated(tree, entries)
+    except KeyboardInterrupt:
+        add_generated(tree, entries)
+        raise
 
 
 def check_tree(plan: Plan, tree: Tree) -> tuple[OperationEntry, ...]:

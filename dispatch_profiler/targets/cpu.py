@@ -55,7 +55,7 @@ def parse_cpuinfo(text: str) -> HostCpu:
 def host_cpu() -> HostCpu:
     """The CPU of this machine; without `/proc/cpuinfo` only its architecture is known."""
     try:
-        return parse_cpuinfo(Path("/proc/cpuinfo").read_text())
+        return parse_cpuinfo(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return HostCpu(platform.processor() or platform.machine(), frozenset())
 

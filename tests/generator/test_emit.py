@@ -1,4 +1,4 @@
-"""A plan becomes files and a manifest, whoever stops it, and again without losing anything."""
+"""A plan becomes files and a manifest, also if it is stopped, and again without losing anything."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dispatch_profiler.dispatches import (
     OperationEntry,
     State,
     Tree,
+    add_generated,
     load_manifest,
     note_result,
 )
@@ -274,6 +275,22 @@ def test_ctrl_c_while_a_file_is_written_keeps_those_before_it(tree, monkeypatch)
     monkeypatch.setattr(module, "render_module", interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(emit(plan(MATMUL, BATCH, CONV), tree))
+    assert list(states(tree)) == [MATMUL, BATCH]
+
+
+def test_ctrl_c_while_the_manifest_is_written_keeps_everything(tree, monkeypatch):
+    """A large one takes seconds to write, so that it is likely to come then."""
+    module = importlib.import_module("dispatch_profiler.generator.emit")
+    interrupts = [KeyboardInterrupt]
+
+    def interrupted_once(*arguments: object) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        add_generated(*arguments)
+
+    monkeypatch.setattr(module, "add_generated", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        list(emit(plan(MATMUL, BATCH), tree))
     assert list(states(tree)) == [MATMUL, BATCH]
 
 

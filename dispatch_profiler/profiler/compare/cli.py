@@ -1,6 +1,6 @@
 """`dispatch-profiler compare`: two record files -> what is faster, slower, the same or unclear.
 
-With `--live` two generated trees, whose dispatches are measured in turns.
+With `--live` two generated trees, whose dispatches are measured by paired sampling.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from dispatch_profiler.profiler.compare.pairing import (
     RunComparison,
     SideSummary,
     compare_records,
+    distinct,
     side_differences,
 )
 from dispatch_profiler.profiler.compare.render import FORMATS, console, summary
@@ -110,7 +111,7 @@ def _live(options: argparse.Namespace) -> RunComparison:
         SideSummary(
             name,
             (device,),
-            _distinct(e.target_of(d.dispatch) for e, d in side),
+            distinct(e.target_of(d.dispatch) for e, d in side),
             _revisions(side),
             (this_machine(device),),
         )
@@ -131,13 +132,9 @@ def _origin(entry: OperationEntry, dispatch: DispatchEntry, device: str) -> Prov
     )
 
 
-def _distinct(texts: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(texts))
-
-
 def _revisions(side: Iterable[ManifestPair]) -> tuple[str, ...]:
     modules = (entry.module_of(dispatch.dispatch) for entry, dispatch in side)
-    return _distinct(f"compiler {module.compiler}" for module in modules if module is not None)
+    return distinct(f"compiler {module.compiler}" for module in modules if module is not None)
 
 
 def make_parser(prog: str = PROG) -> Parser:
@@ -147,7 +144,7 @@ def make_parser(prog: str = PROG) -> Parser:
     parser.add_argument("new", metavar="NEW", help="record file that is compared")
     parser.add_argument(
         "--live", action="store_true",
-        help="BASE and NEW are folders of compiled trees (or one twice): measure each pair in turns",
+        help="BASE and NEW are folders of compiled trees (or one twice): measure each pair by paired sampling",
     )  # fmt: skip
     parser.add_argument("--device", help="with --live: device URI (default: that of the target)")
     parser.add_argument(
@@ -224,7 +221,7 @@ def parse_fail_on(text: str) -> FailOn:
             raise UsageError(f"--fail-on={part}: {rule}", hint="for example --fail-on=slower:3%,failed")
         else:
             known = ("slower:3%", *_OUTCOMES)
-            raise UsageError(f"--fail-on: there is no outcome {part!r}", hint=did_you_mean(part, known))
+            raise UsageError(f"--fail-on: unknown outcome {part!r}", hint=did_you_mean(part, known))
     return FailOn(slower, frozenset(outcomes))
 
 

@@ -1,4 +1,4 @@
-"""`compare --live`: the dispatches of two trees, each pair measured in turns in one process."""
+"""`compare --live`: the dispatches of two trees, each pair by paired sampling in one process."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class RunComparison:
         """One sentence on what the intervals cover."""
         if self.live:
             return (
-                "Both sides were measured in turns in one process: the intervals cover its noise, not how"
+                "Both sides were measured by paired sampling in one process: the intervals cover its noise, not how"
                 " another process would place code and data."
             )
         if self.repeated:
@@ -197,6 +197,11 @@ def compare_records(
     return RunComparison(
         *summaries, pairs, options, min(runs, default=1) > 1, differences=side_differences(*summaries, both)
     )
+
+
+def distinct(texts: Iterable[str]) -> tuple[str, ...]:
+    """Each text once, in the order of their first uses."""
+    return tuple(dict.fromkeys(texts))
 
 
 def side_differences(
@@ -328,9 +333,7 @@ def _too_few(side: str, runs: list[StoredRecord], found: Location, needed: int) 
     count = len(measured[0])
     if count < needed:
         return f"{side} has {count} of the {needed} samples that are needed"
-    return (
-        f"the {count} samples of {side} hang together (drift?) like {found.independent:.1f} independent ones"
-    )
+    return f"the {count} samples of {side} are autocorrelated (drift?): effective sample size {found.independent:.1f}"
 
 
 def _measured_differently(base: StoredRecord, new: StoredRecord) -> list[str]:

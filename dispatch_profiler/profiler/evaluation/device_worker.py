@@ -33,7 +33,7 @@ from dispatch_profiler.profiler.measurement.measure import (
 from dispatch_profiler.profiler.measurement.paired_sampling import PairedSamples, Timed, take_paired_samples
 from dispatch_profiler.profiler.measurement.placement import Places, Rotation, Stage, cold_places, warm_places
 from dispatch_profiler.profiler.measurement.run_delay import run_delay
-from dispatch_profiler.profiler.measurement.sample_batches import Plan, SampleBatch, take
+from dispatch_profiler.profiler.measurement.sample_batches import BatchPlan, SampleBatch, take
 from dispatch_profiler.profiler.providers.libraries import (
     Library,
     is_gpu,
@@ -246,7 +246,7 @@ def take_batch(
     function: str,
     operation: Operation,
     seed: int,
-    plan: Plan,
+    plan: BatchPlan,
     single_seconds: float = 0.0,
 ) -> SampleBatch:
     """Time `function` as planned.

@@ -172,7 +172,7 @@ class Evaluators:
         self.close()
 
 
-class _Work:
+class _WorkQueue:
     """Shares that are left. Whoever finds none waits until nobody works on one that may come back."""
 
     def __init__(self, shares: Iterable[Share], devices: int) -> None:
@@ -221,7 +221,7 @@ class _Crew:
         self, evaluators: Mapping[str, Evaluator], work: Iterable[Share], failures: dict[str, str]
     ) -> None:
         self._evaluators = dict(evaluators)
-        self._work = _Work(work, len(evaluators))
+        self._work = _WorkQueue(work, len(evaluators))
         self._failures = failures
         self._done: queue.SimpleQueue[Record | BaseException | None] = queue.SimpleQueue()
         self._stopped = threading.Event()

@@ -154,11 +154,6 @@ class Evaluator:
                 yield from (work.record for work in begun)
                 raise
 
-    def record(self, candidate: Candidate) -> Record:
-        """Verify and measure one candidate, as far as it goes."""
-        (record,) = self.records([candidate])
-        return record
-
     def provenance(self, candidate: Candidate) -> Provenance:
         """Where and with what a record of this candidate is made now."""
         library = candidate.library and self._runners.library_version(candidate.library)

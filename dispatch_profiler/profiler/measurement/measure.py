@@ -51,7 +51,7 @@ class Measurement:
     tells why no more samples were taken. `dropped_ms` are samples during which other processes had a
     core that was needed: others were taken instead. `places` has the number of the place in memory at
     which each sample was taken; it is empty if that does not apply. `batches` has the number of samples
-    of each visit, in their order. `gpu` is the GPU's state after the last sample; None if nobody tells.
+    of each sample batch, in their order. `gpu` is the GPU's state after the last sample; None if nobody tells.
 
     `eager_ms` is the time of one execution of a library that is called eagerly, where the samples are of
     CUDA graphs; `library_call_ms` is what a call of a library costs on a CPU beside its work, which has
@@ -99,7 +99,7 @@ class Measurement:
 
     @property
     def independent_ms(self) -> tuple[float, ...]:
-        """What counts as a sample when runs are compared: medians of visits, or of places if they are few."""
+        """What counts as a sample when runs are compared: medians of sample batches, or of places if they are few."""
         return by_batch(self.samples_ms, self.batches) or by_place(self.samples_ms, self.places)
 
     @property

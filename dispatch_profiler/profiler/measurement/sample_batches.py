@@ -2,8 +2,8 @@
 
 Noise of a machine comes in spells: minutes in which a neighbour has half of a core, or the clock is
 lower. Within one of them samples agree with each other and tell nothing of it. So the dispatches of an
-operation are visited in turns, again and again, until enough is known of each: every one of them
-sees every spell. Each visit goes on at places in memory where none has been yet.
+operation are sampled in turns, again and again, until enough is known of each: every one of them
+sees every spell. Each sample batch goes on at places in memory where none has been yet.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from dispatch_profiler.profiler.statistics.stopping import (
     load_warning,
 )
 
-#: No visit takes more than this part of the time that there is for a dispatch.
+#: No sample batch takes more than this part of the time that there is for a dispatch.
 BATCH_PART = 1.0 / 16.0
 #: Nor are disturbed samples dropped for longer than this part of the time that is left for a dispatch.
 _DROP_PART = 1.0 / 4.0
-#: Of what is steady so many short visits tell enough.
+#: Of what is steady so many short sample batches tell enough.
 _SHORT_BATCHES = 6
 _SHORT = 4
-#: However short a sample is, no visit takes more of them.
+#: However short a sample is, no sample batch takes more of them.
 _LONG = 125
 
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """What one visit brought: samples in milliseconds for one execution, in the order taken.
+    """What one sample batch brought: samples in milliseconds for one execution, in the order taken.
 
     `calls` calls make a sample, of `executions` executions together; `overhead` is what a call costs
     beside them, in seconds. `places` has the place in memory of each sample, or is empty. `readings`
@@ -66,10 +66,10 @@ class SampleBatch:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to do in the next visit: at most `most` samples or `seconds`.
+class BatchPlan:
+    """What to do in the next sample batch: at most `most` samples or `seconds`.
 
-    `taken` samples have been taken before, in calls as those of `before`; None in the first visit.
+    `taken` samples have been taken before, in calls as those of `before`; None in the first sample batch.
     `best_ms` is what the best dispatch of the operation surely reaches.
     """
 
@@ -83,8 +83,8 @@ class Plan:
     best_ms: float | None = None
 
 
-def next_batch(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms: float | None) -> Plan:
-    """What to do after these visits."""
+def next_batch(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms: float | None) -> BatchPlan:
+    """What to do after these sample batches."""
     stop, taken = options.stop, sum(len(each.samples_ms) for each in batches)
     most = _SHORT if len(batches) < _SHORT_BATCHES else _LONG
     if stop.count is not None:
@@ -93,21 +93,21 @@ def next_batch(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms:
     part, remaining = BATCH_PART * stop.seconds, stop.seconds - sum(each.seconds for each in batches)
     # Of slow dispatches one sample takes longer than `part`, and may be disturbed too.
     dropping = max(part, _DROP_PART * remaining)
-    return Plan(options, most, part, dropping, taken, batches[-1] if batches else None, best_ms)
+    return BatchPlan(options, most, part, dropping, taken, batches[-1] if batches else None, best_ms)
 
 
 def ended(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms: float | None) -> Ended | None:
-    """Why no further visit is needed; None if one is."""
+    """Why no further sample batch is needed; None if one is."""
     found = joined(options, batches)
     seconds = sum(each.seconds for each in batches)
     return options.stop.ended(found.samples_ms, seconds, best_ms, found.interval_ms, len(batches))
 
 
-def take(timer: Timer, plan: Plan, elapsed: Callable[[], float] = clock.monotonic) -> SampleBatch:
+def take(timer: Timer, plan: BatchPlan, elapsed: Callable[[], float] = clock.monotonic) -> SampleBatch:
     """Take samples as planned. `elapsed` is the clock of the plan, in seconds.
 
     A first call is dropped: what ran before has left its own in the caches (a timer with `skip_warmup`
-    needs one in the first visit only). In the first visit warm ones
+    needs one in the first sample batch only). In the first sample batch warm ones
     say how long a sample must be and what a call costs.
     """
     start = elapsed()
@@ -145,7 +145,7 @@ def take(timer: Timer, plan: Plan, elapsed: Callable[[], float] = clock.monotoni
     )
 
 
-def _scale(timer: Timer, plan: Plan) -> tuple[int, float]:
+def _scale(timer: Timer, plan: BatchPlan) -> tuple[int, float]:
     """Calls in a sample, and what one costs beside its executions, in seconds."""
     if plan.before is not None and timer.skip_warmup:
         return plan.before.calls, plan.before.overhead
@@ -158,7 +158,7 @@ def _scale(timer: Timer, plan: Plan) -> tuple[int, float]:
     return calls_per_sample(call, timer.repeat, batch), timer.overhead(call)
 
 
-def _is_over(plan: Plan, samples: Sequence[float], seconds: float) -> bool:
+def _is_over(plan: BatchPlan, samples: Sequence[float], seconds: float) -> bool:
     """Is it the turn of another dispatch?"""
     if len(samples) >= plan.most:
         return True
@@ -171,7 +171,7 @@ def _is_over(plan: Plan, samples: Sequence[float], seconds: float) -> bool:
 def joined(
     options: MeasureOptions, batches: Sequence[SampleBatch], ended_by: Ended | None = None
 ) -> Measurement:
-    """All samples of all visits, in the order taken, and what is to be said of them."""
+    """All samples of all sample batches, in the order taken, and what is to be said of them."""
     samples = tuple(sample for each in batches for sample in each.samples_ms)
     readings = [reading for each in batches for reading in each.readings]
     disturbed = [each.disturbed for each in batches if each.disturbed]

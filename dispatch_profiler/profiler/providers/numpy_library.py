@@ -238,7 +238,7 @@ def _openblas_core() -> str:
     """For which CPU the kernels are that OpenBLAS chose, which a variable may overrule; "" if unknown."""
     with contextlib.suppress(OSError, AttributeError, ValueError):
         np.matmul(np.ones((2, 2)), np.ones((2, 2)))
-        maps = Path("/proc/self/maps").read_text().splitlines()
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
         for path in sorted({line.split(maxsplit=5)[5] for line in maps if "openblas" in line}):
             library = ctypes.CDLL(path)
             for name in (

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from dispatch_profiler.command import say, warn
+from dispatch_profiler.command import say, show, warn
 from dispatch_profiler.files import write_atomic
 from dispatch_profiler.output_files import ReportFiles
 from dispatch_profiler.profiler.records.record import Confirmation, Record
@@ -23,7 +24,7 @@ from dispatch_profiler.profiler.records.speedup import DEFAULT_REFERENCE
 from dispatch_profiler.profiler.report import run_report
 from dispatch_profiler.profiler.report.console import block, table
 from dispatch_profiler.profiler.report.csv_report import CsvReport
-from dispatch_profiler.streams import discard_output, printable
+from dispatch_profiler.streams import discard_output, width_of
 
 #: Each form of standard output.
 FORMATS = ("blocks", "table", "json")
@@ -111,7 +112,7 @@ class RunOutputs:
             with CsvReport(self._csv, self._reference, earlier=known):
                 pass
         if self._format == "table":
-            self._print(table(records, top=self._top, reference=self._reference))
+            self._print(table(records, top=self._top, reference=self._reference, width=width_of(sys.stdout)))
         write_run(self._files, records)
 
     def stored_records(self, earlier: Sequence[StoredRecord] = ()) -> list[StoredRecord]:
@@ -136,7 +137,7 @@ class RunOutputs:
         if self._is_unread:
             return
         try:
-            print(printable(text), flush=True)
+            show(text)
         except BrokenPipeError:
             self._is_unread = True
             discard_output()

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from dispatch_profiler.markup import Case, junit_xml, markdown_code, markdown_table, markdown_text
+from dispatch_profiler.profiler.compare.pairing import distinct
 from dispatch_profiler.profiler.records.record import Verdict, kernel_name
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.profiler.records.speedup import speed_ratio, speedup_text
@@ -43,12 +44,12 @@ def junit(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> str:
     cases = [_case(entry, group) for group in grouped(records, files) for entry in group.entries]
     origins = [record.provenance for record in records]
     properties = (
-        ("machine", _distinct(origin.machine.text for origin in origins)),
-        ("device", _distinct(origin.device for origin in origins)),
-        ("target", _distinct(origin.target for origin in origins)),
-        ("software", _distinct(origin.software for origin in origins)),
-        ("seed", _distinct(str(origin.seed) for origin in origins)),
-        ("tags", _distinct(map(_tags, records))),
+        ("machine", _listed(origin.machine.text for origin in origins)),
+        ("device", _listed(origin.device for origin in origins)),
+        ("target", _listed(origin.target for origin in origins)),
+        ("software", _listed(origin.software for origin in origins)),
+        ("seed", _listed(str(origin.seed) for origin in origins)),
+        ("tags", _listed(map(_tags, records))),
     )
     return junit_xml("dispatch_profiler", cases, properties) + "\n"
 
@@ -72,8 +73,8 @@ def _tags(record: StoredRecord) -> str:
     return ", ".join(f"{name}: {value}" for name, value in record.tags.items())
 
 
-def _distinct(texts: Iterable[str]) -> str:
-    return "; ".join(dict.fromkeys(filter(None, texts)))
+def _listed(texts: Iterable[str]) -> str:
+    return "; ".join(distinct(filter(None, texts)))
 
 
 def _row(entry: Entry, group: Group) -> tuple[str, ...]:

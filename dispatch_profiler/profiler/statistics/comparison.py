@@ -165,10 +165,11 @@ def geometric_mean(ratios: Iterable[Ratio]) -> Ratio | None:
 def _ratio(log: float, below: float, above: float) -> Ratio:
     value = math.exp(log)
     # Rounding must not put an end on the other side of the value.
-    return Ratio(value, min(value, math.exp(log - below)), max(value, _exp(log + above)))
+    return Ratio(value, min(value, math.exp(log - below)), max(value, bounded_exp(log + above)))
 
 
-def _exp(value: float) -> float:
+def bounded_exp(value: float) -> float:
+    """`exp(value)`; infinite where a float holds it no more."""
     return math.inf if value > 700.0 else math.exp(value)
 
 

@@ -57,11 +57,11 @@ def series_interval(samples: Sequence[float] | np.ndarray, confidence: float = 0
 def batched_interval(
     samples: Sequence[float], places: Sequence[int], batches: Sequence[int]
 ) -> tuple[float, float]:
-    """Confidence interval, 95 %, of what samples taken in several visits say, over time and over places.
+    """Confidence interval, 95 %, of what samples taken in several sample batches say, over time and over places.
 
-    `batches` has the number of samples of each visit, in their order; `places` see `by_place`. Samples
-    of one visit share the machine as it was then, so that from six visits on it is the medians of
-    visits that count. Before, or if nobody knows of visits, it encloses what `series_interval` says of
+    `batches` has the number of samples of each sample batch, in their order; `places` see `by_place`. Samples
+    of one sample batch share the machine as it was then, so that from six sample batches on it is the medians of
+    sample batches that count. Before, or if nobody knows of sample batches, it encloses what `series_interval` says of
     the samples, and of their medians by place.
     """
     medians = by_batch(samples, batches)
@@ -72,7 +72,7 @@ def batched_interval(
 
 
 def by_batch(samples: Sequence[float], batches: Sequence[int]) -> tuple[float, ...]:
-    """The medians of visits, in their order; empty if there are fewer than six."""
+    """The medians of sample batches, in their order; empty if there are fewer than six."""
     medians = tuple(statistics.median(each) for each in _parts(samples, batches) if each)
     return medians if len(medians) >= _FEWEST_VISITS else ()
 

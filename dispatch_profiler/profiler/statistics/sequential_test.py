@@ -35,7 +35,7 @@ from enum import Enum
 
 import numpy as np
 
-from dispatch_profiler.profiler.statistics.comparison import Outcome, Ratio, log_times
+from dispatch_profiler.profiler.statistics.comparison import Outcome, Ratio, bounded_exp, log_times
 from dispatch_profiler.profiler.statistics.intervals import signed_rank_interval
 
 
@@ -199,9 +199,5 @@ class SequentialTest:
 
 def signed_rank_ratio(log_ratios: Sequence[float], confidence: float) -> Ratio:
     """`signed_rank_interval` of rounds, as a ratio; from 0 to infinity if there are too few."""
-    value, low, high = map(_exp, signed_rank_interval(log_ratios, confidence))
+    value, low, high = map(bounded_exp, signed_rank_interval(log_ratios, confidence))
     return Ratio(value, low, high)
-
-
-def _exp(value: float) -> float:
-    return math.inf if value == math.inf else math.exp(value)

@@ -14,7 +14,7 @@ from dispatch_profiler.profiler.statistics.intervals import median_interval, ser
 
 #: Of fewer samples the interval is not believed.
 _FEWEST = 5
-#: Of one visit alone none is; and what several visits agree in is no passing state of the machine.
+#: Of one sample batch alone none is; and what several sample batches agree in is no passing state of the machine.
 _SEVERAL_VISITS = 2
 _ENOUGH_VISITS = 6
 #: Samples beyond which more say nothing new.

@@ -261,7 +261,7 @@ def test_fewer_executions_that_last_as_long_are_the_same_way():
         ({"shape": (1.0, 0.0) * 9}, {}, Outcome.UNCLEAR,
          "base has a sample that is no time above 0: its clock cannot be trusted"),
         ({}, {"shape": tuple(1 + 0.01 * at for at in range(20))}, Outcome.UNCLEAR,
-         "the 20 samples of new hang together (drift?) like 3.0 independent ones"),
+         "the 20 samples of new are autocorrelated (drift?): effective sample size 3.0"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_told_says_why(base, new, outcome, reason):
@@ -335,7 +335,7 @@ def test_fail_on_is_read_into_one_object():
         (["--fail-on=slower:x"], "but got 'x'", "slower:3%"),
         (["--fail-on=slower:300%"], "but got '300%'", "slower:3%"),
         (["--fail-on=failed:3%"], "failed takes no number", "slower:3%"),
-        (["--fail-on=fialed"], "there is no outcome 'fialed'", "did you mean 'failed'?"),
+        (["--fail-on=fialed"], "unknown outcome 'fialed'", "did you mean 'failed'?"),
         (["--fail-on=slower:0.5%"], "below --threshold=1% two times are the same", "add --threshold=0.5%"),
         (["--threshold=-1%"], "but got '-1%'", "--help"),
         (["--confidence=10%"], "expected 50% to 99.99%, but got '10%'", "--help"),

@@ -60,7 +60,7 @@ def test_what_takes_longer_is_slower_and_what_does_not_is_the_same(two_trees, ca
     assert outcomes.pop("tile_config_default") == "slower"
     assert outcomes.pop("flow_config_ukernels") == "faster"
     assert set(outcomes.values()) == {"same"}
-    assert "measured in turns in one process" in out
+    assert "measured by paired sampling in one process" in out
 
 
 def test_what_was_not_compiled_or_is_wrong_says_so(two_trees, capsys):

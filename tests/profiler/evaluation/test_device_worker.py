@@ -18,7 +18,7 @@ from dispatch_profiler.operations import Distribution, Matmul
 from dispatch_profiler.operations.contraction_reference import reference
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.measurement.measure import Measurement, MeasureOptions, Mode
-from dispatch_profiler.profiler.measurement.sample_batches import Plan, joined, next_batch
+from dispatch_profiler.profiler.measurement.sample_batches import BatchPlan, joined, next_batch
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.verified_hashes import Expected
@@ -46,7 +46,7 @@ def modules(
     return made[0], made[1]
 
 
-def plan(options: MeasureOptions) -> Plan:
+def plan(options: MeasureOptions) -> BatchPlan:
     """All samples in one visit."""
     return replace(next_batch(options, (), None), most=options.stop.count)
 

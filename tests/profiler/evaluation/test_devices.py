@@ -15,6 +15,7 @@ from dispatch_profiler.dispatches import Dispatch, Selection, Tree, load_manifes
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.compare.pairing import CompareOptions, compare_records
+from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.devices import Evaluators, _Crew, parse_devices, shares, unlike
 from dispatch_profiler.profiler.evaluation.evaluator import EvaluatorOptions
@@ -94,6 +95,25 @@ def test_interrupted_those_that_were_visited_come_first(tree):
     names = [(record.dispatch.name, record.provenance.device) for record in found]
     assert len(names) == len(set(names)) < 2 * len(candidates_of(folder))
     assert not any(record.is_failure for record in found)
+
+
+def test_what_ctrl_c_cut_short_is_marked(tree, in_process, monkeypatch):
+    """So that --resume measures it again: what has samples says that it was interrupted."""
+    whole, calls = device_worker.take_batch, []
+
+    def take_batch(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return whole(*arguments)
+
+    monkeypatch.setattr(device_worker, "take_batch", take_batch)
+    candidates, found = candidates_of(tree()), []
+    with Evaluators(EvaluatorOptions("null"), ["null"]) as evaluators, pytest.raises(KeyboardInterrupt):
+        for record in evaluators.records(candidates):
+            found.append(record)
+
+    assert [record.measurement.ended_by for record in found] == ["interrupted"] * 2
 
 
 def test_one_device_gives_records_in_their_order(tree):

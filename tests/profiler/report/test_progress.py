@@ -193,7 +193,33 @@ def test_a_terminal_shows_a_bar_with_the_time_left(null_tree, columns):
     assert all(re.search(r"\d/9 .*(-:--:--|\d:\d\d:\d\d)$", line) for line in bars)
     assert re.search(r"9/9 1 failed 0:00:00$", bars[-1])
     assert "[Profiling]" not in shown and "Traceback" not in shown
-    assert plain(shown).rindex("Profiling ") < plain(shown).index("Runtime(ms)")
+    after = plain(shown)[plain(shown).rindex("Profiling ") :]
+    assert ("Runtime(ms)" in after) == (columns == 120) and "tile_config_default" in after
+    assert max(map(len, re.split(r"[\r\n]+", after))) <= columns
+
+
+@pytest.mark.parametrize("columns", [40, 200])
+def test_no_line_of_a_run_is_over_120_columns(columns):
+    """With the long names of a convolution, and with a reason."""
+    size = (
+        "--op-kind=conv2d",
+        "--conv-n=1",
+        "--conv-h=6",
+        "--conv-w=6",
+        "--conv-c=4",
+        "--conv-k=4",
+        "--lhs=f32",
+    )
+    Path("faults.yaml").write_text("'*_ukernels': {not_compiled: 'this kernel is not there, ' }\n")
+    for command in (
+        ("generator.py", "--target=null:faults.yaml", *size),
+        ("compile.py", "-j1"),
+        ("profiler.py", "--dispatches=*default,*ukernels"),
+        ("profiler.py", "--dispatches=*default,*ukernels", "--format=table"),
+    ):
+        _, shown = on_a_terminal(columns, *command)
+        lines = re.split(r"[\r\n]+", plain(shown))
+        assert "Traceback" not in shown and max(map(len, lines)) <= 120, command
 
 
 def test_blocks_on_a_terminal_stay_whole_beside_the_bar(null_tree):

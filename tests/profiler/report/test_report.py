@@ -279,3 +279,29 @@ def test_every_operation_has_a_part_of_its_own():
     first, second = text.split("\n\n")
     assert first.startswith(one.name) and second.startswith(two.name)
     assert "x " not in second.splitlines()[2].split("SUCCESS")[0]
+
+
+# -- narrow terminals ------------------------------------------------------------------------------
+
+
+def narrow(width: int) -> str:
+    """A table of two rows, of which one has a reason."""
+    matmul = Matmul(4, 6, 8)
+    failed = record_of(matmul, 1.0, configuration=TILES).failed(Verdict.FAILED, "1 of 24 elements " * 5)
+    return table([record_of(matmul, 2.0), failed], width=width)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_on_a_narrow_terminal_figures_stand_below_each_configuration(width: int):
+    lines = narrow(width).splitlines()
+    assert max(map(len, lines)) <= width
+    text = " ".join(" ".join(lines).split())
+    assert "tile_config_default 2.000 ms, 0.0 GFLOPs, 1.00x vs default, ±0.0%, SUCCESS" in text
+    assert f"{TILES.name} FAILED " + "1 of 24 elements " * 5 in text + " "
+
+
+def test_a_table_that_fits_is_as_in_a_file():
+    matmul = Matmul(4, 6, 8)
+    records = [record_of(matmul, 2.0), record_of(matmul, 1.0, configuration=TILES)]
+    assert table(records, width=120) == table(records)
+    assert max(map(len, table(records).splitlines())) <= 120
