@@ -233,7 +233,7 @@ def _asked(task: Task, entry: OperationEntry) -> tuple[DispatchEntry, ...]:
 
 
 class _Results:
-    """Writes vmfbs and notes what became of them at once; the manifest follows at the end."""
+    """Writes vmfbs and records their outcomes at once; the manifest follows at the end."""
 
     def __init__(self, tree: Tree, revision: str, *, keep_reproducers: bool) -> None:
         self._tree = tree

@@ -371,10 +371,7 @@ def _summarize(records: list[Record], how: EvaluatorOptions, options: argparse.N
     late = [each for each in measured if each.ended_by == Ended.BUDGET.value]
     wide = sum(100 * each.half_width > options.precision for each in late)
     if wide:
-        say(
-            f"{wide} of {len(measured)} figures are known less well than to {options.precision:g} %: "
-            "time ran out (--budget)"
-        )
+        say(f"{wide} of {len(measured)} figures did not reach ±{options.precision:g} % within --budget")
     doubtful = sum(bool(m.warnings) for m in measured)
     if doubtful:
         say(f"{doubtful} of {len(measured)} figures come with a warning")

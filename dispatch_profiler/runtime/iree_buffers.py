@@ -46,9 +46,9 @@ def run_error(what: str, error: Exception) -> Exception:
     fatal = _FATAL.search(text)
     if fatal:
         return WorkerCrashed(f"{what} broke the device's context: {fatal[0]}")
-    refusal = driver_refusal(text)
-    if refusal:
-        return RunError(f"{what} failed: {refusal}")
+    rejected = driver_refusal(text)
+    if rejected:
+        return RunError(f"{what} failed: {rejected}")
     foreign = re.search(r"INCOMPATIBLE; .*?#hal\.executable\.target<\"([^\"]+)\", \"([^\"]+)\"", text)
     if foreign:
         return RunError(f"{what} failed: it is {foreign[1]} code ({foreign[2]}) for another device than this")

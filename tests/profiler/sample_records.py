@@ -20,7 +20,7 @@ IREE = "compiler 3.13.0, runtime 3.13.0"
 F16 = ElementTypes("f16", "f16", "f32")
 MACHINE = Machine("Invented CPU", 2, 8 * 2**30, "Linux 6.1.0 x86_64")
 #: 220 GFLOP/s in f32, twice as many in f16, 24 GB/s.
-CEILINGS = Peaks({"f32": 220e9, "f64": 110e9}, 24e9)
+PEAKS = Peaks({"f32": 220e9, "f64": 110e9}, 24e9)
 REASONS = {
     Verdict.FAILED: "3 of 65536 elements differ; worst at [12, 7]: got 1.5, expected 1.25, allowed 0.001",
     Verdict.NOT_VERIFIED: "no memory for the reference",
@@ -62,7 +62,7 @@ def configurations(operation: Operation, count: int) -> list[Configuration]:
 def _record(
     operation: Operation, configuration: Configuration, provider: str, draw: random.Random, samples: int
 ) -> Record:
-    limit_ms = CEILINGS.limit_ms(operation)
+    limit_ms = PEAKS.limit_ms(operation)
     dispatch = Dispatch(operation, configuration)
     when = f"2026-11-20T10:{draw.randrange(60):02}:{draw.randrange(60):02}+00:00"
     origin = Provenance(DEVICE, "llvm-cpu", IREE, 7, when, MACHINE)
@@ -72,13 +72,13 @@ def _record(
         verdict = draw.choice(list(REASONS))
     reason = REASONS.get(verdict, "")
     if verdict is not Verdict.SUCCESS and verdict is not Verdict.NOT_VERIFIED:
-        return Record(dispatch, origin, verdict, reason, None, provider, limit_ms, command, CEILINGS)
+        return Record(dispatch, origin, verdict, reason, None, provider, limit_ms, command, PEAKS)
     centre = limit_ms * (1.15 + draw.expovariate(1.2)) + 0.004
     taken = tuple(centre * (1 + 0.02 * draw.expovariate(1.0)) for _ in range(samples))
     warnings = ("samples drift by 3 %",) if draw.random() < 0.02 else ()
     ended = draw.choice(["interval", "interval", "budget"])
     measurement = Measurement(taken, draw.choice([8, 64, 512]), "warm", 0.0003, ended, warnings)
-    return Record(dispatch, origin, verdict, reason, measurement, provider, limit_ms, command, CEILINGS)
+    return Record(dispatch, origin, verdict, reason, measurement, provider, limit_ms, command, PEAKS)
 
 
 def invented(count: int = 1000, *, each: int = 25, samples: int = 20, seed: int = 1) -> list[StoredRecord]:

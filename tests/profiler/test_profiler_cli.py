@@ -1,4 +1,4 @@
-"""`profiler.py` on the null target: verdicts, exit statuses, refusals, and what is written."""
+"""`profiler.py` on the null target: verdicts, exit statuses, rejections, and output files."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ def test_a_folder_without_a_tree_is_refused(refused):
     ("manifest", "said"),
     [
         ("{}", "is not a manifest of dispatch_profiler"),
-        ('{"format": "somebody else\'s"}', "is not a manifest of dispatch_profiler"),
+        ('{"format": "another"}', "is not a manifest of dispatch_profiler"),
         ('{"format": "dispatch_profiler manifest", "version": 99}', "has version 99"),
         ("{", "is damaged"),
         ("", "is damaged"),
@@ -751,7 +751,7 @@ def test_resume_does_again_what_was_made_another_way(null_tree, run):
 @in_process
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, Path.touch])
 def test_what_is_no_vmfb_is_a_verdict_on_its_dispatches(null_tree, run, make):
-    """A directory, a named pipe, an empty file: nobody waits for it, and the others run."""
+    """A directory, a named pipe, an empty file: none blocks, and the others run."""
     null_tree()
     path = next(Path("generated").rglob("*data_tiling*_verify.vmfb"))
     path.unlink()
@@ -917,7 +917,7 @@ def test_options_that_need_another_are_refused(null_tree, run, arguments, messag
 
 @in_process
 def test_a_figure_that_time_ran_out_for_is_known_less_well(null_tree, run, monkeypatch):
-    """Each visit takes 4 % longer than the one before, each as precise as was asked for."""
+    """Each batch takes 4 % longer than the one before, each as precise as requested."""
     whole, batches = device_worker.take_batch, []
 
     def take_batch(*arguments):
@@ -929,7 +929,7 @@ def test_a_figure_that_time_ran_out_for_is_known_less_well(null_tree, run, monke
     monkeypatch.setattr(device_worker, "take_batch", take_batch)
     null_tree(faults={"*": {"time_ms": 1.0}})
     outcome = run("profiler", "--dispatches=*_default")
-    assert "1 of 1 figures are known less well than to 1 %: time ran out (--budget)" in outcome.err
+    assert "1 of 1 figures did not reach ±1 % within --budget" in outcome.err
 
 
 @pytest.mark.parametrize(("device", "build_dir", "told"), [

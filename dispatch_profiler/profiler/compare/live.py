@@ -28,7 +28,7 @@ class LiveOptions:
     """`seconds` is what one pair may take, `limit_seconds` more than that is a hang."""
 
     device: str
-    interleaved: SequentialTestOptions = SequentialTestOptions()
+    sequential_test: SequentialTestOptions = SequentialTestOptions()
     seconds: float = 30.0
     limit_seconds: float = 120.0
     seed: int = DEFAULT_SEED
@@ -79,7 +79,7 @@ class LiveComparison:
         )
 
     def pairs(self, matched: Iterable[tuple[ManifestPair, ManifestPair]]) -> Iterator[Pair]:
-        """What became of each, as it is done. Raises TargetError if the device does not open."""
+        """The outcome of each, as it finishes. Raises TargetError if the device does not open."""
         self._worker.call(device_worker.ready)
         for base, new in matched:
             yield self._pair({Side.BASE: base, Side.NEW: new})
@@ -108,7 +108,7 @@ class LiveComparison:
                 modules,
                 operation,
                 options.seed,
-                options.interleaved,
+                options.sequential_test,
                 options.seconds,
             )
             for side, output in taken.outputs.items():

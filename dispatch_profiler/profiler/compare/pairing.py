@@ -1,4 +1,4 @@
-"""Two sets of records side by side: which belong together, and what became of each pair."""
+"""Pairs two sets of records, with an outcome for each pair."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class Pair:
-    """What became of new against base: an outcome with its reason, and a ratio or none.
+    """New compared with base: an outcome with its reason, and a ratio or None.
 
     `ratio` is None if one side has no samples. `base_ms` and `new_ms` are the centres of the sides.
     """

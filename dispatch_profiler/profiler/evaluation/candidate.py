@@ -64,6 +64,6 @@ class Candidate:
 
     @property
     def library(self) -> str:
-        """The library that computes it; empty for a dispatch, whoever wrote its kernel."""
+        """The library that computes it; empty for a dispatch, including one with an external kernel."""
         configuration = self.dispatch.configuration
         return configuration.library if isinstance(configuration, LibraryCall) else ""

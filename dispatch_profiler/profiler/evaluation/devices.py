@@ -173,7 +173,7 @@ class Evaluators:
 
 
 class _WorkQueue:
-    """Shares that are left. Whoever finds none waits until nobody works on one that may come back."""
+    """Shares that are left. A thread that finds none waits while other threads may still return theirs."""
 
     def __init__(self, shares: Iterable[Share], devices: int) -> None:
         self._left = deque(shares)
@@ -285,7 +285,7 @@ class _Crew:
                 if is_well:
                     turns.append(device)
         except BaseException as error:
-            ended = error  # for whoever reads the records
+            ended = error  # raised to the reader of the records
         self._done.put(ended)
 
     def _evaluate(self, device: str, share: Share, measured: set[Operation]) -> bool:

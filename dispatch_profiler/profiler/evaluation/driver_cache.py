@@ -34,7 +34,7 @@ def load_side_by_side(
 ) -> None:
     """Load all of them, each in one of as many processes as there are cores.
 
-    `say` gets a sentence before it begins. What cannot be loaded is passed over: whoever runs it will tell.
+    `say` gets a sentence before it begins. Vmfbs that fail to load are skipped: running them reports the error.
     Raises what interrupts it.
     """
     # The largest first: it takes the longest.

@@ -1,4 +1,4 @@
-"""Whose ceilings bound the figures of a device, and in which process they are measured."""
+"""Hardware peaks of a device, and the process in which they are measured."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dispatch_profiler.runtime.cuda_driver import find_gpu
 
 
 def peaks_file(folder: Path, device: str) -> PeaksFile | None:
-    """The ceilings of a device URI, kept in `folder`; None if nobody knows how to find them."""
+    """The peaks of a device URI, cached in `folder`; None if unknown."""
     if DeviceUri.parse(device).is_local:
         return PeaksFile(folder, cpu_key(), _of_cpu)
     gpu = find_gpu(device)

@@ -69,7 +69,7 @@ class Runner:
 
 
 def memory_limit(device: str) -> int | None:
-    """Bytes of address space that a process may map beyond its start if nobody says how many; None: any.
+    """Default limit of the address space that a process may map beyond its start, in bytes; None: no limit.
 
     A GPU's driver maps all of the GPU's memory, whatever the machine has: there is no limit for it.
     """

@@ -1,9 +1,9 @@
-"""Processors that do not go to sleep, so that whoever waits for a GPU wakes up at once.
+"""Keeps processors from idling, so that a thread that waits for a GPU wakes up at once.
 
 A call waits for the GPU in one thread and IREE's threads in others. While they wait, Linux puts their
 processors to sleep, and on a virtual machine it takes 50 to 400 microseconds until they are back: on an
-H200 calls of 12 ms came out 3 % too long, some by 30 %. Threads that run only when nobody else wants
-to (SCHED_IDLE) keep them awake: then a call costs the same 20 microseconds however long it takes.
+H200 calls of 12 ms came out 3 % too long, some by 30 %. Threads that run only on idle
+processors (SCHED_IDLE) keep them awake: then a call costs the same 20 microseconds however long it takes.
 """
 
 from __future__ import annotations

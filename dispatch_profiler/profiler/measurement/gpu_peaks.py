@@ -1,8 +1,8 @@
-"""What an NVIDIA GPU can do at best: measured by torch's libraries where torch is, else as it is built.
+"""Peaks of an NVIDIA GPU: measured with torch if it is installed, otherwise theoretical.
 
-Measured: cuBLAS on random matrices of 4096 x 4096, the best of some runs, and copies within the GPU's
-memory. As built: FLOP of a multiprocessor in a cycle, by compute capability, times what the driver
-tells of multiprocessors, clocks and the memory's bus. That is more than any kernel reaches.
+Measured: cuBLAS on random matrices of 4096 x 4096, the best of several runs, and copies within the GPU's
+memory. Theoretical: FLOP per multiprocessor and cycle, by compute capability, times the multiprocessors,
+clocks and memory bus that the driver reports. No kernel reaches these.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _VERSION = 1
 
 
 def gpu_key(gpu: CudaGpu) -> str:
-    """What tells the ceilings of one GPU, as found here, from others."""
+    """The cache key of the peaks of one GPU."""
     how = "torch" if importlib.util.find_spec("torch") else "stated"
     return f"gpu {_VERSION} {how} {gpu}"
 
 
 def stated_peaks(gpu: CudaGpu) -> Peaks:
-    """What `gpu` is built for. One that is not known here is taken for the fastest that is."""
+    """Theoretical peaks of `gpu`. An unknown compute capability counts as the fastest known one."""
     known = _FLOP_A_CYCLE.get(gpu.capability) or _fastest()
     cycles = gpu.multiprocessors * gpu.clock_hz
     flops = {name: cycles * each for name, each in known.items()}

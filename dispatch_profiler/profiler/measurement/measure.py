@@ -16,7 +16,7 @@ from dispatch_profiler.profiler.statistics.stopping import Reading, StopRule
 _SAMPLE_SECONDS = 0.005
 #: A profile vmfb that takes longer than this for one call is not used: one execution is enough.
 _LONG_CALL_SECONDS = 2.0
-#: How often a short sample is taken until nobody disturbs it.
+#: How often a short sample is repeated if other processes disturb it.
 _TRIES = 5
 #: The quickest of the calls of so long tells what a call costs: of few, all may have been disturbed.
 OVERHEAD_SECONDS = 0.02

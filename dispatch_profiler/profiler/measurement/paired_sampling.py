@@ -1,4 +1,4 @@
-"""Taking the samples of `interleaved`: two kernels on the same operands, in turns, on one device.
+"""Paired sampling: two kernels on the same operands, alternating, on one device.
 
 Where code and operands lie in memory is drawn anew for each round: two copies of one vmfb were seen to
 differ by 1 %, one copy on operands at two places by 10 %. Rounds that shared a place would share its

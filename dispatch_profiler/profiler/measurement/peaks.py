@@ -1,4 +1,4 @@
-"""What a device can do at best, measured once: no kernel is faster, and none is reported as if.
+"""Peak FLOP/s and bandwidth of a device, measured once: a figure beyond them is not reported.
 
 Here for CPUs; `gpu_peaks` has those of GPUs. FLOP/s are those of numpy's BLAS on matrices that stay in the caches, for f32 and f64; a narrower type
 may reach as many times more as it is narrower (vector units with dot products of bf16 or i8 do).
@@ -31,7 +31,7 @@ from dispatch_profiler.profiler.measurement.measure import Mode
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
 from dispatch_profiler.targets import host_cpu
 
-#: A figure may be so much better than the ceiling: BLAS does not reach it quite.
+#: A figure may exceed the peak by this much, because BLAS does not quite reach it.
 _SLACK = 1.25
 #: One thread of BLAS for each of ours.
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -103,7 +103,7 @@ def environments() -> Iterator[dict[str, str]]:
 
 
 def cpu_key() -> str:
-    """What tells the ceilings of this CPU, as measured here, from others."""
+    """The cache key of the peaks of this CPU."""
     return f"{_VERSION} {host_cpu().fingerprint} {len(usable_cores())}"
 
 
@@ -166,7 +166,7 @@ def _together(work: Callable[[], Callable[[], object]], amount: float) -> float:
 
 
 class PeaksFile:
-    """The ceilings of what `key` tells apart, kept in `folder`; measured if not known."""
+    """The peaks with this key, cached in `folder`; measured if missing."""
 
     def __init__(self, folder: Path, key: str, measured: Callable[[], Peaks]) -> None:
         self._path = folder / f"{sha256(key.encode())[:16]}.json"

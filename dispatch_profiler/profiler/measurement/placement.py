@@ -32,7 +32,7 @@ def warm_places(operation: Operation) -> int:
 def cold_places(operation: Operation, cache_bytes: int) -> int:
     """How many places there must be so that, in turn, no cache holds the next one's operands.
 
-    Raises RunError if nobody knows the caches (`cache_bytes` is 0).
+    Raises RunError if the cache sizes are unknown (`cache_bytes` is 0).
     """
     if not cache_bytes:
         raise RunError("how large the caches of this device are is not known: measure with --mode=warm")

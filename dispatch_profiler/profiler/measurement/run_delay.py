@@ -1,4 +1,4 @@
-"""How long threads of this process had to wait for a core that others had.
+"""The run delay: how long threads of this process waited for a core.
 
 Linux counts it for each thread (`schedstat`, its second number), but only when the thread gets its core
 at last. A sample in which they waited is one of the machine's other work, whatever it says of the kernel.
@@ -22,7 +22,7 @@ _PAUSE = 2e-4
 def run_delay(named: str, tasks: Path = _TASKS) -> Callable[[], float] | None:
     """A clock in seconds that runs only while this thread or one called `named...` waits for a core.
 
-    Asked, it first lets those others get their cores who wait for them. None where nobody counts it.
+    A reading first yields, so that waiting threads get their cores. None where the system does not count it.
     `tasks` is where Linux describes the threads.
     """
     try:
@@ -53,7 +53,7 @@ class _RunDelay:
 
     def __call__(self) -> float:
         end = time.monotonic() + _SECONDS
-        # Whoever is still to get its core has its wait counted then.
+        # The wait of a thread without a core is counted only once it gets one.
         while any(map(_is_runnable, self._states)) and time.monotonic() < end:
             time.sleep(_PAUSE)
         return 1e-9 * sum(int(os.pread(count, 100, 0).split()[1]) for count in self._counts)

@@ -1,4 +1,4 @@
-"""Samples of one dispatch, a few at a time, those of the others of its operation in between.
+"""Sample batches: a few samples of one dispatch, alternating with those of its operation's others.
 
 Noise of a machine comes in spells: minutes in which a neighbour has half of a core, or the clock is
 lower. Within one of them samples agree with each other and tell nothing of it. So the dispatches of an
@@ -29,7 +29,7 @@ from dispatch_profiler.profiler.statistics.stopping import (
 
 #: No sample batch takes more than this part of the time that there is for a dispatch.
 BATCH_PART = 1.0 / 16.0
-#: Nor are disturbed samples dropped for longer than this part of the time that is left for a dispatch.
+#: Nor are disturbed samples dropped for longer than this part of a dispatch's remaining budget.
 _DROP_PART = 1.0 / 4.0
 #: Of what is steady so many short sample batches tell enough.
 _SHORT_BATCHES = 6

@@ -1,4 +1,4 @@
-"""Whose kernels are profiled: IREE's, and those of libraries beside them."""
+"""Kernel providers: IREE and libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch does on a GPU for the profiler itself: references of large operations, and ceilings."""
+"""References of large operations and hardware peaks, computed by torch on a GPU."""
 
 from __future__ import annotations
 

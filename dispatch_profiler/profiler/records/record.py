@@ -1,4 +1,4 @@
-"""A record: what became of one dispatch, and how that is known."""
+"""A record: the outcome of one dispatch, with its provenance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.measurement.peaks import Peaks
 from dispatch_profiler.profiler.records.machine import Machine
 
-#: Whose kernels are meant where nobody says: the compiler's own.
+#: Default provider: the compiler's own kernels.
 PROVIDER = Configuration.provider
 
 
@@ -112,7 +112,7 @@ class Confirmation:
 class Record:
     """One dispatch's outcome: a verdict with its reason, and a measurement or none.
 
-    `reason` is empty for SUCCESS, and for Not verified where nobody asked for verification.
+    `reason` is empty for SUCCESS, and for Not verified if verification was not requested.
     `provider` is whose kernel it is, the configuration's if nothing else is said. `limit_ms` is the time that the hardware allows at best, 0 if
     that is not known; `peaks` are what it follows from. `reproduce` is the command line that makes
     this record again.
@@ -146,5 +146,5 @@ class Record:
         return self.dispatch.operation.label
 
     def arguments_text(self) -> str:
-        """`--batch_count=1 --m=256 ...`, as the document's block has it."""
+        """`--batch_count=1 --m=256 ...`, as in the console block of the IREE dispatch profiler."""
         return arguments_text(self.dispatch.arguments())

@@ -74,7 +74,7 @@ class RunOutputs:
         None replaces both files. Raises UsageError as CsvReport does.
         """
         self._csv, beside, rows = path, beside_csv(path), earlier or ()
-        # The samples decide, so they come first: whoever kills us leaves no row without its samples.
+        # Samples are written first: if the process is killed, no row lacks its samples.
         csv_ = self._open.enter_context(CsvReport(path, self._reference, tags=self._tags, earlier=rows))
         lines = self._open.enter_context(JsonLines(beside, append=earlier is not None, tags=self._tags))
         self._writers = [lines, csv_]
@@ -133,7 +133,7 @@ class RunOutputs:
         say(f"{count} finished dispatches are in {beside_csv(path)}; continue with --resume --output={path}")
 
     def _print(self, text: str) -> None:
-        """Print data; once nobody reads it, only files are written. Raises BrokenPipeError without files."""
+        """Print data. Once standard output is closed, only files are written; raises BrokenPipeError without files."""
         if self._is_unread:
             return
         try:

@@ -161,7 +161,7 @@ class Tally:
         return "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds)))
 
     def line(self, record: Record) -> str:
-        """What became of the last one, how far the run is, and how long it still takes."""
+        """The outcome of the last record, the progress of the run, and the time left."""
         figure = f", {runtime_text(record)} ms" if record.measurement is not None else ""
         where = f"{self.done} of {len(self.candidates)}, {self.left()} left"
         return f"[Profiling]: {record.dispatch.name}: {record.verdict.value}{figure}  [{where}]"

@@ -1,1 +1,1 @@
-"""What samples say: intervals, when to stop, and how two sets compare. Pure functions and objects that are fed numbers."""
+"""Statistics of samples: intervals, stopping rules and comparisons. Pure functions and objects without I/O."""

@@ -1,4 +1,4 @@
-"""How fast one is against another: the ratio of two medians, its interval, and what to call it.
+"""Comparing two sides: the ratio of their medians, its interval, and an outcome.
 
 A ratio is new time / base time: 1.03 is 3 % slower. All arithmetic is on logarithms, so that
 exchanging base and new turns a ratio into its reciprocal.
@@ -26,13 +26,13 @@ MIN_SAMPLES = 5
 
 
 class Outcome(str, Enum):
-    """What became of new against base."""
+    """The outcome of new compared with base."""
 
     SLOWER = "slower"
     FASTER = "faster"
     SAME = "same"
     UNCLEAR = "unclear"
-    #: New was wrong, or kept from running.
+    #: New was wrong or did not run.
     FAILED = "failed"
     #: Only base has it.
     MISSING = "missing"

@@ -1,4 +1,4 @@
-"""What samples say of the value that they were drawn around, whatever their distribution is."""
+"""Confidence intervals of the center of samples, for any distribution."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from dispatch_profiler.profiler.statistics import student
 
-#: The least and the greatest of six enclose the median with 95 %, of five they do not. Of sixteen, three
-#: on either side may be left out: so many spells of the machine spoil nothing.
+#: Minimum and maximum of six samples enclose the median with 95 % confidence, those of five do not. Of
+#: sixteen, three on either side may be left out, so that the interval tolerates as many outliers.
 _FEWEST_PLACES = 6
 _FEWEST_VISITS = 6
 #: Autocorrelation cannot be seen in fewer samples.
@@ -117,11 +117,11 @@ def _signed_rank_cdf(count: int) -> np.ndarray:
 
 
 def by_place(samples: Sequence[float], places: Sequence[int]) -> tuple[float, ...]:
-    """What is known of each place: the median of its samples, in the order that places came first.
+    """The median of the samples of each place, in order of first appearance.
 
-    Samples of one place share what the place does to them, so a place counts once. Where there are
-    fewer than six places no interval could be had from them: then every sample counts, as if nothing
-    depended on places. `places` has the place of each sample; empty: nobody knows.
+    Samples of one place share its effect, so each place counts once. Fewer than six places give no
+    interval: then every sample counts, as if places had no effect. `places` has the place of each
+    sample; it is empty if unknown.
     """
     found: dict[int, list[float]] = {}
     for sample, place in zip(samples, places, strict=bool(places)):

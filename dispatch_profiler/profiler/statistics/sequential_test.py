@@ -1,13 +1,13 @@
-"""Base and new measured in turns: which order, when to stop, and what to call the difference.
+"""A sequential test of paired samples: the order of base and new, when to stop, and the outcome.
 
 A round is a few turns of four short samples, base, new, new, base or the other way round:
 
     base_1 new_1 new_2 base_2 base_3 new_3 new_4 base_4 ...  ->  log (fastest new / fastest base)
 
-The fastest of a few that are taken within milliseconds is what the kernel takes when nobody else has
-the core: noise only adds, and it comes in bursts. With another process on one core half of the time
-it is known five to ten times as well as the mean is, and twice to five times as well as the median.
-Drift shifts it by no more than it changes from one sample to the next.
+The fastest of a few samples taken within milliseconds is the kernel's time on an undisturbed core: noise
+only adds, and it comes in bursts. With another process on one core half of the time, it is five to ten
+times as precise as the mean, and two to five times as precise as the median. Drift shifts it by at most
+the change from one sample to the next.
 
 What is left of drift, bursts or a period that beats with the round changes sign with the order, and
 the order of each round is drawn. So with two sides that are the same every log ratio is as likely x
@@ -21,9 +21,9 @@ numbers of rounds that are set beforehand, and each is allowed a part of the err
 grows with its rounds: the last, after which nothing more is learned, has nearly a third. All intervals
 of a comparison hold at once with `confidence`.
 
-What this covers is the noise within one process. That two copies of the same code are placed
-differently in memory is a difference to it, as long as they stay where they are: whoever takes the
-samples places them anew for each round, so that it is noise like any other.
+The test covers the noise within one process. Two copies of the same code at different places in memory
+differ systematically while they stay there, so the caller places both sides anew for each round, which
+turns this difference into noise.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class EndedBy(str, Enum):
 
     DECIDED = "decided"
     ROUNDS = "rounds"
-    #: Whoever takes the samples ended it.
+    #: The caller ended it.
     STOPPED = "stopped"
 
 

@@ -1,6 +1,6 @@
-"""When enough samples of a dispatch have been taken, and whether what was read can be a time at all.
+"""Stopping rules for samples of a dispatch, and checks of the clocks.
 
-Pure rules: they are fed numbers and know no clock.
+Pure rules that receive numbers and read no clock.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from enum import Enum
 
 from dispatch_profiler.profiler.statistics.intervals import median_interval, series_interval
 
-#: Of fewer samples the interval is not believed.
+#: The interval of fewer samples is not used.
 _FEWEST = 5
 #: Of one sample batch alone none is; and what several sample batches agree in is no passing state of the machine.
 _SEVERAL_VISITS = 2
 _ENOUGH_VISITS = 6
-#: Samples beyond which more say nothing new.
+#: Further samples do not improve the interval.
 _MOST = 1000
-#: A dispatch is given up when it is surely slower than the best of its operation by this factor.
+#: A dispatch is abandoned if its whole interval is slower than the best of its operation by this factor.
 _ABANDON_FACTOR = 1.5
 #: What two clocks may differ by: relative, and in seconds for what they cannot resolve.
 _CLOCK_PART = 0.05
@@ -38,7 +38,7 @@ class Ended(str, Enum):
     INTERVAL = "interval"
     BUDGET = "budget"
     ABANDONED = "abandoned"
-    #: Somebody wanted to know what was known so far.
+    #: The run was interrupted.
     INTERRUPTED = "interrupted"
 
 
@@ -64,8 +64,8 @@ class StopRule:
         """Why no further sample is needed; None if one is.
 
         `elapsed` is in seconds. `best` is the time, in the unit of `samples`, that the best dispatch
-        of the operation surely reaches: one that surely does not come near it is given up. `interval`
-        is that of their median, if they depend on each other in a way that only the caller knows.
+        of the operation reaches with 95 % confidence: a dispatch whose whole interval is far above it is
+        abandoned. `interval` is that of the median, if the caller knows how samples depend on each other.
         """
         if self.count is not None:
             return Ended.COUNT if len(samples) >= self.count else None
@@ -144,7 +144,7 @@ def load_warning(kept: int, disturbed: int) -> str:
 
 
 def drift_warning(samples: Sequence[float]) -> str:
-    """A sentence if the last third of the samples is surely not like the first; else empty."""
+    """A sentence if the last third of the samples lies wholly above or below the first; else empty."""
     third = len(samples) // 3
     if third < 3:
         return ""
@@ -172,7 +172,7 @@ class SentinelWatch:
         return True
 
     def is_disturbed(self, samples: Sequence[float]) -> bool:
-        """Were these taken while the machine was surely slower (or faster) than is usual?"""
+        """Was the machine slower (or faster) than usual, beyond the interval, while these were taken?"""
         low, high = median_interval(samples)
         median = statistics.median(samples)
         if self.usual is None:

@@ -1,4 +1,4 @@
-"""Student's distribution, without half a second of imports: what is measured elsewhere needs no scipy."""
+"""Student's t distribution, without importing scipy, which takes half a second."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_a_file_holds_what_would_have_been_printed(files, capsys):
 
 
 def test_what_is_written_to_a_file_is_summed_up_on_stderr(files, capsys):
-    """Whoever reads the log of a failed job sees why it failed."""
+    """The log of a failed job says why it failed."""
     assert main([*files, "--format=junit", "--fail-on=slower:3%,failed", "-o", "out.xml"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""

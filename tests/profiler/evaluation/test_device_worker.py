@@ -47,12 +47,12 @@ def modules(
 
 
 def plan(options: MeasureOptions) -> BatchPlan:
-    """All samples in one visit."""
+    """All samples in one batch."""
     return replace(next_batch(options, (), None), most=options.stop.count)
 
 
 def samples(tmp_path: Path, options: MeasureOptions, *, repeat: int = 10, **rule: object) -> Measurement:
-    """What one visit brings."""
+    """One sample batch."""
     device_worker.start("null", "")
     made = device_worker.VmfbRefs(*modules(tmp_path, repeat=repeat, **rule))
     return joined(options, [device_worker.take_batch(made, NAME, OPERATION, SEED, plan(options))])
@@ -103,8 +103,8 @@ def test_vmfbs_are_told_apart_by_their_content(tmp_path):
 def test_a_function_that_is_not_there_is_an_error_of_the_run(tmp_path):
     """The session makes it a verdict."""
     device_worker.start("null", "")
-    with pytest.raises(RunError, match="no function nobody"):
-        device_worker.run_once(modules(tmp_path)[0], "nobody", OPERATION, Distribution.REALS, SEED)
+    with pytest.raises(RunError, match="no function missing"):
+        device_worker.run_once(modules(tmp_path)[0], "missing", OPERATION, Distribution.REALS, SEED)
 
 
 def test_a_device_that_does_not_exist_does_not_start():

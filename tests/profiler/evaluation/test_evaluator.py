@@ -79,7 +79,7 @@ def test_a_measured_record_holds_what_was_asked_for(tree):
 
 
 def test_the_default_options_verify_and_measure(tree):
-    """Nobody must ask for correctness."""
+    """Verification is optional."""
     records = records_of(tree(*ONLY_DEFAULTS))
     assert [(r.verdict, r.measurement is not None) for r in records] == [(Verdict.SUCCESS, True)] * 2
 
@@ -192,7 +192,7 @@ def test_a_slow_dispatch_is_measured_one_by_one(null_tree):
     folder = null_tree(*ONLY_DEFAULTS, faults={"*": {"time_ms": 300.0}})
     first, _ = records_of(folder)
     assert first.measurement.executions == 1
-    assert first.measurement.samples_ms == pytest.approx((300.0,) * 24)  # four in each of six visits
+    assert first.measurement.samples_ms == pytest.approx((300.0,) * 24)  # four in each of six batches
 
 
 def test_a_profile_vmfb_that_computes_something_else_is_a_failure(tree, monkeypatch):
@@ -238,11 +238,11 @@ def test_a_runtime_whose_version_is_not_known_is_said_to_be_so(tree, monkeypatch
     assert records_of(tree())[0].provenance.iree.endswith("runtime of unknown version")
 
 
-# -- visits ----------------------------------------------------------------------------------------
+# -- sample batches --------------------------------------------------------------------------------
 
 
 def spells(monkeypatch, *factors: float) -> list[str]:
-    """Each visit in a row takes so many times as long; the dispatches in the order visited."""
+    """Successive batches take so many times as long; returns the dispatches in the order sampled."""
     whole, left, order = device_worker.take_batch, list(factors), []
 
     def take_batch(modules, name, *arguments):
@@ -264,7 +264,7 @@ def test_a_dispatch_is_visited_again_when_the_others_of_its_operation_have_been(
 
 
 def test_a_slow_spell_of_the_machine_spoils_no_figure(null_tree, monkeypatch):
-    """The first visit takes twice as long, so it is not precise; then many others agree."""
+    """The first batch takes twice as long, so it is not precise; then many others agree."""
     spells(monkeypatch, 2.0)
     folder = null_tree(*ONLY_DEFAULTS, faults={"*": {"time_ms": 1.0}})
     first, _ = records_of(folder)

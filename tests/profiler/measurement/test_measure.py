@@ -40,7 +40,7 @@ class FakeClock:
 def measure(
     timer: Timer, options: MeasureOptions, *, best_ms: float | None = None, **clock: Any
 ) -> Measurement:
-    """Visits one after another until enough is known."""
+    """Sample batches one after another until the rule stops."""
     batches: list[SampleBatch] = []
     end = None
     while end is None:
@@ -75,7 +75,7 @@ def test_the_first_call_is_no_sample():
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_what_skip_warmup_drops_its_first_call_only(at_once: bool):
-    """Others drop one in each visit, of which eight samples make four."""
+    """Other processes disturb one sample in each batch, of which eight samples make four."""
     clock = FakeClock(0.5)
     found = measure(Timer(clock, 1, skip_warmup=at_once), MeasureOptions(StopRule(count=8), 3))
 
@@ -313,7 +313,7 @@ def test_known_samples_give_known_figures(samples, median, low, high, spread):
 
 
 def test_gflops_are_taken_at_the_median():
-    """The document's figure: 2 * 3456 * 1024 * 2048 operations in 0.062 ms."""
+    """The IREE dispatch profiler's figure: 2 * 3456 * 1024 * 2048 operations in 0.062 ms."""
     m = Measurement((0.062, 0.05, 9.0), 1)
     assert f"{m.gflops(2 * 3456 * 1024 * 2048):.2f}" == "233798.62"
 

@@ -32,7 +32,6 @@ from dispatch_profiler.profiler.providers.libraries import (
     NotSupported,
     open_library,
 )
-from dispatch_profiler.profiler.providers.libraries import NotSupported as Refusal
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.verify import compare_result
 from dispatch_profiler.runtime import RunError
@@ -233,7 +232,7 @@ def test_a_torch_for_the_cpu_does_not_run_on_a_gpu(device, build, monkeypatch):
 
 
 def test_without_torch_the_pip_line_is_told(monkeypatch):
-    """Also where nobody has looked before."""
+    """Also before the first use."""
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "dispatch_profiler.profiler.providers.torch_library", raising=False)
     with pytest.raises(MissingDependency, match="torch") as error:
@@ -260,7 +259,7 @@ def test_an_error_of_torch_is_no_refusal(monkeypatch):
         monkeypatch.setattr(torch, "conv2d", broken)
         with pytest.raises(RunError, match="torch: ") as raised:
             bound(library, operation, inputs).run()[0]
-        assert isinstance(raised.value, Refusal) is refused
+        assert isinstance(raised.value, NotSupported) is refused
 
 
 # -- threads ---------------------------------------------------------------------------------------

@@ -217,7 +217,7 @@ def test_after_each_row_its_threads_sleep(tree, monkeypatch):
         lambda *a: order.append("library" if a[0].verify.is_library else "iree") or whole(*a),
     )
     records_of(tree(*TWO), "iree", "numpy", measure=MeasureOptions(StopRule(count=2)))
-    assert order == ["iree", "library", "asleep"] * 4  # two operations, two visits
+    assert order == ["iree", "library", "asleep"] * 4  # two operations, two batches
 
 
 # -- speeds ----------------------------------------------------------------------------------------

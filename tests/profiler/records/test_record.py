@@ -24,7 +24,7 @@ def test_verdicts_are_spelled_as_the_document_and_the_reports_spell_them():
 
 @pytest.mark.parametrize("verdict", list(Verdict))
 def test_only_three_verdicts_are_no_failures(verdict):
-    """Every other verdict makes the exit status 1; what a library lacks is nobody's fault."""
+    """Every other verdict makes the exit status 1; an operation that a library lacks does not."""
     assert verdict.is_failure is (verdict.value not in ("SUCCESS", "Not verified", "Not supported"))
 
 
@@ -37,7 +37,7 @@ def test_a_failure_takes_the_measurement_with_it():
 
 
 def test_what_should_have_been_verified_and_was_not_is_a_failure():
-    """Not verified with a reason is no success; without one nobody asked."""
+    """Not verified with a reason is a failure; without one, verification was not requested."""
     assert not RECORD.is_failure
     assert not Record(RECORD.dispatch, PROVENANCE, Verdict.NOT_VERIFIED).is_failure
     assert Record(RECORD.dispatch, PROVENANCE, Verdict.NOT_VERIFIED, "no memory").is_failure
@@ -67,7 +67,7 @@ def test_a_convolution_has_no_split():
 
 
 def test_a_kernel_is_named_with_whose_it_is_where_its_name_does_not_say():
-    """IREE's, a library's, and what somebody else calls the default."""
+    """IREE's, a library's, and another provider's default."""
     assert kernel_name("tile_config_default", "IREE Codegen") == "tile_config_default"
     assert kernel_name("numpy_matmul", "numpy") == "numpy_matmul"
     assert kernel_name("tile_config_default", "torch") == "tile_config_default (torch)"

@@ -25,7 +25,7 @@ PROVENANCE = Provenance(
     "local-task", "llvm-cpu", "compiler x, runtime y", 42, "2026-11-20T12:00:00+00:00", MACHINE,
     module_key="0123", flags=("--iree-opt-level=O2", "--other"),
 )  # fmt: skip
-CEILINGS = Peaks({"f32": 0.1 + 0.2, "f64": 1 / 3}, 1e10)
+PEAKS = Peaks({"f32": 0.1 + 0.2, "f64": 1 / 3}, 1e10)
 MEASUREMENT = Measurement((0.1 + 0.2, 1 / 3, 0.125), 64, "cold", 1e-5, "budget", ("drifted", 'said "so"'))
 RECORDS = [
     Record(
@@ -35,7 +35,7 @@ RECORDS = [
         "",
         MEASUREMENT,
         limit_ms=0.5,
-        peaks=CEILINGS,
+        peaks=PEAKS,
     ),
     Record(Dispatch(Conv2d(1, 6, 6, 8, 8, 3, 3), Default()), PROVENANCE, Verdict.FAILED, "worst\nelement"),
     Record(Dispatch(Matmul(4, 6, 8), CpuTiles((2, 2), (1, 2, 4))), PROVENANCE, Verdict.CRASHED, "\u2603"),

@@ -262,7 +262,7 @@ def test_an_error_while_it_is_written_anew_leaves_the_old_file(tmp_path, monkeyp
     assert path.read_bytes() == before
 
 
-# -- refusals --------------------------------------------------------------------------------------
+# -- rejections ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["Dispatch", "m", "reason", "conv-h", "Runtime(ms)"])

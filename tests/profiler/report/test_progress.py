@@ -39,7 +39,7 @@ class Run:
     """A run whose costs are known: of each operation, the seconds of its reference and of its dispatches."""
 
     operations: tuple[tuple[float, tuple[float, ...]], ...]
-    #: FLOP/s of references, which nobody has told the estimator.
+    #: FLOP/s of references, which the estimator does not know.
     rate: float = 5e9
     at_once: int = 32
 
@@ -115,7 +115,7 @@ def test_a_run_that_takes_no_time_has_none_left():
 def test_on_the_clock_of_the_null_device_the_time_left_is_known_within_a_factor_of_two(
     null_tree, monkeypatch
 ):
-    """Eight operations of nine configurations, each slower than the one before; visits are in turns."""
+    """Eight operations of nine configurations, each slower than the one before, sampled in turns."""
     sizes = [16 * i for i in range(1, 9)]
     faults = {f"matmul_{m}x*": {"time_ms": 0.2 + m / 200} for m in sizes}
     null_tree(

@@ -1,4 +1,4 @@
-"""The document's console block, field for field, and the table."""
+"""The console block of the IREE dispatch profiler, field for field, and the table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dispatch_profiler.profiler.measurement.peaks import Peaks
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
 from dispatch_profiler.profiler.report.console import block, gflops_text, runtime_text, table
 
-#: As it stands in the document, without the space behind its rules.
+#: As in the IREE dispatch profiler's documentation, without trailing spaces.
 DOCUMENT = """\
 ----------------------------------------------------------------
 Dispatch      : matmul_3456x1024x2048_f16t_f16t_f16t_tile_config_128x128_32x5_tensorcore_mmasync
@@ -137,7 +137,7 @@ def test_a_reason_stands_last_and_is_wrapped_like_arguments():
 
 
 def test_there_is_no_reason_where_nothing_is_wrong():
-    """The field is the document's addition, so it only stands where it says something."""
+    """The field is an addition to the IREE dispatch profiler's block, so it is printed only if it is not empty."""
     assert "Reason" not in block(record_of(Matmul(4, 6, 8), 1.0))
 
 
@@ -155,7 +155,7 @@ def test_what_was_not_measured_says_so():
     [(0.062, "0.062"), (1.0, "1.000"), (12.3456, "12.346"), (1234.5, "1234.500"), (0.00081920, "0.0008192")],
 )
 def test_runtimes_have_three_decimals_or_four_digits(milliseconds, text):
-    """As the document prints them; a short one keeps the digits that tell two of them apart."""
+    """As the IREE dispatch profiler prints them; a short one keeps the digits that tell two of them apart."""
     assert runtime_text(record_of(Matmul(4, 6, 8), milliseconds)) == text
 
 

@@ -73,11 +73,11 @@ def test_nothing_is_given_up_for_one_slow_visit(batches, ended):
     assert RULE.ended([3.1] * 20, 0.1, best=1.0, batches=batches) is Ended.ABANDONED
 
 
-# -- visits ----------------------------------------------------------------------------------------
+# -- sample batches --------------------------------------------------------------------------------
 
 
 def test_the_interval_over_visits_holds_where_that_over_samples_does_not():
-    """Visits differ by 5 %, samples of one by 0.1 %: 400 measurements of 8 visits, 8 samples each."""
+    """Batches differ by 5 %, samples of one by 0.1 %: 400 measurements of 8 batches, 8 samples each."""
     rng, held, naive = np.random.default_rng(4), 0, 0
     for _ in range(400):
         level = np.exp(0.05 * rng.normal(size=8))
@@ -91,7 +91,7 @@ def test_the_interval_over_visits_holds_where_that_over_samples_does_not():
 
 
 def test_runs_are_compared_by_what_their_intervals_count():
-    """Medians of visits; of few visits medians of places; of neither the samples."""
+    """Medians of batches; with few batches medians of places; with few of both the samples."""
     samples = tuple(float(at) for at in range(12))
     assert Measurement(samples, 1, batches=(2,) * 6).independent_ms == (0.5, 2.5, 4.5, 6.5, 8.5, 10.5)
     found = Measurement(samples, 1, batches=(6, 6), places=tuple(range(6)) * 2).independent_ms
@@ -100,7 +100,7 @@ def test_runs_are_compared_by_what_their_intervals_count():
 
 
 def test_slow_spells_do_not_widen_the_interval():
-    """Three of sixteen visits took three times as long: the others say what it is."""
+    """Three of sixteen batches took three times as long: the others determine the result."""
     levels = [1.0, 1.01, 0.99, 1.0, 1.005, 0.995, 3.0, 3.0, 1.0, 3.0, 1.002, 0.998, 1.0, 1.001, 0.999, 1.0]
     samples = tuple(level for level in levels for _ in range(4))
     found = Measurement(samples, 1, batches=(4,) * 16)
