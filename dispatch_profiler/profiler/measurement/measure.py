@@ -51,7 +51,7 @@ class Measurement:
     tells why no more samples were taken. `dropped_ms` are samples during which other processes had a
     core that was needed: others were taken instead. `places` has the number of the place in memory at
     which each sample was taken; it is empty if that does not apply. `batches` has the number of samples
-    of each sample batch, in their order. `gpu` is the GPU's state after the last sample; None if nobody tells.
+    of each sample batch, in order. `gpu` is the GPU's state after the last sample; None if unknown.
 
     `eager_ms` is the time of one execution of a library that is called eagerly, where the samples are of
     CUDA graphs; `library_call_ms` is what a call of a library costs on a CPU beside its work, which has

@@ -1,9 +1,9 @@
 """Sample batches: a few samples of one dispatch, alternating with those of its operation's others.
 
-Noise of a machine comes in spells: minutes in which a neighbour has half of a core, or the clock is
-lower. Within one of them samples agree with each other and tell nothing of it. So the dispatches of an
-operation are sampled in turns, again and again, until enough is known of each: every one of them
-sees every spell. Each sample batch goes on at places in memory where none has been yet.
+Noise of a machine lasts for minutes, in which another process uses half of a core or the clock is lower.
+Samples taken within such a period agree with each other and do not reveal it. So the dispatches of an
+operation are sampled in turns, in many short batches, until each is known precisely enough: all of them
+are affected alike. Each batch continues at new places in memory.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from dispatch_profiler.profiler.statistics.stopping import (
     load_warning,
 )
 
-#: No sample batch takes more than this part of the time that there is for a dispatch.
+#: No sample batch takes more than this part of a dispatch's budget.
 BATCH_PART = 1.0 / 16.0
 #: Nor are disturbed samples dropped for longer than this part of a dispatch's remaining budget.
 _DROP_PART = 1.0 / 4.0
-#: Of what is steady so many short sample batches tell enough.
+#: So many short sample batches suffice for a steady dispatch.
 _SHORT_BATCHES = 6
 _SHORT = 4
-#: However short a sample is, no sample batch takes more of them.
+#: No sample batch takes more samples, however short they are.
 _LONG = 125
 
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """What one sample batch brought: samples in milliseconds for one execution, in the order taken.
+    """One sample batch: milliseconds of one execution, in the order taken.
 
     `calls` calls make a sample, of `executions` executions together; `overhead` is what a call costs
     beside them, in seconds. `places` has the place in memory of each sample, or is empty. `readings`
@@ -67,10 +67,10 @@ class SampleBatch:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What to do in the next sample batch: at most `most` samples or `seconds`.
+    """Plan of the next sample batch: at most `most` samples or `seconds`.
 
     `taken` samples have been taken before, in calls as those of `before`; None in the first sample batch.
-    `best_ms` is what the best dispatch of the operation surely reaches.
+    `best_ms` is the upper end of the 95 % interval of the operation's best dispatch.
     """
 
     options: MeasureOptions
@@ -84,7 +84,7 @@ class BatchPlan:
 
 
 def next_batch(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms: float | None) -> BatchPlan:
-    """What to do after these sample batches."""
+    """The plan after these sample batches."""
     stop, taken = options.stop, sum(len(each.samples_ms) for each in batches)
     most = _SHORT if len(batches) < _SHORT_BATCHES else _LONG
     if stop.count is not None:
@@ -106,9 +106,9 @@ def ended(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms: floa
 def take(timer: Timer, plan: BatchPlan, elapsed: Callable[[], float] = clock.monotonic) -> SampleBatch:
     """Take samples as planned. `elapsed` is the clock of the plan, in seconds.
 
-    A first call is dropped: what ran before has left its own in the caches (a timer with `skip_warmup`
-    needs one in the first sample batch only). In the first sample batch warm ones
-    say how long a sample must be and what a call costs.
+    The first call is dropped, because the caches hold other data (a timer with `skip_warmup` needs this
+    in the first batch only). In the first batch, warm calls determine the length of a sample and the
+    overhead of a call.
     """
     start = elapsed()
     calls, overhead = _scale(timer, plan)
@@ -171,7 +171,7 @@ def _is_over(plan: BatchPlan, samples: Sequence[float], seconds: float) -> bool:
 def joined(
     options: MeasureOptions, batches: Sequence[SampleBatch], ended_by: Ended | None = None
 ) -> Measurement:
-    """All samples of all sample batches, in the order taken, and what is to be said of them."""
+    """All samples of all sample batches, in the order taken, and warnings about them."""
     samples = tuple(sample for each in batches for sample in each.samples_ms)
     readings = [reading for each in batches for reading in each.readings]
     disturbed = [each.disturbed for each in batches if each.disturbed]

@@ -57,12 +57,12 @@ def series_interval(samples: Sequence[float] | np.ndarray, confidence: float = 0
 def batched_interval(
     samples: Sequence[float], places: Sequence[int], batches: Sequence[int]
 ) -> tuple[float, float]:
-    """Confidence interval, 95 %, of what samples taken in several sample batches say, over time and over places.
+    """95 % confidence interval of samples taken in several batches, over time and over places.
 
-    `batches` has the number of samples of each sample batch, in their order; `places` see `by_place`. Samples
-    of one sample batch share the machine as it was then, so that from six sample batches on it is the medians of
-    sample batches that count. Before, or if nobody knows of sample batches, it encloses what `series_interval` says of
-    the samples, and of their medians by place.
+    `batches` has the number of samples of each batch, in order; for `places` see `by_place`. Samples of
+    one batch share the state of the machine, so with six or more batches the interval is that of their
+    medians. With fewer, or if `batches` is empty, it encloses `series_interval` of the samples and of
+    their medians by place.
     """
     medians = by_batch(samples, batches)
     if medians:

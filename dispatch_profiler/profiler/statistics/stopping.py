@@ -14,7 +14,7 @@ from dispatch_profiler.profiler.statistics.intervals import median_interval, ser
 
 #: The interval of fewer samples is not used.
 _FEWEST = 5
-#: Of one sample batch alone none is; and what several sample batches agree in is no passing state of the machine.
+#: Nor is that of a single sample batch: agreement of several rules out a temporary state of the machine.
 _SEVERAL_VISITS = 2
 _ENOUGH_VISITS = 6
 #: Further samples do not improve the interval.
