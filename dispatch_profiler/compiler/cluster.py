@@ -115,7 +115,7 @@ def connect(cluster: Cluster, compiler: Compiler, warn: Warn) -> Iterator[Any]:
         exposed = [address for address in listening if is_exposed(address)]
         if exposed:
             warn(
-                f"warning: whoever reaches {', '.join(exposed[:_NAMED])} can run programs in this cluster and "
+                f"warning: any process that reaches {', '.join(exposed[:_NAMED])} can run programs in this cluster and "
                 "on this machine; start it with --host 127.0.0.1, or with TLS (docs/cluster.md)"
             )
         yield client

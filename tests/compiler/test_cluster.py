@@ -329,7 +329,9 @@ def test_a_cluster_that_other_machines_reach_is_told(cluster: LocalCluster, care
         pass
 
     (warning,) = told
-    assert re.match(r"warning: whoever reaches tcp://(0\.0\.0\.0|\[::\]):\d+ can run programs", warning)
+    assert re.match(
+        r"warning: any process that reaches tcp://(0\.0\.0\.0|\[::\]):\d+ can run programs", warning
+    )
     assert "--host 127.0.0.1" in warning
 
 
