@@ -49,7 +49,7 @@ lint: .venv-test/stamp
 	.venv-test/bin/ruff format --check .
 	.venv-test/bin/mypy
 	.venv-test/bin/lint-imports
-	.venv-test/bin/python scripts/check_words.py
+	.venv-test/bin/python scripts/check_words.py --strict
 
 # Nothing but pip, which fetches what builds the wheel.
 .venv-build/stamp:

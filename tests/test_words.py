@@ -90,6 +90,15 @@ def test_strict_passes_where_nothing_is_found(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_code_in_the_changelog_is_not_searched(tmp_path, monkeypatch):
+    """It names what was renamed; the sentence around it is searched."""
+    (tmp_path / "CHANGELOG.md").write_text("- Renamed\n- `there is:` is\n- there is: a, b\n")
+    monkeypatch.setattr(check_words, "ROOT", tmp_path)
+
+    (finding,) = check_words.search([tmp_path / "CHANGELOG.md"], RULES)
+    assert finding.line == 3
+
+
 def test_the_list_and_the_guide_are_not_searched():
     files = [ROOT / path for path in ("CONTRIBUTING.md", "scripts/words.txt", "tests/test_words.py")]
     rules = check_words.read_rules(check_words.WORDS.read_text())
