@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -36,7 +37,15 @@ from dispatch_profiler.profiler.report.html import (
 from dispatch_profiler.profiler.report.html.conditions import conditions, warnings
 from dispatch_profiler.profiler.report.html.data import script_json, without_samples
 from dispatch_profiler.profiler.report.html.runs import runs
-from dispatch_profiler.profiler.report.html.style import DARK, distinct, plain, plotly_script, shortened
+from dispatch_profiler.profiler.report.html.style import (
+    DARK,
+    _tick_text,
+    distinct,
+    log_scale,
+    plain,
+    plotly_script,
+    shortened,
+)
 
 RECORDS = invented(75, samples=6)
 HOSTILE = "</script><img src=x onerror=alert(1)>&amp;%{x}<b>{{7*7}}\u2028\ud800"
@@ -584,6 +593,25 @@ def test_names_are_shown_by_plotly_as_they_stand():
     assert plain("<b>&") == "&lt;b&gt;&amp;"
     assert shortened("abcdefghij", 10) == "abcdefghij"
     assert shortened("abcdefghijk", 10) == "abcde…hijk"
+
+
+@pytest.mark.parametrize("low", [3e-5, 0.4, 7.0, 1.2e4, 3e9])
+@pytest.mark.parametrize("ratio", [1.5, 7.0, 90.0, 1e3, 1e6])
+def test_ticks_of_logarithmic_axes_have_room(low, ratio):
+    """Some ticks, evenly labelled, at least 34 of 560 pixels apart; plotly chooses only in a short range."""
+    axis = log_scale([low, low * ratio])
+    ticks = axis.get("tickvals", [])
+    assert len(ticks) >= 3 or ratio == 1.5
+    gaps = [math.log(b / a) / math.log(ratio) * 560 for a, b in itertools.pairwise(ticks)]
+    assert all(gap >= 34 for gap in gaps)
+    assert len(set(axis.get("ticktext", []))) == len(ticks)
+    assert [_tick_text(value) for value in (0.02, 1500, 20e3, 3e6, 1.5e15)] == [
+        "0.02",
+        "1500",
+        "20k",
+        "3M",
+        "1.5e+03T",
+    ]
 
 
 def test_labels_that_would_be_the_same_show_where_they_part():

@@ -310,6 +310,6 @@ def test_figures_for_papers_are_svg_and_png(tmp_path):
     """Kaleido finds the same browser."""
     pytest.importorskip("kaleido")
     written_ = export(grouped(RECORDS[:25]), tmp_path / "figures")
-    assert [path.suffix for path in written_] == [".svg", ".png"] * 4
+    assert [path.suffix for path in written_] == [".svg", ".png"] * 6
     for path in written_:
         assert path.read_bytes().startswith(b"<svg" if path.suffix == ".svg" else b"\x89PNG")

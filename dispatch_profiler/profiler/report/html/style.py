@@ -7,6 +7,7 @@ making hundreds of them costs nothing; `plotly.graph_objects.Figure(figure)` che
 from __future__ import annotations
 
 import html
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -48,6 +49,9 @@ DARK = {
 }
 #: Characters of the label of a row, on a page of the usual width and on a narrow one.
 _WIDE, _NARROW = 42, 18
+#: The digits of ticks in a decade, the most first, and the room that a label takes.
+_TICK_DIGITS = ((1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
+_TICK_PIXELS = 34
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 
 
@@ -72,7 +76,7 @@ def layout(x: dict[str, Any], y: dict[str, Any], *, height: int, legend: bool = 
         "font": {"family": FONT, "size": 12, "color": INK},
         "paper_bgcolor": PAPER,
         "plot_bgcolor": PAPER,
-        "margin": {"l": 60, "r": 20, "t": 50 if legend else 16, "b": 50},
+        "margin": {"l": 60, "r": 20, "t": 50 if legend else 16, "b": 58},
         "showlegend": legend,
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"},
         "hoverlabel": {"align": "left", "bgcolor": PAPER, "font": {"color": INK, "size": 12}},
@@ -96,22 +100,37 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
     return found
 
 
-def log_scale(values: Iterable[float]) -> dict[str, Any]:
-    """Properties of a logarithmic axis over positive `values`.
+def log_scale(values: Iterable[float], pixels: int = 560) -> dict[str, Any]:
+    """Properties of a logarithmic axis over positive `values`, `pixels` long in an exported figure.
 
-    Tick labels are plain numbers: 0.02, 50, 1k. The ticks suit an exported figure; the page chooses its
-    own by its width.
+    Its ticks are the most whose labels (0.02, 50, 20k) have room; the page chooses its own by its width.
     """
     found = list(values)
-    decades = math.log10(max(found) / min(found))
-    dtick = {"dtick": "D1" if decades < 0.9 else "D2" if decades < 2.5 else 1} if decades > 0.3 else {}
-    return {"type": "log", **dtick, "tickformat": "~s" if max(found) >= 1e4 else "~g"}
+    low, high = math.log10(min(found)) - 0.02, math.log10(max(found)) + 0.02
+    scale_ = pixels / (high - low)
+    powers = range(math.floor(low), math.ceil(high) + 1)
+    for digits in _TICK_DIGITS:
+        ticks = [digit * 10.0**power for power in powers for digit in digits]
+        shown = [tick for tick in ticks if low <= math.log10(tick) <= high]
+        gaps = [math.log10(b / a) * scale_ for a, b in itertools.pairwise(shown)]
+        if gaps and min(gaps) >= _TICK_PIXELS:
+            texts = [_tick_text(tick) for tick in shown]
+            return {"type": "log", "tickmode": "array", "tickvals": shown, "ticktext": texts}
+    return {"type": "log", "tickformat": "~g"}
+
+
+def _tick_text(value: float) -> str:
+    """`0.02`, `50`, `20k`, `3M`"""
+    if value < 1e4:
+        return f"{value:.3g}" if value < 1e3 else f"{value:.0f}"
+    power = min(4, int(math.log10(value) / 3 + 1e-9))
+    return f"{value / 1e3**power:.3g}{' kMGT'[power]}"
 
 
 def scale(values: Iterable[float]) -> dict[str, Any]:
-    """Logarithmic where `values` differ by more than 5 times, else linear."""
+    """Of a figure with labelled rows: logarithmic where `values` differ by more than 5 times, else linear."""
     found = list(values)
-    return log_scale(found) if max(found) > 5 * min(found) > 0 else {}
+    return log_scale(found, pixels=390) if max(found) > 5 * min(found) > 0 else {}
 
 
 def plain(text: str) -> str:
