@@ -14,6 +14,7 @@ from turnstile import turn
 from worker_helpers import use_in_process_workers
 
 from dispatch_profiler.compiler.cli import main as compile_main
+from dispatch_profiler.files import locked
 from dispatch_profiler.generator.cli import main as generator_main
 from dispatch_profiler.profiler.cli import main as profiler_main
 
@@ -50,6 +51,23 @@ def shared_builds(request: pytest.FixtureRequest) -> Path:
     others ran before. Tests of compiling and of the cache itself compile in the cache of their own home.
     """
     return folder_of_session(request.config) / "builds"
+
+
+@pytest.fixture(scope="session")
+def made_once(request: pytest.FixtureRequest) -> Callable[[str, Callable[[Path], None]], Path]:
+    """`made_once("name", make)`: a file that `make(path)` writes for the first worker that asks for it."""
+
+    def get(name: str, make: Callable[[Path], None]) -> Path:
+        folder = folder_of_session(request.config) / "made"
+        folder.mkdir(exist_ok=True)
+        path, unfinished = folder / name, folder / f"{name}.unfinished"
+        with locked(folder / f"{name}.lock"):
+            if not path.exists():
+                make(unfinished)
+                unfinished.rename(path)
+        return path
+
+    return get
 
 
 @pytest.fixture(autouse=True)

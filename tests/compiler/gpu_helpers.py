@@ -45,6 +45,7 @@ def states(built: Built) -> list[str]:
     return [f"{o.state.value} {o.reason}".strip() for o in built.outcomes.values()]
 
 
+@functools.cache
 def generated_code(target: str, operation: Operation, *configurations: Configuration) -> dict[str, str]:
     """Function -> its dispatches after code generation, as IR; what was asked for must be configured."""
     request, phases = gpu_request(target, operation, configurations), InProcess()

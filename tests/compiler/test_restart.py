@@ -257,7 +257,7 @@ ONE_MORE = MINE + "  - {distribution: [8, 32], vector: [8, 16, 2]}\n"
 
 
 @pytest.fixture
-def compiled(run):
+def compiled(run, in_process):
     """`compiled(...)`: what compile.py really compiled, and its last line."""
 
     def call(*arguments: str) -> tuple[list[tuple[str, str]], str]:

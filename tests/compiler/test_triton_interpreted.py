@@ -104,16 +104,15 @@ def operands(dispatch, *, whole):
     return [values(tensor) for tensor in dispatch.operation.operands]
 
 
-def interpreted(cases, folder):
-    """What the kernels write for each (dispatch, inputs)."""
-    asked, answer = folder / "cases", folder / "results"
+def interpret(cases, answer):
+    """Write to `answer` what the kernels write for each (dispatch, inputs)."""
+    asked = answer.with_suffix(".cases")
     asked.write_bytes(pickle.dumps(cases))
     subprocess.run(
         [sys.executable, HERE / "interpret_triton.py", asked, answer],
         check=True,
         env={**os.environ, "TRITON_INTERPRET": "1"},
     )
-    return pickle.loads(answer.read_bytes())
 
 
 #: (Case, whole numbers?); integers are whole anyhow.
@@ -121,11 +120,12 @@ KEYS = [(name, True) for name in CASES] + [(n, False) for n in CASES if not n.st
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(made_once):
     """All of them at once: starting Triton takes longer than they do. A key, or a name of a split -> array."""
     made = [(CASES[name], operands(CASES[name], whole=whole)) for name, whole in KEYS]
     split = [(each, operands(each, whole=False)) for each in SPLITS.values()]
-    found = interpreted([*made, *split], tmp_path_factory.mktemp("triton"))
+    answer = made_once("triton_results", lambda path: interpret([*made, *split], path))
+    found = pickle.loads(answer.read_bytes())
     return dict(zip([*KEYS, *SPLITS], found, strict=True))
 
 
