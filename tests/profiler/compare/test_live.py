@@ -106,6 +106,7 @@ def test_what_says_how_to_measure_needs_live(capsys):
     assert "--device and --budget say how to measure\nhint: add --live" in capsys.readouterr().err
 
 
+@pytest.mark.alone
 def test_the_same_code_on_this_cpu_is_neither_faster_nor_slower(run, capsys):
     """With a threshold that no two copies of one kernel differ by."""
     run(

@@ -10,7 +10,10 @@ import pytest
 from dispatch_profiler.isolation import Worker
 from dispatch_profiler.profiler.measurement.cpu_idle import prevent_cpu_idle
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no idle class")
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the system has no idle class"),
+    pytest.mark.alone,  # threads of the idle class start when nothing else runs
+]
 
 
 def kept(first: int) -> tuple[tuple[int, ...], set[int], int, list[tuple[int, frozenset[int]]]]:

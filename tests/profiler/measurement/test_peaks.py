@@ -90,6 +90,7 @@ def test_wide_kernels_of_blas_are_tried_only_where_the_cpu_has_them(monkeypatch)
         assert all(each["OPENBLAS_NUM_THREADS"] == "1" for each in peaks.environments())
 
 
+@pytest.mark.alone
 def test_this_machine_has_ceilings():
     found = measure_peaks()
 

@@ -34,6 +34,7 @@ def test_only_this_thread_and_those_of_the_name_count(tmp_path: Path):
     assert clock() == pytest.approx(0.006)
 
 
+@pytest.mark.alone
 def test_a_thread_that_is_still_to_get_its_core_is_waited_for(tmp_path: Path):
     """Its wait is counted when it gets it."""
     thread(tmp_path, os.getpid(), "python", 0)
@@ -71,6 +72,7 @@ def test_where_nobody_counts_there_is_no_such_clock(tmp_path: Path):
     assert run_delay("worker", tmp_path) is None
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(
     sys.platform != "linux" or not Path("/proc/self/schedstat").exists(), reason="needs schedstat"
 )
