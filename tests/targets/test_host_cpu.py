@@ -100,14 +100,14 @@ def test_a_fingerprint_tells_the_architecture(monkeypatch):
 
 def test_the_host_is_read_from_cpuinfo(monkeypatch):
     """Where there is one."""
-    monkeypatch.setattr(Path, "read_text", lambda path: {"/proc/cpuinfo": X86}[str(path)])
+    monkeypatch.setattr(Path, "read_text", lambda path, **options: {"/proc/cpuinfo": X86}[str(path)])
     assert parse_cpuinfo(X86) == host_cpu.__wrapped__()
 
 
 def test_without_cpuinfo_only_the_architecture_is_known(monkeypatch):
     """As on a Mac."""
 
-    def missing(path):
+    def missing(path, **options):
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(Path, "read_text", missing)

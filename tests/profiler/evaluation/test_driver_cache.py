@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from worker_helpers import InProcessWorker
 
 from dispatch_profiler.dispatches import Tree, load_manifest
 from dispatch_profiler.errors import ToolError
@@ -14,7 +15,6 @@ from dispatch_profiler.profiler.evaluation.candidate import Vmfb
 from dispatch_profiler.profiler.evaluation.driver_cache import compiles_when_loaded, load_side_by_side
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator, EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
-from tests.profiler.conftest import InProcess
 
 
 class Loads:
@@ -39,7 +39,7 @@ class Loads:
 def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
     found = Loads()
 
-    class Process(InProcess):
+    class Process(InProcessWorker):
         def close(self) -> None:
             found.closed += 1
 
