@@ -1,6 +1,6 @@
-// A table that can be sorted and filtered. Text is inserted as text, never as HTML. Rows beyond the first few hundred are made on request.
+// A table that can be sorted and filtered. Text is inserted as text, never as HTML. Rows beyond the first hundred are made on request.
 
-const FIRST_ROWS = 200;
+const FIRST_ROWS = 100;
 
 function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
