@@ -95,7 +95,7 @@ def two_commands(folder: Path, workers: int) -> None:
             job.result()
 
 
-def compared(folder: Path, runs: int, dispatches: int) -> list[Row]:
+def compared(folder: Path, runs: int, dispatches: int, unchanged_goal: float) -> list[Row]:
     """Cold, again, and one worker against two."""
     cores = len(os.sched_getaffinity(0))
     cold = ("--no-cache", "--force-compile", f"--generated-dir={folder}")
@@ -110,12 +110,11 @@ def compared(folder: Path, runs: int, dispatches: int) -> list[Row]:
         return statistics.median(getattr(each, field) for each in costs)
 
     rate, their_rate = (dispatches / median(costs, "cpu") for costs in (two, theirs))
+    unchanged = median(theirs, "wall") / median(again, "wall")
     print(f"{dispatches} dispatches; commands: {their_rate:.2f}, ours: {rate:.2f} dispatches per core-second")
     return [
         at_least("cold, dispatches per core-second against two commands", rate / their_rate, "times", 2.5),
-        at_least(
-            "unchanged, against two commands", median(theirs, "wall") / median(again, "wall"), "times", 100
-        ),
+        at_least("unchanged, against two commands", unchanged, "times", unchanged_goal),
         at_least("two workers against one", median(one, "wall") / median(two, "wall"), "times", 1.8),
     ]
 
@@ -183,7 +182,9 @@ def main() -> int:
         sweep = Path(folder, "sweep")
         sweep.mkdir()
         dispatches = generate(sweep, *shapes)
-        rows += compared(sweep, 3 if options.quick else 5, dispatches)
+        # Of 96 dispatches that are up to date, starting Python takes longer than finding that out.
+        runs, unchanged_goal = (3, 50) if options.quick else (5, 100)
+        rows += compared(sweep, runs, dispatches, unchanged_goal)
         if not options.quick:
             document = Path(folder, "document")
             document.mkdir()

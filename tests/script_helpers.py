@@ -20,9 +20,10 @@ def load_script(path: str) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
+    path_before = sys.path.copy()
     sys.path.insert(0, str(file.parent))
     try:
         spec.loader.exec_module(module)
     finally:
-        sys.path.remove(str(file.parent))
+        sys.path[:] = path_before
     return module

@@ -1,0 +1,29 @@
+"""Another process that takes a part of the machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def _work_and_sleep() -> None:
+    """50 ms of work, 50 ms of sleep, for ever."""
+    while True:
+        end = time.monotonic() + 0.05
+        while time.monotonic() < end:
+            pass
+        time.sleep(0.05)
+
+
+@contextmanager
+def load() -> Iterator[None]:
+    """Another process has one core half of the time."""
+    process = multiprocessing.get_context("spawn").Process(target=_work_and_sleep, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()

@@ -1,0 +1,168 @@
+"""What benchmarks make of what they measure; nothing is measured here."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from scipy import stats
+from script_helpers import ROOT, load_script
+
+tables = load_script("benchmarks/_table.py")
+figures = load_script("benchmarks/_figures.py")
+measurement = load_script("benchmarks/measurement.py")
+Figure, Rate, Row = figures.Figure, figures.Rate, measurement.Row
+FULL, QUICK = measurement.Scale(), measurement.QUICK
+
+
+# -- every benchmark -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(p.name for p in (ROOT / "benchmarks").glob("[!_]*.py")))
+def test_every_benchmark_has_a_quick_form_and_writes_json(path: str, monkeypatch, capsys):
+    if path == "report.py":
+        pytest.importorskip("playwright")
+        pytest.importorskip("plotly")
+    program = load_script(f"benchmarks/{path}")
+    monkeypatch.setattr(sys, "argv", [path, "--help"])
+
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "--quick" in said
+    assert "--json PATH" in said
+
+
+def test_rows_are_written_as_json_and_a_missed_goal_is_status_1(tmp_path: Path, capsys):
+    rows = [tables.at_least("speed", 2.0, "x", 1.5), tables.below("size", 3.0, "MiB", 3.0)]
+
+    assert tables.report(rows, tmp_path / "rows.json") == 1
+    assert tables.report(rows[:1], None) == 0
+
+    assert json.loads((tmp_path / "rows.json").read_text()) == [
+        {"name": "speed", "value": 2.0, "unit": "x", "must": ">= 1.5", "holds": True},
+        {"name": "size", "value": 3.0, "unit": "MiB", "must": "< 3", "holds": False},
+    ]
+    assert "MISSED" in capsys.readouterr().out
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def test_rates_are_compared_at_equal_information():
+    """61 against 9 a minute, known to 3.1 % and 2.5 %: not as many as 61 / 9, and far from 0."""
+    ours, theirs = Rate(61 / 60, 0.031), Rate(9 / 60, 0.025)
+
+    assert figures.rate_ratio(ours, theirs) == pytest.approx(61 / 9 * (0.025 / 0.031) ** 2)
+    assert 4 < figures.rate_ratio(ours, theirs) < 5
+
+
+def test_four_times_the_samples_are_as_fast_as_half_the_width_is_wide():
+    """What takes n samples of a noise s is known to s / sqrt(n): the ratio is 1 however many there are."""
+    for samples in (1, 10, 1000):
+        one = Rate(1 / samples, 0.1 / math.sqrt(samples))
+        assert figures.rate_ratio(one, Rate(1.0, 0.1)) == pytest.approx(1.0)
+        assert figures.rate_ratio(Rate(1.0, 0.1), one) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [((1, 3), (2, 4), True), ((1, 2), (2, 3), True), ((1, 2), (2.1, 3), False), ((1, 9), (4, 5), True)],
+)
+def test_intervals_that_share_a_value_overlap(one, other, overlap: bool):
+    a, b = (Figure(sum(each) / 2, *each) for each in (one, other))
+
+    assert a.overlaps(b) is b.overlaps(a) is overlap
+
+
+def test_the_operations_of_both_runs_count():
+    one = {name: Figure(m, m - 1, m + 1) for name, m in (("a", 1), ("b", 10), ("c", 20), ("d", 30))}
+    other = {name: Figure(m, m - 1, m + 1) for name, m in (("a", 2), ("b", 15), ("c", 20), ("e", 30))}
+
+    assert figures.overlapping(one, other) == pytest.approx(200 / 3)
+
+
+def test_kendall_tau_is_that_of_scipy_where_no_intervals_overlap():
+    first, second = [1, 2, 3, 4, 5, 6], [2, 1, 3, 6, 4, 5]
+    runs = [{str(i): Figure(m, m - 0.1, m + 0.1) for i, m in enumerate(run)} for run in (first, second)]
+
+    tau, pairs = figures.kendall_tau(*runs)
+
+    assert tau == pytest.approx(stats.kendalltau(first, second).statistic)
+    assert pairs == 15
+
+
+def test_ranks_that_no_run_tells_apart_do_not_count():
+    one = {"a": Figure(1, 0, 3), "b": Figure(2, 1, 4), "c": Figure(9, 8, 10)}
+    other = {"a": Figure(2, 1, 4), "b": Figure(1, 0, 3), "c": Figure(9, 8, 10)}
+
+    assert figures.kendall_tau(one, other) == (1.0, 2)
+    assert figures.kendall_tau({"a": one["a"], "b": one["b"]}, other) == (0.0, 0)
+
+
+@pytest.mark.parametrize("trials", [1, 8, 17, 50, 200])
+@pytest.mark.parametrize("rate", [0.02, 0.05, 0.5])
+def test_as_many_failures_are_allowed_as_chance_may_bring(trials: int, rate: float):
+    most = figures.allowed(trials, rate)
+
+    assert stats.binom.sf(most, trials, rate) < 0.02
+    assert most == 0 or stats.binom.sf(most - 1, trials, rate) >= 0.02
+
+
+# -- goals of measurement.py -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "scale", "holds"),
+    [
+        ({"same": 196, "faster": 2, "slower": 2}, FULL, True),
+        ({"same": 195, "faster": 3, "slower": 2}, FULL, False),
+        ({"same": 7, "slower": 1}, QUICK, True),
+        ({"same": 6, "slower": 2}, QUICK, False),
+    ],
+)
+def test_a_pair_of_the_same_is_seldom_called_different(found, scale, holds: bool):
+    assert measurement.called_different_row(found, scale, "").holds is holds
+
+
+@pytest.mark.parametrize(
+    ("found", "scale", "holds"),
+    [
+        ({"slower": 95, "unclear": 5}, FULL, True),
+        ({"slower": 94, "same": 6}, FULL, False),
+        ({"slower": 6, "unclear": 2}, QUICK, True),
+        ({"slower": 5, "unclear": 3}, QUICK, False),
+    ],
+)
+def test_three_percent_more_work_is_called_slower(found, scale, holds: bool):
+    row = measurement.called_slower_row(found, scale, ", a core half loaded")
+
+    assert row.holds is holds
+    assert row.name == "pairs with 3 % more work called slower, a core half loaded"
+
+
+@pytest.mark.parametrize(("shifted", "holds"), [(0, True), (5, True), (6, False)])
+def test_two_runs_agree_on_95_of_100_operations(tmp_path: Path, monkeypatch, shifted: int, holds: bool):
+    names = [f"operation {number}" for number in range(100)]
+    one = {name: Figure(1.0, 0.99, 1.01) for name in names}
+    other = {**one, **{name: Figure(1.1, 1.09, 1.11) for name in names[:shifted]}}
+    runs = iter([one, other])
+    monkeypatch.setattr(measurement, "compiled", lambda folder, operations: None)
+    monkeypatch.setattr(measurement, "candidates_of", lambda manifest: [])
+    monkeypatch.setattr(measurement, "figures", lambda candidates, rule: next(runs))
+
+    row = measurement.overlap_row(tmp_path, FULL)
+
+    assert (row.value, row.must, row.holds) == (100 - shifted, ">= 95", holds)
+
+
+def test_a_hundred_operations_are_repeated_and_quick_takes_some_of_every_extent():
+    assert len(set(FULL.repeated)) == 100
+    for extent in ("m", "n", "k"):
+        extents = [{getattr(operation, extent) for operation in s.repeated} for s in (FULL, QUICK)]
+        assert extents[0] == extents[1]
