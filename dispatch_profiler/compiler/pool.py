@@ -256,9 +256,11 @@ class BuildPool(Generic[Key]):
             for key, request in list(requests.items())
         )
         try:
-            yield from results
+            # Not `yield from`: that would close joblib's generator before the clause below runs.
+            for result in results:  # noqa: UP028
+                yield result
         except BaseException:
-            # What is left undone is ours to tell, not joblib's, from whatever thread.
+            # The caller reports what is unfinished; joblib would warn of it, from any of its threads.
             warnings.filterwarnings("ignore", message=r"\d+ tasks ", category=UserWarning)
             # Kill what is running first: joblib waits for its threads.
             self.close()
