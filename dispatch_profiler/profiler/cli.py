@@ -41,10 +41,9 @@ from dispatch_profiler.profiler.compare.confirm import confirmations, winners
 from dispatch_profiler.profiler.compare.live import LiveOptions
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.devices import Evaluators, parse_devices, unlike
-from dispatch_profiler.profiler.evaluation.evaluator import EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions, Mode
-from dispatch_profiler.profiler.providers.libraries import is_gpu
 from dispatch_profiler.profiler.providers.library_calls import (
     IREE,
     check_installed,
@@ -59,7 +58,7 @@ from dispatch_profiler.profiler.report.outputs import FORMATS, Confirmed, RunOut
 from dispatch_profiler.profiler.report.progress import Tally
 from dispatch_profiler.profiler.statistics.comparison import Outcome
 from dispatch_profiler.profiler.statistics.stopping import Ended, StopRule
-from dispatch_profiler.runtime import all_devices, find_runtime_tools
+from dispatch_profiler.runtime import DeviceUri, all_devices, find_runtime_tools
 
 PROG = "profiler.py"
 
@@ -143,7 +142,7 @@ def _tell(devices: Sequence[str], build_dir: Path | None) -> None:
     """What is to be known of the figures before there are any."""
     if told := unlike(devices):
         say(told)
-    if build_dir is not None and is_gpu(devices[0]):
+    if build_dir is not None and DeviceUri.parse(devices[0]).is_gpu:
         say(
             "--build-dir: each sample is a process that has just started, and so has the GPU: its figures are "
             "too slow (five times were seen)\nhint: leave it out to measure"

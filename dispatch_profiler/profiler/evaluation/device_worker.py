@@ -34,12 +34,8 @@ from dispatch_profiler.profiler.measurement.paired_sampling import PairedSamples
 from dispatch_profiler.profiler.measurement.placement import Places, Rotation, Stage, cold_places, warm_places
 from dispatch_profiler.profiler.measurement.run_delay import run_delay
 from dispatch_profiler.profiler.measurement.sample_batches import BatchPlan, SampleBatch, take
-from dispatch_profiler.profiler.providers.libraries import (
-    Library,
-    is_gpu,
-    open_contraction,
-    open_library,
-)
+from dispatch_profiler.profiler.providers._base import Library
+from dispatch_profiler.profiler.providers.libraries import open_contraction, open_library
 from dispatch_profiler.profiler.providers.library_costs import eager_ms, library_call_ms
 from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions, Side
 from dispatch_profiler.profiler.verification.inputs import draw
@@ -107,7 +103,7 @@ class VmfbRefs:
 def start(uri: str, build_dir: str) -> None:
     """Open the device of this process. Raises TargetError if there is none."""
     global _device, _monitor, _on_gpu, _run_delay
-    _on_gpu = is_gpu(uri)
+    _on_gpu = DeviceUri.parse(uri).is_gpu
     gpu = find_gpu(uri)
     if gpu is not None:
         prevent_cpu_idle(gpu.ordinal)  # before there are threads of the device: they do as this one
@@ -152,7 +148,7 @@ def receive(digest: str, vmfb: bytes) -> None:
 def start_library(name: str, device: str, threads: int) -> None:
     """Make this process one that runs operations through a library. Raises as `open_library` does."""
     global _library, _monitor, _on_gpu
-    _on_gpu = is_gpu(device)
+    _on_gpu = DeviceUri.parse(device).is_gpu
     _library = open_library(name, device, threads)
     _monitor = open_monitor(device)
 

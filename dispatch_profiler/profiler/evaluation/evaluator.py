@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import metadata
-from pathlib import Path
 
 from dispatch_profiler.configurations import Default, Limits
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import DispatchProfilerError, WorkerTimedOut
 from dispatch_profiler.isolation import WorkerLimits
-from dispatch_profiler.operations import DEFAULT_SEED, Operation
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.best import BestSoFar
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, DamagedVmfb
@@ -23,9 +22,10 @@ from dispatch_profiler.profiler.evaluation.checking import Verifier
 from dispatch_profiler.profiler.evaluation.driver_cache import compiles_when_loaded, load_side_by_side
 from dispatch_profiler.profiler.evaluation.hardware import peaks_file
 from dispatch_profiler.profiler.evaluation.machine import this_machine
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.reproduce import command_line
 from dispatch_profiler.profiler.evaluation.workers import Runners, memory_limit, refs_of
-from dispatch_profiler.profiler.measurement.measure import MeasureOptions, Mode
+from dispatch_profiler.profiler.measurement.measure import Mode
 from dispatch_profiler.profiler.measurement.sample_batches import (
     BATCH_PART,
     SampleBatch,
@@ -33,7 +33,7 @@ from dispatch_profiler.profiler.measurement.sample_batches import (
     joined,
     next_batch,
 )
-from dispatch_profiler.profiler.providers.libraries import NotSupported
+from dispatch_profiler.profiler.providers._base import NotSupported
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
 
@@ -47,26 +47,6 @@ _STATES = {
     State.NOT_COMPILED: Verdict.NOT_COMPILED,
     State.NOT_APPLIED: Verdict.NOT_APPLIED,
 }
-
-
-@dataclass(frozen=True)
-class EvaluatorOptions:
-    """What to do with each candidate. `seconds` is the time limit of one step of one candidate.
-
-    `peaks` is the folder that keeps what this machine can do at best; None: nothing is too fast.
-    `references` is the folder that keeps reference results; None: they are computed again in each process.
-    """
-
-    device: str
-    verify: bool = True
-    profile: bool = True
-    measure: MeasureOptions = MeasureOptions()
-    seed: int = DEFAULT_SEED
-    seconds: float = 120.0
-    memory_bytes: int | None = None
-    build_dir: Path | None = None
-    peaks: Path | None = None
-    references: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
 
 from dispatch_profiler.dispatches import Tree
-
-if TYPE_CHECKING:
-    from dispatch_profiler.profiler.evaluation.evaluator import EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 
 
 def command_of(tree: Tree, dispatch: str) -> tuple[str, ...]:

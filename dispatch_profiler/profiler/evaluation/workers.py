@@ -14,10 +14,11 @@ from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, Vmfb
-from dispatch_profiler.profiler.providers import libraries
+from dispatch_profiler.profiler.providers import threads as library_threads
 from dispatch_profiler.profiler.statistics.stopping import SentinelWatch
 from dispatch_profiler.profiler.verification.verified_hashes import Expected
 from dispatch_profiler.profiler.verification.verify import Comparison
+from dispatch_profiler.runtime import DeviceUri
 
 #: Stands for no library: what the vmfbs hold.
 _DISPATCHES = ""
@@ -73,7 +74,7 @@ def memory_limit(device: str) -> int | None:
 
     A GPU's driver maps all of the GPU's memory, whatever the machine has: there is no limit for it.
     """
-    return None if libraries.is_gpu(device) else available_memory()
+    return None if DeviceUri.parse(device).is_gpu else available_memory()
 
 
 class Runners:
@@ -105,12 +106,12 @@ class Runners:
     def of(self, library: str) -> Runner:
         """The process for what `library` computes; empty for dispatches."""
         if library not in self._runners:
-            threads = libraries.iree_threads(self._device)
+            threads = library_threads.iree_threads(self._device)
             worker = Worker(
                 self._limits,
                 device_worker.start_library,
                 (library, self._device, threads),
-                libraries.environment(threads),
+                library_threads.environment(threads),
             )
             self._runners[library] = Runner(worker, SentinelWatch())
         return self._runners[library]
@@ -147,7 +148,7 @@ class Runners:
             return
         worker = self._runners[library].worker
         try:
-            asleep = worker.call(libraries.wait_until_asleep)
+            asleep = worker.call(library_threads.wait_until_asleep)
         except DispatchProfilerError:
             asleep = False
         if not asleep:

@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from dispatch_profiler.operations import Contraction, ConvolutionGeometry, Operation
 from dispatch_profiler.profiler.measurement.kernels import Operands
-from dispatch_profiler.profiler.providers.libraries import NotSupported
+from dispatch_profiler.profiler.providers._base import NotSupported
 from dispatch_profiler.profiler.verification.poison import poison
 from dispatch_profiler.runtime._base import raw_clock
 from dispatch_profiler.runtime.caches import last_level_cache_bytes

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dispatch_profiler.operations import Contraction, ElementTypes, Epilogue
-from dispatch_profiler.profiler.providers.libraries import iree_threads
+from dispatch_profiler.profiler.providers.threads import iree_threads
 from dispatch_profiler.profiler.providers.torch_library import TYPES, TorchLibrary, torch_api
 
 _SIZE = 4096

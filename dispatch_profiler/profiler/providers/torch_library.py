@@ -17,7 +17,7 @@ from dispatch_profiler.errors import MissingDependency, UsageError, WorkerOutOfM
 from dispatch_profiler.operations import Contraction, ConvolutionGeometry, ElementType, Operation
 from dispatch_profiler.operations import Tensor as ResultTensor
 from dispatch_profiler.profiler.measurement.kernels import Operands
-from dispatch_profiler.profiler.providers.libraries import NotSupported, is_gpu
+from dispatch_profiler.profiler.providers._base import NotSupported
 from dispatch_profiler.profiler.providers.torch_graphs import GraphCache, GraphTurns
 from dispatch_profiler.profiler.verification.poison import poison
 from dispatch_profiler.runtime import DeviceUri, RunError
@@ -58,7 +58,7 @@ class TorchLibrary:
 
     def __init__(self, device: str, threads: int) -> None:
         uri = DeviceUri.parse(device)
-        if is_gpu(device):
+        if uri.is_gpu:
             build = _GPU_BUILDS.get(uri.driver)
             if build is None:
                 raise UsageError(f"torch has no device like {device}", hint="leave torch out of --providers")
@@ -67,7 +67,7 @@ class TorchLibrary:
                     f"this torch ({torch.__version__}) has no {build}, but the device is {device}",
                     hint="install the build of PyTorch for this GPU, or leave torch out of --providers",
                 )
-        self._device = torch.device("cuda", _index(device)) if is_gpu(device) else torch.device("cpu")
+        self._device = torch.device("cuda", _index(device)) if uri.is_gpu else torch.device("cpu")
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
         torch.backends.cuda.matmul.allow_tf32 = False

@@ -16,7 +16,8 @@ from dispatch_profiler.isolation import Worker
 from dispatch_profiler.operations import Matmul, Operation
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, Vmfb
-from dispatch_profiler.profiler.evaluation.evaluator import Evaluator, EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.profiler.statistics.stopping import StopRule

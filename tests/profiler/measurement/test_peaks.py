@@ -9,7 +9,8 @@ import pytest
 
 from dispatch_profiler.operations import ElementTypes, Matmul
 from dispatch_profiler.profiler.evaluation import hardware
-from dispatch_profiler.profiler.evaluation.evaluator import Evaluator, EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.measurement import peaks
 from dispatch_profiler.profiler.measurement.measure import Mode

@@ -26,12 +26,9 @@ from dispatch_profiler.operations import (
     Operation,
 )
 from dispatch_profiler.operations.contraction_reference import reference
-from dispatch_profiler.profiler.providers import libraries
-from dispatch_profiler.profiler.providers.libraries import (
-    LIBRARY_METHODS,
-    NotSupported,
-    open_library,
-)
+from dispatch_profiler.profiler.providers import threads
+from dispatch_profiler.profiler.providers._base import NotSupported
+from dispatch_profiler.profiler.providers.libraries import LIBRARY_METHODS, open_library
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.verify import compare_result
 from dispatch_profiler.runtime import RunError
@@ -280,14 +277,14 @@ def cpus(folder: Path, *siblings: str) -> Path:
 def test_a_core_counts_once_whatever_its_threads(tmp_path, monkeypatch, usable, cores):
     """And only those we may use; a CPU of which nothing is known is a core."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: usable)
-    assert libraries._physical_cores(cpus(tmp_path, "0,2", "1,3", "0,2", "1,3")) == cores
+    assert threads._physical_cores(cpus(tmp_path, "0,2", "1,3", "0,2", "1,3")) == cores
 
 
 def test_threads_are_those_of_the_device():
     """`local-sync` has one."""
-    assert libraries.iree_threads("local-sync") == 1
-    assert libraries.iree_threads("local-task") == len(libraries._physical_cores())
-    assert set(libraries.environment(3).values()) == {"3"}
+    assert threads.iree_threads("local-sync") == 1
+    assert threads.iree_threads("local-task") == len(threads._physical_cores())
+    assert set(threads.environment(3).values()) == {"3"}
 
 
 @pytest.mark.parametrize(
@@ -314,8 +311,8 @@ def test_a_process_sleeps_when_it_has_been_quiet_for_a_while(monkeypatch, busy, 
     clock = SimpleNamespace(
         sleep=sleep, perf_counter=lambda: state["now"], process_time=lambda: state["used"]
     )
-    monkeypatch.setattr(libraries, "time", clock)
-    assert libraries.wait_until_asleep() is (steps is not None)
+    monkeypatch.setattr(threads, "time", clock)
+    assert threads.wait_until_asleep() is (steps is not None)
     assert state["steps"] == (steps or 400)
 
 

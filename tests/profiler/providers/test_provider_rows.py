@@ -17,10 +17,11 @@ from dispatch_profiler.errors import MissingDependency, ToolError, UsageError, W
 from dispatch_profiler.profiler.cli import main
 from dispatch_profiler.profiler.compare.pairing import CompareOptions, compare_records
 from dispatch_profiler.profiler.evaluation import device_worker
-from dispatch_profiler.profiler.evaluation.evaluator import Evaluator, EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
-from dispatch_profiler.profiler.providers import libraries
+from dispatch_profiler.profiler.providers import libraries, threads
 from dispatch_profiler.profiler.providers.library_calls import with_providers
 from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.profiler.records.record_file import read_records
@@ -210,7 +211,7 @@ def test_a_library_is_measured_in_full_and_ends_nobody_elses_measurement(tree, m
 def test_after_each_row_its_threads_sleep(tree, monkeypatch):
     """Spinning ones would disturb the dispatch that comes next; a process that does not rest is ended."""
     order, whole = [], device_worker.take_batch
-    monkeypatch.setattr(libraries, "wait_until_asleep", lambda: order.append("asleep") or False)
+    monkeypatch.setattr(threads, "wait_until_asleep", lambda: order.append("asleep") or False)
     monkeypatch.setattr(
         device_worker,
         "take_batch",
