@@ -44,8 +44,8 @@ from dispatch_profiler.dispatches.bundle import unpacked, write_bundle
 from dispatch_profiler.generator import Plan
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.providers.library_calls import with_providers
 from dispatch_profiler.profiler.records.record import PROVIDER, Record

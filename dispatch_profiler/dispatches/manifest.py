@@ -123,14 +123,26 @@ def _again(path: Path) -> str:
     return f"remove {path} and run generator.py and compile.py again"
 
 
-def add_generated(tree: Tree, entries: Iterable[OperationEntry]) -> None:
+@dataclass(frozen=True)
+class Snapshot:
+    """A manifest as it was written: the process that wrote it need not read it again while the file is the same."""
+
+    entries: Mapping[Operation, OperationEntry]
+    file: tuple[int, int, int]
+
+
+def add_generated(tree: Tree, entries: Iterable[OperationEntry], last: Snapshot | None = None) -> Snapshot:
     """Put generated operations into the manifest on disk, under a lock, beside what others put there.
 
     One whose source and dispatches are known keeps what was compiled of it for its target. Of one that has lost
-    dispatches, the files go that were made of these alone.
+    dispatches, the files go that were made of these alone. `last` is what the previous call returned; the
+    manifest is read only if it has changed since.
     """
     with _locked(tree):
-        known = _entries_on_disk(tree)
+        if last is not None and not tree.journal.exists() and _file_of(tree) == last.file:
+            known = dict(last.entries)
+        else:
+            known = _entries_on_disk(tree)
         for entry in entries:
             old = known.get(entry.operation)
             if old is not None and old.same_source(entry):
@@ -139,6 +151,15 @@ def add_generated(tree: Tree, entries: Iterable[OperationEntry]) -> None:
                 _remove_dropped(tree, old, entry)
             known[entry.operation] = entry
         _write(tree, known)
+        return Snapshot(known, _file_of(tree))
+
+
+def _file_of(tree: Tree) -> tuple[int, int, int]:
+    """Identifies the manifest's file: each update replaces it by a new one."""
+    if not tree.manifest.exists():
+        return (0, 0, 0)
+    stat = tree.manifest.stat()
+    return (stat.st_ino, stat.st_mtime_ns, stat.st_size)
 
 
 def _remove_dropped(tree: Tree, old: OperationEntry, new: OperationEntry) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dispatch_profiler.dispatches import DispatchEntry, OperationEntry, add_generated, load_manifest
 from dispatch_profiler.dispatches.dispatch import Dispatch
+from dispatch_profiler.dispatches.manifest import Snapshot
 from dispatch_profiler.dispatches.tree import Tree
 from dispatch_profiler.errors import TargetError, TreeError
 from dispatch_profiler.files import sha256, write_atomic
@@ -27,6 +28,7 @@ def emit(plan: Plan, tree: Tree) -> Iterator[tuple[Path, tuple[Dispatch, ...]]]:
     known = {entry.operation: entry for entry in check_tree(plan, tree)}
     entries: list[OperationEntry] = []
     written = 0
+    last: Snapshot | None = None
     try:
         for operation, dispatches in plan.groups:
             text = render_module(operation, dispatches)
@@ -38,21 +40,21 @@ def emit(plan: Plan, tree: Tree) -> Iterator[tuple[Path, tuple[Dispatch, ...]]]:
             if not _holds(path, text):
                 _write(path, text)
             entries.append(old if old is not None and old.same_source(entry) else entry)
-            # The manifest is written as a whole: every time that it would double, so rarely enough.
+            # Each update writes the whole manifest, so they get rarer as it grows.
             if len(entries) > max(written, _FEWEST):
-                add_generated(tree, entries)
+                last = add_generated(tree, entries, last)
                 written += len(entries)
                 entries.clear()
             yield path, dispatches
     finally:
         if entries:
-            _save(tree, entries)
+            _save(tree, entries, last)
 
 
-def _save(tree: Tree, entries: list[OperationEntry]) -> None:
+def _save(tree: Tree, entries: list[OperationEntry], last: Snapshot | None) -> None:
     """Put `entries` into the manifest, also if Ctrl-C comes meanwhile."""
     try:
-        add_generated(tree, entries)
+        add_generated(tree, entries, last)
     except KeyboardInterrupt:
         add_generated(tree, entries)
         raise

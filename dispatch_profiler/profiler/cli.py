@@ -41,8 +41,8 @@ from dispatch_profiler.profiler.compare.confirm import confirmations, winners
 from dispatch_profiler.profiler.compare.live import LiveOptions
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.devices import Evaluators, parse_devices, unlike
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions, Mode
 from dispatch_profiler.profiler.providers.library_calls import (
     IREE,

@@ -30,6 +30,7 @@ from dispatch_profiler.dispatches import (
     add_generated,
     fold_journal,
     load_manifest,
+    manifest,
     note_result,
 )
 from dispatch_profiler.errors import SelectionError, TreeError
@@ -352,6 +353,21 @@ def test_an_update_leaves_the_others(tree):
     entries = load_manifest(tree).entries
     assert [e.operation for e in entries] == [e.operation for e in (first, second, third)]
     assert [e.source_sha256 for e in entries] == ["b", "a", "a"]
+
+
+def test_a_snapshot_spares_reading_but_hides_nothing(tree, monkeypatch):
+    """What another process wrote after the snapshot was taken stays in the manifest."""
+    first, second, third = map(generated, EVERY_OPERATION[:3])
+    last = add_generated(tree, [first])
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "load_manifest", None)
+        last = add_generated(tree, [second], last)
+    note_result(tree, compiled(first))
+    last = add_generated(tree, [], last)
+    add_generated(tree, [third])
+    add_generated(tree, [replace(second, source_sha256="b")], last)
+    entries = load_manifest(tree).entries
+    assert entries == (compiled(first), replace(second, source_sha256="b"), third)
 
 
 def test_a_result_is_put_beside_what_others_put_there(tree):

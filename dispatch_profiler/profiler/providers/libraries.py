@@ -21,6 +21,7 @@ LIBRARY_METHODS: Mapping[str, Mapping[str, str]] = {
     "torch": {"matmul": "matmul", "batch_matmul": "matmul", "conv2d": "conv2d"},
 }
 
+
 def open_library(name: str, device: str, threads: int) -> Library:
     """The library called `name`, on the hardware of the device URI `device`.
 

@@ -11,8 +11,8 @@ import pytest
 from dispatch_profiler.dispatches import Tree, load_manifest
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.statistics.stopping import StopRule

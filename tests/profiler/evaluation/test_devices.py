@@ -18,8 +18,8 @@ from dispatch_profiler.profiler.compare.pairing import CompareOptions, compare_r
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.devices import Evaluators, _Crew, parse_devices, shares, unlike
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
 from dispatch_profiler.runtime import all_devices
 

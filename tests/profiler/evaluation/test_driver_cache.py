@@ -14,8 +14,8 @@ from dispatch_profiler.profiler.evaluation import device_worker, driver_cache
 from dispatch_profiler.profiler.evaluation.candidate import Vmfb
 from dispatch_profiler.profiler.evaluation.driver_cache import compiles_when_loaded, load_side_by_side
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 
 
 class Loads:

@@ -15,8 +15,8 @@ from dispatch_profiler.errors import TargetError, ToolError, WorkerOutOfMemory, 
 from dispatch_profiler.profiler.evaluation import device_worker, evaluator
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.statistics.stopping import StopRule

@@ -10,8 +10,8 @@ import pytest
 from dispatch_profiler.operations import ElementTypes, Matmul
 from dispatch_profiler.profiler.evaluation import hardware
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement import peaks
 from dispatch_profiler.profiler.measurement.measure import Mode
 from dispatch_profiler.profiler.measurement.peaks import Peaks, PeaksFile, measure_peaks

@@ -18,8 +18,8 @@ from dispatch_profiler.profiler.cli import main
 from dispatch_profiler.profiler.compare.pairing import CompareOptions, compare_records
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
-from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.providers import libraries, threads
 from dispatch_profiler.profiler.providers.library_calls import with_providers
