@@ -95,10 +95,12 @@ if TYPE_CHECKING:
     )
     from dispatch_profiler.profiler.evaluation.evaluator import (
         Evaluator as Evaluator,
-        EvaluatorOptions as EvaluatorOptions,
     )
     from dispatch_profiler.profiler.evaluation.from_manifest import (
         TreeCandidates as TreeCandidates,
+    )
+    from dispatch_profiler.profiler.evaluation.options import (
+        EvaluatorOptions as EvaluatorOptions,
     )
     from dispatch_profiler.profiler.measurement.measure import (
         MeasureOptions as MeasureOptions,
@@ -246,11 +248,9 @@ _PROVIDED = {
         "read_records",
     ),
     "profiler.evaluation.candidate": ("Candidate",),
-    "profiler.evaluation.evaluator": (
-        "Evaluator",
-        "EvaluatorOptions",
-    ),
+    "profiler.evaluation.evaluator": ("Evaluator",),
     "profiler.evaluation.from_manifest": ("TreeCandidates",),
+    "profiler.evaluation.options": ("EvaluatorOptions",),
     "profiler.compare.pairing": (
         "CompareOptions",
         "RunComparison",
