@@ -50,6 +50,7 @@ SWEEP = [
     ("every layout", ["--problem-m=24", "--problem-n=32", "--problem-k=40", "--layout=tt,tn,nt,nn", "--lhs=f32"]),
     ("every type", ["--problem-m=32", "--problem-n=32", "--problem-k=64", "--lhs=f64,f32,f16,bf16,f8,i8"]),
     ("mixed types", ["--problem-m=32", "--problem-n=32", "--problem-k=64", "--lhs=f16,bf16,f8", "--result=f32"]),
+    ("narrow f8 result", ["--problem-m=256", "--problem-n=32", "--problem-k=64", "--lhs=f8,f32", "--result=f8", "--epilogue=none,bias+relu"]),
     ("epilogues", [*SMALL, "--epilogue=bias,relu,gelu,sigmoid,tanh,bias+relu,bias+gelu"]),
     ("epilogues in f16", [*SMALL[:3], "--lhs=f16", "--epilogue=bias,bias+relu,gelu,sigmoid,bias+tanh"]),
     ("epilogues on integers", [*SMALL[:3], "--lhs=i8", "--epilogue=bias,relu,bias+relu"]),

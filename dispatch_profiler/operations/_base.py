@@ -215,6 +215,11 @@ class Operation(abc.ABC):
         return False
 
     @property
+    def avoids_subnormals(self) -> bool:
+        """Are operands drawn so that no result lies between zero and the smallest normal number of its type?"""
+        return False
+
+    @property
     def reference_requirements(self) -> tuple[str, ...]:
         """Packages that the reference needs besides numpy and ml_dtypes, as pip names them."""
         return ()

@@ -119,6 +119,11 @@ class Contraction(Operation):
         return changes and self.types.output != self.types.accumulator
 
     @property
+    def avoids_subnormals(self) -> bool:
+        """See `Operation.avoids_subnormals`: f8 results without an activation that is approximated."""
+        return self.types.result == "f8E4M3FN" and self.epilogue.function.is_exact
+
+    @property
     def reference_requirements(self) -> tuple[str, ...]:
         return self.epilogue.function.requirements
 
@@ -143,6 +148,8 @@ class Contraction(Operation):
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
         if distribution is Distribution.INTEGERS:
             return self._draw_integers(operand, rng)
+        if self.avoids_subnormals:
+            return self._draw_odd_eighths(operand, rng)
         if operand.type.is_integer:
             # All values of the type: integers are exact whatever they are.
             info = np.iinfo(np.int8)
@@ -155,6 +162,16 @@ class Contraction(Operation):
             # A sum of K products has a deviation of sqrt(K) / 3: keep eight of them in the result.
             room = float(self.types.output.finfo().max) / 8.0
             values *= min(1.0, 3.0 * room / math.sqrt(self.accumulations))
+        return values.astype(operand.type.dtype)
+
+    def _draw_odd_eighths(self, operand: Tensor, rng: np.random.Generator) -> np.ndarray:
+        """Reals whose sums of products, with a bias or not, are multiples of 1/64 in any order."""
+        values = (2 * rng.integers(-4, 4, operand.shape, np.int32) + 1) / 8.0
+        # A sum of K products has a deviation of sqrt(K) / 3: keep eight of them in the result.
+        room = float(self.types.output.finfo().max) / 8.0
+        density = (3.0 * room) ** 2 / self.accumulations
+        if operand.name == "rhs" and density < 1.0:
+            values *= rng.random(operand.shape, np.float32) < density
         return values.astype(operand.type.dtype)
 
     def _draw_integers(self, operand: Tensor, rng: np.random.Generator) -> np.ndarray:

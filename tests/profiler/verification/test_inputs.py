@@ -277,6 +277,31 @@ def test_sums_of_reals_never_overflow_the_result(types, extent):
     assert np.abs(wide(lhs) @ wide(rhs)).max() <= float(types.output.finfo().max)
 
 
+@pytest.mark.parametrize("extent", [1, 7, 64, 2**16, 2**20])
+@pytest.mark.parametrize("given", ["f8", "bf16", "f32"])
+def test_no_result_in_f8_of_reals_is_subnormal_without_an_approximated_activation(given, extent):
+    """Every partial sum is a multiple of 2**-6, the smallest normal number; few are whole, and none overflows."""
+    operation = Matmul(4, 4, extent, ElementTypes(given, given, "f8"), epilogue=BIAS)
+    lhs, rhs, bias = (wide(a) for a in draw(operation, Distribution.REALS, 1))
+
+    sums = lhs @ rhs + bias
+
+    assert operation.avoids_subnormals
+    assert np.array_equal(np.rint(sums * 64), sums * 64)
+    assert np.mean(np.rint(sums) != sums) > 0.5
+    assert 0.0 < np.abs(sums).max() <= 448.0
+
+
+@pytest.mark.parametrize("activation", ["gelu", "sigmoid", "tanh"])
+def test_results_in_f8_of_an_approximated_activation_may_be_subnormal(activation):
+    """Then operands are drawn as for every other type."""
+    operation = Matmul(4, 4, 16, ElementTypes("f8", "f8", "f8"), epilogue=Epilogue(activation=activation))
+    lhs, _ = draw(operation, Distribution.REALS, 1)
+
+    assert not operation.avoids_subnormals
+    assert np.mean(wide(lhs) * 8 != np.rint(wide(lhs) * 8)) > 0.5
+
+
 def test_a_distribution_is_named_as_it_is_written_in_reasons():
     """The words that a reason and a key hold."""
     assert [d.value for d in Distribution] == ["integers", "reals"]
