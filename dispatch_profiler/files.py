@@ -43,6 +43,18 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def hash_file(path: Path) -> str:
+    """Hexadecimal SHA-256 of a regular file, however large. Never blocks, and raises UsageError, as `read_bounded`."""
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        try:
+            while part := file.read(_CHUNK):
+                digest.update(part)
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {reason_of(error)}") from error
+    return digest.hexdigest()
+
+
 def read_bounded(path: Path, limit: int) -> bytes:
     """The content of a regular file of at most `limit` bytes.
 
@@ -129,7 +141,7 @@ def _locked_file(path: Path) -> BinaryIO:
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of writers that were killed: no process holds a lock on them."""
     for path in folder.glob(f".*{_UNFINISHED}"):
-        with contextlib.suppress(OSError), path.open("rb") as file:
+        with contextlib.suppress(OSError, UsageError), open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
 
@@ -138,9 +150,10 @@ def remove_leftovers(folder: Path) -> None:
 def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on `path` among processes; the system releases it if the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
+    # O_NONBLOCK and O_RDWR: a named pipe in its place is opened without waiting for the other end.
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)  # which unlocks it

@@ -290,6 +290,36 @@ def test_a_reference_without_its_arrays(tmp_path: Path):
     assert np.array_equal(found.expected, right.expected)
 
 
+def test_a_reference_that_expands_is_not_unpacked(tmp_path: Path, monkeypatch):
+    """What is written is not compressed, so that a file is as large as what it holds."""
+    references = References(tmp_path, 7)
+    (right,) = references.get(OPERATION, Distribution.REALS)
+    path = references.path(OPERATION, Distribution.REALS)
+    assert path is not None
+    with np.load(path) as stored:
+        np.savez_compressed(path, **stored)
+    loaded = []
+    monkeypatch.setattr(np, "load", lambda *_, **__: loaded.append(1))
+
+    (found,) = References(tmp_path, 7).get(OPERATION, Distribution.REALS)
+
+    assert not loaded
+    assert np.array_equal(found.expected, right.expected)
+
+
+def test_a_reference_is_no_larger_than_its_operation_allows(tmp_path: Path):
+    references = References(tmp_path, 7)
+    (right,) = references.get(OPERATION, Distribution.REALS)
+    path = references.path(OPERATION, Distribution.REALS)
+    assert path is not None
+    with path.open("ab") as file:
+        file.truncate(2**40)  # sparse
+
+    (found,) = References(tmp_path, 7).get(OPERATION, Distribution.REALS)
+
+    assert np.array_equal(found.expected, right.expected)
+
+
 # -- the null device -------------------------------------------------------------------------------
 
 VMFB = NullCompiler().build(BuildRequest("", DISPATCHES[:1], (), 10)).verify

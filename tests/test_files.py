@@ -15,6 +15,7 @@ import pytest
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files import (
     _locked_file,
+    hash_file,
     locked,
     read_bounded,
     remove_leftovers,
@@ -127,6 +128,19 @@ def test_what_is_no_regular_file_is_rejected_without_waiting(tmp_path, make, rea
     assert len(os.listdir("/proc/self/fd")) == opened
 
 
+def test_a_file_is_hashed_in_parts(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(bytes(range(256)) * 2**13)  # two parts of 1 MiB
+    assert hash_file(path) == sha256(path.read_bytes())
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_not_hashed(tmp_path):
+    os.mkfifo(tmp_path / "x")
+    with pytest.raises(UsageError, match="it is a named pipe, not a regular file"):
+        hash_file(tmp_path / "x")
+
+
 def test_a_path_that_no_file_can_have_is_rejected():
     with pytest.raises(UsageError, match="cannot read a\0b: embedded null byte"):
         read_bounded(Path("a\0b"), 5)
@@ -173,6 +187,18 @@ def test_a_lock_is_free_after_an_error(tmp_path):
     assert not is_held(tmp_path / "lock")
 
 
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_place_of_a_lock_is_one(tmp_path):
+    """No writer and no reader is waited for, and it locks as a file does."""
+    os.mkfifo(tmp_path / "lock")
+    with locked(tmp_path / "lock"):
+        handle = os.open(tmp_path / "lock", os.O_RDWR)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(handle)
+
+
 def test_a_lock_waits_for_another_process(tmp_path):
     """The other one comes in when we go out, and not before."""
     path, done = tmp_path / "lock", tmp_path / "done"
@@ -206,6 +232,13 @@ def test_what_a_killed_writer_left_is_removed_and_what_is_being_written_stays(tm
     busy.close()
     remove_leftovers(tmp_path)
     assert list(tmp_path.glob(".*")) == []
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_among_unfinished_files_is_left_alone(tmp_path):
+    os.mkfifo(tmp_path / ".x.tmp")
+    remove_leftovers(tmp_path)
+    assert (tmp_path / ".x.tmp").is_fifo()
 
 
 def test_a_file_that_was_removed_before_it_was_locked_is_made_again(tmp_path, monkeypatch):

@@ -18,13 +18,19 @@ from pathlib import Path
 
 from dispatch_profiler.compiler._base import BuildOutcome, Built
 from dispatch_profiler.dispatches import State
-from dispatch_profiler.files import locked, remove_leftovers, sha256, write_atomic
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.files import locked, read_bounded, remove_leftovers, sha256, write_atomic
+from dispatch_profiler.json_fields import mapping, parse_json, text, texts, whole
 
 DEFAULT_BYTES = 5 * 2**30
 _DIGEST = 64
 _LENGTH = 16
 _SUFFIX = ".built"
 _SIZE = "size"
+#: No vmfbs of one module come near it.
+_LARGEST_ENTRY = 2**33
+#: Digits of the number of bytes in the cache.
+_LONGEST_SIZE = 20
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,11 @@ class Cache:
         """What was built under `key`; None if it is not here, or not whole."""
         path = self._path(key)
         try:
-            built = _unpack(path.read_bytes(), key)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            # Not readable, or not what we have written.
-            _remove(path)
+            built = _unpack(read_bounded(path, _LARGEST_ENTRY), key)
+        except (UsageError, ValueError) as error:
+            # Missing, not readable, or not what we have written.
+            if not isinstance(error.__cause__, FileNotFoundError):
+                _remove(path)
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # used now: among the last to go
@@ -138,8 +143,8 @@ class Cache:
     def _noted_size(self) -> int:
         """Bytes in the cache, as the last who wrote noted it: to count takes seconds when it is full."""
         try:
-            return int((self._folder / _SIZE).read_text())
-        except (OSError, ValueError):
+            return int(read_bounded(self._folder / _SIZE, _LONGEST_SIZE))
+        except (UsageError, ValueError):
             return sum(size for _, size, _ in self._files())
 
     def _note_size(self, size: int) -> None:
@@ -165,17 +170,20 @@ def _pack(built: Built, key: str) -> bytes:
 
 
 def _unpack(data: bytes, key: str) -> Built:
-    """Raises ValueError and its like if `data` is no whole entry of `key`."""
+    """Raises ValueError if `data` is no whole entry of `key`."""
     body = data[_DIGEST:]
     if sha256(body).encode() != data[:_DIGEST]:
         raise ValueError("damaged")
     start = _LENGTH + int(body[:_LENGTH])
-    header = json.loads(body[_LENGTH:start])
-    if header["key"] != key:
+    header = mapping(parse_json(body[_LENGTH:start]))
+    if text(header, "key") != key:
         raise ValueError("another's")
-    middle = start + header["verify"]
-    outcomes = {
-        name: BuildOutcome(State(state), reason, applied)
-        for name, (state, reason, applied) in header["outcomes"].items()
-    }
-    return Built(body[start:middle], body[middle:], outcomes, header["diagnostics"])
+    middle = start + whole(header, "verify", most=len(body) - start)
+    found = mapping(header.get("outcomes"), "outcomes")
+    outcomes = {name: _outcome(texts(found, name)) for name in found}
+    return Built(body[start:middle], body[middle:], outcomes, text(header, "diagnostics"))
+
+
+def _outcome(row: tuple[str, ...]) -> BuildOutcome:
+    state, reason, applied = row
+    return BuildOutcome(State(state), reason, applied)

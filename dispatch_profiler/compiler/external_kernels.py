@@ -16,9 +16,12 @@ from dispatch_profiler.compiler._base import BuildError, BuildOutcome, Kernel
 from dispatch_profiler.compiler.ir_module import IrModule, operations_in
 from dispatch_profiler.configurations import GpuLimits, KernelObject, KernelSource
 from dispatch_profiler.dispatches import Dispatch, State
-from dispatch_profiler.errors import MissingDependency, reason_of
+from dispatch_profiler.errors import MissingDependency, UsageError
+from dispatch_profiler.files import read_bounded
 
 _EXTERN = "hal.dispatch.extern"
+#: Bytes of PTX or machine code: the largest libraries of kernels ship less for one architecture.
+_LARGEST_OBJECT = 2**28
 
 
 def make_kernels(
@@ -48,9 +51,9 @@ def _made(asked: KernelSource | KernelObject, gpu: GpuLimits) -> Kernel:
 
         return compile_kernel(asked, gpu.device_capability)
     try:
-        data = Path(asked.path).read_bytes()
-    except OSError as error:
-        raise BuildError(f"cannot read {asked.path}: {reason_of(error)}") from error
+        data = read_bounded(Path(asked.path), _LARGEST_OBJECT)
+    except UsageError as error:
+        raise BuildError(error.message) from error
     return Kernel(data, asked.shared_bytes, f"{Path(asked.path).name} for {asked.target_arch}")
 
 

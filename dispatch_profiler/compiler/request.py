@@ -14,7 +14,8 @@ from dispatch_profiler.compiler.source import relevant_source
 from dispatch_profiler.compiler.triton import SOURCES, triton_version
 from dispatch_profiler.configurations import KernelObject, KernelSource, rejection_reason
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.files import sha256
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.files import hash_file, sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target
 
@@ -83,7 +84,7 @@ def _files_of(flags: tuple[str, ...]) -> tuple[str, ...]:
     """Hashes of the files that flags name, such as a tuning spec: their names say nothing of them."""
     values = (flag.partition("=")[2] for flag in flags)
     # os.path answers False also for what is too long to be a path, such as a list of CPU features.
-    return tuple(sha256(Path(value).read_bytes()) for value in values if os.path.isfile(value))
+    return tuple(hash_file(Path(value)) for value in values if os.path.isfile(value))
 
 
 def _external_kernels(dispatches: Sequence[Dispatch]) -> tuple[str, ...]:
@@ -91,7 +92,15 @@ def _external_kernels(dispatches: Sequence[Dispatch]) -> tuple[str, ...]:
     kernels = [dispatch.configuration.kernel(dispatch.operation) for dispatch in dispatches]
     objects = [kernel.path for kernel in kernels if isinstance(kernel, KernelObject)]
     versions = [f"triton {triton_version()}"] if any(isinstance(k, KernelSource) for k in kernels) else []
-    return (*versions, *(sha256(Path(path).read_bytes()) for path in objects if os.path.isfile(path)))
+    return (*versions, *(_content(Path(path)) for path in objects if os.path.isfile(path)))
+
+
+def _content(path: Path) -> str:
+    """Hash of an object; empty if it cannot be read, which becomes the verdict of its dispatch."""
+    try:
+        return hash_file(path)
+    except UsageError:
+        return ""
 
 
 @cache

@@ -9,8 +9,8 @@ from dispatch_profiler.dispatches import DispatchEntry, OperationEntry, add_gene
 from dispatch_profiler.dispatches.dispatch import Dispatch
 from dispatch_profiler.dispatches.manifest import Snapshot
 from dispatch_profiler.dispatches.tree import Tree
-from dispatch_profiler.errors import TargetError, TreeError
-from dispatch_profiler.files import sha256, write_atomic
+from dispatch_profiler.errors import TargetError, TreeError, UsageError
+from dispatch_profiler.files import read_bounded, sha256, write_atomic
 from dispatch_profiler.generator.plan import Plan
 from dispatch_profiler.generator.render import render_module
 
@@ -83,14 +83,15 @@ def check_tree(plan: Plan, tree: Tree) -> tuple[OperationEntry, ...]:
 def _write(path: Path, text: str) -> None:
     try:
         write_atomic(path, text)
-    except PermissionError as error:
+    except (PermissionError, IsADirectoryError) as error:
         raise TreeError(
             f"cannot write {path}: {error.strerror}", hint="use another --generated-dir"
         ) from error
 
 
 def _holds(path: Path, text: str) -> bool:
+    data = text.encode()
     try:
-        return path.read_text(encoding="utf-8") == text
-    except (OSError, UnicodeDecodeError):
+        return read_bounded(path, len(data)) == data
+    except UsageError:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -319,10 +320,39 @@ def _of_another_program(body: bytes) -> bytes:
     return sha256(body).encode() + body
 
 
+def with_header(**wrong: object) -> bytes:
+    """The body of an entry with some `wrong` fields in its header."""
+    right = {"key": key_of(0), "verify": 1, "outcomes": {"f": ["compiled", "", ""]}, "diagnostics": ""}
+    header = json.dumps({**right, **wrong}).encode()
+    return b"%016d" % len(header) + header + b"vp"
+
+
+WRONG_HEADERS: list[dict[str, object]] = [
+    {"verify": -1},
+    {"verify": 3},
+    {"verify": 10**400},
+    {"verify": "1"},
+    {"outcomes": []},
+    {"outcomes": {"f": ["compiled"]}},
+    {"outcomes": {"f": ["compiled", 1, ""]}},
+    {"outcomes": {"f": ["unheard of", "", ""]}},
+    {"diagnostics": None},
+]
+
+
 @pytest.mark.parametrize(
     "body",
-    [b"", b"junk", b"0" * 15 + b"2{}", b"0" * 15 + b"4null", b"0" * 15 + b"2[]", b"9" * 16],
-    ids=["empty", "junk", "no keys", "null", "list", "length"],
+    [
+        b"",
+        b"junk",
+        b"0" * 15 + b"2{}",
+        b"0" * 15 + b"4null",
+        b"0" * 15 + b"2[]",
+        b"9" * 16,
+        b"%016d" % 10**5 + b"[" * 10**5,
+        *(with_header(**wrong) for wrong in WRONG_HEADERS),
+    ],
+    ids=["empty", "junk", "no keys", "null", "list", "length", "deep", *map(str, WRONG_HEADERS)],
 )
 def test_an_entry_with_a_right_sum_and_a_strange_body_is_a_miss(tmp_path: Path, body: bytes):
     cache, (path, *_) = filled(tmp_path)
@@ -356,6 +386,23 @@ def test_a_folder_in_the_place_of_an_entry_does_not_stop_clearing_and_evicting(t
     assert sum(p.stat().st_size for p in cache_entries(tmp_path) if p.is_file()) <= bound
     Cache(tmp_path).clear()
     assert [p for p in cache_entries(tmp_path) if p.is_file()] == []
+
+
+@pytest.mark.timeout(60)
+def test_named_pipes_in_the_places_of_its_files_do_not_hang_the_cache(tmp_path: Path):
+    """That of an entry, that of its size, that of its lock, and one among unfinished files."""
+    cache, (path, *_) = filled(tmp_path)
+    places = (path, tmp_path / "size", tmp_path / ".lock", tmp_path / "unfinished" / ".x.tmp")
+    for place in places:
+        place.unlink(missing_ok=True)
+        os.mkfifo(place)
+
+    assert cache.get(key_of(0)) is None
+    os.mkfifo(path)
+    cache.put(key_of(0), built_of(0))
+    assert cache.get(key_of(0)) == built_of(0)
+    assert [cache.get(key_of(n)) for n in range(1, COUNT)] == [built_of(n) for n in range(1, COUNT)]
+    assert cache.info().entries == COUNT
 
 
 def test_a_link_that_leads_nowhere_is_a_miss_and_is_replaced(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import pytest
 from gpu_helpers import BF16, F8, F16, I8, build, gpu_request, states
 from pairwise import parametrize_pairwise
 
-from dispatch_profiler.compiler import BuildRequest, external_kernels, triton
+from dispatch_profiler.compiler import BuildRequest, build_key, external_kernels, triton
 from dispatch_profiler.compiler._base import BuildError
 from dispatch_profiler.compiler.external_kernels import put_in
 from dispatch_profiler.compiler.in_process import InProcess
@@ -271,6 +272,21 @@ def test_what_an_object_cannot_have_is_a_verdict_with_its_reason(ptx, changes, r
     said = invalid or states(build("cuda:sm_90", PRODUCT, mine))[0].removeprefix("not compiled ")
 
     assert re.fullmatch(reason, said)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_an_object_that_is_no_file_is_a_verdict(tmp_path, make):
+    make(tmp_path / "x")
+    mine = own(tmp_path / "x")
+    assert states(build("cuda:sm_90", PRODUCT, mine)) == [f"not compiled there is no file {tmp_path / 'x'}"]
+    assert build_key(gpu_request("cuda:sm_90", PRODUCT, [mine]), parse_target("cuda:sm_90"), IreeCompiler())
+
+
+def test_an_object_that_is_too_large_is_a_verdict(ptx, monkeypatch):
+    monkeypatch.setattr(external_kernels, "_LARGEST_OBJECT", 10)
+    (said,) = states(build("cuda:sm_90", PRODUCT, own(ptx)))
+    assert said == f"not compiled cannot read {ptx}: it is larger than 10 bytes"
 
 
 def test_the_path_of_an_object_is_as_seen_from_the_file_that_names_it(tmp_path, ptx, monkeypatch):

@@ -148,8 +148,21 @@ def test_operations_that_are_not_in_the_plan_stay(tree):
     assert tree.source(MATMUL).exists()
 
 
+def replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "damage", [Path.unlink, lambda path: path.write_text("func.func @")], ids=["gone", "cut"]
+    "damage",
+    [
+        Path.unlink,
+        lambda path: path.write_text("func.func @"),
+        lambda path: path.write_bytes(b"\xff"),
+        replace_by_pipe,
+    ],
+    ids=["gone", "cut", "no text", "pipe"],
 )
 def test_a_source_that_was_damaged_is_written_again(tree, damage):
     """`run generator.py again` is the way out that errors name."""
@@ -158,6 +171,14 @@ def test_a_source_that_was_damaged_is_written_again(tree, damage):
     damage(tree.source(MATMUL))
     list(emit(plan(MATMUL), tree))
     assert tree.source(MATMUL).read_text() == whole
+
+
+def test_a_directory_in_place_of_a_source_is_refused(tree):
+    list(emit(plan(MATMUL), tree))
+    tree.source(MATMUL).unlink()
+    tree.source(MATMUL).mkdir()
+    with pytest.raises(TreeError, match=r"cannot write .*: Is a directory"):
+        list(emit(plan(MATMUL), tree))
 
 
 def test_a_manifest_that_was_lost_is_made_again(tree):
