@@ -40,7 +40,7 @@ class InProcess:
 
     def parse(self, source: str, flags: tuple[str, ...]) -> IrModule:
         """See `Phases.parse`."""
-        return IrModule.parse(source, _session(flags).context)
+        return IrModule.of_source(source, _session(flags).context)
 
     def advance(
         self, module: IrModule, flags: tuple[str, ...], start: str | None = None, *, stop: str

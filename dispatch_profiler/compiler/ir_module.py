@@ -12,6 +12,7 @@ from typing import Any
 
 from iree.compiler import ir
 
+from dispatch_profiler.compiler._base import BuildError
 from dispatch_profiler.errors import ToolError
 
 
@@ -27,8 +28,17 @@ class IrModule:
         try:
             return cls(ir.Module.parse(data, context or ir.Context()).operation)
         except (ir.MLIRError, ValueError) as error:
-            lines = [line for line in str(error).splitlines() if "error:" in line] or str(error).splitlines()
-            raise ToolError(f"cannot read the compiler's IR: {lines[0].strip()}") from error
+            raise ToolError(f"cannot read the compiler's IR: {_first_error(error)}") from error
+
+    @classmethod
+    def of_source(cls, text: str, context: Any = None) -> IrModule:
+        """Read a generated source. Raises BuildError if it is damaged."""
+        try:
+            return cls(ir.Module.parse(text, context or ir.Context()).operation)
+        except (ir.MLIRError, ValueError) as error:
+            raise BuildError(
+                f"cannot read the source: {_first_error(error)}: run generator.py again"
+            ) from error
 
     def bytecode(self) -> bytes:
         """The module as MLIR bytecode."""
@@ -64,11 +74,11 @@ class IrModule:
         return found
 
     def keep_functions(self, names: Sequence[str]) -> None:
-        """Erase every function that is not among `names`. ToolError if one of these is not there."""
+        """Erase every function that is not among `names`. BuildError if one of these is not there."""
         present = self.symbols("func.func")
         missing = set(names) - present.keys()
         if missing:
-            raise ToolError(f"the source has no function {sorted(missing)[0]}", hint="run generator.py again")
+            raise BuildError(f"the source has no function {sorted(missing)[0]}: run generator.py again")
         for name in present.keys() - set(names):
             present[name].erase()
 
@@ -205,6 +215,12 @@ def _redirect(op: Any, old: str, new: str, entries: dict[str, str]) -> None:
         changed = re.sub(rf"@{re.escape(old)}::@([\w.$-]+)::@([\w.$-]+)", moved, text)
         if changed != text:
             op.attributes[key] = ir.Attribute.parse(changed, op.context)
+
+
+def _first_error(error: Exception) -> str:
+    """The first line with an error of what MLIR says."""
+    lines = str(error).splitlines()
+    return next((line for line in lines if "error:" in line), lines[0]).strip()
 
 
 def _shift_lines(op: Any, lines: int) -> None:

@@ -38,7 +38,7 @@ class Tools:
 
     def parse(self, source: str, flags: tuple[str, ...]) -> IrModule:
         """See `Phases.parse`."""
-        return IrModule.parse(source)
+        return IrModule.of_source(source)
 
     def advance(
         self, module: IrModule, flags: tuple[str, ...], start: str | None = None, *, stop: str

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from dispatch_profiler.compiler._base import BuildRequest, Built, Compiler
+from dispatch_profiler.compiler._base import BuildOutcome, BuildRequest, Built, Compiler
 from dispatch_profiler.compiler.cache import Cache
 from dispatch_profiler.compiler.cluster import Cluster, Warn
 from dispatch_profiler.compiler.request import build_key, build_request
@@ -27,7 +27,7 @@ from dispatch_profiler.dispatches import (
     note_result,
 )
 from dispatch_profiler.dispatches.tree import Purpose
-from dispatch_profiler.errors import TargetError, TreeError, UsageError, reason_of
+from dispatch_profiler.errors import TargetError, UsageError, reason_of
 from dispatch_profiler.files import read_bounded, remove_leftovers, sha256, write_atomic
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.operations import Operation
@@ -105,7 +105,7 @@ def count_dispatches(manifest: Manifest, selection: Selection) -> int:
 def plan_tasks(manifest: Manifest, compiler: Compiler, options: CompileOptions) -> list[Task]:
     """Every module that holds a selected dispatch, up to date or not.
 
-    Raises SelectionError, TargetError, and TreeError if a source is missing.
+    Raises SelectionError and TargetError. A source that cannot be read is the verdict of its dispatches.
     """
     entries = {entry.operation: entry for entry in manifest.entries}
     return [
@@ -132,20 +132,22 @@ def _task(
     members = [d for d in entry.dispatches if d.dispatch.configuration.module == module]
     # Dispatches compiled before stay in the module, whichever are requested now.
     wanted = tuple(d.dispatch for d in members if d.dispatch.name in asked or d.state is not State.GENERATED)
-    request = build_request(
-        _read(tree.source(entry.operation)), wanted, target, flags=options.flags, repeat=options.repeat
-    )
+    source, unreadable = _source(tree.source(entry.operation))
+    request = build_request(source, wanted, target, flags=options.flags, repeat=options.repeat)
+    if unreadable:
+        request = replace(request, rejected=tuple((d.name, unreadable) for d in wanted))
     key = build_key(request, target, compiler)
     return Task(entry, module, target, request, key, asked)
 
 
-def _read(path: Path) -> str:
+def _source(path: Path) -> tuple[str, str]:
+    """(the text of a generated file, why it cannot be read): one of them is empty."""
     try:
-        return read_bounded(path, _LARGEST_FILE).decode()
+        return read_bounded(path, _LARGEST_FILE).decode(), ""
     except UsageError as error:
-        raise TreeError(error.message, hint="run generator.py again") from error
+        return "", f"{error.message}: run generator.py again"
     except UnicodeDecodeError as error:
-        raise TreeError(f"cannot read {path}: {reason_of(error)}", hint="run generator.py again") from error
+        return "", f"cannot read {path}: {reason_of(error)}: run generator.py again"
 
 
 def is_current(tree: Tree, task: Task) -> bool:
@@ -244,21 +246,38 @@ class _Results:
         """What the manifest says of this module now."""
         operation = task.entry.operation
         remove_leftovers(self._tree.operation(operation))
-        self._write(self._tree.compiler_output(operation, task.module), built.diagnostics.encode())
-        self._update_reproducers(task, built)
+        try:
+            verify, profile = self._write_all(task, built)
+            key = task.key
+        except IsADirectoryError as error:
+            reason = f"cannot write {error.filename2 or error.filename}: it is a directory"
+            failed = BuildOutcome(State.NOT_COMPILED, reason)
+            built = replace(built, outcomes=dict.fromkeys(built.outcomes, failed))
+            verify = profile = None
+            key = ""  # so that the next run tries again
         module = ModuleEntry(
             name=task.module,
-            key=task.key,
+            key=key,
             repeat=task.request.repeat,
             compiler=self._revision,
             target=task.target.name,
-            verify=self._write(self._tree.vmfb(operation, task.module, "verify"), built.verify),
-            profile=self._write(self._tree.vmfb(operation, task.module, "profile"), built.profile),
+            verify=verify,
+            profile=profile,
             flags=task.request.flags,
         )
         part = _part(task, built, module)
         note_result(self._tree, part)
         return part
+
+    def _write_all(self, task: Task, built: Built) -> tuple[Artifact | None, Artifact | None]:
+        """Write everything that was made of a module; what its two vmfbs are."""
+        operation = task.entry.operation
+        self._write(self._tree.compiler_output(operation, task.module), built.diagnostics.encode())
+        self._update_reproducers(task, built)
+        return (
+            self._write(self._tree.vmfb(operation, task.module, "verify"), built.verify),
+            self._write(self._tree.vmfb(operation, task.module, "profile"), built.profile),
+        )
 
     def _write(self, path: Path, data: bytes) -> Artifact | None:
         if not data:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from dispatch_profiler.compiler import (
     repeat_count,
 )
 from dispatch_profiler.dispatches import Manifest, Selection, State, Tree, load_manifest
-from dispatch_profiler.errors import SelectionError, TargetError, TreeError
+from dispatch_profiler.errors import SelectionError, TargetError
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.targets import parse_target
 
@@ -132,6 +133,25 @@ def test_a_damaged_vmfb_is_made_again(tree: Tree, damage: bytes | None):
     assert vmfbs() == good
 
 
+def test_a_directory_in_place_of_a_vmfb_is_the_verdict_of_its_module_and_of_no_other(run, tree: Tree):
+    compiled()
+    victim = next(Path("generated").rglob("*32t_verify.vmfb"))
+    victim.unlink()
+    victim.mkdir()
+
+    assert run("compile").status == 1
+
+    said = {(d.dispatch.configuration.module, d.state, d.reason) for _, d in load().dispatches()}
+    assert said == {
+        ("", State.NOT_COMPILED, f"cannot write {victim}: it is a directory"),
+        ("data_tiling", State.COMPILED, ""),
+        ("ukernels", State.COMPILED, ""),
+    }
+    victim.rmdir()
+    assert run("compile").status == 0
+    assert states() == {State.COMPILED}
+
+
 def test_only_the_selected_are_compiled(tree: Tree):
     assert compiled(selection=Selection(("*_default",))) == [("", False)]
 
@@ -197,11 +217,42 @@ def test_to_generate_again_is_to_compile_for_that_target_again(run):
     assert not load().entries[0].modules
 
 
-def test_a_missing_source_is_refused(tree: Tree):
-    tree.source(load().entries[0].operation).unlink()
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: None, "No such file or directory"),
+        (os.mkfifo, "it is a named pipe, not a regular file"),
+        (os.mkdir, "it is a directory, not a regular file"),
+        (
+            lambda path: path.write_bytes(b"\xff"),
+            "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+        ),
+    ],
+    ids=["missing", "FIFO", "directory", "no text"],
+)
+def test_a_source_that_cannot_be_read_is_the_verdict_of_its_dispatches_and_of_no_other(
+    run, tree: Tree, damage, reason
+):
+    compiled()
+    run("generator", "--target=null", "--problem-m=8", "--problem-n=8", "--problem-k=8", "--lhs=f32")
+    whole, other = load().entries
+    path = tree.source(whole.operation)
+    path.unlink()
+    damage(path)
 
-    with pytest.raises(TreeError, match="cannot read"):
-        compiled()
+    compiled()
+
+    entries = {entry.operation: entry.dispatches for entry in load().entries}
+    said = {(d.state, d.reason) for d in entries[whole.operation]}
+    assert said == {(State.NOT_COMPILED, f"cannot read {path}: {reason}: run generator.py again")}
+    assert {d.state for d in entries[other.operation]} == {State.COMPILED}
+    assert run("compile").status == 1
+
+    if path.is_dir():
+        path.rmdir()
+    run("generator", "--target=null", "--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
+    compiled()
+    assert states() == {State.COMPILED}
 
 
 def test_what_does_not_compile_is_told_and_leaves_no_vmfb(tree: Tree):

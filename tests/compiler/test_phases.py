@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from dispatch_profiler.compiler import BuildError, IreeCompiler
 from dispatch_profiler.compiler.in_process import InProcess, _repeated
 from dispatch_profiler.compiler.ir_module import IrModule
+from dispatch_profiler.compiler.isolate_failures import isolate_failures
 from dispatch_profiler.compiler.tools import Tools
 from dispatch_profiler.configurations import CpuTiles, Default, Flow
 from dispatch_profiler.dispatches import State
@@ -125,11 +128,27 @@ def test_a_function_that_the_source_lacks_is_told(make_request):
         )
 
 
-def test_a_source_that_is_no_mlir_is_told(make_request):
+DAMAGED_SOURCES = {
+    "empty": lambda text: "",
+    "cut": lambda text: text[: len(text) // 2],
+    "not mlir": lambda text: "not mlir",
+    "NUL": lambda text: "a\0b",
+    "deep": lambda text: "(" * 100_000,
+    "another operation": lambda text: text.replace("linalg.", "linalg.no_"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_SOURCES.values(), ids=DAMAGED_SOURCES)
+def test_a_damaged_source_is_a_verdict_that_trying_again_does_not_change(make_request, damage):
     request = make_request(SMALL, [Default()])
 
-    with pytest.raises(ToolError, match="cannot read the compiler's IR"):
-        IreeCompiler().build(type(request)("not mlir", request.dispatches, request.flags, 1))
+    built = isolate_failures(replace(request, source=damage(request.source)), IreeCompiler().build)
+
+    (outcome,) = built.outcomes.values()
+    assert outcome.state is State.NOT_COMPILED and not outcome.is_transient
+    assert re.fullmatch(
+        r"(cannot read the source|the source has no function ).*: run generator.py again", outcome.reason
+    )
 
 
 def test_a_configuration_that_is_left_out_leaves_no_trace(make_request):
