@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
         unknown = message.removeprefix("unrecognized arguments: ").split()
         if not message.startswith("unrecognized") or not unknown[0].startswith("--"):
             return ""
-        if unknown[0].startswith("--iree-"):
+        if unknown[0].startswith(("--iree-", "--mlir-")):
             name = self.prog if self._passes else as_called("compile.py", self.prog)
             return f"flags of {self._passes or 'iree-compile'} follow a double dash: {name} -- {unknown[0]}"
         options = [o for a in self._actions if a.help != argparse.SUPPRESS for o in a.option_strings]

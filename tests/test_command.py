@@ -273,6 +273,10 @@ def parser() -> Parser:
             "--iree-opt-level=O2",
             "flags of iree-compile follow a double dash: compile.py -- --iree-opt-level=O2",
         ),
+        (
+            "--mlir-print-ir-after-all",
+            "flags of iree-compile follow a double dash: compile.py -- --mlir-print-ir-after-all",
+        ),
         ("stray", "prog --help lists the options"),
     ],
 )

@@ -24,6 +24,7 @@ from dispatch_profiler.command import (
     positive_number,
     run,
     say,
+    show,
     track,
     user_cache,
 )
@@ -80,7 +81,7 @@ def _main(options: argparse.Namespace) -> int:
         pairs = with_providers(chosen, providers)
         if options.dry_run:
             for _, dispatch in pairs:
-                print(dispatch.dispatch.name)
+                show(dispatch.dispatch.name)
             return SUCCESS
         devices = _devices(options, source.manifest.target.device_uri)
         how = _profile_options(options, devices[0], source)

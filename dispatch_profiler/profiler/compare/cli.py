@@ -21,6 +21,7 @@ from dispatch_profiler.command import (
     positive_number,
     run,
     say,
+    show,
     track,
     writable,
 )
@@ -47,7 +48,7 @@ from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records
 from dispatch_profiler.profiler.statistics.comparison import Outcome, percent
 from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions
-from dispatch_profiler.streams import printable
+from dispatch_profiler.streams import WIDEST, printable
 
 PROG = "dispatch-profiler compare"
 #: Outcomes that --fail-on may name; `slower` has a number.
@@ -242,6 +243,6 @@ def _write(comparison: RunComparison, fail_on: FailOn, output: Path | None, form
         return
     terminal = Console()
     if format_ == "console" and terminal.is_terminal:
-        print(printable(console(comparison, fail_on, terminal.width)))
+        show(console(comparison, fail_on, min(terminal.width, WIDEST)))
     else:
         print(printable(FORMATS[format_](comparison, fail_on)))

@@ -123,6 +123,23 @@ def test_off_a_terminal_only_names_are_longer_than_80_columns(files, capsys):
     assert all(len(line.split()) == 1 for line in long)
 
 
+@pytest.mark.parametrize("columns", [100, 300])
+def test_no_line_on_a_terminal_is_over_120_columns(files, capsys, monkeypatch, columns):
+    """Also where names are long."""
+    names = []
+    for name in files:
+        records = read_records(Path(name))
+        names.append(
+            write(f"long_{name}", [replace(r, operation=r.operation + "_long" * 40) for r in records])
+        )
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    main(names)
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 120
+    assert "_long" * 40 in "".join(out.split())
+
+
 def test_a_file_holds_what_would_have_been_printed(files, capsys):
     main([*files, "--format=markdown"])
     printed = capsys.readouterr().out
