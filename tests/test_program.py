@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from configparser import ConfigParser
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from shell_helpers import bash_completions, fish_completions, zsh_completes
 
 from dispatch_profiler.__main__ import COMMANDS, main
 
@@ -182,25 +183,33 @@ def test_what_is_not_given_has_the_default_that_the_readme_states(capsys, argume
 # -- completion ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def bash(capsys) -> Callable[[str], list[str]]:
-    """`bash("dispatch-profiler profile --fo")`: what bash completes there."""
-    if shutil.which("bash") is None:
-        pytest.skip("there is no bash")
-    assert main([COMPLETION, "bash"]) == 0
-    script = Path("completion.bash")
+Completions = Callable[[str], list[str]]
+
+
+def script_for(shell: str, capsys: pytest.CaptureFixture[str]) -> Path:
+    """The completion script for `shell`; skips the test where that is not installed."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    assert main([COMPLETION, shell]) == 0
+    script = Path(f"completion.{shell}")
     script.write_text(capsys.readouterr().out)
+    return script
 
-    def complete(line: str) -> list[str]:
-        program = (
-            f"source {script}; COMP_LINE={shlex.quote(line)}; COMP_POINT=${{#COMP_LINE}}; "
-            '_dispatch_profiler; printf "%s\\n" "${COMPREPLY[@]}"'
-        )
-        done = called("bash", "--norc", "-c", program)
-        assert not done.stderr
-        return done.stdout.split()
 
-    return complete
+@pytest.fixture
+def bash(capsys) -> Completions:
+    """`bash("dispatch-profiler profile --fo")`: what bash completes there."""
+    return partial(bash_completions, script_for("bash", capsys))
+
+
+@pytest.fixture
+def fish(capsys) -> Completions:
+    return partial(fish_completions, script_for("fish", capsys))
+
+
+@pytest.fixture
+def zsh(capsys) -> Callable[[str], str]:
+    return partial(zsh_completes, script_for("zsh", capsys))
 
 
 def options_of(name: str) -> set[str]:
@@ -241,6 +250,45 @@ def test_bash_completes_files(bash):
 def test_bash_completes_the_aliases(bash):
     assert bash("dispatch-compile --cache-i") == ["--cache-info"]
     assert bash("/usr/bin/dispatch-generator --dry") == ["--dry-run"]
+
+
+def test_fish_completes_commands_options_values_and_files(fish):
+    Path("my.jsonl").touch()
+    assert set(COMMANDS) <= set(fish("dispatch-profiler "))
+    assert set(fish("dispatch-profiler comp")) == {"compile", "compare", COMPLETION}
+    assert fish(f"dispatch-profiler {COMPLETION} z") == ["zsh"]
+    assert fish("dispatch-profiler profile --fo") == ["--format"]
+    assert set(fish("dispatch-profiler profile --format=")) == {
+        "--format=blocks",
+        "--format=table",
+        "--format=json",
+    }
+    assert fish("dispatch-profiler report my") == ["my.jsonl"]
+    assert fish("dispatch-compile --cache-i") == ["--cache-info"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_fish_completes_every_option_of_a_command(fish, name: str):
+    offered = {option.rstrip("=") for option in fish(f"dispatch-profiler {name} --")}
+    assert {option for option in options_of(name) if option.startswith("--")} <= offered
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("dispatch-profiler gen", "dispatch-profiler generate "),
+        ("dispatch-profiler comp", "dispatch-profiler comp"),
+        ("dispatch-profiler completion z", "dispatch-profiler completion zsh "),
+        ("dispatch-profiler profile --for", "dispatch-profiler profile --format="),
+        ("dispatch-profiler profile --format=t", "dispatch-profiler profile --format=table "),
+        ("dispatch-profiler report my", "dispatch-profiler report my.jsonl "),
+        ("dispatch-profiler compile --bundle=my", "dispatch-profiler compile --bundle=my.jsonl "),
+        ("dispatch-compile --cache-i", "dispatch-compile --cache-info "),
+    ],
+)
+def test_zsh_completes_what_is_unambiguous(zsh, line: str, completed: str):
+    Path("my.jsonl").touch()
+    assert zsh(line) == completed
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
