@@ -1,12 +1,12 @@
-"""A bundle: one zip with all that a machine needs that has the device but no compiler.
+"""A bundle: one zip with everything that a machine with the device, but without a compiler, needs.
 
     README.txt                                     what to install there, and the command
-    generated/linalg/manifest.json                 the chosen dispatches, also those that did not compile
+    generated/linalg/manifest.json                 the chosen dispatches, including those that did not compile
     generated/linalg/<kind>/<operation>/*.vmfb     as in a generated tree
     bundle.json                                    format, seed, compiler; hash and size of every file
 
-Inputs are drawn from the seed and references are computed from them, so that neither is in it. The
-same tree makes the same bytes.
+Inputs are drawn from the seed and references are computed from them, so neither is included. The same
+tree produces the same bytes.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ _FORMAT = "dispatch_profiler bundle"
 _VERSION = 1
 _CONTENTS = "bundle.json"
 _README = "README.txt"
-#: Of every member: zip knows no time before.
+#: Time of every member: the earliest that zip can represent.
 _TIME = (1980, 1, 1, 0, 0, 0)
-#: Code shrinks to a fifth at 120 MB/s; the usual level takes twice as long for 2 % less.
+#: Code shrinks to a fifth at 120 MB/s; the default level takes twice as long for 2 % less.
 _LEVEL = 4
 _CHUNK = 2**20
 _MAGIC_SIZE = 4
-#: What a bundle may hold, whatever it declares: bytes of a file, of a JSON file, and of all together.
+#: Limits of a bundle, whatever it declares: bytes of a file, of a JSON file, and in total.
 _LARGEST_FILE = 2**30
 _LARGEST_JSON = 2**25
 _LARGEST_TOTAL = 2**33
-#: And in all no more than so many times the bytes of the zip: code shrinks to a fifth.
+#: The total is also limited to this multiple of the zip's size: code shrinks to a fifth.
 _LARGEST_RATIO = 200
 _ALWAYS_ALLOWED = 2**24
-#: What damage comes out as, on its way through zip.
+#: Errors that reading a damaged zip raises.
 _DAMAGE = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, TypeError, ValueError,
     AttributeError, NotImplementedError, RuntimeError, OverflowError, RecursionError,
@@ -66,10 +66,10 @@ _DAMAGE = (
 
 @dataclass(frozen=True)
 class BundleInfo:
-    """Where a bundle comes from.
+    """Origin of a bundle.
 
     `made_by` is the version of this package, `host` the CPU that it was compiled on if `target` is
-    for just that. Inputs are drawn from `seed`, unless who profiles names another.
+    specific to that. Inputs are drawn from `seed` unless the user passes another one.
     """
 
     made_by: str
@@ -82,9 +82,9 @@ class BundleInfo:
 def write_bundle(
     path: Path, manifest: Manifest, chosen: Iterable[tuple[OperationEntry, DispatchEntry]]
 ) -> int:
-    """Pack `chosen` dispatches of a compiled tree and their vmfbs into `path`; answers its size in bytes.
+    """Pack the `chosen` dispatches of a compiled tree and their vmfbs into `path`; returns its size in bytes.
 
-    It is written whole or not at all. Raises TreeError if a vmfb is not what was compiled.
+    The write is atomic. Raises TreeError if a vmfb is not what was compiled.
     """
     part = _part(manifest, chosen)
     files: dict[str, Artifact] = {}
@@ -99,7 +99,7 @@ def write_bundle(
 
 
 def _part(manifest: Manifest, chosen: Iterable[tuple[OperationEntry, DispatchEntry]]) -> Manifest:
-    """`manifest` with the chosen dispatches only, and the modules that they are in."""
+    """`manifest` with only the chosen dispatches and their modules."""
     groups: dict[Operation, tuple[OperationEntry, list[DispatchEntry]]] = {}
     for entry, dispatch in chosen:
         groups.setdefault(entry.operation, (entry, []))[1].append(dispatch)
@@ -112,7 +112,7 @@ def _part(manifest: Manifest, chosen: Iterable[tuple[OperationEntry, DispatchEnt
 
 
 def _members(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
-    """Name and content of every file of the tree that is packed, one at a time."""
+    """Name and content of every file to pack, one at a time."""
     tree = manifest.tree
     yield _name(tree, tree.manifest), to_text(manifest.entries).encode()
     for entry in manifest.entries:
@@ -144,7 +144,7 @@ def _checked(path: Path, artifact: Artifact) -> bytes:
 def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     info = zipfile.ZipInfo(name, _TIME)
     info.external_attr = 0o644 << 16
-    info.create_system = 3  # Unix, whatever it is made on
+    info.create_system = 3  # Unix, on every system
     archive.writestr(info, data, zipfile.ZIP_DEFLATED, _LEVEL)
 
 
@@ -161,11 +161,11 @@ def _contents(info: BundleInfo, files: dict[str, Artifact]) -> str:
     )
 
 
-# -- what its user reads ---------------------------------------------------------------------------
+# -- the README of a bundle ------------------------------------------------------------------------
 
 
 def command(name: str) -> str:
-    """What profiles the bundle called `name` on the other machine."""
+    """The command that profiles the bundle `name` on the other machine."""
     return f"dispatch-profiler profile {shlex.quote(f'--bundle={name}')} --output=data.csv"
 
 
@@ -173,25 +173,25 @@ def _readme(name: str, manifest: Manifest) -> str:
     info, count = _info(manifest), sum(len(entry.dispatches) for entry in manifest.entries)
     needed = " ".join(f"'{requirement.replace(' ', '')}'" for requirement in requirements(manifest))
     return f"""\
-{count} dispatches of {len(manifest.entries)} operations for {info.target}, to be verified and measured.
+{count} dispatches of {len(manifest.entries)} operations for {info.target}, to verify and measure.
 Compiled by {", ".join(info.compilers) or "no compiler"}; packed by dispatch_profiler {info.made_by}.
 
-On the machine with the device, in an environment of its own, Python 3.10 or newer:
+On the machine with the device, in a virtual environment with Python 3.10 or newer:
 
     python -m pip install {needed}
     python -m pip install --no-deps dispatch_profiler-{info.made_by}-py3-none-any.whl
 
-`make wheel` in a checkout builds the wheel; copy it here beside the bundle. The folder of a checkout
-of the same version may be given instead. Then
+`make wheel` in a checkout builds the wheel; copy it next to the bundle. Instead of the wheel, you can
+install from the folder of a checkout of the same version. Then run
 
     {command(name)}
 
-Every other option of `dispatch-profiler profile` may be added; --seed={info.seed} is the default. data.csv and
-data.jsonl are the result. Back on the first machine
+with any other options of `dispatch-profiler profile`; --seed={info.seed} is the default. The results are
+data.csv and data.jsonl. Back on the first machine,
 
     dispatch-profiler join data.jsonl FROM_THERE.jsonl --output=data.csv
 
-puts both into one data.csv. A vmfb is native code: run bundles only of people whom you trust.
+merges both into one data.csv. A vmfb is native code: run only bundles from people you trust.
 """
 
 
@@ -206,9 +206,9 @@ def requirements(manifest: Manifest) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def unpacked(path: Path) -> Iterator[tuple[Manifest, BundleInfo]]:
-    """The tree that the bundle `path` holds, in a temporary folder until the caller is done.
+    """The tree in the bundle `path`, in a temporary folder while the context is open.
 
-    Raises TreeError if there is no such file, if it is no bundle, or if it is damaged.
+    Raises TreeError if there is no such file, or if it is not a bundle or is damaged.
     """
     with _opened(path) as file, tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder:
         info = _extract(path, file, Path(folder))
@@ -218,7 +218,7 @@ def unpacked(path: Path) -> Iterator[tuple[Manifest, BundleInfo]]:
         except TreeError as error:
             raise TreeError(
                 f"dispatch_profiler {__version__} cannot read the bundle {path}",
-                hint=f"it was made by dispatch_profiler {info.made_by}: install that one",
+                hint=f"it was made by dispatch_profiler {info.made_by}: install that version",
             ) from error
         yield manifest, info
 
@@ -231,7 +231,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _extract(path: Path, file: BinaryIO, folder: Path) -> BundleInfo:
-    """Put every file that the bundle names into `folder`, each as it was packed, nothing outside."""
+    """Extract every file that the bundle lists into `folder`, each as it was packed, and nothing outside."""
     foreign = TreeError(
         f"{path} is not a bundle of dispatch_profiler", hint="compile.py --bundle=FILE.zip writes one"
     )
@@ -256,7 +256,7 @@ def _extract(path: Path, file: BinaryIO, folder: Path) -> BundleInfo:
         raise _damaged(path, error) from error
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENAMETOOLONG):
-            raise  # of the disk, and not of what the zip says of its offsets and names
+            raise  # an error of the disk, not of offsets or names in the zip
         raise _damaged(path, error) from error
 
 
@@ -275,7 +275,7 @@ def _read_contents(archive: zipfile.ZipFile) -> Mapping[str, Any]:
 
 
 def _files(row: Mapping[str, Any]) -> dict[str, Artifact]:
-    """Hash and size of each file by its name. FieldError for a name outside and for a size that is too large."""
+    """Hash and size of each file by name. FieldError for a name outside the folder or too large a size."""
     found = {}
     for name, value in mapping(row.get("files"), "files").items():
         artifact = mapping(value, f"files.{name}")
@@ -289,7 +289,7 @@ def _read_info(path: Path, row: Mapping[str, Any]) -> BundleInfo:
     if row.get("version") != _VERSION:
         raise TreeError(
             f"{path} is a bundle of version {row.get('version')!r}, but this program reads {_VERSION}",
-            hint=f"it was made by dispatch_profiler {made_by}: install that one",
+            hint=f"it was made by dispatch_profiler {made_by}: install that version",
         )
     return BundleInfo(
         made_by, text(row, "target"), text(row, "host"), texts(row, "compilers"), whole(row, "seed")
@@ -297,7 +297,7 @@ def _read_info(path: Path, row: Mapping[str, Any]) -> BundleInfo:
 
 
 def _inside(name: str) -> str:
-    """`name`, if it stays in the folder that it is put into. ValueError otherwise."""
+    """`name` if it stays inside its folder. ValueError otherwise."""
     parts = PurePosixPath(name)
     if parts.is_absolute() or ".." in parts.parts or "\\" in name or "\0" in name:
         raise ValueError(f"it names a file outside of its folder, {name!r}")
@@ -310,7 +310,7 @@ def _extract_one(archive: zipfile.ZipFile, name: str, artifact: Artifact, folder
     target.parent.mkdir(parents=True, exist_ok=True)
     digest, size = hashlib.sha256(), 0
     with archive.open(name) as source, target.open("wb") as out:
-        # Only as much as it declares, which is bounded, whatever the stream holds.
+        # Read no more than the declared size, which is bounded, whatever the stream holds.
         while size <= artifact.bytes and (chunk := source.read(_CHUNK)):
             digest.update(chunk)
             size += len(chunk)

@@ -1,4 +1,4 @@
-"""A dispatch: one operation done with one configuration."""
+"""A dispatch: one operation with one configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from dispatch_profiler.operations import Operation
 
 @dataclass(frozen=True)
 class Dispatch:
-    """Its name is the MLIR function, the runtime entry point and what `--dispatches` matches."""
+    """One operation with one configuration.
+
+    Its name is the MLIR function, the runtime entry point and what `--dispatches` matches.
+    """
 
     operation: Operation
     configuration: Configuration
@@ -21,11 +24,11 @@ class Dispatch:
 
     @property
     def effective_operation(self) -> Operation:
-        """What its kernel computes: the operation, with the sums that the configuration holds them in."""
+        """What its kernel computes: the operation, with the accumulator of the configuration."""
         return self.configuration.effective_operation(self.operation)
 
     def arguments(self) -> dict[str, str]:
-        """The operation's command-line arguments, with the split where the kind has one."""
+        """The operation's command-line arguments, with split-K where the kind supports it."""
         arguments = self.operation.arguments()
         if self.operation.product is not None:
             slices = self.configuration.split_k

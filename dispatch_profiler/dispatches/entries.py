@@ -1,4 +1,4 @@
-"""What a manifest holds: operations, their dispatches, and the modules that were compiled of them."""
+"""Entries of a manifest: operations, their dispatches, and the modules compiled from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dispatch_profiler.operations import Operation
 
 
 class State(str, Enum):
-    """How far a dispatch has come. The last two carry a reason."""
+    """Progress of a dispatch. The last two states have a reason."""
 
     GENERATED = "generated"
     COMPILED = "compiled"
@@ -22,8 +22,8 @@ class State(str, Enum):
 class DispatchEntry:
     """One dispatch of the tree.
 
-    `applied` is what the compiler configured for it, in its own words; empty until compiled.
-    `is_transient` tells of a failure that another time or another machine may not see.
+    `applied` is the configuration that the compiler applied, in its own words; empty until compiled.
+    `is_transient` marks a failure that may not occur at another time or on another machine.
     """
 
     dispatch: Dispatch
@@ -35,7 +35,7 @@ class DispatchEntry:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file that was made from the source: its content's SHA-256 and size in bytes."""
+    """A compiled file: the SHA-256 of its content and its size in bytes."""
 
     sha256: str
     bytes: int
@@ -45,9 +45,9 @@ class Artifact:
 class ModuleEntry:
     """One pair of vmfbs: all configurations of an operation that share their compiler flags.
 
-    `key` is the content hash of all that went in. `repeat` is how often the profile vmfb does
-    each dispatch in one call. `target` is what it was compiled for, which need not be what its
-    operation was generated for. Without `verify` and `profile` no dispatch of it compiled.
+    `key` is the content hash of all inputs. `repeat` is how often the profile vmfb executes each dispatch
+    per call. `target` is what it was compiled for, which may differ from what its operation was generated
+    for. Without `verify` and `profile`, none of its dispatches compiled.
     """
 
     name: str
@@ -57,13 +57,13 @@ class ModuleEntry:
     target: str
     verify: Artifact | None
     profile: Artifact | None
-    #: The compiler's flags: of the target, of the configurations, and of the command line.
+    #: The compiler flags of the target, of the configurations, and of the command line.
     flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class OperationEntry:
-    """One operation of the tree with its dispatches and what was compiled of them.
+    """One operation of the tree with its dispatches and the modules compiled from them.
 
     `target` is what it was generated for.
     """
@@ -75,7 +75,7 @@ class OperationEntry:
     modules: tuple[ModuleEntry, ...] = ()
 
     def same_source(self, other: OperationEntry) -> bool:
-        """Does `other` stand for the same dispatches of the same text, and is all here for its target?"""
+        """Whether `other` has the same source and dispatches, and all modules here are for its target."""
         return _made(self) == _made(other) and all(m.target == other.target for m in self.modules)
 
     def module_of(self, dispatch: Dispatch) -> ModuleEntry | None:

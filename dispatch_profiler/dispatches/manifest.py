@@ -24,13 +24,13 @@ from dispatch_profiler.json_fields import FieldError, mapping, parse_json
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, parse_target
 
-#: No manifest comes near it: one of ten thousand dispatches takes 5 MB.
+#: Far above any manifest: one of ten thousand dispatches takes 5 MB.
 _LARGEST_FILE = 2**30
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Every operation of one tree, in the order in which they were generated."""
+    """All operations of one tree, in the order in which they were generated."""
 
     tree: Tree
     entries: tuple[OperationEntry, ...]
@@ -39,31 +39,31 @@ class Manifest:
     def target(self) -> Target:
         """The first target of the tree: its compiler and its device serve the whole family.
 
-        TreeError if the tree is not for one family.
+        Raises TreeError if the tree holds several families or none.
         """
         families = {entry.target.partition(":")[0] for entry in self.entries}
         if len(families) != 1:
             names = ", ".join(sorted(families)) or "none"
             raise TreeError(
-                f"{self.tree.manifest} holds dispatches for several families of targets or none: {names}",
-                hint="use one --generated-dir for each",
+                f"{self.tree.manifest} holds dispatches for several target families or none: {names}",
+                hint="use one --generated-dir per family",
             )
         return self.targets[0] if self.targets else parse_target(self.entries[0].target)
 
     @property
     def family(self) -> str:
-        """That of `target`, for which the whole tree is."""
+        """The family of `target`, which is that of the whole tree."""
         return self.target.family
 
     @property
     def targets(self) -> tuple[Target, ...]:
-        """What its dispatches were compiled for, or generated for until then, each once."""
+        """What its dispatches were compiled for, or generated for if not compiled yet, each once."""
         names = dict.fromkeys(e.target_of(d.dispatch) for e, d in self.dispatches())
         return tuple(map(parse_target, names))
 
     @property
     def host(self) -> str:
-        """This machine, as `Target.host` has it, if code in the tree is for the machine that made it."""
+        """`Target.host` of the compiling machine, if code in the tree depends on it; otherwise empty."""
         return next((target.host for target in self.targets if target.host), "")
 
     def dispatches(self) -> Iterator[tuple[OperationEntry, DispatchEntry]]:
@@ -72,7 +72,7 @@ class Manifest:
                 yield entry, dispatch
 
     def choose(self, selection: Selection) -> list[tuple[OperationEntry, DispatchEntry]]:
-        """Those of `dispatches()` that belong to `selection`. SelectionError if a pattern names none."""
+        """Those of `dispatches()` that `selection` matches. SelectionError if a pattern matches none."""
         return selection.choose(
             self.dispatches(), lambda pair: pair[0].operation.kind, lambda pair: pair[1].dispatch.name
         )
@@ -81,8 +81,8 @@ class Manifest:
 def load_manifest(tree: Tree) -> Manifest:
     """Read the manifest of `tree`.
 
-    A dispatch whose state or module cannot be read is Not compiled, with the reason. Raises TreeError if there is
-    no manifest, if it is not ours, or if it is damaged otherwise.
+    A dispatch whose state or module cannot be read becomes `not compiled`, with the reason. Raises TreeError
+    if there is no manifest, if it is not ours, or if it is damaged in another way.
     """
     path = tree.manifest
     if not tree.folder.is_dir():
@@ -125,18 +125,18 @@ def _again(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A manifest as it was written: the process that wrote it need not read it again while the file is the same."""
+    """A manifest as written; the writer need not read it again until the file changes."""
 
     entries: Mapping[Operation, OperationEntry]
     file: tuple[int, int, int]
 
 
 def add_generated(tree: Tree, entries: Iterable[OperationEntry], last: Snapshot | None = None) -> Snapshot:
-    """Put generated operations into the manifest on disk, under a lock, beside what others put there.
+    """Add generated operations to the manifest on disk, under a lock, keeping those of other processes.
 
-    One whose source and dispatches are known keeps what was compiled of it for its target. Of one that has lost
-    dispatches, the files go that were made of these alone. `last` is what the previous call returned; the
-    manifest is read only if it has changed since.
+    An operation whose source and dispatches are unchanged keeps what was compiled for its target. If an
+    operation has lost dispatches, the files made only from these are removed. `last` is the result of the
+    previous call; the manifest is read only if it has changed since.
     """
     with _locked(tree):
         if last is not None and not tree.journal.exists() and _file_of(tree) == last.file:
@@ -163,7 +163,7 @@ def _file_of(tree: Tree) -> tuple[int, int, int]:
 
 
 def _remove_dropped(tree: Tree, old: OperationEntry, new: OperationEntry) -> None:
-    """Remove what was made of dispatches that `new` no longer has: nothing would name it."""
+    """Remove the files made from dispatches that `new` no longer has: nothing would refer to them."""
     for path in {*_made_files(tree, old)} - {*_made_files(tree, new)}:
         path.unlink(missing_ok=True)
 
@@ -175,19 +175,19 @@ def _made_files(tree: Tree, entry: OperationEntry) -> Iterator[Path]:
 
 
 def note_result(tree: Tree, part: OperationEntry) -> None:
-    """Add what has become of some dispatches and modules of one operation to the journal.
+    """Append the results of some dispatches and modules of one operation to the journal.
 
-    At once, whatever happens to us next: writing the manifest of ten thousand dispatches for each
-    of them would take longer than they do.
+    Each is saved immediately, in case the process ends: rewriting the manifest of ten thousand dispatches
+    for each of them would take longer than compiling them.
     """
     row = operation_line(part)
     with _locked(tree), tree.journal.open("a", encoding="utf-8") as journal:
-        # A process killed while it wrote may have left half a line: start on a new one.
+        # A process killed while writing may have left half a line: start on a new one.
         journal.write(f"\n{row}\n")
 
 
 def fold_journal(tree: Tree) -> None:
-    """Put what the journal holds, ours and that of a run that was killed, into the manifest."""
+    """Merge the journal, also that of a run that was killed, into the manifest."""
     with _locked(tree):
         if tree.journal.exists():
             _write(tree, _entries_on_disk(tree))
@@ -209,7 +209,7 @@ def _read_journal(tree: Tree) -> list[OperationEntry]:
         return []
     found = []
     for line in filter(None, _read(tree.journal).split(b"\n")):
-        with contextlib.suppress(FieldError):  # half a line is a result that was in flight
+        with contextlib.suppress(FieldError):  # half a line is a result that was being written
             found.append(operation_of(mapping(parse_json(line))))
     return found
 
@@ -219,9 +219,9 @@ def _locked(tree: Tree) -> contextlib.AbstractContextManager[None]:
 
 
 def _merge(entries: dict[Operation, OperationEntry], part: OperationEntry) -> None:
-    """Put the dispatches and modules of `part` in the place of those that `entries` has of them.
+    """Replace the dispatches and modules in `entries` that `part` holds.
 
-    Nothing if the operation has been generated anew in the meantime: its results are dropped.
+    Does nothing if the operation has been generated again since: its results are obsolete.
     """
     known = entries.get(part.operation)
     if known is None or known.source_sha256 != part.source_sha256:

@@ -1,8 +1,8 @@
-"""The JSON of a manifest: its versions, and entries to and from it.
+"""The JSON of a manifest: its versions, and conversion from and to entries.
 
-| version | differs from the next in |
+| version | differences from the next |
 |---|---|
-| 1 | a module may have no `target` (that of its operation is meant) and no `flags`; a dispatch no `is_transient` |
+| 1 | a module may lack `target` (its operation's is used) and `flags`; a dispatch may lack `is_transient` |
 | 2 | |
 
 Lines of the journal have no version: rows of both are read alike.
@@ -33,21 +33,21 @@ from dispatch_profiler.json_fields import (
 from dispatch_profiler.operations import Operation, operation_from_dict
 
 _FORMAT = "dispatch_profiler manifest"
-#: That are read; the last is written.
+#: Versions that are read; the last is written.
 VERSIONS = (1, 2)
-#: Of executions in a call: a larger number than the compiler takes is damage.
+#: Executions per call: a larger number than the compiler accepts is damage.
 _MOST_REPEATS = 10**6
-#: What objects make of values that are not theirs.
+#: Errors that constructors raise for invalid values.
 _DAMAGE = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, DispatchProfilerError)
 
 
 def is_manifest(data: Mapping[str, Any]) -> bool:
-    """Does a JSON object say that it is one?"""
+    """Whether a JSON object is marked as a manifest."""
     return data.get("format") == _FORMAT
 
 
 def to_text(entries: Iterable[OperationEntry]) -> str:
-    """The text of `Tree.manifest`, an operation a line."""
+    """The text of `Tree.manifest`, with one line per operation."""
     lines = ",\n".join(map(operation_line, entries))
     return f'{{"format": "{_FORMAT}", "version": {VERSIONS[-1]}, "operations": [\n{lines}\n]}}\n'
 
@@ -93,9 +93,9 @@ def operations_of(data: Mapping[str, Any]) -> list[OperationEntry]:
 
 
 def operation_of(row: Mapping[str, Any]) -> OperationEntry:
-    """One operation. Raises FieldError if it, or what identifies its dispatches, cannot be read.
+    """Parse one operation. Raises FieldError if it, or what identifies its dispatches, cannot be read.
 
-    A dispatch whose state, or the module it is in, cannot be read is Not compiled: others go on.
+    A dispatch whose state or module cannot be read becomes `not compiled`, without affecting others.
     """
     operation = _operation(row)
     entry = OperationEntry(
@@ -106,7 +106,7 @@ def operation_of(row: Mapping[str, Any]) -> OperationEntry:
     )
     modules = {d.dispatch.configuration.module for d in entry.dispatches}
     for each in rows(row, "modules"):
-        # A name that no configuration has would be a path of the writer's choice.
+        # Any other name would let the writer choose a path.
         if (name := text(each, "name")) in modules:
             entry = _with_module(entry, name, each)
     return entry
@@ -144,7 +144,7 @@ def _operation(row: Mapping[str, Any]) -> Operation:
         operation = operation_from_dict(data)
         _ = hash(operation), operation.name, operation.flops
     except _DAMAGE as error:
-        raise FieldError(f"operation: {_told(error)}") from error
+        raise FieldError(f"operation: {_describe(error)}") from error
     return operation
 
 
@@ -155,7 +155,7 @@ def _dispatch(operation: Operation, row: Mapping[str, Any]) -> DispatchEntry:
         entry = DispatchEntry(Dispatch(operation, configuration_from_dict(data)))
         _ = hash(entry.dispatch), entry.dispatch.name, entry.dispatch.configuration.module
     except _DAMAGE as error:
-        raise FieldError(f"configuration: {_told(error)}") from error
+        raise FieldError(f"configuration: {_describe(error)}") from error
     try:
         return replace(
             entry,
@@ -168,8 +168,8 @@ def _dispatch(operation: Operation, row: Mapping[str, Any]) -> DispatchEntry:
         return _damaged(entry, f"its entry in the manifest is damaged ({error}): run compile.py again")
 
 
-def _told(error: Exception) -> str:
-    """An error of a class as `KeyError('kind')`, one of ours as its message."""
+def _describe(error: Exception) -> str:
+    """`KeyError('kind')` for a built-in error, the message for one of ours."""
     return str(error) if isinstance(error, DispatchProfilerError) else repr(error)
 
 

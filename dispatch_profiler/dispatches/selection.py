@@ -1,4 +1,4 @@
-"""Choosing dispatches by patterns and operation kinds."""
+"""Selects dispatches by patterns and operation kinds."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Selection:
-    """Patterns over whole dispatch names, each a glob or a regular expression, and kinds.
+    """Patterns over whole dispatch names, each a glob or a regular expression, and operation kinds.
 
-    No pattern selects every name, no kind every kind; a dispatch must pass both.
+    Without patterns every name matches, without kinds every kind; a dispatch must match both.
     """
 
     patterns: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Selection:
 
     @staticmethod
     def parse(patterns: str, kinds: str) -> Selection:
-        """Read two comma lists. Commas within (), [] and {} belong to a regular expression.
+        """Parse two comma-separated lists. Commas within (), [] and {} belong to a regular expression.
 
         Raises SelectionError for an empty pattern, OperationError for an unknown kind. The kind
         `all` stands for every kind.
@@ -42,19 +42,19 @@ class Selection:
         return tuple((pattern, _compile(pattern)) for pattern in self.patterns)
 
     def matches(self, kind: str, name: str) -> bool:
-        """Does the dispatch called `name`, of an operation of `kind`, belong to the selection?"""
+        """Whether the dispatch `name`, of an operation of `kind`, is selected."""
         if self.kinds and kind not in self.kinds:
             return False
         return not self.patterns or any(_matches(forms, name) for _, forms in self._matchers)
 
     def choose(self, items: Iterable[T], kind: Callable[[T], str], name: Callable[[T], str]) -> list[T]:
-        """The items that belong to the selection, in their order.
+        """The selected items, in order.
 
         Raises SelectionError if a pattern matches none of them, or nothing is left.
         """
         of_kind = [item for item in items if not self.kinds or kind(item) in self.kinds]
         if not of_kind:
-            raise SelectionError(f"there is no dispatch of {', '.join(self.kinds) or 'any kind'}")
+            raise SelectionError(f"no dispatch of {', '.join(self.kinds) or 'any kind'}")
         names = [name(item) for item in of_kind]
         for pattern, forms in self._matchers:
             if not any(_matches(forms, each) for each in names):
@@ -79,7 +79,7 @@ def _split(patterns: str) -> tuple[str, ...]:
             part += character
     parts = [each.strip() for each in [*parts, part]]
     if not all(parts):
-        raise SelectionError(f"an empty pattern in {patterns!r}", hint="separate patterns by one comma")
+        raise SelectionError(f"empty pattern in {patterns!r}", hint="separate patterns with one comma")
     return tuple(parts)
 
 
@@ -105,4 +105,4 @@ def _matches(forms: tuple[re.Pattern[str], ...], name: str) -> bool:
 def _nearest(pattern: str, names: Sequence[str]) -> str:
     plain = re.sub(r"\.\*|[*?\\^$()]", "", pattern)
     near = nearest(plain, names, cutoff=0.0)
-    return f"the nearest is {near!r}; a pattern must match the whole name" if near else ""
+    return f"did you mean {near!r}? A pattern must match the whole name" if near else ""

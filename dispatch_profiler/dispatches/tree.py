@@ -1,4 +1,4 @@
-"""Where things lie in a generated tree."""
+"""Paths in a generated tree."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Tree:
     """`folder/generated/linalg/<kind>/<operation>/`; `folder` is what `--generated-dir` names."""
 
     folder: Path
-    #: The zip that it was unpacked from for a while; None if it stays where it is.
+    #: The zip that it is temporarily unpacked from; None for a tree on disk.
     bundle: Path | None = None
 
     @property
     def option(self) -> str:
-        """How a command is told of it: `--generated-dir=FOLDER` or `--bundle=FILE`."""
+        """The option that names it: `--generated-dir=FOLDER` or `--bundle=FILE`."""
         return f"--generated-dir={self.folder}" if self.bundle is None else f"--bundle={self.bundle}"
 
     @property
@@ -35,12 +35,12 @@ class Tree:
 
     @property
     def journal(self) -> Path:
-        """What has been added to the manifest since it was last written."""
+        """Additions to the manifest since it was last written."""
         return self.root / "manifest.journal"
 
     @property
     def references(self) -> Path:
-        """Reference results, by content."""
+        """Cached references, by content."""
         return self.folder / "generated" / "reference_cache"
 
     def operation(self, operation: Operation) -> Path:
@@ -56,12 +56,12 @@ class Tree:
         return self.operation(operation) / f"{operation.name}{flow}_{purpose}.vmfb"
 
     def compiler_output(self, operation: Operation, module: str = "") -> Path:
-        """What the compiler said about one module of this operation."""
+        """The compiler's output for one module of this operation."""
         flow = f"_{module}" if module else ""
         return self.operation(operation) / f"iree_compile_cmd_stdout{flow}.mlir"
 
     def made_of(self, operation: Operation, module: str) -> tuple[Path, ...]:
-        """Every file that compiling one module leaves."""
+        """Every file that compiling one module produces."""
         vmfbs = (self.vmfb(operation, module, "verify"), self.vmfb(operation, module, "profile"))
         return (*vmfbs, self.compiler_output(operation, module))
 

@@ -116,10 +116,10 @@ def test_patterns_and_kinds_choose(run, generated):
         (
             ["--dispatches=matmul_16x32x8"],
             "no dispatch matches 'matmul_16x32x8'",
-            "the nearest is 'matmul_16x32x8_",
+            "did you mean 'matmul_16x32x8_",
         ),
         (["--op-kind=matmull"], "unknown operation kind 'matmull'", "did you mean 'matmul'"),
-        (["--op-kind=conv2d"], "there is no dispatch of conv2d", ""),
+        (["--op-kind=conv2d"], "no dispatch of conv2d", ""),
         (["--target=nul"], "unknown target 'nul'", "did you mean 'null'"),
         (["--target=llvm-cpu:znver44"], "unknown CPU 'znver44'", "did you mean 'znver4'"),
         (["--num-cpu=0"], "expected a whole number of at least 1, but got '0'", ""),

@@ -117,7 +117,7 @@ def test_the_target_of_a_tree_is_that_of_its_first_operation(tree):
     entries = [generated(op, target=t) for op, t in zip(EVERY_OPERATION, ("null:x", "null"), strict=False)]
     assert Manifest(tree, tuple(entries)).target == NullTarget("x")
     for wrong in ((*entries, generated(EVERY_OPERATION[2], target="vmvx")), ()):
-        with pytest.raises(TreeError, match="several families of targets or none"):
+        with pytest.raises(TreeError, match="several target families or none"):
             _ = Manifest(tree, wrong).target
 
 

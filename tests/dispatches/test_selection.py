@@ -81,9 +81,9 @@ def test_commas_separate_patterns_but_not_inside_brackets(patterns, selected):
 @pytest.mark.parametrize("patterns", [",", "a,", ",a", "a,,b", " "])
 def test_an_empty_pattern_is_refused(patterns):
     """It would select nothing; most likely a comma is too many."""
-    with pytest.raises(SelectionError, match="an empty pattern in") as caught:
+    with pytest.raises(SelectionError, match="empty pattern in") as caught:
         Selection.parse(patterns, "")
-    assert caught.value.hint == "separate patterns by one comma"
+    assert caught.value.hint == "separate patterns with one comma"
 
 
 @pytest.mark.parametrize("pattern", ["(abc", "a{2,1}", "abc\\"])
@@ -115,8 +115,8 @@ def test_no_match_names_the_nearest():
     with pytest.raises(SelectionError, match=r"no dispatch matches 'matmul_128x64x65_\*default'") as caught:
         chosen("matmul_128x64x65_*default")
     assert caught.value.hint == (
-        "the nearest is 'matmul_128x64x64_f32t_f32t_f32t_tile_config_default'; "
-        "a pattern must match the whole name"
+        "did you mean 'matmul_128x64x64_f32t_f32t_f32t_tile_config_default'? "
+        "A pattern must match the whole name"
     )
 
 
@@ -169,13 +169,13 @@ def test_pattern_and_kind_must_both_hold():
 def test_a_kind_that_is_not_there_is_said():
     """Known, but not in this tree."""
     selection = Selection.parse("", "conv2d,batch_matmul")
-    with pytest.raises(SelectionError, match="there is no dispatch of conv2d, batch_matmul"):
+    with pytest.raises(SelectionError, match="no dispatch of conv2d, batch_matmul"):
         selection.choose(["matmul_1"], lambda _: "matmul", str)
 
 
 def test_nothing_to_choose_from_is_said():
     """An empty tree."""
-    with pytest.raises(SelectionError, match="there is no dispatch of any kind"):
+    with pytest.raises(SelectionError, match="no dispatch of any kind"):
         Selection().choose([], str, str)
 
 

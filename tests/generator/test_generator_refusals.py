@@ -88,10 +88,10 @@ REFUSED: dict[str, tuple[str, str]] = {
     "--op-kind=matmul --layout=nchw": ("nchw", ""),
     "--op-kind=matmul --lhs=f16n --layout=tn": ("tn", ""),
     # patterns
-    "--dispatches=foo": ("no dispatch matches 'foo'", "the nearest is 'matmul_"),
-    "--dispatches=a,,b": ("an empty pattern in 'a,,b'", "one comma"),
+    "--dispatches=foo": ("no dispatch matches 'foo'", "did you mean 'matmul_"),
+    "--dispatches=a,,b": ("empty pattern in 'a,,b'", "one comma"),
     "--dispatches=(abc": ("neither a glob nor a regular expression", ""),
-    "--op-kind=conv2d --dispatches=matmul_*": (r"no dispatch matches 'matmul_\*'", "the nearest is 'conv2d"),
+    "--op-kind=conv2d --dispatches=matmul_*": (r"no dispatch matches 'matmul_\*'", "did you mean 'conv2d"),
     # files
     "--configurations=missing.yaml": (r"cannot read missing\.yaml: No such file", "takes a YAML file"),
     "--configurations=/dev/zero": ("it is a device, not a regular file", "takes a YAML file"),
