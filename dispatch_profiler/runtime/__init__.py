@@ -11,7 +11,7 @@ from dispatch_profiler.runtime.tools import ToolDevice, find_runtime_tools
 
 
 def open_device(uri: str, build_dir: Path | None = None) -> Device:
-    """The device called `uri`, through the installed runtime or the commands of `build_dir`.
+    """The device with the URI `uri`, through the installed runtime or the commands in `build_dir`.
 
     Raises TargetError if there is no such device.
     """
@@ -20,13 +20,13 @@ def open_device(uri: str, build_dir: Path | None = None) -> Device:
         return NullDevice()
     if build_dir is not None:
         return ToolDevice(parsed, build_dir)
-    from dispatch_profiler.runtime.iree import IreeDevice  # loads the runtime: only where it runs
+    from dispatch_profiler.runtime.iree import IreeDevice  # imported here because it loads the runtime
 
     return IreeDevice(parsed)
 
 
 def all_devices(uri: str) -> tuple[str, ...]:
-    """Every device of the driver of `uri`: `cuda` -> `cuda://0`, `cuda://1`; of the CPU itself only.
+    """Every device of the driver of `uri`: `cuda` -> `cuda://0`, `cuda://1`; for a CPU, `uri` alone.
 
     Raises TargetError if there is no such driver, or no device.
     """

@@ -1,6 +1,6 @@
 """Contracts of the runtime: a device holds buffers and loads programs, a program binds calls.
 
-Nothing here knows an operation, only buffers with a shape and an element type; and nothing changes the
+The runtime knows no operations, only buffers with a shape and an element type. It does not alter the
 process that calls it: no scheduling, no environment, no signals.
 """
 
@@ -18,7 +18,7 @@ from dispatch_profiler.operations import ElementType
 
 
 class RunError(ToolError):
-    """The runtime rejected a call or broke it off."""
+    """The runtime rejected or aborted a call."""
 
 
 class Buffer(Protocol):
@@ -30,40 +30,40 @@ class Buffer(Protocol):
 
     @property
     def type(self) -> ElementType:
-        """Of each element."""
+        """Type of each element."""
 
     def write(self, array: np.ndarray) -> None:
-        """Copy `array`, of this shape and type, to the device. RunError if it has another one."""
+        """Copy `array` to the device. RunError if its shape or type differs."""
 
     def read(self) -> np.ndarray:
-        """A copy of what the device holds."""
+        """A copy of the contents."""
 
     def copy_from(self, source: Any) -> None:
-        """Copy what `source`, a buffer of this device with this shape and type, holds."""
+        """Copy the contents of `source`, a buffer of this device with the same shape and type."""
 
 
 @dataclass(frozen=True, eq=False)
 class Arguments:
-    """What one call reads, and the destination buffers that it writes. Functions take them in this order."""
+    """Buffers that one call reads, and those that it writes. Functions take them in this order."""
 
     operands: tuple[Any, ...]
     results: tuple[Any, ...]
 
 
 class Call(Protocol):
-    """One entry point with its arguments, ready to be run again and again."""
+    """One entry point with its arguments, ready to be run repeatedly."""
 
     @property
     def now(self) -> Callable[[], float] | None:
-        """A clock in seconds that `time` does not read, to check it by; None if there is none."""
+        """A clock in seconds, independent of that of `time`, to check it; None if there is none."""
 
     def invoke(self) -> None:
-        """Run once on the first arguments and wait. RunError, WorkerOutOfMemory or WorkerCrashed if it fails."""
+        """Run once on the first arguments and wait. Raises RunError, WorkerOutOfMemory or WorkerCrashed."""
 
     def time(self, calls: int) -> float:
-        """Run `calls` times, one after another; returns the seconds that all took together.
+        """Run `calls` times, one after another; returns the total in seconds.
 
-        Bound to several arguments, each call takes the next ones.
+        If bound to several arguments, calls take them in turn.
         """
 
 
@@ -71,7 +71,7 @@ class Program(Protocol):
     """A loaded vmfb."""
 
     def bind(self, function: str, *arguments: Arguments) -> Call:
-        """The call of `function` on these arguments, in turns if several. RunError if there is none."""
+        """The call of `function` on these arguments, in turn if several. RunError if it does not exist."""
 
 
 class Device(Protocol):
@@ -79,13 +79,13 @@ class Device(Protocol):
 
     @property
     def cache_bytes(self) -> int:
-        """What the largest caches of the device hold together; 0 if that is not known."""
+        """Total bytes of the largest caches of the device; 0 if unknown."""
 
     def load(self, vmfb: bytes) -> Program:
-        """Raises RunError if `vmfb` is not for this device, or no vmfb at all."""
+        """Load a vmfb. RunError if it is not one, or is for another device."""
 
     def allocate(self, shape: Sequence[int], type_: ElementType) -> Buffer:
-        """Memory that holds anything. RunError or WorkerOutOfMemory if it fails."""
+        """Uninitialized memory. RunError or WorkerOutOfMemory if it fails."""
 
     def put(self, array: np.ndarray, type_: ElementType) -> Buffer:
         """A copy of `array` on the device. RunError or WorkerOutOfMemory if it fails."""
@@ -95,10 +95,10 @@ def checked(array: np.ndarray, shape: tuple[int, ...], type_: ElementType) -> np
     """`array`, dense, if it has this shape and type; RunError otherwise."""
     if array.shape != shape or array.dtype != type_.dtype:
         raise RunError(f"expected {type_.name} {shape}, but got {array.dtype} {array.shape}")
-    return np.ascontiguousarray(array).reshape(shape)  # which makes a 0-d array 1-d
+    return np.ascontiguousarray(array).reshape(shape)  # ascontiguousarray makes a 0-d array 1-d
 
 
 def raw_clock() -> float:
-    """Seconds by a clock that is not steered by the network's time, as that of `Call.time` is."""
+    """Seconds by a clock that network time does not adjust, unlike that of `Call.time`."""
     clock = getattr(time, "CLOCK_MONOTONIC_RAW", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)

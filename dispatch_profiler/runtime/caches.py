@@ -1,4 +1,4 @@
-"""How large the caches of this machine are."""
+"""Cache sizes of this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def last_level_cache_bytes(folder: Path = _CPUS) -> int:
-    """Bytes of all last-level caches together that the cores of this process use; 0 if unknown.
+    """Total bytes of the last-level caches that the cores of this process use; 0 if unknown.
 
     `folder` is where Linux describes the cores.
     """
@@ -20,7 +20,7 @@ def last_level_cache_bytes(folder: Path = _CPUS) -> int:
 
 
 def _last_level(folder: Path) -> tuple[str, int] | None:
-    """Which cores share the last cache of a core, and its bytes; None if that cannot be read."""
+    """The cores that share the last cache of a core, and its bytes; None if it cannot be read."""
     try:
         levels = {int((index / "level").read_text()): index for index in folder.glob("index*")}
         last = levels[max(levels)]

@@ -27,9 +27,9 @@ _CAPABILITY_MINOR = 76
 class CudaGpu:
     """A GPU as its driver describes it.
 
-    `capability` is the compute capability, (9, 0) for Hopper; `clock_hz` the highest of its
-    multiprocessors; `bytes_per_second` what its memory's clock and the width of the bus allow;
-    `cuda` the newest CUDA that the driver takes.
+    `capability` is the compute capability, (9, 0) for Hopper; `clock_hz` the highest clock of the
+    multiprocessors; `bytes_per_second` the theoretical bandwidth of the memory; `cuda` the newest CUDA
+    version that the driver supports.
     """
 
     ordinal: int
@@ -47,7 +47,7 @@ class CudaGpu:
 def find_gpu(uri: str) -> CudaGpu | None:
     """The GPU of the device URI `cuda`, `cuda://1` or `cuda://GPU-<uuid>`.
 
-    None if the URI is of another driver, or if there is no such GPU or no NVIDIA driver.
+    None if the URI is for another driver, or if there is no such GPU or no NVIDIA driver.
     """
     parsed = DeviceUri.parse(uri)
     library = _library() if parsed.is_cuda else None
@@ -62,14 +62,14 @@ def find_gpu(uri: str) -> CudaGpu | None:
 
 
 def gpu_count() -> int:
-    """How many NVIDIA GPUs this process may use; 0 without a driver."""
+    """Number of NVIDIA GPUs that this process may use; 0 without a driver."""
     library = _library()
     return 0 if library is None else _number(library.cuDeviceGetCount)
 
 
 @cache
 def _library() -> Any:
-    """libcuda, initialized; None if there is none or it does not start."""
+    """libcuda, initialized; None if it is missing or fails to start."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
         return library if library.cuInit(0) == 0 else None
@@ -87,7 +87,7 @@ def _describe(library: Any, ordinal: int) -> CudaGpu:
     library.cuDeviceGetName(name, len(name), device)
     library.cuDeviceGetUuid(identity, device)
     version = _number(library.cuDriverGetVersion)
-    # Two transfers a cycle, over `bits` lines.
+    # Two transfers per cycle, over the width of the bus.
     bytes_per_second = 2.0 * 1e3 * attribute(_MEMORY_CLOCK_KHZ) * attribute(_MEMORY_BUS_BITS) / 8
     return CudaGpu(
         ordinal=ordinal,
@@ -103,6 +103,6 @@ def _describe(library: Any, ordinal: int) -> CudaGpu:
 
 
 def _number(function: Any, *arguments: int) -> int:
-    """What a function of libcuda writes to its first argument; 0 if it fails."""
+    """The value that a function of libcuda writes to its first argument; 0 if it fails."""
     value = ctypes.c_int(0)
     return value.value if function(ctypes.byref(value), *arguments) == 0 else 0

@@ -1,7 +1,7 @@
-"""Tensors of other libraries as buffers, and buffers as tensors, without a copy, on the CPU.
+"""Exchange of tensors with other libraries without copies, on the CPU.
 
-IREE imports dense row-major tensors whose memory is aligned to 64 bytes. PyTorch aligns its own so; of
-numpy's small arrays, one in four is. Everything else is rejected here with what to do about it.
+IREE imports dense row-major tensors whose memory is aligned to 64 bytes. PyTorch aligns its tensors like
+this; of numpy's small arrays, one in four is aligned. Errors say what to do about all others.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _NAMES = {int(hal): name for name, hal in HAL_TYPES.items()}
 
 
 def import_tensor(device: IreeDevice, tensor: Any) -> IreeBuffer:
-    """A buffer of `device` that is the memory of `tensor` (torch, numpy, or anything with `__dlpack__`).
+    """A buffer of `device` that shares the memory of `tensor` (torch, numpy, or anything with `__dlpack__`).
 
-    shapes: those of the tensor. Both see what the other writes, and the buffer keeps the tensor alive.
+    Its shape is that of the tensor. Each sees what the other writes, and the buffer keeps the tensor alive.
     Raises RunError if the device is not the CPU, or if the tensor is not dense, not row major, not aligned
-    to 64 bytes, read-only, or of a type without a counterpart.
+    to 64 bytes, read-only, or of an unsupported type.
     """
     _check_local(device)
     if not hasattr(tensor, "__dlpack__"):
@@ -38,15 +38,15 @@ def import_tensor(device: IreeDevice, tensor: Any) -> IreeBuffer:
     name = _NAMES.get(int(view.element_type))
     if name is None:
         raise RunError(
-            f"no element type for {getattr(tensor, 'dtype', 'this tensor')}: copy it to another type"
+            f"{getattr(tensor, 'dtype', 'its type')} is not a supported element type: convert the tensor"
         )
     return IreeBuffer(device.hal, view, tuple(view.shape), ELEMENT_TYPES[name], owner=tensor)
 
 
 class ExportedTensor:
-    """A buffer as `numpy.from_dlpack` and `torch.from_dlpack` take it; without a copy.
+    """A buffer for `numpy.from_dlpack` and `torch.from_dlpack`, without a copy.
 
-    Raises RunError, when it is taken, if the buffer's device is not the CPU or DLPack lacks its type.
+    Raises RunError if the device is not the CPU, and when it is imported if DLPack lacks its type.
     """
 
     def __init__(self, device: IreeDevice, buffer: IreeBuffer) -> None:
@@ -72,15 +72,15 @@ def _check_local(device: IreeDevice) -> None:
 
 
 def _import_error(error: Exception) -> Exception:
-    said = " ".join(str(error).split())
-    if "must be aligned" in said:
+    text = " ".join(str(error).split())
+    if "must be aligned" in text:
         return RunError(
             "the tensor's memory is not aligned to 64 bytes: copy it with device.put, or clone it"
         )
-    if "strided" in said:
+    if "strided" in text:
         return RunError("the tensor is not dense and row major: pass a contiguous copy")
-    if "readonly" in said:
+    if "readonly" in text:
         return RunError("the array is read-only: pass a copy")
-    if re.search(r"Unsupported dtype|DLPack only supports|unsupported", said, re.IGNORECASE):
-        return RunError(f"DLPack has no such element type: copy it with device.put ({said[:200]})")
+    if re.search(r"Unsupported dtype|DLPack only supports|unsupported", text, re.IGNORECASE):
+        return RunError(f"DLPack has no such element type: copy it with device.put ({text[:200]})")
     return run_error("importing a tensor", error)

@@ -1,4 +1,4 @@
-"""IREE's runtime, in this process. Results land in buffers that we own (destination passing)."""
+"""IREE's runtime, in this process. Results are written to our own buffers (destination passing)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _hal_device(uri: DeviceUri) -> Any:
         drivers = ", ".join(rt.query_available_drivers())
         raise TargetError(
             f"no device {str(uri)!r} on this machine: {_why(error)}",
-            hint=f"--device names another; drivers of this runtime: {drivers}",
+            hint=f"choose another with --device; available drivers: {drivers}",
         ) from error
 
 
@@ -54,8 +54,8 @@ def devices_of(driver: str) -> tuple[str, ...]:
 def _why(error: Exception) -> str:
     """`...: libvulkan.c:641: NOT_FOUND; Vulkan loader library not found; ensure ...` -> its third clause."""
     first = str(error).splitlines()[0]
-    said = re.sub(r"^.*?: [A-Z_]+; ", "", first)
-    return re.split(r"; |: please ", said)[0].strip()
+    reason = re.sub(r"^.*?: [A-Z_]+; ", "", first)
+    return re.split(r"; |: please ", reason)[0].strip()
 
 
 class IreeDevice:
@@ -66,11 +66,11 @@ class IreeDevice:
         self._device = _hal_device(uri)
         self._usage = rt.BufferUsage.DEFAULT
         if uri.is_local:
-            self._usage |= rt.BufferUsage.MAPPING  # elsewhere that would be another kind of memory
+            self._usage |= rt.BufferUsage.MAPPING  # on a GPU, this would be another kind of memory
 
     @property
     def hal(self) -> Any:
-        """IREE's own device."""
+        """IREE's HAL device."""
         return self._device
 
     @property
@@ -103,7 +103,7 @@ class IreeDevice:
     def put(self, array: np.ndarray, type_: ElementType) -> IreeBuffer:
         """See `Device.put`."""
         dense = checked(array, array.shape, type_)
-        # The bindings know no bf16 and no f8: they get the bits, and the type beside them.
+        # The bindings do not know bf16 and f8: pass their bits, and the type separately.
         bits = dense.view(f"u{dense.dtype.itemsize}") if dense.dtype.kind not in "fi" else dense
         try:
             view = self._device.allocator.allocate_buffer_copy(
@@ -114,12 +114,12 @@ class IreeDevice:
                 element_type=HAL_TYPES[type_.name],
             )
         except IREE_ERRORS as error:
-            raise run_error("putting operands on the device", error) from error
+            raise run_error("copying operands to the device", error) from error
         return IreeBuffer(self._device, view, array.shape, type_)
 
 
 class IreeProgram:
-    """A module in a context of its own."""
+    """A module in its own context."""
 
     def __init__(self, context: Any, module: Any) -> None:
         self._context = context
@@ -141,7 +141,7 @@ class IreeCall:
         self._entry = entry
         self._kept = arguments
         self._results = len(arguments[0].results)
-        # Made beforehand: a microsecond less in each call.
+        # Created in advance, which saves a microsecond per call.
         lists = [_argument_list(each) for each in arguments]
         self._first = lists[0]
         self._turns: Iterator[Any] = itertools.cycle(lists)

@@ -1,7 +1,7 @@
-"""Buffers of IREE devices: mapped where the host can, else copied by the device.
+"""Buffers of IREE devices: mapped if the host can access them, otherwise copied by the device.
 
-On CUDA a buffer of the device's own memory cannot be mapped. One that is allocated to be mapped is
-managed memory, whose pages wander between host and GPU: no place for operands that are timed.
+CUDA device memory cannot be mapped. A buffer allocated for mapping is managed memory, whose pages migrate
+between host and GPU: unsuitable for operands that are timed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from dispatch_profiler.errors import WorkerCrashed, WorkerOutOfMemory
 from dispatch_profiler.operations import ElementType
 from dispatch_profiler.runtime._base import RunError, checked
-from dispatch_profiler.runtime.driver_errors import driver_refusal
+from dispatch_profiler.runtime.driver_errors import driver_rejection
 
 _HOST_VISIBLE = int(rt.MemoryType.HOST_VISIBLE)
-#: What IREE raises.
+#: Errors that IREE raises.
 IREE_ERRORS = (ValueError, RuntimeError, IndexError, MemoryError)
 
 HAL_TYPES = {
@@ -31,7 +31,7 @@ HAL_TYPES = {
     "i32": rt.HalElementType.SINT_32,
 }
 
-#: After one of these nothing runs in this process any more (CUDA Driver API, "CUresult").
+#: After one of these, this process can run nothing more (CUDA Driver API, "CUresult").
 _FATAL = re.compile(
     r"CUDA_ERROR_(ILLEGAL_ADDRESS|ILLEGAL_INSTRUCTION|MISALIGNED_ADDRESS|INVALID_ADDRESS_SPACE|INVALID_PC"
     r"|HARDWARE_STACK_ERROR|LAUNCH_FAILED|LAUNCH_TIMEOUT|ASSERT|ECC_UNCORRECTABLE|CONTEXT_IS_DESTROYED)"
@@ -39,24 +39,24 @@ _FATAL = re.compile(
 
 
 def run_error(what: str, error: Exception) -> Exception:
-    """One of our errors for what IREE raised while `what` was done."""
+    """Our error for the one that IREE raised while `what` was done."""
     text = " ".join(str(error).split())
     if "RESOURCE_EXHAUSTED" in text or isinstance(error, MemoryError):
         return WorkerOutOfMemory(f"out of memory while {what}")
     fatal = _FATAL.search(text)
     if fatal:
         return WorkerCrashed(f"{what} broke the device's context: {fatal[0]}")
-    rejected = driver_refusal(text)
+    rejected = driver_rejection(text)
     if rejected:
         return RunError(f"{what} failed: {rejected}")
     foreign = re.search(r"INCOMPATIBLE; .*?#hal\.executable\.target<\"([^\"]+)\", \"([^\"]+)\"", text)
     if foreign:
-        return RunError(f"{what} failed: it is {foreign[1]} code ({foreign[2]}) for another device than this")
+        return RunError(f"{what} failed: it is {foreign[1]} code ({foreign[2]}) for another device")
     return RunError(f"{what} failed: {text[:300]}")
 
 
 class IreeBuffer:
-    """See `Buffer`. `view` is IREE's buffer view; `owner` is kept alive as long as this."""
+    """See `Buffer`. `view` is IREE's buffer view; the buffer keeps `owner` alive."""
 
     def __init__(
         self, device: Any, view: Any, shape: tuple[int, ...], type_: ElementType, owner: object = None
@@ -68,7 +68,7 @@ class IreeBuffer:
         self._owner = owner
         self._buffer = view.get_buffer()
         self._is_visible = bool(self._buffer.memory_type() & _HOST_VISIBLE)
-        #: Memory of the host, and its mapping, which must live as long as what was read from it.
+        #: Host memory and its mapping, which must live as long as what was read from it.
         self._mapped: tuple[Any, Any] | None = None
 
     def write(self, array: np.ndarray) -> None:
@@ -105,7 +105,7 @@ class IreeBuffer:
             raise run_error("copying a buffer", error) from error
 
     def _host(self) -> tuple[Any, Any]:
-        """The buffer if the host sees it, else staging memory; mapped."""
+        """The buffer if it is visible to the host, else staging memory, with its mapping."""
         if self._mapped is None:
             buffer = self._buffer if self._is_visible else self._staging()
             self._mapped = buffer, buffer.map()

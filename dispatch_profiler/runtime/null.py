@@ -16,16 +16,16 @@ from dispatch_profiler.json_fields import FieldError, mapping, number, parse_jso
 from dispatch_profiler.operations import ElementType, Operation, operation_from_dict
 from dispatch_profiler.runtime._base import Arguments, RunError, checked
 
-#: How often a clock that stalls is asked before it does.
+#: Readings before a clock with the fault `clock_stalls` stalls.
 _HONEST = 8
 
 
 @dataclass
 class _Clock:
-    """The time of one function: all its calls share it, wherever it was loaded from."""
+    """The time of one function, shared by all its calls wherever it was loaded from."""
 
     passed: float = 0.0
-    asked: int = 0
+    readings: int = 0
 
 
 class NullBuffer:
@@ -65,7 +65,7 @@ class NullDevice:
                 raise FieldError("magic: expected 'null vmfb'")
             return NullProgram(data, self._clocks)
         except FieldError as error:
-            raise RunError(f"loading the vmfb failed: it is not of the null compiler ({error})") from error
+            raise RunError(f"loading the vmfb failed: not made by the null compiler ({error})") from error
 
     def allocate(self, shape: Sequence[int], type_: ElementType) -> NullBuffer:
         """See `Device.allocate`."""
@@ -100,9 +100,9 @@ class NullProgram:
 
 
 class NullCall:
-    """See `Call`. Time passes only in what it answers, and a clock of its own tells how much did.
+    """See `Call`. Time passes only as `time` returns it; an independent clock shows how much did.
 
-    The faults `clock_*` make it answer something else.
+    The faults `clock_*` make `time` return something else.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class NullCall:
         if self._fault == "hang":
             threading.Event().wait()
         if self._fault == "memory":
-            raise MemoryError("the null device was told to run out of memory")
+            raise MemoryError("injected fault: the null device is out of memory")
         results = self._operation.results
         if not self._computed:
             references = self._operation.reference([each.array for each in self._arguments.operands])
@@ -141,19 +141,19 @@ class NullCall:
                 for reference, result in zip(references, results, strict=True)
             )
         for buffer, computed in zip(self._arguments.results, self._computed, strict=True):
-            checked(computed, buffer.shape, buffer.type)  # as IREE: before anything is written
+            checked(computed, buffer.shape, buffer.type)  # like IREE, before anything is written
         *whole, last = zip(self._arguments.results, self._computed, strict=True)
         for buffer, computed in whole:
             buffer.write(computed)
-        # The last result has the fault: a check of the first result alone misses it.
-        self._write_spoiled(*last)
+        # The fault is in the last result: checking only the first one misses it.
+        self._write_faulty(*last)
 
-    def _write_spoiled(self, buffer: NullBuffer, computed: np.ndarray) -> None:
+    def _write_faulty(self, buffer: NullBuffer, computed: np.ndarray) -> None:
         flat = computed.copy().reshape(-1)
         middle = flat.size // 2
         written = flat.size
         if self._fault == "wrong_element":
-            # Across zero, further than any tolerance reaches and any type rounds back.
+            # Across zero, beyond any tolerance, and too far to be rounded away.
             value = float(flat[middle])
             away = (4.0 + abs(value)) * (1.0 if value < 0 else -1.0)
             flat[middle] = np.asarray(value + away).astype(flat.dtype)
@@ -168,17 +168,17 @@ class NullCall:
         self.invoke()
         seconds = self._seconds * calls
         self._clock.passed += seconds
-        self._clock.asked += 1
-        return self._told(seconds)
+        self._clock.readings += 1
+        return self._reported(seconds)
 
-    def _told(self, seconds: float) -> float:
-        """What the clock says instead of `seconds`."""
+    def _reported(self, seconds: float) -> float:
+        """What the clock reports for `seconds`."""
         if self._fault == "clock_zero":
             return 0.0
         if self._fault == "clock_back":
             return -seconds
         if self._fault == "clock_stalls":
-            return seconds if self._clock.asked < _HONEST else 0.3 * seconds
+            return seconds if self._clock.readings < _HONEST else 0.3 * seconds
         if self._fault == "clock_drifts":
-            return seconds * (1.0 + 0.03 * self._clock.asked)
+            return seconds * (1.0 + 0.03 * self._clock.readings)
         return seconds

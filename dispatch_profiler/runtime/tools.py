@@ -1,4 +1,4 @@
-"""The runtime of someone's own IREE build, through its commands (`--build-dir`)."""
+"""The runtime of a custom IREE build, through its commands (`--build-dir`)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def find_runtime_tools(build_dir: Path) -> tuple[Path, Path]:
 
 
 class ToolDevice:
-    """A device that spawns a command for each run. Slower than `IreeDevice`, for its own IREE only."""
+    """A device that starts a command for each run. Slower than `IreeDevice`; only for custom IREE builds."""
 
-    #: A command that is spawned finds no operands in the caches, and can be given no others in turn.
+    #: Unknown: a command starts with cold caches and cannot rotate over operands.
     cache_bytes = 0
 
     def __init__(self, uri: DeviceUri, build_dir: Path) -> None:
@@ -38,7 +38,7 @@ class ToolDevice:
         self.run_module, self.benchmark_module = find_runtime_tools(build_dir)
 
     def load(self, vmfb: bytes) -> ToolProgram:
-        """See `Device.load`; the commands look at the vmfb only when they run."""
+        """See `Device.load`; the commands read the vmfb only when they run."""
         return ToolProgram(self, vmfb)
 
     def allocate(self, shape: Sequence[int], type_: ElementType) -> ToolBuffer:
@@ -53,7 +53,7 @@ class ToolDevice:
 
 
 class ToolBuffer:
-    """See `Buffer`: a raw file, which is how the commands take bf16 and f8."""
+    """See `Buffer`: a raw file, in which form the commands accept bf16 and f8."""
 
     def __init__(self, shape: tuple[int, ...], type_: ElementType) -> None:
         self.shape = shape
@@ -62,7 +62,7 @@ class ToolBuffer:
 
     @property
     def argument(self) -> str:
-        """`4x4xbf16=@FILE`, as the commands take it."""
+        """`4x4xbf16=@FILE`, in the form of the commands."""
         return f"{'x'.join(map(str, (*self.shape, self.type.name)))}=@{self.path}"
 
     def write(self, array: np.ndarray) -> None:
@@ -107,7 +107,7 @@ class ToolCall:
 
     @property
     def now(self) -> None:
-        """See `Call.now`: what we wait for is mostly the tool's own start."""
+        """See `Call.now`: none, because the time that passes is mostly the tool's start-up."""
 
     def invoke(self) -> None:
         """See `Call.invoke`."""
@@ -117,12 +117,12 @@ class ToolCall:
     def time(self, calls: int) -> float:
         """See `Call.time`."""
         options = ["--benchmark_format=json", f"--benchmark_min_time={calls}x"]
-        said = _call([str(self._device.benchmark_module), *self._command, *options])
+        output = _call([str(self._device.benchmark_module), *self._command, *options])
         try:
-            row = json.loads(said[said.index("{") :])["benchmarks"][0]
+            row = json.loads(output[output.index("{") :])["benchmarks"][0]
             return float(row["real_time"]) * _SECONDS[row["time_unit"]] * calls
         except (ValueError, LookupError) as error:
-            raise RunError(f"iree-benchmark-module answered {said[:200]!r}") from error
+            raise RunError(f"unexpected output of iree-benchmark-module: {output[:200]!r}") from error
 
 
 def _scratch_folder(owner: object) -> Path:

@@ -113,7 +113,7 @@ def read_only() -> np.ndarray:
         (aligned(4, 4).T, "not dense and row major"),
         (aligned(4, 4)[:, ::2], "not dense and row major"),
         (read_only(), "read-only"),
-        (aligned(4, dtype="bool"), "no element type"),
+        (aligned(4, dtype="bool"), "not a supported element type"),
         (aligned(4, dtype="float32").astype(ELEMENT_TYPES["bf16"].dtype), "no such element type"),
         ([1.0, 2.0], "a list has no __dlpack__"),
     ],

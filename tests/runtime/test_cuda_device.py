@@ -204,7 +204,7 @@ def test_too_little_memory_on_the_device_is_told(gpu):
             size //= 2
     operation = Matmul(4096, 4096, 4096)
 
-    with pytest.raises(WorkerOutOfMemory, match="out of memory while putting operands"):
+    with pytest.raises(WorkerOutOfMemory, match="out of memory while copying operands"):
         device.put(operation, [np.zeros((4096, 4096), np.float32)] * 2)
 
     del held

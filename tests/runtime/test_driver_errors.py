@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from dispatch_profiler.runtime.driver_errors import driver_refusal
+from dispatch_profiler.runtime.driver_errors import driver_rejection
 
 HEAD = "Error creating vm context with modules: c/runtime/src/iree/hal/drivers/cuda/native_executable.c"
 SAID = {
     f"{HEAD}:389: FAILED_PRECONDITION; CUDA error 'CUDA_ERROR_UNSUPPORTED_PTX_VERSION' (222): the provided PTX was "
     "compiled with an unsupported toolchain.; mismatched target chip? missing/wrong bitcode directory?; ptxas "
     "application ptx input, line 5; fatal   : Unsupported .version 9.9; current version is '9.0'; while invoking": (
-        "its kernel is PTX 9.9, but this driver takes up to 9.0: update the driver"
+        "the kernel is PTX 9.9, the driver supports up to 9.0: update the driver"
     ),
     f"{HEAD}:389: FAILED_PRECONDITION; CUDA error 'CUDA_ERROR_UNSUPPORTED_PTX_VERSION' (222)": (
-        "its kernel is of a newer PTX version than this driver takes: update the driver"
+        "the kernel's PTX version is newer than the driver supports: update the driver"
     ),
     f"{HEAD}:220: INVALID_ARGUMENT; exports[0] requires 300000B of shared memory and exceeds the device maximum of "
     "232448B per block; while invoking native function hal.executable.create": (
-        "its kernel takes 300000 B of shared memory, but this device has 232448"
+        "the kernel needs 300000 B of shared memory, but this device has 232448"
     ),
     f"{HEAD}:419: NOT_FOUND; CUDA error 'CUDA_ERROR_NOT_FOUND' (500): named symbol not found; while invoking": (
-        "its object has no kernel of the name that is launched"
+        "the object has no kernel with the name that is launched"
     ),
     f"{HEAD}:389: FAILED_PRECONDITION; CUDA error 'CUDA_ERROR_INVALID_PTX' (218): a PTX JIT compilation failed; "
     "mismatched target chip? missing/wrong bitcode directory?; ptxas application ptx input, line 221; error   : "
     "Instruction 'wgmma.fence' not supported on .target 'sm_120a' ptxas application ptx input, line 228; error": (
-        "its kernel is for another GPU than this (INVALID_PTX): Instruction 'wgmma.fence' not supported on .target "
+        "the kernel is for another GPU (INVALID_PTX): Instruction 'wgmma.fence' not supported on .target "
         "'sm_120a'"
     ),
     f"{HEAD}:389: UNAVAILABLE; something else": "",
@@ -36,4 +36,4 @@ SAID = {
 @pytest.mark.parametrize("text", SAID)
 def test_a_refusal_of_the_driver_is_told_with_its_values(text):
     """An error that is none of the driver's own is left as it is."""
-    assert driver_refusal(text) == SAID[text]
+    assert driver_rejection(text) == SAID[text]

@@ -179,7 +179,7 @@ def test_why_there_is_no_device_is_one_clause(said: str, monkeypatch: pytest.Mon
     with pytest.raises(TargetError) as caught:
         open_device("gpu://nowhere")
     assert str(caught.value) == f"no device 'gpu://nowhere' on this machine: {DRIVER_ERRORS[said]}"
-    assert caught.value.hint.startswith("--device names another; drivers of this runtime: ")
+    assert caught.value.hint.startswith("choose another with --device; available drivers: ")
 
 
 def test_code_for_another_device_is_told():
@@ -190,9 +190,7 @@ def test_code_for_another_device_is_told():
     request = BuildRequest(render_module(operation, dispatches), dispatches, flags, 1)
     vmfb = IreeCompiler().build(request).verify
 
-    with pytest.raises(
-        RunError, match=r"it is llvm-cpu code \(embedded-elf-\w+\) for another device than this$"
-    ):
+    with pytest.raises(RunError, match=r"it is llvm-cpu code \(embedded-elf-\w+\) for another device$"):
         open_device("local-task").load(vmfb)
 
 
@@ -231,5 +229,5 @@ def test_an_answer_that_is_no_report_is_told(tmp_path: Path):
     device = DeviceKernels(ToolDevice(DeviceUri("local-sync"), tmp_path))
     call = device.load(b"").bind("f", device.put(operation, [np.eye(2, dtype=np.float32)] * 2))
 
-    with pytest.raises(RunError, match="iree-benchmark-module answered 'hello"):
+    with pytest.raises(RunError, match="unexpected output of iree-benchmark-module: 'hello"):
         call.time(1)
