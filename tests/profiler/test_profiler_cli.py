@@ -298,7 +298,7 @@ def test_a_tree_that_was_only_generated_is_not_compiled(run):
     rows = rows_of(Path("out.csv")).values()
     assert outcome.status == 1 and "2 dispatches: 2 Not compiled" in outcome.err
     assert {(r["Verification"], r["reason"]) for r in rows} == {
-        ("Not compiled", "it was only generated: run compile.py")
+        ("Not compiled", "not compiled yet: run compile.py")
     }
 
 

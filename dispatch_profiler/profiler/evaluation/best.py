@@ -6,12 +6,12 @@ from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.record import PROVIDER, Record
 
-#: Sample batches from which on an interval is believed.
+#: Minimum number of sample batches for an interval to count.
 _SEVERAL = 2
 
 
 class BestSoFar:
-    """Fed records as they grow. Of several records of one dispatch the last counts."""
+    """Takes records as they grow. Of several records of one dispatch, the last counts."""
 
     def __init__(self) -> None:
         self._records: dict[Operation, Record] = {}
@@ -19,24 +19,24 @@ class BestSoFar:
         self._reached: dict[Operation, dict[str, float]] = {}
 
     def learn(self, record: Record, *, is_done: bool) -> None:
-        """Take note of what is known of a dispatch now."""
-        # One batch alone may be of a passing state of the machine.
+        """Update with the current record of a dispatch."""
+        # A single batch may reflect a temporary state of the machine.
         if is_done or (record.measurement is not None and len(record.measurement.batches) >= _SEVERAL):
             self._learn_bound(record)
         if is_done:
             self._learn_record(record)
 
     def record(self, operation: Operation) -> Record | None:
-        """The fastest finished record by its median; None if there is none. Calls of libraries do not count."""
+        """The fastest finished record by median; None if there is none. Library calls do not count."""
         return self._records.get(operation)
 
     def bound_ms(self, operation: Operation) -> float | None:
-        """What the compiler's best dispatch reaches with 95 % confidence, in ms; None if nothing is known."""
+        """What the compiler's best dispatch reaches with 95 % confidence, in ms; None if unknown."""
         return min(self._reached.get(operation, {}).values(), default=None)
 
     def _learn_bound(self, record: Record) -> None:
         if record.provider != PROVIDER:
-            return  # a fast library is no reason to give up what IREE can do
+            return  # a fast library is no reason to abandon IREE's dispatches
         reached = self._reached.setdefault(record.dispatch.operation, {})
         if record.measurement is None or record.is_failure:
             reached.pop(record.dispatch.name, None)

@@ -1,4 +1,4 @@
-"""A candidate: one dispatch with its vmfbs, wherever they come from."""
+"""A candidate: one dispatch with its vmfbs, whatever their source."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 
 
 class DamagedVmfb(ToolError):
-    """A vmfb is not what was compiled."""
+    """A vmfb differs from what was compiled."""
 
 
 @dataclass(frozen=True)
 class Vmfb:
-    """A vmfb by its content: two of equal `sha256` are the same. `size` is in bytes.
+    """A vmfb, identified by its content: two with equal `sha256` are the same. `size` is in bytes.
 
-    `load` returns the content. It may read a file each time, so that a large tree is not held in memory,
-    and raises DamagedVmfb if the file is not what was compiled.
+    `load` returns the content. It may read a file each time, so that a large tree is not held in memory. It
+    raises DamagedVmfb if the file is not what was compiled.
     """
 
     sha256: str
@@ -29,7 +29,7 @@ class Vmfb:
 
     @classmethod
     def of(cls, data: bytes) -> Vmfb:
-        """One that is held in memory; hashed here, and nowhere else."""
+        """A vmfb held in memory; hashed only here."""
         return cls(sha256(data), len(data), lambda: data)
 
 
@@ -37,12 +37,12 @@ class Vmfb:
 class Candidate:
     """One dispatch to evaluate, from a tree, a bundle or a search.
 
-    `verify` does the dispatch once in a call, `profile` does it `repeat` times (and so does a library on a
-    GPU); candidates that share a
-    module share both. Without them, `state` and `reason` say why it did not compile or was not applied;
-    the call of a library (`LibraryCall`) never has any. `target` is the name of the target, `compiler` the
-    compiler's revision, `module_key` the content hash of everything that went into the module, `flags` the
-    compiler flags. `command` begins the command line that makes its record again; empty if no tree holds it.
+    `verify` executes the dispatch once per call, `profile` executes it `repeat` times (as does a library on
+    a GPU); candidates that share a module share both. Without them, `state` and `reason` say why the
+    dispatch did not compile or was not applied; a library call (`LibraryCall`) never has any. `target` is
+    the name of the target, `compiler` the compiler's revision, `module_key` the content hash of all inputs
+    of the module, `flags` the compiler flags. `command` is the start of the command line that reproduces
+    its record; empty if no tree holds it.
     """
 
     dispatch: Dispatch
@@ -59,7 +59,7 @@ class Candidate:
 
     @property
     def vmfbs(self) -> tuple[Vmfb, ...]:
-        """Those that it has."""
+        """The vmfbs that it has."""
         return tuple(each for each in (self.verify, self.profile) if each is not None)
 
     @property

@@ -1,4 +1,4 @@
-"""Verification of candidates: what they compute is compared with a reference, in another process."""
+"""Verification of candidates: another process compares their results with a reference."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Verifier:
     def verified_as_timed(
         self, record: Record, candidate: Candidate, mode: Mode, single_seconds: float
     ) -> Record:
-        """The record, failed if that which is timed computes something else."""
+        """The record, failed if the code that is timed computes something else."""
         name, operation = record.dispatch.name, record.dispatch.operation
         timed = refs_of(candidate), name, operation, self._seed, mode, single_seconds
         record = self._checked(record, candidate, Distribution.REALS, device_worker.result_of_timed, *timed)
@@ -57,7 +57,7 @@ class Verifier:
         step: Callable[..., tuple[np.ndarray, ...]],
         *arguments: object,
     ) -> Record:
-        """The record, failed if what `step` computes is not what the reference says."""
+        """The record, failed if the result of `step` differs from the reference."""
         # A library may round between the steps of an epilogue, which a dispatch fuses.
         expected = Expected(
             record.dispatch.effective_operation, distribution, stepwise=bool(candidate.library)

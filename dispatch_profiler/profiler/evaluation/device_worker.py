@@ -1,9 +1,9 @@
-"""What the two worker processes do: one owns the device and runs dispatches, one checks results.
+"""The code of the two worker processes: one owns the device and runs dispatches, one checks results.
 
-They are apart because numpy's BLAS keeps its threads spinning after a product: beside a kernel
-that is being timed they made it look up to twice as slow.
+They are separate because numpy's BLAS keeps its threads spinning after a product, which made a kernel
+timed beside them look up to twice as slow.
 
-Modules and inputs of the last few calls are kept: all configurations of an operation share them.
+Modules and inputs of the last few calls are cached: all configurations of an operation share them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from dispatch_profiler.profiler.verification.verify import Comparison, compare
 from dispatch_profiler.runtime import DeviceUri, RunError
 from dispatch_profiler.runtime.cuda_driver import find_gpu
 
-#: Lets the threads of BLAS sleep as soon as they are done.
+#: Lets BLAS threads sleep as soon as they are done.
 CHECKER_ENVIRONMENT = {"OPENBLAS_THREAD_TIMEOUT": "4", "OMP_WAIT_POLICY": "passive"}
 
 _device: Kernels | None = None
@@ -53,22 +53,22 @@ _library: Library | None = None
 _monitor: GpuMonitor | None = None
 _references: References | None = None
 _on_gpu = False
-#: Content by hash, the one that was used last at the end.
+#: Content by hash, least recently used first.
 _vmfbs: OrderedDict[str, bytes] = OrderedDict()
 _VMFB_BYTES = 256 * 2**20
-#: Seconds that threads of the device have waited for a core; None where that says nothing.
+#: Seconds for which the device's threads have waited for a core; None if unavailable.
 _run_delay: Callable[[], float] | None = None
-#: How it is timed and how many calls make a sample: what tells whether the machine is as it was.
+#: Timer and calls per sample of the sentinel, which shows whether the machine is as fast as before.
 _sentinel: tuple[Timer, int] | None = None
 _SENTINEL_SECONDS = 1e-3
-#: What the budget of a dispatch is measured by, in seconds.
+#: Clock of the budget of a dispatch, in seconds.
 _clock: Callable[[], float] = time.monotonic
-#: Two copies of one vmfb were seen to differ by 1 % for where their code lay.
+#: Most copies of a vmfb: two were seen to differ by 1 % because of where their code lay.
 _COPIES = 8
 _COPIES_SECONDS = 0.01
-#: Seconds. The one execution that brings operands into a GPU's caches is all that such a call needs.
+#: Seconds. A GPU call this long needs no warm-up except the execution that brings operands into the caches.
 _LONG_CALL_OF_GPU = 2e-3
-#: A reading of the GPU's state that is no older than so many seconds is one of now: it takes milliseconds.
+#: For this many seconds a reading of the GPU's state counts as current: reading it takes milliseconds.
 _FRESH_SECONDS = 0.05
 
 
@@ -77,18 +77,18 @@ class VmfbRef:
     """A vmfb that this process holds (see `receive`), by the hash of its content."""
 
     sha256: str
-    #: Executions of a dispatch in one call.
+    #: Executions of a dispatch per call.
     repeat: int
-    #: Of a library: not called eagerly, but as `Library.load_repeated` says.
+    #: For a library: loaded with `Library.load_repeated` instead of called eagerly.
     is_repeated: bool = False
 
     @property
     def is_library(self) -> bool:
-        """Is it the library of this process?"""
+        """Whether it stands for the library of this process."""
         return not self.sha256
 
 
-#: Stands for the library of this process, which needs no vmfb, called eagerly.
+#: The library of this process, called eagerly; it needs no vmfb.
 LIBRARY = VmfbRef("", 1)
 
 
@@ -106,32 +106,32 @@ def start(uri: str, build_dir: str) -> None:
     _on_gpu = DeviceUri.parse(uri).is_gpu
     gpu = find_gpu(uri)
     if gpu is not None:
-        prevent_cpu_idle(gpu.ordinal)  # before there are threads of the device: they do as this one
+        prevent_cpu_idle(gpu.ordinal)  # before the device starts threads, which inherit it
     _device = open_kernels(uri, Path(build_dir) if build_dir else None)
     parsed = DeviceUri.parse(uri)
     if parsed.has_workers:
         yield_to_workers()
-    # A library has none: its threads spin, which looks as if they waited.
+    # Not for a library: its threads spin, which looks as if they waited.
     _run_delay = run_delay("iree-worker") if parsed.is_local and not build_dir else None
     _monitor = open_monitor(uri)
-    _program.cache_clear()  # what another device has loaded is not this one's
+    _program.cache_clear()  # loaded by another device
     _copies.cache_clear()
     _places.cache_clear()
 
 
 def start_loading(uri: str) -> None:
-    """Open the device of a process that runs nothing. Raises TargetError if there is none."""
+    """Open the device of a process that only loads vmfbs. Raises TargetError if there is none."""
     global _device
     _device = open_kernels(uri)
 
 
 def load(vmfb: bytes) -> None:
-    """Load a vmfb and drop it."""
+    """Load a vmfb and discard it."""
     _kernels(False).load(vmfb)
 
 
-def lacking(hashes: Sequence[str]) -> list[str]:
-    """Those vmfbs that this process does not hold; the others are kept longest from now on."""
+def missing_vmfbs(hashes: Sequence[str]) -> list[str]:
+    """The vmfbs that this process does not hold; marks the others as recently used."""
     for each in hashes:
         if each in _vmfbs:
             _vmfbs.move_to_end(each)
@@ -139,14 +139,14 @@ def lacking(hashes: Sequence[str]) -> list[str]:
 
 
 def receive(digest: str, vmfb: bytes) -> None:
-    """Hold a vmfb. Those that were used longest ago go if all together are too large, but never two."""
+    """Hold a vmfb. Evicts the least recently used ones if all together are too large, but keeps two."""
     _vmfbs[digest] = vmfb
     while len(_vmfbs) > 2 and sum(map(len, _vmfbs.values())) > _VMFB_BYTES:
         _vmfbs.popitem(last=False)
 
 
 def start_library(name: str, device: str, threads: int) -> None:
-    """Make this process one that runs operations through a library. Raises as `open_library` does."""
+    """Make this process run operations through a library. Raises what `open_library` raises."""
     global _library, _monitor, _on_gpu
     _on_gpu = DeviceUri.parse(device).is_gpu
     _library = open_library(name, device, threads)
@@ -154,19 +154,19 @@ def start_library(name: str, device: str, threads: int) -> None:
 
 
 def library_version() -> str:
-    """What computes in this process."""
+    """See `Library.version`."""
     assert _library is not None
     return _library.version
 
 
 def ready() -> None:
-    """A call that only starts the worker, its device opened."""
+    """Does nothing: calling it starts the worker and opens its device."""
 
 
 def start_checker(folder: str, seed: int, device: str = "") -> None:
-    """Make this process one that checks results, with the cache of references in `folder` if that is named.
+    """Make this process check results, with the cache of references in `folder` unless that is empty.
 
-    Large ones are computed on the GPU of the URI `device`, where torch can do that.
+    Large references are computed on the GPU with the URI `device`, where torch supports it.
     """
     global _references
     _references = References(Path(folder) if folder else None, seed, lambda: open_contraction(device))
@@ -181,7 +181,7 @@ def check(expected: Expected, actual: tuple[np.ndarray, ...]) -> Comparison:
 
 def _vmfb(ref: VmfbRef) -> bytes:
     if ref.sha256 not in _vmfbs:
-        raise RunError(f"this process was not given the vmfb {ref.sha256[:12]}")
+        raise RunError(f"the worker process does not hold the vmfb {ref.sha256[:12]}")
     return _vmfbs[ref.sha256]
 
 
@@ -194,10 +194,10 @@ def _program(ref: VmfbRef) -> LoadedKernels:
 
 
 def _as_timed(refs: VmfbRefs, mode: Mode) -> VmfbRefs:
-    """What is timed: for a library that repeats, its executions in a call are those of a dispatch."""
+    """What is timed: for a library that repeats, with as many executions per call as for the dispatch."""
     if not refs.verify.is_library:
         return refs
-    # Cold executions are single ones, of a dispatch too.
+    # In cold mode, dispatches run single executions, too.
     if _library is None or not _library.repeats or mode is Mode.COLD:
         return VmfbRefs(LIBRARY, LIBRARY)
     return VmfbRefs(VmfbRef("", 1, True), VmfbRef("", refs.profile.repeat, True))
@@ -217,7 +217,7 @@ def _places(is_library: bool, operation: Operation, distribution: Distribution, 
 def run_once(
     ref: VmfbRef, function: str, operation: Operation, distribution: Distribution, seed: int
 ) -> tuple[np.ndarray, ...]:
-    """The results of one execution, as `operation.results` says."""
+    """The results of one execution, as in `operation.results`."""
     places = _places(ref.is_library, operation, distribution, seed)
     return _program(ref).bind(function, *places.first(1)).run()
 
@@ -225,12 +225,12 @@ def run_once(
 def unless_known(
     known: frozenset[str], step: Callable[..., tuple[np.ndarray, ...]], *arguments: object
 ) -> Result:
-    """What `step`, which is `run_once` or `result_of_timed`, computes, unless its hash is `known`."""
+    """The result of `step` (`run_once` or `result_of_timed`), without arrays if its hash is `known`."""
     return result_of(step(*arguments), known)
 
 
 def estimate(verify: VmfbRef, function: str, operation: Operation, seed: int) -> float:
-    """Seconds of one warm execution, roughly."""
+    """Approximate seconds of one warm execution."""
     places = _places(verify.is_library, operation, Distribution.REALS, seed)
     single = _program(_as_timed(VmfbRefs(verify, verify), Mode.WARM).verify).bind(function, *places.first(1))
     single.time(1)
@@ -247,8 +247,8 @@ def take_batch(
 ) -> SampleBatch:
     """Time `function` as planned.
 
-    `single_seconds` is what `estimate` found, 0 if it was not asked. The first that is timed becomes
-    the sentinel of this process. Raises RunError, also if cold caches cannot be had.
+    `single_seconds` is the result of `estimate`; 0 if unknown. The first kernel timed becomes the sentinel
+    of this process. Raises RunError, also if cold caches are not possible.
     """
     global _sentinel
     refs = _as_timed(refs, plan.options.mode)
@@ -263,7 +263,7 @@ def take_batch(
         eager, call = eager_ms(_library, places.at(0)), library_call_ms(_library, operation)
         found = replace(found, eager_ms=eager, library_call_ms=call)
     if _sentinel is None:
-        # Of single executions: whatever a call costs, it costs each time.
+        # Of single executions: the overhead of a call is the same each time.
         single = _program(refs.verify).bind(function, places.at(0))
         sentinel = Timer(single.time, 1, run_delay=_run_delay)
         took = found.readings[-1].claimed / found.executions
@@ -274,20 +274,20 @@ def take_batch(
 def result_of_timed(
     refs: VmfbRefs, function: str, operation: Operation, seed: int, mode: Mode, single_seconds: float
 ) -> tuple[np.ndarray, ...]:
-    """What that which `take_batch` times computes of real values."""
+    """The results of what `take_batch` times, for real values."""
     refs = _as_timed(refs, mode)
     ref = refs.verify if mode is Mode.COLD else _timed_when_warm(refs, single_seconds)
     return run_once(ref, function, operation, Distribution.REALS, seed)
 
 
 def _timed_when_warm(refs: VmfbRefs, single_seconds: float) -> VmfbRef:
-    """The profile vmfb; of a long dispatch the verify vmfb."""
+    """The profile vmfb, or the verify vmfb of a long dispatch."""
     is_long = prefers_single(single_seconds, refs.profile.repeat)
     return refs.verify if is_long else refs.profile
 
 
 def _warm(refs: VmfbRefs, function: str, places: Places, single_seconds: float, begin: int) -> Timer:
-    """At one place after another, from number `begin` on, with one copy of the code after another."""
+    """Rotates over places, from number `begin` on, and over copies of the code."""
     ref = _timed_when_warm(refs, single_seconds)
     copies, verify, count = _copies(ref), _program(refs.verify), warm_places(places.operation)
 
@@ -309,7 +309,7 @@ def _warm(refs: VmfbRefs, function: str, places: Places, single_seconds: float, 
 
 @lru_cache(maxsize=4)
 def _copies(ref: VmfbRef) -> list[LoadedKernels]:
-    """The same code at several places in memory, as many as are loaded in 10 ms: 8 at most."""
+    """The same code at several places in memory: as many as load within 10 ms, at most 8."""
     if ref.is_library:
         return [_program(ref)]
     began, found = time.monotonic(), [_program(ref)]
@@ -335,14 +335,14 @@ def _cold(refs: VmfbRefs, function: str, places: Places, single_seconds: float, 
 
 
 def sentinel_samples(count: int, seconds: float) -> tuple[float, ...]:
-    """Seconds that the same kernel takes as ever; empty if nothing has been timed yet.
+    """Seconds of samples of the sentinel; empty if nothing has been timed yet.
 
-    At most `count`, and after `seconds` no further one.
+    Takes at most `count` samples, and none after `seconds`.
     """
     if _sentinel is None:
         return ()
     timer, calls = _sentinel
-    timer.time(1)  # another kernel's data is in the caches
+    timer.time(1)  # the caches hold another kernel's data
     end, found = _clock() + seconds, [timer.undisturbed(calls).claimed]
     while len(found) < count and _clock() < end:
         found.append(timer.undisturbed(calls).claimed)
@@ -356,7 +356,7 @@ def sample_pairs(
     options: SequentialTestOptions,
     seconds: float,
 ) -> PairedSamples:
-    """Time two functions in turns until it is decided, or for `seconds`; see `turns`."""
+    """Time two functions alternately until the test is decided, or for `seconds`; see `paired_sampling`."""
     assert _device is not None
     places = _places(False, operation, Distribution.REALS, seed)
     found = {side: Timed(_vmfb(ref), function, ref.repeat) for side, (ref, function) in sides.items()}

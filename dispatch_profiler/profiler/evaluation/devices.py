@@ -1,9 +1,8 @@
-"""A run on one device or on several: work goes to the device that is free.
+"""A run on one or several devices: work goes to the next free device.
 
-Each device has an evaluator of its own, so its own default, sentinel, limits and peaks, and measures one
-dispatch at a time; devices of the same hardware take turns. A device that works on an operation
-measures what the others of it are compared with, the default and the libraries, itself. A device that
-fails leaves its work to the others.
+Each device has its own evaluator, and so its own default, sentinel, limits and peaks, and measures one
+dispatch at a time; devices of the same hardware take turns. A device that works on an operation measures
+the baselines, the default and the libraries, itself. The others take over the work of a device that fails.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from dispatch_profiler.profiler.records.record import Provenance, Record, Verdic
 from dispatch_profiler.runtime import DeviceUri
 from dispatch_profiler.runtime.cuda_driver import find_gpu
 
-#: Candidates of an operation that a device takes at once. They are sampled in turns; an evaluator alone takes
-#: more, but then other devices would have none of an operation's thirty.
-_AT_ONCE = 16
+#: Candidates of an operation that a device takes at once and samples in turn. A single evaluator takes
+#: more, but that would leave other devices none of an operation's thirty.
+_SHARE_SIZE = 16
 
 
 @dataclass(frozen=True)
 class Share:
-    """Some candidates of an operation, and what they are compared with."""
+    """Some candidates of an operation, and the baselines that they are compared with."""
 
     operation: Operation
     baselines: tuple[Candidate, ...]
@@ -44,13 +43,13 @@ class Share:
 
 
 def shares(candidates: Iterable[Candidate]) -> Iterator[Share]:
-    """All work, in its order; what others of an operation are compared with comes in each of its shares."""
+    """All work, in order; every share of an operation includes its baselines."""
     for operation, group in itertools.groupby(candidates, lambda each: each.dispatch.operation):
         found = list(group)
         baselines = tuple(each for each in found if _is_baseline(each))
         others = [each for each in found if not _is_baseline(each)]
-        for begin in range(0, max(1, len(others)), _AT_ONCE):
-            yield Share(operation, baselines, tuple(others[begin : begin + _AT_ONCE]))
+        for begin in range(0, max(1, len(others)), _SHARE_SIZE):
+            yield Share(operation, baselines, tuple(others[begin : begin + _SHARE_SIZE]))
 
 
 def _is_baseline(candidate: Candidate) -> bool:
@@ -60,8 +59,8 @@ def _is_baseline(candidate: Candidate) -> bool:
 def parse_devices(text: str, usual: str) -> tuple[str, ...]:
     """`cuda://0,cuda://1` -> both.
 
-    Raises UsageError for one that is empty, one whose driver cannot run what is for the device `usual`,
-    and hardware that is named twice.
+    Raises UsageError for an empty URI, for a device that cannot run code for `usual`, and for hardware
+    that is named twice.
     """
     devices = tuple(part.strip() for part in text.split(","))
     if not all(devices):
@@ -70,7 +69,7 @@ def parse_devices(text: str, usual: str) -> tuple[str, ...]:
         if DeviceUri.parse(device).family != DeviceUri.parse(usual).family:
             raise UsageError(
                 f"--devices: the tree is compiled for devices like {usual}, but got {device}",
-                hint="a device of another kind needs a tree of its own: compare both runs with `compare`",
+                hint="a device of another kind needs its own tree; compare the runs with `compare`",
             )
     identities = [_identity(device) for device in devices]
     for device, identity in zip(devices, identities, strict=True):
@@ -85,21 +84,21 @@ def _identity(device: str) -> str:
 
 
 def _hardware(device: str) -> str:
-    """What devices of the same name here share: measured at once, they would slow each other down."""
+    """The hardware of a device URI: devices that share it would slow each other down."""
     return "CPU" if DeviceUri.parse(device).is_local else _identity(device)
 
 
 def unlike(devices: Sequence[str]) -> str:
-    """One sentence if these devices are not alike; else empty."""
+    """A warning if these devices are not alike; else empty."""
     kinds = {device: this_machine(device).gpu or device for device in devices}
     if len(set(kinds.values())) < 2:
         return ""
-    told = ", ".join(device if kind == device else f"{device} ({kind})" for device, kind in kinds.items())
-    return f"unlike devices: {told}; speeds are compared with what the same device reached"
+    names = ", ".join(device if kind == device else f"{device} ({kind})" for device, kind in kinds.items())
+    return f"unlike devices: {names}; speeds are compared only with results of the same device"
 
 
 class Evaluators:
-    """See `Evaluator`, of which each of `devices` has one. Use as a context manager."""
+    """An `Evaluator` for each of `devices`, with the same methods. Use as a context manager."""
 
     def __init__(self, options: EvaluatorOptions, devices: Sequence[str]) -> None:
         self._open = ExitStack()
@@ -107,7 +106,7 @@ class Evaluators:
             device: self._open.enter_context(Evaluator(replace(options, device=device))) for device in devices
         }
         self._mode = options.measure.mode
-        #: Device -> why it was given up, in the order of their failures.
+        #: Device -> why it failed, in the order of failures.
         self.failures: dict[str, str] = {}
 
     @property
@@ -116,7 +115,7 @@ class Evaluators:
         return self._mode
 
     def check_device(self) -> None:
-        """Open all devices. Those that do not open are in `failures`, and the others do the work.
+        """Open all devices. Those that fail are added to `failures`, and the others do the work.
 
         Raises TargetError if none opens.
         """
@@ -138,29 +137,29 @@ class Evaluators:
             evaluator.check_libraries(names)
 
     def provenances(self, candidate: Candidate) -> Iterator[Provenance]:
-        """Where and with what a record of this candidate may be made now."""
+        """On each device, the provenance of a record of this candidate made now."""
         return (evaluator.provenance(candidate) for evaluator in self._evaluators.values())
 
     def load_ahead(self, candidates: Iterable[Candidate], say: Callable[[str], None]) -> None:
-        """See `Evaluator.load_ahead`; devices share what their driver keeps."""
+        """See `Evaluator.load_ahead`; devices share their driver's cache."""
         next(iter(self._evaluators.values())).load_ahead(candidates, say)
 
     def records(self, candidates: Iterable[Candidate]) -> Iterator[Record]:
-        """Records as they are done, those of a device in the order of `candidates`.
+        """Records as they are done, those of each device in the order of `candidates`.
 
-        On one device they are those of `Evaluator.records`. On several the baselines of an operation come
-        once for each device that worked on it. A device that no longer opens is in `failures`; other
-        devices evaluate what it left.
+        On one device they are those of `Evaluator.records`. On several, the baselines of an operation come
+        once for each device that worked on it. A device that no longer opens is added to `failures`; other
+        devices evaluate the rest of its work.
         """
         if len(self._evaluators) == 1:
             (evaluator,) = self._evaluators.values()
             yield from evaluator.records(candidates)
             return
-        crew = _Crew(self._evaluators, shares(candidates), self.failures)
+        threads = _DeviceThreads(self._evaluators, shares(candidates), self.failures)
         try:
-            yield from crew.records()
+            yield from threads.records()
         finally:
-            crew.stop()
+            threads.stop()
 
     def close(self) -> None:
         """End the worker processes."""
@@ -174,7 +173,7 @@ class Evaluators:
 
 
 class _WorkQueue:
-    """Shares that are left. A thread that finds none waits while other threads may still return theirs."""
+    """The remaining shares. A thread that finds none waits while others may still put theirs back."""
 
     def __init__(self, shares: Iterable[Share], devices: int) -> None:
         self._left = deque(shares)
@@ -184,7 +183,7 @@ class _WorkQueue:
         self._is_stopped = False
 
     def take(self) -> Share | None:
-        """The next one; None if there will be none."""
+        """The next share; None if there will be none."""
         with self._changed:
             while not self._left and self._active and not self._is_stopped:
                 self._changed.wait()
@@ -194,13 +193,13 @@ class _WorkQueue:
             return self._left.popleft()
 
     def done(self) -> None:
-        """A share that was taken is done, or given up."""
+        """Note that a share is done or was given up."""
         with self._changed:
             self._active -= 1
             self._changed.notify_all()
 
-    def leave(self, rest: Share) -> bool:
-        """Give back what a failed device did not do, for another; False if no other is there."""
+    def put_back(self, rest: Share) -> bool:
+        """Put back what a failed device did not do; False if no other device is left."""
         with self._changed:
             if self._devices == 1:
                 return False
@@ -209,14 +208,14 @@ class _WorkQueue:
             return True
 
     def stop(self) -> None:
-        """Give out nothing more."""
+        """Hand out nothing more."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
 
 
-class _Crew:
-    """A thread for each piece of hardware, all taking from the same work."""
+class _DeviceThreads:
+    """A thread for each piece of hardware, all taking from the same queue."""
 
     def __init__(
         self, evaluators: Mapping[str, Evaluator], work: Iterable[Share], failures: dict[str, str]
@@ -236,20 +235,20 @@ class _Crew:
         self._working = len(self._threads)
 
     def records(self) -> Iterator[Record]:
-        """All of them. Raises what broke in a thread, when the others are done.
+        """All records. Raises an error of a thread once the others are done.
 
-        Interrupted, those that have samples come before KeyboardInterrupt goes on.
+        On KeyboardInterrupt, yields the records that have samples, and re-raises it.
         """
         for thread in self._threads:
             thread.start()
         try:
-            yield from self._those_done()
+            yield from self._finished_records()
         except KeyboardInterrupt:
             self.stop()
-            yield from self._those_done()
+            yield from self._finished_records()
             raise
 
-    def _those_done(self) -> Iterator[Record]:
+    def _finished_records(self) -> Iterator[Record]:
         broken: BaseException | None = None
         while self._working:
             found = self._done.get()
@@ -262,7 +261,7 @@ class _Crew:
             raise broken
 
     def stop(self) -> None:
-        """Let no thread take more work, and break off what they are doing."""
+        """Hand out no more work, and interrupt work in progress."""
         self._stopped.set()
         self._work.stop()
         if any(thread.is_alive() for thread in self._threads):
@@ -280,29 +279,29 @@ class _Crew:
             while turns and (share := self._work.take()) is not None:
                 device = turns.popleft()
                 try:
-                    is_well = self._evaluate(device, share, measured[device])
+                    is_working = self._evaluate(device, share, measured[device])
                 finally:
                     self._work.done()
-                if is_well:
+                if is_working:
                     turns.append(device)
         except BaseException as error:
-            ended = error  # raised to the reader of the records
+            ended = error  # re-raised where the records are read
         self._done.put(ended)
 
     def _evaluate(self, device: str, share: Share, measured: set[Operation]) -> bool:
-        """Evaluate a share on a device; False if the device failed and left the rest of it to others."""
+        """Evaluate a share on a device; False if the device failed and left the rest to others."""
         baselines = () if share.operation in measured else share.baselines
         measured.add(share.operation)
         left = deque([*baselines, *share.others])
         for record in self._evaluators[device].records(tuple(left)):
             failure = self._failure(device) if record.verdict is Verdict.CRASHED else ""
             if not failure or record.reason != failure:
-                # Whatever broke the device is not tried on another one.
+                # The candidate that broke the device is not tried on another one.
                 left.popleft()
                 self._done.put(record)
             if failure:
                 rest = tuple(each for each in left if not _is_baseline(each))
-                if self._work.leave(Share(share.operation, share.baselines, rest)):
+                if self._work.put_back(Share(share.operation, share.baselines, rest)):
                     self._failures[device] = failure
                     return False
                 if record.reason == failure:
@@ -311,7 +310,7 @@ class _Crew:
         return True
 
     def _failure(self, device: str) -> str:
-        """Why a device does not open any more; empty if it does."""
+        """Why a device no longer opens; empty if it does."""
         try:
             self._evaluators[device].check_device()
         except TargetError as error:

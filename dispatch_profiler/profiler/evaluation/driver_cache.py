@@ -1,8 +1,8 @@
-"""Fills the cache of a driver that compiles: all cores load vmfbs, side by side, before anything is measured.
+"""Fills the cache of a driver that compiles: all cores load vmfbs in parallel before measuring starts.
 
-A CUDA vmfb holds PTX. When it is loaded the driver makes machine code of it, 70 to 115 ms a kernel on
-one core (seen on an H200), and keeps that on disk, in `~/.nv/ComputeCache`. Loaded one after
-another, by the process that measures, that was a large part of a run.
+A CUDA vmfb holds PTX. When loading it, the driver compiles it to machine code, in 70 to 115 ms per kernel
+on one core (seen on an H200), and caches that in `~/.nv/ComputeCache`. Loading one after another in the
+measuring process took a large part of a run.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from dispatch_profiler.runtime import DeviceUri
 
 
 def compiles_when_loaded(device: str) -> bool:
-    """Does the driver of this device URI compile what is loaded, and keep it?"""
+    """Whether the driver of this device URI compiles code when loading it, and caches the result."""
     return DeviceUri.parse(device).is_cuda and os.environ.get("CUDA_CACHE_DISABLE") != "1"
 
 
-def load_side_by_side(
+def load_in_parallel(
     vmfbs: Sequence[Vmfb],
     limits: WorkerLimits,
     device: str,
     say: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Load all of them, each in one of as many processes as there are cores.
+    """Load all vmfbs, each in one of as many processes as there are cores.
 
-    `say` gets a sentence before it begins. Vmfbs that fail to load are skipped: running them reports the error.
-    Raises what interrupts it.
+    `say` receives a sentence first. Vmfbs that fail to load are skipped: running them reports the error.
+    An exception in between ends the processes and is re-raised.
     """
-    # The largest first: it takes the longest.
+    # The largest first, because it takes the longest.
     left = deque(sorted(vmfbs, key=lambda vmfb: -vmfb.size))
     count = min(len(left), len(usable_cores()))
     if count < 2:

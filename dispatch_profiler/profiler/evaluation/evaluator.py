@@ -1,4 +1,4 @@
-"""Candidates in, records out: each verified and measured, and none able to affect another."""
+"""Turns candidates into records: verifies and measures each without affecting the others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.best import BestSoFar
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, DamagedVmfb
 from dispatch_profiler.profiler.evaluation.checking import Verifier
-from dispatch_profiler.profiler.evaluation.driver_cache import compiles_when_loaded, load_side_by_side
+from dispatch_profiler.profiler.evaluation.driver_cache import compiles_when_loaded, load_in_parallel
 from dispatch_profiler.profiler.evaluation.hardware import peaks_file
 from dispatch_profiler.profiler.evaluation.machine import this_machine
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
@@ -37,11 +37,11 @@ from dispatch_profiler.profiler.providers._base import NotSupported
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
 
-#: How often a sample batch that was disturbed is taken again.
-_AGAIN = 2
-#: So many candidates of an operation are sampled in turns, or as many as are begun in so many seconds.
-_AT_ONCE = 32
-_APART_SECONDS = 30.0
+#: How often a disturbed sample batch is repeated.
+_RETRIES = 2
+#: Candidates of an operation sampled in turn: at most this many, or those begun within this time.
+_GROUP_SIZE = 32
+_GROUP_SECONDS = 30.0
 _STATES = {
     State.GENERATED: Verdict.NOT_COMPILED,
     State.NOT_COMPILED: Verdict.NOT_COMPILED,
@@ -51,26 +51,26 @@ _STATES = {
 
 @dataclass(frozen=True)
 class _Work:
-    """A candidate whose record is not done yet, and what it takes to go on with it."""
+    """A candidate whose record is not done yet, with its progress."""
 
     candidate: Candidate
     record: Record
-    #: What one execution takes, roughly.
+    #: Approximate seconds of one execution.
     single_seconds: float = 0.0
     batches: tuple[SampleBatch, ...] = ()
     is_done: bool = False
 
     def failed(self, verdict: Verdict, reason: str) -> _Work:
-        """Nothing more is to be done."""
+        """Finish with a failure."""
         return replace(self, record=self.record.failed(verdict, reason), is_done=True)
 
 
 class Evaluator:
     """Turns candidates into records on one device. Use as a context manager.
 
-    Kernels run in a worker process that owns the device, those of each library in a process of its own;
-    another one compares results. All of them, and the best result of each operation, persist from one call
-    of `records` to the next. `clock` measures the budget, in seconds. Not for use by several threads at once, apart from `kill`.
+    Kernels run in a worker process that owns the device, those of each library in a separate process;
+    another one compares results. The processes and the best result of each operation persist between calls
+    of `records`. `clock` measures the budget, in seconds. Only `kill` may be called from other threads.
     """
 
     def __init__(self, options: EvaluatorOptions, clock: Callable[[], float] = time.monotonic) -> None:
@@ -97,45 +97,45 @@ class Evaluator:
         self._runners.check_device()
 
     def check_libraries(self, names: Iterable[str]) -> None:
-        """Raise UsageError if a library does not run on the device, MissingDependency if it is not there."""
+        """Raise UsageError if a library does not run on the device, MissingDependency if not installed."""
         self._runners.check_libraries(names)
 
     def measure_limits(self) -> None:
-        """Measure what this machine can do at best now, unless that is known, and not beside a dispatch."""
+        """Measure the hardware peaks now unless they are cached, so that this disturbs no dispatch."""
         if self._peaks is not None:
             self._peaks.get()
 
     def load_ahead(self, candidates: Iterable[Candidate], say: Callable[[str], None]) -> None:
-        """Load the code of all of them on all cores, if the driver compiles it then: see `driver_cache`."""
+        """Load the code of all candidates on all cores if the driver compiles it: see `driver_cache`."""
         if compiles_when_loaded(self._options.device):
             # The profile vmfbs hold the same kernels.
             vmfbs = dict.fromkeys(each.verify for each in candidates if each.verify)
-            load_side_by_side(list(vmfbs), self._limits, self._options.device, say)
+            load_in_parallel(list(vmfbs), self._limits, self._options.device, say)
 
     def best(self, operation: Operation) -> Record | None:
-        """The fastest correct record of an operation so far, over all calls of `records`; None if none is.
+        """The fastest correct record of an operation over all calls of `records`; None if there is none.
 
-        Without verification (`EvaluatorOptions.verify`) the fastest of those that ran.
+        Without verification (`EvaluatorOptions.verify`), the fastest that ran.
         """
         return self._best.record(operation)
 
     def records(self, candidates: Iterable[Candidate]) -> Iterator[Record]:
-        """A record for each candidate, in their order: of some of an operation, then of some more.
+        """A record for each candidate, in order.
 
-        They are sampled in turns. Interrupted, those that have samples come before KeyboardInterrupt goes
-        on; their measurements are marked `interrupted` (`Measurement.ended_by`).
+        Groups of candidates of an operation are sampled in turn. On KeyboardInterrupt, yields the records
+        that have samples, marked `interrupted` (`Measurement.ended_by`), and re-raises it.
         """
         for _, group in itertools.groupby(candidates, lambda each: each.dispatch.operation):
             begun: deque[_Work] = deque()
             try:
-                for some in self._in_turns(group, begun):
-                    yield from some
+                for group_records in self._in_turns(group, begun):
+                    yield from group_records
             except KeyboardInterrupt:
                 yield from (work.record for work in begun)
                 raise
 
     def provenance(self, candidate: Candidate) -> Provenance:
-        """Where and with what a record of this candidate is made now."""
+        """Device, software and settings of a record of this candidate made now."""
         library = candidate.library and self._runners.library_version(candidate.library)
         revision = candidate.compiler or "not compiled"
         return Provenance(
@@ -151,7 +151,7 @@ class Evaluator:
         )
 
     def kill(self) -> None:
-        """Interrupt, from another thread, the one that takes `records`, as Ctrl-C would."""
+        """Interrupt, from another thread, the thread that reads `records`, as Ctrl-C would."""
         self._is_interrupted = True
         self._runners.kill()
 
@@ -168,17 +168,17 @@ class Evaluator:
     # -- turns --------------------------------------------------------------------------------
 
     def _in_turns(self, candidates: Iterable[Candidate], begun: deque[_Work]) -> Iterator[Iterator[Record]]:
-        """First sample batches, kept in `begun`, then the others of these, and so on."""
-        end = time.monotonic() + _APART_SECONDS
+        """Begin a group of candidates, held in `begun`; yield its records; continue with the next group."""
+        end = time.monotonic() + _GROUP_SECONDS
         for candidate in candidates:
-            begun.append(self._begun(candidate))
-            if len(begun) >= _AT_ONCE or time.monotonic() >= end:
+            begun.append(self._begin(candidate))
+            if len(begun) >= _GROUP_SIZE or time.monotonic() >= end:
                 yield self._rest(begun)
-                end = time.monotonic() + _APART_SECONDS
+                end = time.monotonic() + _GROUP_SECONDS
         yield self._rest(begun)
 
     def _rest(self, begun: deque[_Work]) -> Iterator[Record]:
-        """One sample batch of each after another until enough is known of all."""
+        """Take sample batches of each in turn until all are done."""
         while not all(work.is_done for work in begun):
             for at, work in enumerate(begun):
                 if not work.is_done:
@@ -186,8 +186,8 @@ class Evaluator:
         while begun:
             yield begun.popleft().record
 
-    def _begun(self, candidate: Candidate) -> _Work:
-        """Verify one candidate, and take its first sample batch."""
+    def _begin(self, candidate: Candidate) -> _Work:
+        """Verify one candidate and take its first sample batch."""
         options, configuration = self._options, candidate.dispatch.configuration
         reproduce = command_line(candidate.command, options, candidate.library)
         record = Record(
@@ -207,7 +207,7 @@ class Evaluator:
         return self._guarded(work, self._first_batch)
 
     def _guarded(self, work: _Work, step: Callable[[_Work], _Work]) -> _Work:
-        """What `step` makes of it; whatever breaks is a verdict on this candidate alone."""
+        """Apply `step`; an error becomes a verdict on this candidate alone."""
         if self._is_interrupted:
             raise KeyboardInterrupt
         try:
@@ -230,7 +230,7 @@ class Evaluator:
     # -- steps --------------------------------------------------------------------------------
 
     def _first_batch(self, work: _Work) -> _Work:
-        """Verify it, take the first samples, and verify what was timed."""
+        """Verify the candidate, also as it is timed, and take its first sample batch."""
         options, candidate, record = self._options, work.candidate, work.record
         if options.verify:
             record = self._verifier.verified(record, candidate)
@@ -247,7 +247,7 @@ class Evaluator:
         return self._with_next_batch(replace(work, record=record, single_seconds=single))
 
     def _with_next_batch(self, work: _Work) -> _Work:
-        """With the samples of one more batch, and what all batches together say."""
+        """Add one more sample batch and update the measurement."""
         record, best = work.record, self._best_of_others(work)
         batches = (*work.batches, self._undisturbed_batch(work, best))
         end = ended(self._options.measure, batches, best)
@@ -258,27 +258,27 @@ class Evaluator:
         return replace(work, record=record, batches=batches, is_done=end is not None)
 
     def _undisturbed_batch(self, work: _Work, best: float | None) -> SampleBatch:
-        """A sample batch, taken again if the sentinel says that the machine is not as it was."""
+        """A sample batch, repeated if the sentinel shows that the machine is disturbed."""
         runner, stop, began = (
             self._runners.of(work.candidate.library),
             self._options.measure.stop,
             self._clock(),
         )
         spent = sum(batch.seconds for batch in work.batches)
-        for _ in range(1 + _AGAIN):
+        for _ in range(1 + _RETRIES):
             found = self._take_batch(work, best)
             disturbed = runner.disturbance(BATCH_PART * stop.seconds)
-            # What was taken in vain is part of the budget, too.
+            # Discarded batches count towards the budget.
             found = replace(found, disturbed=disturbed, seconds=self._clock() - began)
             if not disturbed or (stop.count is None and spent + found.seconds >= stop.seconds):
                 return found
-        runner.watch.reset()  # no passing cloud: so the machine is now
+        runner.watch.reset()  # the change is permanent
         return found
 
     def _take_batch(self, work: _Work, best: float | None) -> SampleBatch:
         candidate, single, options = work.candidate, work.single_seconds, self._options
         plan, stop = next_batch(options.measure, work.batches, best), options.measure.stop
-        # The limit is for a step that hangs, not for samples of a kernel that is only slow.
+        # The limit is for a step that hangs, not for a kernel that is only slow.
         expected = stop.seconds + single * candidate.repeat * ((stop.count or 3) + 5)
         dispatch = candidate.dispatch
         found: SampleBatch = self._runners.call(
@@ -288,24 +288,24 @@ class Evaluator:
         return found
 
     def _best_of_others(self, work: _Work) -> float | None:
-        """What the best dispatch of the operation reaches, in ms; None if that is of no concern."""
-        # Others are compared with the default and with libraries: these are measured in full.
+        """What the operation's best dispatch reaches, in ms; None for a baseline."""
+        # Others are compared with baselines, so these are measured in full.
         if isinstance(work.candidate.dispatch.configuration, (Default, LibraryCall)):
             return None
         return self._best.bound_ms(work.candidate.dispatch.operation)
 
     def _bounded(self, record: Record) -> Record:
-        """The record with the time that the hardware allows; failed if its figure is below it."""
+        """The record with the time that the hardware allows; failed if its own is too far below that."""
         if self._peaks is None or record.measurement is None:
             return record
         milliseconds = record.measurement.median_ms
         operation, mode, peaks = record.dispatch.operation, self.mode, self._peaks.get()
         if milliseconds < peaks.limit_ms(operation, mode):
-            peaks = self._peaks.again()  # something may have disturbed it the first time
+            peaks = self._peaks.again()  # the first measurement may have been disturbed
         limit = peaks.limit_ms(operation, mode)
         if peaks.is_plausible(operation, milliseconds, mode):
             return replace(record, limit_ms=limit, peaks=peaks)
-        reason = f"{milliseconds:.4g} ms were read, but this machine needs {limit:.4g} ms at least"
+        reason = f"measured {milliseconds:.4g} ms, but this machine needs at least {limit:.4g} ms"
         return replace(record.failed(Verdict.IMPLAUSIBLE, reason), limit_ms=limit, peaks=peaks)
 
 

@@ -19,21 +19,21 @@ _PURPOSES: tuple[Purpose, Purpose] = ("verify", "profile")
 
 
 class TreeCandidates:
-    """Makes candidates of the dispatches of `tree`; their vmfbs are read when they are needed."""
+    """Makes candidates of the dispatches of `tree`; their vmfbs are read on demand."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        #: The vmfbs that are not what was compiled, of those that were needed.
+        #: Vmfbs read so far that are not what was compiled.
         self.damaged: list[Path] = []
 
     def candidates(self, pairs: Iterable[ManifestPair]) -> list[Candidate]:
-        """One for each of `pairs`, in their order."""
+        """One for each of `pairs`, in order."""
         return [self.candidate(*pair) for pair in pairs]
 
     def candidate(self, entry: OperationEntry, dispatch: DispatchEntry) -> Candidate:
-        """That of one dispatch, or of the call of a library for the operation of `entry`."""
+        """The candidate of one dispatch, or of a library call for the operation of `entry`."""
         if isinstance(dispatch.dispatch.configuration, LibraryCall):
-            # Its record is made again with any dispatch of its operation.
+            # Any dispatch of its operation reproduces its record.
             command = command_of(self._tree, entry.dispatches[0].dispatch.name)
             repeat = max((module.repeat for module in entry.modules), default=1)
             target = entry.target_of(dispatch.dispatch)
@@ -58,7 +58,7 @@ class TreeCandidates:
             verify, profile = (self._vmfb(entry, module, purpose) for purpose in _PURPOSES)
             return replace(candidate, verify=verify, profile=profile)
         if dispatch.state in (State.GENERATED, State.COMPILED):
-            reason = dispatch.reason or "it was only generated: run compile.py"
+            reason = dispatch.reason or "not compiled yet: run compile.py"
             return replace(candidate, state=State.NOT_COMPILED, reason=reason)
         return candidate
 
@@ -69,7 +69,7 @@ class TreeCandidates:
         return Vmfb(wanted.sha256, wanted.bytes, partial(self._read, path, wanted))
 
     def _read(self, path: Path, wanted: Artifact) -> bytes:
-        """The content of a file. Raises DamagedVmfb, and remembers the path, if its hash is another."""
+        """The content of a file. Raises DamagedVmfb, and remembers the path, if its hash differs."""
         try:
             data = read_bounded(path, wanted.bytes)
         except UsageError:

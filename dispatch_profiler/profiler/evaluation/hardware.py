@@ -1,4 +1,4 @@
-"""Hardware peaks of a device, and the process in which they are measured."""
+"""Hardware peaks of a device, and the process that measures them."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def _of_cpu() -> Peaks:
 
 
 def gpu_peaks(device: str) -> Peaks:
-    """Those of the GPU of the URI `device`, in some seconds. Raises ValueError if there is none."""
+    """Peaks of the GPU with the URI `device`, in some seconds. Raises ValueError if it is no NVIDIA GPU."""
     gpu = find_gpu(device)
     if gpu is None:
-        raise ValueError(f"{device} is no NVIDIA GPU here")
+        raise ValueError(f"{device} is not an NVIDIA GPU of this machine")
     try:
         from dispatch_profiler.profiler.providers.torch_gpu import peak_rates  # imports torch
 

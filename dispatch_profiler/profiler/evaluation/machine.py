@@ -15,7 +15,7 @@ from dispatch_profiler.targets import host_cpu
 
 @cache
 def this_machine(device: str = "") -> Machine:
-    """The one that this process runs on, with the GPU of the URI `device` if it is one of NVIDIA's."""
+    """This process's machine, with the GPU of the URI `device` if that is an NVIDIA GPU."""
     gpu = find_gpu(device)
     monitor = open_monitor(device) if gpu else None
     return Machine(

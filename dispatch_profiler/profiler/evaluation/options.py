@@ -13,8 +13,8 @@ from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 class EvaluatorOptions:
     """What to do with each candidate. `seconds` is the time limit of one step of one candidate.
 
-    `peaks` is the folder that keeps what this machine can do at best; None: nothing is too fast.
-    `references` is the folder that keeps reference results; None: they are computed again in each process.
+    `peaks` is the folder that caches hardware peaks; without it, no result is implausible. `references` is
+    the folder that caches references; without it, each process computes them again.
     """
 
     device: str

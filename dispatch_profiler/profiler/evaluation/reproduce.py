@@ -1,4 +1,4 @@
-"""The command line that makes one record again."""
+"""The command line that reproduces one record."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 
 
 def command_of(tree: Tree, dispatch: str) -> tuple[str, ...]:
-    """How the command line begins that profiles `dispatch` of `tree`."""
-    # Where a bundle comes to there need not be a checkout.
+    """The start of the command line that profiles `dispatch` of `tree`."""
+    # A machine that profiles a bundle need not have a checkout.
     program = ("profiler.py",) if tree.bundle is None else ("-m", "dispatch_profiler", "profile")
     return ("python", *program, tree.option, f"--dispatches={dispatch}")
 
 
 def command_line(command: tuple[str, ...], options: EvaluatorOptions, library: str = "") -> str:
-    """`command`, as of `command_of`, with what `options` say; empty if it is.
+    """`command` (see `command_of`) with `options`; empty if `command` is.
 
-    With `library`, what measures that library for the operation of the dispatch. What is as ever is left
-    out: each option stands here once, with its value where that is another.
+    With `library`, it measures that library for the operation of the dispatch. Options with their default
+    values are omitted.
     """
     if not command:
         return ""

@@ -20,19 +20,19 @@ from dispatch_profiler.profiler.verification.verified_hashes import Expected
 from dispatch_profiler.profiler.verification.verify import Comparison
 from dispatch_profiler.runtime import DeviceUri
 
-#: Stands for no library: what the vmfbs hold.
+#: Stands for no library: the process that runs vmfbs.
 _DISPATCHES = ""
-#: Samples of the sentinel: one, and more if it is off.
+#: Samples of the sentinel: one, and more if it differs.
 _FEW, _MANY = 1, 7
 
 
 def ref_of(vmfb: Vmfb | None, repeat: int) -> device_worker.VmfbRef:
-    """How a process is told of a vmfb."""
+    """How a process refers to a vmfb."""
     return device_worker.LIBRARY if vmfb is None else device_worker.VmfbRef(vmfb.sha256, repeat)
 
 
 def refs_of(candidate: Candidate) -> device_worker.VmfbRefs:
-    """How a process is told of the vmfbs of a candidate, or of how often a library's kernel is repeated."""
+    """How a process refers to the vmfbs of a candidate, or to the repeated kernel of a library."""
     if candidate.library:
         return device_worker.VmfbRefs(device_worker.LIBRARY, device_worker.VmfbRef("", candidate.repeat))
     return device_worker.VmfbRefs(ref_of(candidate.verify, 1), ref_of(candidate.profile, candidate.repeat))
@@ -43,21 +43,21 @@ def provide(worker: Worker, vmfbs: Iterable[Vmfb]) -> None:
     known = {vmfb.sha256: vmfb for vmfb in vmfbs}
     if not known:
         return
-    for lacking in worker.call(device_worker.lacking, tuple(known)):
-        worker.call(device_worker.receive, lacking, known[lacking].load())
+    for digest in worker.call(device_worker.missing_vmfbs, tuple(known)):
+        worker.call(device_worker.receive, digest, known[digest].load())
 
 
 @dataclass(frozen=True)
 class Runner:
-    """A process that runs dispatches, or the kernels of one library, and whether its machine is as it was."""
+    """A process that runs dispatches or the kernels of one library, and the watch of its sentinel."""
 
     worker: Worker
     watch: SentinelWatch
 
     def disturbance(self, seconds: float) -> str:
-        """A sentence if the sentinel says that the machine is not as it was; else empty.
+        """A warning if the sentinel shows that the machine is disturbed; else empty.
 
-        It takes not much longer than `seconds`.
+        Takes little longer than `seconds`.
         """
         if self.watch.is_as_usual(self.worker.call(device_worker.sentinel_samples, _FEW, seconds)):
             return ""
@@ -66,19 +66,19 @@ class Runner:
         if not samples or not self.watch.is_disturbed(samples) or usual is None:
             return ""
         ratio = statistics.median(samples) / usual
-        return f"measured while the machine was disturbed: the sentinel took {ratio:.2f} of its usual time"
+        return f"measured while the machine was disturbed: the sentinel took {ratio:.2f} times its usual time"
 
 
 def memory_limit(device: str) -> int | None:
     """Default limit of the address space that a process may map beyond its start, in bytes; None: no limit.
 
-    A GPU's driver maps all of the GPU's memory, whatever the machine has: there is no limit for it.
+    A GPU's driver maps all of the GPU's memory, so there is no limit for GPUs.
     """
     return None if DeviceUri.parse(device).is_gpu else available_memory()
 
 
 class Runners:
-    """Starts each process when it is needed. Use as a context manager."""
+    """Starts each process on first use; `close` ends them."""
 
     def __init__(
         self, limits: WorkerLimits, device: str, build_dir: Path | None, references: Path | None, seed: int
@@ -99,12 +99,12 @@ class Runners:
         self.of(_DISPATCHES).worker.call(device_worker.ready)
 
     def check_libraries(self, names: Iterable[str]) -> None:
-        """Raise UsageError if a library does not run on the device, MissingDependency if it is not there."""
+        """Raise UsageError if a library does not run on the device, MissingDependency if not installed."""
         for name in names:
             self.library_version(name)
 
     def of(self, library: str) -> Runner:
-        """The process for what `library` computes; empty for dispatches."""
+        """The process that runs the kernels of `library`; "" stands for dispatches."""
         if library not in self._runners:
             threads = library_threads.iree_threads(self._device)
             worker = Worker(
@@ -123,7 +123,7 @@ class Runners:
         *arguments: object,
         seconds: float | None = None,
     ) -> Any:
-        """`function(*arguments)` in the process for `candidate`, which has its vmfbs then.
+        """Send `candidate`'s vmfbs to its process, and call `function(*arguments)` there.
 
         Raises what `Worker.call` raises, and DamagedVmfb.
         """
@@ -132,7 +132,7 @@ class Runners:
         return worker.call(function, *arguments, seconds=seconds)
 
     def library_version(self, name: str) -> str:
-        """The library and what it computes with."""
+        """See `device_worker.library_version`."""
         if name not in self._versions:
             self._versions[name] = self.of(name).worker.call(device_worker.library_version)
         return self._versions[name]
@@ -143,7 +143,7 @@ class Runners:
         return found
 
     def put_to_sleep(self, library: str) -> None:
-        """What comes next is measured beside this: the threads of a library must sleep."""
+        """Wait until the threads of a library sleep, or end it: they would disturb the next measurement."""
         if library == _DISPATCHES:
             return
         worker = self._runners[library].worker

@@ -1,9 +1,9 @@
-"""Keeps processors from idling, so that a thread that waits for a GPU wakes up at once.
+"""Keeps processors from idling, so that a thread that waits for a GPU wakes up immediately.
 
 A call waits for the GPU in one thread and IREE's threads in others. While they wait, Linux puts their
-processors to sleep, and on a virtual machine it takes 50 to 400 microseconds until they are back: on an
-H200 calls of 12 ms came out 3 % too long, some by 30 %. Threads that run only on idle
-processors (SCHED_IDLE) keep them awake: then a call costs the same 20 microseconds however long it takes.
+processors to sleep, and on a virtual machine these take 50 to 400 microseconds to wake up: on an H200,
+calls of 12 ms measured 3 % too long, some 30 %. Threads that run only on idle processors (SCHED_IDLE)
+keep them awake: then a call costs the same 20 microseconds however long it takes.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import threading
 
 from dispatch_profiler.cores import usable_cores
 
-#: For the thread that calls, those of IREE and of the driver.
+#: For the thread that calls, IREE's threads and the driver's.
 _PROCESSORS = 4
-#: The most that OpenSSL takes: some minutes, in which the thread needs no lock of Python's.
+#: OpenSSL's maximum: it takes minutes, during which the thread does not hold the GIL.
 _ROUNDS = 2**31 - 1
 
 
 def prevent_cpu_idle(first: int = 0) -> tuple[int, ...]:
     """Move this thread and all that it starts to a few processors, and keep these awake from now on.
 
-    Processes of several GPUs give each a number, `first`: they share processors as little as can be.
-    Returns the processors; none where the system knows no such threads.
+    The process of each GPU passes another number, `first`, so that they share as few processors as possible.
+    Returns the processors; empty if the system has no such threads.
     """
     if not hasattr(os, "SCHED_IDLE"):
         return ()
@@ -40,7 +40,7 @@ def prevent_cpu_idle(first: int = 0) -> tuple[int, ...]:
 
 
 def yield_to_workers() -> None:
-    """Put the calling thread into the batch class, so that the threads that run kernels get its core.
+    """Put the calling thread into the batch class, so that threads that run kernels get its core.
 
     A thread that waits for a call spins for up to a millisecond. `local-task` has a worker for every core,
     so the spinning thread keeps one worker from its core until the scheduler's next tick: one call in

@@ -1,8 +1,8 @@
-"""Clocks, power, temperature and throttling of an NVIDIA GPU, through NVML where it answers.
+"""Clocks, power, temperature and throttling of an NVIDIA GPU, through NVML if available.
 
-Needs the package `nvidia-ml-py` (extra `cuda`) and the driver's libnvidia-ml; without either nothing is
-known and nothing is said. Two readings tell what happened between them: NVML counts the time for
-which the GPU ran slower than it would, for its power limit and for heat.
+Needs the package `nvidia-ml-py` (extra `cuda`) and the driver's libnvidia-ml; without either, nothing is
+reported. Two readings show what happened between them: NVML accumulates the time for which the GPU was
+throttled, by its power limit and by heat.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _UNKNOWN = -1.0
 
 @dataclass(frozen=True)
 class GpuState:
-    """A GPU at one moment. What NVML does not tell is 0, of the `slowed` seconds -1.
+    """A GPU at one moment. Values that NVML does not report are 0, those of the `slowed` seconds -1.
 
-    Clocks in MHz: of the multiprocessors now, the highest that they have, of the memory. Power and its
-    limit in watts. `slowed_by_power` and `slowed_by_heat` are seconds since the driver was loaded.
+    Clocks are in MHz; `max_sm_mhz` is the highest of the multiprocessors, the others are current. Power and
+    its limit are in watts. `slowed_by_power` and `slowed_by_heat` are seconds since the driver was loaded.
     """
 
     sm_mhz: int = 0
@@ -39,7 +39,7 @@ class GpuState:
 
 
 class GpuMonitor:
-    """Reads the state of one GPU; a reading takes some milliseconds, so none is taken in a sample."""
+    """Reads the state of one GPU. A reading takes some milliseconds, so none is taken during a sample."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
@@ -49,11 +49,11 @@ class GpuMonitor:
 
     @property
     def driver(self) -> str:
-        """Version of the driver, `580.159.04`; empty if NVML does not tell."""
-        return str(self._asked(self._nvml.nvmlSystemGetDriverVersion) or "")
+        """Version of the driver, `580.159.04`; empty if NVML does not report it."""
+        return str(self._query(self._nvml.nvmlSystemGetDriverVersion) or "")
 
     def read(self, fresh: float = 0.0) -> GpuState:
-        """The state now, or the last one that was read if that was less than `fresh` seconds ago."""
+        """The state now, or the last reading if it is less than `fresh` seconds old."""
         if time.monotonic() - self._read_at >= fresh:
             self._last = self._state()
             self._read_at = time.monotonic()
@@ -63,7 +63,7 @@ class GpuMonitor:
         nvml = self._nvml
 
         def of(function: Callable[..., Any], *arguments: int) -> Any:
-            return self._asked(function, self._handle, *arguments) or 0
+            return self._query(function, self._handle, *arguments) or 0
 
         return GpuState(
             sm_mhz=of(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
@@ -78,22 +78,22 @@ class GpuMonitor:
 
     @cached_property
     def _max_sm_mhz(self) -> int:
-        # Asked once: it takes up to 8 ms, more than all the rest.
-        return self._asked(self._nvml.nvmlDeviceGetMaxClockInfo, self._handle, self._nvml.NVML_CLOCK_SM) or 0
+        # Cached: it takes up to 8 ms, more than all other queries.
+        return self._query(self._nvml.nvmlDeviceGetMaxClockInfo, self._handle, self._nvml.NVML_CLOCK_SM) or 0
 
     def _slowed(self, policy: int) -> float:
-        told = self._asked(self._nvml.nvmlDeviceGetViolationStatus, self._handle, policy)
-        return _UNKNOWN if told is None else told.violationTime / 1e9
+        status = self._query(self._nvml.nvmlDeviceGetViolationStatus, self._handle, policy)
+        return _UNKNOWN if status is None else status.violationTime / 1e9
 
-    def _asked(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What NVML answers; None for what this GPU or driver does not tell."""
+    def _query(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """NVML's answer; None if this GPU or driver does not support the query."""
         with contextlib.suppress(self._nvml.NVMLError):
             return function(*arguments)
         return None
 
 
 def open_monitor(uri: str) -> GpuMonitor | None:
-    """The monitor of a device URI; None if it is no NVIDIA GPU, or if NVML does not answer."""
+    """The monitor of a device URI; None if it is not an NVIDIA GPU or NVML is unavailable."""
     gpu = find_gpu(uri)
     if gpu is None:
         return None
@@ -103,21 +103,21 @@ def open_monitor(uri: str) -> GpuMonitor | None:
         return None
     try:
         pynvml.nvmlInit()
-        # By its identity: NVML counts GPUs that CUDA_VISIBLE_DEVICES hides.
+        # By UUID, because NVML also numbers GPUs that CUDA_VISIBLE_DEVICES hides.
         return GpuMonitor(pynvml, pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
     except pynvml.NVMLError:
         return None
 
 
 def throttle_warning(before: GpuState | None, after: GpuState | None) -> str:
-    """A sentence if the GPU was slowed down between two readings; else empty."""
+    """A warning if the GPU was throttled between two readings; else empty."""
     if before is None or after is None:
         return ""
     reasons = list(_reasons(before, after))
     if not reasons:
         return ""
     clock = f" (SM clock {after.sm_mhz} of {after.max_sm_mhz} MHz)" if after.sm_mhz else ""
-    return f"the GPU was slowed down by {' and '.join(reasons)} while it was measured{clock}"
+    return f"the GPU was throttled by {' and '.join(reasons)} during the measurement{clock}"
 
 
 def _reasons(before: GpuState, after: GpuState) -> Iterator[str]:

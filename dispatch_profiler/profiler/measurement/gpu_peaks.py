@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dispatch_profiler.profiler.measurement.peaks import Peaks
 from dispatch_profiler.runtime.cuda_driver import CudaGpu
 
-#: Compute capability -> FLOP (2 a multiply-add, dense) of a multiprocessor in a cycle, by the type of
-#: the operands; tensor cores where they take it. NVIDIA's architecture whitepapers (P100, V100, Turing,
+#: Compute capability -> FLOP per multiprocessor and cycle (2 per multiply-add, dense), by the type of the
+#: operands; on tensor cores where these support it. NVIDIA's architecture whitepapers (P100, V100, Turing,
 #: A100, GA102, Ada, H100, Blackwell) and the table "Arithmetic Instructions" of the CUDA programming guide.
-_FLOP_A_CYCLE: Mapping[tuple[int, int], Mapping[str, int]] = {
+_FLOP_PER_CYCLE: Mapping[tuple[int, int], Mapping[str, int]] = {
     (6, 0): {"f64": 64, "f32": 128, "f16": 256, "i8": 128},
     (6, 1): {"f64": 8, "f32": 256, "f16": 4, "i8": 1024},
     (7, 0): {"f64": 64, "f32": 128, "f16": 1024, "i8": 512},
@@ -41,13 +41,13 @@ def gpu_key(gpu: CudaGpu) -> str:
 
 def stated_peaks(gpu: CudaGpu) -> Peaks:
     """Theoretical peaks of `gpu`. An unknown compute capability counts as the fastest known one."""
-    known = _FLOP_A_CYCLE.get(gpu.capability) or _fastest()
+    known = _FLOP_PER_CYCLE.get(gpu.capability) or _fastest()
     cycles = gpu.multiprocessors * gpu.clock_hz
     flops = {name: cycles * each for name, each in known.items()}
     flops |= {name: flops[other] for name, other in _AS_FAST_AS.items()}
     capability = f"compute capability {gpu.capability[0]}.{gpu.capability[1]}"
-    if gpu.capability not in _FLOP_A_CYCLE:
-        capability += ", which is not known: as the fastest that is"
+    if gpu.capability not in _FLOP_PER_CYCLE:
+        capability += " (unknown: peaks of the fastest known one)"
     source = (
         f"{gpu.multiprocessors} multiprocessors at {gpu.clock_hz / 1e6:.0f} MHz of {gpu.name}, {capability}"
     )
@@ -55,5 +55,5 @@ def stated_peaks(gpu: CudaGpu) -> Peaks:
 
 
 def _fastest() -> dict[str, int]:
-    names = next(iter(_FLOP_A_CYCLE.values()))
-    return {name: max(known[name] for known in _FLOP_A_CYCLE.values()) for name in names}
+    names = next(iter(_FLOP_PER_CYCLE.values()))
+    return {name: max(known[name] for known in _FLOP_PER_CYCLE.values()) for name in names}

@@ -1,7 +1,7 @@
-"""Operations on a device, whatever computes them: what vmfbs hold, or a library.
+"""Operations on a device, computed by vmfbs or by a library.
 
-The runtime knows buffers only. Here are the operands of an operation, and calls whose results are read from
-memory that held no plausible value before.
+The runtime knows only buffers. This module adds the operands of an operation, and calls whose results are
+read from memory that held no plausible value before.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from dispatch_profiler.runtime import Arguments, Buffer, Call, Device, Program, 
 class Operands:
     """The operands of an operation and the memory of its results, on a device.
 
-    `handles` are the device's own, in the order of `operation.operands`, then of `operation.results`. Every
-    call bound to them reads and writes the same memory: where memory lies makes a kernel up to a tenth
-    faster or slower, so what is to be compared shares it.
+    `handles` belong to the device, in the order of `operation.operands`, then `operation.results`. All calls
+    bound to them read and write the same memory. Its place makes a kernel up to 10 % faster or slower, so
+    calls that are compared share it.
     """
 
     operation: Operation
@@ -32,7 +32,7 @@ class Operands:
 
 
 class KernelCall(Protocol):
-    """One kernel with its operands on the device, ready to be run again and again."""
+    """One kernel with its operands on the device, ready to be run repeatedly."""
 
     @property
     def now(self) -> Callable[[], float] | None:
@@ -49,7 +49,7 @@ class LoadedKernels(Protocol):
     """Kernels by the names of their functions."""
 
     def bind(self, function: str, *operands: Operands) -> KernelCall:
-        """The call of `function` on these operands, in turns if several. RunError if there is none."""
+        """The call of `function` on these operands, in turn if several. RunError if it does not exist."""
 
 
 class Kernels(Protocol):
@@ -67,12 +67,12 @@ class Kernels(Protocol):
 
 
 def open_kernels(uri: str, build_dir: Path | None = None) -> DeviceKernels:
-    """The kernels of vmfbs on the device called `uri`. Raises TargetError if there is no such device."""
+    """The kernels of vmfbs on the device `uri`. Raises TargetError if there is no such device."""
     return DeviceKernels(open_device(uri, build_dir))
 
 
 class DeviceKernels:
-    """See `Kernels`: what vmfbs hold, on a device of the runtime."""
+    """See `Kernels`: those of vmfbs, on a device of the runtime."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -95,7 +95,7 @@ class DeviceKernels:
         return Operands(operation, (*operands, *results))
 
     def poisons(self, results: tuple[Tensor, ...]) -> tuple[Buffer, ...]:
-        """Poison for each of `results`, on the device; that of the last operation is kept."""
+        """Poison for each of `results`, on the device; kept for the last operation."""
         if self._poisons[0] != results:
             made = tuple(self._device.put(poison(each.type, each.shape), each.type) for each in results)
             self._poisons = results, made

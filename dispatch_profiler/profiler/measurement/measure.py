@@ -1,4 +1,4 @@
-"""What samples of one dispatch say, how many executions a sample needs, and how one is timed."""
+"""The measurement of one dispatch, how many executions a sample needs, and how a dispatch is timed."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from dispatch_profiler.profiler.measurement.gpu_monitor import GpuState
 from dispatch_profiler.profiler.statistics.intervals import batched_interval, by_batch, by_place, quantile
 from dispatch_profiler.profiler.statistics.stopping import Reading, StopRule
 
-#: A sample lasts at least this long, so that the clock and the call cost little of it.
+#: A sample lasts at least this long, so that the clock and the call contribute little to it.
 _SAMPLE_SECONDS = 0.005
-#: A profile vmfb that takes longer than this for one call is not used: one execution is enough.
+#: Above this time of one call, the profile vmfb is not used: one execution is enough.
 _LONG_CALL_SECONDS = 2.0
 #: How often a short sample is repeated if other processes disturb it.
 _TRIES = 5
-#: The quickest of the calls of so long tells what a call costs: of few, all may have been disturbed.
+#: The overhead of a call comes from the quickest call in this time: few calls may all be disturbed.
 OVERHEAD_SECONDS = 0.02
-#: Below so many executions in a call, what a call costs cannot be told from what they take.
-_FEWEST_REPEATS = 10
+#: With fewer executions per call, its overhead cannot be separated from their time.
+_MIN_REPEATS = 10
 
 
 class Mode(str, Enum):
     """What the caches hold when an execution starts."""
 
-    #: The operands, as the execution before left them.
+    #: The operands, as the previous execution left them.
     WARM = "warm"
-    #: None of them: each execution has operands of its own, out of more than the caches can hold.
+    #: None of them: executions rotate over operands that exceed the caches.
     COLD = "cold"
 
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """When to stop, and how many executions make a sample: at least `batch`; None: as many as fill 5 ms."""
+    """When to stop, and how many executions make a sample: at least `batch`; None fills 5 ms."""
 
     stop: StopRule = StopRule()
     batch: int | None = None
@@ -44,18 +44,18 @@ class MeasureOptions:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Samples in milliseconds for one execution of the dispatch, in the order taken.
+    """Samples in milliseconds per execution of the dispatch, in the order taken.
 
-    A sample is `executions` executions in a row, with caches as `mode` says. `overhead_ms` is what a
-    call costs whatever it does, for one execution; it has been taken off the samples. `ended_by`
-    tells why no more samples were taken. `dropped_ms` are samples during which other processes had a
-    core that was needed: others were taken instead. `places` has the number of the place in memory at
-    which each sample was taken; it is empty if that does not apply. `batches` has the number of samples
-    of each sample batch, in order. `gpu` is the GPU's state after the last sample; None if unknown.
+    A sample is `executions` executions in a row, with caches as `mode` says. `overhead_ms` is the overhead
+    of a call per execution, which has been subtracted from the samples. `ended_by` is why no more samples
+    were taken. `dropped_ms` are samples during which other processes used a core that was needed; others
+    were taken instead. `places` is the number of the place in memory of each sample; empty if that does not
+    apply. `batches` is the number of samples in each sample batch, in order. `gpu` is the GPU's state after
+    the last sample; None if unknown.
 
-    `eager_ms` is the time of one execution of a library that is called eagerly, where the samples are of
-    CUDA graphs; `library_call_ms` is what a call of a library costs on a CPU beside its work, which has
-    not been taken off. Both are 0 where they do not apply.
+    `eager_ms` is the time of one eager execution by a library whose samples are of CUDA graphs.
+    `library_call_ms` is the overhead of a library's call on a CPU, which has not been subtracted. Both are
+    0 where they do not apply.
     """
 
     samples_ms: tuple[float, ...]
@@ -99,7 +99,7 @@ class Measurement:
 
     @property
     def independent_ms(self) -> tuple[float, ...]:
-        """What counts as a sample when runs are compared: medians of sample batches, or of places if they are few."""
+        """The samples for comparing runs: medians of sample batches, or of places if batches are few."""
         return by_batch(self.samples_ms, self.batches) or by_place(self.samples_ms, self.places)
 
     @property
@@ -109,23 +109,23 @@ class Measurement:
 
     @property
     def half_width(self) -> float:
-        """How far the interval of the median reaches from it, relative to it."""
+        """The larger distance from the median to an end of its interval, relative to the median."""
         low, high = self.interval_ms
         reach = max(high - self.median_ms, self.median_ms - low)
         return reach / self.median_ms if self.median_ms > 0 else math.inf
 
     def gflops(self, flops: int) -> float:
-        """10**9 operations a second at the median."""
+        """GFLOP/s at the median."""
         return flops / self.median_ms / 1e6 if self.median_ms > 0 else math.inf
 
 
 def prefers_single(single_seconds: float, repeat: int) -> bool:
-    """Is a call of the profile vmfb, `repeat` executions, too long to be a sample?"""
+    """Whether a call of the profile vmfb, `repeat` executions, is too long for a sample."""
     return single_seconds * repeat > _LONG_CALL_SECONDS
 
 
 def calls_per_sample(call_seconds: float, repeat: int, batch: int | None) -> int:
-    """Calls of `repeat` executions each that make a sample.
+    """Number of calls, of `repeat` executions each, in a sample.
 
     With `batch`, enough for that many executions; without, enough to last 5 ms.
     """
@@ -135,23 +135,23 @@ def calls_per_sample(call_seconds: float, repeat: int, batch: int | None) -> int
 
 
 def calls_that_last(seconds: float, call_seconds: float) -> int:
-    """How many calls take `seconds` together; 1 if a call takes no time that the clock can see."""
+    """How many calls take `seconds` in total; 1 if a call takes no measurable time."""
     return max(1, math.ceil(seconds / call_seconds)) if call_seconds > 0 else 1
 
 
 def quickest(time: Callable[[int], float], seconds: float) -> float:
-    """Seconds of the quickest call of those that fit into `seconds`; of two at least."""
+    """Seconds of the quickest of the calls that fit into `seconds`, at least two."""
     first = time(1)
     return min(first, *(time(1) for _ in range(calls_that_last(seconds, first))))
 
 
 def call_overhead(single_seconds: float, call_seconds: float, repeat: int) -> float:
-    """Seconds that a call costs beside its executions, from calls of one and of `repeat` executions.
+    """Seconds of overhead of a call, from calls of one and of `repeat` executions.
 
-    single = overhead + execution, call = overhead + repeat * execution. 0 where the two are too
-    close to tell, and never more than a twentieth of the call.
+    single = overhead + execution, call = overhead + repeat * execution. 0 if `repeat` is too small to
+    separate them, and at most a twentieth of the call.
     """
-    if repeat < _FEWEST_REPEATS:
+    if repeat < _MIN_REPEATS:
         return 0.0
     overhead = (repeat * single_seconds - call_seconds) / (repeat - 1)
     return min(max(0.0, overhead), single_seconds, 0.05 * call_seconds)
@@ -161,11 +161,10 @@ def call_overhead(single_seconds: float, call_seconds: float, repeat: int) -> fl
 class Timer:
     """How a dispatch is timed: `time(calls) -> seconds`, where a call is `repeat` executions.
 
-    `now` is a second clock that does not depend on it, in seconds, or None if there is none.
-    `run_delay` is a clock that runs only while threads of ours wait for a core, or None.
-    `overhead(call_seconds)` is what a call that takes so long costs beside its executions, in
-    seconds. `prepare` is done before each sample and gives the number of the place that it is taken at;
-    None if there is no single one. `skip_warmup`: after `prepare` it is as fast as it gets.
+    `now` is an independent second clock in seconds, or None. `run_delay` is a clock that advances only
+    while our threads wait for a core, or None. `overhead(call_seconds)` is the overhead of a call of that
+    length, in seconds. `prepare` runs before each sample and returns the number of its place; None if there
+    is no single one. `skip_warmup`: after `prepare`, no further warm-up is needed.
     """
 
     time: Callable[[int], float]
@@ -177,7 +176,7 @@ class Timer:
     skip_warmup: bool = False
 
     def read(self, calls: int) -> Reading:
-        """Time `calls` calls by all clocks."""
+        """Time `calls` calls with all clocks."""
         taken = self.run_delay() if self.run_delay else 0.0
         before = self.now() if self.now else None
         claimed = self.time(calls)
@@ -185,7 +184,7 @@ class Timer:
         return Reading(claimed, waited, self.run_delay() - taken if self.run_delay else 0.0)
 
     def undisturbed(self, calls: int) -> Reading:
-        """`read`, again and again if others have our cores, but not for ever."""
+        """`read`, repeated a few times while other processes use our cores."""
         for _ in range(_TRIES):
             reading = self.read(calls)
             if not reading.is_disturbed:
@@ -193,7 +192,7 @@ class Timer:
         return reading
 
     def quickest(self, most: int) -> float:
-        """Seconds of the quickest of `most` calls; of fewer if they are long."""
+        """Seconds of the quickest of `most` calls, or of fewer if they are long."""
         found: list[float] = []
         while len(found) < most and sum(found) < _SAMPLE_SECONDS:
             found.append(self.time(1))

@@ -1,8 +1,8 @@
 """Paired sampling: two kernels on the same operands, alternating, on one device.
 
-Where code and operands lie in memory is drawn anew for each round: two copies of one vmfb were seen to
-differ by 1 %, one copy on operands at two places by 10 %. Rounds that shared a place would share its
-luck, and could not be told from a difference.
+Each round uses new places in memory for code and operands: two copies of one vmfb were seen to differ by
+1 %, one copy on operands at two places by 10 %. Rounds at one place would share its effect, which would
+look like a difference.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from dispatch_profiler.profiler.statistics.sequential_test import (
 from dispatch_profiler.profiler.statistics.stopping import Reading, clock_warnings
 from dispatch_profiler.runtime import RunError
 
-#: A sample lasts at least this long. Short ones are close together, so that what disturbs one disturbs
-#: its neighbours too.
+#: A sample lasts at least this long. Short samples are close together, so that a disturbance affects
+#: neighbouring ones too.
 _SAMPLE_SECONDS = 1e-3
-#: A round is not to last longer than this, so that there are rounds enough.
+#: A round should not last longer than this, so that there are enough rounds.
 _ROUND_SECONDS = 0.1
-#: But this many times as long as it takes to place its sides.
+#: But it lasts at least this many times as long as placing its sides.
 _TIMES_PLACING = 2.0
 
 
@@ -48,7 +48,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class PairedSamples:
-    """What was found, the median of each side in milliseconds, and what each side computed."""
+    """The result of the test, the median of each side in milliseconds, and the results of each side."""
 
     result: SequentialTestResult
     medians_ms: Mapping[Side, float]
@@ -63,7 +63,7 @@ def take_paired_samples(
     seconds: float,
     run_delay: Callable[[], float] | None = None,
 ) -> PairedSamples:
-    """Go on until it is decided, or for `seconds`. RunError if the clock cannot be trusted."""
+    """Sample until the test is decided, or for `seconds`. RunError if the clock cannot be trusted."""
     stage = _Stage(device, sides, places, options.seed)
     outputs = {side: call.run() for side, call in stage.calls.items()}
     calls, turns = _plan(stage, sides, options.turns)
@@ -90,9 +90,9 @@ def take_paired_samples(
 
 
 def _plan(stage: _Stage, sides: Mapping[Side, Timed], most_turns: int) -> tuple[dict[Side, int], int]:
-    """The calls in a sample of each side, and the turns of a round.
+    """The number of calls in a sample of each side, and of turns in a round.
 
-    A sample has as many executions on both sides: of shorter ones the fastest would be faster.
+    Samples have as many executions on both sides: the fastest of shorter samples would be faster.
     """
     quickest = {side: min(call.time(1) for _ in range(3)) for side, call in stage.calls.items()}
     executions = max(calls_that_last(_SAMPLE_SECONDS, quickest[s]) * sides[s].repeat for s in sides)
@@ -116,13 +116,13 @@ class _Stage:
         self.place()
         began = time.monotonic()
         self.place()
-        #: What placing takes.
+        #: Seconds that placing takes.
         self.placing_seconds = time.monotonic() - began
 
     def place(self) -> None:
-        """Load both anew, at the next place of the operands, and warm them.
+        """Load both sides again, at the next place of the operands, and warm them up.
 
-        The programs of before are alive until then, so that theirs is not the memory that is used.
+        The previous programs stay alive until then, so that their memory is not reused.
         """
         spot = next(self._spots)
         order = list(self._sides) if self._draw.random() < 0.5 else list(self._sides)[::-1]

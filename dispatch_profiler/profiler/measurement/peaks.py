@@ -1,11 +1,11 @@
-"""Peak FLOP/s and bandwidth of a device, measured once: a figure beyond them is not reported.
+"""Peak FLOP/s and bandwidth of a device, measured once. Results beyond them are rejected as implausible.
 
-Here for CPUs; `gpu_peaks` has those of GPUs. FLOP/s are those of numpy's BLAS on matrices that stay in the caches, for f32 and f64; a narrower type
-may reach as many times more as it is narrower (vector units with dot products of bf16 or i8 do).
-Bytes/s are those of copies between arrays that no cache holds.
+This module measures CPUs, `gpu_peaks` GPUs. FLOP/s are those of numpy's BLAS on matrices that stay in the
+caches, for f32 and f64; a narrower type may be faster by the ratio of widths (vector units with dot
+products of bf16 or i8 are). Bytes/s are those of copies between arrays that no cache holds.
 
-Both are the sum over the cores, all at work at once, of what each reached in its best few
-milliseconds: another process that takes a core now and then does not lower them.
+Both are the sum over the cores, all working at once, of each core's best few milliseconds: another
+process that occasionally takes a core does not lower them.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from dispatch_profiler.profiler.measurement.measure import Mode
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
 from dispatch_profiler.targets import host_cpu
 
-#: A figure may exceed the peak by this much, because BLAS does not quite reach it.
+#: A result may exceed the peak by this factor, because BLAS does not quite reach it.
 _SLACK = 1.25
-#: One thread of BLAS for each of ours.
+#: One BLAS thread for each of ours.
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 _SIZE = 512
 _COPIED_BYTES = 128 * 2**20
 _PART_BYTES = 4 * 2**20
 _SECONDS = 0.3
-#: FLOP/s and bytes/s of a device that works.
+#: The least FLOP/s and bytes/s of a working device.
 _LEAST = 1e-3
 _LARGEST_FILE = 2**16
-#: Of how they are measured: others are not compared with these.
+#: Version of the method: peaks of other versions are not used.
 _VERSION = 2
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """Of one device: FLOP/s of products by element type, and bytes/s of its memory.
+    """Peaks of one device: FLOP/s of products by element type, and bytes/s of its memory.
 
-    `source` says how they are known; empty for a CPU's, measured as this module says.
+    `source` states where they come from; empty for a CPU measured as this module describes.
     """
 
     flops_per_second: Mapping[str, float]
@@ -58,28 +58,28 @@ class Peaks:
     source: str = ""
 
     def flops_of(self, type_: ElementType) -> float:
-        """FLOP/s that operands of this type may reach at most."""
+        """Peak FLOP/s for operands of this type."""
         if type_.name in self.flops_per_second:
             return self.flops_per_second[type_.name]
         return self.flops_per_second["f32"] * 4 / type_.bytes
 
     def limit_ms(self, operation: Operation, mode: Mode = Mode.WARM) -> float:
-        """Milliseconds that `operation` takes at least: its FLOP and, from cold caches, its bytes."""
+        """Least milliseconds that `operation` takes: for its FLOP and, from cold caches, its bytes."""
         seconds = operation.flops / self.flops_of(operation.element_type)
         if mode is Mode.COLD:
             seconds = max(seconds, operation.bytes / self.bytes_per_second)
         return 1e3 * seconds
 
     def roof(self, type_: ElementType, intensity: float) -> float:
-        """FLOP/s that are possible at `intensity` FLOP/byte, all bytes from memory (the roofline)."""
+        """Attainable FLOP/s at `intensity` FLOP/byte, with all bytes from memory (the roofline)."""
         return min(self.flops_of(type_), intensity * self.bytes_per_second)
 
     def is_plausible(self, operation: Operation, milliseconds: float, mode: Mode = Mode.WARM) -> bool:
-        """Can this machine do `operation` in that time?"""
+        """Whether this device can do `operation` in that time."""
         return milliseconds * _SLACK >= self.limit_ms(operation, mode)
 
     def best_of(self, other: Peaks) -> Peaks:
-        """The higher of each: a disturbance only lowers what is measured."""
+        """The higher of each: a disturbance only lowers a measurement."""
         flops = {
             name: max(value, other.flops_per_second.get(name, 0.0))
             for name, value in self.flops_per_second.items()
@@ -88,17 +88,17 @@ class Peaks:
 
     @staticmethod
     def from_dict(data: Mapping[str, Any]) -> Peaks:
-        """What `asdict` wrote. Raises FieldError."""
+        """Read what `asdict` wrote. Raises FieldError."""
         rates = mapping(data.get("flops_per_second"), "flops_per_second")
         flops = {name: number(rates, name, least=_LEAST) for name in dict.fromkeys(("f32", *rates))}
         return Peaks(flops, number(data, "bytes_per_second", least=_LEAST), text(data, "source", ""))
 
 
 def environments() -> Iterator[dict[str, str]]:
-    """Those of the processes that `measure_peaks` is to be called in; the best of them counts."""
+    """Environments of the processes in which to call `measure_peaks`; the best result counts."""
     yield _ENVIRONMENT
     if "avx512f" in host_cpu().features:
-        # On a CPU that it does not know yet, OpenBLAS takes kernels of half the width.
+        # On a CPU that it does not know yet, OpenBLAS uses kernels of half the width.
         yield {**_ENVIRONMENT, "OPENBLAS_CORETYPE": "SKYLAKEX"}
 
 
@@ -142,7 +142,7 @@ def _bytes() -> float:
 
 
 def _together(work: Callable[[], Callable[[], object]], amount: float) -> float:
-    """The sum over the cores of `amount` by the seconds of the quickest piece of work of each."""
+    """The sum over the cores of `amount` / the seconds of each core's quickest piece of work."""
     cores = len(usable_cores())
     ready = threading.Barrier(cores)
 
@@ -162,7 +162,7 @@ def _together(work: Callable[[], Callable[[], object]], amount: float) -> float:
         return sum(amount / seconds for seconds in pool.map(quickest, range(cores)))
 
 
-# -- kept on disk ----------------------------------------------------------------------------------
+# -- cached on disk --------------------------------------------------------------------------------
 
 
 class PeaksFile:
@@ -173,11 +173,11 @@ class PeaksFile:
         self._measured = measured
 
     def get(self) -> Peaks:
-        """What is known, or what is measured now."""
+        """The cached peaks; measured now if missing."""
         return self._known() or self.again()
 
     def again(self) -> Peaks:
-        """Measure once more; the better of what was known and what is found."""
+        """Measure again; returns and stores the better of the cached and the new peaks."""
         known, found = self._known(), self._measured()
         best = found if known is None else found.best_of(known)
         write_atomic(self._path, json.dumps(asdict(best)))
@@ -188,4 +188,4 @@ class PeaksFile:
             data = read_bounded(self._path, _LARGEST_FILE)
             return Peaks.from_dict(mapping(parse_json(data)))
         except (UsageError, FieldError):
-            return None  # it is measured again, and the file is replaced
+            return None  # measured again, and the file is replaced

@@ -1,7 +1,7 @@
 """The run delay: how long threads of this process waited for a core.
 
-Linux counts it for each thread (`schedstat`, its second number), but only when the thread gets its core
-at last. A sample in which they waited is one of the machine's other work, whatever it says of the kernel.
+Linux counts it for each thread (`schedstat`, second number), but only once the thread gets its core. A
+sample in which threads waited measures the machine's other work, whatever the kernel does.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _TASKS = Path("/proc/self/task")
-#: For so long is a thread given the time to get its core: two ticks of the scheduler and its slice.
+#: How long to wait for a thread to get its core: two ticks of the scheduler and its slice.
 _SECONDS = 0.03
 _PAUSE = 2e-4
 
 
 def run_delay(named: str, tasks: Path = _TASKS) -> Callable[[], float] | None:
-    """A clock in seconds that runs only while this thread or one called `named...` waits for a core.
+    """A clock in seconds that advances only while this thread or one named `named...` waits for a core.
 
-    A reading first yields, so that waiting threads get their cores. None where the system does not count it.
+    A reading first yields, so that waiting threads get their cores. None if the system does not count it.
     `tasks` is where Linux describes the threads.
     """
     try:
@@ -38,12 +38,12 @@ def run_delay(named: str, tasks: Path = _TASKS) -> Callable[[], float] | None:
 def _is_called(thread: Path, named: str) -> bool:
     try:
         return (thread / "comm").read_text().startswith(named)
-    except OSError:  # it has ended meanwhile
+    except OSError:  # it has ended
         return False
 
 
 class _RunDelay:
-    """Reads files that it keeps open: a reading takes some microseconds."""
+    """Reads files that it keeps open, so that a reading takes only some microseconds."""
 
     def __init__(self, threads: Sequence[Path]) -> None:
         with contextlib.ExitStack() as opened:
@@ -66,5 +66,5 @@ def _kept_open(path: Path, opened: contextlib.ExitStack) -> int:
 
 
 def _is_runnable(state: int) -> bool:
-    """From `12 (a name) R 1 ...`; the name may hold brackets."""
+    """Parses `12 (a name) R 1 ...`; the name may contain parentheses."""
     return os.pread(state, 200, 0).rpartition(b") ")[2].startswith(b"R")

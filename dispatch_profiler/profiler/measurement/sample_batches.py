@@ -1,9 +1,9 @@
-"""Sample batches: a few samples of one dispatch, alternating with those of its operation's others.
+"""Sample batches: a few samples of one dispatch, alternating with those of the operation's other dispatches.
 
-Noise of a machine lasts for minutes, in which another process uses half of a core or the clock is lower.
-Samples taken within such a period agree with each other and do not reveal it. So the dispatches of an
-operation are sampled in turns, in many short batches, until each is known precisely enough: all of them
-are affected alike. Each batch continues at new places in memory.
+Noise lasts for minutes, during which another process uses half of a core or the clock is lower. Samples
+taken within such a period agree with each other and do not reveal it. So the dispatches of an operation
+are sampled in turn, in many short batches, until each is precise enough: all of them are affected alike.
+Each batch continues at new places in memory.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from dispatch_profiler.profiler.statistics.stopping import (
     load_warning,
 )
 
-#: No sample batch takes more than this part of a dispatch's budget.
+#: A sample batch takes at most this part of a dispatch's budget.
 BATCH_PART = 1.0 / 16.0
-#: Nor are disturbed samples dropped for longer than this part of a dispatch's remaining budget.
+#: Disturbed samples are dropped for at most this part of a dispatch's remaining budget.
 _DROP_PART = 1.0 / 4.0
-#: So many short sample batches suffice for a steady dispatch.
+#: This many short sample batches suffice for a steady dispatch.
 _SHORT_BATCHES = 6
 _SHORT = 4
-#: No sample batch takes more samples, however short they are.
+#: Most samples in a sample batch, however short they are.
 _LONG = 125
 
 
 @dataclass(frozen=True)
 class SampleBatch:
-    """One sample batch: milliseconds of one execution, in the order taken.
+    """One sample batch: milliseconds per execution, in the order taken.
 
-    `calls` calls make a sample, of `executions` executions together; `overhead` is what a call costs
-    beside them, in seconds. `places` has the place in memory of each sample, or is empty. `readings`
-    are of all samples, those that were dropped too. `seconds` is how long it took to take them, with
-    batches that were taken again and the samples of the sentinel.
-    `disturbed` says what the sentinel found, if anything; `gpu` and `throttled` what the GPU tells.
+    A sample is `calls` calls, with `executions` executions in total; `overhead` is the overhead of a call
+    in seconds. `places` is the place in memory of each sample, or empty. `readings` are of all samples,
+    including dropped ones. `seconds` is how long the batch took, including repetitions and the samples of
+    the sentinel. `disturbed` is the sentinel's warning, if any; `gpu` and `throttled` are the GPU's state
+    and warning.
     """
 
     samples_ms: tuple[float, ...]
@@ -69,14 +69,14 @@ class SampleBatch:
 class BatchPlan:
     """Plan of the next sample batch: at most `most` samples or `seconds`.
 
-    `taken` samples have been taken before, in calls as those of `before`; None in the first sample batch.
+    `taken` samples were taken before, in calls as in `before`; None in the first sample batch.
     `best_ms` is the upper end of the 95 % interval of the operation's best dispatch.
     """
 
     options: MeasureOptions
     most: int
     seconds: float
-    #: After so long a sample that was disturbed is kept.
+    #: After this time, disturbed samples are kept.
     drop_seconds: float
     taken: int = 0
     before: SampleBatch | None = None
@@ -91,7 +91,7 @@ def next_batch(options: MeasureOptions, batches: Sequence[SampleBatch], best_ms:
         left = stop.count - taken
         most = min(left, -(-stop.count // _SHORT_BATCHES))
     part, remaining = BATCH_PART * stop.seconds, stop.seconds - sum(each.seconds for each in batches)
-    # Of slow dispatches one sample takes longer than `part`, and may be disturbed too.
+    # One sample of a slow dispatch takes longer than `part`, and may be disturbed too.
     dropping = max(part, _DROP_PART * remaining)
     return BatchPlan(options, most, part, dropping, taken, batches[-1] if batches else None, best_ms)
 
@@ -146,7 +146,7 @@ def take(timer: Timer, plan: BatchPlan, elapsed: Callable[[], float] = clock.mon
 
 
 def _scale(timer: Timer, plan: BatchPlan) -> tuple[int, float]:
-    """Calls in a sample, and what one costs beside its executions, in seconds."""
+    """Calls in a sample, and the overhead of one in seconds."""
     if plan.before is not None and timer.skip_warmup:
         return plan.before.calls, plan.before.overhead
     timer.prepare()
@@ -159,7 +159,7 @@ def _scale(timer: Timer, plan: BatchPlan) -> tuple[int, float]:
 
 
 def _is_over(plan: BatchPlan, samples: Sequence[float], seconds: float) -> bool:
-    """Is it the turn of another dispatch?"""
+    """Whether it is another dispatch's turn."""
     if len(samples) >= plan.most:
         return True
     if plan.options.stop.count is not None:
@@ -171,7 +171,7 @@ def _is_over(plan: BatchPlan, samples: Sequence[float], seconds: float) -> bool:
 def joined(
     options: MeasureOptions, batches: Sequence[SampleBatch], ended_by: Ended | None = None
 ) -> Measurement:
-    """All samples of all sample batches, in the order taken, and warnings about them."""
+    """All samples of all sample batches, in the order taken, with warnings about them."""
     samples = tuple(sample for each in batches for sample in each.samples_ms)
     readings = [reading for each in batches for reading in each.readings]
     disturbed = [each.disturbed for each in batches if each.disturbed]

@@ -1,12 +1,12 @@
-"""Comparing two sides: the ratio of their medians, its interval, and an outcome.
+"""Compares two sides: the ratio of their medians, its confidence interval, and an outcome.
 
 A ratio is new time / base time: 1.03 is 3 % slower. All arithmetic is on logarithms, so that
 exchanging base and new turns a ratio into its reciprocal.
 
-The interval of each median is that of `statistics.series_interval`; two of them are combined by the
-method of variance estimates recovery (Zou and Donner, Statistics in Medicine 27, 2008), which keeps
-them asymmetric. That holds where a bootstrap or a standard error of the median does not: five samples,
-samples on the grid of a coarse clock, or two modes with the median near the gap. It is not random either.
+Each median has the interval of `statistics.series_interval`. The method of variance estimates recovery
+(Zou and Donner, Statistics in Medicine 27, 2008) combines two of them and keeps them asymmetric. Unlike a
+bootstrap or a standard error of the median, this is valid for five samples, for samples on the grid of a
+coarse clock, and for two modes with the median near the gap. It is also deterministic.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from dispatch_profiler.profiler.statistics import student
 from dispatch_profiler.profiler.statistics.intervals import dependence, series_interval
 
-#: Fewer samples, or samples that are worth fewer independent ones, are never enough.
+#: A smaller sample size, or effective sample size, never suffices.
 MIN_SAMPLES = 5
 
 
@@ -44,7 +44,7 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True)
 class Ratio:
-    """New time / base time with the ends of its interval; an end may be 0 or infinite if unknown."""
+    """New time / base time and the ends of its interval; an unknown end is 0 or infinite."""
 
     value: float
     low: float
@@ -52,12 +52,12 @@ class Ratio:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.low <= self.value <= self.high:
-            raise ValueError(f"a ratio lies in its interval, but got {self}")
+            raise ValueError(f"expected low <= value <= high, but got {self}")
 
     def outcome(self, threshold: float) -> Outcome:
-        """`slower` and `faster` if the whole interval is beyond `threshold`, `same` if all is within.
+        """`slower` or `faster` if the whole interval lies beyond `threshold`, `same` if it lies within.
 
-        `threshold` is relative: with 0.01, 1.01 and 1 / 1.01 are the borders, and they are `same`.
+        `threshold` is relative: with 0.01, the limits are 1.01 and 1 / 1.01, which count as `same`.
         """
         if self.low > 1.0 + threshold:
             return Outcome.SLOWER
@@ -68,7 +68,7 @@ class Ratio:
         return Outcome.UNCLEAR
 
     def reason(self, threshold: float) -> str:
-        """Why `outcome(threshold)` is what it is, in one sentence."""
+        """One sentence that explains `outcome(threshold)`."""
         outcome = self.outcome(threshold)
         if outcome is Outcome.SLOWER:
             return f"at least {self.low - 1.0:.1%} more time"
@@ -87,7 +87,7 @@ class Ratio:
 class Location:
     """The centre of one side and its interval, as natural logarithms of milliseconds.
 
-    `independent` is how many independent samples its samples are worth.
+    `independent` is the effective sample size.
     """
 
     center: float
@@ -101,10 +101,10 @@ class Location:
 
 
 def needed_samples(confidence: float) -> int:
-    """Independent samples that each side must have for an interval of a ratio at `confidence`.
+    """Minimum effective sample size of each side for an interval of a ratio at `confidence`.
 
-    From the least to the greatest of n, the median is missed with 2**(1 - n). A quarter more than
-    1 - confidence is let pass, since both sides' ends seldom miss at once: 5 at 95 %, 11 at 99.9 %.
+    The range of n samples misses the median with probability 2**(1 - n). This may be up to
+    1.25 * (1 - confidence), since both sides' ends seldom miss at once: 5 at 95 %, 11 at 99.9 %.
     """
     return max(MIN_SAMPLES, math.ceil(1.0 - math.log2(1.25 * (1.0 - confidence)) - 1e-9))
 
@@ -115,10 +115,10 @@ def percent(part: float) -> str:
 
 
 def location(samples_ms: Sequence[float], confidence: float = 0.95) -> Location:
-    """The median of one run's samples, in the order taken, and where it may lie.
+    """The median of one run's samples, in the order taken, and its confidence interval.
 
-    Of few samples the interval is Student's, see `median_interval`.
-    Raises ValueError if there is no sample, or one that is not above 0.
+    With few samples this is Student's interval, see `median_interval`.
+    Raises ValueError if there are no samples or one is not above 0.
     """
     logs = log_times(samples_ms)
     low, high = series_interval(logs, confidence)
@@ -128,9 +128,9 @@ def location(samples_ms: Sequence[float], confidence: float = 0.95) -> Location:
 def location_of_runs(runs_ms: Sequence[Sequence[float]], confidence: float = 0.95) -> Location:
     """The centre of several runs of one side: the mean of their log medians, with Student's interval.
 
-    Runs differ by more than their samples tell (memory layout, clocks, neighbours), so that from two
-    runs on the run is what counts as a sample (Kalibera and Jones, "Rigorous benchmarking in
-    reasonable time", ISMM 2013). One run is `location`.
+    Runs differ by more than their samples show (memory layout, clocks, neighbours), so with two or more
+    runs each run counts as one sample (Kalibera and Jones, "Rigorous benchmarking in reasonable time",
+    ISMM 2013). For a single run, see `location`.
     """
     if len(runs_ms) == 1:
         return location(runs_ms[0], confidence)
@@ -142,7 +142,7 @@ def location_of_runs(runs_ms: Sequence[Sequence[float]], confidence: float = 0.9
 
 
 def ratio(base: Location, new: Location) -> Ratio:
-    """New / base. Each end is as far from the centre as both sides' ends are together, at right angles."""
+    """New / base. The distances of both sides' ends from their centres add in quadrature."""
     return _ratio(
         new.center - base.center,
         math.hypot(new.center - new.low, base.high - base.center),
@@ -151,7 +151,7 @@ def ratio(base: Location, new: Location) -> Ratio:
 
 
 def geometric_mean(ratios: Iterable[Ratio]) -> Ratio | None:
-    """The geometric mean of independent ratios, for just these dispatches; None without any."""
+    """The geometric mean of independent ratios, for exactly these dispatches; None if there are none."""
     found = list(ratios)
     if not found:
         return None
@@ -169,13 +169,13 @@ def _ratio(log: float, below: float, above: float) -> Ratio:
 
 
 def bounded_exp(value: float) -> float:
-    """`exp(value)`; infinite where a float holds it no more."""
+    """`exp(value)`, or infinity where a float would overflow."""
     return math.inf if value > 700.0 else math.exp(value)
 
 
 def log_times(samples_ms: Sequence[float]) -> np.ndarray:
-    """Natural logarithms of times; raises ValueError if there is none, or one that is not above 0."""
+    """Natural logarithms of times. Raises ValueError if there are none or one is not above 0."""
     samples = np.asarray(samples_ms, dtype=float)
     if samples.size == 0 or not np.all(np.isfinite(samples)) or not np.all(samples > 0.0):
-        raise ValueError("times are numbers above 0, and there is at least one")
+        raise ValueError("expected at least one time, and all of them finite and above 0")
     return np.log(samples)

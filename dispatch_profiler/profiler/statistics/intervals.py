@@ -1,4 +1,4 @@
-"""Confidence intervals of the center of samples, for any distribution."""
+"""Confidence intervals of the centre of samples, for any distribution."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 
 from dispatch_profiler.profiler.statistics import student
 
-#: Minimum and maximum of six samples enclose the median with 95 % confidence, those of five do not. Of
-#: sixteen, three on either side may be left out, so that the interval tolerates as many outliers.
-_FEWEST_PLACES = 6
-_FEWEST_VISITS = 6
-#: Autocorrelation cannot be seen in fewer samples.
-_SERIES = 10
+#: The minimum and maximum of six samples enclose the median with 95 % confidence, those of five do not. Of
+#: sixteen samples, three on either side may be left out, so the interval tolerates as many outliers.
+_MIN_PLACES = 6
+_MIN_BATCHES = 6
+#: Autocorrelation cannot be detected in fewer samples.
+_MIN_SERIES = 10
 
 
 def quantile(samples: Sequence[float], part: float) -> float:
@@ -33,20 +33,20 @@ def quantile(samples: Sequence[float], part: float) -> float:
 
 
 def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Confidence interval of the median by order statistics: it assumes nothing of the distribution.
+    """Confidence interval of the median by order statistics; it assumes nothing about the distribution.
 
-    Of few samples even min and max do not reach `confidence` (n samples reach 1 - 2**(1-n)): Student's
-    interval is the answer then, where it is wider. Of one sample nothing is known but itself.
-    Source: David and Nagaraja, "Order Statistics", 7.1.
+    With few samples, even the minimum and maximum do not reach `confidence` (n samples reach
+    1 - 2**(1-n)). The interval is then extended to Student's where that is wider. With one sample, both
+    ends are that sample. Source: David and Nagaraja, "Order Statistics", 7.1.
     """
     return _enclosing(samples, _rank(len(samples), confidence), confidence)
 
 
 def series_interval(samples: Sequence[float] | np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
-    """`median_interval` of samples in the order taken, which depend on each other.
+    """`median_interval` of autocorrelated samples, in the order taken.
 
-    They are worth as many independent ones as their number by their `dependence`; the interval leaves
-    out the same part of them as it would of those.
+    Their effective sample size is their number divided by their `dependence`. The interval leaves out the
+    same fraction of the samples as it would of that many independent ones.
     """
     count = len(samples)
     independent = max(1, math.floor(count / dependence(samples)))
@@ -57,12 +57,12 @@ def series_interval(samples: Sequence[float] | np.ndarray, confidence: float = 0
 def batched_interval(
     samples: Sequence[float], places: Sequence[int], batches: Sequence[int]
 ) -> tuple[float, float]:
-    """95 % confidence interval of samples taken in several batches, over time and over places.
+    """95 % confidence interval of the median of samples taken in several batches, over time and over places.
 
-    `batches` has the number of samples of each batch, in order; for `places` see `by_place`. Samples of
-    one batch share the state of the machine, so with six or more batches the interval is that of their
-    medians. With fewer, or if `batches` is empty, it encloses `series_interval` of the samples and of
-    their medians by place.
+    `batches` is the number of samples in each batch, in order; for `places` see `by_place`. Samples of
+    one batch share the state of the machine, so with six or more batches the interval is that of the
+    batch medians. With fewer, or if `batches` is empty, it encloses `series_interval` of the samples and
+    of their medians by place.
     """
     medians = by_batch(samples, batches)
     if medians:
@@ -72,9 +72,9 @@ def batched_interval(
 
 
 def by_batch(samples: Sequence[float], batches: Sequence[int]) -> tuple[float, ...]:
-    """The medians of sample batches, in their order; empty if there are fewer than six."""
+    """The medians of the sample batches, in order; empty if there are fewer than six."""
     medians = tuple(statistics.median(each) for each in _parts(samples, batches) if each)
-    return medians if len(medians) >= _FEWEST_VISITS else ()
+    return medians if len(medians) >= _MIN_BATCHES else ()
 
 
 def _parts(samples: Sequence[float], counts: Sequence[int]) -> Iterator[Sequence[float]]:
@@ -87,16 +87,16 @@ def _parts(samples: Sequence[float], counts: Sequence[int]) -> Iterator[Sequence
 def signed_rank_interval(values: Sequence[float], confidence: float) -> tuple[float, float, float]:
     """The Hodges-Lehmann estimate of the centre of `values`, and both ends of its confidence interval.
 
-    The estimate is the median of the means of all pairs (each with itself too), the ends are those of
-    the pairs that Wilcoxon's signed rank test allows to leave out; infinite if there are too few
-    values. Nearly a third of them may be spoilt (Hollander, Wolfe and Chicken, "Nonparametric
+    The estimate is the median of the means of all pairs, including each value with itself. The ends are
+    the outermost of these means that Wilcoxon's signed rank test retains; infinite if there are too few
+    values. Nearly a third of the values may be outliers (Hollander, Wolfe and Chicken, "Nonparametric
     Statistical Methods", 3.1 to 3.3).
     """
     ordered = np.asarray(values, dtype=float)
     first, second = np.triu_indices(len(ordered))
     means = np.sort((ordered[first] + ordered[second]) / 2.0)
     centre = float(np.median(means))
-    # W, the sum of the positive ranks, is at most `left_out` with at most half of the error.
+    # P(W <= left_out) is at most half of the error probability; W is the sum of the positive ranks.
     left_out = (
         int(np.searchsorted(_signed_rank_cdf(len(ordered)), (1.0 - confidence) / 2.0, side="right")) - 1
     )
@@ -107,7 +107,7 @@ def signed_rank_interval(values: Sequence[float], confidence: float) -> tuple[fl
 
 @cache
 def _signed_rank_cdf(count: int) -> np.ndarray:
-    """P(W <= w) for w = 0, 1, ... and `count` ranks, each positive with probability 1/2, exactly."""
+    """Exact P(W <= w) for w = 0, 1, ... and `count` ranks, each positive with probability 1/2."""
     mass = np.zeros(count * (count + 1) // 2 + 1)
     mass[0] = 1.0
     for rank in range(1, count + 1):
@@ -120,13 +120,13 @@ def by_place(samples: Sequence[float], places: Sequence[int]) -> tuple[float, ..
     """The median of the samples of each place, in order of first appearance.
 
     Samples of one place share its effect, so each place counts once. Fewer than six places give no
-    interval: then every sample counts, as if places had no effect. `places` has the place of each
-    sample; it is empty if unknown.
+    interval, so every sample counts, as if places had no effect. `places` is the place of each sample;
+    empty if unknown.
     """
     found: dict[int, list[float]] = {}
     for sample, place in zip(samples, places, strict=bool(places)):
         found.setdefault(place, []).append(sample)
-    if len(found) < _FEWEST_PLACES or len(found) == len(samples):
+    if len(found) < _MIN_PLACES or len(found) == len(samples):
         return tuple(samples)
     return tuple(statistics.median(each) for each in found.values())
 
@@ -145,16 +145,16 @@ def _enclosing(
 
 
 def dependence(series: Sequence[float] | np.ndarray) -> float:
-    """By how much the variance of the median exceeds that of independent samples; at least 1.
+    """The factor by which the variance of the median exceeds that of independent samples; at least 1.
 
-    1 + 2 * the sum of the autocorrelations of sign(x - median), from which alone the variance of a
-    median follows (Sen, J. Multivariate Analysis 2, 1972), in pairs while they are positive and fall
-    (Geyer, Statistical Science 7, 1992). 1 where there are too few samples to see any.
+    1 + 2 * the sum of the autocorrelations of sign(x - median), which determine the variance of a median
+    (Sen, J. Multivariate Analysis 2, 1972), summed by the initial monotone sequence estimator (Geyer,
+    Statistical Science 7, 1992). 1 if there are too few samples to detect any.
     """
     count = len(series)
     signs = np.sign(np.asarray(series, dtype=float) - np.median(series))
     power = float(signs @ signs)
-    if count < _SERIES or power == 0.0:
+    if count < _MIN_SERIES or power == 0.0:
         return 1.0
     correlations = [float(signs[lag:] @ signs[: count - lag]) / power for lag in range(count // 2)]
     total, last = 0.0, math.inf
@@ -172,7 +172,7 @@ def _rank(count: int, confidence: float) -> int:
 
     P(median below sample r) = P(Binomial(count, 1/2) <= r) must be at most (1 - confidence) / 2.
     """
-    # Whole numbers of 2**count: for a thousand samples no float holds them.
+    # Integers in units of 2**-count: a float overflows at a thousand samples.
     allowed = int(Fraction((1.0 - confidence) / 2.0) * 2**count)
     rank, below = 0, 1
     while rank + 1 <= (count - 1) // 2:

@@ -1,6 +1,6 @@
 """A sequential test of paired samples: the order of base and new, when to stop, and the outcome.
 
-A round is a few turns of four short samples, base, new, new, base or the other way round:
+A round is a few turns of four short samples: base, new, new, base or the reverse.
 
     base_1 new_1 new_2 base_2 base_3 new_3 new_4 base_4 ...  ->  log (fastest new / fastest base)
 
@@ -9,17 +9,17 @@ only adds, and it comes in bursts. With another process on one core half of the 
 times as precise as the mean, and two to five times as precise as the median. Drift shifts it by at most
 the change from one sample to the next.
 
-What is left of drift, bursts or a period that beats with the round changes sign with the order, and
-the order of each round is drawn. So with two sides that are the same every log ratio is as likely x
-as -x, whatever the noise is and however its samples depend on each other (Fisher's randomization).
-Wilcoxon's signed rank test holds exactly then, and its inversion gives the interval of the
-Hodges-Lehmann estimate, which nearly a third of the rounds may spoil (Hollander, Wolfe and Chicken,
-"Nonparametric Statistical Methods", 3.1 to 3.3).
+The remaining effect of drift, bursts, or a period that beats with the round changes sign with the order,
+and the order of each round is random. So if both sides are the same, every log ratio is as likely x as -x,
+whatever the noise is and however its samples depend on each other (Fisher's randomization). Wilcoxon's
+signed rank test is then exact, and its inversion gives the interval of the Hodges-Lehmann estimate, which
+tolerates outliers in nearly a third of the rounds (Hollander, Wolfe and Chicken, "Nonparametric Statistical
+Methods", 3.1 to 3.3).
 
-Looking again after every round until something shows would find something. So there are few looks, at
-numbers of rounds that are set beforehand, and each is allowed a part of the error (Bonferroni) that
-grows with its rounds: the last, after which nothing more is learned, has nearly a third. All intervals
-of a comparison hold at once with `confidence`.
+Testing after every round until something is significant would always find something. So there are few
+looks, after numbers of rounds that are fixed in advance, and each may use a part of the error (Bonferroni)
+that grows with its rounds: the last, after which nothing more is learned, has nearly a third. All intervals
+of a comparison hold simultaneously with `confidence`.
 
 The test covers the noise within one process. Two copies of the same code at different places in memory
 differ systematically while they stay there, so the caller places both sides anew for each round, which
@@ -40,7 +40,7 @@ from dispatch_profiler.profiler.statistics.intervals import signed_rank_interval
 
 
 class Side(str, Enum):
-    """What a sample is of."""
+    """The side that a sample belongs to."""
 
     BASE = "base"
     NEW = "new"
@@ -56,7 +56,7 @@ def log_ratio(order: Order, times_ms: Sequence[float]) -> float:
     """log(new / base) of one round, from the fastest of each side.
 
     `log_ratio(ABBA, (1.0, 2.0, 2.5, 1.0))` -> log 2.
-    Raises ValueError if these are not as many times as the order has, all above 0.
+    Raises ValueError unless there are as many times as the order has, all above 0.
     """
     if len(times_ms) != len(order):
         raise ValueError(f"a round has {len(order)} times, but got {len(times_ms)}")
@@ -67,12 +67,11 @@ def log_ratio(order: Order, times_ms: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class SequentialTestOptions:
-    """How sure to be, and for how long to try.
+    """How certain the answer must be, and how long to try.
 
-    `threshold` is the relative difference up to which the sides are the same. With two sides that
-    are the same, the answer is `faster` or `slower` with a probability of at most 1 - `confidence`.
-    The first look is after `first` rounds, the last after `rounds`; a round has `turns` times four
-    samples.
+    `threshold` is the relative difference up to which the sides count as the same. If they are the same,
+    the answer is `faster` or `slower` with a probability of at most 1 - `confidence`. The first look is
+    after `first` rounds, the last after `rounds`; a round has 4 * `turns` samples.
     """
 
     threshold: float = 0.01
@@ -85,11 +84,14 @@ class SequentialTestOptions:
     def __post_init__(self) -> None:
         counts = 1 <= self.first <= self.rounds and self.turns >= 1
         if self.threshold < 0.0 or not 0.0 < self.confidence < 1.0 or not counts:
-            raise ValueError(f"no rule to stop by: {self}")
+            raise ValueError(
+                "expected threshold >= 0, 0 < confidence < 1, 1 <= first <= rounds and turns >= 1, "
+                f"but got {self}"
+            )
 
     @property
     def looks(self) -> tuple[int, ...]:
-        """Numbers of rounds after which the interval is looked at, each about 1.4 times the one before."""
+        """Numbers of rounds after which the interval is examined, each about 1.4 times the one before."""
         found, at = [], float(self.first)
         while at < self.rounds / 1.2:  # the last two would be nearly the same
             found.append(round(at))
@@ -97,12 +99,12 @@ class SequentialTestOptions:
         return (*found, self.rounds)
 
     def confidence_at(self, look: int) -> float:
-        """What the interval of the look after so many rounds holds with."""
+        """Confidence level of the interval at the look after `look` rounds."""
         return 1.0 - (1.0 - self.confidence) * look / sum(self.looks)
 
 
 class EndedBy(str, Enum):
-    """Why no more rounds are asked for."""
+    """Why the test ended."""
 
     DECIDED = "decided"
     ROUNDS = "rounds"
@@ -112,9 +114,9 @@ class EndedBy(str, Enum):
 
 @dataclass(frozen=True)
 class SequentialTestResult:
-    """What the rounds say. `ratio` is that of the last look, after `looked_at` of `rounds` rounds.
+    """The outcome so far. `ratio` is that of the last look, after `looked_at` of `rounds` rounds.
 
-    `ratio` is None if it ended before the first look; `outcome` is `unclear` then.
+    If the test ended before the first look, `ratio` is None and `outcome` is `unclear`.
     """
 
     outcome: Outcome
@@ -126,14 +128,14 @@ class SequentialTestResult:
 
 
 class SequentialTest:
-    """Fed rounds until it is finished.
+    """A test that takes rounds until it is finished.
 
         rule = SequentialTest(SequentialTestOptions())
         while not rule.finished and there_is_time():
             rule.add([sample(side) for side in rule.order])
         result = rule.result()
 
-    Ending it early is sound: the answer is that of the last look.
+    Ending it early is sound: the result is then that of the last look.
     """
 
     def __init__(self, options: SequentialTestOptions) -> None:
@@ -143,7 +145,7 @@ class SequentialTest:
         self._logs: list[float] = []
         self._looked_at = 0
         self._ratio: Ratio | None = None
-        self._order = self._drawn()
+        self._order = self._random_order()
 
     @property
     def order(self) -> Order:
@@ -152,29 +154,29 @@ class SequentialTest:
 
     @property
     def rounds(self) -> int:
-        """How many rounds it was fed."""
+        """Number of rounds added so far."""
         return len(self._logs)
 
     @property
     def finished(self) -> bool:
-        """Is it decided, or have all rounds been used?"""
+        """Whether the outcome is decided or all rounds are used."""
         return self._decided or self.rounds >= self._options.rounds
 
     def add(self, times_ms: Sequence[float]) -> None:
-        """The times of a round, in the order of `order`.
+        """Add the times of a round, in the order of `order`.
 
-        Raises ValueError if they are not as many, all above 0, or if it is finished.
+        Raises ValueError unless there are as many as the order has, all above 0, or if it is finished.
         """
         if self.finished:
-            raise ValueError("it is finished: rounds after that would make it more than it is")
+            raise ValueError("the test is finished and takes no more rounds")
         self._logs.append(log_ratio(self._order, times_ms))
-        self._order = self._drawn()
+        self._order = self._random_order()
         if self.rounds in self._looks:
             self._looked_at = self.rounds
             self._ratio = signed_rank_ratio(self._logs, self._options.confidence_at(self.rounds))
 
     def result(self) -> SequentialTestResult:
-        """What can be said now."""
+        """The result so far."""
         ended_by = EndedBy.DECIDED if self._decided else EndedBy.ROUNDS if self.finished else EndedBy.STOPPED
         if self._ratio is None:
             reason = f"ended after {self.rounds} rounds; the first look is after {self._looks[0]}"
@@ -193,11 +195,11 @@ class SequentialTest:
     def _decided(self) -> bool:
         return self._ratio is not None and self._ratio.outcome(self._options.threshold) is not Outcome.UNCLEAR
 
-    def _drawn(self) -> Order:
+    def _random_order(self) -> Order:
         return self._options.turns * (ABBA if self._draw.random() < 0.5 else BAAB)
 
 
 def signed_rank_ratio(log_ratios: Sequence[float], confidence: float) -> Ratio:
-    """`signed_rank_interval` of rounds, as a ratio; from 0 to infinity if there are too few."""
+    """`signed_rank_interval` of log ratios, as a ratio; from 0 to infinity if there are too few."""
     value, low, high = map(bounded_exp, signed_rank_interval(log_ratios, confidence))
     return Ratio(value, low, high)

@@ -1,4 +1,4 @@
-"""Stopping rules for samples of a dispatch, and checks of the clocks.
+"""Stopping rules for the samples of a dispatch, and checks of the clocks.
 
 Pure rules that receive numbers and read no clock.
 """
@@ -13,26 +13,26 @@ from enum import Enum
 from dispatch_profiler.profiler.statistics.intervals import median_interval, series_interval
 
 #: The interval of fewer samples is not used.
-_FEWEST = 5
+_MIN_SAMPLES = 5
 #: Nor is that of a single sample batch: agreement of several rules out a temporary state of the machine.
-_SEVERAL_VISITS = 2
-_ENOUGH_VISITS = 6
+_SEVERAL_BATCHES = 2
+_ENOUGH_BATCHES = 6
 #: Further samples do not improve the interval.
-_MOST = 1000
+_MAX_SAMPLES = 1000
 #: A dispatch is abandoned if its whole interval is slower than the best of its operation by this factor.
 _ABANDON_FACTOR = 1.5
-#: What two clocks may differ by: relative, and in seconds for what they cannot resolve.
+#: Tolerated difference of two clocks: relative, and in seconds for their resolution.
 _CLOCK_PART = 0.05
 _CLOCK_SECONDS = 50e-6
-#: What threads of one process wait for each other's cores: relative, and in seconds for each sample.
+#: Tolerated run delay, which threads of one process cause each other: relative, and in seconds per sample.
 _TAKEN_PART = 0.03
 _TAKEN_SECONDS = 50e-6
-#: A drift below this is not worth a word.
+#: Smaller drifts are not reported.
 _DRIFT = 0.05
 
 
 class Ended(str, Enum):
-    """What ended a measurement."""
+    """Why a measurement ended."""
 
     COUNT = "count"
     INTERVAL = "interval"
@@ -46,7 +46,7 @@ class Ended(str, Enum):
 class StopRule:
     """Stop when the 95 % interval of the median is within `width` of it, or after `seconds`.
 
-    With `count`, after that many samples whatever they say.
+    With `count`, stop after that many samples, however wide their interval is.
     """
 
     width: float = 0.01
@@ -59,12 +59,12 @@ class StopRule:
         elapsed: float,
         best: float | None = None,
         interval: tuple[float, float] | None = None,
-        batches: int = _ENOUGH_VISITS,
+        batches: int = _ENOUGH_BATCHES,
     ) -> Ended | None:
         """Why no further sample is needed; None if one is.
 
-        `elapsed` is in seconds. `best` is the time, in the unit of `samples`, that the best dispatch
-        of the operation reaches with 95 % confidence: a dispatch whose whole interval is far above it is
+        `elapsed` is in seconds. `best` is the time that the operation's best dispatch reaches with 95 %
+        confidence, in the unit of `samples`: a dispatch whose whole interval is far above it is
         abandoned. `interval` is that of the median, if the caller knows how samples depend on each other.
         """
         if self.count is not None:
@@ -73,35 +73,35 @@ class StopRule:
         if best is not None and low > best and self.is_hopeless(samples, best):
             return Ended.ABANDONED
         median = statistics.median(samples)
-        is_known = len(samples) >= _FEWEST and batches >= _SEVERAL_VISITS
+        is_known = len(samples) >= _MIN_SAMPLES and batches >= _SEVERAL_BATCHES
         if is_known and best is not None and low > _ABANDON_FACTOR * best:
             return Ended.ABANDONED
         is_narrow = max(high - median, median - low) <= self.width * median
-        if is_known and is_narrow and batches >= _ENOUGH_VISITS:
+        if is_known and is_narrow and batches >= _ENOUGH_BATCHES:
             return Ended.INTERVAL
         is_over = elapsed >= self.seconds and len(samples) >= 3
-        return Ended.BUDGET if is_over or len(samples) >= _MOST else None
+        return Ended.BUDGET if is_over or len(samples) >= _MAX_SAMPLES else None
 
     def is_hopeless(self, samples: Sequence[float], best: float | None) -> bool:
-        """Are all of these far above what the best reaches, and their interval too?"""
+        """Whether all samples, and their interval, are far above what the best dispatch reaches."""
         if self.count is not None or best is None or len(samples) < 3:
             return False
         return min(samples) > 2.0 * _ABANDON_FACTOR * best and series_interval(samples)[0] > best
 
     def may_drop(self, dropped: int, kept: int, elapsed: float, seconds: float) -> bool:
-        """May another sample be taken instead of one that was disturbed?
+        """Whether another sample may replace one that was disturbed.
 
-        Not after the `seconds` of its batch: on a machine under load there are no others, and the budget
-        must hold. With a count of samples, time does not matter.
+        Not after the `seconds` of its batch: on a loaded machine all samples are disturbed, and the budget
+        must hold. With `count`, time does not matter.
         """
         return dropped < 16 + 2 * kept and (self.count is not None or elapsed < seconds)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One sample as two clocks saw it, in seconds. `waited` None: there is no second clock.
+    """One sample by two clocks, in seconds. `waited` is None if there is no second clock.
 
-    `taken` is how long threads that should have run waited for a core that others had.
+    `taken` is how long threads that were ready to run waited for a core that others used.
     """
 
     claimed: float
@@ -110,18 +110,18 @@ class Reading:
 
     @property
     def is_disturbed(self) -> bool:
-        """Is it a sample of what else this machine does? What threads wait for each other is less."""
+        """Whether the sample includes other work of the machine: our threads delay each other by less."""
         return self.taken > _TAKEN_SECONDS + _TAKEN_PART * self.claimed
 
 
 def clock_warnings(readings: Sequence[Reading]) -> tuple[str, ...]:
-    """What is wrong with a clock that stood still, went back or runs at another rate than ours."""
+    """Warnings about a clock that stood still, went back or disagrees with the second clock."""
     found = []
     if any(reading.claimed <= 0 for reading in readings):
         found.append("the clock stood still or went back")
     apart = [r for r in readings if r.waited is not None and _differ(r.claimed, r.waited)]
-    # Between the two clocks' readings the system may take the core away from us, now and then. That
-    # a clock tells of more time than has passed it cannot explain.
+    # Between the readings of the two clocks, the system may occasionally take the core away. That does
+    # not explain a clock that reports more time than has passed.
     late = [r for r in apart if r.claimed < (r.waited or 0.0)]
     if len(late) < len(apart) or 4 * len(late) > len(readings):
         worst = max(apart, key=lambda r: abs(r.claimed - (r.waited or 0.0)))
@@ -137,32 +137,34 @@ def _differ(claimed: float, waited: float) -> bool:
 
 
 def load_warning(kept: int, disturbed: int) -> str:
-    """A sentence if many of the samples that were kept are of a machine that others use; else empty."""
+    """A warning if other processes disturbed many of the samples that were kept; else empty."""
     if 4 * disturbed <= kept:
         return ""
-    return f"other processes had a core that was needed in {disturbed} of {kept} samples"
+    return f"other processes used a core that was needed in {disturbed} of {kept} samples"
 
 
 def drift_warning(samples: Sequence[float]) -> str:
-    """A sentence if the last third of the samples lies wholly above or below the first; else empty."""
+    """A warning if the last third of the samples lies wholly above or below the first; else empty."""
     third = len(samples) // 3
     if third < 3:
         return ""
     first, last = samples[:third], samples[-third:]
     ratio = statistics.median(last) / statistics.median(first) if statistics.median(first) > 0 else 1.0
     apart = min(last) > max(first) or max(last) < min(first)
-    return f"drifted by {ratio - 1.0:+.0%} while it was measured" if apart and abs(ratio - 1) > _DRIFT else ""
+    if not apart or abs(ratio - 1.0) <= _DRIFT:
+        return ""
+    return f"drifted by {ratio - 1.0:+.0%} during the measurement"
 
 
 @dataclass
 class SentinelWatch:
-    """Judges whether the machine is as fast as it was: fed the samples of one kernel, again and again."""
+    """Judges whether the machine is as fast as before, from repeated samples of one kernel."""
 
     tolerance: float = 0.05
     usual: float | None = None
 
     def is_as_usual(self, samples: Sequence[float]) -> bool:
-        """Do these few show nothing? What they do show may be their own: more must say so."""
+        """Whether these few samples show no change. A change in so few may be noise: take more then."""
         if self.usual is None or not samples:
             return False
         median = statistics.median(samples)
@@ -172,7 +174,7 @@ class SentinelWatch:
         return True
 
     def is_disturbed(self, samples: Sequence[float]) -> bool:
-        """Was the machine slower (or faster) than usual, beyond the interval, while these were taken?"""
+        """Whether the machine was slower or faster than usual, beyond the interval, during these samples."""
         low, high = median_interval(samples)
         median = statistics.median(samples)
         if self.usual is None:
@@ -185,10 +187,10 @@ class SentinelWatch:
         return False
 
     def _follow(self, median: float) -> None:
-        """The usual time follows slowly what was not disturbed, as a machine warms up."""
+        """Let the usual time slowly follow undisturbed samples, as a machine warms up."""
         if self.usual is not None:
             self.usual += 0.25 * (median - self.usual)
 
     def reset(self) -> None:
-        """Forget what was usual: the machine has changed and stays so."""
+        """Forget the usual time, because the machine has changed permanently."""
         self.usual = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import cache
 
-#: Halvings of (0, pi/2) after which a float changes no more.
+#: Halvings of (0, pi/2) after which a float no longer changes.
 _HALVINGS = 60
 
 
@@ -13,7 +13,7 @@ _HALVINGS = 60
 def reach(confidence: float, freedom: int) -> float:
     """The t for which |T| stays below t with probability `confidence` (0 to below 1).
 
-    `freedom` is a whole number of degrees of freedom, at least 1: one less than the samples of a mean.
+    `freedom` is the number of degrees of freedom, at least 1: one less than the samples of a mean.
     `reach(0.95, 4)` -> 2.776
     """
     low, high = 0.0, math.pi / 2.0

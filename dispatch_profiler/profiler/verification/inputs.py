@@ -1,4 +1,4 @@
-"""Input tensors: every one drawn afresh, all of them determined by one seed."""
+"""Input tensors, each drawn independently; one seed determines them all."""
 
 from __future__ import annotations
 

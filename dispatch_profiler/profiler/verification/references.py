@@ -1,4 +1,4 @@
-"""References, computed once and kept by their content, in memory and on disk."""
+"""References, computed once and cached by content, in memory and on disk."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from dispatch_profiler.files import read_bounded, sha256, write_atomic
 from dispatch_profiler.operations import ContractFunction, Distribution, Operation, Reference, operation_kind
 from dispatch_profiler.profiler.verification.inputs import draw
 
-#: From here on numpy takes longer than it takes to start torch: 1 s with 100 GFLOP/s in float64.
+#: From this size on, numpy takes longer than starting torch does: 1 s at 100 GFLOP/s in float64.
 _LARGE_FLOPS = 10**11
 #: Bytes of a file besides its arrays: names, shapes and the hash.
 _LARGEST_HEADERS = 2**16
-_DECIDING = (
+#: Modules that determine a reference, besides that of the operation.
+_SOURCES = (
     "dispatch_profiler.blocks",
     "dispatch_profiler.operations._base",
     "dispatch_profiler.operations.contraction",
@@ -38,10 +39,9 @@ _DECIDING = (
 class References:
     """References of operations under one seed.
 
-    The key of a file holds the operation, the distribution, the seed and the code that computes
-    them; a file that cannot be read is computed again and replaced. Without a folder nothing is kept
-    on disk. Those of
-    large operations are contracted by what `large` returns, in float64, if it returns anything.
+    The key of a file holds the operation, the distribution, the seed and a hash of the code that computes
+    them. A file that cannot be read is computed again and replaced. Without a folder, nothing is stored on
+    disk. The function that `large` returns, if any, contracts large operations in float64.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class References:
     def get(
         self, operation: Operation, distribution: Distribution, stepwise: bool = False
     ) -> tuple[Reference, ...]:
-        """A reference for each result, for inputs drawn from `distribution`; keeps those of the last operation.
+        """The reference of each result for inputs drawn from `distribution`; keeps the last operation's.
 
         For `stepwise` see `Operation.reference`.
         """
-        stepwise = stepwise and operation.rounds_between_steps  # else it is the same reference
+        stepwise = stepwise and operation.rounds_between_steps  # otherwise both references are the same
         key = (operation, distribution, stepwise)
         if key not in self._recent:
             self._recent = {k: v for k, v in self._recent.items() if k[0] == operation}
@@ -67,7 +67,7 @@ class References:
         return self._recent[key]
 
     def path(self, operation: Operation, distribution: Distribution, stepwise: bool = False) -> Path | None:
-        """Where the reference lies, or would lie, on disk; None if it is kept nowhere."""
+        """Path of the reference on disk, which need not exist; None without a folder."""
         if self._folder is None:
             return None
         content = [operation.to_dict(), distribution.value, self._seed, _code_version(operation.kind)]
@@ -84,7 +84,7 @@ class References:
             inputs = draw(operation, distribution, self._seed)
             found = self._by_gpu(operation, inputs, stepwise)
             if found is not None:
-                return found  # not kept: that takes longer than to compute it again
+                return found  # not stored: that takes longer than computing it again
             found = operation.reference(inputs, stepwise=stepwise)
             if path is None:
                 return found
@@ -95,7 +95,7 @@ class References:
     def _by_gpu(
         self, operation: Operation, inputs: Sequence[np.ndarray], stepwise: bool
     ) -> tuple[Reference, ...] | None:
-        """None if it is small, if there is no GPU that does it, or if the GPU has too little memory."""
+        """None for a small operation, without a suitable GPU, or if the GPU has too little memory."""
         is_large = operation.contraction is not None and operation.flops >= _LARGE_FLOPS
         contract = self._large() if is_large else None
         if contract is not None:
@@ -105,7 +105,7 @@ class References:
 
 
 def _pack(values: Sequence[Reference], key: str) -> bytes:
-    """An npz with a hash of its key and arrays. bf16 and f8 travel as their bits: numpy cannot name them."""
+    """An npz with a hash of its key and arrays. bf16 and f8 are stored as bits: numpy cannot name them."""
     arrays: dict[str, np.ndarray] = {}
     for index, value in enumerate(values):
         expected = np.ascontiguousarray(value.expected)
@@ -135,7 +135,7 @@ def _load(path: Path, operation: Operation) -> tuple[Reference, ...] | None:
             found.append(Reference(arrays[f"expected{index}"].view(dtype), arrays.get(f"tolerance{index}")))
         return tuple(found)
     except Exception:
-        # Damage takes many forms on its way through zip and npy; each means: compute it again.
+        # zip and npy report damage in many ways. In every case, compute it again.
         return None
 
 
@@ -149,7 +149,7 @@ def _digest(arrays: dict[str, np.ndarray], key: str) -> str:
 
 @cache
 def _code_version(kind: str) -> str:
-    """Hash of the sources that decide a reference: change one, and it is computed again."""
-    modules = [operation_kind(kind).__module__, *_DECIDING]
+    """Hash of the sources that determine a reference: after a change, it is computed again."""
+    modules = [operation_kind(kind).__module__, *_SOURCES]
     files = [sys.modules[name].__file__ for name in modules]
     return sha256(b"".join(Path(file).read_bytes() for file in files if file))

@@ -1,7 +1,7 @@
-"""Results that were found right, by their hash: what equals one of them bit for bit is right too.
+"""Hashes of verified results: a result that equals one of them bit for bit is correct too.
 
 Configurations that add products in the same order compute the same bits, and so do the two vmfbs of one.
-To hash a result costs less than to hand it to the process that compares it.
+Hashing a result costs less than sending it to the process that compares it.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from dispatch_profiler.operations import Distribution, Operation
 
 #: Bytes that a thread hashes at a time.
 _HASHED = 2**21
-#: Kept of one reference; an operation has fewer orders of summing that are worth it.
+#: Hashes kept for each reference; few orders of summation are worthwhile for an operation.
 _KEPT = 16
 
 
 @dataclass(frozen=True)
 class Result:
-    """What an execution computed; `arrays` is None if their hash was known."""
+    """The results of an execution; `arrays` is None if their hash was known."""
 
     digest: str
     arrays: tuple[np.ndarray, ...] | None
 
 
 def result_of(arrays: tuple[np.ndarray, ...], known: frozenset[str]) -> Result:
-    """`arrays` with the hash of their types, shapes and bits, or the hash alone if that is `known`."""
+    """`arrays` with the hash of their types, shapes and bits, or only the hash if it is `known`."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype} {array.shape} ".encode())
@@ -48,7 +48,7 @@ def _hashed_in_blocks(array: np.ndarray) -> Sequence[bytes]:
 
 @dataclass(frozen=True)
 class Expected:
-    """What decides a reference: see `References.get`."""
+    """What determines a reference: see `References.get`."""
 
     operation: Operation
     distribution: Distribution
@@ -56,17 +56,17 @@ class Expected:
 
 
 class VerifiedHashes:
-    """Hashes of the last results of one operation that were compared and right."""
+    """Hashes of the most recent results of one operation that were compared and correct."""
 
     def __init__(self) -> None:
         self._found: dict[Expected, deque[str]] = {}
 
     def of(self, expected: Expected) -> frozenset[str]:
-        """Those of one reference."""
+        """Hashes of results that match one reference."""
         return frozenset(self._found.get(expected, ()))
 
     def add(self, expected: Expected, digest: str) -> None:
-        """One more; forgets those of other operations."""
+        """Add one; forgets those of other operations."""
         if not all(each.operation == expected.operation for each in self._found):
             self._found = {}
         self._found.setdefault(expected, deque(maxlen=_KEPT)).append(digest)

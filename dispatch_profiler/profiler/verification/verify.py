@@ -1,4 +1,4 @@
-"""Comparing a result with its reference: every element counts, and a NaN never passes."""
+"""Compares results with their references: every element counts, and NaN never passes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dispatch_profiler.operations import Operation, Reference, Tensor
 
 @dataclass(frozen=True)
 class Comparison:
-    """`passed`, or the worst element of the result called `name` and how many are wrong."""
+    """`passed`, or the worst element of the result `name` and how many are wrong."""
 
     passed: bool
     wrong: int = 0
@@ -42,7 +42,7 @@ class Comparison:
 
 
 class ShapeMismatch(ToolError):
-    """The result has another shape or type than the operation says."""
+    """The result's shape or type differs from the operation's."""
 
 
 def compare(
@@ -62,7 +62,7 @@ def compare(
 def compare_result(result: Tensor, actual: np.ndarray, reference: Reference) -> Comparison:
     """Compare one result.
 
-    Order: type, shape, values. Raises ShapeMismatch for the first two.
+    Raises ShapeMismatch for a wrong type or shape, in this order, before comparing values.
     """
     if actual.dtype != result.type.dtype or actual.shape != result.shape:
         raise ShapeMismatch(
@@ -81,7 +81,7 @@ def compare_result(result: Tensor, actual: np.ndarray, reference: Reference) -> 
     right = in_blocks(right_in, actual.size)
     if all(part.all() for part in right):
         return Comparison(True, elements=actual.size, name=result.name)
-    # Zeros and infinities of narrow types are equal after widening as before it.
+    # Widening narrow types preserves whether zeros and infinities are equal.
     allowed = np.zeros(()) if reference.tolerance is None else reference.tolerance
     worst = _worst(np.concatenate(right).reshape(actual.shape), actual, reference.expected, allowed)
     return replace(worst, name=result.name)

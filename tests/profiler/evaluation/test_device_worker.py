@@ -77,7 +77,7 @@ def test_one_run_gives_the_result_for_the_drawn_inputs(tmp_path, distribution):
 def test_a_vmfb_that_was_not_sent_is_not_run():
     stale = device_worker.VmfbRef(sha256(b"what was compiled"), 1)
     device_worker.start("null", "")
-    with pytest.raises(ToolError, match="not given"):
+    with pytest.raises(ToolError, match="does not hold the vmfb"):
         device_worker.run_once(stale, NAME, OPERATION, Distribution.REALS, SEED)
 
 
@@ -85,10 +85,10 @@ def test_the_vmfbs_that_were_used_longest_ago_are_dropped(monkeypatch):
     monkeypatch.setattr(device_worker, "_VMFB_BYTES", 10)
     for name in "abc":
         device_worker.receive(name, bytes(4))
-    assert device_worker.lacking("abc") == ["a"]
-    device_worker.lacking("b")  # used again
+    assert device_worker.missing_vmfbs("abc") == ["a"]
+    device_worker.missing_vmfbs("b")  # used again
     device_worker.receive("d", bytes(9))
-    assert device_worker.lacking("abcd") == ["a", "c"]  # two are kept, whatever their size
+    assert device_worker.missing_vmfbs("abcd") == ["a", "c"]  # two are kept, whatever their size
 
 
 def test_vmfbs_are_told_apart_by_their_content(tmp_path):
@@ -193,7 +193,7 @@ def test_what_a_single_call_costs_is_taken_off_a_cold_sample(tmp_path, monkeypat
 
 def test_cold_caches_cannot_be_had_where_nobody_knows_them(tmp_path, monkeypatch):
     monkeypatch.setattr(NullDevice, "cache_bytes", 0)
-    with pytest.raises(RunError, match="not known: measure with --mode=warm"):
+    with pytest.raises(RunError, match="unknown: measure with --mode=warm"):
         samples(tmp_path, MeasureOptions(StopRule(count=3), mode=Mode.COLD))
 
 

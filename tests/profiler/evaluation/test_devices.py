@@ -17,7 +17,13 @@ from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.compare.pairing import CompareOptions, compare_records
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
-from dispatch_profiler.profiler.evaluation.devices import Evaluators, _Crew, parse_devices, shares, unlike
+from dispatch_profiler.profiler.evaluation.devices import (
+    Evaluators,
+    _DeviceThreads,
+    parse_devices,
+    shares,
+    unlike,
+)
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
@@ -76,7 +82,7 @@ def test_devices_of_one_processor_take_turns_and_have_tables_of_their_own(run):
     )
 
     assert outcome.status == 0, outcome.err
-    assert "unlike devices: local-task, local-sync; speeds are compared with" in outcome.err
+    assert "unlike devices: local-task, local-sync; speeds are compared only with" in outcome.err
     assert sum(f"matmul_8x{n}x8_f32t_f32t_f32t on local-" in outcome.out for n in (8, 16)) == 2
     assert outcome.out.count(" 1.00x ") == 2
 
@@ -202,7 +208,7 @@ def crewed(*stubs: Stub, count: int = 40):
         for configuration in [Default(), *(CpuTiles((8, n), (8, n, 1)) for n in range(1, count))]
     ]
     failures: dict[str, str] = {}
-    crew = _Crew({stub.device: stub for stub in stubs}, shares(candidates), failures)
+    crew = _DeviceThreads({stub.device: stub for stub in stubs}, shares(candidates), failures)
     return list(crew.records()), failures
 
 

@@ -12,7 +12,7 @@ from dispatch_profiler.errors import ToolError
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.profiler.evaluation import device_worker, driver_cache
 from dispatch_profiler.profiler.evaluation.candidate import Vmfb
-from dispatch_profiler.profiler.evaluation.driver_cache import compiles_when_loaded, load_side_by_side
+from dispatch_profiler.profiler.evaluation.driver_cache import compiles_when_loaded, load_in_parallel
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
@@ -61,7 +61,7 @@ def vmfbs(*sizes: int) -> list[Vmfb]:
 def test_all_are_loaded_side_by_side_the_largest_first(loads: Loads):
     said: list[str] = []
 
-    load_side_by_side(vmfbs(10, 30, 20, 5), WorkerLimits(), "null", said.append)
+    load_in_parallel(vmfbs(10, 30, 20, 5), WorkerLimits(), "null", said.append)
 
     sizes = [size for size, _ in loads.done]
     assert set(sizes[:2]) == {30, 20} and set(sizes[2:]) == {10, 5}
@@ -75,7 +75,7 @@ def test_what_cannot_be_loaded_is_passed_over(loads: Loads):
     found = vmfbs(10, 30, 20)
     loads.broken = {30: ToolError("no PTX"), 20: MemoryError()}
 
-    load_side_by_side(found, WorkerLimits(), "null")
+    load_in_parallel(found, WorkerLimits(), "null")
 
     assert len(loads.done) == 3 and loads.closed == 2
 
@@ -86,7 +86,7 @@ def test_an_interruption_ends_it(loads: Loads):
     loads.broken = {each.size: KeyboardInterrupt() for each in found}
 
     with pytest.raises(KeyboardInterrupt):
-        load_side_by_side(found, WorkerLimits(), "null")
+        load_in_parallel(found, WorkerLimits(), "null")
 
     assert len(loads.done) < 20 and loads.closed == 2
 
@@ -95,7 +95,7 @@ def test_an_interruption_ends_it(loads: Loads):
 def test_one_of_either_is_loaded_by_who_runs_it(loads: Loads, monkeypatch, cores: list[int]):
     monkeypatch.setattr(driver_cache, "usable_cores", lambda: cores)
 
-    load_side_by_side(vmfbs(10, 30)[: len(cores)][:1], WorkerLimits(), "null", pytest.fail)
+    load_in_parallel(vmfbs(10, 30)[: len(cores)][:1], WorkerLimits(), "null", pytest.fail)
 
     assert loads.done == []
 
@@ -116,7 +116,7 @@ def test_an_evaluator_loads_the_verify_vmfbs_of_what_was_compiled(null_tree, mon
         "dispatch_profiler.profiler.evaluation.evaluator.compiles_when_loaded", lambda _: True
     )
     monkeypatch.setattr(
-        "dispatch_profiler.profiler.evaluation.evaluator.load_side_by_side",
+        "dispatch_profiler.profiler.evaluation.evaluator.load_in_parallel",
         lambda vmfbs, *_: asked.extend(vmfbs),
     )
     folder = null_tree("--problem-m=16,32", "--problem-n=32", "--problem-k=8", "--lhs=f32")

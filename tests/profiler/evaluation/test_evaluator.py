@@ -278,7 +278,7 @@ def test_visits_that_agree_among_themselves_only_are_told(null_tree, monkeypatch
     spells(monkeypatch, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5)
     folder = null_tree(*ONLY_DEFAULTS[1:], "--problem-m=16", faults={"*": {"time_ms": 1.0}})
     (first,) = records_of(folder, measure=MeasureOptions(StopRule(count=18)))
-    assert first.measurement.warnings == ("drifted by +50% while it was measured",)
+    assert first.measurement.warnings == ("drifted by +50% during the measurement",)
     assert first.measurement.interval_ms == pytest.approx((1.0, 1.5))
 
 

@@ -27,9 +27,9 @@ SILENT = GpuState(1980, 1980)
         (
             COOL,
             CAPPED,
-            "slowed down by its power limit of 700 W while it was measured (SM clock 1605 of 1980",
+            "throttled by its power limit of 700 W during the measurement (SM clock 1605 of 1980",
         ),
-        (CAPPED, HOT, "slowed down by heat (88 °C) while"),
+        (CAPPED, HOT, "throttled by heat (88 °C) during"),
         (COOL, HOT, "its power limit of 700 W and heat (88 °C)"),
         (SILENT, CAPPED, ""),
         (None, HOT, ""),

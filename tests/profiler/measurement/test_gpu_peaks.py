@@ -55,7 +55,7 @@ def test_a_gpu_that_is_not_known_is_taken_for_the_fastest():
     assert all(
         unknown.flops_per_second[name] >= rate for name, rate in stated_peaks(H200).flops_per_second.items()
     )
-    assert "99.0, which is not known" in unknown.source
+    assert "99.0 (unknown: peaks of the fastest known one)" in unknown.source
 
 
 def test_what_no_gpu_reaches_is_implausible():

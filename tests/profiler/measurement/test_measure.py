@@ -198,7 +198,7 @@ def test_on_a_machine_that_is_always_used_samples_are_taken_as_they_are(stop):
     found = SharedMachine(lambda turn: True).measured(**stop)
     kept = len(found.samples_ms)
     assert kept >= 3 and found.samples_ms == pytest.approx([20.0] * kept)
-    assert found.warnings == (f"other processes had a core that was needed in {kept} of {kept} samples",)
+    assert found.warnings == (f"other processes used a core that was needed in {kept} of {kept} samples",)
 
 
 def test_a_few_disturbed_samples_are_no_reason_to_doubt():

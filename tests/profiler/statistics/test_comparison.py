@@ -191,7 +191,7 @@ def test_the_outcome_is_where_the_whole_interval_lies(low, high, outcome, reason
 
 
 def test_a_ratio_outside_of_its_interval_is_refused():
-    with pytest.raises(ValueError, match="lies in its interval"):
+    with pytest.raises(ValueError, match="expected low <= value <= high"):
         Ratio(1.0, 1.1, 1.2)
 
 

@@ -257,5 +257,5 @@ def test_a_finished_rule_takes_no_more():
     "wrong", [{"threshold": -0.1}, {"confidence": 1.0}, {"first": 0}, {"first": 9, "rounds": 8}, {"turns": 0}]
 )
 def test_options_that_make_no_rule_are_refused(wrong):
-    with pytest.raises(ValueError, match="no rule"):
+    with pytest.raises(ValueError, match="expected threshold >= 0"):
         SequentialTestOptions(**wrong)

@@ -242,7 +242,7 @@ def test_a_clock_is_doubted_for_what_it_says(readings: list[Reading], says: tupl
 
 def test_a_drift_is_told_and_noise_is_not():
     assert drift_warning([1.0, 1.01, 1.02, 1.05, 1.06, 1.08, 1.1, 1.12, 1.13]) == (
-        "drifted by +11% while it was measured"
+        "drifted by +11% during the measurement"
     )
     assert drift_warning(STEADY) == ""
     assert drift_warning(WILD * 3) == ""
