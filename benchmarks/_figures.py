@@ -1,4 +1,4 @@
-"""What benchmarks compute from figures with intervals and from counts; no clock, no device."""
+"""Calculations with intervals and counts; no clock, no device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Rate:
-    """How many figures are taken in a second, and half of the width of their intervals, relative."""
+    """Figures per second, and the relative half-width of their intervals."""
 
     per_second: float
     half_width: float
@@ -32,8 +32,8 @@ class Rate:
 def rate_ratio(ours: Rate, theirs: Rate) -> float:
     """Our rate as a multiple of theirs, at equal information.
 
-    An interval half as wide takes four times the samples, so that a rate counts with the inverse square
-    of the width. 60 a minute to within 2 % against 10 a minute to within 1 %: 6 / 4 = 1.5.
+    An interval half as wide takes four times the samples, so a rate is weighted by the inverse square of the
+    width. 60 a minute to within 2 % against 10 a minute to within 1 %: 6 / 4 = 1.5.
     """
     return ours.per_second / theirs.per_second * (theirs.half_width / ours.half_width) ** 2
 
@@ -45,9 +45,9 @@ def overlapping(one: Mapping[str, Figure], other: Mapping[str, Figure]) -> float
 
 
 def kendall_tau(one: Mapping[str, Figure], other: Mapping[str, Figure]) -> tuple[float, int]:
-    """Kendall's tau of the pairs whose intervals are disjoint in either run, and how many pairs those are.
+    """Kendall's tau over the pairs whose intervals are disjoint in either run, and the number of such pairs.
 
-    0 if there are none: nothing is known of the ranks.
+    0 if there are none: then the ranks are unknown.
     """
     agree = pairs = 0
     for left, right in itertools.combinations(sorted(one.keys() & other.keys()), 2):
@@ -60,9 +60,9 @@ def kendall_tau(one: Mapping[str, Figure], other: Mapping[str, Figure]) -> tuple
 
 
 def allowed(trials: int, rate: float, risk: float = 0.02) -> int:
-    """The fewest failures of `trials` that a true `rate` of failures exceeds with a probability below `risk`.
+    """The fewest failures in `trials` that a true failure `rate` exceeds with a probability below `risk`.
 
-    Few trials cannot show a small rate: one failure of eight is 12.5 %, though the true rate be 2 %.
+    Few trials cannot show a small rate: one failure in eight is 12.5 %, even if the true rate is 2 %.
     """
     at_most = 0.0
     for failures in range(trials + 1):

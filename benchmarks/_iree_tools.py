@@ -1,4 +1,4 @@
-"""The commands of the installed IREE runtime, given what our own measurement is given."""
+"""The commands of the installed IREE runtime, with the same inputs as our own measurements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BIN = Path(sys.executable).parent
 
 
 class Tools:
-    """The commands of the installed runtime, on the operands that we use, from files."""
+    """The commands of the installed runtime; they read our operands from files."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self._run, self._benchmark = find_runtime_tools(BIN)
@@ -39,19 +39,19 @@ class Tools:
         return found
 
     def verified(self, candidate: Candidate) -> bool:
-        """Does iree-run-module compute what numpy does?"""
+        """Whether iree-run-module computes what numpy does."""
         output = self._folder / "output.npy"
         self._call(self._run, candidate, candidate.verify, f"--output=@{output}")
         lhs, rhs = draw(candidate.dispatch.operation, Distribution.REALS, 1)
         return np.allclose(np.load(output), lhs @ rhs, rtol=1e-3, atol=1e-2)
 
     def times_ms(self, candidate: Candidate, repetitions: int, seconds: float) -> list[float]:
-        """Milliseconds of one execution, of each repetition of so long of iree-benchmark-module."""
+        """Milliseconds per execution, for each repetition of `seconds` of iree-benchmark-module."""
         options = ["--benchmark_format=json", f"--benchmark_repetitions={repetitions}"]
         options += [f"--batch_size={candidate.repeat}", f"--benchmark_min_time={seconds}s"]
-        said = self._call(self._benchmark, candidate, candidate.profile, *options)
+        output = self._call(self._benchmark, candidate, candidate.profile, *options)
         scale = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
-        rows = json.loads(said[said.index("{") :])["benchmarks"]
+        rows = json.loads(output[output.index("{") :])["benchmarks"]
         return [float(r["real_time"]) * scale[r["time_unit"]] for r in rows if r["run_type"] == "iteration"]
 
     def _call(self, tool: Path, candidate: Candidate, vmfb: Vmfb | None, *options: str) -> str:
@@ -60,7 +60,7 @@ class Tools:
         if not path.exists():
             path.write_bytes(vmfb.load())
         command = [tool, f"--module={path}", "--device=local-task", f"--function={candidate.dispatch.name}"]
-        # As our own caller does: its spinning does not keep a worker from its core.
+        # As in our own process: a spinning caller does not keep a worker from its core.
         done = subprocess.run(
             ["chrt", "--batch", "0", *command, *self.operands(candidate.dispatch.operation), *options],
             capture_output=True, text=True, check=True, env=self._environment,

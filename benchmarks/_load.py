@@ -1,4 +1,4 @@
-"""Another process that takes a part of the machine."""
+"""Another process that loads the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 def _work_and_sleep() -> None:
-    """50 ms of work, 50 ms of sleep, for ever."""
+    """50 ms of work, 50 ms of sleep, forever."""
     while True:
         end = time.monotonic() + 0.05
         while time.monotonic() < end:
@@ -19,7 +19,7 @@ def _work_and_sleep() -> None:
 
 @contextmanager
 def load() -> Iterator[None]:
-    """Another process has one core half of the time."""
+    """Run another process that uses one core half of the time."""
     process = multiprocessing.get_context("spawn").Process(target=_work_and_sleep, daemon=True)
     process.start()
     try:

@@ -1,4 +1,4 @@
-"""What every benchmark shares: rows with a goal, printed as a table and written as JSON."""
+"""Shared by all benchmarks: rows with a goal, printed as a table and written as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Row:
-    """One measured claim. `must` is the goal; `holds` tells whether it was reached."""
+    """One measured claim. `must` is the goal, `holds` whether it was reached."""
 
     name: str
     value: float
@@ -38,7 +38,7 @@ def arguments(description: str) -> argparse.Namespace:
 
 
 def report(rows: list[Row], path: Path | None) -> int:
-    """Print the table, write the JSON; the exit status is 1 if a goal was missed."""
+    """Print the table and write the JSON; returns the exit status, 1 if a goal was missed."""
     for row in rows:
         verdict = "holds" if row.holds else "MISSED"
         print(f"{row.name:<72} {row.value:>10.2f} {row.unit:<22} {row.must:>8}  {verdict}")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Compiling: against two `iree-compile` commands per operation, as the IREE dispatch profiler does.
+"""Compiling: against two `iree-compile` commands per operation, as the IREE dispatch profiler runs them.
 
 Both sides compile the same `.mlir` files on the same cores, in one run, alternating; figures are
-medians. "Per core-second" divides by the processor time of all processes, so that it says what the
-machine had to do and not how long one waited.
+medians. "Per core-second" divides by the processor time of all processes: it measures the machine's work
+and not the waiting time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dispatch_profiler.dispatches import Tree, load_manifest
 from dispatch_profiler.targets import parse_target
 
 ROOT = Path(__file__).parent.parent
-#: Tiles without peeling and flows: one module an operation, on both sides.
+#: Tiles without peeling and flows: one module per operation, on both sides.
 TILES = """configurations:
   - {distribution: [64, 128], vector: [8, 32, 4]}
   - {distribution: [64, 128], vector: [8, 64, 1]}
@@ -43,7 +43,7 @@ DOCUMENT = ("--problem-m=64:1024:128", "--problem-n=64:1024:128", "--problem-k=4
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run took: seconds waited for, processor seconds, largest process so far in bytes."""
+    """Cost of one run: wall seconds, processor seconds, and bytes of the largest process so far."""
 
     wall: float
     cpu: float
@@ -62,7 +62,7 @@ def cost(work: Callable[[], None]) -> Cost:
 
 
 def ours(script: str, *options: str) -> None:
-    """One of the three commands, quietly; it must succeed."""
+    """Run one of the three commands quietly; exit if it fails."""
     command = [sys.executable, str(ROOT / script), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -70,7 +70,7 @@ def ours(script: str, *options: str) -> None:
 
 
 def generate(folder: Path, *shapes: str) -> int:
-    """A tree of tile configurations; how many dispatches it has."""
+    """Generate a tree of tile configurations; returns the number of dispatches."""
     (folder / "tiles.yaml").write_text(TILES)
     ours("generator.py", f"--generated-dir={folder}", f"--configurations={folder / 'tiles.yaml'}", *shapes)
     return sum(len(entry.dispatches) for entry in load_manifest(Tree(folder)).entries)
@@ -96,7 +96,7 @@ def two_commands(folder: Path, workers: int) -> None:
 
 
 def compared(folder: Path, runs: int, dispatches: int, unchanged_goal: float) -> list[Row]:
-    """Cold, again, and one worker against two."""
+    """Cold and up to date against two commands, and one worker against two."""
     cores = len(os.sched_getaffinity(0))
     cold = ("--no-cache", "--force-compile", f"--generated-dir={folder}")
     theirs, two, one, again = [], [], [], []
@@ -120,7 +120,7 @@ def compared(folder: Path, runs: int, dispatches: int, unchanged_goal: float) ->
 
 
 def memory(folder: Path) -> list[Row]:
-    """Of the largest compiler process, over one sweep: its peak, and how it grows once all is loaded."""
+    """Memory of the largest compiler process over one sweep: its peak, and its growth after loading."""
     command = [sys.executable, str(ROOT / "compile.py"), f"--generated-dir={folder}", "--no-cache"]
     sizes: list[int] = []
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
@@ -138,7 +138,7 @@ def memory(folder: Path) -> list[Row]:
 
 
 def processes_below(pid: int) -> list[int]:
-    """Every process that `pid` has started, and those that these have started."""
+    """All descendants of the process `pid`."""
     parents: dict[int, int] = {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has just ended
@@ -151,7 +151,7 @@ def processes_below(pid: int) -> list[int]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that a process holds; 0 if it has ended."""
+    """Resident memory of a process; 0 if it has ended."""
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
     return 0
@@ -170,7 +170,7 @@ def generating(folder: Path) -> list[Row]:
 
 
 def main() -> int:
-    """Measure, print, and tell by the exit status whether every goal was reached."""
+    """Measure and print; the exit status is 1 if a goal was missed."""
     options = arguments(__doc__ or "")
     shapes = ("--problem-m=128:512:128", "--problem-n=128:512:128", "--problem-k=4096")
     if options.quick:
@@ -182,7 +182,7 @@ def main() -> int:
         sweep = Path(folder, "sweep")
         sweep.mkdir()
         dispatches = generate(sweep, *shapes)
-        # Of 96 dispatches that are up to date, starting Python takes longer than finding that out.
+        # Checking that 96 dispatches are up to date takes less time than starting Python.
         runs, unchanged_goal = (3, 50) if options.quick else (5, 100)
         rows += compared(sweep, runs, dispatches, unchanged_goal)
         if not options.quick:

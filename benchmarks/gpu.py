@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""A GPU: what IREE's own code, external kernels, IREE's default and torch reach on twelve shapes.
+"""A GPU: the speed of IREE's own code, external kernels, IREE's default and torch on twelve shapes.
 
-The machine with the compiler seldom has the GPU, so there are two halves:
+The machine with the compiler often has no GPU, so there are two halves:
 
     python benchmarks/gpu.py --prepare=gpu.zip                      compiles; needs no GPU
     python benchmarks/gpu.py --bundle=gpu.zip --records=gpu.jsonl   measures; needs no compiler, but torch
 
-The second measures everything in one run: every dispatch is verified, and torch stands beside it. What
-failed to compile or was wrong is listed by its reason.
+The second half verifies and measures every dispatch, and torch, in one run. It lists dispatches that failed
+to compile or were wrong by reason.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from dispatch_profiler.targets import Target, parse_target
 
 TARGET = "cuda:h200"
 F16, BF16 = ElementTypes("f16", "f16", "f16"), ElementTypes("bf16", "bf16", "bf16")
-#: The IREE dispatch profiler's documentation has a figure for it on an A100.
+#: The IREE dispatch profiler's documentation has a result for it on an A100.
 DOCUMENT = Matmul(3456, 1024, 2048, F16)
-#: Small, wide, square and deep; batches as attention has them; convolutions of ResNet-50.
+#: Small, wide, square and deep; batches as in attention; convolutions of ResNet-50.
 OPERATIONS: tuple[Operation, ...] = (
     DOCUMENT,
     Matmul(512, 512, 512, F16),
@@ -72,7 +72,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Conv2d(32, 56, 56, 64, 256, 1, 1, types=F16),
     Conv2d(32, 14, 14, 1024, 256, 1, 1, types=F16),
 )
-#: Points drawn of IREE's space and of Triton's besides the shipped lists: for `DOCUMENT`, for others.
+#: Points drawn from IREE's space and from Triton's besides the shipped lists: for `DOCUMENT`, for others.
 DRAWN, DRAWN_ELSEWHERE = (150, 30), (60, 30)
 #: Smaller tiles load too much for what they multiply, larger ones leave multiprocessors idle or spill.
 TILE_ELEMENTS, TILE_K = (2048, 32768), 32
@@ -80,16 +80,18 @@ SEED = 13
 
 
 def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     half = parser.add_mutually_exclusive_group(required=True)
-    half.add_argument("--prepare", type=Path, metavar="FILE.zip", help="compile, and pack what was compiled")
-    half.add_argument("--bundle", type=Path, metavar="FILE.zip", help="measure what was packed")
-    parser.add_argument("--records", type=Path, metavar="FILE.jsonl", help="where every sample goes")
+    half.add_argument("--prepare", type=Path, metavar="FILE.zip", help="compile, and write a bundle")
+    half.add_argument("--bundle", type=Path, metavar="FILE.zip", help="measure a bundle")
+    parser.add_argument("--records", type=Path, metavar="FILE.jsonl", help="also write all samples")
     parser.add_argument("--device", default="cuda", help="device URI (default: cuda)")
-    parser.add_argument("--budget", type=float, default=0.1, metavar="S", help="seconds a dispatch (0.1)")
+    parser.add_argument(
+        "--budget", type=float, default=0.1, metavar="S", help="seconds per dispatch (default: 0.1)"
+    )
     parser.add_argument("--quick", action="store_true", help="prepare two shapes and few configurations")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the rows as JSON")
     return parser.parse_args(arguments)
@@ -99,8 +101,8 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def prepare(path: Path, quick: bool) -> None:
-    """Generate and compile in a temporary folder, and pack the result."""
-    # The other machine has none of it.
+    """Generate and compile in a temporary folder, and write the bundle."""
+    # Imported here because the other machine lacks the compiler.
     from dispatch_profiler.compiler import CompileOptions, IreeCompiler, compile_tree
     from dispatch_profiler.dispatches import Tree, load_manifest
     from dispatch_profiler.generator import emit
@@ -137,7 +139,7 @@ def dispatches_of(operation: Operation, target: Target, quick: bool) -> Iterator
 
 
 def is_promising(configuration: Configuration) -> bool:
-    """Worth the time that the card is lent: it multiplies by tensor cores, in tiles of a sensible size."""
+    """Whether it is worth time on the GPU: it uses tensor cores, in tiles of a sensible size."""
     if isinstance(configuration, TritonTiles):
         tile, k = configuration.tile[:2], configuration.tile[2]
     elif isinstance(configuration, MmaTiles):
@@ -151,7 +153,7 @@ def is_promising(configuration: Configuration) -> bool:
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
-    """Every dispatch of the bundle and torch, in one run; prints what each shape reached."""
+    """Measure every dispatch of the bundle and torch in one run; prints the speeds for each shape."""
     with unpacked(options.bundle) as (manifest, _):
         records, seconds = _records(manifest, options)
     by_operation: dict[Operation, list[Record]] = defaultdict(list)
@@ -163,12 +165,12 @@ def measure(options: argparse.Namespace) -> list[Row]:
     failures(records)
     known = [record.measurement.half_width for record in records if record.measurement is not None]
     measured = len(known)
-    print(f"{measured} figures, half of them known to {100 * statistics.median(known):.2g} % or better")
+    print(f"{measured} measurements, with a median precision of {100 * statistics.median(known):.2g} %")
     return [*rows(best), at_least("verified and profiled a second", measured / seconds, "", 5)]
 
 
 def _records(manifest: Manifest, options: argparse.Namespace) -> tuple[list[Record], float]:
-    """Of everything, and how long it took from loading the first vmfb on."""
+    """All records, and the seconds from loading the first vmfb on."""
     how = EvaluatorOptions(
         options.device,
         measure=MeasureOptions(StopRule(seconds=options.budget)),
@@ -193,7 +195,7 @@ def _records(manifest: Manifest, options: argparse.Namespace) -> tuple[list[Reco
 
 
 class Best:
-    """The fastest correct dispatches of one operation, by whose they are; times in milliseconds."""
+    """The fastest correct dispatches of one operation, by their origin."""
 
     def __init__(self, records: Iterable[Record]) -> None:
         right = [r for r in records if r.measurement is not None and not r.is_failure]
@@ -204,15 +206,15 @@ class Best:
 
     def line(self, operation: Operation) -> str:
         """Each with its speed."""
-        told = []
+        parts = []
         for name in ("default", "iree", "all", "torch"):
             record: Record | None = getattr(self, name)
             if record is None or record.measurement is None:
-                told.append(f"{name}: none")
+                parts.append(f"{name}: none")
                 continue
             speed = record.measurement.gflops(operation.flops) / 1e3
-            told.append(f"{name}: {speed:.1f} TFLOP/s ({record.dispatch.configuration.name})")
-        return f"{operation.name}: " + "; ".join(told)
+            parts.append(f"{name}: {speed:.1f} TFLOP/s ({record.dispatch.configuration.name})")
+        return f"{operation.name}: " + "; ".join(parts)
 
 
 def _fastest(records: Iterable[Record]) -> Record | None:
@@ -220,12 +222,12 @@ def _fastest(records: Iterable[Record]) -> Record | None:
 
 
 def _ms(record: Record | None) -> float:
-    """Infinite without a figure, so that a ratio of speeds is 0."""
+    """Median in milliseconds; infinite without a measurement, so that a ratio of speeds is 0."""
     return math.inf if record is None or record.measurement is None else record.measurement.median_ms
 
 
 def rows(best: Mapping[Operation, Best]) -> Iterator[Row]:
-    """The goals."""
+    """The rows, with their goals."""
     document = best.get(DOCUMENT)
     if document is not None:
         for what, record, goal in (("IREE's code", document.iree, 163), ("all", document.all, 450)):
@@ -240,14 +242,14 @@ def rows(best: Mapping[Operation, Best]) -> Iterator[Row]:
 
 
 def failures(records: Iterable[Record]) -> None:
-    """Everything that has no figure, counted by reason."""
+    """Print why dispatches have no measurement, counted by reason."""
     counts = Counter((r.verdict.value, r.reason) for r in records if r.measurement is None)
     for (verdict, reason), count in counts.most_common():
         print(f"{count} {verdict}: {reason}")
 
 
 def main() -> int:
-    """Prepare, or measure and tell by the exit status whether every goal was reached."""
+    """Prepare, or measure; the exit status is 1 if a goal was missed."""
     options = options_of()
     if options.prepare:
         prepare(options.prepare, options.quick)

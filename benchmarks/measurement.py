@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Measuring: whether the same is called the same, a true 3 % is found, two runs agree, ranks hold.
+"""Measuring: the same is called the same, a true 3 % is found, two runs agree, and ranks hold.
 
-All on this CPU. Whatever is compared is measured in one run. The rows about noise are measured twice,
-the first time with another process that has one core half of the time (with --quick only the second
-time, and fewer pairs). The slowdown is true: the profile vmfb of the slower side does each dispatch 103
-times where that of the other does it 100 times, and both are counted as 100.
+All on this CPU. Everything that is compared is measured in one run. The rows about noise are measured
+twice, first with another process that uses one core half of the time (with --quick only without it, and
+with fewer pairs). The slowdown is real: the profile vmfb of the slower side executes each dispatch 103
+times, that of the other side 100 times, and both count as 100.
 
-How far our medians are from those of iree-benchmark-module is printed, not judged: that command differs
-from itself by up to 14 % when only the memory of its operands differs.
+The difference between our medians and those of iree-benchmark-module is printed, not judged: that command
+differs from itself by up to 14 % when only the memory of its operands differs.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from dispatch_profiler.targets import parse_target
 from dispatch_profiler.workloads import Workload, WorkloadEntry
 
 REPEAT, MORE = 100, 103
-#: At most so many of our sample batches are compared with as many processes of iree-benchmark-module.
+#: At most so many of our sample batches, and as many processes of iree-benchmark-module, are compared.
 PROCESSES = 96
-#: Memory of both sides from the heap, in pages of 2 MiB (glibc from 2.35 on). With malloc's own choice
+#: Both sides take memory from the heap, in pages of 2 MiB (glibc 2.35 or newer). With malloc's defaults,
 #: processes of iree-benchmark-module were up to 9 % faster than ours.
 LARGE_PAGES = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=1073741824:glibc.malloc.top_pad=67108864"
 }
-#: From 3 us to a tenth of a millisecond on two cores; a call is 100 of them.
+#: From 3 us to 0.1 ms on two cores; a call has 100 executions.
 NOISY = [Matmul(m, n, k) for m, n, k in ((64, 64, 128), (128, 256, 128), (96, 128, 384), (256, 256, 256))]
 #: From 20 us to 50 ms on two cores.
 AGREED = [
@@ -66,7 +66,7 @@ AGREED = [
     for m, n in ((64, 256), (128, 512), (256, 1024), (512, 1024), (1024, 2048), (1536, 1536))
     for k in (256, 384, 512, 768, 1024)
 ]
-#: A hundred from 3 us to a millisecond, which two runs measure.
+#: A hundred operations from 3 us to 1 ms, which two runs measure.
 REPEATED = [
     Matmul(m, n, k)
     for k in (128, 192, 256, 384, 512)
@@ -83,11 +83,11 @@ TILES = [
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured, and what must come out.
+    """How much is measured, and the goals.
 
-    `by_commands` is how many dispatches IREE's commands are timed for, with their usual samples; `agreed`
-    are the products that are timed beside iree-benchmark-module. `is_small` allows as many failures as a
-    rate that reaches the goal may come to in so few cases.
+    `by_commands` is how many dispatches IREE's commands are timed for with their default samples; `agreed`
+    are the products timed beside iree-benchmark-module. `is_small` allows as many failures as chance may
+    cause in so few cases at a rate that reaches the goal.
     """
 
     loads: tuple[bool, ...] = (True, False)
@@ -104,15 +104,15 @@ class Scale:
     is_small: bool = False
 
     def unloaded(self) -> Scale:
-        """Without the load it is easier: a quarter of the pairs, where there are many."""
+        """Without load it is easier: a quarter of the pairs, where there are many."""
         return replace(self, same=max(8, self.same // 4), slower=max(8, self.slower // 4))
 
     def failures(self, cases: int, rate: float) -> float:
-        """How many of `cases` may fail where `rate` may."""
+        """How many of `cases` may fail at a failure rate of `rate`."""
         return max(rate * cases, allowed(cases, rate) if self.is_small else 0)
 
 
-#: Under five minutes. The start of a process is a third of so short a run, and one pair of ranks of 21.
+#: Under five minutes. Starting a process is a third of so short a run, and one swapped pair of ranks 1 of 21.
 QUICK = Scale(
     loads=(False,),
     same=8,
@@ -138,7 +138,7 @@ def compiled(
     configurations: Sequence[Configuration] = (Default(),),
     repeat: int | None = None,
 ) -> Manifest:
-    """A compiled tree of them; in the profile vmfb each dispatch `repeat` times."""
+    """A compiled tree; its profile vmfb executes each dispatch `repeat` times."""
     target, tree = parse_target("llvm-cpu"), Tree(folder)
     workload = Workload(tuple(map(WorkloadEntry, operations)))
     choices = Choices([ListedConfiguration(each) for each in configurations])
@@ -148,13 +148,13 @@ def compiled(
 
 
 def candidates_of(manifest: Manifest) -> list[Candidate]:
-    """Every dispatch of a tree that was compiled."""
+    """Every compiled dispatch of a tree."""
     pairs = [pair for pair in manifest.dispatches() if pair[1].state is State.COMPILED]
     return TreeCandidates(manifest.tree).candidates(pairs)
 
 
 def only(manifest: Manifest, operation: Operation) -> Candidate:
-    """The one dispatch of an operation."""
+    """The only dispatch of an operation."""
     (found,) = [each for each in candidates_of(manifest) if each.dispatch.operation == operation]
     return found
 
@@ -172,7 +172,7 @@ def device(environment: Mapping[str, str] | None = None) -> Iterator[Worker]:
 
 
 def outcomes(worker: Worker, base: Manifest, new: Manifest, pairs: int, seconds: float) -> Counter[str]:
-    """Outcomes of `pairs` comparisons of new with base, by paired sampling, none longer than `seconds`."""
+    """Outcomes of `pairs` comparisons of new with base, by paired sampling, each for at most `seconds`."""
     found: Counter[str] = Counter()
     for number in range(pairs):
         operation = NOISY[number % len(NOISY)]
@@ -188,7 +188,7 @@ def outcomes(worker: Worker, base: Manifest, new: Manifest, pairs: int, seconds:
 
 
 def noise_rows(folder: Path, scale: Scale, where: str) -> Iterator[Row]:
-    """A/A, and 3 % more work."""
+    """A/A pairs, and pairs with 3 % more work."""
     base, again = (compiled(folder / name, NOISY, repeat=REPEAT) for name in ("base", "again"))
     more = compiled(folder / "more", NOISY, repeat=MORE)
     with device() as worker:
@@ -206,7 +206,7 @@ def noise_rows(folder: Path, scale: Scale, where: str) -> Iterator[Row]:
 
 
 def called_different_row(found: Mapping[str, int], scale: Scale, where: str) -> Row:
-    """At most 2 % of the pairs of the same."""
+    """At most 2 % of the A/A pairs may be called different."""
     pairs = sum(found.values())
     wrong, most = found.get("faster", 0) + found.get("slower", 0), scale.failures(pairs, 0.02)
     name = f"A/A pairs called faster or slower{where}"
@@ -214,7 +214,7 @@ def called_different_row(found: Mapping[str, int], scale: Scale, where: str) -> 
 
 
 def called_slower_row(found: Mapping[str, int], scale: Scale, where: str) -> Row:
-    """At least 95 % of the pairs with 3 % more work."""
+    """At least 95 % of the pairs with 3 % more work must be called slower."""
     pairs = sum(found.values())
     goal = 100 * (1 - scale.failures(pairs, 0.05) / pairs)
     name = f"pairs with 3 % more work called slower{where}"
@@ -225,7 +225,7 @@ def called_slower_row(found: Mapping[str, int], scale: Scale, where: str) -> Row
 
 
 def figures(candidates: Sequence[Candidate], rule: StopRule) -> dict[str, Figure]:
-    """What a run of its own, with a process of its own, measures of each dispatch."""
+    """The figures of a separate run, in its own process, for each dispatch."""
     with Evaluator(EvaluatorOptions("local-task", measure=MeasureOptions(rule))) as evaluator:
         return {
             record.dispatch.name: Figure(record.measurement.median_ms, *record.measurement.interval_ms)
@@ -235,9 +235,9 @@ def figures(candidates: Sequence[Candidate], rule: StopRule) -> dict[str, Figure
 
 
 def overlap_row(folder: Path, scale: Scale) -> Row:
-    """Do the 95 % intervals of two runs overlap, for 95 % of the operations?
+    """Whether the 95 % intervals of two runs overlap, for 95 % of the operations.
 
-    Of correct intervals 99.4 % would, if the machine were the same in both runs.
+    Correct intervals would overlap for 99.4 %, if the machine were the same in both runs.
     """
     candidates = candidates_of(compiled(folder / "repeated", scale.repeated))
     one, other = (figures(candidates, StopRule()) for _ in range(2))
@@ -249,7 +249,7 @@ def overlap_row(folder: Path, scale: Scale) -> Row:
 
 
 def rank_row(folder: Path, scale: Scale, where: str) -> Row:
-    """The order of configurations in two runs; spells of this machine last 5 to 15 s."""
+    """The order of configurations in two runs; disturbances of this machine last 5 to 15 s."""
     candidates = candidates_of(compiled(folder / "ranked", [RANKED], scale.tiles))
     one, other = (figures(candidates, StopRule(seconds=scale.rank_seconds)) for _ in range(2))
     tau, pairs = kendall_tau(one, other)
@@ -266,7 +266,7 @@ def rank_row(folder: Path, scale: Scale, where: str) -> Row:
 def agreement(
     folder: Path, operations: Sequence[Operation], memory: str, environment: Mapping[str, str]
 ) -> list[float]:
-    """By how much our median exceeds theirs, relative, for each operation; the same vmfb and operands."""
+    """Relative excess of our median over theirs for each operation, with the same vmfb and operands."""
     manifest, tools, found = compiled(folder / "agreed", operations), Tools(folder, environment), []
     with device(environment) as worker:
         for operation in operations:
@@ -286,10 +286,10 @@ def agreement(
 def in_pairs(
     worker: Worker, manifest: Manifest, tools: Tools, operation: Operation
 ) -> tuple[float, float, float, float]:
-    """By how much ours exceeds theirs, relative, with its 95 % interval; and our median in ms.
+    """Relative excess of our median over theirs, with its 95 % interval; and our median in ms.
 
-    One of our sample batches and one of their processes alternate, and the ratio of each pair counts,
-    because the machine's speed varies. Ends when the ratio is known to 1 %.
+    Alternates one of our sample batches with one of their processes and uses the ratio of each pair,
+    because the machine's speed varies. Ends when the ratio is precise to 1 %.
     """
     candidate = only(manifest, operation)
     provide(worker, candidate.vmfbs)
@@ -300,7 +300,7 @@ def in_pairs(
     while len(batches) < PROCESSES:
         plan = replace(next_batch(options, batches, None), most=4)
         batches.append(worker.call(device_worker.take_batch, refs, name, operation, 1, plan))
-        # Nothing is taken off our samples, since `single_seconds` was not given: nor off theirs.
+        # No overhead is subtracted from our samples, since `single_seconds` is not given, nor from theirs.
         theirs = statistics.median(tools.times_ms(candidate, 3, 0.02))
         ratios.append(math.log(statistics.median(batches[-1].samples_ms) / theirs))
         centre, low, high = signed_rank_interval(ratios, 0.95)
@@ -316,18 +316,18 @@ def in_pairs(
 def rate_rows(folder: Path, scale: Scale) -> Iterator[Row]:
     """Verified and measured dispatches a minute against two commands for each, at equal information.
 
-    Once with samples as iree-benchmark-module takes them unless told, of 0.5 s, and once as short as ours.
+    Once with the default samples of iree-benchmark-module, 0.5 s, and once with samples as short as ours.
     """
     candidates = candidates_of(compiled(folder / "rated", [RANKED, Matmul(128, 512, 384)], scale.tiles))
     tools = Tools(folder)
-    kinds = ((0.5, "as they are"), (0.02, "with short samples"))
+    kinds = ((0.5, "with default samples"), (0.02, "with short samples"))
     for (seconds, what), goal in zip(kinds, scale.rate_goals, strict=True):
         some = candidates[:: max(1, len(candidates) // scale.by_commands)] if seconds > 0.1 else candidates
         theirs = by_commands(tools, some, seconds)
         ours = by_evaluator(candidates, theirs.half_width)
         print(
-            f"{60 * ours.per_second:.0f} dispatches a minute known to {ours.half_width:.1%}, "
-            f"{60 * theirs.per_second:.0f} known to {theirs.half_width:.1%} by two commands for each, {what}",
+            f"{60 * ours.per_second:.0f} dispatches a minute to ±{ours.half_width:.1%}, "
+            f"{60 * theirs.per_second:.0f} to ±{theirs.half_width:.1%} by two commands for each, {what}",
             flush=True,
         )
         name = f"dispatches a minute at equal information against two commands, {what}"
@@ -335,7 +335,7 @@ def rate_rows(folder: Path, scale: Scale) -> Iterator[Row]:
 
 
 def by_evaluator(candidates: Sequence[Candidate], width: float) -> Rate:
-    """Ours, when told to go on until a figure is known to `width`."""
+    """Our rate, sampling each dispatch until its median is precise to `width`."""
     options = EvaluatorOptions("local-task", measure=MeasureOptions(StopRule(width=width)))
     began = time.monotonic()
     with Evaluator(options) as evaluator:
@@ -346,7 +346,7 @@ def by_evaluator(candidates: Sequence[Candidate], width: float) -> Rate:
 
 
 def by_commands(tools: Tools, candidates: Sequence[Candidate], seconds: float) -> Rate:
-    """iree-run-module and iree-benchmark-module for each, ten samples of `seconds`."""
+    """Their rate: iree-run-module, and iree-benchmark-module with ten samples of `seconds`, for each."""
     began, widths = time.monotonic(), []
     for candidate in candidates:
         assert tools.verified(candidate)
@@ -357,7 +357,7 @@ def by_commands(tools: Tools, candidates: Sequence[Candidate], seconds: float) -
 
 
 def main() -> int:
-    """Measure, print, and tell by the exit status whether every goal was reached."""
+    """Measure and print; the exit status is 1 if a goal was missed."""
     options = arguments(__doc__ or "")
     scale = QUICK if options.quick else Scale()
     rows: list[Row] = []

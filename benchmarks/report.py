@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The HTML report of 1,000 dispatches: against a page of the same figures by plotly's own `to_html`.
+"""The HTML report of 1,000 dispatches: against a page with the same figures by plotly's own `to_html`.
 
 Both are opened in the same headless Chromium, in one run, alternating; figures are medians. A page
-counts as loaded when its `load` event is past and it has drawn: the report its tables and the first
-figure, plotly's page all its figures, because it draws them at once and has no tables.
+counts as loaded after its `load` event, once it has drawn: the report its tables and the first figure,
+plotly's page all its figures, because it draws them at once and has no tables.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ALL_FIGURES = "document.querySelectorAll('.plotly-graph-div').length === {0} && 
 
 
 def theirs(records: list[StoredRecord]) -> tuple[str, int]:
-    """A page of all figures as plotly writes it, and how many there are."""
+    """A page of all figures as plotly writes it, and the number of figures."""
     made = [Figure(figure) for _, figure in figures(grouped(records))]
     parts = [figure.to_html(full_html=False, include_plotlyjs=at == 0) for at, figure in enumerate(made)]
     return (
@@ -50,7 +50,7 @@ def theirs(records: list[StoredRecord]) -> tuple[str, int]:
 
 
 def seconds(browser: Any, path: Path, *ready: str) -> list[float]:
-    """When each of `ready` held, from the start of the navigation, in a new page."""
+    """Seconds from the start of navigation until each of `ready` held, in a new page."""
     # The benchmark evaluates its conditions, which the report's own policy forbids.
     context = browser.new_context(offline=True, viewport={"width": 1400, "height": 900}, bypass_csp=True)
     page = context.new_page()
@@ -61,7 +61,7 @@ def seconds(browser: Any, path: Path, *ready: str) -> list[float]:
 
 
 def loading(folder: Path, runs: int) -> list[Row]:
-    """Both pages, `runs` times."""
+    """Load both pages, `runs` times."""
     records = invented(DISPATCHES)
     start = time.perf_counter()
     text = render_page(records, "data.jsonl")
@@ -96,7 +96,7 @@ def loading(folder: Path, runs: int) -> list[Row]:
 
 
 def main() -> int:
-    """Measure, print, and tell by the exit status whether every goal was reached."""
+    """Measure and print; the exit status is 1 if a goal was missed."""
     options = arguments(__doc__ or "")
     with tempfile.TemporaryDirectory() as folder:
         rows = loading(Path(folder), 5 if options.quick else 15)
