@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dispatch_profiler.compiler import BuildRequest, NullCompiler
+from dispatch_profiler.compiler import BuildRequest, NullCompiler, load_rules
 from dispatch_profiler.configurations import CpuTiles, Default, Flow
 from dispatch_profiler.dispatches import (
     Artifact,
@@ -321,6 +321,20 @@ def test_a_reference_is_no_larger_than_its_operation_allows(tmp_path: Path):
 
 
 # -- the null device -------------------------------------------------------------------------------
+
+
+@QUICK
+@given(
+    data=damaged({"*_peel": {"not_compiled": "no"}, "*": {"time_ms": 0.25, "not_applied": True}}, json_bytes)
+)
+def test_faults_of_the_null_target(tmp_path: Path, data: bytes):
+    path = tmp_path / "faults.yaml"
+    path.write_bytes(data)
+    rules = one_sentence(lambda: load_rules(path))
+    if isinstance(rules, tuple):
+        built = NullCompiler(rules).build(BuildRequest("", DISPATCHES[:1], (), 10))
+        assert len(built.outcomes) == 1
+
 
 VMFB = NullCompiler().build(BuildRequest("", DISPATCHES[:1], (), 10)).verify
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -81,10 +82,17 @@ def build_key(request: BuildRequest, target: Target, compiler: Compiler) -> str:
 
 
 def _files_of(flags: tuple[str, ...]) -> tuple[str, ...]:
-    """Hashes of the files that flags name, such as a tuning spec: their names say nothing of them."""
+    """Hashes of the files that flags name, such as a tuning spec: their names say nothing of them.
+
+    Raises UsageError for a named pipe, at which the compiler would wait.
+    """
     values = (flag.partition("=")[2] for flag in flags)
+    return tuple(hash_file(Path(value)) for value in values if _is_file_or_pipe(value))
+
+
+def _is_file_or_pipe(path: str) -> bool:
     # os.path answers False also for what is too long to be a path, such as a list of CPU features.
-    return tuple(hash_file(Path(value)) for value in values if os.path.isfile(value))
+    return os.path.isfile(path) or (os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode))
 
 
 def _external_kernels(dispatches: Sequence[Dispatch]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from dispatch_profiler.compiler import (
     repeat_count,
 )
 from dispatch_profiler.dispatches import Manifest, Selection, State, Tree, load_manifest
-from dispatch_profiler.errors import SelectionError, TargetError
+from dispatch_profiler.errors import SelectionError, TargetError, UsageError
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.targets import parse_target
 
@@ -99,6 +99,15 @@ def test_a_changed_tuning_spec_compiles_again(tree: Tree):
     Path("spec.mlir").write_text("module { }")
 
     assert not any(kept for _, kept in compiled(flags=flags))
+
+
+@pytest.mark.timeout(60)
+def test_a_flag_that_names_a_pipe_is_rejected(tree: Tree):
+    """The compiler would wait for its writer, once for each dispatch."""
+    os.mkfifo("spec.mlir")
+
+    with pytest.raises(UsageError, match=r"cannot read spec\.mlir: it is a named pipe, not a regular file"):
+        compiled(flags=("--iree-codegen-tuning-spec-path=spec.mlir",))
 
 
 def test_a_flag_that_is_too_long_for_a_path_is_a_flag(tree: Tree):
