@@ -41,6 +41,8 @@ def parse_yaml(data: bytes, where: str) -> Any:
         ) from None
     try:
         return yaml.load(text, Loader=_Loader)
+    except _Rejected as error:
+        raise UsageError(f"{where}: {_sentence(error)}") from error
     except yaml.MarkedYAMLError as error:
         raise UsageError(f"{where} is not valid YAML: {_sentence(error)}") from error
     except yaml.YAMLError as error:
@@ -53,8 +55,12 @@ def _sentence(error: yaml.MarkedYAMLError) -> str:
     return f"{what} (line {mark.line + 1}, column {mark.column + 1})" if mark else what
 
 
-def _rejection(problem: str, mark: Any) -> yaml.MarkedYAMLError:
-    return yaml.constructor.ConstructorError(problem=problem, problem_mark=mark)
+class _Rejected(yaml.constructor.ConstructorError):
+    """Valid YAML that is not read: an alias, a tag, a value beyond the limits above."""
+
+
+def _rejection(problem: str, mark: Any) -> _Rejected:
+    return _Rejected(problem=problem, problem_mark=mark)
 
 
 class _Loader(yaml.SafeLoader):
@@ -66,7 +72,9 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
-            raise _rejection(f"aliases such as *{event.anchor} are not supported", event.start_mark)
+            raise _rejection(
+                f"aliases such as *{event.anchor} are not supported: write the value out", event.start_mark
+            )
         if self._level == _MOST_LEVELS:
             raise _rejection(f"more than {_MOST_LEVELS} levels of nesting", event.start_mark)
         self._values += 1

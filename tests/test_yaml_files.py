@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 
 import pytest
 import yaml
@@ -32,8 +33,8 @@ def test_what_is_no_number_of_python_is_read_as_yaml_says():
 
 
 REJECTED = {
-    "a: &x [1]\nb: *x": "aliases such as *x are not supported (line 2, column 4)",
-    "a: &x {b: 1}\nc: {<<: *x}": "aliases such as *x are not supported (line 2, column 9)",
+    "a: &x [1]\nb: *x": "aliases such as *x are not supported: write the value out (line 2, column 4)",
+    "a: &x {b: 1}\nc: {<<: *x}": "aliases such as *x are not supported: write the value out (line 2, column 9)",
     "[" * 21: "more than 20 levels of nesting (line 1, column 21)",
     "- " * 500_000: "more than 20 levels of nesting (line 1, column 41)",
     "{a: " * 250_000: "more than 20 levels of nesting (line 1, column 78)",
@@ -47,6 +48,8 @@ REJECTED = {
     "a: 2026-99-99": "timestamp values are not supported (line 1, column 4)",
     "a: !!python/object:os.system x": "os.system values are not supported (line 1, column 4)",
     "a: !!binary aGk=": "binary values are not supported (line 1, column 4)",
+}
+MALFORMED = {
     "{? [a] : b}": "found unhashable key (line 1, column 4)",
     "a: b: c": "mapping values are not allowed here (line 1, column 5)",
     "--- a\n--- b": "but found another document (line 2, column 1)",
@@ -56,6 +59,13 @@ REJECTED = {
 
 @pytest.mark.parametrize(("text", "reason"), REJECTED.items(), ids=[text[:20] for text in REJECTED])
 def test_what_is_not_plain_bounded_data_is_rejected_with_its_place(text, reason):
+    with pytest.raises(UsageError) as caught:
+        parse_yaml(text.encode(), "mine.yaml")
+    assert str(caught.value) == f"mine.yaml: {reason}"
+
+
+@pytest.mark.parametrize(("text", "reason"), MALFORMED.items(), ids=[text[:20] for text in MALFORMED])
+def test_what_is_not_yaml_is_rejected_with_its_place(text, reason):
     with pytest.raises(UsageError) as caught:
         parse_yaml(text.encode(), "mine.yaml")
     assert str(caught.value) == f"mine.yaml is not valid YAML: {reason}"
@@ -82,7 +92,7 @@ def test_any_bytes_are_data_or_one_sentence(data):
     try:
         parse_yaml(data, "mine.yaml")
     except UsageError as error:
-        assert str(error).startswith("mine.yaml is not ")
+        assert re.match(r"mine\.yaml( is not \S.*)?: |mine\.yaml is not UTF-8", str(error))
         assert "\n" not in str(error)
 
 

@@ -331,7 +331,7 @@ def test_every_fault_can_be_asked_for(tmp_path, fault):
         (b"\xff\xfe\xff", "is not UTF-8 text: byte 0 is 0xff"),
         (
             "a: &a [1]\nb: *a",
-            r"is not valid YAML: aliases such as \*a are not supported \(line 2, column 4\)",
+            r"aliases such as \*a are not supported: write the value out \(line 2, column 4\)",
         ),
         ("'*': {fault: null}", r"'\*': unknown fault None"),
         ("'*': {fault: [nan]}", r"'\*': unknown fault \['nan'\]"),
