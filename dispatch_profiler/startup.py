@@ -74,6 +74,8 @@ def forget_current_directory() -> None:
     # `site` has made every entry of PYTHONPATH absolute by now.
     relative = {os.path.abspath(entry) for entry in entries} - named
     sys.path[:] = [entry for entry in sys.path if entry and entry not in relative]
+    if given:  # for every process that this one starts, such as the tools of --build-dir
+        os.environ["PYTHONPATH"] = absolute_entries(given)
 
 
 def absolute_entries(search_path: str) -> str:

@@ -107,6 +107,45 @@ def test_what_lies_beside_the_scripts_is_not_imported(hostile: Path):
     assert imported(hostile) == []
 
 
+INSTALLED_COMMANDS = {
+    "dispatch-generator": "generate",
+    "dispatch-compile": "compile_",
+    "dispatch-profiler": "command",
+}
+
+
+def test_installed_commands_do_not_import_from_it(hostile: Path, tmp_path: Path):
+    """Scripts as pip writes them, every subcommand once."""
+    for name, function in INSTALLED_COMMANDS.items():
+        lines = f"import sys\nsys.path.append({str(ROOT)!r})\nfrom dispatch_profiler.startup import {function}\n"
+        (tmp_path / name).write_text(f"{lines}sys.exit({function}())\n")
+
+    run(hostile, tmp_path / "dispatch-generator", "--target=null", *SMALL)
+    run(hostile, tmp_path / "dispatch-compile", "-j1", "--bundle=out.zip")
+    program = tmp_path / "dispatch-profiler"
+    run(hostile, program, "profile", "--output=data.csv", "--benchmark-repetitions=6", "--confirm")
+    run(hostile, program, "profile", "--bundle=out.zip", "--providers=iree,numpy")
+    run(hostile, program, "compare", "data.jsonl", "data.jsonl")
+    run(hostile, program, "report", "data.jsonl")
+    run(hostile, program, "join", "data.jsonl", "-o", "joined.csv")
+
+    assert imported(hostile) == []
+
+
+def test_what_a_command_starts_has_no_relative_entries_of_pythonpath(hostile: Path):
+    """Such as the tools of `--build-dir`, some of which are Python scripts."""
+    code = (
+        "import os, subprocess, sys; from dispatch_profiler import startup; startup.forget_current_directory(); "
+        "subprocess.run([sys.executable, '-c', 'import sys; sys.path.remove(str()); import numpy'], check=False)"
+    )
+    for name in (*sys.stdlib_module_names, "sitecustomize", "usercustomize", "dispatch_profiler"):
+        (hostile / f"{name}.py").unlink()
+
+    run(hostile, "-c", code, PYTHONPATH=f"{ROOT}{os.pathsep}.{os.pathsep}")
+
+    assert imported(hostile) == []
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="joblib's processes are refused there")
 def test_the_processes_of_joblib_do_not_import_from_it(hostile: Path):
     run(hostile, ROOT / "generator.py", "--target=null", "--problem-m=16,32", *SMALL[1:])
