@@ -13,12 +13,13 @@ batch_matmul they are those of each product.
 from __future__ import annotations
 
 import math
-import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.compiler.ir_module import IrModule, operations_in
@@ -75,7 +76,7 @@ class Constraints:
                 found.append(message)
         return found
 
-    def solutions(self, rng: random.Random) -> Iterator[Assignment]:
+    def solutions(self, rng: np.random.Generator) -> Iterator[Assignment]:
         """Different assignments that satisfy all, drawn at random; ends when few new ones turn up.
 
         Each knob in a random order is given a random tile, if the others still have a solution
@@ -99,11 +100,11 @@ class Constraints:
             seen.add(frozenset(found.items()))
             yield found
 
-    def _draw(self, solver: Any, tiles: Sequence[str], rng: random.Random) -> Assignment | None:
+    def _draw(self, solver: Any, tiles: Sequence[str], rng: np.random.Generator) -> Assignment | None:
         z3 = _z3()
         pinned: list[Any] = []
-        for name in rng.sample(tiles, len(tiles)):
-            wanted = z3.Int(name, ctx=solver.ctx) == rng.choice(_POWERS)
+        for at in rng.permutation(len(tiles)):
+            wanted = z3.Int(tiles[at], ctx=solver.ctx) == int(rng.choice(_POWERS))
             if solver.check(*pinned, wanted) == z3.sat:
                 pinned.append(wanted)
         if solver.check(*pinned) != z3.sat:
