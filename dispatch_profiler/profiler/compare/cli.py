@@ -45,7 +45,7 @@ from dispatch_profiler.profiler.compare.render import FORMATS, console, summary
 from dispatch_profiler.profiler.evaluation.machine import this_machine
 from dispatch_profiler.profiler.providers.library_calls import ManifestPair
 from dispatch_profiler.profiler.records.record import Provenance
-from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records
+from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records, without_interrupted
 from dispatch_profiler.profiler.statistics.comparison import Outcome, percent
 from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions
 from dispatch_profiler.streams import WIDEST, printable
@@ -227,7 +227,7 @@ def parse_fail_on(text: str) -> FailOn:
 
 
 def _chosen(name: str, patterns: str, kinds: str) -> list[StoredRecord]:
-    records = read_records(folder(name))
+    records = without_interrupted(read_records(folder(name)))
     if not records:
         raise UsageError(f"{name} holds no records", hint="write some with profiler.py --output=FILE.csv")
     labels = {kind.label: name for name, kind in KINDS.items()}

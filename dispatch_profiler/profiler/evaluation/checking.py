@@ -12,7 +12,7 @@ from dispatch_profiler.operations import Distribution
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.workers import Runners, refs_of
-from dispatch_profiler.profiler.measurement.measure import Mode
+from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.verification.verified_hashes import Expected, Result, VerifiedHashes
 from dispatch_profiler.profiler.verification.verify import ShapeMismatch
@@ -38,11 +38,11 @@ class Verifier:
         return replace(record, verdict=Verdict.SUCCESS)
 
     def verified_as_timed(
-        self, record: Record, candidate: Candidate, mode: Mode, single_seconds: float
+        self, record: Record, candidate: Candidate, options: MeasureOptions, single_seconds: float
     ) -> Record:
         """The record, failed if the code that is timed computes something else."""
         name, operation = record.dispatch.name, record.dispatch.operation
-        timed = refs_of(candidate), name, operation, self._seed, mode, single_seconds
+        timed = refs_of(candidate), name, operation, self._seed, options, single_seconds
         record = self._checked(record, candidate, Distribution.REALS, device_worker.result_of_timed, *timed)
         if not record.is_failure:
             return record

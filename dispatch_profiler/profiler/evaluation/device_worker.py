@@ -22,13 +22,14 @@ from dispatch_profiler.profiler.measurement.cpu_idle import prevent_cpu_idle, yi
 from dispatch_profiler.profiler.measurement.gpu_monitor import GpuMonitor, open_monitor, throttle_warning
 from dispatch_profiler.profiler.measurement.kernels import Kernels, LoadedKernels, open_kernels
 from dispatch_profiler.profiler.measurement.measure import (
-    OVERHEAD_SECONDS,
+    CallOverhead,
+    MeasureOptions,
     Mode,
     Timer,
     call_overhead,
     calls_that_last,
+    measure_overhead,
     prefers_single,
-    quickest,
 )
 from dispatch_profiler.profiler.measurement.paired_sampling import PairedSamples, Timed, take_paired_samples
 from dispatch_profiler.profiler.measurement.placement import Places, Rotation, Stage, cold_places, warm_places
@@ -66,6 +67,9 @@ _clock: Callable[[], float] = time.monotonic
 #: Most copies of a vmfb: two were seen to differ by 1 % because of where their code lay.
 _COPIES = 8
 _COPIES_SECONDS = 0.01
+#: `estimate` takes the quickest of this many executions if they take less than this many seconds.
+_READINGS = 3
+_SHORT_SECONDS = 0.05
 #: Seconds. A GPU call this long needs no warm-up except the execution that brings operands into the caches.
 _LONG_CALL_OF_GPU = 2e-3
 #: For this many seconds a reading of the GPU's state counts as current: reading it takes milliseconds.
@@ -234,7 +238,11 @@ def estimate(verify: VmfbRef, function: str, operation: Operation, seed: int) ->
     places = _places(verify.is_library, operation, Distribution.REALS, seed)
     single = _program(_as_timed(VmfbRefs(verify, verify), Mode.WARM).verify).bind(function, *places.first(1))
     single.time(1)
-    return single.time(1)
+    found = [single.time(1)]
+    # A single reading of a short one may be many times too long, and rule out the profile vmfb.
+    while len(found) < _READINGS and found[0] < _SHORT_SECONDS:
+        found.append(single.time(1))
+    return min(found)
 
 
 def take_batch(
@@ -255,7 +263,7 @@ def take_batch(
     timer_of = _cold if plan.options.mode is Mode.COLD else _warm
     places = _places(refs.verify.is_library, operation, Distribution.REALS, seed)
     before = _monitor.read(_FRESH_SECONDS) if _monitor else None
-    found = take(timer_of(refs, function, places, single_seconds, plan.taken), plan, _clock)
+    found = take(timer_of(refs, function, places, single_seconds, plan), plan, _clock)
     after = _monitor.read() if _monitor else None
     found = replace(found, gpu=after, throttled=throttle_warning(before, after))
     if refs.verify.is_library and plan.before is None:
@@ -272,36 +280,42 @@ def take_batch(
 
 
 def result_of_timed(
-    refs: VmfbRefs, function: str, operation: Operation, seed: int, mode: Mode, single_seconds: float
+    refs: VmfbRefs,
+    function: str,
+    operation: Operation,
+    seed: int,
+    options: MeasureOptions,
+    single_seconds: float,
 ) -> tuple[np.ndarray, ...]:
     """The results of what `take_batch` times, for real values."""
-    refs = _as_timed(refs, mode)
-    ref = refs.verify if mode is Mode.COLD else _timed_when_warm(refs, single_seconds)
+    refs = _as_timed(refs, options.mode)
+    is_cold = options.mode is Mode.COLD
+    ref = refs.verify if is_cold else _timed_when_warm(refs, single_seconds, options)
     return run_once(ref, function, operation, Distribution.REALS, seed)
 
 
-def _timed_when_warm(refs: VmfbRefs, single_seconds: float) -> VmfbRef:
+def _timed_when_warm(refs: VmfbRefs, single_seconds: float, options: MeasureOptions) -> VmfbRef:
     """The profile vmfb, or the verify vmfb of a long dispatch."""
-    is_long = prefers_single(single_seconds, refs.profile.repeat)
+    is_long = prefers_single(single_seconds, refs.profile.repeat, options.longest_call)
     return refs.verify if is_long else refs.profile
 
 
-def _warm(refs: VmfbRefs, function: str, places: Places, single_seconds: float, begin: int) -> Timer:
-    """Rotates over places, from number `begin` on, and over copies of the code."""
-    ref = _timed_when_warm(refs, single_seconds)
+def _warm(refs: VmfbRefs, function: str, places: Places, single_seconds: float, plan: BatchPlan) -> Timer:
+    """Rotates over places, from number `plan.taken` on, and over copies of the code."""
+    ref = _timed_when_warm(refs, single_seconds, plan.options)
     copies, verify, count = _copies(ref), _program(refs.verify), warm_places(places.operation)
 
     def stage(number: int) -> Stage:
         operands, program = places.at(number % count), copies[number % len(copies)]
         return Stage(program.bind(function, operands), verify.bind(function, operands))
 
-    rotation = Rotation(stage, count, begin)
+    rotation = Rotation(stage, count, plan.taken)
     return Timer(
         rotation.time,
         ref.repeat,
         copies[0].bind(function, places.at(0)).now,
         _run_delay,
-        lambda seconds: call_overhead(single_seconds, seconds, ref.repeat),
+        lambda seconds: CallOverhead(call_overhead(single_seconds, seconds, ref.repeat)),
         rotation.advance,
         skip_warmup=_on_gpu and single_seconds * ref.repeat >= _LONG_CALL_OF_GPU,
     )
@@ -318,17 +332,16 @@ def _copies(ref: VmfbRef) -> list[LoadedKernels]:
     return found
 
 
-def _cold(refs: VmfbRefs, function: str, places: Places, single_seconds: float, _: int) -> Timer:
+def _cold(refs: VmfbRefs, function: str, places: Places, single_seconds: float, plan: BatchPlan) -> Timer:
     """The verify vmfb, whose calls are single executions, each on operands that no cache holds."""
     device = places.device
     spots = places.first(cold_places(places.operation, device.cache_bytes))
     single, profile = (_program(ref).bind(function, spots[0]) for ref in (refs.verify, refs.profile))
 
-    def overhead(_: float) -> float:
-        if prefers_single(single_seconds, refs.profile.repeat):
-            return 0.0
-        one, many = (quickest(call.time, OVERHEAD_SECONDS) for call in (single, profile))
-        return call_overhead(one, many, refs.profile.repeat)
+    def overhead(_: float) -> CallOverhead:
+        if prefers_single(single_seconds, refs.profile.repeat, plan.options.longest_call):
+            return CallOverhead()
+        return measure_overhead(single.time, profile.time, refs.profile.repeat)
 
     call = _program(refs.verify).bind(function, *spots)
     return Timer(call.time, refs.verify.repeat, call.now, _run_delay, overhead)
@@ -343,9 +356,9 @@ def sentinel_samples(count: int, seconds: float) -> tuple[float, ...]:
         return ()
     timer, calls = _sentinel
     timer.time(1)  # the caches hold another kernel's data
-    end, found = _clock() + seconds, [timer.undisturbed(calls).claimed]
+    end, found = _clock() + seconds, [timer.undisturbed(calls, seconds).claimed]
     while len(found) < count and _clock() < end:
-        found.append(timer.undisturbed(calls).claimed)
+        found.append(timer.undisturbed(calls, seconds).claimed)
     return tuple(found)
 
 

@@ -241,7 +241,7 @@ class Evaluator:
             candidate, device_worker.estimate, refs_of(candidate).verify, name, operation, options.seed
         )
         if record.verdict is Verdict.SUCCESS:
-            record = self._verifier.verified_as_timed(record, candidate, self.mode, single)
+            record = self._verifier.verified_as_timed(record, candidate, options.measure, single)
             if record.is_failure:
                 return replace(work, record=record, is_done=True)
         return self._with_next_batch(replace(work, record=record, single_seconds=single))
@@ -267,6 +267,8 @@ class Evaluator:
         spent = sum(batch.seconds for batch in work.batches)
         for _ in range(1 + _RETRIES):
             found = self._take_batch(work, best)
+            if stop.count is None and spent + self._clock() - began >= stop.seconds:
+                return replace(found, seconds=self._clock() - began)
             disturbed = runner.disturbance(BATCH_PART * stop.seconds)
             # Discarded batches count towards the budget.
             found = replace(found, disturbed=disturbed, seconds=self._clock() - began)
@@ -298,14 +300,16 @@ class Evaluator:
         """The record with the time that the hardware allows; failed if its own is too far below that."""
         if self._peaks is None or record.measurement is None:
             return record
-        milliseconds = record.measurement.median_ms
+        measurement = record.measurement
+        # The subtracted overhead may be too high.
+        milliseconds = measurement.median_ms + measurement.overhead_error_ms
         operation, mode, peaks = record.dispatch.operation, self.mode, self._peaks.get()
         if milliseconds < peaks.limit_ms(operation, mode):
             peaks = self._peaks.again()  # the first measurement may have been disturbed
         limit = peaks.limit_ms(operation, mode)
         if peaks.is_plausible(operation, milliseconds, mode):
             return replace(record, limit_ms=limit, peaks=peaks)
-        reason = f"measured {milliseconds:.4g} ms, but this machine needs at least {limit:.4g} ms"
+        reason = f"measured {measurement.median_ms:.4g} ms, but this machine needs at least {limit:.4g} ms"
         return replace(record.failed(Verdict.IMPLAUSIBLE, reason), limit_ms=limit, peaks=peaks)
 
 

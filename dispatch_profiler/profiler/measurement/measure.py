@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from dispatch_profiler.profiler.measurement.gpu_monitor import GpuState
 from dispatch_profiler.profiler.statistics.intervals import batched_interval, by_batch, by_place, quantile
-from dispatch_profiler.profiler.statistics.stopping import Reading, StopRule
+from dispatch_profiler.profiler.statistics.stopping import Ended, Reading, StopRule
 
 #: A sample lasts at least this long, so that the clock and the call contribute little to it.
 _SAMPLE_SECONDS = 0.005
 #: Above this time of one call, the profile vmfb is not used: one execution is enough.
 _LONG_CALL_SECONDS = 2.0
+#: Nor above this part of the budget: two calls and three samples must fit into it.
+_LONG_CALL_PART = 1.0 / 4.0
+#: The overhead of a call is measured this many times; their range is its uncertainty.
+_OVERHEAD_PARTS = 4
 #: How often a short sample is repeated if other processes disturb it.
 _TRIES = 5
 #: The overhead of a call comes from the quickest call in this time: few calls may all be disturbed.
@@ -41,17 +45,25 @@ class MeasureOptions:
     batch: int | None = None
     mode: Mode = Mode.WARM
 
+    @property
+    def longest_call(self) -> float:
+        """Seconds that a call of many executions may take."""
+        if self.stop.count is not None:
+            return _LONG_CALL_SECONDS
+        return min(_LONG_CALL_SECONDS, _LONG_CALL_PART * self.stop.seconds)
+
 
 @dataclass(frozen=True)
 class Measurement:
     """Samples in milliseconds per execution of the dispatch, in the order taken.
 
     A sample is `executions` executions in a row, with caches as `mode` says. `overhead_ms` is the overhead
-    of a call per execution, which has been subtracted from the samples. `ended_by` is why no more samples
-    were taken. `dropped_ms` are samples during which other processes used a core that was needed; others
-    were taken instead. `places` is the number of the place in memory of each sample; empty if that does not
-    apply. `batches` is the number of samples in each sample batch, in order. `gpu` is the GPU's state after
-    the last sample; None if unknown.
+    of a call per execution, which has been subtracted from the samples; `overhead_error_ms` is its
+    uncertainty, which widens the interval. `ended_by` is why no more samples were taken. `dropped_ms` are
+    samples during which other processes used a core that was needed; others were taken instead. `places` is
+    the number of the place in memory of each sample; empty if that does not apply. `batches` is the number
+    of samples in each sample batch, in order. `gpu` is the GPU's state after the last sample; None if
+    unknown.
 
     `eager_ms` is the time of one eager execution by a library whose samples are of CUDA graphs.
     `library_call_ms` is the overhead of a library's call on a CPU, which has not been subtracted. Both are
@@ -70,6 +82,12 @@ class Measurement:
     gpu: GpuState | None = None
     eager_ms: float = 0.0
     library_call_ms: float = 0.0
+    overhead_error_ms: float = 0.0
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Did the run end before it was done? `--resume` measures it again."""
+        return self.ended_by == Ended.INTERRUPTED.value
 
     @property
     def median_ms(self) -> float:
@@ -93,8 +111,12 @@ class Measurement:
 
     @property
     def interval_ms(self) -> tuple[float, float]:
-        """95 % confidence interval of the median, over places in memory and over time."""
+        """95 % confidence interval of the median, over places in memory and over time.
+
+        Wider by what the overhead of a call may be off.
+        """
         low, high = batched_interval(self.samples_ms, self.places, self.batches)
+        low, high = low - self.overhead_error_ms, high + self.overhead_error_ms
         return max(0.0, min(low, self.median_ms)), max(high, self.median_ms)
 
     @property
@@ -119,9 +141,9 @@ class Measurement:
         return flops / self.median_ms / 1e6 if self.median_ms > 0 else math.inf
 
 
-def prefers_single(single_seconds: float, repeat: int) -> bool:
-    """Whether a call of the profile vmfb, `repeat` executions, is too long for a sample."""
-    return single_seconds * repeat > _LONG_CALL_SECONDS
+def prefers_single(single_seconds: float, repeat: int, longest: float) -> bool:
+    """Whether a call of the profile vmfb, `repeat` executions, takes more than `longest` seconds."""
+    return single_seconds * repeat > longest
 
 
 def calls_per_sample(call_seconds: float, repeat: int, batch: int | None) -> int:
@@ -158,12 +180,42 @@ def call_overhead(single_seconds: float, call_seconds: float, repeat: int) -> fl
 
 
 @dataclass(frozen=True)
+class CallOverhead:
+    """The overhead of a call in seconds, and its uncertainty.
+
+    `execution` is the time of one execution with warm operands; 0 if unknown.
+    """
+
+    seconds: float = 0.0
+    error: float = 0.0
+    execution: float = 0.0
+
+    def bounded(self, call_seconds: float) -> CallOverhead:
+        """The same, but at most `call_seconds` less one execution: a cold one takes no less time."""
+        return replace(self, seconds=min(self.seconds, max(0.0, call_seconds - self.execution)))
+
+
+def measure_overhead(
+    single: Callable[[int], float], profile: Callable[[int], float], repeat: int
+) -> CallOverhead:
+    """The overhead of a call, from calls of one execution (`single`) and of `repeat` executions (`profile`)."""
+    if repeat < _MIN_REPEATS:
+        return CallOverhead()
+    part = OVERHEAD_SECONDS / _OVERHEAD_PARTS
+    pairs = [(quickest(single, part), quickest(profile, part)) for _ in range(_OVERHEAD_PARTS)]
+    found = [call_overhead(one, many, repeat) for one, many in pairs]
+    one, many = (min(each) for each in zip(*pairs, strict=True))
+    execution = max(0.0, many - one) / (repeat - 1)
+    return CallOverhead(call_overhead(one, many, repeat), max(found) - min(found), execution)
+
+
+@dataclass(frozen=True)
 class Timer:
     """How a dispatch is timed: `time(calls) -> seconds`, where a call is `repeat` executions.
 
     `now` is an independent second clock in seconds, or None. `run_delay` is a clock that advances only
     while our threads wait for a core, or None. `overhead(call_seconds)` is the overhead of a call of that
-    length, in seconds. `prepare` runs before each sample and returns the number of its place; None if there
+    length. `prepare` runs before each sample and returns the number of its place; None if there
     is no single one. `skip_warmup`: after `prepare`, no further warm-up is needed.
     """
 
@@ -171,7 +223,7 @@ class Timer:
     repeat: int
     now: Callable[[], float] | None = None
     run_delay: Callable[[], float] | None = None
-    overhead: Callable[[float], float] = lambda _: 0.0
+    overhead: Callable[[float], CallOverhead] = lambda _: CallOverhead()
     prepare: Callable[[], int | None] = lambda: None
     skip_warmup: bool = False
 
@@ -183,11 +235,13 @@ class Timer:
         waited = self.now() - before if self.now and before is not None else None
         return Reading(claimed, waited, self.run_delay() - taken if self.run_delay else 0.0)
 
-    def undisturbed(self, calls: int) -> Reading:
-        """`read`, repeated a few times while other processes use our cores."""
+    def undisturbed(self, calls: int, seconds: float = math.inf) -> Reading:
+        """`read`, repeated a few times, for at most `seconds`, while other processes use our cores."""
+        taken = 0.0
         for _ in range(_TRIES):
             reading = self.read(calls)
-            if not reading.is_disturbed:
+            taken += reading.claimed
+            if not reading.is_disturbed or taken >= seconds:
                 break
         return reading
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from dispatch_profiler.profiler.measurement.gpu_monitor import GpuState
 from dispatch_profiler.profiler.measurement.measure import (
+    CallOverhead,
     Measurement,
     MeasureOptions,
     Timer,
@@ -42,8 +43,7 @@ _LONG = 125
 class SampleBatch:
     """One sample batch: milliseconds per execution, in the order taken.
 
-    A sample is `calls` calls, with `executions` executions in total; `overhead` is the overhead of a call
-    in seconds. `places` is the place in memory of each sample, or empty. `readings` are of all samples,
+    A sample is `calls` calls, with `executions` executions in total; `overhead` is the overhead of a call. `places` is the place in memory of each sample, or empty. `readings` are of all samples,
     including dropped ones. `seconds` is how long the batch took, including repetitions and the samples of
     the sentinel. `disturbed` is the sentinel's warning, if any; `gpu` and `throttled` are the GPU's state
     and warning.
@@ -52,7 +52,7 @@ class SampleBatch:
     samples_ms: tuple[float, ...]
     calls: int
     executions: int
-    overhead: float
+    overhead: CallOverhead
     readings: tuple[Reading, ...]
     places: tuple[int, ...] = ()
     dropped_ms: tuple[float, ...] = ()
@@ -111,7 +111,7 @@ def take(timer: Timer, plan: BatchPlan, elapsed: Callable[[], float] = clock.mon
     overhead of a call.
     """
     start = elapsed()
-    calls, overhead = _scale(timer, plan)
+    calls, known = _scale(timer, plan)
     executions, stop = calls * timer.repeat, plan.options.stop
     readings: list[Reading] = []
     samples: list[float] = []
@@ -122,7 +122,7 @@ def take(timer: Timer, plan: BatchPlan, elapsed: Callable[[], float] = clock.mon
         place = timer.prepare()
         reading = timer.read(calls)
         readings.append(reading)
-        sample = 1e3 * (reading.claimed - calls * overhead) / executions
+        sample = 1e3 * (reading.claimed - calls * known.seconds) / executions
         if reading.is_disturbed and stop.may_drop(
             len(dropped), len(samples), elapsed() - start, plan.drop_seconds
         ):
@@ -132,21 +132,23 @@ def take(timer: Timer, plan: BatchPlan, elapsed: Callable[[], float] = clock.mon
         kept_disturbed += reading.is_disturbed
         if place is not None:
             places.append(place)
+    overhead = known.bounded(min(reading.claimed for reading in readings) / calls)
+    less = 1e3 * calls * (known.seconds - overhead.seconds) / executions
     return SampleBatch(
-        tuple(samples),
+        tuple(sample + less for sample in samples),
         calls,
         executions,
         overhead,
         tuple(readings),
         tuple(places),
-        tuple(dropped),
+        tuple(sample + less for sample in dropped),
         kept_disturbed,
         elapsed() - start,
     )
 
 
-def _scale(timer: Timer, plan: BatchPlan) -> tuple[int, float]:
-    """Calls in a sample, and the overhead of one in seconds."""
+def _scale(timer: Timer, plan: BatchPlan) -> tuple[int, CallOverhead]:
+    """Calls in a sample, and the overhead of one."""
     if plan.before is not None and timer.skip_warmup:
         return plan.before.calls, plan.before.overhead
     timer.prepare()
@@ -188,7 +190,8 @@ def joined(
         samples_ms=samples,
         executions=last.executions,
         mode=options.mode.value,
-        overhead_ms=1e3 * last.overhead * last.calls / last.executions,
+        overhead_ms=1e3 * last.overhead.seconds * last.calls / last.executions,
+        overhead_error_ms=1e3 * last.overhead.error * last.calls / last.executions,
         ended_by=(ended_by or Ended.INTERRUPTED).value,
         warnings=tuple(filter(None, warnings)),
         dropped_ms=tuple(sample for each in batches for sample in each.dropped_ms),

@@ -74,6 +74,11 @@ class StoredRecord:
         return is_failure(self.verdict, self.reason)
 
     @property
+    def was_interrupted(self) -> bool:
+        """Was its measurement interrupted?"""
+        return self.measurement is not None and self.measurement.was_interrupted
+
+    @property
     def roofline_ms(self) -> float:
         """Milliseconds at the roofline: all FLOP at the peak rate, all bytes from memory; 0 if unknown.
 
@@ -203,6 +208,17 @@ def read_records(path: Path) -> tuple[StoredRecord, ...]:
     return tuple(_read_line(path, number, line) for number, line in enumerate(lines, start=1))
 
 
+def without_interrupted(records: Iterable[StoredRecord]) -> list[StoredRecord]:
+    """`records` without interrupted measurements that were made again later, as `--resume` does."""
+    found = list(records)
+    last = {_made(record): at for at, record in enumerate(found)}
+    return [each for at, each in enumerate(found) if not each.was_interrupted or last[_made(each)] == at]
+
+
+def _made(record: StoredRecord) -> tuple[object, ...]:
+    return record.dispatch, record.provider, record.provenance.origin
+
+
 def distinct(records: Iterable[StoredRecord]) -> list[int]:
     """The positions of `records` without repetitions: a file may be given twice, or be part of another."""
     first: dict[str, int] = {}
@@ -315,6 +331,7 @@ def _measurement(row: Mapping[str, Any]) -> Measurement:
         gpu=None if gpu is None else within("gpu", lambda: _gpu(mapping(gpu, "gpu"))),
         eager_ms=number(row, "eager_ms", least=0.0, default=0.0),
         library_call_ms=number(row, "library_call_ms", least=0.0, default=0.0),
+        overhead_error_ms=number(row, "overhead_error_ms", least=0.0, default=0.0),
     )
 
 

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from dispatch_profiler.profiler.records.record import Provenance, Verdict
 from dispatch_profiler.profiler.records.record_file import StoredRecord
-from dispatch_profiler.profiler.statistics.stopping import Ended
 
 Work = TypeVar("Work")
 
@@ -29,7 +28,7 @@ class Wanted:
             return False
         if record.measurement is None:
             return not self.profile
-        return record.measurement.mode == self.mode and record.measurement.ended_by != Ended.INTERRUPTED.value
+        return record.measurement.mode == self.mode and not record.measurement.was_interrupted
 
 
 def left_to_do(

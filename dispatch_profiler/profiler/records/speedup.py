@@ -14,7 +14,6 @@ from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.record import PROVIDER, Record
 from dispatch_profiler.profiler.records.record_file import StoredRecord, as_stored
 from dispatch_profiler.profiler.statistics.comparison import Ratio, location, ratio
-from dispatch_profiler.profiler.statistics.stopping import Ended
 
 #: What speeds are relative to if it is no library: the compiler's own choice.
 DEFAULT_REFERENCE = "default"
@@ -51,6 +50,9 @@ def speed_ratio(record: StoredRecord, baseline: StoredRecord | None) -> Ratio | 
         return _ITSELF
     value = baseline_ms / ms
     low, high = _interval(record.measurement, baseline.measurement)
+    theirs, ours = _overhead_part(baseline.measurement), _overhead_part(record.measurement)
+    low = low * max(0.0, 1.0 - theirs) / (1.0 + ours)
+    high = high * (1.0 + theirs) / (1.0 - ours) if ours < 1.0 else math.inf
     return Ratio(value, min(value, low), max(value, high))
 
 
@@ -60,6 +62,11 @@ def _interval(measurement: Measurement | None, baseline: Measurement | None) -> 
         return 0.0, math.inf
     found = ratio(*map(location, sides))
     return found.low, found.high
+
+
+def _overhead_part(measurement: Measurement | None) -> float:
+    """How far the overhead that was taken off may be off, relative to the median."""
+    return measurement.overhead_error_ms / measurement.median_ms if measurement is not None else 0.0
 
 
 def median_ms(record: Record | StoredRecord | None) -> float | None:
@@ -185,7 +192,7 @@ class _Run:
         """Is `record` of this run?"""
         known = self.seen.get(_identity(record))
         return known is None or (
-            _is_interrupted(known) and known.provenance.origin == record.provenance.origin
+            known.was_interrupted and known.provenance.origin == record.provenance.origin
         )
 
     def learn(self, record: StoredRecord, reference: str) -> bool:
@@ -195,10 +202,6 @@ class _Run:
         for name in names:
             self.baselines[name, _key(record)] = record if median_ms(record) is not None else None
         return bool(names)
-
-
-def _is_interrupted(record: StoredRecord) -> bool:
-    return record.measurement is not None and record.measurement.ended_by == Ended.INTERRUPTED.value
 
 
 def _may_serve(baseline: StoredRecord, record: StoredRecord) -> bool:

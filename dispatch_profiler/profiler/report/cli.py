@@ -9,7 +9,12 @@ from pathlib import Path
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
 from dispatch_profiler.files import write_atomic
 from dispatch_profiler.output_files import ReportFiles, add_file_arguments
-from dispatch_profiler.profiler.records.record_file import StoredRecord, distinct, read_records
+from dispatch_profiler.profiler.records.record_file import (
+    StoredRecord,
+    distinct,
+    read_records,
+    without_interrupted,
+)
 from dispatch_profiler.profiler.report.html import export, file_names, grouped, render_page
 from dispatch_profiler.profiler.report.outputs import write_run
 
@@ -41,7 +46,7 @@ def _read(paths: Sequence[Path]) -> tuple[list[StoredRecord], list[str]]:
     read = [
         (record, name)
         for path, name in zip(paths, file_names(paths), strict=True)
-        for record in read_records(path)
+        for record in without_interrupted(read_records(path))
     ]
     first = distinct([record for record, _ in read])
     if len(first) < len(read):

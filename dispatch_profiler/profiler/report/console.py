@@ -188,6 +188,6 @@ def _notes(record: StoredRecord) -> list[str]:
         notes += record.measurement.warnings
         if record.measurement.ended_by == Ended.ABANDONED.value:
             notes.append("abandoned: its interval lies above that of the best")
-        if record.measurement.ended_by == Ended.INTERRUPTED.value:
+        if record.was_interrupted:
             notes.append("interrupted: --resume measures it again")
     return notes

@@ -302,6 +302,18 @@ def test_several_records_of_a_dispatch_are_runs_of_it():
     assert single.caveat.startswith("The intervals cover the noise within each run, not")
 
 
+def test_what_was_interrupted_and_measured_again_is_no_run(capsys):
+    """Its few samples, of a machine that was slower then, do not count beside those of --resume."""
+    torn = record(ms=0.5)
+    torn = replace(torn, measurement=replace(torn.measurement, ended_by="interrupted"))
+    base, new = write("base.jsonl", [record(ms=0.25)]), write("new.jsonl", [torn, record(ms=0.25)])
+    assert main([base, new, "--fail-on=slower:3%"]) == 0
+    out = capsys.readouterr().out
+    assert "1.000x" in out
+    # One that nothing replaces is all that is known.
+    assert main([base, write("torn.jsonl", [torn]), "--fail-on=slower:3%"]) == 1
+
+
 def test_one_configuration_against_another_by_operation(capsys):
     both = write("both.jsonl", [record(ms=0.25), record(configuration=TILES, ms=0.5)])
     choice = ["--base-dispatches=*_default", "--new-dispatches=*_8x32x4"]

@@ -63,12 +63,16 @@ def records_of(folder: Path, machine: LoadedMachine, rule: StopRule) -> list[Rec
         return list(evaluator.records(TreeCandidates(tree).candidates(load_manifest(tree).dispatches())))
 
 
-@pytest.mark.parametrize("budget", [0.25, 1.0, 4.0])
-def test_ten_tiny_dispatches_take_at_most_twice_their_budgets(
-    null_tree, machine: LoadedMachine, budget: float
+@pytest.mark.parametrize(
+    ("budget", "time_ms"),
+    [(0.25, 0.002), (1.0, 0.002), (4.0, 0.002), (1.0, 0.2), (1.0, 0.5), (1.0, 2.0), (1.0, 10.0)],
+)
+def test_ten_dispatches_take_at_most_twice_their_budgets(
+    null_tree, machine: LoadedMachine, budget: float, time_ms: float
 ):
+    """Tiny ones, and slow ones: a call of a hundred executions takes seconds, one execution up to 0.1 s."""
     shapes = ("--problem-m=1:10", "--problem-n=8", "--problem-k=8", "--lhs=f32", "--default-config=only")
-    folder = null_tree(*shapes, faults={"*": {"time_ms": 0.002}})
+    folder = null_tree(*shapes, faults={"*": {"time_ms": time_ms}})
 
     records = records_of(folder, machine, StopRule(seconds=budget))
 
@@ -77,7 +81,7 @@ def test_ten_tiny_dispatches_take_at_most_twice_their_budgets(
     for record in records:
         assert record.verdict is Verdict.SUCCESS and record.measurement is not None
         assert len(record.measurement.samples_ms) >= 3
-        assert record.measurement.ended_by == "budget"
+        assert record.measurement.ended_by in ("budget", "interval")
         assert any("other processes used a core that was needed" in w for w in record.measurement.warnings)
 
 

@@ -12,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatch_profiler.profiler.measurement.measure import (
+    CallOverhead,
     Measurement,
     MeasureOptions,
     Timer,
     call_overhead,
     calls_per_sample,
+    measure_overhead,
     prefers_single,
 )
 from dispatch_profiler.profiler.measurement.sample_batches import SampleBatch, ended, joined, next_batch, take
@@ -143,7 +145,7 @@ def test_what_a_call_costs_is_taken_off(overhead, execution, repeat):
     timer = Timer(
         lambda calls: calls * call,
         repeat,
-        overhead=lambda seconds: call_overhead(overhead + execution, seconds, repeat),
+        overhead=lambda seconds: CallOverhead(call_overhead(overhead + execution, seconds, repeat)),
     )
     measurement = measure(timer, MeasureOptions(StopRule(count=3)))
 
@@ -159,6 +161,37 @@ def test_what_a_call_costs_is_taken_off(overhead, execution, repeat):
 )
 def test_nothing_is_taken_off_where_it_cannot_be_told(single, call, repeat):
     assert call_overhead(single, call, repeat) == 0.0
+
+
+def test_an_overhead_that_was_measured_too_high_leaves_a_warm_execution():
+    """Calls of 12 us, of which 20 us would be taken off: no sample is below 0, and the interval tells."""
+    known = CallOverhead(20e-6, error=8e-6, execution=2e-6)
+    timer = Timer(lambda calls: calls * 12e-6, 1, overhead=lambda _: known)
+
+    found = measure(timer, MeasureOptions(StopRule(count=8)))
+
+    assert found.samples_ms == pytest.approx([0.002] * 8)
+    assert (found.overhead_ms, found.overhead_error_ms) == pytest.approx((0.010, 0.008))
+    assert found.interval_ms == pytest.approx((0.0, 0.010))
+
+
+def test_an_overhead_is_known_as_well_as_its_parts_agree():
+    """It is 10 us, and 14 us in the second half of the time; an execution takes 10 us."""
+    passed = 0.0
+
+    def calls_of(executions: int) -> Callable[[int], float]:
+        def time(calls: int) -> float:
+            nonlocal passed
+            taken = calls * ((10e-6 if passed < 0.022 else 14e-6) + executions * 10e-6)
+            passed += taken
+            return taken
+
+        return time
+
+    found = measure_overhead(calls_of(1), calls_of(100), 100)
+
+    assert (found.seconds, found.error, found.execution) == pytest.approx((10e-6, 4e-6, 10e-6))
+    assert measure_overhead(calls_of(1), calls_of(9), 9) == CallOverhead()
 
 
 # -- other processes -------------------------------------------------------------------------------
@@ -290,7 +323,14 @@ def test_a_sample_never_lasts_less_than_5_ms_nor_a_call_longer(seconds):
 )
 def test_a_call_of_more_than_two_seconds_is_not_used(single, repeat, prefers):
     """`repeat` executions of a slow dispatch are too long to be a sample; exactly 2 s are not."""
-    assert prefers_single(single, repeat) is prefers
+    assert prefers_single(single, repeat, MeasureOptions(StopRule(count=9)).longest_call) is prefers
+
+
+@pytest.mark.parametrize(("budget", "longest"), [(0.2, 0.05), (1.0, 0.25), (8.0, 2.0), (60.0, 2.0)])
+def test_two_calls_and_three_samples_fit_into_twice_the_budget(budget, longest):
+    """Otherwise dispatches that are slow for their FLOP would take several times their budgets."""
+    assert MeasureOptions(StopRule(seconds=budget)).longest_call == longest
+    assert 5 * longest <= 2 * budget
 
 
 # -- what the samples say --------------------------------------------------------------------------

@@ -177,7 +177,7 @@ def test_both_sides_have_the_same_number_of_executions_in_a_call(
     assert found.eager_ms > 0 and found.library_call_ms == 0
     for mode, result in ((Mode.WARM, True), (Mode.COLD, False)):
         cuda.log.clear()
-        device_worker.result_of_timed(refs, "", OPERATION, 1, mode, 0.0)
+        device_worker.result_of_timed(refs, "", OPERATION, 1, MeasureOptions(mode=mode), 0.0)
         assert (f"replay {repeat}" in cuda.log) is result
 
 

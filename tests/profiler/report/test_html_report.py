@@ -647,6 +647,18 @@ def test_the_command_writes_one_file(data, tmp_path, capsys):
     assert len(Page(output.read_text()).data["records"]) == 75
 
 
+def test_what_was_interrupted_and_measured_again_is_left_out(tmp_path):
+    default = RECORDS[0]
+    assert default.measurement is not None
+    torn = times(default, 0.01)
+    torn = replace(torn, measurement=replace(torn.measurement, ended_by="interrupted"))
+    data = written(tmp_path / "resumed.jsonl", [torn, *RECORDS[1:3], default])
+    assert main([str(data), "-o", "report.html"]) == 0
+    records = Page(Path("report.html").read_text()).data["records"]
+    assert len(records) == 3
+    assert {record["measurement"]["ended_by"] for record in records if record["measurement"]} <= {"interval", "budget"}
+
+
 def test_the_module_has_the_command(data):
     """`python -m dispatch_profiler report`."""
     from dispatch_profiler.__main__ import main as module_main

@@ -15,7 +15,10 @@ from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epil
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.measurement.peaks import Peaks
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
+from dispatch_profiler.profiler.records.record_file import stored
+from dispatch_profiler.profiler.records.speedup import speed_ratio
 from dispatch_profiler.profiler.report.console import block, gflops_text, runtime_text, table
+from dispatch_profiler.profiler.statistics.comparison import Ratio
 
 #: As in the IREE dispatch profiler's documentation, without trailing spaces.
 DOCUMENT = """\
@@ -224,6 +227,20 @@ def test_a_speed_has_an_interval_and_a_mark_if_it_includes_1(default, tiles, tex
     records = [record_of(matmul, *default), record_of(matmul, *tiles, configuration=TILES)]
     row = next(line for line in table(records).splitlines() if line.endswith(TILES.name))
     assert f" {text}  " in row
+
+
+def test_a_speed_is_known_no_better_than_the_overhead_of_a_call():
+    """2 ms and 1 ms, each less an overhead that may be off by 0.5 ms: 1.5 / 1.5 to 2.5 / 0.5."""
+    records = [
+        record_of(Matmul(4, 6, 8), *(2.0,) * 20),
+        record_of(Matmul(4, 6, 8), *(1.0,) * 20, configuration=TILES),
+    ]
+    default, tiles = (
+        stored(replace(each, measurement=replace(each.measurement, overhead_error_ms=0.5)))
+        for each in records
+    )
+
+    assert speed_ratio(tiles, default) == Ratio(2.0, 1.0, 5.0)
 
 
 def test_columns_are_as_wide_as_what_they_hold():

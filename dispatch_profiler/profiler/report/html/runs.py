@@ -38,7 +38,7 @@ class Run:
 def has_figure(record: StoredRecord) -> bool:
     """Was it measured to the end, and is the result not known to be wrong?"""
     taken = record.measurement
-    return taken is not None and not record.verdict.is_failure and taken.ended_by != "interrupted"
+    return taken is not None and not record.verdict.is_failure and not taken.was_interrupted
 
 
 def file_names(paths: Sequence[Path]) -> list[str]:
