@@ -35,7 +35,7 @@ from dispatch_profiler.dispatches import (
     load_manifest,
     unpacked,
 )
-from dispatch_profiler.errors import ToolError, UsageError
+from dispatch_profiler.errors import DispatchProfilerError, ToolError, UsageError
 from dispatch_profiler.operations import DEFAULT_SEED
 from dispatch_profiler.output_files import ReportFiles, add_file_arguments
 from dispatch_profiler.profiler.compare.confirm import confirmations, winners
@@ -88,7 +88,7 @@ def _main(options: argparse.Namespace) -> int:
         tree = TreeCandidates(source.manifest.tree)
         with Evaluators(how, devices) as evaluators:
             evaluators.check_device()
-            _tell(devices, options.build_dir)
+            _tell(devices, options, providers)
             evaluators.check_libraries([name for name in providers if name != IREE])
             with RunOutputs(options.format, tags, files, options.top, reference) as outputs:
                 candidates, earlier = tree.candidates(pairs), list[StoredRecord]()
@@ -99,8 +99,8 @@ def _main(options: argparse.Namespace) -> int:
                     _run(evaluators, candidates, outputs)
                     if options.confirm:
                         _confirm(source.manifest, outputs.stored_records(earlier), how, confirmed)
-                except (KeyboardInterrupt, BrokenPipeError):
-                    outputs.keep(user_cache() / "interrupted.csv", earlier)
+                except (KeyboardInterrupt, BrokenPipeError, DispatchProfilerError):
+                    outputs.keep(user_cache() / "interrupted.csv", earlier, confirmed)
                     raise
             outputs.finish(earlier, confirmed)
             status = _summarize(outputs.records, how, options)
@@ -139,14 +139,21 @@ def _devices(options: argparse.Namespace, default: str) -> tuple[str, ...]:
     return all_devices(default) if options.devices == "all" else parse_devices(options.devices, default)
 
 
-def _tell(devices: Sequence[str], build_dir: Path | None) -> None:
+def _tell(devices: Sequence[str], options: argparse.Namespace, providers: Sequence[str]) -> None:
     """What is to be known of the figures before there are any."""
     if told := unlike(devices):
         say(told)
-    if build_dir is not None and DeviceUri.parse(devices[0]).is_gpu:
+    if not DeviceUri.parse(devices[0]).is_gpu:
+        return
+    if options.build_dir is not None:
         say(
             "--build-dir: each sample is a process that has just started, and so has the GPU: its figures are "
             "too slow (five times were seen)\nhint: leave it out to measure"
+        )
+    if options.mode == Mode.COLD.value and "torch" in providers:
+        say(
+            "--mode=cold: torch is called eagerly, so its figures include the launch of each kernel; with warm "
+            "caches it runs in CUDA graphs"
         )
 
 

@@ -30,6 +30,17 @@ const speedupColumns = [
   { key: "vs_high", title: "to", number: true, down: true, show: times, unclear: true },
 ];
 
+// What paired sampling said of a record: its speed relative to the default, or why there is none.
+function confirmation({ confirmed }) {
+  if (!confirmed) return { confirmed: null, confirmed_text: "" };
+  const { outcome, low, high } = confirmed;
+  const speed = number(confirmed.speed);
+  const range = number(low) && number(high) ? ` (${times(low)} to ${times(high)})` : "";
+  return { confirmed: speed ?? outcome, confirmed_text: speed === null ? outcome : `${times(speed)}${range}, ${outcome}` };
+}
+const confirmedColumn = {
+  key: "confirmed", title: "confirmed", number: true, down: true, show: (_, { values }) => values.confirmed_text };
+
 function recordRow(index, group = DATA.groups[GROUP_OF.get(index)]) {
   const record = DATA.records[index];
   const derived = record.derived || {};
@@ -41,7 +52,7 @@ function recordRow(index, group = DATA.groups[GROUP_OF.get(index)]) {
     configuration: record.configuration, provider: record.provider, verdict: record.verdict, reason: record.reason,
     ms: middle, low, high, reach: middle > 0 && high !== null ? Math.max(high - middle, middle - low) / middle : null,
     min: number(derived.min_ms), p20: number(derived.p20_ms), p80: number(derived.p80_ms),
-    gflops: number(derived.gflops), ...speedup(group.speedups.get(index)),
+    gflops: number(derived.gflops), ...speedup(group.speedups.get(index)), ...confirmation(record),
     of_limit: DATA.of_peak[index],
     samples: measured.samples_ms ? measured.samples_ms.length : null,
     executions: measured.executions ?? null, mode: measured.mode ?? "", ended_by: measured.ended_by ?? "",
@@ -57,7 +68,7 @@ const RECORD_COLUMNS = [
   { key: "configuration", title: "configuration", name: true },
   { key: "provider", title: "provider" }, { key: "verdict", title: "verification" },
   ms("ms", "median ms"), { key: "reach", title: "±95%", number: true, show: percent },
-  { key: "gflops", title: "GFLOP/s", number: true, down: true }, ...speedupColumns,
+  { key: "gflops", title: "GFLOP/s", number: true, down: true }, ...speedupColumns, confirmedColumn,
   { key: "of_limit", title: "% of peak", number: true, down: true, show: percent },
   ms("low", "low ms"), ms("high", "high ms"), ms("min", "min ms"), ms("p20", "p20 ms"), ms("p80", "p80 ms"),
   { key: "samples", title: "samples", number: true }, { key: "executions", title: "executions", number: true },
@@ -84,7 +95,7 @@ function groupRow(group, index) {
     operation: group.operation, run: group.run, kind: any.op_kind.replace("OperationKind.", ""),
     gflop: number(any.flops) / 1e9, mbytes: number(any.bytes) / 1e6,
     default: median(group.default), best: median(group.best),
-    ...speedup(best && group.speedups.get(group.best)),
+    ...speedup(best && group.speedups.get(group.best)), ...confirmation(best ?? {}),
     gflops: best ? number(best.derived.gflops) : null, of_limit: best ? DATA.of_peak[group.best] : null,
     winner: best ? best.configuration : "",
     dispatches: group.entries.length, failures: group.entries.filter((i) => FAILED(DATA.records[i])).length,
@@ -96,7 +107,7 @@ function groupRow(group, index) {
 const address = (at) => `#operation-${at + 1}`;
 const GROUP_COLUMNS = [
   { key: "operation", title: "operation", name: true, link: ({ index }) => address(index) }, { key: "run", title: "run" },
-  ...speedupColumns, ms("default", "default ms"), ms("best", "best ms"),
+  ...speedupColumns, confirmedColumn, ms("default", "default ms"), ms("best", "best ms"),
   { key: "gflops", title: "best GFLOP/s", number: true, down: true },
   { key: "of_limit", title: "% of peak", number: true, down: true, show: percent },
   ...DATA.providers.map((name, at) => ms(`provider${at}`, `${name} ms`)),

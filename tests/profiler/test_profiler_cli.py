@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -938,5 +939,14 @@ def test_a_figure_that_time_ran_out_for_is_known_less_well(null_tree, run, monke
 ])  # fmt: skip
 def test_a_gpu_that_each_sample_wakes_up_is_told(capsys, device: str, build_dir: Path | None, told: bool):
     """Commands of another build measure it five times too slow."""
-    _tell((device,), build_dir)
+    _tell((device,), Namespace(build_dir=build_dir, mode="warm"), ("iree", "torch"))
     assert ("its figures are too slow" in capsys.readouterr().err) is told
+
+
+@pytest.mark.parametrize(("device", "mode", "providers", "told"), [
+    ("cuda", "cold", ("iree", "torch"), True), ("cuda", "warm", ("iree", "torch"), False),
+    ("cuda", "cold", ("iree",), False), ("local-task", "cold", ("iree", "torch"), False),
+])  # fmt: skip
+def test_where_torch_is_not_timed_like_dispatches_is_told(capsys, device: str, mode: str, providers, told: bool):
+    _tell((device,), Namespace(build_dir=None, mode=mode), providers)
+    assert ("torch is called eagerly" in capsys.readouterr().err) is told

@@ -119,15 +119,18 @@ class RunOutputs:
         """`earlier` records and those of this run."""
         return [*earlier, *(stored(record, self._tags) for record in self.records)]
 
-    def keep(self, fallback: Path, earlier: Sequence[StoredRecord] = ()) -> None:
-        """Show and keep what is finished when the run stops early; without a CSV, beside `fallback`."""
-        self.finish(earlier)
+    def keep(
+        self, fallback: Path, earlier: Sequence[StoredRecord] = (), confirmed: Sequence[Confirmed] = ()
+    ) -> None:
+        """`finish` when the run stops early; records without a CSV are kept beside `fallback`."""
+        self.finish(earlier, confirmed)
         if not self.records:
             return
         path = self._csv or fallback
         if self._csv is None:
             fallback.parent.mkdir(parents=True, exist_ok=True)
-            lines = "".join(f"{to_line(stored(record, self._tags))}\n" for record in self.records)
+            records = _with_confirmations(self.stored_records(), confirmed)
+            lines = "".join(f"{to_line(record)}\n" for record in records)
             write_atomic(beside_csv(fallback), lines.encode("utf-8", "backslashreplace"))
         count = len(self.records)
         say(f"{count} finished dispatches are in {beside_csv(path)}; continue with --resume --output={path}")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from dispatch_profiler.dispatches import Tree, load_manifest
-from dispatch_profiler.errors import UsageError
+from dispatch_profiler.errors import TargetError, UsageError
+from dispatch_profiler.profiler import cli
 from dispatch_profiler.profiler.compare import live
 from dispatch_profiler.profiler.compare.cli import main as compare_main
 from dispatch_profiler.profiler.compare.live import match
@@ -180,6 +182,68 @@ def test_a_default_that_is_the_best_has_nothing_to_confirm(confirmed):
     outcome, found = confirmed({"*_default": {"time_ms": 1.0}, "*": {"time_ms": 3.0}})
     assert not found
     assert "0 of 0 best configurations" in outcome.err
+
+
+def test_ctrl_c_keeps_what_is_confirmed_already(run, null_tree, no_processes, monkeypatch):
+    """Interrupted in the second of two operations."""
+    null_tree(
+        *("--problem-m=16,64", "--problem-n=32", "--problem-k=8", "--lhs=f32"),
+        faults={"*_default": {"time_ms": 2.0}, "*_ukernels": {"time_ms": 1.0}, "*": {"time_ms": 3.0}},
+    )
+    whole, done = live.LiveComparison._pair, []
+
+    def pair(comparison, sides):
+        if done:
+            raise KeyboardInterrupt
+        done.append(sides)
+        return whole(comparison, sides)
+
+    monkeypatch.setattr(live.LiveComparison, "_pair", pair)
+    outcome = run("profiler", "--output=data.csv", "--format=table", "--confirm")
+
+    assert outcome.status == 130
+    assert outcome.out.count("confirmed by paired sampling: 2.0") == 1
+    records = read_records(Path("data.jsonl"))
+    assert [record.confirmed.outcome for record in records if record.confirmed] == ["faster"]
+
+
+def test_a_device_that_fails_while_it_confirms_loses_no_table(run, null_tree, no_processes, monkeypatch):
+    null_tree(faults={"*_default": {"time_ms": 2.0}, "*": {"time_ms": 1.0}})
+
+    def gone(*_: object) -> None:
+        raise TargetError("no device 'null' on this machine")
+
+    monkeypatch.setattr(live.LiveComparison, "pairs", gone)
+    outcome = run("profiler", "--format=table", "--confirm")
+
+    assert outcome.status == 2 and "no device 'null'" in outcome.err
+    assert outcome.out.count("SUCCESS") == 9
+    assert "9 finished dispatches are in" in outcome.err
+
+
+@pytest.mark.alone
+def test_on_this_cpu_the_pair_and_not_the_run_decides(run, monkeypatch):
+    """The figures of the run say that tiles are 20 times as fast as the default; measured together, they are not."""
+    monkeypatch.setattr(cli, "LiveOptions", partial(live.LiveOptions, seconds=3.0))
+    Path("tiles.yaml").write_text("configurations: [{distribution: [32, 32], vector: [8, 32, 1]}]")
+    shape = ("--problem-m=64", "--problem-n=64", "--problem-k=64", "--lhs=f32")
+    assert run("generator", *shape, "--configurations=tiles.yaml").status == 0
+    assert run("compile", "-j1").status == 0
+    once = ("--output=data.csv", "--benchmark-repetitions=5")
+    assert run("profiler", *once).status == 0
+    rows = [json.loads(line) for line in Path("data.jsonl").read_text().splitlines()]
+    (default,) = (row["measurement"] for row in rows if row["configuration"] == "tile_config_default")
+    (tiles,) = (row["measurement"] for row in rows if row["configuration"] != "tile_config_default")
+    default["samples_ms"] = [20.0 * max(tiles["samples_ms"])] * len(default["samples_ms"])
+    Path("data.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    outcome = run("profiler", *once, "--resume", "--confirm", "--format=table")
+
+    assert outcome.status == 0, outcome.err
+    (found,) = (record.confirmed for record in read_records(Path("data.jsonl")) if record.confirmed)
+    assert found.outcome in ("faster", "slower", "same", "unclear"), found.reason
+    assert found.speed is None or found.speed < 10.0
+    assert found.text in outcome.out
 
 
 @pytest.mark.parametrize("option", ["--profiling-enabled=false", "--mode=cold"])

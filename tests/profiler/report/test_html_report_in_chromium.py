@@ -13,6 +13,7 @@ import pytest
 from sample_records import invented, written
 from test_html_report import HOSTILE, numbers, times, unmeasured
 
+from dispatch_profiler.profiler.records.record import Confirmation
 from dispatch_profiler.profiler.records.record_file import StoredRecord, to_line
 from dispatch_profiler.profiler.report.cli import main
 from dispatch_profiler.profiler.report.html import export, grouped, render_page
@@ -303,6 +304,27 @@ def test_rows_of_two_runs_are_told_apart(browser, tmp_path):
     days = opened.column("configurations-table", "run")
     assert sorted(days) == [*["monday.jsonl"] * 25, *["tuesday.jsonl"] * 25]
     opened.page.context.close()
+
+
+def test_what_paired_sampling_confirmed_has_a_column(browser, tmp_path):
+    """Of the best of an operation in both tables, with its interval or the reason for none."""
+    default, best, other = [r for r in RECORDS[:25] if not r.is_failure and r.provider == "IREE Codegen"][:3]
+    best = times(best, 0.01)
+    found = Confirmation("faster", "", 1.452, 1.418, 1.484)
+    without = Confirmation("not measured", "the clock stood still")
+    path = html(tmp_path, [default, replace(best, confirmed=found), replace(other, confirmed=without)])
+    opened = Opened(browser, path)
+    text = "1.45x (1.42x to 1.48x), faster"
+    assert opened.column("operations-table", "confirmed") == [text]
+    assert sorted(opened.column("configurations-table", "confirmed")) == ["", text, "not measured"]
+    opened.filter("configurations-table", "confirmed>1.4")
+    assert opened.column("configurations-table", "confirmed") == [text]
+    assert opened.complaints == []
+    opened.page.context.close()
+
+
+def test_without_confirmations_there_is_no_column(opened):
+    assert not opened.page.locator("th[data-key=confirmed]").count()
 
 
 @pytest.mark.slow
