@@ -117,7 +117,9 @@ INSTALLED_COMMANDS = {
 def test_installed_commands_do_not_import_from_it(hostile: Path, tmp_path: Path):
     """Scripts as pip writes them, every subcommand once."""
     for name, function in INSTALLED_COMMANDS.items():
-        lines = f"import sys\nsys.path.append({str(ROOT)!r})\nfrom dispatch_profiler.startup import {function}\n"
+        lines = (
+            f"import sys\nsys.path.append({str(ROOT)!r})\nfrom dispatch_profiler.startup import {function}\n"
+        )
         (tmp_path / name).write_text(f"{lines}sys.exit({function}())\n")
 
     run(hostile, tmp_path / "dispatch-generator", "--target=null", *SMALL)

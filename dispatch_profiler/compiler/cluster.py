@@ -172,7 +172,7 @@ def _check_workers(client: Any, scheduler: str, compiler: Compiler) -> list[str]
         import dispatch_profiler
 
         addresses = [listener.listen_address for listener in dask_worker.listeners]
-        # Of our own client: whoever may send this may run any program here ("execute whatever" above).
+        # From our own client, which may run any program here anyway: see the top of this file.
         return dispatch_profiler.__version__, pickle.loads(compiler).revision, addresses
 
     listening = dict.fromkeys(client.run_on_scheduler(of_scheduler))

@@ -947,6 +947,8 @@ def test_a_gpu_that_each_sample_wakes_up_is_told(capsys, device: str, build_dir:
     ("cuda", "cold", ("iree", "torch"), True), ("cuda", "warm", ("iree", "torch"), False),
     ("cuda", "cold", ("iree",), False), ("local-task", "cold", ("iree", "torch"), False),
 ])  # fmt: skip
-def test_where_torch_is_not_timed_like_dispatches_is_told(capsys, device: str, mode: str, providers, told: bool):
+def test_where_torch_is_not_timed_like_dispatches_is_told(
+    capsys, device: str, mode: str, providers, told: bool
+):
     _tell((device,), Namespace(build_dir=None, mode=mode), providers)
     assert ("torch is called eagerly" in capsys.readouterr().err) is told

@@ -115,9 +115,7 @@ def test_a_figure_below_the_limit_is_implausible(
     A figure that is below the limit by less than the overhead may be off is not.
     """
     whole = evaluator.joined
-    monkeypatch.setattr(
-        evaluator, "joined", lambda *each: replace(whole(*each), overhead_error_ms=error_ms)
-    )
+    monkeypatch.setattr(evaluator, "joined", lambda *each: replace(whole(*each), overhead_error_ms=error_ms))
     from dispatch_profiler.profiler.measurement.kernels import DeviceKernels
     from dispatch_profiler.runtime import NullDevice
 

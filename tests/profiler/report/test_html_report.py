@@ -656,7 +656,10 @@ def test_what_was_interrupted_and_measured_again_is_left_out(tmp_path):
     assert main([str(data), "-o", "report.html"]) == 0
     records = Page(Path("report.html").read_text()).data["records"]
     assert len(records) == 3
-    assert {record["measurement"]["ended_by"] for record in records if record["measurement"]} <= {"interval", "budget"}
+    assert {record["measurement"]["ended_by"] for record in records if record["measurement"]} <= {
+        "interval",
+        "budget",
+    }
 
 
 def test_the_module_has_the_command(data):
