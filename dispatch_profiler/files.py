@@ -99,9 +99,12 @@ def _file_kind(mode: int) -> str:
 
 
 def write_atomic(path: Path, data: bytes | str, *, scratch: Path | None = None) -> None:
-    """Write `data` to `path` as `atomic_file` does. Text is encoded as UTF-8."""
+    """Write `data` to `path` as `atomic_file` does.
+
+    Text is encoded as UTF-8; what is no text, such as a byte of a file name, as `\\udcff`.
+    """
     with atomic_file(path, scratch=scratch) as file:
-        file.write(data.encode() if isinstance(data, str) else data)
+        file.write(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
 
 
 @contextlib.contextmanager

@@ -38,6 +38,5 @@ class ReportFiles:
         """Write each that was asked for, whole or not at all."""
         for path, text in ((self.markdown, markdown), (self.junit, junit)):
             if path is not None:
-                # A reason may hold bytes that are no text.
-                write_atomic(path, text().encode("utf-8", "backslashreplace"))
+                write_atomic(path, text())
                 say(f"Writing {path}")

@@ -40,6 +40,12 @@ def test_a_file_is_written_with_its_folders(tmp_path, data):
     assert path.read_bytes() == (data.encode() if isinstance(data, str) else data)
 
 
+def test_text_that_utf_8_cannot_hold_is_escaped(tmp_path):
+    """A byte of a file name that is no text."""
+    write_atomic(tmp_path / "x", os.fsdecode(b"a\xff"))
+    assert (tmp_path / "x").read_text() == r"a\udcff"
+
+
 def test_a_file_is_replaced(tmp_path):
     """Nothing of what was there stays, and nothing lies beside it."""
     path = tmp_path / "folder" / "x"

@@ -272,7 +272,10 @@ class _Results:
     def _write_all(self, task: Task, built: Built) -> tuple[Artifact | None, Artifact | None]:
         """Write everything that was made of a module; what its two vmfbs are."""
         operation = task.entry.operation
-        self._write(self._tree.compiler_output(operation, task.module), built.diagnostics.encode())
+        self._write(
+            self._tree.compiler_output(operation, task.module),
+            built.diagnostics.encode("utf-8", "backslashreplace"),
+        )
         self._update_reproducers(task, built)
         return (
             self._write(self._tree.vmfb(operation, task.module, "verify"), built.verify),

@@ -90,7 +90,9 @@ def write_bundle(
     files: dict[str, Artifact] = {}
     with atomic_file(path) as raw:
         with zipfile.ZipFile(raw, "w") as archive:
-            _add(archive, _README, _readme(path.name, part).encode())
+            # The name of a file may hold bytes that are not text.
+            readme = _readme(path.name, part).encode("utf-8", "backslashreplace")
+            _add(archive, _README, readme)
             for name, data in _members(part):
                 _add(archive, name, data)
                 files[name] = Artifact(sha256(data), len(data))

@@ -165,6 +165,17 @@ def test_the_command_of_the_readme_runs(null_tree, run, elsewhere, monkeypatch):
     assert Path("data.csv").exists()
 
 
+def test_a_bundle_may_have_a_name_that_is_no_text(null_tree, run):
+    null_tree()
+    name = os.fsdecode(b"\xff.zip")
+
+    assert run("compile", "-j1", f"--bundle={name}").status == 0
+
+    with zipfile.ZipFile(name) as archive:
+        assert r"--bundle=\udcff.zip" in archive.read("README.txt").decode()
+    assert run("profiler", f"--bundle={name}", "--dispatches=*default").status == 0
+
+
 # -- options of the profiler -----------------------------------------------------------------------
 
 

@@ -31,8 +31,7 @@ def _main(options: argparse.Namespace) -> int:
     paths = [folder(text) for text in options.records]
     records, names = _read(paths)
     title = options.title or ", ".join(dict.fromkeys(path.name for path in paths))
-    # The name of a file may hold bytes that are not text.
-    write_atomic(output, render_page(records, title, names).encode("utf-8", "backslashreplace"))
+    write_atomic(output, render_page(records, title, names))
     write_run(files, records, names)
     say(f"Writing the report of {len(records)} dispatches to {output}")
     if options.figures:

@@ -131,7 +131,7 @@ class RunOutputs:
             fallback.parent.mkdir(parents=True, exist_ok=True)
             records = _with_confirmations(self.stored_records(), confirmed)
             lines = "".join(f"{to_line(record)}\n" for record in records)
-            write_atomic(beside_csv(fallback), lines.encode("utf-8", "backslashreplace"))
+            write_atomic(beside_csv(fallback), lines)
         count = len(self.records)
         say(f"{count} finished dispatches are in {beside_csv(path)}; continue with --resume --output={path}")
 

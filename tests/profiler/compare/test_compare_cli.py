@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -165,6 +166,14 @@ def test_control_characters_of_a_record_do_not_reach_the_terminal(capsys):
     out = capsys.readouterr().out
     assert r"clear\x1b[2J" in out and r"\x9b31m \u202e" in out
     assert all(char.isprintable() or char == "\n" for char in out)
+
+
+@pytest.mark.parametrize("form", list(FORMATS))
+def test_text_that_utf_8_cannot_hold_is_escaped_in_a_file(form):
+    """A lone surrogate in a reason, as JSON may have it, and a byte in the name of a file."""
+    name = write(os.fsdecode(b"\xff.jsonl"), [record(verdict=Verdict.FAILED, reason="half a pair: \ud83d")])
+    assert main([name, name, f"--format={form}", "-o", "out"]) == 0
+    assert "half a pair: " in Path("out").read_text(encoding="utf-8")
 
 
 def test_junit_counts_what_it_holds(files, capsys):
