@@ -140,7 +140,7 @@ def _tls_files(options: argparse.Namespace) -> TlsFiles | None:
 
 
 def make_parser(prog: str = PROG) -> Parser:
-    """What this command takes."""
+    """The parser of this command."""
     parser = Parser(
         prog,
         "Compile a generated tree: two vmfbs an operation, one to verify and one to profile.",
@@ -148,25 +148,38 @@ def make_parser(prog: str = PROG) -> Parser:
         passes="iree-compile",
     )
     add_tree_arguments(parser)
-    parser.add_argument(
-        "--num-cpu", "-j", type=positive, metavar="N", help="worker processes (default: all CPUs)"
-    )
-    parser.add_argument("--force-compile", action="store_true", help="compile also what is up to date")
-    parser.add_argument("--target", help="another member of the target's family, such as llvm-cpu:znver4")
-    parser.add_argument(
-        "--batch-size", type=positive, metavar="N",
-        help="how often a profile vmfb does each dispatch in one call (default: by the work, 1 to 100)",
-    )  # fmt: skip
+    _add_compilation(parser)
     add_tool_arguments(
         parser,
         step="one dispatch",
         memory="memory the compiler may use for one dispatch (default: what is free, shared by the workers)",
     )
+    _add_results(parser)
+    _add_executor(parser)
+    _add_cache(parser)
+    return parser
+
+
+def _add_compilation(parser: Parser) -> None:
+    """Options for what is compiled, and how."""
+    parser.add_argument(
+        "--num-cpu", "-j", type=positive, metavar="N", help="worker processes (default: all CPUs)"
+    )
+    parser.add_argument("--force-compile", action="store_true", help="compile also what is up to date")
     parser.add_argument(
         "--retry",
         action="store_true",
         help="compile again what failed for time, memory, a crash or a missing package",
     )
+    parser.add_argument("--target", help="another member of the target's family, such as llvm-cpu:znver4")
+    parser.add_argument(
+        "--batch-size", type=positive, metavar="N",
+        help="how often a profile vmfb does each dispatch in one call (default: by the work, 1 to 100)",
+    )  # fmt: skip
+
+
+def _add_results(parser: Parser) -> None:
+    """Options for files besides the tree's."""
     parser.add_argument(
         "--keep-reproducers", action="store_true",
         help="write each dispatch that does not compile alone to a file, with the command",
@@ -175,6 +188,10 @@ def make_parser(prog: str = PROG) -> Parser:
         "--bundle", metavar="FILE.zip",
         help="then pack what is to be profiled on a machine that has the device and no compiler",
     )  # fmt: skip
+
+
+def _add_executor(parser: Parser) -> None:
+    """Options for where the compiler runs."""
     parser.add_argument(
         "--executor", choices=("threads", "loky", "dask"), default="threads",
         help="who hands modules to the compiler processes: threads, processes (loky), or a Dask cluster "
@@ -192,6 +209,10 @@ def make_parser(prog: str = PROG) -> Parser:
         "--tls-cert", type=folder, metavar="FILE", help="certificate of this machine, for tls://"
     )
     parser.add_argument("--tls-key", type=folder, metavar="FILE", help="key of that certificate")
+
+
+def _add_cache(parser: Parser) -> None:
+    """Options for the cache of compiled modules."""
     parser.add_argument(
         "--cache-dir", metavar="DIR",
         help="what was compiled once, shared by all trees (default: $XDG_CACHE_HOME/dispatch_profiler)",
@@ -201,7 +222,6 @@ def make_parser(prog: str = PROG) -> Parser:
         "--cache-info", action="store_true", help="say where it lies and what it holds, and end"
     )
     parser.add_argument("--cache-clear", action="store_true", help="empty it, and end")
-    return parser
 
 
 def _cache(options: argparse.Namespace) -> Cache | None:
