@@ -1,8 +1,8 @@
-"""Search the project's text for wording that `words.txt` replaces: `check_words.py [--strict] [FILE ...]`.
+"""Search the project for wording that `words.txt` replaces: `check_words.py [--strict] [FILE ...]`.
 
-Without files, every text file that git tracks is searched. Prints how often each phrase occurs; with
---strict also where, and the exit status is 1 if any does. In CHANGELOG.md, `code` is not searched: it
-names what was renamed.
+Without files, searches all text files that git tracks. Prints the number of occurrences of each phrase.
+With --strict, prints their locations and exits with status 1 if there are any. Skips `code` in
+CHANGELOG.md, which names what was renamed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = Path(__file__).with_name("words.txt")
-#: They quote the phrases, name the fields of version 1 of the records, or are the work of others.
+#: Files that quote the phrases, contain field names of version 1 of the records, or are third-party.
 EXEMPT = (
     "CONTRIBUTING.md",
     "LICENSE",
@@ -29,22 +29,22 @@ EXEMPT = (
     "tests/profiler/records/test_record_file.py",
     "dispatch_profiler/templates/plotly/",
 )
-#: Code in Markdown, within a line.
+#: Inline code in Markdown.
 _CODE = re.compile(r"`[^`\n]*`")
-#: Between two words of a phrase: spaces, or the end of a line of text, of a comment or of a string.
+#: Separator of words in a phrase: spaces, or the end of a line of text, of a comment or of a string.
 _GAP = r"""(?:[ \t]|["']?\n[ \t]*(?:#:?|//|[*>]|[frb]{0,2}["'])?)+"""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A phrase that is not used, and what to write instead."""
+    """A phrase to avoid, and its replacement."""
 
     phrase: str
     replacement: str
 
     @property
     def pattern(self) -> re.Pattern[str]:
-        """Matches the phrase in any case, as whole words, across the end of a line."""
+        """Matches the phrase in any case, as whole words, even across lines."""
         text = _GAP.join(map(re.escape, self.phrase.split()))
         start = r"\b" if self.phrase[0].isalnum() else ""
         end = r"\b" if self.phrase[-1].isalnum() else ""
@@ -53,7 +53,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Finding:
-    """A phrase found in a file."""
+    """An occurrence of a phrase in a file."""
 
     path: str
     line: int
@@ -64,7 +64,7 @@ class Finding:
 
 
 def read_rules(text: str) -> list[Rule]:
-    """Rules of a word list, one `phrase => replacement` a line. Raises ValueError for any other line."""
+    """Parse a word list with one `phrase => replacement` per line. Raises ValueError for malformed lines."""
     rules = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
@@ -77,7 +77,7 @@ def read_rules(text: str) -> list[Rule]:
 
 
 def find(rules: Iterable[Rule], path: str, text: str) -> list[Finding]:
-    """Every occurrence of a phrase in `text`, in the order of its lines."""
+    """All occurrences of phrases in `text`, in the order of lines."""
     found = [
         Finding(path, text.count("\n", 0, match.start()) + 1, rule)
         for rule in rules
@@ -87,18 +87,18 @@ def find(rules: Iterable[Rule], path: str, text: str) -> list[Finding]:
 
 
 def is_exempt(path: str) -> bool:
-    """Is the file (a path below the project's root) left out of the search?"""
+    """True if `path`, relative to the project's root, is not searched."""
     return path.startswith(EXEMPT)
 
 
 def tracked_files() -> list[Path]:
-    """Files of this checkout that git tracks."""
+    """The files of this checkout that git tracks."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     return [ROOT / name for name in listed.stdout.split("\0") if name]
 
 
 def search(files: Iterable[Path], rules: Sequence[Rule]) -> Iterator[Finding]:
-    """Findings in those of `files` that are text of the project and not exempt."""
+    """Findings in those of `files` that are text and not exempt."""
     for file in files:
         path = file.resolve().relative_to(ROOT).as_posix()
         if is_exempt(path) or not file.is_file():
@@ -111,17 +111,17 @@ def search(files: Iterable[Path], rules: Sequence[Rule]) -> Iterator[Finding]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status: 0, or 1 with --strict if a phrase was found."""
+    """Returns the exit status: 1 with --strict if a phrase was found, else 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
-    parser.add_argument("--strict", action="store_true", help="fail if a phrase occurs, and say where")
+    parser.add_argument("--strict", action="store_true", help="fail if a phrase occurs, and print locations")
     options = parser.parse_args(arguments)
     rules = read_rules(WORDS.read_text(encoding="utf-8"))
     findings = list(search(options.files or tracked_files(), rules))
     if options.strict:
         print(*findings, sep="\n", end="\n" if findings else "")
     elif findings:
-        print(f"{len(findings)} uses of phrases in scripts/words.txt (a warning; --strict says where):")
+        print(f"{len(findings)} uses of phrases in scripts/words.txt (a warning; --strict prints locations):")
         counts = Counter(finding.rule for finding in findings)
         for rule, count in counts.most_common():
             print(f'{count:5} x "{rule.phrase}": write "{rule.replacement}"')
