@@ -1,7 +1,7 @@
 """Generate, compile, verify, profile and tune MLIR dispatches with IREE.
 
-The names in `__all__` are imported from here; each is loaded when it is first used, so that
-`import dispatch_profiler` takes no time and needs neither IREE nor torch.
+The names in `__all__` can be imported from here. Each is loaded on first use, so `import
+dispatch_profiler` is fast and requires neither IREE nor torch.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Module -> the names that it provides here.
+#: Module -> the names that this package exports from it.
 _PROVIDED = {
     "operations": (
         "BatchMatmul",
@@ -270,7 +270,7 @@ __all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> object:
-    """The class or function `name`, from the module that has it."""
+    """Load the class or function `name` from its module."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -14,17 +14,17 @@ from dispatch_profiler.completion import SHELLS, completion_script
 from dispatch_profiler.errors import UsageError, did_you_mean
 
 PROG = PROGRAMS[0]
-#: Command -> the module that has its main() and make_parser(), imported when it is needed, and what it does.
+#: Command -> its module, which has main() and make_parser() and is imported on demand, and its purpose.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "generate": ("dispatch_profiler.generator.cli", "write MLIR: operations crossed with configurations"),
-    "compile": ("dispatch_profiler.compiler.cli", "compile the generated tree to vmfbs"),
+    "compile": ("dispatch_profiler.compiler.cli", "compile a generated tree to vmfbs"),
     "profile": ("dispatch_profiler.profiler.cli", "verify and measure a tree or a bundle"),
-    "compare": ("dispatch_profiler.profiler.compare.cli", "show what is faster or slower in a second run"),
+    "compare": ("dispatch_profiler.profiler.compare.cli", "show which dispatches became faster or slower"),
     "report": ("dispatch_profiler.profiler.report.cli", "write records as one HTML page with plots"),
     "join": ("dispatch_profiler.profiler.report.join_cli", "merge records of several machines or runs"),
     "completion": ("dispatch_profiler.__main__", "print a completion script for bash, zsh or fish"),
 }
-#: Installed command -> the subcommand that it is.
+#: Installed command -> the equivalent subcommand.
 _ALIASES = {"dispatch-generator": "generate", "dispatch-compile": "compile"}
 
 
@@ -41,12 +41,12 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
 
 
 def make_parser(prog: str = f"{PROG} completion") -> Parser:
-    """What `completion` takes."""
+    """The parser of `completion`."""
     parser = Parser(
         prog,
         "Print a completion script. For bash: source <(dispatch-profiler completion bash)",
     )
-    parser.add_argument("shell", choices=list(SHELLS), help="the shell that sources it")
+    parser.add_argument("shell", choices=list(SHELLS), help="the shell that sources the script")
     return parser
 
 
@@ -58,10 +58,10 @@ def _complete(options: argparse.Namespace) -> int:
 
 
 class _Program(Parser):
-    """Takes no options of commands."""
+    """The parser of the program without a command. Rejects the commands' options."""
 
     def error(self, message: str) -> NoReturn:
-        hint = f"options follow a command, such as {self.prog} profile --format=table"
+        hint = f"put options after a command, for example {self.prog} profile --format=table"
         raise UsageError(message, hint=hint)
 
 

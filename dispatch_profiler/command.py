@@ -1,4 +1,4 @@
-"""What all commands share at their edge: argument parsing, messages, exit statuses."""
+"""Shared by all commands: argument parsing, messages, exit statuses."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from importlib import metadata
 from pathlib import Path
 from typing import NoReturn, TextIO, TypeVar
@@ -18,11 +19,11 @@ from dispatch_profiler import __version__
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, reason_of
 from dispatch_profiler.streams import WIDEST, discard_output, fold, prepare_streams, printable, width_of
 
-#: Every dispatch did what was asked.
+#: All dispatches succeeded.
 SUCCESS = 0
-#: Some dispatch failed; all the others were done.
+#: A dispatch failed; all others were processed.
 FAILED = 1
-#: The request could not be met as it stands.
+#: The request was invalid.
 USAGE = 2
 #: Ctrl-C, as shells report it.
 INTERRUPTED = 130
@@ -30,7 +31,7 @@ INTERRUPTED = 130
 
 @dataclass
 class _Called:
-    """The command that runs in this process, as its messages need it."""
+    """The command that runs in this process, for its messages."""
 
     prog: str = ""
     quiet: bool = False
@@ -40,10 +41,10 @@ _called = _Called()
 
 
 class Parser(argparse.ArgumentParser):
-    """Options are never abbreviated; a mistake is one sentence with the nearest option.
+    """An argument parser without abbreviations, whose errors suggest the most similar option.
 
-    Every command has `--version` and `--quiet`. With `passes`, a program's name, arguments after `--`
-    are for that program: `parse_args` returns them as `flags`.
+    Every command has `--version` and `--quiet`. If `passes` names a program, the arguments after `--`
+    are for that program: `parse` returns them as `flags`.
     """
 
     def __init__(self, prog: str, description: str, *, passes: str = "", **options: object) -> None:
@@ -56,7 +57,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """As `parse_args`, with `prog` and with `flags`, what follows `--` for another program."""
+        """Like `parse_args`, with `prog`, and with `flags`: the arguments after `--`."""
         ours = list(arguments)
         flags: list[str] = []
         if self._passes and "--" in ours:
@@ -71,7 +72,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, hint=self._hint(message) or f"{self.prog} --help lists the options")
 
     def _hint(self, message: str) -> str:
-        """The nearest option or value; empty if none is near."""
+        """The most similar option or value; empty if none is similar."""
         if choice := re.match(r"argument (\S+): invalid choice: '(.*?)' \(", message):
             names = choice[1].split("/")
             known = next(
@@ -96,7 +97,7 @@ class _HelpFormatter(argparse.HelpFormatter):
         super().__init__(prog, width=min(shutil.get_terminal_size().columns - 2, WIDEST))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
-        """`--operation-kind, --op-kind KIND`: the value once, as Python 3.13 has it."""
+        """`--operation-kind, --op-kind KIND`: names the value once, as Python 3.13 does."""
         if not action.option_strings or action.nargs == 0:
             return super()._format_action_invocation(action)
         value = self._format_args(action, self._get_default_metavar_for_optional(action))
@@ -124,18 +125,18 @@ def installed_version(package: str) -> str:
         return ""
 
 
-#: Script of a checkout -> subcommand, installed alias.
+#: Script of a checkout -> subcommand, and installed command.
 _SCRIPTS = {
     "generator.py": ("generate", "dispatch-generator"),
     "compile.py": ("compile", "dispatch-compile"),
     "profiler.py": ("profile", "dispatch-profiler profile"),
 }
-#: What has subcommands.
+#: Programs that have subcommands.
 PROGRAMS = ("dispatch-profiler", "python -m dispatch_profiler")
 
 
 def as_called(text: str, prog: str) -> str:
-    """`text` with the three commands named in the way that `prog` was called.
+    """`text` with the names of the three scripts replaced by commands of the style of `prog`.
 
     `run compile.py again` -> `run dispatch-profiler compile again` for `dispatch-profiler profile`;
     unchanged for `profiler.py`.
@@ -148,26 +149,26 @@ def as_called(text: str, prog: str) -> str:
 
 
 def add_tree_arguments(parser: Parser) -> None:
-    """`--generated-dir` and what `add_selection_arguments` adds."""
+    """Add `--generated-dir`, and the arguments of `add_selection_arguments`."""
     parser.add_argument(
         "--generated-dir",
         nargs="?",
         const=".",
         default=".",
         metavar="DIR",
-        help="folder in which generated/ lies or is made (default: here)",
+        help="folder that contains generated/, or in which to create it (default: here)",
     )
     add_selection_arguments(parser)
 
 
 def add_selection_arguments(parser: Parser) -> None:
-    """`--dispatches` and `--op-kind`: texts that `Selection.parse` reads."""
+    """Add `--dispatches` and `--operation-kind`, which `Selection.parse` reads."""
     parser.add_argument(
         "--dispatches",
         "--dispatch",
         default="",
         metavar="PATTERN,...",
-        help="only dispatches whose whole name matches a glob or a regular expression",
+        help="only dispatches whose full name matches a glob or a regular expression",
     )
     parser.add_argument(
         "--operation-kind",
@@ -179,23 +180,31 @@ def add_selection_arguments(parser: Parser) -> None:
 
 
 def add_tool_arguments(parser: Parser, *, step: str, memory: str) -> None:
-    """`--build-dir`, a path; `--timeout` of a `step`, in seconds; `--memory-limit`, in bytes.
+    """Add `--build-dir`, `--timeout` in seconds per `step`, and `--memory-limit` in bytes.
 
-    `memory` tells whose memory it is. What is not given is None, but for the timeout.
+    `memory` is the help text of the limit. Absent values are None, except for the timeout.
     """
     parser.add_argument(
         "--build-dir", "--iree-bin-dir", type=folder, metavar="DIR",
-        help="use the tools of this IREE build, not the wheels",
+        help="use the tools of this IREE build instead of the wheels",
     )  # fmt: skip
     parser.add_argument(
         "--timeout", type=positive_number, default=120.0, metavar="SECONDS",
-        help=f"time limit of {step} (default: %(default)g)",
+        help=f"time limit for {step} (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument("--memory-limit", type=mebibytes, metavar="MIB", help=memory)
 
 
+def add_choice_argument(parser: Parser, option: str, default: Enum, purpose: str) -> None:
+    """Add an option whose values are those of the enumeration that `default` belongs to."""
+    parser.add_argument(
+        option, choices=[each.value for each in type(default)], default=default.value,
+        help=f"{purpose} (default: %(default)s)",
+    )  # fmt: skip
+
+
 def boolean(text: str) -> bool:
-    """`true`/`false` and their usual spellings, for argparse."""
+    """Parse `true`, `false` and their usual spellings, for argparse."""
     words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False}
     words["off"] = False
     try:
@@ -205,19 +214,19 @@ def boolean(text: str) -> bool:
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1, for argparse."""
+    """Parse a whole number of at least 1, for argparse."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, but got {text!r}")
     return int(text)
 
 
 def mebibytes(text: str) -> int:
-    """A whole number of MiB, at least 1, in bytes, for argparse."""
+    """Parse a whole number of MiB, at least 1, for argparse. Returns bytes."""
     return positive(text) * 2**20
 
 
 def positive_number(text: str) -> float:
-    """A number above 0, for argparse."""
+    """Parse a number above 0, for argparse."""
     try:
         value = float(text)
     except ValueError:
@@ -228,25 +237,25 @@ def positive_number(text: str) -> float:
 
 
 def folder(text: str) -> Path:
-    """A path with `~` resolved."""
+    """A path with `~` expanded. Raises UsageError for an unknown user."""
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
-        raise UsageError(f"{text}: there is no such user", hint="write the path without ~") from error
+        raise UsageError(f"{text}: unknown user", hint="write the path without ~") from error
 
 
 def writable(option: str, text: str) -> Path:
-    """Where `option` writes. Raises UsageError if that is a folder, or lies in none: nothing is made."""
+    """The path that `option` names. Raises UsageError if it is a folder, or if its parent does not exist."""
     path = folder(text)
     if path.is_dir():
         raise UsageError(f"{option}: {path} is a folder", hint=f"name a file: {option}={path / 'FILE'}")
     if not path.parent.is_dir():
-        raise UsageError(f"{option}: there is no folder {path.parent}", hint="make it first")
+        raise UsageError(f"{option}: there is no folder {path.parent}", hint="create it first")
     return path
 
 
 def user_cache() -> Path:
-    """The folder of this program among the user's caches."""
+    """The folder of this program in the user's cache folder."""
     return folder(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "dispatch_profiler"
 
 
@@ -254,7 +263,7 @@ Item = TypeVar("Item")
 
 
 def on_terminal() -> bool:
-    """Is standard error a terminal that rich can draw on? False without rich."""
+    """True if standard error is a terminal and rich is installed."""
     try:
         from rich.console import Console
     except ImportError:  # optional: profiling a bundle works without it
@@ -263,7 +272,7 @@ def on_terminal() -> bool:
 
 
 def line_width() -> int | None:
-    """Columns of the longest line on the terminal that standard error is; None if it is none."""
+    """Columns available on standard error; None if it is not a terminal."""
     return min(shutil.get_terminal_size().columns, WIDEST) if on_terminal() else None
 
 
@@ -278,11 +287,11 @@ def track(
     note: Callable[[], str] = str,
     left: Callable[[], str] | None = None,
 ) -> Iterator[Item]:
-    """`items`, with a progress bar on standard error while they last, if that is a terminal.
+    """Yield `items`, with a progress bar on standard error if that is a terminal.
 
-    `prints`: the caller writes to standard output while it has an item; a bar on the same terminal
-    gives way. `size` is what an item counts towards `total`; `note` is asked for a few words after each,
-    and `left` for the time left, which is else told by the rate of the last items.
+    With `prints`, the caller writes to standard output for each item; a bar on the same terminal is
+    hidden meanwhile. `size` is the progress towards `total` that an item makes. `note` returns a short
+    text after each item, and `left` the remaining time, by default estimated from the latest items.
     """
     if _called.quiet or not (visible and on_terminal()):
         yield from items
@@ -293,7 +302,7 @@ def track(
 
 
 def fitted(line: str, file: TextIO) -> str:
-    """`line`, with its middle left out where `file` is a terminal that is too narrow for it."""
+    """`line`, shortened in the middle if `file` is a terminal that is too narrow for it."""
     width = width_of(file)
     if width is None or len(line) <= width:
         return line
@@ -302,25 +311,25 @@ def fitted(line: str, file: TextIO) -> str:
 
 
 def say(message: str) -> None:
-    """Progress and summaries, to standard error; nothing with `--quiet`."""
+    """Print progress or a summary to standard error, unless `--quiet`."""
     if not _called.quiet:
         warn(message)
 
 
 def warn(message: str) -> None:
-    """Warnings and errors, to standard error, also with `--quiet`; folded to the width of a terminal."""
+    """Print a warning or an error to standard error, even with `--quiet`; folded to the terminal's width."""
     text = printable(as_called(message, _called.prog))
     print(fold(text, width_of(sys.stderr)), file=sys.stderr, flush=True)
 
 
 def show(text: str) -> None:
-    """Data, to standard output; folded to at most 120 columns on a terminal."""
+    """Print data to standard output; folded to at most 120 columns on a terminal."""
     text = printable(text)
     print(text if width_of(sys.stdout) is None else fold(text, WIDEST), flush=True)
 
 
 def say_table(rows: Iterable[Sequence[str]]) -> None:
-    """Aligned columns to standard error; on a terminal the last one is folded to its width."""
+    """Print aligned columns to standard error; on a terminal, fold the last one to its width."""
     from dispatch_profiler.terminal import aligned
 
     warn(aligned(rows, line_width()))
@@ -331,11 +340,11 @@ def run(
     main: Callable[[argparse.Namespace], int],
     arguments: Sequence[str] | None = None,
     *,
-    kept: str = "what was finished is kept, and the next run goes on from there",
+    kept: str = "finished work is kept, and the next run continues from there",
 ) -> int:
-    """Parse `arguments`, call `main` and turn what it raises into a sentence and an exit status.
+    """Parse `arguments` and call `main`. Turns errors into messages and returns the exit status.
 
-    `kept` says after Ctrl-C which work was kept.
+    `kept` is the part of the message after Ctrl-C that says which work was kept.
     """
     global _called
     before, _called = _called, _Called(parser.prog)
@@ -344,7 +353,7 @@ def run(
         options = parser.parse(sys.argv[1:] if arguments is None else arguments)
         _called = replace(_called, quiet=options.quiet)
         status = main(options)
-        sys.stdout.flush()  # a reader that has gone shows here, not when Python ends
+        sys.stdout.flush()  # detect a closed pipe here, not when Python exits
         return status
     except DispatchProfilerError as error:
         return fail(error)
@@ -352,7 +361,7 @@ def run(
         warn(f"{parser.prog}: interrupted; {kept}")
         return INTERRUPTED
     except BrokenPipeError:
-        discard_output()  # the reader of our output has gone (`| head`)
+        discard_output()  # the reader of our output has exited (`| head`)
         return FAILED
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
@@ -360,7 +369,7 @@ def run(
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             return FAILED
-        discard_output()  # it is full
+        discard_output()  # the disk is full
         return FAILED
     finally:
         _called = before

@@ -1,4 +1,4 @@
-"""Completion scripts for shells, made from the parsers of the commands: they never differ from `--help`."""
+"""Completion scripts for shells, generated from the commands' parsers, so that they match `--help`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-#: An option with one of these after its `=` or in its help takes a path.
+#: Metavariables of options and arguments that take a path.
 _PATHS = ("DIR", "FILE", "RECORDS", "BASE", "NEW")
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its spellings, what it does, and its values; `choices` may be empty."""
+    """An option: its spellings, its purpose and its values. `choices` may be empty."""
 
     names: tuple[str, ...]
     purpose: str
@@ -24,7 +24,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand, and what stands without an option."""
+    """A subcommand with its options and positional arguments."""
 
     name: str
     purpose: str
@@ -40,7 +40,7 @@ def completion_script(
     parsers: Mapping[str, argparse.ArgumentParser],
     purposes: Mapping[str, str],
 ) -> str:
-    """The script that `shell`, one of `SHELLS`, sources to complete `program` and its `aliases`."""
+    """The completion script for `program` and its `aliases`, for `shell`, one of `SHELLS`."""
     commands = [_command(name, parser, purposes[name]) for name, parser in parsers.items()]
     return "\n".join(SHELLS[shell](program, aliases, commands)) + "\n"
 
@@ -197,7 +197,7 @@ def _fish_options(where: str, command: Command) -> Iterator[str]:
         yield f"complete -c {where} {spelled}{value if option.takes_value else ''} -d {shlex.quote(option.purpose)}"
 
 
-#: Shell -> what writes its script.
+#: Shell -> generator of its script.
 SHELLS: Mapping[str, Callable[[str, Mapping[str, str], Iterable[Command]], Iterator[str]]] = {
     "bash": _bash,
     "zsh": _zsh,

@@ -6,7 +6,7 @@ import os
 
 
 def usable_cores() -> list[int]:
-    """Their numbers, in order: those of its affinity where the system has one, else all."""
+    """The numbers of the cores in this process's affinity mask, in order; all cores if it has none."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))

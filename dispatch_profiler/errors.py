@@ -1,21 +1,21 @@
-"""Every error that this package raises on purpose.
+"""All errors that this package raises deliberately.
 
     DispatchProfilerError
-      UsageError              the request cannot be met as it stands         exit status 2
-        RangeError              a numeric argument that is no range
-        OperationError          a problem that does not exist mathematically
-        ConfigurationError      a configuration that is malformed
-        TargetError             a target that is unknown or does not fit
-        TreeError               a generated tree that is missing, foreign or damaged
+      UsageError              the request is invalid                         exit status 2
+        RangeError              a malformed numeric range
+        OperationError          an operation that is not defined mathematically
+        ConfigurationError      a malformed configuration
+        TargetError             an unknown target, or one that does not fit
+        TreeError               a missing, foreign or damaged tree
         SelectionError          a pattern or kind that selects nothing
       ToolError               an external program failed                     exit status 1
-        CompilerError             the compiler rejected a module; carries its diagnostics
+        CompilerError             the compiler rejected a module; has its diagnostics
         WorkerCrashed             a worker process died
         WorkerTimedOut            a worker process did not answer in time
         WorkerOutOfMemory         a worker process reached its memory limit
-      MissingDependency       an optional package is needed                  exit status 2
+      MissingDependency       a required optional package is missing         exit status 2
 
-A wrong result, a slow kernel or a configuration that does not compile is not an error: it is a record
+Wrong results, slow kernels and configurations that do not compile are not errors. They are records
 with a verdict and a reason (see `dispatch_profiler.profiler.records.record`).
 """
 
@@ -26,7 +26,7 @@ from collections.abc import Iterable
 
 
 class DispatchProfilerError(Exception):
-    """Root of the tree. `hint` is the next step for the user, or empty."""
+    """Base class of all errors. `hint` is the next step for the user, or empty."""
 
     exit_status = 1
 
@@ -36,7 +36,7 @@ class DispatchProfilerError(Exception):
         self.hint = hint
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors cross process borders; the default reduction would drop keyword arguments.
+        # Errors are sent between processes; the default reduction would drop keyword arguments.
         return (_rebuild, (type(self), self.__dict__))
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ def _rebuild(kind: type[DispatchProfilerError], state: dict[str, object]) -> Dis
 
 
 class UsageError(DispatchProfilerError):
-    """The request cannot be met as it stands."""
+    """The request is invalid."""
 
     exit_status = 2
 
@@ -61,19 +61,19 @@ class RangeError(UsageError):
 
 
 class OperationError(UsageError):
-    """An operation that does not exist mathematically, such as groups that do not divide channels."""
+    """The operation is not defined, for example because groups do not divide channels."""
 
 
 class ConfigurationError(UsageError):
-    """A configuration, or a file of them, is malformed."""
+    """A configuration, or a configuration file, is malformed."""
 
 
 class TargetError(UsageError):
-    """A target is unknown, or does not fit what was generated."""
+    """The target is unknown, or does not match what was generated."""
 
 
 class TreeError(UsageError):
-    """A generated tree is missing, is not ours, or is damaged."""
+    """The generated tree is missing, was not written by this package, or is damaged."""
 
 
 class SelectionError(UsageError):
@@ -96,11 +96,11 @@ class CompilerError(ToolError):
 
 
 class WorkerCrashed(ToolError):
-    """A worker process died while it served a call."""
+    """A worker process died during a call."""
 
 
 class WorkerTimedOut(ToolError):
-    """A worker process did not answer in time and was ended."""
+    """A worker process did not answer in time and was killed."""
 
 
 class WorkerOutOfMemory(ToolError):
@@ -108,7 +108,7 @@ class WorkerOutOfMemory(ToolError):
 
 
 class MissingDependency(DispatchProfilerError):
-    """An optional package is needed; the message names it, what for, and the pip line."""
+    """An optional package is missing; the message names it and its purpose, the hint how to install it."""
 
     exit_status = 2
 
@@ -123,21 +123,21 @@ def reason_of(error: Exception) -> str:
 
 
 def short_repr(value: object) -> str:
-    """`repr(value)` for a message, cut after 100 characters."""
+    """`repr(value)` for a message, truncated to 100 characters."""
     text = repr(value)
     return text if len(text) <= 100 else text[:97] + "..."
 
 
 def nearest(got: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The most similar one of `known`, ignoring case; empty if none is similar."""
+    """The name in `known` that is most similar to `got`, ignoring case; empty if none is similar."""
     by_folded = {name.casefold(): name for name in reversed(list(known))}
-    # A long name is not a typing error, and is slow to compare.
+    # Very long names are not typing errors, and slow to compare.
     near = difflib.get_close_matches(got.casefold()[:200], by_folded, n=1, cutoff=cutoff)
     return by_folded[near[0]] if near else ""
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:
-    """A hint that suggests the most similar one of `known`, ignoring case, and lists them all.
+    """A hint that lists `known` and suggests the most similar name, ignoring case.
 
     `did_you_mean("Matmull", ["matmul", "conv2d"])` -> "did you mean 'matmul'? Available: matmul, conv2d"
     """

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, read up to a limit, hashed."""
+"""Atomic writes, bounded reads, hashes and locks of files."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import BinaryIO
 
 from dispatch_profiler.errors import UsageError, reason_of
 
-#: Bytes read at a time from a file that grows while it is read.
+#: Bytes per read from a file that grows meanwhile.
 _CHUNK = 2**20
 #: Suffix of temporary files.
 _UNFINISHED = ".tmp"
-#: Where an IREE build, an install tree or a folder of tools keeps its commands.
+#: Folders of an IREE build or install tree that may contain its tools.
 _PLACES = ("", "tools", "bin", "install/bin")
 
 
 def find_tools(build_dir: Path, names: Sequence[str]) -> list[Path]:
-    """The commands called `names`, all in one place of `build_dir`.
+    """The tools called `names`, all from the same folder of `build_dir`.
 
-    Raises UsageError, which names the folders searched.
+    Raises UsageError, with the folders searched.
     """
     for place in _PLACES:
         tools = [build_dir / place / name for name in names]
@@ -33,8 +33,8 @@ def find_tools(build_dir: Path, names: Sequence[str]) -> list[Path]:
             return tools
     looked = ", ".join(str(build_dir / place) for place in _PLACES)
     raise UsageError(
-        f"there is no {' with '.join(names)} in {build_dir}",
-        hint=f"looked in {looked}; leave --build-dir out to use the installed wheels",
+        f"{build_dir} does not contain {' and '.join(names)}",
+        hint=f"searched {looked}; remove --build-dir to use the installed wheels",
     )
 
 
@@ -58,9 +58,9 @@ def hash_file(path: Path) -> str:
 def read_bounded(path: Path, limit: int) -> bytes:
     """The content of a regular file of at most `limit` bytes.
 
-    Never blocks: a named pipe, a device or a directory is rejected without reading from it.
+    Never blocks: named pipes, devices and directories are rejected without reading from them.
 
-    Raises UsageError, which names the path and the reason.
+    Raises UsageError, with the path and the reason.
     """
     with open_regular(path) as file:
         try:
@@ -76,9 +76,9 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """A regular file, open for reading.
+    """Open a regular file for reading.
 
-    Never blocks, and raises UsageError, as `read_bounded`.
+    Like `read_bounded`, never blocks and raises UsageError.
     """
     try:
         # O_NONBLOCK: without it, opening a named pipe waits for a writer.
@@ -99,9 +99,9 @@ def _file_kind(mode: int) -> str:
 
 
 def write_atomic(path: Path, data: bytes | str, *, scratch: Path | None = None) -> None:
-    """Write `data` to `path` as `atomic_file` does.
+    """Write `data` to `path` with `atomic_file`.
 
-    Text is encoded as UTF-8; what is no text, such as a byte of a file name, as `\\udcff`.
+    Text is encoded as UTF-8; lone surrogates, for example from file names, are escaped: `\\udcff`.
     """
     with atomic_file(path, scratch=scratch) as file:
         file.write(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
@@ -109,10 +109,10 @@ def write_atomic(path: Path, data: bytes | str, *, scratch: Path | None = None) 
 
 @contextlib.contextmanager
 def atomic_file(path: Path, *, scratch: Path | None = None) -> Iterator[BinaryIO]:
-    """A file that becomes `path` once it is complete, or not at all.
+    """A file that appears at `path` once it is complete, or not at all.
 
-    Until then it is a temporary file, beside `path` or in the folder `scratch` of the same file
-    system; its writer holds a lock on it (see `remove_leftovers`). Creates missing folders.
+    Until then it is a temporary file, beside `path` or in the folder `scratch` on the same file
+    system. Its writer holds a lock on it (see `remove_leftovers`). Creates missing folders.
     """
     folder = scratch or path.parent
     for each in {folder, path.parent}:
@@ -130,19 +130,19 @@ def atomic_file(path: Path, *, scratch: Path | None = None) -> Iterator[BinaryIO
 
 
 def _locked_file(path: Path) -> BinaryIO:
-    """A new file that `remove_leftovers` leaves alone until it is closed."""
+    """A new file, locked until it is closed, so that `remove_leftovers` keeps it."""
     while True:
-        # Readable by every user who shares the tree.
+        # Readable by all users who share the tree.
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         file = os.fdopen(handle, "wb")
         fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:
             return file
-        file.close()  # removed before it was locked
+        file.close()  # another process removed it before it was locked
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the temporary files of writers that were killed: no process holds a lock on them."""
+    """Remove temporary files of writers that were killed, which therefore are not locked."""
     for path in folder.glob(f".*{_UNFINISHED}"):
         with contextlib.suppress(OSError, UsageError), open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -151,7 +151,7 @@ def remove_leftovers(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path` among processes; the system releases it if the process dies."""
+    """Hold an exclusive lock on `path` between processes; the system releases it if the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # O_NONBLOCK and O_RDWR: a named pipe in its place is opened without waiting for the other end.
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)

@@ -1,7 +1,7 @@
-"""Worker processes: a crash, a hang or a lack of memory in one fails only the call that it served.
+"""Worker processes: a crash, a hang or running out of memory only fails the current call.
 
-A worker is a fresh interpreter that serves calls, one at a time, over a socket. Its standard error
-goes to a file, whose last line becomes part of the message when it dies.
+A worker is a new interpreter that serves calls, one at a time, over a socket. Its standard error
+goes to a file, whose last line becomes part of the message if it dies.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from dispatch_profiler.errors import (
 )
 
 _GIB = 2**30
-#: How long a process may take to start, its device opened.
+#: Time limit for starting a process and opening its device.
 _START_SECONDS = 120.0
-#: Starts every process, because the parent-death signal is sent when the *thread* that started it ends.
+#: Starts all processes: the parent-death signal is sent when the *thread* that started a process ends.
 _SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
 #: Interval at which a waiting call checks that the process is alive.
 _SLICE_SECONDS = 0.25
-#: Exit status of a process without enough memory to answer.
+#: Exit status of a process that lacks the memory to answer.
 _OUT_OF_MEMORY = 77
-#: How long an idle process may take to exit.
+#: Time limit for an idle process to exit.
 _LEAVE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """What one call may use. `memory_bytes` bounds the address space beyond what is mapped at start."""
+    """Limits of one call. `memory_bytes` bounds the address space beyond what is mapped at start."""
 
     seconds: float | None = None
     memory_bytes: int | None = None
@@ -58,10 +58,10 @@ class WorkerLimits:
 class Worker:
     """A process that serves calls of importable functions.
 
-    `start` is called in the process before its first call, with `start_arguments`. Arguments,
-    results and errors are pickled. `environment` is added to the caller's. After a call that raised
-    WorkerCrashed, WorkerTimedOut or WorkerOutOfMemory the next call starts a fresh process, and so
-    does the call after `max_calls`, which bounds the memory that native code leaks.
+    `start` is called in the process before the first call, with `start_arguments`. Arguments,
+    results and errors are pickled. `environment` extends that of the caller. After WorkerCrashed,
+    WorkerTimedOut or WorkerOutOfMemory, the next call starts a new process. So does the call after
+    `max_calls` calls, which bounds memory leaks of native code.
     """
 
     def __init__(
@@ -86,10 +86,10 @@ class Worker:
     # -- calls --------------------------------------------------------------------------------
 
     def call(self, function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
-        """The result of `function(*arguments)` in the worker. `seconds` overrides the limit for this call.
+        """Return `function(*arguments)`, computed in the worker. `seconds` overrides the time limit.
 
-        Raises what the function raised if it is one of our errors, ToolError with the traceback
-        if it is another, and WorkerCrashed, WorkerTimedOut or WorkerOutOfMemory.
+        Raises errors of this package as they are, others as ToolError with their traceback, and
+        WorkerCrashed, WorkerTimedOut or WorkerOutOfMemory.
         """
         if self._calls == self._max_calls:
             self.close()
@@ -117,10 +117,10 @@ class Worker:
         raise value
 
     def _answers_within(self, limit: float | None) -> bool:
-        """Wait for an answer, or for the end of the process. False if neither comes in time."""
+        """True if an answer has arrived, False on timeout. Raises EOFError if the process has ended."""
         assert self._connection is not None and self._process is not None
         waited = 0.0
-        # In slices: a child of the process may keep the socket open after its death.
+        # In slices: after the process dies, one of its children may keep the socket open.
         while limit is None or waited < limit:
             part = _SLICE_SECONDS if limit is None else min(_SLICE_SECONDS, limit - waited)
             if self._connection.poll(part):
@@ -138,24 +138,24 @@ class Worker:
             self._process.wait(timeout=10)
         code, log = self._process.returncode, self.stderr_tail()
         self.close()
-        said = f": {log.splitlines()[-1].strip()}" if log.strip() else ""
+        detail = f": {log.splitlines()[-1].strip()}" if log.strip() else ""
         if code == _OUT_OF_MEMORY:
-            return WorkerOutOfMemory("out of memory while arguments or results were passed")
+            return WorkerOutOfMemory("out of memory while passing arguments or results")
         if code is not None and code < 0:
             name = _signal_name(-code)
             ran_out = " (the system may have run out of memory)" if code == -signal.SIGKILL else ""
-            return WorkerCrashed(f"killed by {name}{ran_out}{said}")
-        return WorkerCrashed(f"the process ended with status {code}{said}")
+            return WorkerCrashed(f"killed by {name}{ran_out}{detail}")
+        return WorkerCrashed(f"the process ended with status {code}{detail}")
 
     def stderr_tail(self, size: int = 4000) -> str:
-        """The end of what the process wrote to standard error."""
+        """The last `size` bytes that the process wrote to standard error."""
         if self._log is None:
             return ""
         self._log.flush()
         end = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), size, max(0, end - size)).decode(errors="replace")
 
-    # -- life ---------------------------------------------------------------------------------
+    # -- lifetime -----------------------------------------------------------------------------
 
     def _ready(self) -> Connection:
         if self._connection is not None:
@@ -173,7 +173,7 @@ class Worker:
                 stderr=self._log,
                 pass_fds=[theirs.fileno()],
                 env=environment,
-                start_new_session=True,  # Ctrl-C at the terminal is ours to handle
+                start_new_session=True,  # Ctrl-C at the terminal is handled here
             ).result()
         self._busy = True
         self._calls = 0
@@ -196,7 +196,7 @@ class Worker:
         return self._connection
 
     def kill(self) -> None:
-        """End the process from another thread; a call that waits for it raises WorkerCrashed."""
+        """Kill the process from another thread; a call that waits for it raises WorkerCrashed."""
         process = self._process
         if process is not None and process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -204,9 +204,9 @@ class Worker:
             process.wait()
 
     def close(self) -> None:
-        """End the process: an idle one exits by itself, a busy one is killed."""
+        """End the process: an idle one exits on its own, a busy one is killed."""
         if self._connection is not None:
-            self._connection.close()  # an idle process takes this as its end
+            self._connection.close()  # tells an idle process to exit
             self._connection = None
         if self._process is not None:
             if not self._busy:
@@ -214,7 +214,7 @@ class Worker:
                     self._process.wait(timeout=_LEAVE_SECONDS)
             self.kill()
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # what it has started
+                os.killpg(self._process.pid, signal.SIGKILL)  # its child processes
             self._process = None
         self._busy = False
         if self._log is not None:
@@ -243,11 +243,11 @@ def _locate(function: Callable[..., Any]) -> tuple[str, str]:
     return function.__module__, function.__qualname__
 
 
-# -- the process itself ----------------------------------------------------------------------------
+# -- in the worker process -------------------------------------------------------------------------
 
 
 def serve() -> None:
-    """Body of a worker process; its socket and its parent's id stand in `sys.argv`."""
+    """Body of a worker process. `sys.argv` has its socket and its parent's process id."""
     connection, parent = Connection(int(sys.argv[1])), int(sys.argv[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent(parent)
@@ -267,7 +267,7 @@ def serve() -> None:
     except EOFError:
         return
     except MemoryError:
-        # Part of a message may have been sent: only a new process can continue.
+        # Part of a message may have been sent, so this process cannot continue.
         os._exit(_OUT_OF_MEMORY)
 
 
@@ -275,8 +275,8 @@ def _send(connection: Connection, answer: tuple[str, Any]) -> None:
     try:
         connection.send(answer)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        # Nothing has been sent yet: pickling comes first.
-        connection.send(("error", ToolError(f"the answer cannot be passed on: {error}")))
+        # Nothing has been sent yet, because pickling comes first.
+        connection.send(("error", ToolError(f"the result cannot be pickled: {error}")))
 
 
 def _find(located: tuple[str, str]) -> Callable[..., Any]:
@@ -294,14 +294,14 @@ def _answer(call: Callable[[], Any]) -> tuple[str, Any]:
     except MemoryError as error:
         return "error", WorkerOutOfMemory(f"out of memory: {error}".rstrip(": "))
     except Exception as error:
-        # At the process boundary every error must reach the caller.
+        # Every error must reach the caller.
         return "error", ToolError(f"{type(error).__name__}: {error}", hint=traceback.format_exc())
 
 
 def _die_with_parent(parent: int) -> None:
-    """On Linux, ask for SIGKILL when the parent goes, even in the middle of native code.
+    """On Linux, request SIGKILL when the parent dies, even in the middle of native code.
 
-    Elsewhere an idle process ends with its socket, and a busy one after its call.
+    Elsewhere, an idle process ends with its socket, and a busy one after its call.
     """
     with contextlib.suppress(OSError, AttributeError):
         set_parent_death_signal = 1  # PR_SET_PDEATHSIG
@@ -311,7 +311,7 @@ def _die_with_parent(parent: int) -> None:
 
 
 def limit_memory(extra: int) -> None:
-    """Let this process map at most `extra` bytes more than now, within the system's limit."""
+    """Limit the memory that this process maps from now on to `extra` bytes, within the system's limit."""
     with contextlib.suppress(OSError):
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -320,7 +320,7 @@ def limit_memory(extra: int) -> None:
 
 
 def available_memory() -> int:
-    """Bytes of available memory; 4 GiB if unknown."""
+    """Available memory in bytes; 4 GiB if unknown."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -1,7 +1,7 @@
 """Typed values from untrusted JSON: each function checks one field.
 
-Every function raises `FieldError`, whose message names the field, what was expected and what is there.
-A field with a `default` may be absent.
+Every function raises `FieldError`, with the field, what was expected and the actual value.
+A field with a `default` is optional.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from dispatch_profiler.errors import reason_of, short_repr
 
 Value = TypeVar("Value")
-#: JSON as this package writes it has no larger integers.
+#: This package writes no larger integers.
 _LARGEST = 2**63 - 1
 _SCALARS = (str, int, float, bool, type(None))
 
@@ -24,17 +24,17 @@ class FieldError(ValueError):
 
 
 def parse_json(text: str | bytes) -> object:
-    """The value of a JSON document. Malformed text and deep nesting raise FieldError."""
+    """Parse a JSON document. Raises FieldError for malformed text and deep nesting."""
     try:
         return json.loads(text)
     except RecursionError:
         raise FieldError("the JSON is nested too deeply") from None
-    except ValueError as error:  # also of bytes that are not UTF-8, and of integers with many digits
+    except ValueError as error:  # includes invalid UTF-8 and integers with too many digits
         raise FieldError(f"not JSON: {reason_of(error)}") from error
 
 
 def mapping(value: object, name: str = "the JSON") -> Mapping[str, Any]:
-    """`value`, if it is a JSON object."""
+    """`value`, checked to be a JSON object."""
     if not isinstance(value, dict):
         raise FieldError(f"{name}: expected an object, but got {_shown(value)}")
     return value
@@ -108,7 +108,7 @@ def text_values(row: Mapping[str, Any], name: str) -> dict[str, str]:
 
 
 def check_bounded(value: object, name: str) -> None:
-    """Raise FieldError if a number anywhere in `value` is not finite or is beyond 64 bits."""
+    """Raise FieldError if any number in `value` is not finite or exceeds 64 bits."""
     if isinstance(value, (dict, list)):
         for each in value.values() if isinstance(value, dict) else value:
             check_bounded(each, name)
@@ -119,7 +119,7 @@ def check_bounded(value: object, name: str) -> None:
 
 
 def within(name: str, read: Callable[[], Value]) -> Value:
-    """What `read` returns; its FieldErrors name the field as one of the object `name`."""
+    """Return `read()`; prefixes the field in its FieldErrors with `name`."""
     try:
         return read()
     except FieldError as error:
@@ -127,7 +127,7 @@ def within(name: str, read: Callable[[], Value]) -> Value:
 
 
 def _float_of(value: float) -> float:
-    """`value` as a float; infinite where it is an integer that no float holds."""
+    """`value` as a float; infinity for an integer that is too large."""
     try:
         return float(value)
     except OverflowError:
@@ -172,7 +172,7 @@ def _number(value: object, name: str, least: float) -> float:
 
 def _shown(value: object) -> str:
     if isinstance(value, int) and abs(value) > _LARGEST:
-        return "an integer beyond 64 bits"  # Python does not print one of 5000 digits
+        return "an integer beyond 64 bits"  # Python refuses to print one with 5000 digits
     if isinstance(value, dict):
         return "an object"
     return "a list" if isinstance(value, (list, tuple)) else short_repr(value)

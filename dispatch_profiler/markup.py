@@ -1,4 +1,4 @@
-"""Markdown tables and JUnit XML out of plain text, whatever that holds."""
+"""Markdown tables and JUnit XML from arbitrary text."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from xml.etree import ElementTree
 
 # -- Markdown --------------------------------------------------------------------------------------
 
-#: What begins something in running text; an underscore within a word does not.
+#: Characters with a meaning in running text; underscores within words have none.
 _SPECIAL = re.compile(r"[`*\[\]~|]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 
 def markdown_text(text: str) -> str:
-    """`text` as a cell or a line shows it: it ends neither, and is no HTML, link or emphasis."""
-    # A backslash before an escaped | would undo it, so it becomes a character by its number.
+    """`text` escaped for a cell or a line: without line breaks, HTML, links or emphasis."""
+    # A backslash before an escaped | would undo the escape, so it becomes a character reference.
     whole = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace("\\", "&#92;")
     return _SPECIAL.sub(lambda found: f"\\{found.group()}", whole)
 
 
 def markdown_code(text: str) -> str:
-    """`text` as code where code can hold it."""
+    """`text` as inline code if possible, else escaped."""
     if not text or re.search(r"[`\\\n]", text):
         return markdown_text(text)
     return f"`{text}`".replace("|", "\\|")
 
 
 def markdown_table(head: Sequence[str], alignment: str, rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table; `alignment` has `l` or `r` for each column. Cells are Markdown already."""
+    """The lines of a table. `alignment` has `l` or `r` for each column. Cells are already Markdown."""
     rule = ("---:" if side == "r" else "---" for side in alignment)
     return [
         _row(head), f"|{'|'.join(rule)}|", *(_row(row) for row in rows)
@@ -41,15 +41,15 @@ def _row(cells: Sequence[str]) -> str:
 
 # -- JUnit -----------------------------------------------------------------------------------------
 
-#: What XML 1.0 cannot hold, not even escaped.
+#: Characters that XML 1.0 cannot represent, even escaped.
 _NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A test case: passed, unless `failure` or `skipped` says why not.
+    """A test case, which passed unless `failure` or `skipped` is set.
 
-    `failure` is its type and its message. `output` is what one reads below it.
+    `failure` has its type and message, `skipped` the reason. `output` is shown below the case.
     """
 
     suite: str
@@ -61,7 +61,7 @@ class Case:
 
 
 def junit_xml(name: str, cases: Sequence[Case], properties: Iterable[tuple[str, str]]) -> str:
-    """One suite with all cases, as CI systems read it."""
+    """The XML of one suite with all cases, as CI systems expect it."""
     suites = ElementTree.Element("testsuites")
     failures = sum(case.failure is not None for case in cases)
     skipped = sum(case.skipped is not None for case in cases)

@@ -1,9 +1,9 @@
-"""How processes of this package start: no module ever comes from the current directory.
+"""Starts the processes of this package without importing modules from the current directory.
 
-Python puts the folder of a script, or the current directory, first on `sys.path`: a `numpy.py` there
-would be executed in place of the installed one. So the scripts of a checkout and `isolation.Worker`
-run this file by its path. It imports the package that it lies in, without the folder around it.
-This works on every Python; `python -P` came with 3.11.
+Python puts a script's folder, or the current directory, first on `sys.path`, where a `numpy.py` would
+be executed instead of the installed one. Therefore the scripts of a checkout and `isolation.Worker` run
+this file by its path. It imports the package that contains it, without adding the folder to `sys.path`.
+This works on every Python; `python -P` requires 3.11.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__" and not getattr(sys.flags, "safe_path", sys.flags.isolated):
-    del sys.path[0]  # the folder of this file
+    del sys.path[0]  # this file's folder
 
 import os
 import shlex
@@ -46,7 +46,7 @@ def profile() -> int:
 def start(module: str) -> int:
     """Call `main` of `module` with the name of this process; returns the exit status.
 
-    A required package that is not installed is one sentence with the command that installs it.
+    If a required package is missing, prints the command that installs it.
     """
     forget_current_directory()
     import_package()
@@ -55,7 +55,7 @@ def start(module: str) -> int:
         prog = f"python -m {PACKAGE}"
     try:
         return int(import_module(module).main(prog=prog))
-    except KeyboardInterrupt:  # while the command is imported
+    except KeyboardInterrupt:  # during the import of the command
         print(f"{prog}: interrupted", file=sys.stderr)
         return 130
     except ModuleNotFoundError as error:
@@ -67,11 +67,11 @@ def start(module: str) -> int:
 
 
 def forget_current_directory() -> None:
-    """Drop the current directory, and relative entries of PYTHONPATH, from `sys.path`."""
+    """Remove the current directory, and relative entries of PYTHONPATH, from `sys.path`."""
     given = os.environ.get("PYTHONPATH", "")
     entries = given.split(os.pathsep) if given else []
     named = {os.path.abspath(entry) for entry in entries if os.path.isabs(entry)}
-    # `site` has made every entry of PYTHONPATH absolute by now.
+    # By now, `site` has made all entries of PYTHONPATH absolute.
     relative = {os.path.abspath(entry) for entry in entries} - named
     sys.path[:] = [entry for entry in sys.path if entry and entry not in relative]
     if given:  # for every process that this one starts, such as the tools of --build-dir
@@ -84,7 +84,7 @@ def absolute_entries(search_path: str) -> str:
 
 
 def import_package() -> None:
-    """Import the package that this file lies in, whatever else has its name on `sys.path`."""
+    """Import the package that contains this file, regardless of others with its name on `sys.path`."""
     if PACKAGE in sys.modules:
         return
     spec = spec_from_file_location(PACKAGE, os.path.join(_FOLDER, "__init__.py"))
@@ -94,13 +94,13 @@ def import_package() -> None:
 
 
 def install_command(missing: str) -> str:
-    """What installs `missing`: the dependencies of this checkout, or of the installed package."""
+    """The command that installs `missing`: for this checkout, or for the installed package."""
     checkout = os.path.dirname(_FOLDER)
     if os.path.exists(os.path.join(checkout, "pyproject.toml")):
         return shlex.join([sys.executable, "-m", "pip", "install", "--editable", checkout])
     try:
         stated = requires(PACKAGE) or []
-    except PackageNotFoundError:  # a copy of the package that is not installed
+    except PackageNotFoundError:  # a copy of the package without metadata
         stated = []
     required = [r.partition(";")[0].strip() for r in stated if "extra ==" not in r]
     named = [r for r in required if r.startswith(missing)]

@@ -1,4 +1,4 @@
-"""Standard streams that a command can always write to: closed, in ASCII, without a reader, on narrow terminals."""
+"""Makes printing safe: to closed streams, in ASCII, without a reader, and on narrow terminals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import textwrap
 from typing import TextIO
 
-#: What a stream that has no such character gets.
+#: Replacements for streams that cannot encode a character.
 _ASCII = {
     "±": "+-",
     "\N{MULTIPLICATION SIGN}": "x",
@@ -24,18 +24,18 @@ _ASCII = {
     "µ": "u",
 }
 _HANDLER = "dispatch_profiler.ascii"
-#: Columns of the longest line on a terminal.
+#: Maximum width of lines on a terminal, in columns.
 WIDEST = 120
-#: A longer word, such as a path, is broken after one of these.
+#: Words that are too long for a line, such as paths, are broken after these characters.
 _BREAK = re.compile(r"(?<=[_/,:])")
-#: Control characters but line feed and tab, marks that reverse the direction of text, and lone surrogates.
+#: Control characters except line feed and tab, characters that change the direction of text, and surrogates.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def printable(text: str) -> str:
-    """`text` with its control characters escaped, as names, compilers and files may hold them.
+    """`text` with control characters escaped, which names, compilers and files may contain.
 
     `a\x1b[2Jb` (clear the screen) -> `a\\x1b[2Jb`
     """
@@ -50,7 +50,7 @@ def printable(text: str) -> str:
 
 
 def prepare_streams() -> None:
-    """Make sure that no character and no closed stream makes printing fail."""
+    """Ensure that closed streams and unencodable characters do not make printing fail."""
     _open_closed_streams()
     codecs.register_error(_HANDLER, _in_ascii)
     for stream in (sys.stdout, sys.stderr):
@@ -59,18 +59,18 @@ def prepare_streams() -> None:
 
 
 def discard_output() -> None:
-    """Send what is still to be printed nowhere: Python would otherwise complain when it exits."""
-    with contextlib.suppress(io.UnsupportedOperation):  # a stream without a file has no such trouble
+    """Redirect buffered output to /dev/null, because Python would report an error when it exits."""
+    with contextlib.suppress(io.UnsupportedOperation):  # a stream without a file cannot fail that way
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def width_of(stream: TextIO) -> int | None:
-    """How long lines on `stream` may be: as its terminal, at most 120 columns; None if it is no terminal."""
+    """The width of the terminal, at most 120 columns; None if `stream` is not a terminal."""
     return min(shutil.get_terminal_size().columns, WIDEST) if stream.isatty() else None
 
 
 def fold(text: str, width: int | None) -> str:
-    """`text` with lines of at most `width` columns; what is continued is indented by two more."""
+    """`text` with lines of at most `width` columns; continuation lines are indented by two more."""
     if width is None:
         return text
     return "\n".join(part for line in text.split("\n") for part in _fold_line(line, width))
@@ -87,7 +87,7 @@ def _fold_line(line: str, width: int) -> list[str]:
 
 
 def _broken(line: str, indent: str, width: int) -> list[str]:
-    """`line`, which holds a long word, in pieces of at most `width` columns."""
+    """Break `line`, which contains a long word, into pieces of at most `width` columns."""
     pieces = [""]
     for part in _BREAK.split(line):
         if len(pieces[-1]) + len(part) > width and pieces[-1].strip():
@@ -97,19 +97,19 @@ def _broken(line: str, indent: str, width: int) -> list[str]:
 
 
 def _open_closed_streams() -> None:
-    """After `>&-` the first file that is opened would become standard output."""
+    """Open /dev/null for closed streams, else the first file opened would become standard output."""
     for descriptor in (0, 1, 2):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the whole process
 
 
 def _in_ascii(error: UnicodeError) -> tuple[str, int]:
-    """`±95% ü` -> `+-95% \\xfc`, as an error handler of `codecs`."""
+    """An error handler for `codecs`: `±95% ü` -> `+-95% \\xfc`."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]

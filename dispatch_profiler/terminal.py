@@ -1,6 +1,6 @@
-"""What is drawn on a terminal, by rich: a bar that counts, and aligned columns.
+"""Terminal output with rich: a progress bar, and aligned columns.
 
-Imported only where something is drawn: a machine that profiles a bundle need not have rich.
+Imported on demand, because profiling a bundle does not require rich.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rich.text import Text
 from dispatch_profiler.streams import WIDEST
 
 Item = TypeVar("Item")
-#: Columns of a line that is to stay whole.
+#: Width at which lines are not folded.
 _UNFOLDED = 1000
 
 
 class _Note(TextColumn):
-    """What a narrow terminal cuts short, so that the count stays whole."""
+    """Text that is truncated on a narrow terminal, so that the count remains visible."""
 
     def render(self, task: Task) -> Text:
         text = super().render(task)
@@ -39,7 +39,7 @@ class _Note(TextColumn):
 
 
 class _Left(ProgressColumn):
-    """The time left, from an estimate that is better than the rate of the last steps."""
+    """The remaining time, from an estimate more accurate than the rate of the last steps."""
 
     def __init__(self, left: Callable[[], str]) -> None:
         super().__init__(table_column=Column(no_wrap=True))
@@ -65,7 +65,7 @@ def bar(
     note: Callable[[], str],
     left: Callable[[], str] | None,
 ) -> Iterator[Item]:
-    """`items`, with a bar on standard error while they last; arguments as `command.track` has them."""
+    """Yield `items` with a progress bar on standard error. See `command.track` for the arguments."""
     columns = (
         TextColumn(label),
         BarColumn(bar_width=None, table_column=Column(ratio=1)),
@@ -73,29 +73,29 @@ def bar(
         _Note("{task.fields[note]}", table_column=Column()),
         TimeRemainingColumn(table_column=Column(no_wrap=True)) if left is None else _Left(left),
     )
-    gives_way = prints and sys.stdout.isatty()
+    hides = prints and sys.stdout.isatty()
     with Progress(
         *columns,
         console=_console(),
         transient=True,
         expand=True,
-        refresh_per_second=2,  # it takes time from what is measured
-        redirect_stdout=False,  # which is for data: rich would send it to standard error
+        refresh_per_second=2,  # drawing takes time from what is measured
+        redirect_stdout=False,  # rich would send data to standard error
     ) as shown:
         task = shown.add_task(label, total=total, note=note())
         for item in items:
-            if gives_way:
+            if hides:
                 shown.stop()
             yield item
             shown.update(task, advance=size(item), note=note())
-            if gives_way:
+            if hides:
                 shown.start()
 
 
 def aligned(rows: Iterable[Sequence[str]], width: int | None) -> str:
-    """Rows as aligned columns; the last one is folded to lines of `width` columns, unless that is None."""
+    """Format rows as aligned columns; folds the last one to lines of `width` columns, unless None."""
     console = Console(stderr=True)
-    # A reason may hold [brackets], which are no markup.
+    # Reasons may contain [brackets], which are not markup.
     texts = [[Text(), *map(Text, row)] for row in rows]
     columns = max(map(len, texts), default=1)
     table = Table.grid(
@@ -103,7 +103,7 @@ def aligned(rows: Iterable[Sequence[str]], width: int | None) -> str:
     )
     for row in texts:
         table.add_row(*row)
-    # A file has no width: do not wrap its lines.
+    # Do not wrap lines that go to a file.
     console.width = _UNFOLDED if width is None else width
     with console.capture() as capture:
         console.print(table)

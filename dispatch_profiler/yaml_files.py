@@ -1,7 +1,7 @@
-"""Reads untrusted YAML: bounded in size, plain data only.
+"""Reads untrusted YAML: plain data of limited size.
 
-Null, booleans, integers of 64 bits, floats, strings, lists and mappings are read. Aliases, which
-can make a short file stand for gigabytes, are rejected, and so are tags and dates.
+Accepts null, booleans, 64-bit integers, floats, strings, lists and mappings. Rejects tags, dates, and
+aliases, with which a short file can represent gigabytes.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import yaml
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files import read_bounded
 
-#: Bytes of a file. The longest list of configurations that ships has about 4 kB.
+#: Maximum file size. The longest shipped list of configurations has about 4 kB.
 MOST_BYTES = 2**20
-#: A configuration file nests four levels: the file, its list, an entry, a list of tiles.
+#: Configuration files have four levels: the file, its list, an entry, a list of tiles.
 _MOST_LEVELS = 20
-#: Characters of one scalar.
+#: Maximum length of a scalar.
 _MOST_CHARACTERS = 10_000
-#: Values of a file: about ten seconds of reading.
+#: Maximum number of values in a file, which take about ten seconds to read.
 _MOST_VALUES = 100_000
 _INTEGERS = range(-(2**63), 2**63)
 _PLAIN = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
 
 
 def load_yaml(path: Path, limit: int = MOST_BYTES) -> Any:
-    """The plain data in the YAML file `path`, which may have `limit` bytes. Raises UsageError."""
+    """The plain data in the YAML file `path`, of at most `limit` bytes. Raises UsageError."""
     return parse_yaml(read_bounded(path, limit), str(path))
 
 
 def parse_yaml(data: bytes, where: str) -> Any:
-    """The plain data in UTF-8 YAML text. Raises UsageError, which names `where`, the line and the column."""
+    """Parse UTF-8 YAML text. Raises UsageError, with `where`, the line and the column."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -64,7 +64,7 @@ def _rejection(problem: str, mark: Any) -> _Rejected:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads plain data, up to a depth, a length and a count."""
+    """Reads plain data, with limits on nesting, lengths and the number of values."""
 
     _level = 0
     _values = 0
@@ -86,7 +86,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        # Merge keys (<<) and "=" have tags of their own, which are not among these.
+        # Merge keys (<<) and "=" have other tags.
         if node.tag not in _PLAIN:
             raise _rejection(f"{node.tag.rpartition(':')[2]} values are not supported", node.start_mark)
         if isinstance(node, yaml.ScalarNode) and len(node.value) > _MOST_CHARACTERS:

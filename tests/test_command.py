@@ -94,7 +94,7 @@ def test_no_hint_no_line(capsys):
 def test_ctrl_c_says_what_is_kept(capsys):
     """The status is that of shells, and the user learns that the work is not lost."""
     assert run(raising(KeyboardInterrupt())) == INTERRUPTED == 130
-    assert "interrupted; what was finished is kept" in capsys.readouterr().err
+    assert "interrupted; finished work is kept" in capsys.readouterr().err
 
 
 def test_a_mistake_of_ours_is_not_hidden():

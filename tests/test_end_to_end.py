@@ -160,7 +160,7 @@ def test_an_interrupted_compilation_goes_on_where_it_stopped():
         rest = process.stderr.read()
 
     assert process.returncode == 130
-    assert "interrupted; what was finished is kept" in rest
+    assert "interrupted; finished work is kept" in rest
     assert "Traceback" not in rest
     assert not list(Path("generated").rglob("*.tmp"))
     again = command("compile.py")

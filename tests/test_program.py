@@ -61,7 +61,11 @@ def test_without_a_command_the_help_is_printed(capsys):
     ("arguments", "message", "hint"),
     [
         (["Compil"], "unknown command 'Compil'", "did you mean 'compile'? Available: generate, compile, "),
-        (["--format=table"], "unrecognized arguments", "such as dispatch-profiler profile --format=table"),
+        (
+            ["--format=table"],
+            "unrecognized arguments",
+            "for example dispatch-profiler profile --format=table",
+        ),
         ([COMPLETION, "tcsh"], "invalid choice: 'tcsh'", "bash, zsh, fish"),
     ],
 )

@@ -1,1 +1,1 @@
-"""vmfbs -> verified, measured records."""
+"""The profiler: compiled modules -> verified and measured records."""

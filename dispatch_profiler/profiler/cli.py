@@ -1,4 +1,4 @@
-"""`profiler.py`: compiled dispatches -> verdicts and figures, on the console and in files."""
+"""`profiler.py`: compiled dispatches -> verdicts and measurements, on the console and in files."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dispatch_profiler.command import (
     SUCCESS,
     USAGE,
     Parser,
+    add_choice_argument,
     add_tool_arguments,
     add_tree_arguments,
     boolean,
@@ -88,7 +89,7 @@ def _main(options: argparse.Namespace) -> int:
         tree = TreeCandidates(source.manifest.tree)
         with Evaluators(how, devices) as evaluators:
             evaluators.check_device()
-            _tell(devices, options, providers)
+            _print_notes(devices, options, providers)
             evaluators.check_libraries([name for name in providers if name != IREE])
             with RunOutputs(options.format, tags, files, options.top, reference) as outputs:
                 candidates, earlier = tree.candidates(pairs), list[StoredRecord]()
@@ -104,12 +105,12 @@ def _main(options: argparse.Namespace) -> int:
                     raise
             outputs.finish(earlier, confirmed)
             status = _summarize(outputs.records, how, options)
-            return _tell_failures(evaluators.failures, tree.damaged) or status
+            return _report_failures(evaluators.failures, tree.damaged) or status
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What is profiled, and the seed of its inputs unless another is given."""
+    """The tree to profile, and the default seed of its inputs."""
 
     manifest: Manifest
     seed: int = DEFAULT_SEED
@@ -117,15 +118,15 @@ class _Source:
 
 @contextmanager
 def _source(options: argparse.Namespace) -> Iterator[_Source]:
-    """A generated tree, or that of a bundle while it is unpacked."""
+    """A generated tree, or a bundle's tree while it is unpacked."""
     if not options.bundle:
         yield _Source(load_manifest(Tree(folder(options.generated_dir))))
         return
     with unpacked(folder(options.bundle)) as (manifest, info):
         if info.host != manifest.host:
             say(
-                f"compiled for the CPU of another machine, {info.host}; what this one cannot run is"
-                " Crashed (generator.py --target=llvm-cpu:NAME is for a CPU by its name)"
+                f"this bundle was compiled for another machine's CPU, {info.host}; dispatches that this CPU"
+                " cannot run are reported as Crashed (generator.py --target=llvm-cpu:NAME names a CPU)"
             )
         yield _Source(manifest, info.seed)
 
@@ -135,53 +136,52 @@ def _devices(options: argparse.Namespace, default: str) -> tuple[str, ...]:
     if options.devices is None:
         return (options.device or default,)
     if options.device is not None:
-        raise UsageError("--device and --devices both say where to run", hint="give one of them")
+        raise UsageError("--device and --devices exclude each other", hint="remove one of them")
     return all_devices(default) if options.devices == "all" else parse_devices(options.devices, default)
 
 
-def _tell(devices: Sequence[str], options: argparse.Namespace, providers: Sequence[str]) -> None:
-    """What is to be known of the figures before there are any."""
-    if told := unlike(devices):
-        say(told)
+def _print_notes(devices: Sequence[str], options: argparse.Namespace, providers: Sequence[str]) -> None:
+    """Print what affects the measurements of this run."""
+    if note := unlike(devices):
+        say(note)
     if not DeviceUri.parse(devices[0]).is_gpu:
         return
     if options.build_dir is not None:
         say(
-            "--build-dir: each sample is a process that has just started, and so has the GPU: its figures are "
-            "too slow (five times were seen)\nhint: leave it out to measure"
+            "--build-dir: each sample starts a new process and wakes up the GPU, so times are too long (up to"
+            " five times as long in our measurements)\nhint: remove --build-dir to measure"
         )
     if options.mode == Mode.COLD.value and "torch" in providers:
         say(
-            "--mode=cold: torch is called eagerly, so its figures include the launch of each kernel; with warm "
+            "--mode=cold: torch runs eagerly, so its times include kernel launches; with warm "
             "caches it runs in CUDA graphs"
         )
 
 
 def _check(options: argparse.Namespace, tags: dict[str, str]) -> None:
-    """Raises UsageError where an option says how to do what no other asks for."""
+    """Raise UsageError for options that have no effect or contradict each other."""
     if (options.append or options.resume) and not options.output:
-        raise UsageError("--append and --resume say how to write a file", hint="add --output=FILE")
+        raise UsageError("--append and --resume require an output file", hint="add --output=FILE")
     if tags and not options.output and options.format != "json":
-        raise UsageError("--tags are written with the records", hint="add --output=FILE or --format=json")
+        raise UsageError("--tags are stored in records", hint="add --output=FILE or --format=json")
     if options.bundle and options.generated_dir != ".":
-        raise UsageError("--bundle brings its own tree", hint="leave --generated-dir out")
+        raise UsageError("--bundle contains a tree", hint="remove --generated-dir")
     if options.confirm and not options.profiling_enabled:
-        raise UsageError("--confirm compares measured configurations", hint="leave --profiling-enabled out")
+        raise UsageError("--confirm requires measurements", hint="remove --profiling-enabled=false")
     if options.confirm and (options.mode != Mode.WARM.value or options.build_dir is not None):
         raise UsageError(
-            "--confirm measures with warm caches and the installed runtime", hint="leave --confirm out"
+            "--confirm measures with warm caches and the installed runtime",
+            hint="remove --confirm, or --mode and --build-dir",
         )
     if options.top and options.format != "table":
-        raise UsageError("--top shortens the table", hint="add --format=table")
+        raise UsageError("--top applies to the table only", hint="add --format=table")
 
 
 def make_parser(prog: str = PROG) -> Parser:
-    """What this command takes."""
+    """The parser of this command."""
     parser = Parser(prog, "Verify compiled dispatches against numpy and measure them.")
     add_tree_arguments(parser)
-    add_tool_arguments(
-        parser, step="each step of a dispatch", memory="memory a dispatch may use beyond its start"
-    )
+    add_tool_arguments(parser, step="each step of a dispatch", memory="memory that a dispatch may allocate")
     _add_subjects(parser)
     _add_measuring(parser)
     _add_output(parser)
@@ -189,86 +189,87 @@ def make_parser(prog: str = PROG) -> Parser:
 
 
 def _add_subjects(parser: Parser) -> None:
-    """What runs, and where."""
+    """Options for what is profiled, and where."""
     parser.add_argument(
         "--bundle", metavar="FILE.zip",
-        help="profile what compile.py --bundle packed, on a machine that needs no compiler",
+        help="profile a bundle that compile.py --bundle wrote; requires no compiler",
     )  # fmt: skip
-    parser.add_argument("--device", help="device URI (default: that of the target, e.g. local-task)")
+    parser.add_argument("--device", help="device URI (default: the target's, for example local-task)")
     parser.add_argument(
         "--devices", metavar="URI,...|all",
-        help="several devices, each with its own default and limits; all: those of the target's driver",
+        help="several devices, each with its own default and peaks; all: all devices of the target's driver",
     )  # fmt: skip
     parser.add_argument(
         "--providers", default=IREE, metavar="NAME,...",
-        help="whose kernels to profile: iree, and the libraries numpy and torch (default: %(default)s)",
+        help="kernels to profile: iree, and the libraries numpy and torch (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--reference", metavar="NAME",
-        help="what speeds are relative to: one of the libraries, or default, the compiler's own choice"
-        " (default: the first library of --providers, if there is one)",
+        help="baseline of speedups: a library, or default for the compiler's own choice"
+        " (default: the first library in --providers, if any)",
     )  # fmt: skip
 
 
 def _add_measuring(parser: Parser) -> None:
-    """What is done with each dispatch."""
+    """Options for how each dispatch is verified and measured."""
     parser.add_argument(
-        "--verification-enabled", type=boolean, default=True, metavar="true|false", help="compare with numpy"
-    )
+        "--verification-enabled", type=boolean, default=True, metavar="true|false",
+        help="compare results with numpy (default: true)",
+    )  # fmt: skip
     parser.add_argument(
-        "--profiling-enabled", "--benchmark", type=boolean, default=True, metavar="true|false", help="measure"
-    )
+        "--profiling-enabled", "--benchmark", type=boolean, default=True, metavar="true|false",
+        help="measure dispatches (default: true)",
+    )  # fmt: skip
     parser.add_argument(
         "--benchmark-repetitions", type=positive, metavar="N",
         help="take N samples of each dispatch (default: as many as --precision needs)",
     )  # fmt: skip
     parser.add_argument(
         "--precision", type=positive_number, default=1.0, metavar="PERCENT",
-        help="go on until the median is known to so much, with 95 %% confidence (default: %(default)g)",
+        help="measure until the 95 %% interval of the median is within ± this (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
         "--budget", type=positive_number, default=1.0, metavar="SECONDS",
-        help="but no longer than this for each dispatch (default: %(default)g)",
+        help="time limit for measuring each dispatch (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
         "--batch-size", type=positive, metavar="N",
-        help="executions in each sample, at least (default: as many as fill 5 ms)",
+        help="minimum number of executions per sample (default: enough to fill 5 ms)",
     )  # fmt: skip
-    parser.add_argument(
-        "--mode", choices=[mode.value for mode in Mode], default=Mode.WARM.value,
-        help="operands are in the caches, or each execution has others that are not (default: %(default)s)",
-    )  # fmt: skip
+    add_choice_argument(
+        parser, "--mode", Mode.WARM, "keep operands in the caches, or use uncached ones for each execution"
+    )
     parser.add_argument(
         "--confirm", action="store_true",
-        help="at the end, compare the best configuration of each operation with the default by paired sampling",
+        help="after the run, compare each operation's best configuration with the default by paired sampling",
     )  # fmt: skip
     parser.add_argument(
         "--seed", type=int, metavar="N",
-        help=f"seed of the inputs (default: {DEFAULT_SEED}, or that of the bundle)",
+        help=f"seed of the inputs (default: {DEFAULT_SEED}, or the bundle's)",
     )  # fmt: skip
 
 
 def _add_output(parser: Parser) -> None:
-    """Where it is told."""
+    """Options for the output."""
     parser.add_argument(
         "--format", choices=FORMATS, default="blocks",
-        help="a block or a line of JSON for each dispatch as it is done, or one table in the end"
+        help="a block or a line of JSON for each dispatch as it finishes, or one table at the end"
         " (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--top", type=positive, metavar="N", help="in the table, only the N fastest of each operation"
+        "--top", type=positive, metavar="N", help="limit the table to the N fastest of each operation"
     )
     parser.add_argument(
-        "--output", metavar="FILE.csv", help="also write CSV, row by row, and every sample to FILE.jsonl"
+        "--output", metavar="FILE.csv", help="also write CSV, row by row, and all samples to FILE.jsonl"
     )
     add_file_arguments(parser)
     parser.add_argument(
         "--resume", action="store_true",
-        help="leave out what FILE.jsonl holds already from the same device, compiler and seed",
+        help="skip dispatches that FILE.jsonl already has for the same device, compiler and seed",
     )  # fmt: skip
-    parser.add_argument("--append", action="store_true", help="add to the file instead of replacing it")
-    parser.add_argument("--tags", default="", metavar="KEY:VALUE,...", help="leading columns of the CSV")
-    parser.add_argument("--dry-run", action="store_true", help="list the dispatches, run nothing")
+    parser.add_argument("--append", action="store_true", help="extend the files instead of replacing them")
+    parser.add_argument("--tags", default="", metavar="KEY:VALUE,...", help="first columns of the CSV")
+    parser.add_argument("--dry-run", action="store_true", help="list the dispatches and exit")
 
 
 def _profile_options(options: argparse.Namespace, device: str, source: _Source) -> EvaluatorOptions:
@@ -295,7 +296,7 @@ def _profile_options(options: argparse.Namespace, device: str, source: _Source) 
 
 
 def _tags(text: str) -> dict[str, str]:
-    """`card:H200,run:3` -> {"card": "H200", "run": "3"}; a value may hold colons."""
+    """`card:H200,run:3` -> {"card": "H200", "run": "3"}; values may contain colons."""
     tags: dict[str, str] = {}
     for part in text.split(",") if text else []:
         key, colon, value = part.partition(":")
@@ -316,7 +317,7 @@ def _to_files(
     evaluators: Evaluators,
     outputs: RunOutputs,
 ) -> tuple[list[Candidate], list[StoredRecord]]:
-    """Open the files of --output; what is left to do, and the records that they hold already."""
+    """Open the files of --output; returns the remaining candidates and the finished records."""
     output = folder(options.output)
     if not (options.append or options.resume):
         outputs.to_csv(output)
@@ -332,7 +333,7 @@ def _to_files(
             wanted,
         )
         done_count, count = len(candidates) - len(left), len(candidates)
-        say(f"{done_count} of {count} dispatches are in {beside_csv(output)} already")
+        say(f"{done_count} of {count} dispatches are already in {beside_csv(output)}")
     outputs.to_csv(output, known)
     return left, done
 
@@ -355,7 +356,7 @@ def _run(evaluators: Evaluators, candidates: list[Candidate], outputs: RunOutput
 def _confirm(
     manifest: Manifest, records: Sequence[StoredRecord], how: EvaluatorOptions, confirmed: list[Confirmed]
 ) -> None:
-    """Add what paired sampling says of the best of each operation to `confirmed`, one by one."""
+    """Append each best record with the result of paired sampling to `confirmed`."""
     options = LiveOptions(how.device, seed=how.seed, limit_seconds=how.seconds)
     names = (d.dispatch.name for _, d in manifest.dispatches())
     count = len(winners(records, names))
@@ -378,17 +379,17 @@ def _summarize(records: list[Record], how: EvaluatorOptions, options: argparse.N
     late = [each for each in measured if each.ended_by == Ended.BUDGET.value]
     wide = sum(100 * each.half_width > options.precision for each in late)
     if wide:
-        say(f"{wide} of {len(measured)} figures did not reach ±{options.precision:g} % within --budget")
+        say(f"{wide} of {len(measured)} measurements did not reach ±{options.precision:g} % within --budget")
     doubtful = sum(bool(m.warnings) for m in measured)
     if doubtful:
-        say(f"{doubtful} of {len(measured)} figures come with a warning")
+        say(f"{doubtful} of {len(measured)} measurements have a warning")
     return FAILED if any(record.is_failure for record in records) else SUCCESS
 
 
-def _tell_failures(devices: Mapping[str, str], damaged: Sequence[Path]) -> int:
-    """Say which devices failed and which vmfbs are damaged; the exit status for that."""
+def _report_failures(devices: Mapping[str, str], damaged: Sequence[Path]) -> int:
+    """Print the failed devices and the damaged vmfbs; returns the exit status."""
     for device, reason in devices.items():
-        fail(ToolError(f"the device {device} failed: {reason}", hint="other devices did its work"))
+        fail(ToolError(f"the device {device} failed: {reason}", hint="other devices took over its work"))
     for path in damaged:
         fail(UsageError(f"{path} is damaged or missing", hint="run compile.py again"))
     return USAGE if damaged else FAILED if devices else SUCCESS

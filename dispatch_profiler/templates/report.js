@@ -1,8 +1,8 @@
-// The page: tables first, then each figure when it comes into view.
+// The page: first the tables, then each figure when it becomes visible.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const WRONG = (record) => !["SUCCESS", "Not verified", "Not supported"].includes(record.verdict);
-// Including what could not be verified.
+// Includes results that could not be verified.
 const FAILED = (record) => WRONG(record) || (record.verdict === "Not verified" && record.reason !== "");
 const number = (value) => (typeof value === "number" ? value : null);
 const times = (value) => (typeof value === "number" ? `${value.toFixed(2)}x` : "");
@@ -18,7 +18,7 @@ DATA.groups.forEach((group, at) => {
 
 // -- rows of the tables ---------------------------------------------------------------------------
 
-// A speedup, as [value, low, high, does the interval include 1], into columns.
+// A speedup, [value, low, high, whether the interval includes 1], as columns.
 function speedup(found) {
   const [value, low, high, unclear] = found || [null, null, null, false];
   return { vs_default: number(value), vs_low: number(low), vs_high: number(high), is_unclear: unclear };
@@ -82,7 +82,7 @@ const FAILURE_COLUMNS = [
   { key: "reproduce", title: "reproduce", wrap: true },
 ];
 
-// A column that is empty everywhere is left out, and so is the run of a single run.
+// Omits columns that are empty in all rows, and the run if there is only one.
 function filled(columns, rows) {
   const differ = new Set(rows.map(({ values }) => values.run)).size > 1;
   return columns.filter(({ key }) => (key !== "run" || differ) && rows.some(({ values }) => (values[key] ?? "") !== ""));
@@ -117,7 +117,7 @@ const GROUP_COLUMNS = [
   { key: "failures", title: "failures", number: true, down: true },
 ];
 
-// -- what figures show beside the pointer ---------------------------------------------------------
+// -- hover texts of figures -----------------------------------------------------------------------
 
 const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
@@ -176,7 +176,7 @@ function showDetails(index) {
 
 // -- start ----------------------------------------------------------------------------------------
 
-// The button shows the choice; figures follow the theme.
+// The button shows the current choice; figures follow the theme.
 function startTheme() {
   const button = byId("theme");
   const show = () => { button.textContent = `Theme: ${theme}`; };
@@ -204,10 +204,10 @@ function startScaling() {
 }
 
 function start() {
-  if (DATA.roofline) loadPlotly().catch(() => {}); // meanwhile; who draws with it tells if it fails
+  if (DATA.roofline) loadPlotly().catch(() => {}); // in the background; drawing reports a failure
   const rows = DATA.records.map((_, index) => recordRow(index));
   const failed = (row) => FAILED(DATA.records[row.index]);
-  const hint = "filter: words, or for example gflops>100";
+  const hint = "filter: words, or e.g. gflops>100";
   const columns = filled(RECORD_COLUMNS, rows);
   const configurations = new DataTable(byId("configurations-table"), columns, [],
     { choose: showDetails, failed, sort: { key: "ms", sign: 1 }, hint });
@@ -224,7 +224,7 @@ function start() {
   };
   const operations = new DataTable(byId("operations-table"), filled(GROUP_COLUMNS, groups), groups, {
     choose: (at) => { location.hash = address(at); },
-    sort: { key: "vs_default", sign: -1 }, hint: "filter: words, or for example vs_default>1.1" });
+    sort: { key: "vs_default", sign: -1 }, hint: "filter: words, or e.g. vs_default>1.1" });
   // `#operation-3` shows the third operation, so that Back and bookmarks work.
   const first = DATA.groups.length === 1 ? 0 : null;
   const follow = () => {

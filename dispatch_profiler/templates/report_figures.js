@@ -1,12 +1,12 @@
-// Figures: plotly draws each when it comes into view, in the colours of the theme.
+// Figures: plotly draws each when it becomes visible, in the colours of the theme.
 
 const byId = (id) => document.getElementById(id);
-// Narrower figures get shorter labels, and room for a legend of one column.
+// Width in pixels below which figures get shorter labels and a legend of one column.
 const NARROW = 560;
 
 let plotly = null;
 
-// plotly is compressed within the page, so that the tables are usable before it is parsed.
+// plotly is compressed in the page, so that the tables are usable before it is parsed.
 function loadPlotly() {
   plotly ??= (async () => {
     const packed = atob(byId("plotly-source").textContent);
@@ -14,16 +14,16 @@ function loadPlotly() {
     for (let at = 0; at < packed.length; at++) bytes[at] = packed.charCodeAt(at);
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     const source = new Blob([await new Response(stream).blob()], { type: "text/javascript" });
-    const src = URL.createObjectURL(source); // read on another thread, while the tables can be used
+    const src = URL.createObjectURL(source); // read on another thread, so that the page stays responsive
     await new Promise((onload, onerror) => document.head.append(element("script", { src, onload, onerror })));
     return window.Plotly;
   })();
   return plotly;
 }
 
-// -- what the page adds to a figure ---------------------------------------------------------------
+// -- data and layout ------------------------------------------------------------------------------
 
-// Texts by the number of their record, and samples.
+// The trace with hover texts and samples, which are stored only once in the page.
 function completed(trace) {
   const deep = (value) => (Array.isArray(value) ? value.map(deep) : hover(value));
   const made = { ...trace };
@@ -38,7 +38,7 @@ function completed(trace) {
   return made;
 }
 
-// Every colour of a figure for the dark theme.
+// A figure's value with all colours replaced for the dark theme.
 function themed(value, dark) {
   if (!dark) return value;
   if (typeof value === "string") return Object.hasOwn(DATA.dark, value) ? DATA.dark[value] : value;
@@ -46,11 +46,11 @@ function themed(value, dark) {
   if (value === null || typeof value !== "object") return value;
   return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, COLOURED.has(key) ? themed(each, dark) : each]));
 }
-// Properties that contain colours; names and texts are not changed.
+// Properties that contain colours. Names and texts are unchanged.
 const COLOURED = new Set(["marker", "line", "color", "colours", "error_x", "font", "hoverlabel", "bgcolor", "paper_bgcolor",
   "plot_bgcolor", "xaxis", "yaxis", "gridcolor", "linecolor", "colorbar", "tickfont", "title"]);
 
-// The layout for the width that the figure has.
+// The layout for the figure's width.
 function fitted(figure, width) {
   const made = structuredClone(figure.layout);
   if (width >= NARROW) return made;
@@ -74,7 +74,7 @@ function tickText(value) {
   return `${Number((value / 1000 ** power).toPrecision(3))}${" kMGT"[power]}`;
 }
 
-// The most ticks whose labels do not touch, from 10**from to 10**to on `pixels`; null to let plotly choose.
+// The densest ticks whose labels do not overlap, from 10**from to 10**to on `pixels`; null to let plotly choose.
 function logTicks(from, to, pixels, isAcross) {
   const scale = pixels / (to - from);
   const room = (text) => (isAcross ? 7 * text.length + 12 : 20);
@@ -88,7 +88,7 @@ function logTicks(from, to, pixels, isAcross) {
   return found && found.length > 1 ? found : null;
 }
 
-// After every drawing, zoom and change of size.
+// Called after each drawing, zoom and resize.
 function retick(plot) {
   const changes = {};
   for (const name of ["xaxis", "yaxis"]) {
@@ -121,7 +121,7 @@ function saveButtons(plot, name) {
 async function draw(target) {
   const figure = target.figure;
   const library = await loadPlotly();
-  if (target.figure !== figure) return; // another was asked for meanwhile
+  if (target.figure !== figure) return; // replaced meanwhile
   const plot = target.querySelector(".plot");
   const width = plot.clientWidth;
   const config = { responsive: true, displaylogo: false, displayModeBar: width < NARROW ? false : "hover",
@@ -144,7 +144,7 @@ async function draw(target) {
   target.dataset.drawn = "yes";
 }
 
-// One figure at a time, and the browser shows each before the next is begun.
+// Draws one figure at a time, and lets the browser show each before the next.
 let waiting = Promise.resolve();
 const pause = () => new Promise((done) => setTimeout(done));
 function enqueue(target) {
@@ -161,7 +161,7 @@ const views = new IntersectionObserver((seen) => {
   }
 }, { rootMargin: "200px" });
 
-// plotly adapts to the width; labels and legend differ on narrow pages.
+// plotly adapts to the width, but labels and legend differ on narrow pages.
 function fitAgain(target) {
   const width = target.querySelector(".plot").clientWidth;
   if (width > 0 && target.dataset.drawn && (width < NARROW) !== target.drawnNarrow) {

@@ -1,4 +1,4 @@
-// A table that can be sorted and filtered. Text is inserted as text, never as HTML. Rows beyond the first hundred are made on request.
+// A table that can be sorted and filtered. Inserts text as text, never as HTML. Shows one hundred rows, the rest on request.
 
 const FIRST_ROWS = 100;
 
@@ -18,12 +18,12 @@ function digits(value) {
   return size >= 1000 ? value.toFixed(0) : value.toPrecision(4);
 }
 
-// A name may break after each underscore.
+// A name with possible line breaks after each underscore.
 function breakable(name) {
   return name.split(/(?<=_)/).flatMap((part) => [part, element("wbr")]);
 }
 
-// Missing values come last in either order.
+// Missing values come last in both orders.
 function ordered(one, other, sign) {
   const missing = (value) => value === null || value === undefined || value === "" || Number.isNaN(value);
   if (missing(one) || missing(other)) return missing(one) - missing(other);
@@ -54,7 +54,7 @@ class DataTable {
 
   clicked(event) {
     const row = event.target.closest("tr");
-    if (event.target.closest("a")) return; // it leads there by itself
+    if (event.target.closest("a")) return; // the browser follows the link
     if (row && !String(getSelection())) this.choose(Number(row.dataset.index));
   }
 
@@ -78,7 +78,7 @@ class DataTable {
     this.draw();
   }
 
-  // Every word must be in the row; `gflops>100` compares a column by its key.
+  // A row must contain every word; `gflops>100` compares a column by its key.
   matches() {
     const tests = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
       const [, key, sign, number] = word.match(/^(\w+)(<=|>=|<|>|=)(-?[\d.]+(?:e-?\d+)?)$/) || [];
@@ -99,7 +99,7 @@ class DataTable {
       head.setAttribute("aria-sort", mine ? (sign > 0 ? "ascending" : "descending") : "none");
     }
     this.body.replaceChildren(...found.slice(0, this.limit).map((row) => this.line(row)));
-    const all = found.length <= this.limit ? found.length : `the first ${this.limit} of ${found.length}, out`;
+    const all = found.length <= this.limit ? found.length : `the first ${this.limit} of ${found.length} matches, out`;
     this.count.textContent = `${all} of ${this.rows.length} rows`;
     this.more.hidden = found.length <= this.limit;
     this.more.textContent = `Show all ${found.length}`;

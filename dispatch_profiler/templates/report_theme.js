@@ -1,12 +1,12 @@
 "use strict";
-// The theme: light or dark, from the system or from the button. It runs before the page is drawn.
+// The theme: light or dark, chosen by the system or with the button. Runs before the page is drawn.
 
 const THEMES = ["system", "light", "dark"];
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 let theme = "system";
 try { theme = THEMES.includes(localStorage.theme) ? localStorage.theme : theme; } catch { /* storage is disabled */ }
 
-let isPrinting = false; // paper is white
+let isPrinting = false; // print in light colours
 const isDark = () => !isPrinting && (theme === "dark" || (theme === "system" && prefersDark.matches));
 
 function showTheme() {

@@ -198,7 +198,7 @@ def test_ctrl_c_keeps_what_was_told(generate, group: bool):
 
     assert stopped.status == 130
     last = stopped.err.splitlines()[-1]
-    assert last == ("compile.py: interrupted; what was finished is kept, and the next run goes on from there")
+    assert last == ("compile.py: interrupted; finished work is kept, and the next run continues from there")
     assert "Traceback" not in stopped.err
     sweep.wait_until_gone()
     compiled = {

@@ -205,5 +205,5 @@ def test_ctrl_c_keeps_what_was_written(run, monkeypatch):
     monkeypatch.setattr(cli, "fitted", interrupt)
     outcome = run("generator", "--m=8", "--n=8", "--k=8", "--lhs=f32,f16")
     assert outcome.status == 130
-    assert "what was finished is kept" in outcome.err
+    assert "finished work is kept" in outcome.err
     assert [entry.operation for entry in load_manifest(Tree(Path())).entries] == [Matmul(8, 8, 8)]

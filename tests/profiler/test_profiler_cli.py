@@ -20,7 +20,7 @@ import pytest
 from dispatch_profiler.dispatches import Tree
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.isolation import WorkerLimits
-from dispatch_profiler.profiler.cli import _tell
+from dispatch_profiler.profiler.cli import _print_notes
 from dispatch_profiler.profiler.evaluation import device_worker, workers
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
@@ -379,7 +379,7 @@ def test_a_manifest_that_was_cut_off_is_refused(tree, refused):
         (("--memory-limit=0",), "but got '0'"),
         (("--seed=-1",), "--seed: expected a whole number of at least 0, but got -1"),
         (("--seed=x",), "invalid int value: 'x'"),
-        (("--build-dir=nowhere",), "there is no iree-run-module with iree-benchmark-module in nowhere"),
+        (("--build-dir=nowhere",), "nowhere does not contain iree-run-module and iree-benchmark-module"),
         (("--format=xml",), "invalid choice: 'xml'"),
         (("--ouput=a.csv",), "did you mean '--output'?"),
         (("--verification=false",), "unrecognized arguments: --verification=false"),
@@ -388,7 +388,7 @@ def test_a_manifest_that_was_cut_off_is_refused(tree, refused):
         (("--output=out.csv", "--tags=card"), "--tags: expected key:value, but got 'card'"),
         (("--output=out.csv", "--tags=a:1,:2"), "--tags: expected key:value, but got ':2'"),
         (("--output=out.csv", "--tags=a:1,a:2"), "--tags: 'a' is given twice"),
-        (("--output=out.csv", "--tags=m:1"), "--tags: 'm' is the name of a column already"),
+        (("--output=out.csv", "--tags=m:1"), "--tags: 'm' is already the name of a column"),
         (("--tags=card",), "--tags: expected key:value, but got 'card'"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, tuple) else "",
@@ -618,7 +618,7 @@ def test_a_device_that_lies_about_time_gives_no_figure_without_a_warning(null_tr
     outcome = run("profiler", "--output=data.csv")
 
     assert says in " ".join(outcome.out.split())
-    assert "1 of 1 figures come with a warning" in outcome.err
+    assert "1 of 1 measurements have a warning" in outcome.err
     (record,) = read_records(Path("data.jsonl"))
     assert any(warning.startswith(says) for warning in record.measurement.warnings)
 
@@ -721,7 +721,7 @@ def test_resume_does_only_what_is_left(null_tree, run):
 
     outcome = run("profiler", "--output=data.csv", "--resume")
 
-    assert f"4 of {len(whole)} dispatches are in data.jsonl already" in outcome.err
+    assert f"4 of {len(whole)} dispatches are already in data.jsonl" in outcome.err
     assert outcome.out.count("Dispatch      :") == len(whole) - 4
     assert [r.dispatch for r in read_records(Path("data.jsonl"))] == [r.dispatch for r in whole]
     assert len(Path("data.csv").read_text().splitlines()) == len(rows)
@@ -732,9 +732,9 @@ def test_resume_does_again_in_cold_mode_what_was_measured_warm(null_tree, run):
     null_tree()
     run("profiler", "--output=data.csv", "--dispatches=*_default")
     again = run("profiler", "--output=data.csv", "--dispatches=*_default", "--resume", "--mode=cold")
-    assert "0 of 1 dispatches are in" in again.err
+    assert "0 of 1 dispatches are already in" in again.err
     once_more = run("profiler", "--output=data.csv", "--dispatches=*_default", "--resume", "--mode=cold")
-    assert "1 of 1 dispatches are in" in once_more.err
+    assert "1 of 1 dispatches are already in" in once_more.err
     modes = [record.measurement.mode for record in read_records(Path("data.jsonl")) if record.measurement]
     assert modes == ["warm", "cold"]
 
@@ -746,7 +746,7 @@ def test_resume_does_again_what_was_made_another_way(null_tree, run):
 
     outcome = run("profiler", "--output=data.csv", "--dispatches=*_default", "--resume", "--seed=7")
 
-    assert "0 of 1 dispatches are in data.jsonl already" in outcome.err
+    assert "0 of 1 dispatches are already in data.jsonl" in outcome.err
     assert [r.provenance.seed for r in read_records(Path("data.jsonl"))] == [2026, 7]
 
 
@@ -833,7 +833,7 @@ def test_what_was_interrupted_is_measured_again_and_the_table_is_complete(null_t
 
     outcome = run("profiler", "--output=data.csv", "--resume", "--format=table")
 
-    assert f"3 of {len(rows)} dispatches are in data.jsonl already" in outcome.err
+    assert f"3 of {len(rows)} dispatches are already in data.jsonl" in outcome.err
     assert all(row["configuration"] in outcome.out for row in rows)
     assert "interrupted" not in outcome.out
     # `vs default` is known though the default was measured by the earlier run.
@@ -853,8 +853,8 @@ def test_resume_does_again_what_was_compiled_with_other_flags(null_tree, run):
     run("profiler", *ONE)
     run("compile", "-j1", "--", "--iree-opt-level=O0")
 
-    assert "0 of 1 dispatches are in data.jsonl already" in run("profiler", *ONE, "--resume").err
-    assert "1 of 1 dispatches are in data.jsonl already" in run("profiler", *ONE, "--resume").err
+    assert "0 of 1 dispatches are already in data.jsonl" in run("profiler", *ONE, "--resume").err
+    assert "1 of 1 dispatches are already in data.jsonl" in run("profiler", *ONE, "--resume").err
 
     first, second = (record.provenance for record in read_records(Path("data.jsonl")))
     assert set(second.flags) - set(first.flags) == {"--iree-opt-level=O0"}
@@ -869,7 +869,7 @@ def test_resume_does_again_what_was_compiled_from_an_edited_source(null_tree, ru
     source.write_text(source.read_text().replace("arith.constant 0.0", "arith.constant 00.0"))
     run("compile", "-j1")
 
-    assert "0 of 1 dispatches are in data.jsonl already" in run("profiler", *ONE, "--resume").err
+    assert "0 of 1 dispatches are already in data.jsonl" in run("profiler", *ONE, "--resume").err
 
 
 @in_process
@@ -881,7 +881,7 @@ def test_resume_does_again_what_a_record_of_version_1_holds(null_tree, run):
     del row["provenance"]["module_key"], row["provenance"]["flags"]
     Path("data.jsonl").write_text(f"{json.dumps({**row, 'version': 1})}\n")
 
-    assert "0 of 1 dispatches are in data.jsonl already" in run("profiler", *ONE, "--resume").err
+    assert "0 of 1 dispatches are already in data.jsonl" in run("profiler", *ONE, "--resume").err
 
 
 @in_process
@@ -890,8 +890,8 @@ def test_resume_does_again_what_was_only_half_done(null_tree, run, less):
     null_tree()
     run("profiler", *ONE, less)
 
-    assert "1 of 1 dispatches are in" in run("profiler", *ONE, "--resume", less).err
-    assert "0 of 1 dispatches are in" in run("profiler", *ONE, "--resume").err
+    assert "1 of 1 dispatches are already in" in run("profiler", *ONE, "--resume", less).err
+    assert "0 of 1 dispatches are already in" in run("profiler", *ONE, "--resume").err
 
 
 @in_process
@@ -906,7 +906,7 @@ def test_top_shortens_the_table_and_keeps_the_default(null_tree, run):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--resume"], "say how to write a file"), (["--top=3"], "--top shortens the table")],
+    [(["--resume"], "require an output file"), (["--top=3"], "--top applies to the table only")],
 )
 def test_options_that_need_another_are_refused(null_tree, run, arguments, message):
     null_tree()
@@ -931,7 +931,7 @@ def test_a_figure_that_time_ran_out_for_is_known_less_well(null_tree, run, monke
     monkeypatch.setattr(device_worker, "take_batch", take_batch)
     null_tree(faults={"*": {"time_ms": 1.0}})
     outcome = run("profiler", "--dispatches=*_default")
-    assert "1 of 1 figures did not reach ±1 % within --budget" in outcome.err
+    assert "1 of 1 measurements did not reach ±1 % within --budget" in outcome.err
 
 
 @pytest.mark.parametrize(("device", "build_dir", "told"), [
@@ -939,8 +939,8 @@ def test_a_figure_that_time_ran_out_for_is_known_less_well(null_tree, run, monke
 ])  # fmt: skip
 def test_a_gpu_that_each_sample_wakes_up_is_told(capsys, device: str, build_dir: Path | None, told: bool):
     """Commands of another build measure it five times too slow."""
-    _tell((device,), Namespace(build_dir=build_dir, mode="warm"), ("iree", "torch"))
-    assert ("its figures are too slow" in capsys.readouterr().err) is told
+    _print_notes((device,), Namespace(build_dir=build_dir, mode="warm"), ("iree", "torch"))
+    assert ("so times are too long" in capsys.readouterr().err) is told
 
 
 @pytest.mark.parametrize(("device", "mode", "providers", "told"), [
@@ -950,5 +950,5 @@ def test_a_gpu_that_each_sample_wakes_up_is_told(capsys, device: str, build_dir:
 def test_where_torch_is_not_timed_like_dispatches_is_told(
     capsys, device: str, mode: str, providers, told: bool
 ):
-    _tell((device,), Namespace(build_dir=None, mode=mode), providers)
-    assert ("torch is called eagerly" in capsys.readouterr().err) is told
+    _print_notes((device,), Namespace(build_dir=None, mode=mode), providers)
+    assert ("torch runs eagerly" in capsys.readouterr().err) is told

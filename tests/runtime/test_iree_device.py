@@ -216,7 +216,7 @@ def test_integer_poison_is_out_of_reach():
 def test_a_build_without_runtime_tools_is_refused(tmp_path: Path):
     (tmp_path / "iree-run-module").touch()
 
-    with pytest.raises(UsageError, match="there is no iree-run-module with iree-benchmark-module"):
+    with pytest.raises(UsageError, match="does not contain iree-run-module and iree-benchmark-module"):
         find_runtime_tools(tmp_path)
 
 

@@ -1,1 +1,1 @@
-"""Comparing two runs, from their records or live."""
+"""Comparison of two runs, from their records or live."""

@@ -1,6 +1,6 @@
-"""`dispatch-profiler compare`: two record files -> what is faster, slower, the same or unclear.
+"""`dispatch-profiler compare`: two record files -> which dispatches are faster, slower, the same or unclear.
 
-With `--live` two generated trees, whose dispatches are measured by paired sampling.
+With `--live`, measures the dispatches of two generated trees by paired sampling.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dispatch_profiler.command import (
     FAILED,
     SUCCESS,
     Parser,
+    add_choice_argument,
     add_selection_arguments,
     folder,
     positive_number,
@@ -51,7 +52,7 @@ from dispatch_profiler.profiler.statistics.sequential_test import SequentialTest
 from dispatch_profiler.streams import WIDEST, printable
 
 PROG = "dispatch-profiler compare"
-#: Outcomes that --fail-on may name; `slower` has a number.
+#: Outcomes that --fail-on accepts, besides `slower` with a percentage.
 _OUTCOMES = {
     outcome.value.replace(" ", "-"): outcome
     for outcome in (Outcome.UNCLEAR, Outcome.FAILED, Outcome.MISSING, Outcome.NOT_MEASURED)
@@ -67,8 +68,8 @@ def _main(options: argparse.Namespace) -> int:
     fail_on = parse_fail_on(options.fail_on)
     if fail_on.slower is not None and fail_on.slower < options.threshold:
         raise UsageError(
-            f"--fail-on=slower:{percent(fail_on.slower)}: below --threshold={percent(options.threshold)}"
-            " two times are the same",
+            f"--fail-on=slower:{percent(fail_on.slower)} is below --threshold={percent(options.threshold)}:"
+            " differences that small count as the same",
             hint=f"add --threshold={percent(fail_on.slower)}",
         )
     output = writable("--output", options.output) if options.output else None
@@ -84,7 +85,7 @@ def _main(options: argparse.Namespace) -> int:
 
 def _recorded(options: argparse.Namespace) -> RunComparison:
     if options.device or options.budget:
-        raise UsageError("--device and --budget say how to measure", hint="add --live")
+        raise UsageError("--device and --budget require --live", hint="add --live")
     return compare_records(
         _chosen(options.base, options.base_dispatches or options.dispatches, options.operation_kind),
         _chosen(options.new, options.new_dispatches or options.dispatches, options.operation_kind),
@@ -139,51 +140,48 @@ def _revisions(side: Iterable[ManifestPair]) -> tuple[str, ...]:
 
 
 def make_parser(prog: str = PROG) -> Parser:
-    """What this command takes."""
+    """The parser of this command."""
     parser = Parser(prog, "Compare two record files that profiler.py --output wrote, or two trees live.")
-    parser.add_argument("base", metavar="BASE", help="record file (.jsonl) that is compared with")
-    parser.add_argument("new", metavar="NEW", help="record file that is compared")
+    parser.add_argument("base", metavar="BASE", help="record file (.jsonl) to compare with")
+    parser.add_argument("new", metavar="NEW", help="record file to compare")
     parser.add_argument(
         "--live", action="store_true",
-        help="BASE and NEW are folders of compiled trees (or one twice): measure each pair by paired sampling",
+        help="BASE and NEW are folders of compiled trees (or the same): measure pairs by paired sampling",
     )  # fmt: skip
-    parser.add_argument("--device", help="with --live: device URI (default: that of the target)")
+    parser.add_argument("--device", help="with --live: device URI (default: the target's)")
     parser.add_argument(
         "--budget", type=positive_number, metavar="SECONDS",
-        help=f"with --live: no longer than this for each pair (default: {LiveOptions.seconds:g})",
+        help=f"with --live: time limit per pair (default: {LiveOptions.seconds:g})",
     )  # fmt: skip
     parser.add_argument(
         "--fail-on", default="", metavar="WHAT,...",
-        help="exit status 1 on any of: slower:3%%, " + ", ".join(_OUTCOMES),
+        help="exit with status 1 on any of: slower:3%%, " + ", ".join(_OUTCOMES),
     )  # fmt: skip
     parser.add_argument(
         "--threshold", type=parse_part, default=0.01, metavar="PERCENT",
-        help="differences up to this are the same (default: 1%%)",
+        help="treat differences up to this as the same (default: 1%%)",
     )  # fmt: skip
     parser.add_argument(
         "--confidence", type=_parse_confidence, metavar="PERCENT",
-        help="of each interval (default: 95%%, with --live 98%%)",
+        help="confidence of each interval (default: 95%%, with --live 98%%)",
     )  # fmt: skip
-    parser.add_argument(
-        "--by", choices=[by.value for by in By], default=By.DISPATCH.value,
-        help="compare what has the same dispatch, or only the same operation (default: %(default)s)",
-    )  # fmt: skip
+    add_choice_argument(parser, "--by", By.DISPATCH, "match records by dispatch, or only by operation")
     add_selection_arguments(parser)
     for side in ("base", "new"):
         parser.add_argument(
             f"--{side}-dispatches",
             default="",
             metavar="PATTERN,...",
-            help=f"--dispatches for {side.upper()} alone",
+            help=f"--dispatches for {side.upper()} only",
         )
     parser.add_argument("--format", choices=list(FORMATS), default="console", help="default: %(default)s")
-    parser.add_argument("-o", "--output", metavar="FILE", help="write there instead of printing")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write to this file instead of printing")
     add_file_arguments(parser)
     return parser
 
 
 def parse_part(text: str) -> float:
-    """`3%` and `0.03` -> 0.03, for argparse: at least 0 and below 1."""
+    """Parse a fraction from 0 to below 1, for argparse: `3%` and `0.03` -> 0.03."""
     number, sign = (text[:-1], 100.0) if text.endswith("%") else (text, 1.0)
     try:
         value = float(number) / sign
@@ -218,7 +216,7 @@ def parse_fail_on(text: str) -> FailOn:
         elif word in _OUTCOMES and not colon:
             outcomes.add(_OUTCOMES[word])
         elif word == "slower" or word in _OUTCOMES:
-            rule = "slower needs a number" if word == "slower" else f"{word} takes no number"
+            rule = "slower requires a percentage" if word == "slower" else f"{word} takes no percentage"
             raise UsageError(f"--fail-on={part}: {rule}", hint="for example --fail-on=slower:3%,failed")
         else:
             known = ("slower:3%", *_OUTCOMES)
@@ -229,7 +227,7 @@ def parse_fail_on(text: str) -> FailOn:
 def _chosen(name: str, patterns: str, kinds: str) -> list[StoredRecord]:
     records = without_interrupted(read_records(folder(name)))
     if not records:
-        raise UsageError(f"{name} holds no records", hint="write some with profiler.py --output=FILE.csv")
+        raise UsageError(f"{name} has no records", hint="create it with profiler.py --output=FILE.csv")
     labels = {kind.label: name for name, kind in KINDS.items()}
     return Selection.parse(patterns, kinds).choose(
         records, lambda record: labels.get(record.op_kind, record.op_kind), lambda record: record.dispatch

@@ -1,7 +1,7 @@
-"""`profile --confirm`: the best configuration of each operation against the default, by paired sampling.
+"""`profile --confirm`: compares the best configurations with the default, by paired sampling.
 
-Figures of a run are taken minutes apart; a pair is measured together, so that what disturbs one side
-disturbs the other.
+During a run, the two are measured minutes apart. Paired sampling measures them together, so that a
+disturbance affects both.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dispatch_profiler.profiler.records.speedup import is_default, median_ms
 
 
 def winners(records: Iterable[StoredRecord], known: Iterable[str]) -> list[tuple[StoredRecord, StoredRecord]]:
-    """The default and what is faster than it and than all others, of each operation on each device.
+    """The default and the best record of each operation on each device, unless the default is best.
 
-    `known` are the names of the dispatches that can be measured again; libraries are not among them.
+    `known` has the names of the dispatches that can be measured again, which excludes libraries.
     """
     names = set(known)
     groups: dict[tuple[str, str], list[StoredRecord]] = {}
@@ -40,9 +40,9 @@ def winners(records: Iterable[StoredRecord], known: Iterable[str]) -> list[tuple
 def confirmations(
     manifest: Manifest, records: Iterable[StoredRecord], options: LiveOptions
 ) -> Iterator[tuple[StoredRecord, Confirmation]]:
-    """The best record of each operation on each device, with what paired sampling says of it.
+    """The best record of each operation on each device, with the result of paired sampling.
 
-    `options` are those of every device. Raises TargetError if a device does not open.
+    `options` apply to every device. Raises TargetError if a device cannot be opened.
     """
     pairs: dict[str, ManifestPair] = {pair[1].dispatch.name: pair for pair in manifest.dispatches()}
     by_device: dict[str, list[tuple[StoredRecord, StoredRecord]]] = {}
@@ -56,11 +56,11 @@ def confirmations(
 
 
 def _confirmation(pair: Pair) -> Confirmation:
-    """A pair as the speed of new: its ratio is of times."""
+    """Convert a pair's ratio of times, new over base, to the speed of new."""
     if pair.ratio is None:
         return Confirmation(pair.outcome.value, pair.reason)
     value, low, high = pair.ratio.value, pair.ratio.low, pair.ratio.high
-    # An end that nothing is known of is 0 or infinite.
+    # An unknown end is 0 or infinite.
     return Confirmation(
         pair.outcome.value, pair.reason, 1.0 / value, 1.0 / high, 1.0 / low if low > 0.0 else None
     )

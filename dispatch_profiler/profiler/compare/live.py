@@ -1,4 +1,4 @@
-"""`compare --live`: the dispatches of two trees, each pair by paired sampling in one process."""
+"""`compare --live`: compares the dispatches of two trees, each pair by paired sampling in one process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dispatch_profiler.profiler.verification.verified_hashes import Expected
 
 @dataclass(frozen=True)
 class LiveOptions:
-    """`seconds` is what one pair may take, `limit_seconds` more than that is a hang."""
+    """`seconds` is the time limit of a pair; one that exceeds it by `limit_seconds` counts as hung."""
 
     device: str
     sequential_test: SequentialTestOptions = SequentialTestOptions()
@@ -37,15 +37,15 @@ class LiveOptions:
 def match(
     base: Iterable[ManifestPair], new: Iterable[ManifestPair], by: By
 ) -> list[tuple[ManifestPair, ManifestPair]]:
-    """What is on both sides, in the order of `new`.
+    """Pairs of dispatches that are in both, in the order of `new`.
 
-    Raises UsageError if nothing is, or if several dispatches of a side share what they are matched by.
+    Raises UsageError if there are none, or if several dispatches of one side have the same key.
     """
     sides = [_keyed(side, name, by) for side, name in ((base, "base"), (new, "new"))]
     found = [(sides[0][key], entry) for key, entry in sides[1].items() if key in sides[0]]
     if not found:
         hint = "compare one configuration with another by --by=operation" if by is By.DISPATCH else ""
-        raise UsageError(f"no {by.value} is both in base and in new", hint=hint)
+        raise UsageError(f"no {by.value} is in both base and new", hint=hint)
     return found
 
 
@@ -56,14 +56,14 @@ def _keyed(entries: Iterable[ManifestPair], side: str, by: By) -> dict[str, Mani
         if key in found:
             raise UsageError(
                 f"{side} has more than one configuration of {key}",
-                hint="choose one a side with --base-dispatches=PATTERN and --new-dispatches=PATTERN",
+                hint="choose one per side with --base-dispatches=PATTERN and --new-dispatches=PATTERN",
             )
         found[key] = entry, dispatch
     return found
 
 
 class LiveComparison:
-    """Compares pairs. Kernels run in a worker process that owns the device; another checks results."""
+    """Compares pairs. One worker process owns the device and runs the kernels; another checks the results."""
 
     def __init__(self, base: Manifest, new: Manifest, options: LiveOptions) -> None:
         self._options = options
@@ -79,7 +79,7 @@ class LiveComparison:
         )
 
     def pairs(self, matched: Iterable[tuple[ManifestPair, ManifestPair]]) -> Iterator[Pair]:
-        """The outcome of each, as it finishes. Raises TargetError if the device does not open."""
+        """Yield the outcome of each pair as it finishes. Raises TargetError if the device does not open."""
         self._worker.call(device_worker.ready)
         for base, new in matched:
             yield self._pair({Side.BASE: base, Side.NEW: new})
@@ -123,7 +123,7 @@ class LiveComparison:
         )  # fmt: skip
 
     def _wrong(self, operation: Operation, output: tuple[np.ndarray, ...]) -> str:
-        """What is wrong with a result; empty if nothing is. Raises ShapeMismatch and ToolError."""
+        """What is wrong with a result; empty if it is correct. Raises ShapeMismatch and ToolError."""
         comparison = self._checker.call(device_worker.check, Expected(operation, Distribution.REALS), output)
         return "" if comparison.passed else f"FAILED ({comparison.message})"
 

@@ -1,4 +1,4 @@
-"""Pairs two sets of records, with an outcome for each pair."""
+"""Pairs two sets of records, and determines the outcome of each pair."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dispatch_profiler.profiler.statistics.comparison import (
 )
 from dispatch_profiler.runtime import DeviceUri
 
-#: Counts of executions, and lengths of samples, that differ by more are another way of measuring.
+#: Execution counts, and sample lengths, that differ by a larger factor were chosen in different ways.
 _ALIKE = 2.0
 
 
@@ -32,13 +32,13 @@ class By(str, Enum):
     """What two records must share to be compared."""
 
     DISPATCH = "dispatch"
-    #: Whatever the configurations are: for one configuration against another.
+    #: For comparing one configuration with another.
     OPERATION = "operation"
 
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """`threshold` is the relative difference up to which two times are the same."""
+    """`threshold` is the largest relative difference that counts as the same."""
 
     threshold: float = 0.01
     confidence: float = 0.95
@@ -47,9 +47,9 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class Pair:
-    """New compared with base: an outcome with its reason, and a ratio or None.
+    """A comparison of new with base: an outcome with its reason, and a ratio of times, new over base.
 
-    `ratio` is None if one side has no samples. `base_ms` and `new_ms` are the centres of the sides.
+    `ratio` is None if a side has no samples. `base_ms` and `new_ms` are the sides' centres in ms.
     """
 
     name: str
@@ -65,96 +65,96 @@ class Pair:
 
 @dataclass(frozen=True)
 class SideSummary:
-    """Where one side's records come from: every device, target and revision that they name."""
+    """The origins of one side's records: all devices, targets and revisions."""
 
     name: str
     devices: tuple[str, ...]
     targets: tuple[str, ...]
     revisions: tuple[str, ...]
-    #: As far as they are known.
+    #: Known machines only.
     machines: tuple[Machine, ...] = ()
     seeds: tuple[int, ...] = ()
-    #: What the caches held: `warm` or `cold`.
+    #: State of the caches: `warm` or `cold`.
     modes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Every pair of two sets of records, in the order of base; what only new has comes last."""
+    """All pairs of two sets of records, in the order of base, followed by those that only new has."""
 
     base: SideSummary
     new: SideSummary
     pairs: tuple[Pair, ...]
     options: CompareOptions
-    #: Have all pairs two runs or more on both sides?
+    #: True if all pairs have at least two runs on both sides.
     repeated: bool
-    #: Was it paired sampling?
+    #: True if measured by paired sampling.
     live: bool = False
-    #: What the two sides do not share, beside machines and devices: `seed: 3 against 7`.
+    #: Other differences between the sides, besides machines and devices: `seed: 3 vs. 7`.
     differences: tuple[str, ...] = ()
 
     @property
     def mean(self) -> Ratio | None:
-        """Geometric mean of all ratios there are, for just these dispatches."""
+        """Geometric mean of all ratios; None without any."""
         return geometric_mean(pair.ratio for pair in self.pairs if pair.ratio is not None)
 
     @property
     def counts(self) -> Mapping[Outcome, int]:
-        """How many pairs there are of each outcome, in the order of `Outcome`."""
+        """Number of pairs with each outcome, in the order of `Outcome`."""
         found = Counter(pair.outcome for pair in self.pairs)
         return {outcome: found[outcome] for outcome in Outcome if found[outcome]}
 
     @property
     def unlike(self) -> str:
-        """One sentence if the sides were measured on machines or devices that are not alike; else empty."""
-        if told := self._unlike_devices:
-            return told
+        """A warning if the sides were measured on different machines or devices; else empty."""
+        if warning := self._different_devices:
+            return warning
         both = [side.machines for side in (self.base, self.new)]
         if not all(both) or {*both[0]} == {*both[1]}:
             return ""
         if any(len(machines) > 1 for machines in both):
             return "The sides were not measured on the same machines."
         found = both[0][0].differences(both[1][0])
-        return f"The sides were measured on unlike machines: {'; '.join(found)}." if found else ""
+        return f"The sides were measured on different machines: {'; '.join(found)}." if found else ""
 
     @property
-    def _unlike_devices(self) -> str:
-        """`cuda://0` and `cuda://1` are alike if they are GPUs of one name, which machines tell."""
+    def _different_devices(self) -> str:
+        """Compares drivers only: whether `cuda://0` and `cuda://1` are the same GPU, the machines show."""
         kinds = [
             {DeviceUri.parse(device).driver for device in side.devices} for side in (self.base, self.new)
         ]
         if not all(kinds) or (kinds[0] == kinds[1] and len(kinds[0]) == 1):
             return ""
         if any(len(found) > 1 for found in kinds):
-            return "The sides were not measured on one device each: figures of unlike devices are together."
+            return "At least one side combines measurements from different devices."
         one, other = (next(iter(found)) for found in kinds)
-        return f"The sides were measured on unlike devices: {one} against {other}."
+        return f"The sides were measured on different devices: {one} vs. {other}."
 
     @property
     def caveat(self) -> str:
         """One sentence on what the intervals cover."""
         if self.live:
             return (
-                "Both sides were measured by paired sampling in one process: the intervals cover its noise, not how"
-                " another process would place code and data."
+                "Both sides were measured by paired sampling in one process: the intervals cover the noise of"
+                " that process, but not the placement of code and data in another one."
             )
         if self.repeated:
             return "The intervals cover the noise between the runs in the two files."
         return (
-            "The intervals cover the noise within each run, not what differs from run to run (clocks, memory"
-            " layout, other load); append runs to both files to cover that too."
+            "The intervals cover the noise within each run, but not differences between runs (clocks, memory"
+            " layout, other load). Append runs to both files to cover those too."
         )
 
 
 @dataclass(frozen=True)
 class FailOn:
-    """What makes the exit status 1: outcomes, and `slower` from a relative difference on."""
+    """What makes the exit status 1: outcomes, and `slower` by at least a relative difference."""
 
     slower: float | None = None
     outcomes: frozenset[Outcome] = frozenset()
 
     def applies(self, pair: Pair) -> bool:
-        """Does this pair make the comparison fail?"""
+        """True if this pair makes the comparison fail."""
         if pair.outcome is Outcome.SLOWER and self.slower is not None and pair.ratio is not None:
             return pair.ratio.value >= 1.0 + self.slower
         return pair.outcome in self.outcomes
@@ -170,16 +170,16 @@ def compare_records(
     options: CompareOptions,
     names: tuple[str, str] = ("base", "new"),
 ) -> RunComparison:
-    """Compare what has the same dispatch (or operation) and provider.
+    """Compare records with the same dispatch (or operation) and provider.
 
-    Several records of a dispatch on one side are runs of it, each as good as the other.
-    Raises UsageError if nothing is on both sides, or if several dispatches of one side would have
-    to be compared with one.
+    Several records of a dispatch on one side are equivalent runs of it.
+    Raises UsageError if the sides share nothing, or if several dispatches of one side would be
+    compared with one of the other.
     """
     sides = _grouped(base, names[0], options.by), _grouped(new, names[1], options.by)
     if not sides[0].keys() & sides[1].keys():
         hint = "compare one configuration with another by --by=operation" if options.by is By.DISPATCH else ""
-        raise UsageError(f"no {options.by.value} is both in {names[0]} and in {names[1]}", hint=hint)
+        raise UsageError(f"no {options.by.value} is in both {names[0]} and {names[1]}", hint=hint)
     keys = dict.fromkeys([*sides[0], *sides[1]])
     pairs = tuple(_pair(sides[0].get(key, []), sides[1].get(key, []), options) for key in keys)
     runs = [
@@ -200,14 +200,14 @@ def compare_records(
 
 
 def distinct(texts: Iterable[str]) -> tuple[str, ...]:
-    """Each text once, in the order of their first uses."""
+    """Each text once, in order of first occurrence."""
     return tuple(dict.fromkeys(texts))
 
 
 def side_differences(
     base: SideSummary, new: SideSummary, both: Sequence[tuple[Provenance, Provenance]]
 ) -> tuple[str, ...]:
-    """What the sides do not share; `both` are the origins of the dispatches that both have."""
+    """Differences between the sides; `both` has the origins of the dispatches that are on both."""
     settings: tuple[tuple[str, Sequence[object], Sequence[object]], ...] = (
         ("target", base.targets, new.targets),
         ("software", base.revisions, new.revisions),
@@ -215,7 +215,7 @@ def side_differences(
         ("caches", base.modes, new.modes),
     )
     found = [
-        f"{name}: {_listed(one)} against {_listed(other)}"
+        f"{name}: {_listed(one)} vs. {_listed(other)}"
         for name, one, other in settings
         if one and other and set(one) != set(other)
     ]
@@ -230,7 +230,7 @@ def _listed(values: Iterable[object]) -> str:
 
 
 def _flag_differences(both: Sequence[tuple[Provenance, Provenance]]) -> list[str]:
-    """`flags: only new has --iree-opt-level=O0`; nothing for records that do not tell their flags."""
+    """`flags: only new has --iree-opt-level=O0`. Skips records of version 1, which lack flags."""
     known = [pair for pair in both if all(origin.module_key for origin in pair)]
     only_base = dict.fromkeys(flag for one, other in known for flag in one.flags if flag not in other.flags)
     only_new = dict.fromkeys(flag for one, other in known for flag in other.flags if flag not in one.flags)
@@ -254,14 +254,14 @@ def _grouped(records: Iterable[StoredRecord], name: str, by: By) -> Groups:
             raise UsageError(
                 f"{name} has more than one configuration of {label}:"
                 f" {runs[0].configuration}, {record.configuration}",
-                hint="choose one a side with --base-dispatches=PATTERN and --new-dispatches=PATTERN",
+                hint="choose one per side with --base-dispatches=PATTERN and --new-dispatches=PATTERN",
             )
         runs.append(record)
     return groups
 
 
 def _pair(base: list[StoredRecord], new: list[StoredRecord], options: CompareOptions) -> Pair:
-    """The runs of one dispatch on both sides; one of them may be empty."""
+    """Pair the runs of one dispatch on both sides; one side may be empty."""
     some = (new or base)[-1]
     one, other = (base or new)[-1].configuration, some.configuration
     configuration = one if one == other else f"{one} -> {other}"
@@ -274,7 +274,7 @@ def _pair(base: list[StoredRecord], new: list[StoredRecord], options: CompareOpt
 
 
 def _without_samples(base: list[StoredRecord], new: list[StoredRecord]) -> tuple[Outcome, str]:
-    """What can be said without a ratio; `unclear` without a reason if there is one to be had."""
+    """The outcome if no ratio can be computed; UNCLEAR without a reason if one can."""
     if not new:
         return Outcome.MISSING, "not in new"
     if not base:
@@ -295,13 +295,13 @@ def _without_samples(base: list[StoredRecord], new: list[StoredRecord]) -> tuple
         if any(not 0.0 < sample < math.inf for run in _samples(runs) for sample in run):
             return (
                 Outcome.UNCLEAR,
-                f"{side} has a sample that is no time above 0: its clock cannot be trusted",
+                f"{side} has a sample that is not a positive time: its clock cannot be trusted",
             )
     return Outcome.UNCLEAR, ""
 
 
 def _compared(pair: Pair, base: list[StoredRecord], new: list[StoredRecord], options: CompareOptions) -> Pair:
-    """The pair with its ratio, and the outcome that follows."""
+    """The pair with its ratio and the resulting outcome."""
     one, other = (location_of_runs(_samples(runs), options.confidence) for runs in (base, new))
     found = ratio(one, other)
     needed = needed_samples(options.confidence)
@@ -314,7 +314,7 @@ def _compared(pair: Pair, base: list[StoredRecord], new: list[StoredRecord], opt
     reasons = too_few or [found.reason(options.threshold)]
     reasons += _measured_differently(base[-1], new[-1])
     for side, runs in (("base", base), ("new", new)):
-        reasons += [f"{side} was warned of: {text}" for text in _warnings(runs)]
+        reasons += [f"warning in {side}: {text}" for text in _warnings(runs)]
     return replace(
         pair,
         outcome=outcome,
@@ -326,29 +326,29 @@ def _compared(pair: Pair, base: list[StoredRecord], new: list[StoredRecord], opt
 
 
 def _too_few(side: str, runs: list[StoredRecord], found: Location, needed: int) -> str:
-    """Why the samples of one side carry no interval; empty if they do."""
+    """Why the samples of one side do not allow an interval; empty if they do."""
     measured = _samples(runs)
     if len(measured) > 1 or found.independent >= needed:
         return ""
     count = len(measured[0])
     if count < needed:
-        return f"{side} has {count} of the {needed} samples that are needed"
+        return f"{side} has {count} samples, but at least {needed} are required"
     return f"the {count} samples of {side} are autocorrelated (drift?): effective sample size {found.independent:.1f}"
 
 
 def _measured_differently(base: StoredRecord, new: StoredRecord) -> list[str]:
-    """What the two measurements do not share, apart from what a comparison is for (compiler, target)."""
+    """Differences in how the two were measured, other than those under comparison (compiler, target)."""
     one, other = base.measurement, new.measurement
     found = []
     if base.provenance.device != new.provenance.device:
-        found.append(f"device {base.provenance.device} against {new.provenance.device}")
+        found.append(f"device {base.provenance.device} vs. {new.provenance.device}")
     if one is None or other is None:
         return [f"measured differently: {', '.join(found)}"] if found else []
     if one.mode != other.mode:
-        found.append(f"{one.mode} against {other.mode} caches")
-    # As many executions as fill a set time is one way of measuring, a set number of them another.
+        found.append(f"{one.mode} vs. {other.mode} caches")
+    # Executions per sample are fixed, or chosen to fill a fixed time: only one of the two may differ.
     if _differ(one.executions, other.executions) and _differ(_sample_ms(one), _sample_ms(other)):
-        found.append(f"samples of {one.executions} against {other.executions} executions")
+        found.append(f"samples of {one.executions} vs. {other.executions} executions")
     return [f"measured differently: {', '.join(found)}"] if found else []
 
 
@@ -361,7 +361,7 @@ def _differ(one: float, other: float) -> bool:
 
 
 def _measurements(runs: Iterable[StoredRecord]) -> list[Measurement]:
-    """Those of runs that went well; an earlier failure is no figure."""
+    """The measurements of successful runs."""
     return [
         run.measurement
         for run in runs
@@ -378,7 +378,7 @@ def _warnings(runs: Iterable[StoredRecord]) -> list[str]:
 
 
 def _median(runs: Sequence[StoredRecord]) -> float | None:
-    """What a side without a partner took, if it is known."""
+    """The median of a side without a partner; None if unknown."""
     found = _measurements(runs)
     return found[-1].median_ms if found else None
 

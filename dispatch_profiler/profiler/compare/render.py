@@ -1,4 +1,4 @@
-"""A comparison as people and programs read it: console, Markdown, JUnit."""
+"""A comparison as console text, Markdown and JUnit."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dispatch_profiler.profiler.compare.pairing import FailOn, Pair, RunComparis
 from dispatch_profiler.profiler.records.record import PROVIDER, kernel_name
 from dispatch_profiler.profiler.statistics.comparison import Outcome, Ratio, percent
 
-#: Off a terminal.
+#: Default width, in columns, where output is not a terminal.
 WIDTH = 80
 _INDENT = "  "
-#: Outcomes that JUnit calls skipped: nothing was found out about the speed.
+#: Outcomes that become skipped tests in JUnit, because the speed is unknown.
 _SKIPPED = (Outcome.UNCLEAR, Outcome.FAILED, Outcome.MISSING, Outcome.ADDED, Outcome.NOT_MEASURED)
 
 
 def console(comparison: RunComparison, fail_on: FailOn, width: int = WIDTH) -> str:
-    """Every operation with its dispatches and their reasons, then the sums.
+    """Every operation with its dispatches and their reasons, followed by the summary.
 
-    Names stand behind the figures where all fit into `width` columns, else on lines of their own.
+    Names follow the figures if all lines fit into `width` columns, else they are on separate lines.
     """
     rows = {id(pair): _figures(pair) for pair in comparison.pairs}
     head = _columns(
@@ -43,7 +43,7 @@ def console(comparison: RunComparison, fail_on: FailOn, width: int = WIDTH) -> s
 
 
 def markdown(comparison: RunComparison, fail_on: FailOn) -> str:
-    """A table with a row for each dispatch, and the sums above it: for a pull request."""
+    """The summary, followed by a table with a row for each dispatch; for example for a pull request."""
     interval = f"{percent(comparison.options.confidence)} interval"
     head = ("Outcome", "Ratio", interval, "Base (ms)", "New (ms)", "Dispatch", "Reason")
     rows = []
@@ -60,7 +60,7 @@ def markdown(comparison: RunComparison, fail_on: FailOn) -> str:
 
 
 def junit(comparison: RunComparison, fail_on: FailOn) -> str:
-    """A test case for each dispatch: what `fail_on` names is a failure, what is not known is skipped."""
+    """A test case for each dispatch: failed if `fail_on` applies, skipped if the outcome is unknown."""
     cases = []
     for pair in comparison.pairs:
         message = f"{pair.outcome.value}: {pair.reason}"
@@ -79,14 +79,14 @@ def junit(comparison: RunComparison, fail_on: FailOn) -> str:
     return junit_xml(name, cases, _properties(comparison))
 
 
-#: Each form a comparison can be written in.
+#: Output formats.
 FORMATS: Mapping[str, Callable[[RunComparison, FailOn], str]] = {
     "console": console,
     "markdown": markdown,
     "junit": junit,
 }
 
-# -- what the forms share --------------------------------------------------------------------------
+# -- shared by the formats -------------------------------------------------------------------------
 
 
 def _heading(comparison: RunComparison) -> list[str]:
@@ -101,19 +101,17 @@ def _side(label: str, side: SideSummary) -> str:
 
 
 def summary(comparison: RunComparison, fail_on: FailOn) -> list[str]:
-    """The sums, in sentences."""
+    """Sentences with the counts, the mean, caveats and failures."""
     counts = ", ".join(f"{count} {outcome.value}" for outcome, count in comparison.counts.items())
-    lines = [f"{counts}; differences up to {percent(comparison.options.threshold)} are the same."]
+    lines = [f"{counts}; differences up to {percent(comparison.options.threshold)} count as the same."]
     mean = comparison.mean
     if mean is not None:
         of = sum(pair.ratio is not None for pair in comparison.pairs)
-        lines.append(
-            f"Geometric mean of {of}: {_ratio(mean)} ({_interval(mean)}); above 1 new takes more time."
-        )
+        lines.append(f"Geometric mean of {of}: {_ratio(mean)} ({_interval(mean)}); above 1, new is slower.")
     lines += filter(None, (comparison.unlike, comparison.caveat))
     failing = [pair.name for pair in comparison.pairs if fail_on.applies(pair)]
     if failing:
-        lines.append(f"Fails by --fail-on: {', '.join(failing)}.")
+        lines.append(f"Failed by --fail-on: {', '.join(failing)}.")
     return lines
 
 
@@ -166,7 +164,7 @@ def _time(milliseconds: float | None) -> str:
 
 
 def _wrapped(text: str, width: int, indent: str) -> str:
-    """`text` on lines of `width`; a name that is longer stays whole, so that it can be copied."""
+    """`text` on lines of `width` columns; longer names are not broken, so that they can be copied."""
     return textwrap.fill(
         " ".join(text.split()),
         max(width, 40),

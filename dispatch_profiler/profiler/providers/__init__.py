@@ -1,1 +1,1 @@
-"""Libraries that compute the same operations: what IREE's dispatches are compared with."""
+"""Libraries that compute the same operations, for comparison with IREE's dispatches."""

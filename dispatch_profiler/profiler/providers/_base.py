@@ -1,4 +1,4 @@
-"""What every library offers to the worker that measures it."""
+"""The protocol of libraries."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dispatch_profiler.runtime import RunError
 
 
 class NotSupported(RunError):
-    """The library has nothing that computes this operation as it is defined."""
+    """The library has no function that computes this operation as defined."""
 
 
 class Library(Protocol):
-    """A library on one device: a `Device` that is a `Program`, too."""
+    """A library on one device: both a `Device` and a `Program`."""
 
     @property
     def version(self) -> str:
-        """What computes: `numpy 2.4.6 (OpenBLAS 0.3.31, Haswell)`."""
+        """The library with its backends: `numpy 2.4.6 (OpenBLAS 0.3.31, Haswell)`."""
 
     @property
     def cache_bytes(self) -> int:
@@ -29,16 +29,16 @@ class Library(Protocol):
 
     @property
     def repeats(self) -> bool:
-        """Can a call be many executions, as that of a profile vmfb is?"""
+        """True if one call can run many executions, like a profile vmfb."""
 
     def load_repeated(self, count: int) -> LoadedKernels:
-        """Kernels that do `count` executions in a call, if it `repeats`."""
+        """Kernels that run `count` executions per call. Only if `repeats`."""
 
     def load(self, vmfb: bytes) -> Library:
-        """Itself: there is nothing to load."""
+        """Returns the library itself: there is nothing to load."""
 
     def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
-        """See `Device.put`; laid out as the library wants constants. Raises NotSupported."""
+        """See `Device.put`; constants are stored in the library's preferred layout. Raises NotSupported."""
 
     def bind(self, function: str, *operands: Operands) -> KernelCall:
-        """See `Program.bind`; `function` is of no use. Raises NotSupported."""
+        """See `Program.bind`; `function` is ignored. Raises NotSupported."""

@@ -1,8 +1,8 @@
-"""Libraries that compute the same operations: what IREE's dispatches are compared with.
+"""Libraries that compute the same operations, for comparison with IREE's dispatches.
 
-A library is to the profiler as a device with a loaded vmfb is: it binds calls, and those are timed and
-verified as any other. A new one is a file beside `numpy_library.py`, its methods in `LIBRARY_METHODS` and a
-line in `open_library`.
+To the profiler, a library behaves like a device with a loaded vmfb: it binds calls, which are timed and
+verified like any others. To add one, add a file like `numpy_library.py`, its methods in
+`LIBRARY_METHODS`, and a line in `open_library`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dispatch_profiler.operations import ContractFunction
 from dispatch_profiler.profiler.providers._base import Library
 from dispatch_profiler.runtime import DeviceUri
 
-#: Library -> kind of operation -> what of the library computes it. What is not named it cannot do.
+#: Library -> kind of operation -> the method that computes it. Other kinds are not supported.
 LIBRARY_METHODS: Mapping[str, Mapping[str, str]] = {
     "numpy": {"matmul": "matmul", "batch_matmul": "matmul", "conv2d": "im2col"},
     "torch": {"matmul": "matmul", "batch_matmul": "matmul", "conv2d": "conv2d"},
@@ -23,9 +23,9 @@ LIBRARY_METHODS: Mapping[str, Mapping[str, str]] = {
 
 
 def open_library(name: str, device: str, threads: int) -> Library:
-    """The library called `name`, on the hardware of the device URI `device`.
+    """Open the library `name` on the device with the URI `device`.
 
-    Raises UsageError if it does not run there, MissingDependency if it is not installed.
+    Raises UsageError if it cannot run there, MissingDependency if it is not installed.
     """
     if name == "numpy":
         if DeviceUri.parse(device).is_gpu:
@@ -40,7 +40,7 @@ def open_library(name: str, device: str, threads: int) -> Library:
 
 @cache
 def open_contraction(device: str) -> ContractFunction | None:
-    """What contracts in float64 on the device URI, a GPU; None where torch does not run there."""
+    """A contraction in float64 on the GPU `device`; None for other devices, or where torch cannot use it."""
     if not device or not DeviceUri.parse(device).is_gpu:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Kernel providers: IREE and libraries."""
+"""Providers of kernels: IREE and libraries."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.providers.libraries import LIBRARY_METHODS
 from dispatch_profiler.profiler.records.speedup import DEFAULT_REFERENCE
 
-#: The dispatches of the tree.
+#: Provider of the tree's dispatches.
 IREE = "iree"
 PROVIDERS = (IREE, *LIBRARY_METHODS)
 
-#: A dispatch of a tree, with the operation that it belongs to.
+#: A dispatch of a tree, and its operation.
 ManifestPair = tuple[OperationEntry, DispatchEntry]
 
 
 @dataclass(frozen=True)
 class LibraryCall(Configuration):
-    """An operation as `library` does it, by its `method`; nothing of it is generated or compiled."""
+    """An operation computed by a `method` of `library`; nothing is generated or compiled for it."""
 
     kind: ClassVar[str] = "library"
 
@@ -41,11 +41,11 @@ class LibraryCall(Configuration):
         return f"{self.library}_{self.method}" if self.method else self.library
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
-        return None if self.method else f"{self.library} computes no {operation.kind} here"
+        return None if self.method else f"{self.library} does not support {operation.kind}"
 
 
 def parse_providers(text: str) -> tuple[str, ...]:
-    """`iree,torch` -> ("iree", "torch"). UsageError for one that is not known, named twice or empty."""
+    """`iree,torch` -> ("iree", "torch"). Raises UsageError for unknown, repeated and empty names."""
     names = tuple(part.strip() for part in text.split(","))
     for name in names:
         if name not in PROVIDERS:
@@ -56,19 +56,19 @@ def parse_providers(text: str) -> tuple[str, ...]:
 
 
 def check_installed(providers: Iterable[str]) -> None:
-    """MissingDependency for a library that this Python does not have; nothing is imported."""
+    """Raise MissingDependency if a library is not installed. Nothing is imported."""
     for name in providers:
         if name != IREE and importlib.util.find_spec(name) is None:
             raise MissingDependency(
                 f"--providers: {name} is not installed",
-                hint=f"python -m pip install {name}, or leave it out",
+                hint=f"run python -m pip install {name}, or remove it from --providers",
             )
 
 
 def choose_reference(text: str | None, providers: Sequence[str]) -> str:
-    """What speeds are relative to: `text`, or the first library, or the compiler's default.
+    """The reference for speedups: `text`, else the first library, else the compiler's default.
 
-    Raises UsageError if that is not measured.
+    Raises UsageError if `text` is not measured.
     """
     libraries = [name for name in providers if name != IREE]
     if text is None:
@@ -86,9 +86,9 @@ def choose_reference(text: str | None, providers: Sequence[str]) -> str:
 
 
 def with_providers(pairs: Iterable[ManifestPair], providers: Sequence[str]) -> list[ManifestPair]:
-    """Everything to be profiled: dispatches of the tree, and a call of each library for each operation.
+    """All dispatches to profile: those of the tree, and one call per library and operation.
 
-    What others are compared with comes first within an operation: the default, then the libraries.
+    Within an operation, baselines come first: the default, then the libraries.
 
         tiles, default, tiles; torch  ->  default, torch, tiles, tiles
     """

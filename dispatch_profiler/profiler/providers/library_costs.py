@@ -1,4 +1,4 @@
-"""What a library's calls cost: eagerly beside graphs, and for a problem that is next to nothing."""
+"""The cost of library calls: an eager call where graphs are timed, and a call with almost no work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EAGER_SAMPLES = 5
 
 
 def eager_ms(library: Library, operands: Operands) -> float:
-    """Milliseconds of one eager execution, if the library is timed in another way; else 0."""
+    """Milliseconds of one eager execution if the library is timed in graphs; else 0."""
     if not library.repeats:
         return 0.0
     call = library.load(b"").bind("", operands)
@@ -26,9 +26,9 @@ def eager_ms(library: Library, operands: Operands) -> float:
 
 
 def library_call_ms(library: Library, operation: Operation) -> float:
-    """Milliseconds of a call on a problem of extent 1: what a call costs beside its work.
+    """Milliseconds of a call on a problem of extent 1: the overhead of a call.
 
-    0 where calls are repeated, and of an operation that has no such problem.
+    0 if calls are repeated, or if the operation has no such problem.
     """
     contraction = operation.contraction
     if library.repeats or contraction is None:

@@ -1,4 +1,4 @@
-"""numpy: products by its BLAS, convolutions as im2col and a product. Results land in our buffers."""
+"""numpy: products with its BLAS, convolutions as im2col and a product. Results go to our own buffers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from dispatch_profiler.profiler.verification.poison import poison
 from dispatch_profiler.runtime._base import raw_clock
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
 
-#: numpy hands these to BLAS; its own loops for other types are hundreds of times slower.
+#: Types that numpy passes to BLAS. Its own loops for other types are hundreds of times slower.
 _BLAS_TYPES = ("f32", "f64")
-#: (lhs, rhs, sums) -> nothing: the contraction, into `sums`.
+#: (lhs, rhs, sums) -> None: writes the contraction to `sums`.
 Product = Callable[[np.ndarray, np.ndarray, np.ndarray], object]
-#: Something done to sums in place.
+#: Modifies the sums in place.
 Activation = Callable[[np.ndarray], object]
 
 
@@ -36,7 +36,7 @@ class NumpyLibrary:
 
     @property
     def version(self) -> str:
-        """See `Library.version`, with the kernels that OpenBLAS chose for this CPU."""
+        """See `Library.version`. Includes the CPU whose kernels OpenBLAS chose."""
         configured = cast("dict[str, Any]", np.show_config(mode="dicts"))
         built = configured.get("Build Dependencies", {}).get("blas", {})
         name = str(built.get("name", "unknown BLAS")).removeprefix("scipy-").replace("openblas", "OpenBLAS")
@@ -47,7 +47,7 @@ class NumpyLibrary:
     repeats = False
 
     def load_repeated(self, count: int) -> NumpyLibrary:
-        """See `Library.load_repeated`: one execution in a call."""
+        """See `Library.load_repeated`: one execution per call."""
         return self
 
     def load(self, vmfb: bytes) -> NumpyLibrary:
@@ -55,7 +55,7 @@ class NumpyLibrary:
         return self
 
     def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
-        """See `Library.put`: operands as views that BLAS reads as they lie, and the result."""
+        """See `Library.put`: operands as views that BLAS reads without a copy, and memory for the result."""
         contraction = _contraction(operation)
         lhs, rhs, *bias = (np.array(array, order="C") for array in inputs)
         product, convolution = operation.product, operation.convolution
@@ -74,7 +74,7 @@ class NumpyLibrary:
 
 
 class NumpyCall:
-    """See `KernelCall`. Everything is written into memory that is there already."""
+    """See `KernelCall`. All output goes to preallocated memory."""
 
     def __init__(self, operands: Sequence[Operands]) -> None:
         self._first = operands[0]
@@ -104,24 +104,24 @@ class NumpyCall:
 
 
 def _contraction(operation: Operation) -> Contraction:
-    """`operation`, if numpy has a BLAS for it; raises NotSupported otherwise."""
+    """The operation as a contraction. Raises NotSupported if it is none, or if numpy has no BLAS for it."""
     contraction = operation.contraction
     if contraction is None:
-        raise NotSupported(f"numpy computes no {operation.kind} here")
+        raise NotSupported(f"numpy does not support {operation.kind}")
     if contraction.types.lhs not in _BLAS_TYPES:
         raise NotSupported(
-            f"numpy has no BLAS for {contraction.types.lhs}: its own loops tell nothing of the CPU"
+            f"numpy has no BLAS for {contraction.types.lhs}, and its own loops are not a useful reference"
         )
     return contraction
 
 
 def _computation(operation: Operation) -> Callable[..., None]:
-    """(lhs, rhs[, bias], result) -> nothing: the operation, into `result`."""
+    """(lhs, rhs[, bias], result) -> None: writes the operation's result to `result`."""
     contraction = _contraction(operation)
     types, convolution = contraction.types, operation.convolution
     contract = _convolution(convolution, types.input.dtype) if convolution else _product
     activate = _activation(contraction)
-    # Sums are held in the type of the inputs, and rounded to a narrower result once.
+    # Sums have the type of the inputs; a narrower result is rounded once.
     held = None if types.lhs == types.result else np.empty(contraction.result.shape, types.input.dtype)
 
     def compute(lhs: np.ndarray, rhs: np.ndarray, *rest: np.ndarray) -> None:
@@ -138,12 +138,12 @@ def _computation(operation: Operation) -> Callable[..., None]:
 
 
 def _product(lhs: np.ndarray, rhs: np.ndarray, sums: np.ndarray) -> None:
-    """One call of BLAS for each matrix."""
+    """One call of BLAS per matrix."""
     np.matmul(lhs, rhs, out=sums)
 
 
 def _filters(convolution: ConvolutionGeometry, filters: np.ndarray) -> np.ndarray:
-    """As a matrix for each group. nhwc: (G, R*S*C, F); nchw: (G, F, C*R*S)"""
+    """The filters as one matrix per group. nhwc: (G, R*S*C, F); nchw: (G, F, C*R*S)"""
     groups, count = convolution.groups, convolution.filters_per_group
     taps = filters.size // convolution.filters
     if not convolution.is_channels_last:
@@ -152,7 +152,7 @@ def _filters(convolution: ConvolutionGeometry, filters: np.ndarray) -> np.ndarra
 
 
 def _convolution(convolution: ConvolutionGeometry, dtype: np.dtype) -> Product:
-    """im2col and a product for each image, as Caffe did it: columns of one image fit in memory.
+    """im2col and a product for each image, as in Caffe, so that only one image's columns are in memory.
 
     nhwc: columns (G, OH*OW, R*S*C) x filters (G, R*S*C, F) -> (G, OH*OW, F)
     nchw: filters (G, F, C*R*S) x columns (G, C*R*S, OH*OW) -> (G, F, OH*OW)
@@ -186,7 +186,7 @@ def _convolution(convolution: ConvolutionGeometry, dtype: np.dtype) -> Product:
 
 
 def _windows(convolution: ConvolutionGeometry, padded: np.ndarray) -> np.ndarray:
-    """A view of one padded image that repeats what each window sees.
+    """A view of one padded image with the elements of each window.
 
     nhwc: (G, OH, OW, R, S, C/G); nchw: (G, C/G, R, S, OH, OW)
     """
@@ -203,7 +203,7 @@ def _windows(convolution: ConvolutionGeometry, padded: np.ndarray) -> np.ndarray
 
 
 def _activation(contraction: Contraction) -> Activation | None:
-    """In place; None if there is none."""
+    """The activation, applied in place; None if the operation has none."""
     name = contraction.epilogue.activation
     if name == "gelu":
         return _gelu(np.empty(contraction.result.shape, contraction.types.input.dtype))
@@ -217,7 +217,7 @@ def _activation(contraction: Contraction) -> Activation | None:
         "tanh": lambda sums: np.tanh(sums, out=sums),
     }
     if name not in known:
-        raise NotSupported(f"numpy computes no {name} here")
+        raise NotSupported(f"numpy does not support the activation {name}")
     return known[name]
 
 
@@ -235,7 +235,7 @@ def _gelu(scratch: np.ndarray) -> Activation:
 
 
 def _openblas_core() -> str:
-    """For which CPU the kernels are that OpenBLAS chose, which a variable may overrule; "" if unknown."""
+    """The CPU whose kernels OpenBLAS chose (an environment variable can override it); "" if unknown."""
     with contextlib.suppress(OSError, AttributeError, ValueError):
         np.matmul(np.ones((2, 2)), np.ones((2, 2)))
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -247,7 +247,7 @@ def _openblas_core() -> str:
                 "openblas_get_corename",
             ):
                 if hasattr(library, name):
-                    told = getattr(library, name)
-                    told.restype = ctypes.c_char_p
-                    return str(told().decode())
+                    core_name = getattr(library, name)
+                    core_name.restype = ctypes.c_char_p
+                    return str(core_name().decode())
     return ""

@@ -8,8 +8,8 @@ from pathlib import Path
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.runtime import DeviceUri
 
-#: A process sleeps if it uses less than this part of a core for so many steps in a row: threads that
-#: spin give way to others, so that on a busy machine they look asleep for a step or two.
+#: A process is asleep if it uses less than this fraction of a core for several steps in a row. Spinning
+#: threads yield to others, so on a busy machine they look asleep for a step or two.
 _ASLEEP = 0.05
 _QUIET_STEPS = 10
 _STEP_SECONDS = 5e-3
@@ -17,15 +17,15 @@ _LONGEST_WAIT_SECONDS = 2.0
 
 
 def environment(threads: int) -> dict[str, str]:
-    """What a process that holds a library needs before it starts: as many threads as IREE has."""
+    """Environment variables for a process that uses a library: as many threads as IREE uses."""
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     return dict.fromkeys(names, str(threads))
 
 
 def iree_threads(device: str) -> int:
-    """Cores that IREE's device computes on: one for `local-sync`, else every physical core we may use.
+    """Cores that IREE's device uses: one for `local-sync`, else all usable physical cores.
 
-    IREE has one worker for each physical core and none for its other hardware threads.
+    IREE runs one worker per physical core, and none on its other hardware threads.
     """
     return 1 if DeviceUri.parse(device).driver == "local-sync" else len(_physical_cores())
 
@@ -41,10 +41,10 @@ def _physical_cores(system: Path = Path("/sys/devices/system/cpu")) -> set[str]:
 
 
 def wait_until_asleep() -> bool:
-    """Wait until the threads of this process use no core any more; False if they go on for too long.
+    """Wait until the threads of this process are idle; returns False if they are still busy after 2 s.
 
-    BLAS and OpenMP keep theirs spinning for a while after each product: that is how the next one
-    starts sooner, and beside them everything else looks slower than it is.
+    BLAS and OpenMP keep their threads spinning for a while after each product, so that the next one
+    starts sooner. Meanwhile, everything else runs slower.
     """
     quiet = 0
     for _ in range(round(_LONGEST_WAIT_SECONDS / _STEP_SECONDS)):

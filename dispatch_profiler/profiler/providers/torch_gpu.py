@@ -1,4 +1,4 @@
-"""References of large operations and hardware peaks, computed by torch on a GPU."""
+"""References of large operations, and hardware peaks, computed by torch on a GPU."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from dispatch_profiler.profiler.providers.torch_library import TYPES, TorchLibra
 
 _SIZE = 4096
 _COPIED_BYTES = 2**30
-#: Each of some measurements lasts so long, on a fast GPU and on a slow one.
+#: Approximate duration of each measurement, on fast and slow GPUs alike.
 _SECONDS = 0.02
 _TRIES = 5
 
 
 class GpuContraction:
-    """Contractions in float64 on a GPU: sums of products and nothing else, so exact for whole numbers.
+    """Contractions in float64 on a GPU: plain sums of products, so exact for whole numbers.
 
-    cuDNN is left out: its fast algorithms (Winograd, FFT) transform the operands first. Raises UsageError
-    if this torch does not run on the device of the URI `device`.
+    cuDNN is disabled, because its fast algorithms (Winograd, FFT) transform the operands first. Raises
+    UsageError if this torch cannot use the device with the URI `device`.
     """
 
     def __init__(self, device: str) -> None:
         self._library = TorchLibrary(device, iree_threads(device))
 
     def __call__(self, operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
-        """As `Contraction.contract`. Raises WorkerOutOfMemory if the GPU has too little memory."""
+        """See `Contraction.contract`. Raises WorkerOutOfMemory if the GPU runs out of memory."""
         wide = replace(  # type: ignore[type-var]
             operation, types=ElementTypes("f64", "f64", "f64"), epilogue=Epilogue()
         )
@@ -42,9 +42,9 @@ class GpuContraction:
 
 
 def peak_rates(device: str) -> tuple[dict[str, float], float]:
-    """FLOP/s of products by the type of the operands, and bytes/s of copies, at best.
+    """Peak FLOP/s of matrix products by operand type, and peak bytes/s of copies.
 
-    A type whose products torch lacks on this GPU is left out. Raises as `TorchLibrary` does.
+    Omits types for which torch has no product on this GPU. Raises the same errors as `TorchLibrary`.
     """
     gpu, flops = TorchLibrary(device, iree_threads(device)).device, {}
     with torch_api.cuda.device(gpu):
@@ -68,7 +68,7 @@ def _product(name: str, gpu: Any) -> Callable[[], object]:
 
 
 def _quickest(work: Callable[[], object]) -> float:
-    """Seconds that `work` takes on the GPU, by its events, in the best of some tries."""
+    """Seconds that `work` takes on the GPU, measured with events; the best of several tries."""
     begin, end = (torch_api.cuda.Event(enable_timing=True) for _ in range(2))
 
     def seconds(times: int) -> float:

@@ -1,8 +1,8 @@
-"""torch in CUDA graphs: many executions in one launch, as the profile vmfb of a dispatch has them.
+"""torch in CUDA graphs: many executions per launch, like the profile vmfb of a dispatch.
 
-Called eagerly, torch launches each kernel from Python: of small problems that took two to four times as
-long as the kernels. A graph is captured after a warm-up on a side stream, in which cuBLAS allocates its
-workspace and cuDNN chooses its algorithm (PyTorch's notes on CUDA graphs).
+In eager mode, torch launches each kernel from Python, which takes two to four times as long as the
+kernels of small problems. A graph is captured after a warm-up on a side stream, in which cuBLAS allocates
+its workspace and cuDNN chooses its algorithm (see PyTorch's notes on CUDA graphs).
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _WARM_UP = 3
 
 @dataclass(frozen=True)
 class CapturedGraph:
-    """A CUDA graph, the tensor that holds its result after each replay, and what holds its memory."""
+    """A CUDA graph, the tensor that holds its result after a replay, and the owner of its memory."""
 
     graph: Any
     result: Any
-    #: A replay uses addresses: what was allocated before the capture must live as long.
+    #: A replay uses fixed addresses, so the memory allocated before the capture must stay alive.
     compute: Callable[[], Any]
 
 
 def capture(cuda: Any, device: Any, compute: Callable[[], Any], count: int) -> CapturedGraph:
     """Capture `count` executions of `compute`, which launches kernels on `device`. `cuda` is `torch.cuda`.
 
-    Raises RuntimeError, as torch does, if something in it cannot be captured.
+    Raises RuntimeError, as torch does, if some of the work cannot be captured.
     """
     with cuda.device(device):
         stream = cuda.Stream(device)
@@ -51,7 +51,7 @@ def capture(cuda: Any, device: Any, compute: Callable[[], Any], count: int) -> C
 
 
 class GraphCache:
-    """Graphs by what they run on: captured once for each operands and number of executions."""
+    """Captured graphs, one for each `Operands` object and number of executions."""
 
     def __init__(self, cuda: Any, device: Any) -> None:
         self._cuda = cuda
@@ -63,13 +63,13 @@ class GraphCache:
         """The graph of `count` executions of `compute` on the handles of `operands`."""
         known = self._captured.setdefault(operands, {})
         if count not in known:
-            handles = operands.handles  # the graph must not keep its own key alive
+            handles = operands.handles  # not `operands`: a graph must not keep its own key alive
             known[count] = capture(self._cuda, self._device, lambda: compute(*handles), count)
         return known[count]
 
 
 class GraphTurns:
-    """Replays graphs one after another, in turns, and waits for each: so does a call of IREE."""
+    """Replays graphs in turn and waits for each, as a call of IREE does."""
 
     def __init__(self, cuda: Any, device: Any, graphs: Sequence[CapturedGraph]) -> None:
         self._cuda = cuda
@@ -83,7 +83,7 @@ class GraphTurns:
         self._cuda.synchronize(self._device)
 
     def time(self, calls: int) -> float:
-        """Seconds of `calls` replays together."""
+        """Total seconds of `calls` replays."""
         self._cuda.synchronize(self._device)
         start = time.perf_counter()
         for _ in range(calls):

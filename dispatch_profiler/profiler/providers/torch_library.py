@@ -1,6 +1,6 @@
-"""PyTorch: oneDNN and MKL on a CPU, cuBLAS and cuDNN on a GPU. The one file here that imports torch.
+"""PyTorch: oneDNN and MKL on a CPU, cuBLAS and cuDNN on a GPU. Only this file imports torch.
 
-Full precision everywhere: no TF32, no sums in half precision, since operations are defined so.
+Uses full precision everywhere: no TF32 and no sums in half precision, as the operations are defined.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ try:
     import torch
 except ImportError as error:
     raise MissingDependency(
-        "the provider torch needs PyTorch",
+        "the provider torch requires PyTorch",
         hint="python -m pip install 'torch>=2.6'",
     ) from error
 
 Tensor = Any
-#: torch, parts of which have no types.
+#: torch as Any, because parts of it are untyped.
 torch_api: Any = torch
-#: (lhs, rhs[, bias], result) -> result, written where `result` is if torch can do that.
+#: (lhs, rhs[, bias], result) -> result, written to `result` where torch supports it.
 Computation = Callable[..., Tensor]
-#: Element types by their names here.
+#: Our names of element types -> torch's.
 TYPES = {
     "f64": torch.float64,
     "f32": torch.float32,
@@ -47,9 +47,9 @@ TYPES = {
     "i8": torch.int8,
     "i32": torch.int32,
 }
-#: How torch says that it has no such kernel.
+#: Matches torch's messages for a missing kernel.
 _LACKS = r"not implemented|[Uu]nsupported|needs to be"
-#: Device URI's driver -> attribute of torch.version that is set where torch was built for it.
+#: Driver of the device URI -> attribute of torch.version that is set if torch was built for it.
 _GPU_BUILDS = {"cuda": "cuda", "hip": "hip", "rocm": "hip"}
 
 
@@ -61,11 +61,13 @@ class TorchLibrary:
         if uri.is_gpu:
             build = _GPU_BUILDS.get(uri.driver)
             if build is None:
-                raise UsageError(f"torch has no device like {device}", hint="leave torch out of --providers")
+                raise UsageError(
+                    f"torch does not support the device {device}", hint="remove torch from --providers"
+                )
             if getattr(torch.version, build) is None or not torch.cuda.is_available():
                 raise UsageError(
-                    f"this torch ({torch.__version__}) has no {build}, but the device is {device}",
-                    hint="install the build of PyTorch for this GPU, or leave torch out of --providers",
+                    f"this torch ({torch.__version__}) was built without {build}, but the device is {device}",
+                    hint="install the build of PyTorch for this GPU, or remove torch from --providers",
                 )
         self._device = torch.device("cuda", _index(device)) if uri.is_gpu else torch.device("cpu")
         torch.set_num_threads(threads)
@@ -74,7 +76,7 @@ class TorchLibrary:
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        torch.backends.cudnn.benchmark = True  # the fastest algorithm that cuDNN has
+        torch.backends.cudnn.benchmark = True  # choose the fastest algorithm
 
         self._graphs = GraphCache(torch_api.cuda, self._device)
 
@@ -89,7 +91,7 @@ class TorchLibrary:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The torch device."""
         return self._device
 
     @property
@@ -122,9 +124,9 @@ class TorchLibrary:
         return self
 
     def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
-        """See `Library.put`: views of operands as torch names their axes, and memory for the result.
+        """See `Library.put`: operands as views in torch's order of axes, and memory for the result.
 
-        A transposed matrix is read as it lies; filters are laid out as torch's users hold them.
+        Transposed matrices are read without a copy; filters have the layout that torch users choose.
         """
         contraction = _contraction(operation)
         arrays = [*inputs, poison(contraction.result.type, contraction.result.shape)]
@@ -142,7 +144,7 @@ class TorchLibrary:
                 lhs, rhs = lhs.permute(0, 3, 1, 2), rhs.permute(3, 2, 0, 1)
             rhs = rhs.contiguous(memory_format=_memory_format(convolution))
         if len(rest) == 2 and not contraction.types.output.is_integer:
-            rest[0] = rest[0].to(lhs.dtype)  # of the type of the sums that it is added to
+            rest[0] = rest[0].to(lhs.dtype)  # the type of the sums
         return Operands(operation, (lhs, rhs, *rest))
 
     def bind(self, function: str, *operands: Operands) -> TorchCall:
@@ -151,7 +153,7 @@ class TorchLibrary:
 
 
 class TorchGraphs:
-    """See `LoadedKernels`: `count` executions in a call, in a CUDA graph."""
+    """See `LoadedKernels`: `count` executions per call, in a CUDA graph."""
 
     def __init__(self, graphs: GraphCache, device: torch.device, count: int) -> None:
         self._graphs = graphs
@@ -164,7 +166,7 @@ class TorchGraphs:
         try:
             graphs = [self._graphs.get(each, compute, self._count) for each in operands]
         except RuntimeError as error:
-            raise _refused(error) from error
+            raise _translated(error) from error
         return TorchGraphCall(operands[0], GraphTurns(torch_api.cuda, self._device, graphs), self._device)
 
 
@@ -186,24 +188,24 @@ class TorchGraphCall:
         (result,) = self._operands.operation.results
         try:
             clean = _tensor(poison(result.type, result.shape), result.type, self._device)
-            # A convolution lands in the graph's own memory.
+            # Convolutions write to the graph's own memory.
             for memory in (self._operands.handles[-1], self._turns.first.result):
                 memory.copy_(clean)
             self._turns.replay_first()
             return (_array(self._turns.first.result, result),)
         except RuntimeError as error:
-            raise _refused(error) from error
+            raise _translated(error) from error
 
     def time(self, calls: int) -> float:
         """See `KernelCall.time`."""
         try:
             return self._turns.time(calls)
         except RuntimeError as error:
-            raise _refused(error) from error
+            raise _translated(error) from error
 
 
 class TorchCall:
-    """See `KernelCall`. Eager. A product lands in memory that is there already; a convolution has no such form."""
+    """See `KernelCall`. Eager. Products write to preallocated memory, which convolutions do not support."""
 
     def __init__(self, operands: Sequence[Operands], device: torch.device) -> None:
         self._first = operands[0]
@@ -223,10 +225,10 @@ class TorchCall:
         try:
             return (_array(self._compute(*self._first.handles), result),)
         except RuntimeError as error:
-            raise _refused(error) from error
+            raise _translated(error) from error
 
     def time(self, calls: int) -> float:
-        """See `KernelCall.time`; a GPU is waited for, once before and once after."""
+        """See `KernelCall.time`; synchronizes with a GPU before and after."""
         try:
             self._wait()
             start = time.perf_counter()
@@ -235,7 +237,7 @@ class TorchCall:
             self._wait()
             return time.perf_counter() - start
         except RuntimeError as error:
-            raise _refused(error) from error
+            raise _translated(error) from error
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
@@ -243,7 +245,7 @@ class TorchCall:
 
 
 def _tensor(array: np.ndarray, type_: ElementType, device: torch.device) -> Tensor:
-    """A copy on the device; numpy's bf16 and f8 travel as their bits."""
+    """A copy on the device; numpy's bf16 and f8 are transferred as bits."""
     bits = np.ascontiguousarray(array).view(f"i{type_.bytes}")
     return torch.from_numpy(bits.copy()).view(TYPES[type_.name]).to(device)
 
@@ -261,24 +263,24 @@ def _computation(operation: Operation, device: torch.device) -> Computation:
     return _convolution(contraction) if is_convolution else _product(contraction, device)
 
 
-def _refused(error: RuntimeError) -> Exception:
-    """What torch does not have is `NotSupported`, what it needs too much of is out of memory."""
-    said = f"torch: {str(error).splitlines()[0][:300]}"
+def _translated(error: RuntimeError) -> Exception:
+    """A torch error as ours: NotSupported for a missing kernel, WorkerOutOfMemory, or RunError."""
+    message = f"torch: {str(error).splitlines()[0][:300]}"
     if isinstance(error, NotImplementedError) or re.search(_LACKS, str(error)):
-        return NotSupported(said)
+        return NotSupported(message)
     if isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error):
-        return WorkerOutOfMemory(f"out of memory: {said}")
-    return RunError(said)
+        return WorkerOutOfMemory(f"out of memory: {message}")
+    return RunError(message)
 
 
 def _index(device: str) -> int:
-    """`cuda://1` -> 1; the first if the URI names none by its number."""
+    """`cuda://1` -> 1; 0 if the URI has no number."""
     return DeviceUri.parse(device).ordinal or 0
 
 
 def _contraction(operation: Operation) -> Contraction:
     if operation.contraction is None:
-        raise NotSupported(f"torch computes no {operation.kind} here")
+        raise NotSupported(f"torch does not support {operation.kind}")
     return operation.contraction
 
 
@@ -291,11 +293,11 @@ def _product(operation: Contraction, device: torch.device) -> Computation:
     if types.input.is_integer:
         return _integer_product(operation)
     if types.input.name == "f8E4M3FN":
-        raise NotSupported("torch multiplies f8E4M3FN only with scales, which this operation has not")
+        raise NotSupported("torch multiplies f8E4M3FN only with scales, which this operation does not have")
     if types.lhs != types.result and types.input.precision < types.accumulator.precision:
         return _widened_product(operation, device)
     activation, batched = _activation(operation), _is_batched(operation)
-    # A result that is narrower than the sums gets them rounded once, in the end.
+    # If the result is narrower than the sums, they are rounded once, at the end.
     shape, dtype = operation.result.shape, TYPES[types.lhs]
     held = None if types.lhs == types.result else torch.empty(shape, dtype=dtype, device=device)
 
@@ -318,7 +320,7 @@ def _is_batched(operation: Contraction) -> bool:
 
 
 def _widened_product(operation: Contraction, device: torch.device) -> Computation:
-    """Narrow operands with a wider result: cuBLAS has that, a CPU does not."""
+    """Narrow operands with a wider result: supported by cuBLAS, but not on a CPU."""
     types, activation = operation.types, _activation(operation)
     if device.type != "cuda" or types.result != "f32":
         raise NotSupported(f"torch has no product of {types.lhs} with a result in {types.result} here")
@@ -334,7 +336,7 @@ def _widened_product(operation: Contraction, device: torch.device) -> Computatio
 
 
 def _integer_product(operation: Contraction) -> Computation:
-    """i8 x i8 -> i32, one matrix after another."""
+    """i8 x i8 -> i32, one matrix at a time."""
     activation, batched = _activation(operation), _is_batched(operation)
 
     def compute(lhs: Tensor, rhs: Tensor, *rest: Tensor) -> Tensor:
@@ -367,7 +369,7 @@ def _convolution(operation: Contraction) -> Computation:
 
 
 def _activation(operation: Contraction) -> Callable[[Tensor], Tensor]:
-    """In place."""
+    """The activation, applied in place. Raises NotSupported."""
     known: dict[str, Callable[[Tensor], Tensor]] = {
         "none": lambda x: x,
         "relu": torch.relu_,
@@ -376,5 +378,5 @@ def _activation(operation: Contraction) -> Callable[[Tensor], Tensor]:
         "tanh": torch.tanh_,
     }
     if operation.epilogue.activation not in known:
-        raise NotSupported(f"torch computes no {operation.epilogue.activation} here")
+        raise NotSupported(f"torch does not support the activation {operation.epilogue.activation}")
     return known[operation.epilogue.activation]

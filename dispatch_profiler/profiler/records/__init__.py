@@ -1,1 +1,1 @@
-"""Records: the outcome of one dispatch, on disk and relative to others."""
+"""Records: the outcome of each dispatch, how it is stored, and how it compares with others."""

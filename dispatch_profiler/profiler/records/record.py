@@ -17,14 +17,14 @@ PROVIDER = Configuration.provider
 
 
 class Verdict(str, Enum):
-    """The outcome of verification, or what kept it from happening."""
+    """The outcome of verification, or why it did not take place."""
 
     SUCCESS = "SUCCESS"
     FAILED = "FAILED"
     NOT_VERIFIED = "Not verified"
     NOT_APPLIED = "Not applied"
     NOT_COMPILED = "Not compiled"
-    #: A library has nothing that computes the operation as it is defined.
+    #: The library has no function that computes the operation as defined.
     NOT_SUPPORTED = "Not supported"
     IMPLAUSIBLE = "Implausible"
     CRASHED = "Crashed"
@@ -32,19 +32,19 @@ class Verdict(str, Enum):
 
     @property
     def is_failure(self) -> bool:
-        """Is the dispatch wrong, or kept from running?"""
+        """True if the result is wrong or the dispatch could not run."""
         return self not in (Verdict.SUCCESS, Verdict.NOT_VERIFIED, Verdict.NOT_SUPPORTED)
 
 
 def is_failure(verdict: Verdict, reason: str) -> bool:
-    """Did a record go wrong? Also if it was to be verified and could not be."""
+    """True for a failing verdict, and for a dispatch whose verification was requested but not possible."""
     return verdict.is_failure or (verdict is Verdict.NOT_VERIFIED and bool(reason))
 
 
 def kernel_name(configuration: str, provider: str) -> str:
-    """The configuration, and whose kernel it is where that is not IREE's and the name does not say."""
-    told = provider == PROVIDER or configuration.startswith(f"{provider.lower()}_")
-    return configuration if told else f"{configuration} ({provider})"
+    """The configuration, followed by the provider if that is not IREE and the name does not include it."""
+    is_clear = provider == PROVIDER or configuration.startswith(f"{provider.lower()}_")
+    return configuration if is_clear else f"{configuration} ({provider})"
 
 
 def arguments_text(arguments: Mapping[str, object]) -> str:
@@ -58,37 +58,37 @@ class Provenance:
 
     device: str
     target: str
-    #: Revisions of compiler and runtime; empty if IREE had no part in it.
+    #: Revisions of compiler and runtime; empty if IREE was not involved.
     iree: str
     seed: int
-    #: When it was made, as ISO 8601 with the offset from UTC.
+    #: Creation time in ISO 8601, with the offset from UTC.
     when: str = ""
     machine: Machine = Machine()
-    #: The library that computed it, with its version and its own; empty for IREE.
+    #: The library that computed it, with its version and the versions of its backends; empty for IREE.
     library: str = ""
-    #: Content hash of all that went into the dispatch's vmfbs, compiler and flags included (`ModuleEntry.key`).
-    #: Empty for a library, for what was never compiled, and in records of version 1.
+    #: Content hash of everything that the dispatch's vmfbs depend on, including compiler and flags
+    #: (`ModuleEntry.key`). Empty for a library, for a dispatch that was never compiled, and in version 1.
     module_key: str = ""
     #: The compiler flags of the module.
     flags: tuple[str, ...] = ()
 
     @property
     def origin(self) -> tuple[str, str, str, int, str, str]:
-        """All but the time: records of one origin say the same of a dispatch."""
+        """Everything except the time: records of the same dispatch and origin are interchangeable."""
         return self.device, self.target, self.software, self.seed, self.machine.name, self.module_key
 
     @property
     def software(self) -> str:
-        """What made the kernel, with its version: IREE, or a library."""
+        """IREE or the library that provided the kernel, with its version."""
         return self.library or self.iree
 
 
 @dataclass(frozen=True)
 class Confirmation:
-    """A dispatch against the compiler's default by paired sampling, after its run.
+    """The comparison of a dispatch with the compiler's default by paired sampling, after the run.
 
-    `outcome` is that of `compare`: faster, slower, same, unclear, failed or not measured. `speed` is
-    relative to the default, 2 is twice as fast, from `low` to `high`; None where it is not known.
+    `outcome` is an outcome of `compare`: faster, slower, same, unclear, failed or not measured. `speed` is
+    the speedup over the default (2 is twice as fast), with its interval `low` to `high`; None if unknown.
     """
 
     outcome: str
@@ -110,12 +110,12 @@ class Confirmation:
 
 @dataclass(frozen=True)
 class Record:
-    """One dispatch's outcome: a verdict with its reason, and a measurement or none.
+    """The outcome of one dispatch: a verdict with its reason, and a measurement if there is one.
 
     `reason` is empty for SUCCESS, and for Not verified if verification was not requested.
-    `provider` is whose kernel it is, the configuration's if nothing else is said. `limit_ms` is the time that the hardware allows at best, 0 if
-    that is not known; `peaks` are what it follows from. `reproduce` is the command line that makes
-    this record again.
+    `provider` is the origin of the kernel, by default the configuration's. `limit_ms` is the least time
+    that the hardware allows, computed from `peaks`; 0 if unknown. `reproduce` is the command line that
+    recreates the record.
     """
 
     dispatch: Dispatch
@@ -133,12 +133,12 @@ class Record:
             object.__setattr__(self, "provider", self.dispatch.configuration.provider)
 
     def failed(self, verdict: Verdict, reason: str) -> Record:
-        """The same dispatch with a failure, and no measurement: a wrong kernel has no speed."""
+        """A copy with a failing verdict and without the measurement: a wrong kernel has no speed."""
         return replace(self, verdict=verdict, reason=reason, measurement=None)
 
     @property
     def is_failure(self) -> bool:
-        """Does it make the exit status 1?"""
+        """True if this record makes the exit status 1."""
         return is_failure(self.verdict, self.reason)
 
     @property

@@ -1,6 +1,6 @@
-"""Records on disk: JSON lines, one record a line with all its samples, beside the CSV.
+"""Record files: JSON lines beside the CSV file, one record per line with all its samples.
 
-`data.csv` has its `data.jsonl`. A line that was cut off by a kill is left out when read.
+`data.csv` comes with `data.jsonl`. A last line that is incomplete, because its writer was killed, is skipped.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from dispatch_profiler.profiler.records.machine import Machine
 from dispatch_profiler.profiler.records.record import Confirmation, Provenance, Record, Verdict, is_failure
 from dispatch_profiler.profiler.records.versions import FORMAT, VERSION, current_row
 
-#: What every line begins with, whatever its version.
+#: The start of every line, in every version.
 _BEGINS = f'{{"format": "{FORMAT}", "version": '.encode()
-#: No record file comes near it: a record of 400 samples takes 10 kB.
+#: Far above any real file: a record with 400 samples takes 10 kB.
 _LARGEST_FILE = 2**32
 
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """A record as a file holds it: names and numbers, without the objects that they came from.
+    """A record as stored in a file: names and numbers instead of objects.
 
-    `configuration_fields` are the tiles and options by name, `arguments` the extents and types.
-    `measurement` is None if it was not measured.
+    `configuration_fields` has the tiles and options by name, `arguments` the extents and types.
+    `measurement` is None if the dispatch was not measured.
     """
 
     dispatch: str
@@ -70,7 +70,7 @@ class StoredRecord:
 
     @property
     def is_failure(self) -> bool:
-        """As `Record.is_failure`."""
+        """See `Record.is_failure`."""
         return is_failure(self.verdict, self.reason)
 
     @property
@@ -82,8 +82,8 @@ class StoredRecord:
     def roofline_ms(self) -> float:
         """Milliseconds at the roofline: all FLOP at the peak rate, all bytes from memory; 0 if unknown.
 
-        Unlike `limit_ms` it counts the bytes of warm operands too, so a kernel whose operands stay in
-        the caches may take less.
+        Unlike `limit_ms`, this includes the bytes of warm operands, so a kernel whose operands stay in
+        the caches can be faster.
         """
         if self.peaks is None:
             return self.limit_ms
@@ -91,7 +91,7 @@ class StoredRecord:
 
 
 def stored(record: Record, tags: Mapping[str, str] | None = None) -> StoredRecord:
-    """What a file holds of `record`."""
+    """`record` in the form in which files store it."""
     operation, configuration = record.dispatch.operation, record.dispatch.configuration
     return StoredRecord(
         dispatch=record.dispatch.name,
@@ -115,12 +115,12 @@ def stored(record: Record, tags: Mapping[str, str] | None = None) -> StoredRecor
 
 
 def as_stored(record: Record | StoredRecord, tags: Mapping[str, str] | None = None) -> StoredRecord:
-    """`stored(record, tags)` of one that is made now; one that was stored before as it is."""
+    """`stored(record, tags)` for a new record; a stored record is returned unchanged."""
     return stored(record, tags) if isinstance(record, Record) else record
 
 
 def to_line(record: StoredRecord) -> str:
-    """One line of JSON. What follows from the samples stands beside them, for other programs."""
+    """One line of JSON. Includes statistics of the samples under `derived`, for other programs."""
     row = {"format": FORMAT, "version": VERSION, **asdict(record), "verdict": record.verdict.value}
     measurement = record.measurement
     if measurement is not None:
@@ -137,15 +137,15 @@ def to_line(record: StoredRecord) -> str:
 
 
 def beside_csv(path: Path) -> Path:
-    """Where the samples of `data.csv` go: `data.jsonl`. UsageError if that is the same file."""
+    """The file for the samples of `data.csv`: `data.jsonl`. Raises UsageError if `path` is that file."""
     beside = path.with_suffix(".jsonl")
     if beside == path:
-        raise UsageError(f"--output: {path} is where the samples go", hint="name the CSV: FILE.csv")
+        raise UsageError(f"--output: {path} is the name of the sample file", hint="name the CSV: FILE.csv")
     return beside
 
 
 class JsonLines:
-    """Writes records as they come. Use as a context manager."""
+    """Writes records one by one. Use as a context manager."""
 
     def __init__(self, path: Path, *, append: bool = False, tags: Mapping[str, str] | None = None) -> None:
         self._tags = dict(tags or {})
@@ -154,9 +154,9 @@ class JsonLines:
         self._file = path.open("a" if append else "w", encoding="utf-8")
 
     def add(self, record: Record | StoredRecord) -> None:
-        """Write one line, so that it is on disk before the next dispatch begins.
+        """Write one line and flush it, before the next dispatch begins.
 
-        One that was stored before keeps its own tags.
+        A stored record keeps its own tags.
         """
         self._file.write(to_line(as_stored(record, self._tags)) + "\n")
         self._file.flush()
@@ -169,7 +169,7 @@ class JsonLines:
 
 
 def _finish_last_line(path: Path) -> None:
-    """Remove the beginning of a record that its writer did not finish; end a whole one."""
+    """Remove an incomplete last record; add the line feed that a complete one lacks."""
     data = read_bounded(path, _LARGEST_FILE)
     start = data.rfind(b"\n") + 1
     if _is_torn(data[start:]):
@@ -180,26 +180,26 @@ def _finish_last_line(path: Path) -> None:
 
 
 def earlier_records(option: str, csv_path: Path) -> tuple[StoredRecord, ...]:
-    """The records of the file that `option` is to add to, from the JSON lines beside the CSV.
+    """The records of the file that `option` extends, from the JSON lines beside the CSV.
 
-    Raises UsageError if there is a CSV without them: its rows could not be kept.
+    Raises UsageError if the CSV exists without them, because its rows could not be kept.
     """
     beside = beside_csv(csv_path)
     if beside.exists():
         return read_records(beside)
     if csv_path.exists() and csv_path.stat().st_size:
         raise UsageError(
-            f"{option}: {csv_path} exists, but {beside} does not, and the rows are derived from it",
+            f"{option}: {csv_path} exists, but {beside} does not, and rows are derived from it",
             hint=f"restore {beside}, or name another --output",
         )
     return ()
 
 
 def read_records(path: Path) -> tuple[StoredRecord, ...]:
-    """Every record of a file, in its order.
+    """Every record of a file, in order.
 
-    A last line without its end is left out: its writer was killed. Raises UsageError if the file cannot
-    be read, or if another line is not a record.
+    An incomplete last line is skipped: its writer was killed. Raises UsageError if the file cannot
+    be read or if any other line is not a record.
     """
     lines = read_bounded(path, _LARGEST_FILE).split(b"\n")
     torn = lines.pop()
@@ -220,7 +220,7 @@ def _made(record: StoredRecord) -> tuple[object, ...]:
 
 
 def distinct(records: Iterable[StoredRecord]) -> list[int]:
-    """The positions of `records` without repetitions: a file may be given twice, or be part of another."""
+    """Positions of `records` without duplicates: a file may be passed twice, or be part of another."""
     first: dict[str, int] = {}
     for at, record in enumerate(records):
         first.setdefault(repr(record), at)
@@ -228,7 +228,7 @@ def distinct(records: Iterable[StoredRecord]) -> list[int]:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Is it a record, or the beginning of one, that its writer did not finish?"""
+    """True if `line` is the incomplete start of a record."""
     begins = _BEGINS.startswith(line) or line.startswith(_BEGINS)
     if not begins:
         return False
@@ -236,7 +236,7 @@ def _is_torn(line: bytes) -> bool:
         parse_json(line)
     except FieldError:
         return True
-    return False  # an editor left out the line's end
+    return False  # complete: an editor removed the final line feed
 
 
 def _read_line(path: Path, number: int, line: bytes) -> StoredRecord:
@@ -245,7 +245,7 @@ def _read_line(path: Path, number: int, line: bytes) -> StoredRecord:
     except FieldError as error:
         raise UsageError(
             f"{path}, line {number}: not a dispatch_profiler record ({error})",
-            hint="give the .jsonl file that profiler.py --output wrote beside the CSV",
+            hint="pass the .jsonl file that profiler.py --output wrote beside the CSV",
         ) from error
 
 

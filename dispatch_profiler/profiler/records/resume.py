@@ -1,4 +1,4 @@
-"""What a run that is resumed has left to do."""
+"""The dispatches that a resumed run still has to measure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Work = TypeVar("Work")
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a run is to find out of each dispatch."""
+    """What a run must determine for each dispatch."""
 
     verify: bool
     profile: bool
     mode: str
 
     def is_in(self, record: StoredRecord) -> bool:
-        """Does `record` hold all of it? A failure does, a measurement that was interrupted does not."""
+        """True if `record` is complete. A failure is complete, an interrupted measurement is not."""
         if record.verdict.is_failure or record.verdict is Verdict.NOT_SUPPORTED:
             return True
         if self.verify and record.verdict is Verdict.NOT_VERIFIED and not record.reason:
@@ -37,9 +37,9 @@ def left_to_do(
     records: Iterable[StoredRecord],
     wanted: Wanted,
 ) -> tuple[list[Work], list[StoredRecord]]:
-    """The part of `work` of which `records` do not hold what is wanted, and the records that do.
+    """The part of `work` without a complete record in `records`, and the complete records.
 
-    `origins` gives each dispatch by name, with the provenance that its record would have on each device.
+    `origins` yields the name of each dispatch and the provenance its record would have, for each device.
     """
     done = {(each.dispatch, each.provenance.origin): each for each in records if wanted.is_in(each)}
     left, found = [], []

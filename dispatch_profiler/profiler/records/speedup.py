@@ -1,6 +1,6 @@
-"""How fast a record is relative to the compiler's default, to a reference, and to the hardware's peak.
+"""The speed of a record relative to the compiler's default, a reference and the hardware's peak.
 
-The only place that computes it: console, CSV, Markdown and HTML take their figures from here.
+Console, CSV, Markdown and HTML all take their figures from here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dispatch_profiler.profiler.records.record import PROVIDER, Record
 from dispatch_profiler.profiler.records.record_file import StoredRecord, as_stored
 from dispatch_profiler.profiler.statistics.comparison import Ratio, location, ratio
 
-#: What speeds are relative to if it is no library: the compiler's own choice.
+#: The reference if it is not a library: the compiler's own choice.
 DEFAULT_REFERENCE = "default"
 _BASELINE = Default().name
 _ITSELF = Ratio(1.0, 1.0, 1.0)
@@ -23,7 +23,7 @@ _ITSELF = Ratio(1.0, 1.0, 1.0)
 
 @dataclass(frozen=True)
 class Speedup:
-    """Speeds as ratios with their 95 % intervals, 2 is twice as fast; None where a side has no figure.
+    """Speedups with their 95 % intervals (2 is twice as fast); None if either side has no measurement.
 
     `of_limit` is relative to the roofline at the operation's arithmetic intensity.
     """
@@ -34,14 +34,14 @@ class Speedup:
 
 
 def is_default(record: StoredRecord) -> bool:
-    """Is it the compiler's own choice?"""
+    """True for the compiler's own choice."""
     return record.provider == PROVIDER and record.configuration == _BASELINE
 
 
 def speed_ratio(record: StoredRecord, baseline: StoredRecord | None) -> Ratio | None:
-    """The speed of `record` relative to `baseline`, of medians; None if one of them has no figure.
+    """The speed of `record` relative to `baseline`, from medians; None if either has no valid measurement.
 
-    An end of the interval is 0 or infinite where samples tell nothing of it.
+    An end of the interval is 0 or infinite if the samples do not determine it.
     """
     ms, baseline_ms = median_ms(record), median_ms(baseline)
     if ms is None or baseline_ms is None or baseline is None:
@@ -70,7 +70,7 @@ def _overhead_part(measurement: Measurement | None) -> float:
 
 
 def median_ms(record: Record | StoredRecord | None) -> float | None:
-    """Milliseconds; None if there is no figure to compare."""
+    """The median in milliseconds; None without a valid measurement."""
     if record is None or record.measurement is None or record.verdict.is_failure:
         return None
     median = record.measurement.median_ms
@@ -78,22 +78,22 @@ def median_ms(record: Record | StoredRecord | None) -> float | None:
 
 
 def speedup_text(found: Ratio | None) -> str:
-    """`1.45x (0.92-2.30) ~`: speed, interval, and a mark if the interval includes 1; empty for None.
+    """`1.45x (0.92-2.30) ~`: speedup, interval, and a mark if the interval includes 1; empty for None.
 
-    What is compared with itself, and what has no interval, has none.
+    The interval is omitted if it is unknown, or if a record is compared with itself.
     """
     if found is None:
         return ""
     if found == _ITSELF:
         return "1.00x"
-    known = (
+    interval = (
         f" ({_digits(found.low)}-{_digits(found.high)})" if found.low > 0 and found.high < math.inf else ""
     )
-    return f"{found.value:.2f}x{known}{' ~' if includes_one(found) else ''}"
+    return f"{found.value:.2f}x{interval}{' ~' if includes_one(found) else ''}"
 
 
 def includes_one(found: Ratio) -> bool:
-    """May it be as fast as what it is compared with?"""
+    """True if the interval includes 1, so that both may be equally fast."""
     return found != _ITSELF and found.low <= 1.0 <= found.high
 
 
@@ -101,17 +101,17 @@ def _digits(value: float) -> str:
     return f"{value:.2f}" if value < 10.0 else f"{value:.0f}"
 
 
-#: An operation, and where it was measured: machine, device, target. No baseline serves elsewhere.
+#: Operation, machine, device and target. A baseline applies only where all four match.
 _Key = tuple[str, str, str, str]
 
 
 class SpeedupsOfRuns:
-    """Speedups of records in the order of a file, which may hold several runs.
+    """Speedups of records in file order. A file may hold several runs.
 
-    Another run begins where a dispatch comes again. A record is compared with the baseline of its own
-    run on the same machine and device and for the same target; without one, with that of the latest run
-    before it by the same software. Of several records of one baseline the last counts, and one without a figure
-    clears it: a wrong result has no speed.
+    A new run begins when a dispatch is repeated. A record is compared with the baseline of its own run
+    on the same machine, device and target; if there is none, with that of the latest earlier run by the
+    same software. If a baseline was measured several times, the last record counts; one without a valid
+    measurement clears it, because a wrong result has no speed.
 
     `reference` is `default` or the name of a provider.
     """
@@ -127,9 +127,9 @@ class SpeedupsOfRuns:
             self.add(record)
 
     def add(self, record: Record | StoredRecord) -> int:
-        """Take the next record; the index of the first record whose place or speedup changes by it.
+        """Add the next record; returns the index of the first record whose place or speedup changes.
 
-        It replaces the interrupted measurement of the same dispatch in its run.
+        Replaces an interrupted measurement of the same dispatch in its run.
         """
         new = as_stored(record)
         if not self._runs or not self._runs[-1].has_place_for(new):
@@ -153,7 +153,7 @@ class SpeedupsOfRuns:
         return 0
 
     def of(self, index: int) -> Speedup:
-        """Where the record at `index` stands."""
+        """The speedups of the record at `index`."""
         record = self.records[index]
         median = median_ms(record)
         limit = record.roofline_ms / median if record.roofline_ms and median else None
@@ -180,23 +180,23 @@ class SpeedupsOfRuns:
 
 
 class _Run:
-    """What is known of one run."""
+    """The records and baselines of one run."""
 
     def __init__(self) -> None:
         self.seen: dict[tuple[str, str, _Key], StoredRecord] = {}
-        #: Where the first record of each operation stands in the file.
+        #: The index of the first record of each operation.
         self.first: dict[_Key, int] = {}
         self.baselines: dict[tuple[str, _Key], StoredRecord | None] = {}
 
     def has_place_for(self, record: StoredRecord) -> bool:
-        """Is `record` of this run?"""
+        """True if `record` belongs to this run."""
         known = self.seen.get(_identity(record))
         return known is None or (
             known.was_interrupted and known.provenance.origin == record.provenance.origin
         )
 
     def learn(self, record: StoredRecord, reference: str) -> bool:
-        """Note a record that others are compared with; False if it is none."""
+        """Store `record` if it is a baseline; returns whether it is."""
         names = [DEFAULT_REFERENCE] if is_default(record) else []
         names += [record.provider] if record.provider == reference else []
         for name in names:
@@ -205,7 +205,7 @@ class _Run:
 
 
 def _may_serve(baseline: StoredRecord, record: StoredRecord) -> bool:
-    """May `record` be compared with a baseline of an earlier run?"""
+    """True if `record` may be compared with `baseline`, which is from an earlier run."""
     same = baseline.provenance.software == record.provenance.software
     return same or baseline.provider != record.provider
 

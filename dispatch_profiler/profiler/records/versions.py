@@ -1,4 +1,4 @@
-"""Versions of the record format, and what makes a row of an older version one of today's.
+"""Versions of the record format, and the conversion of older rows to the current version.
 
 | version | written by | differs from the next in |
 |---|---|---|
@@ -18,12 +18,12 @@ VERSION = 2
 
 
 def current_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`row` as version 2 writes it. Raises FieldError for another format and for a later version."""
+    """`row` in version 2. Raises FieldError for another format or a later version."""
     if row.get("format") != FORMAT:
         raise FieldError(f'expected "format": "{FORMAT}"')
     version = row.get("version")
     if version not in (1, VERSION):
-        raise FieldError(f"it has version {version!r}, but this program reads versions 1 and {VERSION}")
+        raise FieldError(f"unsupported version {version!r}; this program reads versions 1 and {VERSION}")
     return _from_version_1(row) if version == 1 else row
 
 

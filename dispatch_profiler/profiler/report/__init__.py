@@ -1,1 +1,1 @@
-"""Records as people and programs read them: console, CSV, Markdown, JUnit, HTML."""
+"""Output of records: console, CSV, Markdown, JUnit, HTML."""

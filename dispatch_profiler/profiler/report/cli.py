@@ -1,4 +1,4 @@
-"""`dispatch-profiler report`: record files -> one HTML file, Markdown, JUnit, and figures for papers."""
+"""`dispatch-profiler report`: record files -> an HTML page, Markdown, JUnit, and figures for papers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROG = "dispatch-profiler report"
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
     """Entry point; returns the exit status."""
-    return run(make_parser(prog), _main, arguments, kept="the report is written whole or not at all")
+    return run(make_parser(prog), _main, arguments, kept="no partial report was written")
 
 
 def _main(options: argparse.Namespace) -> int:
@@ -41,7 +41,7 @@ def _main(options: argparse.Namespace) -> int:
 
 
 def _read(paths: Sequence[Path]) -> tuple[list[StoredRecord], list[str]]:
-    """Every record once, and the name of its file."""
+    """Every record once, and the file name of each."""
     read = [
         (record, name)
         for path, name in zip(paths, file_names(paths), strict=True)
@@ -49,13 +49,13 @@ def _read(paths: Sequence[Path]) -> tuple[list[StoredRecord], list[str]]:
     ]
     first = distinct([record for record, _ in read])
     if len(first) < len(read):
-        say(f"{len(read) - len(first)} of {len(read)} records are in more than one file: each counts once")
+        say(f"{len(read) - len(first)} of {len(read)} records are duplicates and count only once")
     return [read[at][0] for at in first], [read[at][1] for at in first]
 
 
 def make_parser(prog: str = PROG) -> Parser:
-    """What this command takes."""
-    parser = Parser(prog, "Write records as one HTML file, which opens without a network.")
+    """The parser of this command."""
+    parser = Parser(prog, "Write records as one HTML file that works offline.")
     parser.add_argument(
         "records", nargs="+", metavar="RECORDS", help=".jsonl files that `profile --output` wrote"
     )
@@ -63,7 +63,7 @@ def make_parser(prog: str = PROG) -> Parser:
         "-o", "--output", default="report.html", metavar="FILE", help="the report (default: %(default)s)"
     )
     parser.add_argument(
-        "--figures", metavar="DIR", help="also write each figure as SVG and PNG; needs Chrome or Chromium"
+        "--figures", metavar="DIR", help="also write each figure as SVG and PNG; requires Chrome or Chromium"
     )
     add_file_arguments(parser)
     parser.add_argument(

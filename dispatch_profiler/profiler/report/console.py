@@ -1,4 +1,4 @@
-"""Records as people read them: a block for each, and a table."""
+"""Records on the console: a block for each, and a table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WIDTH = 80
 
 
 def block(record: Record) -> str:
-    """The profiler's block, field for field, with a Reason where there is one."""
+    """The block of the IREE dispatch profiler, followed by Reason and Warning fields if any."""
     fields = [
         ("Dispatch", record.dispatch.name),
         ("Provider", record.provider),
@@ -52,7 +52,7 @@ def _wrapped(text: str) -> str:
 
 
 def runtime_text(record: Record | StoredRecord) -> str:
-    """Milliseconds with three decimals, or four digits where three decimals would hold fewer."""
+    """Milliseconds with three decimals; below 1 ms, with four significant digits."""
     if record.measurement is None:
         return "Not profiled"
     median = record.measurement.median_ms
@@ -60,7 +60,7 @@ def runtime_text(record: Record | StoredRecord) -> str:
 
 
 def gflops_text(record: Record | StoredRecord) -> str:
-    """10**9 operations a second with two decimals."""
+    """GFLOP/s with two decimals."""
     if record.measurement is None:
         return "Not profiled"
     flops = record.flops if isinstance(record, StoredRecord) else record.dispatch.operation.flops
@@ -77,22 +77,22 @@ def table(
     reference: str = DEFAULT_REFERENCE,
     width: int | None = None,
 ) -> str:
-    """Every operation with its dispatches, the fastest first; what was not measured comes last.
+    """Each operation with its dispatches, the fastest first; unmeasured ones come last.
 
-    Each device has a table of its own.
+    Each device has its own table.
 
-    `vs default` is the speed relative to the compiler's own choice for the same operation, with its 95 %
-    interval and `~` if that includes 1; `vs <reference>` is relative to a library. `% of peak` is the
-    speed relative to the roofline at the operation's arithmetic intensity, `±95%` how far the interval of
-    the median reaches from it. With `top`, only so many of each operation, the default, and the
-    reference. An operation whose rows are longer than `width` has its figures below each configuration.
+    `vs default` is the speedup over the compiler's own choice for the same operation, with its 95 %
+    interval, and `~` if the interval includes 1; `vs <reference>` is the speedup over a library.
+    `% of peak` is relative to the roofline at the operation's arithmetic intensity. `±95%` is the half
+    width of the median's interval. `top` limits each operation to its fastest dispatches, the default
+    and the reference. If a row of an operation exceeds `width`, its figures are below the configurations.
     """
     groups: dict[tuple[str, str], list[_Row]] = {}
     for record, speedup in SpeedupsOfRuns(reference, records).all():
         groups.setdefault((record.operation, record.provenance.device), []).append((record, speedup))
-    tells = len({device for _, device in groups}) > 1
+    has_devices = len({device for _, device in groups}) > 1
     return "\n\n".join(
-        _group(f"{operation} on {device}" if tells else operation, group, top, reference, width)
+        _group(f"{operation} on {device}" if has_devices else operation, group, top, reference, width)
         for (operation, device), group in groups.items()
     )
 
@@ -139,7 +139,7 @@ def _indented(text: str, indent: int, width: int | None) -> list[str]:
 def _stacked(
     title: str, chosen: Sequence[_Row], head: Sequence[str], rows: Sequence[Sequence[str]], width: int
 ) -> str:
-    """Each configuration with its figures below it, in lines of at most `width` columns.
+    """Each configuration, followed by its figures in lines of at most `width` columns.
 
     `0.3009 ms, 446.0 GFLOPs, 1.59x vs default, 100% of peak, ±1.6%, SUCCESS`
     """
@@ -181,7 +181,7 @@ def _figures(record: StoredRecord, speedup: Speedup) -> list[str]:
 
 
 def _notes(record: StoredRecord) -> list[str]:
-    """What stands below a row."""
+    """Lines below a row."""
     notes = [record.reason] if record.reason else []
     notes += [record.confirmed.text] if record.confirmed else []
     if record.measurement is not None:

@@ -1,4 +1,4 @@
-"""Records as CSV: a row for each, derived from the JSON lines beside it."""
+"""Records as CSV: one row each, derived from the JSON lines beside the file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAIN = (
     "Dispatch", "Provider", "OpKind", "Operation", "Configuration", "Arguments",
     "Verification", "Runtime(ms)", "GFLOPs",
 )  # fmt: skip
-#: Of the GPU after the last sample.
+#: State of the GPU after the last sample.
 _GPU = ("sm_mhz", "memory_mhz", "watts", "celsius")
 _MEASURED = (
     "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
@@ -43,7 +43,7 @@ _ORIGIN = (
 
 
 def columns() -> tuple[str, ...]:
-    """Every column after the tags; the same for every run, so that files can be appended to."""
+    """All columns after the tags; the same for every run, so that runs can be appended."""
     samples = [kind.smallest() for kind in OPERATION_KINDS.values()]
     arguments = dict.fromkeys(name for op in samples for name in Dispatch(op, Default()).arguments())
 
@@ -51,7 +51,7 @@ def columns() -> tuple[str, ...]:
 
 
 def row(record: StoredRecord) -> dict[str, Any]:
-    """One record as CSV values; what it does not have is empty."""
+    """A record as CSV values; missing values are empty."""
     measurement = record.measurement
     measured = {} if measurement is None else {
         "Runtime(ms)": repr(measurement.median_ms),
@@ -119,7 +119,7 @@ def _confirmed_columns(found: Confirmation | None) -> dict[str, str]:
 
 
 def _ratio_columns(name: str, found: Ratio | None) -> dict[str, str]:
-    """A ratio and the ends of its interval; empty where it is not known."""
+    """A ratio and the ends of its interval; unknown values are omitted."""
     if found is None:
         return {}
     ends = {f"{name}_low": found.low, f"{name}_high": found.high}
@@ -130,10 +130,10 @@ def _ratio_columns(name: str, found: Ratio | None) -> dict[str, str]:
 
 
 class CsvReport:
-    """Writes rows as they come, tags first. Use as a context manager.
+    """Writes rows one by one, tags first. Use as a context manager.
 
-    `earlier` records come first; the file is written anew with them, whole or not at all. Speeds are
-    as `SpeedupsOfRuns` says: rows get theirs when what they are compared with comes.
+    The file is atomically replaced by one with the `earlier` records. For speedups see
+    `SpeedupsOfRuns`: rows are updated when their baseline arrives.
 
     Raises UsageError if the folder is missing, or if a tag has the name of a column.
     """
@@ -151,7 +151,7 @@ class CsvReport:
         known = columns()
         for name in self._tags:
             if name in known:
-                raise UsageError(f"--tags: {name!r} is the name of a column already")
+                raise UsageError(f"--tags: {name!r} is already the name of a column")
         names = dict.fromkeys([*(name for record in earlier for name in record.tags), *self._tags])
         self._header = [*(name for name in names if name not in known), *known]
         self._speedups = SpeedupsOfRuns(reference, earlier)
@@ -159,15 +159,15 @@ class CsvReport:
             self._rewrite(path)
             self._file: BinaryIO = path.open("r+b")
             self._file.seek(0, os.SEEK_END)
-        else:  # a pipe: rows are written once
+        else:  # a pipe: rows cannot be updated
             self._file = path.open("wb")
             self._file.write(self._line(dict(zip(self._header, self._header, strict=True))))
             self._file.flush()
 
     def _rewrite(self, path: Path) -> None:
-        """The header, and a row for each earlier record."""
+        """Write the header and a row for each earlier record."""
         lines = [self._line(dict(zip(self._header, self._header, strict=True)))]
-        #: Where each row begins.
+        #: The offset of each row.
         self._offsets = [len(lines[0])]
         for record, speedup in self._speedups.all():
             lines.append(self._row(record, speedup))
@@ -175,9 +175,9 @@ class CsvReport:
         write_atomic(path, b"".join(lines))
 
     def add(self, record: Record | StoredRecord) -> None:
-        """Write one row, so that it is on disk before the next dispatch begins.
+        """Write one row and flush it, before the next dispatch begins.
 
-        One that was stored before keeps its own tags.
+        A stored record keeps its own tags.
         """
         first = self._speedups.add(as_stored(record, self._tags))
         count = len(self._speedups.records)

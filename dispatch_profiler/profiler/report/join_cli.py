@@ -1,4 +1,4 @@
-"""`dispatch-profiler join`: records of several machines or runs -> one CSV with its samples."""
+"""`dispatch-profiler join`: records of several machines or runs -> one CSV with all samples."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ def _main(options: argparse.Namespace) -> int:
     output = writable("--output", options.output)
     every = [record for text in options.records for record in read_records(folder(text))]
     records = [every[at] for at in distinct(every)]
-    # Of Triton and its like the kernels are dispatches.
+    # Other providers, such as Triton, are not libraries: their kernels are dispatches.
     libraries = dict.fromkeys(record.provider for record in records if record.provider in LIBRARY_METHODS)
     reference = choose_reference(options.reference, (IREE, *libraries))
     _write(records, output, reference)
-    twice = f" ({len(every) - len(records)} stood in more than one)" if len(every) > len(records) else ""
+    twice = f" ({len(every) - len(records)} duplicates removed)" if len(every) > len(records) else ""
     say(f"Writing {len(records)} records{twice} to {output}, every sample to {beside_csv(output)}")
     return SUCCESS
 
 
 def make_parser(prog: str = PROG) -> Parser:
-    """What this command takes."""
-    parser = Parser(prog, "Put the records of several files into one; what stands in two comes once.")
+    """The parser of this command."""
+    parser = Parser(prog, "Merge record files into one, without duplicates.")
     parser.add_argument(
-        "records", nargs="+", metavar="RECORDS", help="a .jsonl that profiler.py --output wrote"
+        "records", nargs="+", metavar="RECORDS", help=".jsonl files that profiler.py --output wrote"
     )
     parser.add_argument(
         "-o", "--output", required=True, metavar="FILE.csv",
-        help="rows to write; every sample goes to FILE.jsonl, which may be one of RECORDS",
+        help="rows to write; all samples go to FILE.jsonl, which may be one of RECORDS",
     )  # fmt: skip
     parser.add_argument(
         "--reference", metavar="NAME",
-        help="what vs_reference is relative to, as profiler.py has it (default: the first library, if any)",
+        help="baseline of vs_reference, as in profiler.py (default: the first library, if any)",
     )  # fmt: skip
     return parser
 
 
 def _write(records: Sequence[StoredRecord], output: Path, reference: str) -> None:
-    """Both files, each whole or not at all."""
+    """Write both files, each atomically."""
     beside = beside_csv(output)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
         rows, lines = Path(scratch) / output.name, Path(scratch) / beside.name

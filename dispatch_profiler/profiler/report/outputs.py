@@ -1,4 +1,4 @@
-"""Where the records of a run go: standard output, CSV with every sample beside it, Markdown, JUnit."""
+"""The outputs of a run: standard output, CSV with all samples beside it, Markdown, JUnit."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from dispatch_profiler.profiler.report.console import block, table
 from dispatch_profiler.profiler.report.csv_report import CsvReport
 from dispatch_profiler.streams import discard_output, width_of
 
-#: Each form of standard output.
+#: Formats of standard output.
 FORMATS = ("blocks", "table", "json")
 
 
 def write_run(files: ReportFiles, records: Sequence[StoredRecord], names: Sequence[str] = ()) -> None:
-    """Write `records` to the files that were asked for. `names` has the name of the file of each record."""
+    """Write `records` to the requested files. `names` has the file name of each record."""
     files.write(lambda: run_report.markdown(records, names), lambda: run_report.junit(records, names))
 
 
-#: A record with what paired sampling says of it.
+#: A record and its result by paired sampling.
 Confirmed = tuple[StoredRecord, Confirmation]
 
 
@@ -50,7 +50,7 @@ def _with_confirmations(
 
 
 class RunOutputs:
-    """Takes each record as it is done. Use as a context manager; `finish` writes what needs all."""
+    """Receives each record as it finishes. Use as a context manager; `finish` writes the final outputs."""
 
     def __init__(
         self,
@@ -69,28 +69,28 @@ class RunOutputs:
         self.records: list[Record] = []
 
     def to_csv(self, path: Path, earlier: Sequence[StoredRecord] | None = None) -> None:
-        """Also write samples beside `path`, and rows to it; behind the `earlier` records of the file.
+        """Also write rows to `path` and samples beside it, after the `earlier` records of the file.
 
-        None replaces both files. Raises UsageError as CsvReport does.
+        None replaces both files. Raises UsageError like CsvReport.
         """
         self._csv, beside, rows = path, beside_csv(path), earlier or ()
-        # Samples are written first: if the process is killed, no row lacks its samples.
+        # Samples are written first, so that no row lacks its samples if the process is killed.
         csv_ = self._open.enter_context(CsvReport(path, self._reference, tags=self._tags, earlier=rows))
         lines = self._open.enter_context(JsonLines(beside, append=earlier is not None, tags=self._tags))
         self._writers = [lines, csv_]
 
     @property
     def shows_blocks(self) -> bool:
-        """Does everybody see on standard output how far it is?"""
+        """True if blocks on standard output show the progress."""
         return self._format == "blocks"
 
     @property
     def streams(self) -> bool:
-        """Does each record go to standard output as it is done?"""
+        """True if each record goes to standard output as it finishes."""
         return self._format != "table"
 
     def add(self, record: Record) -> None:
-        """Show and write one record, so that it is there before the next dispatch begins."""
+        """Print and write one record, before the next dispatch begins."""
         if self._format == "blocks":
             self._print(block(record))
         elif self._format == "json":
@@ -100,9 +100,9 @@ class RunOutputs:
         self.records.append(record)
 
     def finish(self, earlier: Sequence[StoredRecord] = (), confirmed: Sequence[Confirmed] = ()) -> None:
-        """The table, Markdown and JUnit; with `earlier` records, which this run did not make again.
+        """Write the table, Markdown and JUnit, including `earlier` records that were not measured again.
 
-        What was `confirmed` of records is added to them, in the files of `to_csv` too, once these are closed.
+        Adds the `confirmed` results to their records, also in the files of `to_csv`, which must be closed.
         """
         records = _with_confirmations(self.stored_records(earlier), confirmed)
         if confirmed and self._csv is not None:
@@ -122,7 +122,7 @@ class RunOutputs:
     def keep(
         self, fallback: Path, earlier: Sequence[StoredRecord] = (), confirmed: Sequence[Confirmed] = ()
     ) -> None:
-        """`finish` when the run stops early; records without a CSV are kept beside `fallback`."""
+        """Call `finish` when the run stops early; without a CSV, keep the records beside `fallback`."""
         self.finish(earlier, confirmed)
         if not self.records:
             return
@@ -136,7 +136,7 @@ class RunOutputs:
         say(f"{count} finished dispatches are in {beside_csv(path)}; continue with --resume --output={path}")
 
     def _print(self, text: str) -> None:
-        """Print data. Once standard output is closed, only files are written; raises BrokenPipeError without files."""
+        """Print data. If standard output is closed, only files are written; raises BrokenPipeError without any."""
         if self._is_unread:
             return
         try:

@@ -1,4 +1,4 @@
-"""How far a run is, and how long it still takes."""
+"""The progress of a run, and an estimate of the remaining time."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.records.record import Record
 from dispatch_profiler.profiler.report.console import runtime_text
 
-#: FLOP/s of a reference, until the run tells better, and how much that guess counts against one cycle.
+#: Initial guess of a reference's FLOP/s, and its weight relative to one cycle.
 _REFERENCE_RATE, _PRIOR_WEIGHT = 20e9, 0.3
 
 
 class RemainingTime:
-    """Estimates how long a run still takes, from when its dispatches begin and finish.
+    """Estimates the remaining time of a run from the times at which its dispatches begin and finish.
 
-    `references` has for each dispatch, in order, the work of its reference in FLOP, or None where an earlier
-    dispatch of the same operation has computed it. Several dispatches of an operation begin before
-    the first of them finishes; together they are a cycle. A cycle costs seconds for each
-    dispatch plus seconds for each FLOP of its reference. How much longer the first dispatch of a cycle takes to
-    begin tells the second; where cycles are too short for that, both are fitted to the cycles that are over.
+    `references` has the work of each dispatch's reference in FLOP, in order, or None if an earlier
+    dispatch of the same operation has computed it. Several dispatches of an operation begin before the
+    first of them finishes; together they form a cycle. A cycle costs a time per dispatch plus a time per
+    FLOP of its reference. The latter follows from how late the cycle's second dispatch begins; if
+    cycles are too short for that, both are fitted to the finished cycles.
     """
 
     def __init__(self, references: Sequence[float | None], started: float) -> None:
@@ -30,17 +30,17 @@ class RemainingTime:
         self._cycle_started = started
         self._begun: list[float] = []
         self._done = self._closed = 0
-        #: Of each cycle: FLOP of its reference, dispatches, seconds.
+        #: For each cycle: FLOP of its reference, dispatches, seconds.
         self._cycles: list[tuple[float, int, float]] = []
-        #: Of references: FLOP and seconds, where the first dispatch of a cycle took longer to begin.
+        #: Totals over references that were timed by how much later the second dispatch of a cycle began.
         self._reference_flops = self._reference_seconds = 0.0
 
     def begin(self, now: float) -> None:
-        """The next dispatch begins at `now` seconds."""
+        """The next dispatch begins at time `now`, in seconds."""
         self._begun.append(now)
 
     def finish(self, now: float) -> None:
-        """The next dispatch is finished at `now` seconds."""
+        """The next dispatch finished at time `now`, in seconds."""
         self._done += 1
         if self._done > self._closed:
             size = self._cycle_size()
@@ -52,7 +52,7 @@ class RemainingTime:
         self._cycle_started = now
 
     def left(self, now: float) -> float | None:
-        """Seconds from `now` to the end of the run; None before the first dispatch is finished."""
+        """Seconds from `now` to the end of the run; None before the first dispatch finishes."""
         if not self._cycles:
             return None
         per_flop, per_dispatch = self._costs()
@@ -65,16 +65,16 @@ class RemainingTime:
         return max(cost(self._closed) - (now - self._cycle_started), cost(after), 0.0)
 
     def _cycle_size(self) -> int:
-        """Dispatches that have begun since the last cycle, of one operation; at least one."""
+        """Dispatches of one operation that have begun since the last cycle; at least one."""
         size = 1
         while self._closed + size < min(len(self._begun), len(self._references)):
             if self._references[self._closed + size] is not None:
-                break  # of the next operation, which is looked at before it begins
+                break  # the next operation: candidates are taken before they begin
             size += 1
         return size
 
     def _learn_reference(self, flops: float, begun: Sequence[float]) -> None:
-        """`begun`: when the dispatches after the first of a cycle began."""
+        """`begun` has the times at which the dispatches after the first of a cycle began."""
         usual = (begun[-1] - begun[0]) / (len(begun) - 1)
         self._reference_flops += flops
         self._reference_seconds += max(0.0, begun[0] - self._cycle_started - usual)
@@ -83,7 +83,7 @@ class RemainingTime:
         return sum(each or 0.0 for each in self._references[first:last])
 
     def _costs(self) -> tuple[float, float]:
-        """Seconds for each FLOP and for each dispatch: least squares of relative errors, neither negative."""
+        """Seconds per FLOP and per dispatch: non-negative least squares of relative errors."""
         flops, count, seconds = (sum(column) for column in zip(*self._cycles, strict=True))
         if seconds <= 0.0:
             return 0.0, 0.0
@@ -108,7 +108,7 @@ class RemainingTime:
 
 
 def reference_costs(candidates: Iterable[Candidate]) -> list[float | None]:
-    """The work of the reference of each candidate, as `RemainingTime` takes it."""
+    """The work of each candidate's reference, for `RemainingTime`."""
     before = None
     costs: list[float | None] = []
     for candidate in candidates:
@@ -120,13 +120,13 @@ def reference_costs(candidates: Iterable[Candidate]) -> list[float | None]:
 
 @dataclass
 class Tally:
-    """Counts the records of a run over `candidates`; `clock` tells seconds."""
+    """Counts the records of a run over `candidates`; `clock` returns seconds."""
 
     candidates: Sequence[Candidate]
     clock: Callable[[], float] = time.monotonic
     done: int = 0
     failed: int = 0
-    #: Whether the last one counts: of what several devices measured, the first does.
+    #: 1 if the last record counts, else 0: if several devices measure a dispatch, the first record does.
     step: int = 0
 
     _seen: set[tuple[str, str]] = field(init=False, default_factory=set)
@@ -136,13 +136,13 @@ class Tally:
         self._remaining = RemainingTime(reference_costs(self.candidates), self.clock())
 
     def begun(self) -> Iterator[Candidate]:
-        """The candidates, each of which begins when it is taken."""
+        """Yield the candidates; each begins when it is taken."""
         for candidate in self.candidates:
             self._remaining.begin(self.clock())
             yield candidate
 
     def add(self, record: Record) -> None:
-        """One more is done."""
+        """Count a finished record."""
         key = (record.dispatch.name, record.provider)
         self.step = int(key not in self._seen)
         self._seen.add(key)
@@ -152,16 +152,16 @@ class Tally:
             self._remaining.finish(self.clock())
 
     def note(self) -> str:
-        """Beside a bar."""
+        """The text beside the progress bar."""
         return f"{self.failed} failed" if self.failed else ""
 
     def left(self) -> str:
-        """`0:01:30`; `-:--:--` while nothing is known."""
+        """The remaining time, `0:01:30`; `-:--:--` while unknown."""
         seconds = self._remaining.left(self.clock())
         return "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds)))
 
     def line(self, record: Record) -> str:
-        """The outcome of the last record, the progress of the run, and the time left."""
+        """The outcome of the latest record, the progress of the run, and the remaining time."""
         figure = f", {runtime_text(record)} ms" if record.measurement is not None else ""
         where = f"{self.done} of {len(self.candidates)}, {self.left()} left"
         return f"[Profiling]: {record.dispatch.name}: {record.verdict.value}{figure}  [{where}]"

@@ -1,4 +1,4 @@
-"""The records of a run as Markdown and as JUnit."""
+"""The records of a run as Markdown and JUnit."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _HEAD = (
 
 
 def markdown(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> str:
-    """A table for each operation, the fastest first, below where it all was measured.
+    """A list of machines, devices and software, then a table for each operation, the fastest first.
 
-    `files` names the file of each record.
+    `files` has the file name of each record.
     """
     lines = [f"- {markdown_text(line)}" for line in (_counts(records), *_origins(records))]
     for group in grouped(records, files):
@@ -40,7 +40,7 @@ def markdown(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> str:
 
 
 def junit(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> str:
-    """A test case for each dispatch: failed with its reason, or skipped if it was not verified."""
+    """A test case for each dispatch: failed with its reason, or skipped if not verified."""
     cases = [_case(entry, group) for group in grouped(records, files) for entry in group.entries]
     origins = [record.provenance for record in records]
     properties = (
@@ -61,7 +61,7 @@ def _counts(records: Sequence[StoredRecord]) -> str:
 
 
 def _origins(records: Iterable[StoredRecord]) -> Iterable[str]:
-    """A line for each machine, device, target, compiler or library, and tags."""
+    """A line for each combination of machine, device, target, compiler or library, and tags."""
     pairs = ((record.provenance, _tags(record)) for record in records)
     parts = (
         (o.machine.text, f"device {o.device}", f"target {o.target}", o.software, tags) for o, tags in pairs
@@ -113,7 +113,7 @@ def _case(entry: Entry, group: Group) -> Case:
 
 
 def _figures(entry: Entry, group: Group) -> dict[str, str]:
-    """The measurement with all digits; empty without one."""
+    """The measurement with all digits; empty if there is none."""
     record, measurement = entry.record, entry.record.measurement
     if measurement is None or not entry.has_speed:
         return {}
@@ -134,7 +134,7 @@ def _figures(entry: Entry, group: Group) -> dict[str, str]:
 
 
 def _vs_default(entry: Entry, group: Group) -> str:
-    """Speed relative to the compiler's own choice, as the table on the console has it."""
+    """The speedup over the compiler's own choice, as in the console table."""
     return speedup_text(_speed(entry, group))
 
 

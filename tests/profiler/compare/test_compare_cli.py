@@ -155,7 +155,7 @@ def test_what_is_written_to_a_file_is_summed_up_on_stderr(files, capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "2 slower, 1 faster" in captured.err
-    assert "Fails by --fail-on: matmul_256x512x1024" in captured.err
+    assert "Failed by --fail-on: matmul_256x512x1024" in captured.err
     assert "Writing out.xml" in captured.err
 
 
@@ -214,20 +214,20 @@ def test_more_confidence_needs_more_samples():
     few = record(shape=SHAPE[:10])
     assert "needed" not in pair_of(few, few).reason
     assert pair_of(few, few, confidence=0.999).reason == (
-        "base has 10 of the 11 samples that are needed; new has 10 of the 11 samples that are needed"
+        "base has 10 samples, but at least 11 are required; new has 10 samples, but at least 11 are required"
     )
 
 
 @pytest.mark.parametrize(
     ("new", "words"),
     [
-        ({"mode": "cold"}, "measured differently: warm against cold caches"),
-        ({"executions": 8}, "measured differently: samples of 80 against 8 executions"),
+        ({"mode": "cold"}, "measured differently: warm vs. cold caches"),
+        ({"executions": 8}, "measured differently: samples of 80 vs. 8 executions"),
         (
             {"provenance": replace(PROVENANCE, device="cuda")},
-            "measured differently: device local-task against cuda",
+            "measured differently: device local-task vs. cuda",
         ),
-        ({"warnings": ["it drifted"]}, "new was warned of: it drifted"),
+        ({"warnings": ["it drifted"]}, "warning in new: it drifted"),
     ],
 )
 def test_what_was_measured_differently_says_so(new, words):
@@ -254,11 +254,11 @@ KEYED = replace(PROVENANCE, module_key="1", flags=("--iree-hal-target-device=loc
         ),
         ({"provenance": replace(KEYED, module_key="2")}, ("content of the compiled modules of 1 dispatch",)),
         ({"provenance": replace(KEYED, module_key="", flags=())}, ()),
-        ({"provenance": replace(KEYED, seed=7)}, ("seed: 3 against 7",)),
-        ({"provenance": replace(KEYED, target="vmvx")}, ("target: llvm-cpu against vmvx",)),
+        ({"provenance": replace(KEYED, seed=7)}, ("seed: 3 vs. 7",)),
+        ({"provenance": replace(KEYED, target="vmvx")}, ("target: llvm-cpu vs. vmvx",)),
         (
             {"provenance": replace(KEYED, iree="compiler 4"), "mode": "cold"},
-            ("software: compiler 3.13.0, runtime 3.13.0 against compiler 4", "caches: warm against cold"),
+            ("software: compiler 3.13.0, runtime 3.13.0 vs. compiler 4", "caches: warm vs. cold"),
         ),
     ],
 )  # fmt: skip
@@ -283,9 +283,9 @@ def test_fewer_executions_that_last_as_long_are_the_same_way():
         ({"ms": None}, {"ms": None}, Outcome.NOT_MEASURED, "no samples in base and new"),
         ({"ms": None, "verdict": Verdict.CRASHED}, {}, Outcome.NOT_MEASURED, "base: Crashed"),
         ({}, {"ms": None, "verdict": Verdict.TIMED_OUT, "reason": "2 s"}, Outcome.FAILED, "new: Timed out (2 s)"),
-        ({}, {"shape": (1.0,) * 4}, Outcome.UNCLEAR, "new has 4 of the 5 samples that are needed"),
+        ({}, {"shape": (1.0,) * 4}, Outcome.UNCLEAR, "new has 4 samples, but at least 5 are required"),
         ({"shape": (1.0, 0.0) * 9}, {}, Outcome.UNCLEAR,
-         "base has a sample that is no time above 0: its clock cannot be trusted"),
+         "base has a sample that is not a positive time: its clock cannot be trusted"),
         ({}, {"shape": tuple(1 + 0.01 * at for at in range(20))}, Outcome.UNCLEAR,
          "the 20 samples of new are autocorrelated (drift?): effective sample size 3.0"),
     ],
@@ -308,7 +308,7 @@ def test_several_records_of_a_dispatch_are_runs_of_it():
     assert several.pairs[0].outcome is Outcome.UNCLEAR
     assert single.pairs[0].outcome is Outcome.SLOWER
     assert several.caveat.startswith("The intervals cover the noise between the runs")
-    assert single.caveat.startswith("The intervals cover the noise within each run, not")
+    assert single.caveat.startswith("The intervals cover the noise within each run, but not")
 
 
 def test_what_was_interrupted_and_measured_again_is_no_run(capsys):
@@ -369,12 +369,12 @@ def test_fail_on_is_read_into_one_object():
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
-        (["--fail-on=slower"], "--fail-on=slower: slower needs a number", "slower:3%"),
+        (["--fail-on=slower"], "--fail-on=slower: slower requires a percentage", "slower:3%"),
         (["--fail-on=slower:x"], "but got 'x'", "slower:3%"),
         (["--fail-on=slower:300%"], "but got '300%'", "slower:3%"),
-        (["--fail-on=failed:3%"], "failed takes no number", "slower:3%"),
+        (["--fail-on=failed:3%"], "failed takes no percentage", "slower:3%"),
         (["--fail-on=fialed"], "unknown outcome 'fialed'", "did you mean 'failed'?"),
-        (["--fail-on=slower:0.5%"], "below --threshold=1% two times are the same", "add --threshold=0.5%"),
+        (["--fail-on=slower:0.5%"], "is below --threshold=1%", "add --threshold=0.5%"),
         (["--threshold=-1%"], "but got '-1%'", "--help"),
         (["--confidence=10%"], "expected 50% to 99.99%, but got '10%'", "--help"),
         (["--treshold=1%"], "unrecognized arguments: --treshold=1%", "did you mean '--threshold'?"),
@@ -396,8 +396,8 @@ def test_a_request_that_cannot_be_met_is_a_sentence_and_a_hint(arguments, messag
     ("records", "message"),
     [
         (None, "cannot read new.jsonl"),
-        ([], "new.jsonl holds no records"),
-        ([record(matmul(8))], "no dispatch is both in base.jsonl and in new.jsonl"),
+        ([], "new.jsonl has no records"),
+        ([record(matmul(8))], "no dispatch is in both base.jsonl and new.jsonl"),
     ],
 )
 def test_files_with_nothing_to_compare_are_refused(records, message, capsys):

@@ -96,7 +96,7 @@ def test_nothing_on_both_sides_is_refused(two_trees):
     two_trees('"*": {}', '"*": {}')
     entries = list(load_manifest(Tree(Path("base"))).dispatches())
 
-    with pytest.raises(UsageError, match="no dispatch is both in base and in new") as caught:
+    with pytest.raises(UsageError, match="no dispatch is in both base and new") as caught:
         match(entries[:1], entries[1:], By.DISPATCH)
     assert "--by=operation" in caught.value.hint
     with pytest.raises(UsageError, match="new has more than one configuration of matmul_16x32x8"):
@@ -105,7 +105,7 @@ def test_nothing_on_both_sides_is_refused(two_trees):
 
 def test_what_says_how_to_measure_needs_live(capsys):
     assert compare_main(["a.jsonl", "b.jsonl", "--budget=3"]) == 2
-    assert "--device and --budget say how to measure\nhint: add --live" in capsys.readouterr().err
+    assert "--device and --budget require --live\nhint: add --live" in capsys.readouterr().err
 
 
 @pytest.mark.alone

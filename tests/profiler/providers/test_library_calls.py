@@ -79,7 +79,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_pip_line(monkeypatch)
     check_installed(["iree", "numpy"])
     with pytest.raises(MissingDependency, match="--providers: torch is not installed") as error:
         check_installed(["iree", "torch"])
-    assert "python -m pip install torch, or leave it out" in error.value.hint
+    assert "python -m pip install torch, or remove it from --providers" in error.value.hint
     assert error.value.exit_status == 2
 
 
@@ -150,7 +150,7 @@ def test_a_call_is_named_for_the_library_and_its_method():
     """And says so if there is none."""
     assert Dispatch(MATMUL, LibraryCall("numpy", "matmul")).name == f"{MATMUL.name}_numpy_matmul"
     assert LibraryCall("numpy", "matmul").invalid_reason(MATMUL, Limits()) is None
-    assert LibraryCall("numpy").invalid_reason(CONV, Limits()) == "numpy computes no conv2d here"
+    assert LibraryCall("numpy").invalid_reason(CONV, Limits()) == "numpy does not support conv2d"
 
 
 # -- speeds ----------------------------------------------------------------------------------------

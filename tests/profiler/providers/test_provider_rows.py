@@ -118,7 +118,7 @@ def test_a_kind_that_a_library_has_no_method_for_is_not_run(tree, monkeypatch):
     """A new kind of operation needs no library."""
     monkeypatch.setitem(libraries.LIBRARY_METHODS, "numpy", {})
     _, record = records_of(tree(*HALF), "iree", "numpy")
-    assert (record.verdict, record.reason) == (Verdict.NOT_SUPPORTED, "numpy computes no matmul here")
+    assert (record.verdict, record.reason) == (Verdict.NOT_SUPPORTED, "numpy does not support matmul")
     assert record.dispatch.configuration.name == "numpy"
 
 
@@ -269,7 +269,7 @@ def test_resume_leaves_out_libraries_that_are_there_and_compares_with_them(tree,
     assert len(rows()) == 2
     base, reference = (float(row["Runtime(ms)"]) for row in rows())
     outcome = run("profiler", "--providers=iree,numpy", "--output=data.csv", "--resume", *QUICK)
-    assert "2 of " in outcome.err and "are in data.jsonl already" in outcome.err
+    assert "2 of " in outcome.err and "are already in data.jsonl" in outcome.err
     assert [row["Provider"] for row in rows()].count("numpy") == 1
     for row in rows()[2:]:
         assert float(row["vs_default"]) == base / float(row["Runtime(ms)"])

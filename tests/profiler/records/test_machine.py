@@ -41,7 +41,7 @@ def test_its_name_tells_machines_apart_and_its_text_tells_all():
 def test_only_what_both_know_differs():
     """What a kernel keeps of the memory for itself is no difference."""
     assert MACHINE.differences(OTHER) == [
-        "cpu Invented CPU against Other CPU", "cores 2 against 16", "memory 8 GiB against 64 GiB",
+        "cpu Invented CPU vs. Other CPU", "cores 2 vs. 16", "memory 8 GiB vs. 64 GiB",
     ]  # fmt: skip
     assert MACHINE.differences(replace(MACHINE, memory_bytes=MACHINE.memory_bytes - 2**20)) == []
     assert MACHINE.differences(UNKNOWN) == []
@@ -58,8 +58,8 @@ def compared(base: list[StoredRecord], new: list[StoredRecord]) -> RunComparison
 def test_unlike_machines_are_told_in_every_form():
     comparison = compared(RECORDS, on(OTHER))
     sentence = (
-        "The sides were measured on unlike machines: cpu Invented CPU against Other CPU; cores 2 against"
-        " 16; memory 8 GiB against 64 GiB."
+        "The sides were measured on different machines: cpu Invented CPU vs. Other CPU; cores 2 vs."
+        " 16; memory 8 GiB vs. 64 GiB."
     )
     assert comparison.unlike == sentence
     for form in FORMATS.values():
@@ -88,4 +88,4 @@ def test_every_record_names_this_machine(null_tree, run):
     assert record.provenance.machine == this_machine()
     Path("data.jsonl").write_text(Path("data.jsonl").read_text().replace(this_machine().cpu, "Other CPU"))
     err = run("profiler", "--output=data.csv", "--dispatches=*_default", "--resume").err
-    assert "0 of 1 dispatches are in data.jsonl already" in err
+    assert "0 of 1 dispatches are already in data.jsonl" in err

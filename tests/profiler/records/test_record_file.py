@@ -156,7 +156,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path):
 
 def test_the_samples_lie_beside_the_csv():
     assert beside_csv(Path("out/data.csv")) == Path("out/data.jsonl")
-    with pytest.raises(UsageError, match="where the samples go"):
+    with pytest.raises(UsageError, match="name of the sample file"):
         beside_csv(Path("data.jsonl"))
 
 

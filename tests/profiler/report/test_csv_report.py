@@ -268,7 +268,7 @@ def test_an_error_while_it_is_written_anew_leaves_the_old_file(tmp_path, monkeyp
 @pytest.mark.parametrize("name", ["Dispatch", "m", "reason", "conv-h", "Runtime(ms)"])
 def test_a_tag_with_the_name_of_a_column_is_refused(tmp_path, name):
     """One of the two would be lost."""
-    with pytest.raises(UsageError, match="is the name of a column already"):
+    with pytest.raises(UsageError, match="is already the name of a column"):
         CsvReport(tmp_path / "a.csv", tags={name: "1"})
     assert not (tmp_path / "a.csv").exists()
 

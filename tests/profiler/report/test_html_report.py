@@ -185,7 +185,7 @@ def test_a_hostile_file_gives_a_page_or_one_sentence(field, value, status, tmp_p
 def test_a_file_without_records_says_so():
     """There is a page, with a sentence and no figure."""
     page = Page(render_page([], "empty.jsonl"))
-    assert "The file holds no records: nothing was profiled." in page.text
+    assert "The file has no records: nothing was profiled." in page.text
     assert not any(tag == "section" for tag, _ in page.tags)
 
 
@@ -641,7 +641,7 @@ def test_the_command_writes_one_file(data, tmp_path, capsys):
     assert main([str(data), str(data), "-o", str(output)]) == 0
     assert [path.name for path in output.parent.iterdir()] == ["out.html"]
     assert capsys.readouterr().err == (
-        "75 of 150 records are in more than one file: each counts once\n"
+        "75 of 150 records are duplicates and count only once\n"
         f"Writing the report of 75 dispatches to {output}\n"
     )
     assert len(Page(output.read_text()).data["records"]) == 75

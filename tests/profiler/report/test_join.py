@@ -77,7 +77,7 @@ def test_what_stands_in_two_files_comes_once(capsys):
 
     assert [row["when"] for row in rows] == ["2026-01-01", "2026-01-01", "2026-01-02"]
     assert again == rows
-    assert "Writing 3 records (3 stood in more than one)" in capsys.readouterr().err
+    assert "Writing 3 records (3 duplicates removed)" in capsys.readouterr().err
 
 
 def test_speeds_are_relative_to_the_same_machine():
@@ -126,7 +126,7 @@ def test_each_keeps_its_tags():
     [
         (["nowhere.jsonl", "--output=all.csv"], "cannot read nowhere.jsonl"),
         (["data.jsonl", "--output=nowhere/all.csv"], "--output: there is no folder nowhere"),
-        (["data.jsonl", "--output=all.jsonl"], "all.jsonl is where the samples go"),
+        (["data.jsonl", "--output=all.jsonl"], "all.jsonl is the name of the sample file"),
         (["data.jsonl"], "the following arguments are required: -o/--output"),
     ],
 )

@@ -1,4 +1,4 @@
-"""One HTML file with tables and interactive figures, and the figures as SVG and PNG."""
+"""The HTML report: one file with tables and interactive figures, which are also exported as SVG and PNG."""
 
 from dispatch_profiler.profiler.report.html.comparison import comparison
 from dispatch_profiler.profiler.report.html.distribution import distribution

@@ -1,4 +1,4 @@
-"""Speedups over the default: one row for each operation, with the best configuration and the libraries."""
+"""Speedups over the default: one row per operation, with the best configuration and the libraries."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from dispatch_profiler.profiler.report.html.style import (
     scale,
 )
 
-#: More rows are hard to read; the table has all.
+#: Maximum number of rows in a figure; the table has all.
 ROWS = 40
 
 
 def comparison(groups: Sequence[Group]) -> Figure | None:
-    """Speed relative to the compiler's default, the largest first.
+    """Speedups over the compiler's default, the largest first.
 
-    Shows up to `ROWS` operations whose default has a speed. None if there is nothing to compare.
+    Shows at most `ROWS` operations whose default has a speed. None if there is nothing to compare.
     """
     chosen = sorted(comparable(groups), key=lambda g: _speed(g, g.best), reverse=True)[:ROWS]
     if not chosen:
@@ -55,7 +55,7 @@ def _speed(group: Group, entry: Entry | None) -> float:
 
 
 def _best(groups: Sequence[Group]) -> dict[str, Any]:
-    """The best of each, with the 95 % interval of its speedup."""
+    """The best of each group, with the 95 % interval of its speedup."""
     dots = _dots("best", BEST_COLOUR, "diamond", groups, [group.best for group in groups])
     ratios = [
         speed_ratio(group.best.record, group.default.record) if group.best and group.default else None
@@ -69,7 +69,7 @@ def _best(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _gains(groups: Sequence[Group]) -> dict[str, Any]:
-    """One line from default to best for each row."""
+    """A line from the default to the best in each row."""
     x: list[float | None] = []
     y: list[float | None] = []
     for row, group in enumerate(groups):

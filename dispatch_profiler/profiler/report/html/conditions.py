@@ -1,4 +1,4 @@
-"""How the records were measured: one row for each set of conditions, and the warnings."""
+"""The conditions of the measurements: one row for each set of conditions, and the warnings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 @dataclass(frozen=True)
 class Condition:
-    """What `dispatches` records have in common, as text."""
+    """Conditions shared by a number of `dispatches`, as text."""
 
     dispatches: int
     run: str
@@ -37,7 +37,7 @@ class Condition:
 
 
 def conditions(records: Sequence[StoredRecord], runs: Sequence[str] = ()) -> list[Condition]:
-    """In the order of the records. `runs` names the run of each; empty if there is one run."""
+    """The conditions, in the order of the records. `runs` has the run of each; empty for a single run."""
     found: dict[tuple[str, ...], list[StoredRecord]] = {}
     for record, run in zip(records, runs or [""] * len(records), strict=True):
         origin = record.provenance
@@ -59,7 +59,7 @@ def conditions(records: Sequence[StoredRecord], runs: Sequence[str] = ()) -> lis
 
 
 def _measured(records: Sequence[StoredRecord]) -> tuple[str, ...]:
-    """Samples, executions, overhead, end, interval and time, as text."""
+    """Samples, executions, overhead, reason for stopping, interval and time, as text."""
     taken = [record.measurement for record in records if record.measurement is not None]
     ended = Counter(each.ended_by for each in taken)
     return (
@@ -89,7 +89,7 @@ def _period(times: Iterable[str]) -> str:
 
 
 def _interval(taken: Sequence[Measurement]) -> str:
-    """The half width of the interval relative to the median: the median and the maximum over `taken`."""
+    """The relative half width of the median's interval: the median and the maximum over `taken`."""
     halves = []
     for each in taken:
         if each.samples_ms and each.median_ms > 0:
@@ -97,13 +97,13 @@ def _interval(taken: Sequence[Measurement]) -> str:
             halves.append((high - low) / 2 / each.median_ms)
     if not halves:
         return ""
-    return f"±{statistics.median(halves):.2%} typical, ±{max(halves):.2%} at worst"
+    return f"±{statistics.median(halves):.2%} typical, ±{max(halves):.2%} worst"
 
 
 def warnings(records: Sequence[StoredRecord]) -> list[tuple[str, int]]:
-    """Each kind of warning with its number of dispatches, the most frequent first.
+    """Each kind of warning with the number of affected dispatches, the most frequent first.
 
-    Warnings that differ only in numbers are one kind, shown as its first example.
+    Warnings that differ only in numbers are of one kind, represented by the first one.
     """
     examples: dict[str, str] = {}
     counts: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The data of a page: every field of every record, as JSON that is safe within HTML."""
+"""The data of a page: all fields of all records, as JSON that is safe in HTML."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from dispatch_profiler.profiler.report.html.roofline import roofline
 from dispatch_profiler.profiler.report.html.scaling import scaling
 from dispatch_profiler.profiler.report.html.style import DARK, Figure
 
-#: Fields that are often equal: each value is stored once, and a record has its index.
+#: Fields with few distinct values: each value is stored once, and records contain its index.
 _SHARED = ("arguments", "provenance", "configuration_fields", "tags", "peaks")
-#: JavaScript rounds larger integers, so they become text.
+#: Larger integers become text, because JavaScript rounds them.
 _LARGEST_EXACT = 2**53
 
 
 def page_data(
     records: Sequence[StoredRecord], groups: Sequence[Group], runs: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Everything that the page's script shows.
+    """The data that the page's script shows.
 
-    `records` have the fields of the file and `derived`; `shared` is what those in `_SHARED` point into.
-    `runs` names the run of each record; empty if there is one run.
+    `records` have the fields of the file and `derived`; those named in `_SHARED` are indices into
+    `shared`. `runs` has the run of each record; empty for a single run.
     """
     pools: dict[str, dict[str, int]] = {name: {} for name in _SHARED}
     return {
@@ -56,7 +56,7 @@ def _pooled(record: StoredRecord, pools: dict[str, dict[str, int]]) -> dict[str,
 
 
 def _of_peak(entry: Entry) -> float | None:
-    """The speed relative to the roofline."""
+    """The speed relative to the roofline; None if unknown."""
     roofline_ms = entry.record.roofline_ms
     return roofline_ms / entry.median_ms if roofline_ms > 0 and entry.has_speed else None
 
@@ -78,7 +78,7 @@ def _group(group: Group, providers: Sequence[str]) -> dict[str, Any]:
 
 
 def _vs_default(entry: Entry, default: Entry | None) -> tuple[float, float, float, bool] | None:
-    """The speedup, both ends of its interval, and whether that includes 1."""
+    """The speedup, both ends of its interval, and whether the interval includes 1."""
     found = speed_ratio(entry.record, default.record if default else None)
     return None if found is None else (found.value, found.low, found.high, includes_one(found))
 
@@ -88,7 +88,7 @@ def _index(entry: Entry | None) -> int | None:
 
 
 def without_samples(figure: Figure) -> Figure:
-    """The figure without the samples of traces whose `meta` names their records; the page fills them in."""
+    """The figure without samples that the page can restore: those of traces with `samples_of` in `meta`."""
     data = []
     for trace in figure["data"]:
         if "samples_of" in trace.get("meta", {}):
@@ -99,7 +99,7 @@ def without_samples(figure: Figure) -> Figure:
 
 
 def script_json(value: Any) -> str:
-    """JSON for a <script> element: nothing in it ends the element.
+    """JSON for a <script> element, which nothing in it can end.
 
     `</script>` -> `\\u003c/script\\u003e`; NaN and infinities become text.
     """

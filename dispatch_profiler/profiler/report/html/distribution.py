@@ -1,4 +1,4 @@
-"""Every sample of every configuration of one operation, with the median and its interval."""
+"""All samples of all configurations of one operation, with the medians and their intervals."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from dispatch_profiler.profiler.report.html.style import (
     scale,
 )
 
-#: More rows are hard to read; the table has all.
+#: Maximum number of rows in a figure; the table has all.
 ROWS = 40
 
 
 def distribution(group: Group, providers: Sequence[str] = ()) -> Figure | None:
-    """The fastest on top, with a dot for each sample and a line for the interval of the median.
+    """A dot for each sample and a line for the median's interval, the fastest configuration on top.
 
-    The trace's `meta` tells whose samples it has and in which row each stands, so that a page that
-    holds the records need not hold the samples twice. `providers` are those of the whole report, so
-    that each has one colour everywhere. None if nothing has a speed.
+    The trace's `meta` names the records and their rows, so that a page with the records need not store
+    the samples twice. `providers` are those of the whole report, which gives each the same colour
+    everywhere. None if no entry has a speed.
     """
     shown = group.ranked[:ROWS]
     if not shown:
@@ -38,7 +38,7 @@ def distribution(group: Group, providers: Sequence[str] = ()) -> Figure | None:
     colours = [_colour(entry, group, list(providers)) for entry in shown]
     samples = _samples(shown, colours)
     left_out = len(group.ranked) - len(shown)
-    more = f"<br>{left_out} slower ones are in the table" if left_out else ""
+    more = f"<br>{left_out} slower ones are only in the table" if left_out else ""
     x = {"title": f"time per execution (ms){more}", **scale(samples["x"])}
     shape = rows_layout(x, labels, height=rows_height(len(shown)) - 40, legend=False)
     return {"data": [samples, _medians(shown)], "layout": shape}

@@ -1,4 +1,4 @@
-"""Figures as SVG and PNG files for papers, drawn by plotly in a browser that kaleido drives."""
+"""Export of figures as SVG and PNG files, drawn by plotly in a browser that kaleido controls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dispatch_profiler.profiler.report.html.scaling import scaling
 from dispatch_profiler.profiler.report.html.style import Figure, plotly_script
 
 FORMATS = ("svg", "png")
-#: Pixels; a PNG has `_SCALE` times as many. 700 px are a column of text at 96 dpi.
+#: Size in pixels and scale of a PNG. 700 px are one column of text at 96 dpi.
 _WIDTH, _SCALE = 700, 3
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_NAME = 120
@@ -27,7 +27,7 @@ _HINT = "python -m pip install 'kaleido>=1.0', and Chrome or Chromium on the PAT
 
 
 def figures(groups: Sequence[Group]) -> Iterator[tuple[str, Figure]]:
-    """Every figure of the report with its file name, without the suffix."""
+    """Every figure of the report with its file name without a suffix."""
     found: list[tuple[str, Figure | None]] = [
         ("roofline", roofline(groups)),
         ("comparison", comparison(groups)),
@@ -39,7 +39,7 @@ def figures(groups: Sequence[Group]) -> Iterator[tuple[str, Figure]]:
     ]
     providers = provider_names(groups)
     for number, group in enumerate(groups, start=1):
-        # The number distinguishes labels that differ in unsafe characters only.
+        # The number distinguishes labels that differ only in unsafe characters.
         tail = f"{number:03}_{_file_name(group.label)}"
         found += [(f"heat_map_{tail}", heat_map(group)), (f"samples_{tail}", distribution(group, providers))]
     for name, figure in found:
@@ -52,14 +52,14 @@ def _file_name(text: str) -> str:
 
 
 def export(groups: Sequence[Group], folder: Path) -> list[Path]:
-    """Write each figure as SVG and PNG into `folder`, which is created; returns the paths.
+    """Write each figure as SVG and PNG into `folder`, which is created if missing; returns the paths.
 
     Raises MissingDependency without kaleido or a browser, UsageError if `folder` is a file.
     """
     try:
         import kaleido
     except ImportError as error:
-        raise MissingDependency("--figures needs kaleido, which draws them", hint=_HINT) from error
+        raise MissingDependency("--figures requires kaleido", hint=_HINT) from error
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--figures: {folder} is not a folder")
     named = list(figures(groups))
@@ -77,13 +77,13 @@ def export(groups: Sequence[Group], folder: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _browser(kaleido: object) -> Iterator[None]:
-    """One browser for all figures."""
+    """Keep one browser open for all figures."""
     try:
-        # What the page draws with; nothing is fetched.
+        # The page's own plotly; nothing is downloaded.
         drawing = {"plotlyjs": plotly_script(), "mathjax": False}
         kaleido.start_sync_server(silence_warnings=True, **drawing)  # type: ignore[attr-defined]
     except Exception as error:
-        raise MissingDependency(f"--figures found no browser to draw with: {error}", hint=_HINT) from error
+        raise MissingDependency(f"--figures could not start a browser: {error}", hint=_HINT) from error
     try:
         yield
     finally:
@@ -95,6 +95,6 @@ def _drawn(kaleido: object, figure: Figure, options: dict[str, object]) -> bytes
         drawn = kaleido.calc_fig_sync(figure, opts=options)  # type: ignore[attr-defined]
     except Exception as error:
         if "chrome" in type(error).__name__.lower():
-            raise MissingDependency("--figures needs Chrome or Chromium", hint=_HINT) from error
-        raise ToolError(f"kaleido could not draw a figure: {error}") from error
+            raise MissingDependency("--figures requires Chrome or Chromium", hint=_HINT) from error
+        raise ToolError(f"kaleido failed to draw a figure: {error}") from error
     return drawn.encode() if isinstance(drawn, str) else bytes(drawn)

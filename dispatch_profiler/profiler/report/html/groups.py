@@ -11,20 +11,20 @@ from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.profiler.records.speedup import is_default
 from dispatch_profiler.profiler.report.html.runs import Run, runs
 
-#: Stands for the run of an operation whose default only one run measured.
+#: The run of an operation whose default was measured in only one run.
 _ONLY = Run()
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A record and its index, by which a page refers to it."""
+    """A record and its index, by which the page refers to it."""
 
     index: int
     record: StoredRecord
 
     @property
     def has_speed(self) -> bool:
-        """Does it have a median above 0, and a result that is not known to be wrong?"""
+        """True if it has a median above 0 and its result is not known to be wrong."""
         measurement = self.record.measurement
         if measurement is None or not measurement.samples_ms or self.record.verdict.is_failure:
             return False
@@ -32,18 +32,18 @@ class Entry:
 
     @property
     def median_ms(self) -> float:
-        """Only for an entry that has a speed."""
+        """The median in milliseconds. Requires `has_speed`."""
         assert self.record.measurement is not None
         return self.record.measurement.median_ms
 
     @property
     def gflops(self) -> float:
-        """10**9 FLOP/s at the median; only for an entry that has a speed."""
+        """GFLOP/s at the median. Requires `has_speed`."""
         return self.record.flops / self.median_ms / 1e6
 
     @property
     def intensity(self) -> float:
-        """FLOP/byte; 0 if the bytes are unknown."""
+        """Arithmetic intensity in FLOP/byte; 0 if the bytes are unknown."""
         return self.record.flops / self.record.bytes if self.record.bytes > 0 else 0.0
 
 
@@ -51,8 +51,8 @@ class Entry:
 class Group:
     """All records of one operation in one setting.
 
-    `label` names it, with what tells it from the others: `setting` (run, machine, device, target, compiler,
-    mode), empty if there are no others.
+    `label` is the operation and the `setting`: the run, machine, device, target, compiler and mode, as
+    far as they differ between groups; empty if none do.
     """
 
     label: str
@@ -62,17 +62,17 @@ class Group:
 
     @property
     def ranked(self) -> list[Entry]:
-        """Entries that have a speed, the fastest first."""
+        """Entries with a speed, the fastest first."""
         return sorted((e for e in self.entries if e.has_speed), key=lambda entry: entry.median_ms)
 
     @property
     def default(self) -> Entry | None:
-        """The compiler's own choice; of several runs the fastest."""
+        """The compiler's own choice; the fastest if there are several."""
         return next((e for e in self.ranked if is_default(e.record)), None)
 
     @property
     def best(self) -> Entry | None:
-        """The fastest configuration of IREE, the default included."""
+        """IREE's fastest configuration, including the default."""
         return next((e for e in self.ranked if e.record.provider == PROVIDER), None)
 
     @property
@@ -82,16 +82,16 @@ class Group:
         return {e.record.provider: e for e in reversed(others)}
 
 
-#: Operation, run (3 fields), machine, device, target, compiler: records that share them are comparable.
+#: Operation, run (3 fields), machine, device, target, compiler. Records of one place are comparable.
 _Place = tuple[str, ...]
 
 
 def grouped(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> tuple[Group, ...]:
-    """Groups in the order of their first record. `files` names the file of each record.
+    """Groups in the order of their first record. `files` has the file name of each record.
 
-    Each run that measured the default of an operation is a group of its own. A record that was not
-    measured has no mode: it joins the group that was measured first. A library's result does not
-    depend on the compiler: it joins the group of each compiler.
+    Each run that measured an operation's default is a separate group. A record that was not measured
+    has no mode, and belongs to the group that was measured first. A library's result does not depend
+    on the compiler, so it belongs to the groups of all compilers.
     """
     places = list(_places(records, runs(records, files)))
     modes: dict[_Place, str] = {}
@@ -107,14 +107,14 @@ def grouped(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> tuple
     differs = differing([key[1:] for key in found])
     groups = []
     for (operation, *setting), entries in found.items():
-        told = ", ".join(value for value, tell in zip(setting, differs, strict=True) if tell and value)
-        label = f"{operation} ({told})" if told else operation
-        groups.append(Group(label, operation, told, tuple(entries)))
+        shown = ", ".join(value for value, differ in zip(setting, differs, strict=True) if differ and value)
+        label = f"{operation} ({shown})" if shown else operation
+        groups.append(Group(label, operation, shown, tuple(entries)))
     return tuple(groups)
 
 
 def _places(records: Sequence[StoredRecord], of_runs: Sequence[Run]) -> Iterator[list[_Place]]:
-    """The places of each record: one, or several for a library."""
+    """The places of each record: one, or possibly several for a library."""
     defaults: dict[_Place, set[Run]] = {}
     libraries: dict[_Place, set[Run]] = {}
     for record, run in zip(records, of_runs, strict=True):
@@ -161,12 +161,12 @@ def _library(record: StoredRecord) -> _Place:
 
 
 def differing(settings: Sequence[tuple[str, ...]]) -> list[bool]:
-    """Which fields have more than one value."""
+    """For each field, whether it has more than one value."""
     return [len(set(values)) > 1 for values in zip(*settings, strict=True)] if settings else []
 
 
 def provider_names(groups: Sequence[Group]) -> list[str]:
-    """All providers except IREE, in the order of the records."""
+    """The providers other than IREE, in the order of the records."""
     names: Mapping[str, None] = dict.fromkeys(
         entry.record.provider for group in groups for entry in group.entries
     )

@@ -1,4 +1,4 @@
-"""Speed over tile sizes: where the space is fast, and where it fails."""
+"""Speed over tile sizes: which tiles are fast, and which fail."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _NUMBERS = re.compile(r"\d+")
 
 
 def tile_axes(group: Group) -> tuple[str, str] | None:
-    """The two fields of the configurations that take the most values: (across, down).
+    """The two configuration fields with the most values: (horizontal, vertical).
 
-    None if fewer than two fields take more than one value.
+    None if fewer than two fields vary.
     """
     values: dict[str, set[str]] = {}
     for entry in _tiled(group):
@@ -33,10 +33,10 @@ def tile_axes(group: Group) -> tuple[str, str] | None:
 
 
 def heat_map(group: Group) -> Figure | None:
-    """A cell for each pair of tiles, coloured by the fastest configuration that has them.
+    """A cell for each pair of tiles, coloured by the speed of the fastest configuration with these tiles.
 
-    A cell of which every configuration failed is grey with a cross; a white one was never tried.
-    None if the tiles of this operation do not vary in two ways.
+    Cells in which every configuration failed have a cross; cells that were not tried are empty.
+    None if fewer than two fields of this operation's configurations vary.
     """
     axes = tile_axes(group)
     if axes is None:
@@ -58,7 +58,7 @@ def heat_map(group: Group) -> Figure | None:
 
 
 def _tiled(group: Group) -> list[Entry]:
-    """IREE configurations that have tiles."""
+    """IREE's configurations that have tiles."""
     return [e for e in group.entries if e.record.configuration_fields and e.record.provider == PROVIDER]
 
 
@@ -67,7 +67,7 @@ def _fastest(entries: Sequence[Entry]) -> Entry | None:
 
 
 def _size(tiles: str) -> tuple[list[int], str]:
-    """Sorts `8x32` before `64x8`."""
+    """Sort key: `8x32` before `64x8`."""
     return [int(number) for number in _NUMBERS.findall(tiles)], tiles
 
 
@@ -90,7 +90,7 @@ def _speeds(
     speeds = [entry.gflops for line in grid for entry in line if entry]
     return {
         "type": "heatmap",
-        # For equal speeds plotly would choose a range that goes below 0.
+        # For equal speeds, plotly would choose a range that extends below 0.
         **({"zmin": 0.0, "zmax": max(speeds)} if max(speeds) - min(speeds) < 1e-3 * max(speeds) else {}),
         "x": list(range(len(columns))),
         "y": list(range(len(rows))),

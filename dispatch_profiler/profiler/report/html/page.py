@@ -1,4 +1,4 @@
-"""Records -> one self-contained HTML file, which needs no network."""
+"""Records -> one self-contained HTML file that works offline."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ if TYPE_CHECKING:
 
 
 _ROOF = (
-    "The roofs are the FLOP/s and bytes/s that matrix products of a library (numpy's BLAS on a CPU) and copies of"
-    " large arrays reached on the same device. An element type narrower than f32 that was not measured has a roof"
-    " as many times higher as it is narrower. Warm operands that stay in the caches can lie above the slope, which is"
-    " the bandwidth of the memory."
+    "The roofs are the FLOP/s of a library's matrix products (numpy's BLAS on a CPU) and the bytes/s of copies of"
+    " large arrays, measured on the same device. An element type that was not measured has the roof of f32, scaled by"
+    " the ratio of widths. Warm operands that stay in the caches can exceed the slope, which is the memory bandwidth."
 )
 _DASH = "A dash marks the hardware limit of an operation."
-_NO_ROOF = "The records contain no hardware limits, so no roof is drawn."
+_NO_ROOF = "The records contain no hardware peaks, so no roof is drawn."
 
 
 def render_page(records: Sequence[StoredRecord], title: str, files: Sequence[str] = ()) -> str:
-    """The text of the page. `files` names the file of each record."""
-    from markupsafe import Markup  # which comes with jinja2
+    """The text of the page. `files` has the file name of each record."""
+    from markupsafe import Markup  # installed with jinja2
 
     groups = grouped(records, files)
     verdicts = Counter(record.verdict for record in records)
@@ -68,7 +67,7 @@ def render_page(records: Sequence[StoredRecord], title: str, files: Sequence[str
 
 
 def _origin(records: Sequence[StoredRecord]) -> str:
-    """Where and when: `AMD EPYC 7B13, 2 cores; local-task; 2026-11-20`."""
+    """Machine, device and dates: `AMD EPYC 7B13, 2 cores; local-task; 2026-11-20`."""
     origins = [record.provenance for record in records]
     days = sorted({origin.when[:10] for origin in origins if origin.when})
     parts = (
@@ -80,23 +79,21 @@ def _origin(records: Sequence[StoredRecord]) -> str:
 
 
 def _few(names: Sequence[str], what: str) -> str:
-    """Up to two different names, or how many there are."""
+    """Up to two distinct names, else their number."""
     found = list(dict.fromkeys(filter(None, names)))
     return " and ".join(found) if len(found) < 3 else f"{len(found)} {what}"
 
 
 def _notes(groups: Sequence[Group]) -> dict[str, str]:
-    """A sentence for each figure: what it leaves out, and why."""
+    """A sentence for each figure about what it omits."""
     count = len(comparable(groups))
     absent = len(groups) - count
     left = []
     if count > ROWS:
-        left.append(
-            f"Shown are the {ROWS} of {count} operations with the largest speedup; the table has all."
-        )
+        left.append(f"Shows the {ROWS} of {count} operations with the largest speedup; the table has all.")
     if absent:
         left.append(
-            f"{absent} of {len(groups)} operations are left out: their default has no speed, or nothing else has."
+            f"Omits {absent} of {len(groups)} operations, in which the default, or everything else, has no speed."
         )
     limits = any(entry.record.limit_ms > 0 for group in groups for entry in group.entries)
     roof = _ROOF if roofs(groups) else _DASH if limits else _NO_ROOF
@@ -105,12 +102,12 @@ def _notes(groups: Sequence[Group]) -> dict[str, str]:
 
 @cache
 def _environment() -> jinja2.Environment:
-    import jinja2  # which only those need who render
+    import jinja2  # only required for rendering
 
     return jinja2.Environment(
         loader=jinja2.PackageLoader("dispatch_profiler", "templates"),
         undefined=jinja2.StrictUndefined,
-        autoescape=True,  # a name, a reason or a tag may hold anything
+        autoescape=True,  # names, reasons and tags are untrusted
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -122,5 +119,5 @@ def _file(name: str) -> str:
 
 @cache
 def _packed_plotly() -> str:
-    """plotly's JavaScript, compressed: 1.4 MB become 0.7, and no browser reads it before it draws."""
+    """plotly's JavaScript, compressed from 1.4 to 0.7 MB, so that it is not parsed before the first figure."""
     return base64.b64encode(gzip.compress(plotly_script().read_bytes(), 9, mtime=0)).decode()

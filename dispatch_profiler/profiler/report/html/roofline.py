@@ -1,4 +1,4 @@
-"""Roofline: speed over arithmetic intensity, below the peaks of the hardware.
+"""Roofline: speed over arithmetic intensity, below the hardware peaks.
 
 Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
 """
@@ -36,7 +36,7 @@ _ELEMENT_TYPE = re.compile(r"[a-z]{1,2}\d+(?:E\d+M\d+[A-Z]*)?")
 
 
 def element_type(record: StoredRecord) -> str:
-    """The type of the first operand: `f16t` -> `f16`; empty if the record does not have it."""
+    """The type of the first operand: `f16t` -> `f16`; empty if unknown."""
     for value in (record.arguments.get("lhs", ""), *record.arguments.values()):
         found = _ELEMENT_TYPE.match(value) if isinstance(value, str) else None
         if found and found.group() in ELEMENT_TYPES:
@@ -44,7 +44,7 @@ def element_type(record: StoredRecord) -> str:
     return ""
 
 
-#: The name of a machine, and one of its devices.
+#: Machine name and device.
 Place = tuple[str, str]
 
 
@@ -53,7 +53,7 @@ def _place(entry: Entry) -> Place:
 
 
 def roofs(groups: Sequence[Group]) -> dict[Place, Peaks]:
-    """The peaks of each device: the highest in its records."""
+    """The peaks of each device: the highest among its records."""
     found: dict[Place, Peaks] = {}
     for group in groups:
         for entry in group.entries:
@@ -63,14 +63,14 @@ def roofs(groups: Sequence[Group]) -> dict[Place, Peaks]:
     return found
 
 
-#: A provider with several kernels for an operation has one large mark, for the fastest.
+#: Legend entry of a provider's kernels other than the fastest of each operation.
 _OTHERS = "other kernels of {}"
 
 
 def roofline(groups: Sequence[Group]) -> Figure | None:
-    """Every record that has a speed, by role, below the roofs of its machine.
+    """All records with a speed, grouped by role, below the roofs of their machine.
 
-    Without roofs a dash marks the time limit of each operation.
+    Where there is no roof, a dash marks the time limit of each operation.
     None if there is nothing to draw.
     """
     entries = [e for g in groups for e in g.entries if e.has_speed and e.intensity > 0 and e.gflops > 0]
@@ -138,7 +138,7 @@ def _trace(role: str, entries: list[Entry], colour: str, symbols: Mapping[str, s
 def _roof_lines(
     known: Mapping[Place, Peaks], symbols: Mapping[str, str], entries: Sequence[Entry]
 ) -> list[dict[str, Any]]:
-    """A line for each device and element type that was measured on it, bent at its ridge."""
+    """A line for each device and each element type measured on it, with a bend at its ridge point."""
     found = []
     for place, peaks in known.items():
         here = [entry.record for entry in entries if _place(entry) == place]
@@ -151,7 +151,7 @@ def _roof_lines(
     parts = differing(list({_place(entry) for entry in entries}))
     lines = []
     for (place, name, flops, peaks), ridge in zip(found, ridges, strict=True):
-        told = ", ".join(part for part, tell in zip(place, parts, strict=True) if tell and part)
+        where = ", ".join(part for part, differ in zip(place, parts, strict=True) if differ and part)
         text = f"{name} roof: {_short(flops / 1e9)} GFLOP/s, {_short(peaks.bytes_per_second / 1e9)} GB/s"
         bends = [min(reach) / 2, ridge, max(reach) * 2]
         colour = ROOF_COLOURS[list(known).index(place) % len(ROOF_COLOURS)]
@@ -160,7 +160,7 @@ def _roof_lines(
             {
                 "type": "scatter",
                 "mode": "lines",
-                "name": plain(f"{text} ({told})" if told else text),
+                "name": plain(f"{text} ({where})" if where else text),
                 "x": bends,
                 "y": [peaks.roof(ELEMENT_TYPES[name], bend) / 1e9 for bend in bends],
                 "line": {"color": colour, "width": 1.5, "dash": dash},
@@ -171,7 +171,7 @@ def _roof_lines(
 
 
 def _limits(entries: Sequence[Entry], known: Mapping[Place, Peaks]) -> list[dict[str, Any]]:
-    """The speed at `limit_ms`, once for each operation without a roof."""
+    """The speeds at `limit_ms`, once for each operation without a roof."""
     limited: dict[tuple[str, float], Entry] = {}
     for entry in entries:
         if 0 < entry.record.limit_ms < math.inf and _place(entry) not in known:
@@ -192,7 +192,7 @@ def _limits(entries: Sequence[Entry], known: Mapping[Place, Peaks]) -> list[dict
 
 
 def _key(name: str, symbol: str) -> dict[str, Any]:
-    """The legend entry of an element type's symbol."""
+    """The legend entry for an element type's symbol."""
     marker = {"symbol": symbol, "color": PAPER, "size": 8, "line": {"color": INK, "width": 1}}
     return {
         "type": "scatter", "mode": "markers", "name": plain(name or "unknown type"), "x": [None],

@@ -1,4 +1,4 @@
-"""The run that each record of a report belongs to."""
+"""The runs that the records of a report belong to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BASELINE = Default().name
 
 @dataclass(frozen=True)
 class Run:
-    """What distinguishes a run from the others of a report; fields that are equal in all are empty.
+    """Distinguishes a run from the others of a report; fields that are equal in all runs are empty.
 
     `tags` has the tags that differ, `began` the time of the first record.
     """
@@ -36,13 +36,13 @@ class Run:
 
 
 def has_figure(record: StoredRecord) -> bool:
-    """Was it measured to the end, and is the result not known to be wrong?"""
+    """True if it was measured completely and its result is not known to be wrong."""
     taken = record.measurement
     return taken is not None and not record.verdict.is_failure and not taken.was_interrupted
 
 
 def file_names(paths: Sequence[Path]) -> list[str]:
-    """The shortest unique end of each path: `data.jsonl`, or `monday/data.jsonl`."""
+    """The shortest unique suffix of each path: `data.jsonl`, or `monday/data.jsonl`."""
     different = set(paths)
 
     def name(path: Path) -> str:
@@ -56,10 +56,10 @@ def file_names(paths: Sequence[Path]) -> list[str]:
 
 
 def runs(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> list[Run]:
-    """The run of each record. `files` names the file of each.
+    """The run of each record. `files` has the file name of each record.
 
-    A run is a part of a file whose records have the same tags. Where an operation's default was
-    measured again, as `--append` does, a new run begins.
+    A run consists of records of a file with the same tags. A new run begins where an operation's
+    default was measured again, for example with `--append`.
     """
     named = list(files) or [""] * len(records)
     tags = _differing_tags(records)
@@ -67,8 +67,8 @@ def runs(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> list[Run
     numbers = list(_numbers(records, streams))
     keys = [(*stream, number) for stream, number in zip(streams, numbers, strict=True)]
     began = _beginnings(records, keys)
-    tells_file = len(set(named)) > 1
-    return [Run(key[0] if tells_file else "", key[1], began[key]) for key in keys]
+    has_files = len(set(named)) > 1
+    return [Run(key[0] if has_files else "", key[1], began[key]) for key in keys]
 
 
 def _differing_tags(records: Sequence[StoredRecord]) -> list[str]:
@@ -81,7 +81,7 @@ def _differing_tags(records: Sequence[StoredRecord]) -> list[str]:
 
 
 def _numbers(records: Sequence[StoredRecord], streams: Sequence[tuple[str, ...]]) -> Iterator[int]:
-    """How many earlier runs of its operation each record has, from the same file and device."""
+    """For each record, the number of earlier runs of its operation in the same file and on the same device."""
     current: dict[tuple[str, ...], int] = {}
     seen: dict[tuple[str, ...], dict[tuple[str, str], bool]] = {}
     for record, stream in zip(records, streams, strict=True):
@@ -91,7 +91,7 @@ def _numbers(records: Sequence[StoredRecord], streams: Sequence[tuple[str, ...]]
         made = (record.dispatch, record.provider)
         part = (*home, origin.software, mode)
         known = seen.setdefault(part, {})
-        # --resume measures again what its run did not finish.
+        # --resume repeats what its run did not finish.
         has_default = (f"{record.operation}_{_BASELINE}", PROVIDER) in known
         if known.get(made) and (is_default(record) or not has_default):
             current[home] = current.get(home, 0) + 1
@@ -103,7 +103,7 @@ def _numbers(records: Sequence[StoredRecord], streams: Sequence[tuple[str, ...]]
 def _beginnings(
     records: Sequence[StoredRecord], keys: Sequence[tuple[str, str, int]]
 ) -> dict[tuple[str, str, int], str]:
-    """When each run began, to the minute; empty for the only run of a file."""
+    """The minute in which each run began; empty for the only run of a file."""
     first: dict[tuple[str, str, int], str] = {}
     for record, key in zip(records, keys, strict=True):
         when = record.provenance.when
@@ -113,6 +113,6 @@ def _beginnings(
     found = {}
     for key, minute in minutes.items():
         alone = sum(other[:2] == key[:2] and minutes[other] == minute for other in minutes) == 1
-        told = minute if alone and minute else f"{minute} run {key[2] + 1}".strip()
-        found[key] = told if key[:2] in several else ""
+        text = minute if alone and minute else f"{minute} run {key[2] + 1}".strip()
+        found[key] = text if key[:2] in several else ""
     return found

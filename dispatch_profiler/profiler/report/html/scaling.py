@@ -1,4 +1,4 @@
-"""Speed against problem size."""
+"""Speed over problem size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dispatch_profiler.profiler.report.html.style import (
     provider_style,
 )
 
-#: Unit of size -> title of the axis, and the size of a record.
+#: Unit of size -> title of the axis, and function that returns a record's size.
 SIZES: Mapping[str, tuple[str, Callable[[StoredRecord], int]]] = {
     "FLOP": ("problem size (FLOP)", lambda record: record.flops),
     "bytes": ("problem size (bytes of all operands and results)", lambda record: record.bytes),
@@ -28,9 +28,9 @@ _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def scaling(groups: Sequence[Group]) -> dict[str, dict[str, Figure]]:
-    """A figure for each kind of operation and element type, and for each of `SIZES`.
+    """A figure for each kind of operation with an element type, and each of `SIZES`.
 
-    A series is the default, the best configuration, or a library; of each run if there are several.
+    A series is the default, the best configuration, or a library; one per run if there are several.
     """
     names = provider_names(groups)
     panels: dict[str, list[Group]] = {}
@@ -71,7 +71,7 @@ def _figure(
 
 
 def _series(groups: Sequence[Group], names: Sequence[str]) -> Iterator[tuple[str, str, list[Entry]]]:
-    """Role, colour and entries of each series; the last is drawn on top."""
+    """Role, colour and entries of each series; later ones are drawn on top."""
     for at, name in enumerate(names):
         yield name, provider_style(at)[0], [g.providers[name] for g in groups if name in g.providers]
     yield "default", DEFAULT_COLOUR, [g.default for g in groups if g.default]

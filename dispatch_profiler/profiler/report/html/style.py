@@ -1,7 +1,7 @@
-"""The look of every figure: a palette for colour-vision deficiencies, a white background, thin grids.
+"""The style of all figures: a palette for colour-vision deficiencies, a white background, thin grids.
 
-A figure is plain data as plotly's JavaScript takes it, `{"data": [...], "layout": {...}}`, so that
-making hundreds of them costs nothing; `plotly.graph_objects.Figure(figure)` checks it.
+A figure is plain data for plotly's JavaScript, `{"data": [...], "layout": {...}}`, because building
+hundreds of plotly objects is slow. `plotly.graph_objects.Figure(figure)` validates it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ OTHER_COLOUR = "#9AA5B1"
 INK = "#24292F"
 _PROVIDER_COLOURS = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _PROVIDER_SYMBOLS = ("square", "triangle-up", "pentagon", "star", "hexagon")
-#: One for each device.
+#: By device.
 ROOF_COLOURS = (INK, "#8250DF", "#1A7F37", "#953800")
-#: One for each element type.
+#: By element type.
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star", "hexagon", "pentagon")
 PAPER = "#FFFFFF"
 FAILURE_COLOUR = "#E4E7EB"
 _GRID = "#E4E7EB"
 _LINE = "#8C959F"
-#: Colour -> its replacement on a dark background; others stay.
+#: Colour -> its replacement on a dark background. Other colours are unchanged.
 DARK = {
     PAPER: "#0D1117",
     INK: "#E6EDF3",
@@ -47,9 +47,9 @@ DARK = {
     "#1A7F37": "#4AC26B",
     "#953800": "#FFA657",
 }
-#: Characters of the label of a row, on a page of the usual width and on a narrow one.
+#: Maximum length of a row's label, in characters, on a page of normal width and on a narrow one.
 _WIDE, _NARROW = 42, 18
-#: The digits of ticks in a decade, the most first, and the room that a label takes.
+#: Digits of the ticks in a decade, the densest first, and the minimum distance of ticks in pixels.
 _TICK_DIGITS = ((1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
 _TICK_PIXELS = 34
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
@@ -58,19 +58,19 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 def plotly_script() -> Path:
     """plotly's JavaScript, unchanged from the npm package `plotly.js-cartesian-dist-min`.
 
-    All of plotly is more than three times as large and would dominate the loading time.
+    The full plotly is more than three times as large and would dominate the loading time.
     """
     return Path(__file__).parents[3] / "templates" / "plotly" / "plotly-cartesian.min.js"
 
 
 def provider_style(position: int) -> tuple[str, str]:
-    """Colour and symbol of the provider at `position`."""
+    """The colour and symbol of the provider at `position`."""
     count = len(_PROVIDER_COLOURS)
     return _PROVIDER_COLOURS[position % count], _PROVIDER_SYMBOLS[position % count]
 
 
 def layout(x: dict[str, Any], y: dict[str, Any], *, height: int, legend: bool = True) -> dict[str, Any]:
-    """A plotly layout with these axes; the legend lies above the plot."""
+    """A plotly layout with these axes and the legend above the plot."""
     return {
         "height": height,
         "font": {"family": FONT, "size": 12, "color": INK},
@@ -101,9 +101,9 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
 
 
 def log_scale(values: Iterable[float], pixels: int = 560) -> dict[str, Any]:
-    """Properties of a logarithmic axis over positive `values`, `pixels` long in an exported figure.
+    """Properties of a logarithmic axis for positive `values`, `pixels` long in an exported figure.
 
-    Its ticks are the most whose labels (0.02, 50, 20k) have room; the page chooses its own by its width.
+    Uses the densest ticks whose labels (0.02, 50, 20k) fit. The page recomputes them for its width.
     """
     found = list(values)
     low, high = math.log10(min(found)) - 0.02, math.log10(max(found)) + 0.02
@@ -128,18 +128,18 @@ def _tick_text(value: float) -> str:
 
 
 def scale(values: Iterable[float]) -> dict[str, Any]:
-    """Of a figure with labelled rows: logarithmic where `values` differ by more than 5 times, else linear."""
+    """Scale of a figure with labelled rows: logarithmic if `values` span a factor above 5, else linear."""
     found = list(values)
     return log_scale(found, pixels=390) if max(found) > 5 * min(found) > 0 else {}
 
 
 def plain(text: str) -> str:
-    """`text` with tags and entities escaped, which plotly would interpret."""
+    """`text` with tags and entities escaped, because plotly would interpret them."""
     return html.escape(text, quote=False)
 
 
 def shortened(text: str, width: int) -> str:
-    """At most `width` characters, the middle left out: `conv2d_1x28…_d1x1_g1`."""
+    """At most `width` characters, with the middle omitted: `conv2d_1x28…_d1x1_g1`."""
     if len(text) <= width:
         return text
     head = (width - 1) * 3 // 5
@@ -147,7 +147,7 @@ def shortened(text: str, width: int) -> str:
 
 
 def distinct(labels: Sequence[str], width: int) -> list[str]:
-    """Each shortened to `width`; labels that would then be equal show where they differ.
+    """The labels shortened to `width`; those that would become equal show the part where they differ.
 
     `conv2d_1x28…d1x1_g1` twice -> `conv2d_1x28…_f16nhwc…`, `conv2d_1x28…_f32nhwc…`.
     """
@@ -161,7 +161,7 @@ def distinct(labels: Sequence[str], width: int) -> list[str]:
 
 
 def _parted(label: str, others: Sequence[str], width: int) -> str:
-    """The first characters of `label`, then the part where it differs from `others`."""
+    """The start of `label`, followed by the part where it differs from `others`."""
     head = width // 3
     columns = enumerate(zip(*others, strict=False))
     parting = next((at for at, letters in columns if len(set(letters)) > 1), min(map(len, others)))
@@ -175,7 +175,7 @@ def _parted(label: str, others: Sequence[str], width: int) -> str:
 
 
 def rows_axis(labels: Sequence[str]) -> dict[str, Any]:
-    """A vertical axis with a row for each label, the first on top, at positions 0, 1, 2, ..."""
+    """A vertical axis with one row per label, at positions 0, 1, 2, ..., the first on top."""
     return {
         "tickmode": "array",
         "tickvals": list(range(len(labels))),
@@ -186,18 +186,18 @@ def rows_axis(labels: Sequence[str]) -> dict[str, Any]:
 
 
 def short_labels(labels: Sequence[str], width: int) -> list[str]:
-    """As plotly shows them, each at most `width` characters."""
+    """The labels for plotly, each at most `width` characters."""
     return [plain(label) for label in distinct(labels, width)]
 
 
 def rows_layout(
     x: dict[str, Any], labels: Sequence[str], *, height: int, legend: bool = True
 ) -> dict[str, Any]:
-    """A layout with a row for each label; `meta` has shorter labels for a narrow page."""
+    """A layout with one row per label; `meta` has shorter labels for narrow pages."""
     found = layout(x, rows_axis(labels), height=height, legend=legend)
     return {**found, "meta": {"narrow": short_labels(labels, _NARROW)}}
 
 
 def rows_height(count: int, *, each: int = 22) -> int:
-    """Pixels for `count` rows."""
+    """The height in pixels of a figure with `count` rows."""
     return 120 + each * max(count, 2)

@@ -1,4 +1,4 @@
-"""The summary of a report: best configurations against the default and against each library."""
+"""The summary of a report: best configurations compared with the default and each library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dispatch_profiler.profiler.statistics.comparison import Ratio, geometric_me
 
 @dataclass(frozen=True)
 class Versus:
-    """Best configurations against one baseline, over the `operations` of one run that measured both.
+    """Best configurations vs. one baseline, over the `operations` of one run that measured both.
 
     `mean` is the geometric mean of the speedups with its 95 % interval. An operation is `faster` or
     `slower` if the whole interval of its speedup is above or below 1, else `unclear`.
@@ -28,7 +28,7 @@ class Versus:
 
 
 def summary(groups: Sequence[Group]) -> list[Versus]:
-    """The default first, then each library, for each run."""
+    """For each run, the default first, then each library."""
     baselines: list[tuple[str, Callable[[Group], Entry | None]]] = [("default", lambda group: group.default)]
     baselines += [
         (name, lambda group, name=name: group.providers.get(name))  # type: ignore[misc]
