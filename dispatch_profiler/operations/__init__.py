@@ -1,4 +1,4 @@
-"""Operations: what is computed. A new kind is one file here, one template, and one line in `KINDS`."""
+"""Operations: what is computed. A new kind needs one file here, one template, and one line in `KINDS`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ KINDS: dict[str, type[Operation]] = {kind.kind: kind for kind in (Matmul, BatchM
 
 
 def operation_kind(name: str) -> type[Operation]:
-    """The class of the kind called `name`; OperationError lists the available kinds."""
+    """The class of operation kind `name`. Raises OperationError, which lists the available kinds."""
     if name not in KINDS:
         raise OperationError(f"unknown operation kind {name!r}", hint=did_you_mean(name, KINDS))
     return KINDS[name]

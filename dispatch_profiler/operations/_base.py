@@ -1,4 +1,4 @@
-"""The base of every kind of operation: named operands -> named results, and how to verify them."""
+"""The base class of operations: named operands -> named results, and how to verify them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tensor:
-    """One operand or result: its name in the MLIR function, and its shape in memory, row major."""
+    """An operand or result: its name in the MLIR function, row-major shape, and element type."""
 
     name: str
     shape: tuple[int, ...]
@@ -44,43 +44,43 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Loop:
-    """One loop of the operation's iteration space, in the order of its linalg form."""
+    """One loop of an operation's iteration space."""
 
     name: str
     extent: int
     iterator: Literal["parallel", "reduction"]
 
 
-#: Default seed of the operands.
+#: Default seed for drawing operands.
 DEFAULT_SEED = 2026
 
 
 class Distribution(str, Enum):
-    """What operands hold."""
+    """What operand values are drawn from."""
 
-    #: Integers so small that every sum is exact, in any order: results must be equal.
+    #: Integers small enough that every sum is exact in any order: results must match exactly.
     INTEGERS = "integers"
-    #: Real values over the type's useful range: results must be within a rounding bound.
+    #: Real values over the type's useful range: results must lie within a rounding error bound.
     REALS = "reals"
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What one result must be: `expected` in its shape, `tolerance` an absolute bound for each element.
+    """The expected values of one result, with an absolute error bound for each element.
 
-    `tolerance` None means that the result must be equal; `expected` then has the result's type.
+    If `tolerance` is None, the result must match exactly, and `expected` has the result's type.
     """
 
     expected: np.ndarray
     tolerance: np.ndarray | None
 
 
-#: (operation, lhs, rhs) -> sums of products, as `Contraction.contract` gives them or more accurate.
+#: (operation, lhs, rhs) -> sums of products, at least as accurate as `Contraction.contract`.
 ContractFunction = Callable[["Contraction", np.ndarray, np.ndarray], np.ndarray]
 
 
 class Operation(abc.ABC):
-    """What is computed: named operands -> named results. Nothing about speed.
+    """What is computed: named operands -> named results. It says nothing about speed.
 
     Subclasses are frozen dataclasses; two equal operations are the same kernel.
     """
@@ -88,14 +88,14 @@ class Operation(abc.ABC):
     kind: ClassVar[str]
     #: The kind in the console block, e.g. `OperationKind.Matmul`.
     label: ClassVar[str]
-    #: Loops that tiles are written for, in this order.
+    #: Names of the loops that tiles apply to, in the order of the tiles.
     parallel_axes: ClassVar[tuple[str, ...]]
     reduction_axes: ClassVar[tuple[str, ...]]
-    #: What operands are drawn from when a result is verified: integers where the arithmetic is exact.
+    #: Distributions for verification; without `INTEGERS` if the arithmetic is inexact on integers.
     distributions: ClassVar[tuple[Distribution, ...]] = (Distribution.INTEGERS, Distribution.REALS)
-    #: Command-line options of the shape. Kinds that share options share the objects.
+    #: Command-line options for the shape. Kinds that share an option share its object.
     shape_options: ClassVar[tuple[ShapeOption, ...]]
-    #: Names of the options of types, layouts and epilogues that the kind takes: see `options`.
+    #: Names of the type, layout and epilogue options that the kind accepts (see `options`).
     type_options: ClassVar[tuple[str, ...]]
 
     # -- what a kind defines ------------------------------------------------------------------
@@ -103,17 +103,17 @@ class Operation(abc.ABC):
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """A label for people: `matmul_256x512x128_f16t_f16t_f16t[_bias_relu]`."""
+        """A human-readable label: `matmul_256x512x128_f16t_f16t_f16t[_bias_relu]`."""
 
     @property
     @abc.abstractmethod
     def operands(self) -> tuple[Tensor, ...]:
-        """What is read, in the order of the MLIR function's arguments."""
+        """Input tensors, in the order of the MLIR function's arguments."""
 
     @property
     @abc.abstractmethod
     def results(self) -> tuple[Tensor, ...]:
-        """What is stored, in the order of the MLIR function's results; their names differ from the operands'."""
+        """Output tensors, in the order of the MLIR function's results; names differ from the operands'."""
 
     @property
     @abc.abstractmethod
@@ -123,25 +123,25 @@ class Operation(abc.ABC):
     @property
     @abc.abstractmethod
     def element_type(self) -> ElementType:
-        """Type of the elements that the arithmetic starts from; its peak bounds the operation's speed."""
+        """Element type of the inputs; its peak throughput bounds the operation's speed."""
 
     @property
     @abc.abstractmethod
     def accumulator(self) -> ElementType:
-        """Type in which sums are held."""
+        """Type of the accumulator."""
 
     @property
     @abc.abstractmethod
     def flops(self) -> int:
-        """Floating-point (or integer) operations of one execution."""
+        """Floating-point (or integer) operations per execution."""
 
     @abc.abstractmethod
     def arguments(self) -> dict[str, str]:
-        """Command-line arguments that rebuild this operation, without the leading dashes."""
+        """Command-line arguments that reproduce this operation, without the leading dashes."""
 
     @abc.abstractmethod
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
-        """Values for one of `operands`, in its shape and type, drawn from one of `distributions`."""
+        """Random values for one of `operands`, with its shape and type, from one of `distributions`."""
 
     @abc.abstractmethod
     def reference(
@@ -153,14 +153,14 @@ class Operation(abc.ABC):
     ) -> tuple[Reference, ...]:
         """A reference for each of `results`, computed from `operands` (shapes and types as `self.operands`).
 
-        `stepwise` allows for a library that rounds to the result's type after each step, where a fused
-        kernel rounds once. `contract` computes sums of products elsewhere, for contractions only.
+        `stepwise` allows for a library that rounds to the result's type after each step, while a fused
+        kernel rounds once. `contract` replaces numpy for the sums of products of a contraction.
         """
 
     @classmethod
     @abc.abstractmethod
     def sweep(cls, options: SweepOptions) -> Iterable[Callable[[], Operation]]:
-        """Factories of the operations in the sweep `options`; of the predefined problems if it has no shape.
+        """Factories of the operations in the sweep `options`, or of the predefined problems without shapes.
 
         A factory raises OperationError for an invalid point.
         """
@@ -168,11 +168,11 @@ class Operation(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def smallest(cls) -> Operation:
-        """A problem of extent 1, for tests and templates."""
+        """A problem whose extents are all 1, for tests and templates."""
 
     @classmethod
     def is_implied_by(cls, options: SweepOptions) -> bool:
-        """Do the shapes in `options` imply this kind, if the user names none?"""
+        """Whether the shapes in `options` imply this kind if the user names no kind."""
         return options.has_shape_of(cls.shape_options)
 
     @classmethod
@@ -180,7 +180,7 @@ class Operation(abc.ABC):
         """Why this kind has no operation with the shapes in `options`; None if it may have one."""
         return None
 
-    # -- what follows from it -----------------------------------------------------------------
+    # -- defaults and derived properties ------------------------------------------------------
 
     @property
     def contraction(self) -> Contraction | None:
@@ -206,12 +206,12 @@ class Operation(abc.ABC):
 
     @property
     def predefined_splits(self) -> tuple[int, ...]:
-        """Default numbers of slices for split-k."""
+        """Default slice counts for split-k."""
         return ()
 
     @property
     def rounds_between_steps(self) -> bool:
-        """Does `stepwise` change the references?"""
+        """Whether `stepwise` changes the references."""
         return False
 
     @property
@@ -221,7 +221,7 @@ class Operation(abc.ABC):
 
     @property
     def reference_requirements(self) -> tuple[str, ...]:
-        """Packages that the reference needs besides numpy and ml_dtypes, as pip names them."""
+        """Requirements of the reference besides numpy and ml_dtypes, in pip's syntax."""
         return ()
 
     @property
@@ -231,7 +231,7 @@ class Operation(abc.ABC):
 
     @property
     def bytes(self) -> int:
-        """Every operand read once and every result written once."""
+        """Bytes moved if every operand is read once and every result written once."""
         return sum(tensor.bytes for tensor in (*self.operands, *self.results))
 
     def to_dict(self) -> dict[str, Any]:
@@ -249,14 +249,14 @@ class Operation(abc.ABC):
 
 
 def check_positive(kind: str, **extents: int) -> None:
-    """Every extent must be a whole number of at least 1; OperationError names those that are not."""
+    """Raise OperationError, which names the invalid extents, unless each is an int of at least 1."""
     check_whole(kind, 1, "every extent", **extents)
 
 
-def check_whole(kind: str, least: int, what: str, **values: int) -> None:
-    """OperationError unless each of `values` is an int (no bool, no 2.0) of at least `least`."""
-    # 2.0 and True equal whole numbers, but would be named otherwise.
-    bad = {name: value for name, value in values.items() if type(value) is not int or value < least}
+def check_whole(kind: str, minimum: int, what: str, **values: int) -> None:
+    """Raise OperationError unless each of `values` is an int (not a bool or a float) of at least `minimum`."""
+    # 2.0 and True compare equal to ints, but would give another name.
+    bad = {name: value for name, value in values.items() if type(value) is not int or value < minimum}
     if bad:
         got = ", ".join(f"{name}={value!r}" for name, value in bad.items())
-        raise OperationError(f"{kind}: {what} must be at least {least}, but got {got}")
+        raise OperationError(f"{kind}: {what} must be at least {minimum}, but got {got}")

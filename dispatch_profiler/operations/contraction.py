@@ -22,14 +22,14 @@ from dispatch_profiler.operations._base import (
 from dispatch_profiler.operations.element_types import ElementType, ElementTypes
 from dispatch_profiler.operations.epilogues import Epilogue
 
-#: Larger integers do not make the test stronger.
+#: Larger integers would not make the test stronger.
 _LARGEST_INTEGER = 7
 
 
 class Contraction(Operation):
     """`result = epilogue(sum lhs * rhs)`: the family of matrix products and convolutions.
 
-    Subclasses have the fields `types` and `epilogue` besides their shape.
+    Subclasses have the fields `types` and `epilogue` in addition to their shape.
     """
 
     type_options: ClassVar[tuple[str, ...]] = ("lhs", "rhs", "result", "layout", "epilogue")
@@ -42,7 +42,7 @@ class Contraction(Operation):
     @property
     @abc.abstractmethod
     def problem(self) -> str:
-        """Shapes, as they stand in the name: `256x512x128`."""
+        """The shape as written in the name: `256x512x128`."""
 
     @property
     @abc.abstractmethod
@@ -52,17 +52,18 @@ class Contraction(Operation):
     @property
     @abc.abstractmethod
     def bias_axis(self) -> int:
-        """The axis of the result along which the bias lies."""
+        """The axis of the result that indexes the bias."""
 
     @abc.abstractmethod
     def shape_arguments(self) -> dict[str, str]:
-        """Command-line arguments of the shape; with the types they rebuild the operation."""
+        """Command-line arguments for the shape; with those for the types they reproduce the operation."""
 
     @abc.abstractmethod
     def contract(self, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
-        """The contraction without its epilogue, in the arithmetic of the given arrays.
+        """The contraction without its epilogue, in the precision of the arrays.
 
-        shapes: as `operands` and `result`; both arrays in float32 or float64, so that BLAS does it.
+        The shapes are those of `operands` and `result`. Both arrays are float32 or float64, so that numpy
+        uses BLAS.
         """
 
     # -- the contract of operations -----------------------------------------------------------
@@ -73,12 +74,12 @@ class Contraction(Operation):
 
     @property
     def one_of_batch(self) -> Contraction:
-        """One of the products of a batched product; the operation itself if it is not batched."""
+        """One product of a batched product; the operation itself if it is not batched."""
         return self
 
     @property
     def result(self) -> Tensor:
-        """The only one of `results`."""
+        """The only entry of `results`."""
         (only,) = self.results
         return only
 
@@ -99,7 +100,7 @@ class Contraction(Operation):
 
     @property
     def name_suffix(self) -> str:
-        """A kind's suffix after the types, such as a convolution's stride."""
+        """Suffix of the name after the types, such as a convolution's stride."""
         return ""
 
     def arguments(self) -> dict[str, str]:
@@ -114,7 +115,7 @@ class Contraction(Operation):
 
     @property
     def rounds_between_steps(self) -> bool:
-        """Does storing sums in the result's type before the epilogue change the result?"""
+        """Whether storing the sums in the result's type before the epilogue changes the result."""
         changes = self.epilogue.bias or not self.epilogue.function.is_exact
         return changes and self.types.output != self.types.accumulator
 
@@ -129,7 +130,7 @@ class Contraction(Operation):
 
     @property
     def flops(self) -> int:
-        """2 per multiply-add; bias and activation as in `epilogues`."""
+        """2 per multiply-add; bias and activation count as in `epilogues`."""
         contraction = 2 * math.prod(loop.extent for loop in self.loops)
         per_element = self.epilogue.function.flops + (1 if self.epilogue.bias else 0)
         return contraction + per_element * self.result.elements
@@ -151,23 +152,23 @@ class Contraction(Operation):
         if self.avoids_subnormals:
             return self._draw_odd_eighths(operand, rng)
         if operand.type.is_integer:
-            # All values of the type: integers are exact whatever they are.
+            # Any value of the type: integer arithmetic is exact.
             info = np.iinfo(np.int8)
             return rng.integers(info.min, info.max, operand.shape, operand.type.dtype, endpoint=True)
         values = rng.uniform(-1.0, 1.0, operand.shape)
         if operand.name == "rhs" and self.types.input.bits > 8:
-            # Keep sums near 1, where activations bend; f8 has no room for small factors.
+            # Keep sums near 1, where activations are nonlinear; f8 cannot represent small factors.
             values *= math.sqrt(3.0 / self.accumulations)
         elif operand.name == "rhs":
-            # A sum of K products has a deviation of sqrt(K) / 3: keep eight of them in the result.
-            room = float(self.types.output.finfo().max) / 8.0
-            values *= min(1.0, 3.0 * room / math.sqrt(self.accumulations))
+            # A sum of K products has a standard deviation of sqrt(K) / 3: keep eight of them in range.
+            largest = float(self.types.output.finfo().max) / 8.0
+            values *= min(1.0, 3.0 * largest / math.sqrt(self.accumulations))
         return values.astype(operand.type.dtype)
 
     def _draw_odd_eighths(self, operand: Tensor, rng: np.random.Generator) -> np.ndarray:
         """Reals whose sums of products, with a bias or not, are multiples of 1/64 in any order."""
         values = (2 * rng.integers(-4, 4, operand.shape, np.int32) + 1) / 8.0
-        # A sum of K products has a deviation of sqrt(K) / 3: keep eight of them in the result.
+        # A sum of K products has a standard deviation of sqrt(K) / 3: keep eight of them in range.
         room = float(self.types.output.finfo().max) / 8.0
         density = (3.0 * room) ** 2 / self.accumulations
         if operand.name == "rhs" and density < 1.0:
@@ -182,11 +183,10 @@ class Contraction(Operation):
         return values.astype(operand.type.dtype)
 
     def integer_range(self) -> tuple[int, float]:
-        """(amplitude, density): integers up to `amplitude`, and the fraction that is not zero.
+        """(amplitude, density): the largest magnitude, and the fraction of nonzero entries.
 
-        `accumulations * amplitude**2` stays below what the accumulator holds exactly and the result
-        holds at all. Where even amplitude 1 is too much, enough entries are zero that sums stay far
-        below it.
+        `accumulations * amplitude**2` stays below the largest value that the accumulator holds exactly
+        and that the result can hold. If amplitude 1 exceeds it, `density` keeps sums far below it.
         """
         types = self.types
         room = float(types.accumulator.exact_integers)
@@ -197,7 +197,7 @@ class Contraction(Operation):
         amplitude = min(largest, math.isqrt(max(0, int(room / self.accumulations))))
         if amplitude >= 1:
             return amplitude, 1.0
-        # A sum of about K * density**2 terms of magnitude 1: an eighth of the room on average.
+        # A sum has about K * density**2 terms of magnitude 1: an eighth of the room on average.
         return 1, math.sqrt(room / 8.0 / self.accumulations)
 
     def _bias_operands(self, length: int) -> tuple[Tensor, ...]:
@@ -213,7 +213,7 @@ class Contraction(Operation):
         if self.types.output.is_integer and not self.epilogue.function.on_integers:
             raise OperationError(
                 f"epilogue {self.epilogue} needs a floating-point result, but got {self.types.result}",
-                hint="integer results take none, bias, relu or bias+relu",
+                hint="integer results support none, bias, relu and bias+relu",
             )
 
     # -- plain data ---------------------------------------------------------------------------

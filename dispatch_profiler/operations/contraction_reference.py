@@ -1,17 +1,17 @@
-"""Reference results, and error bounds of a correct kernel.
+"""Reference results, and error bounds for a correct kernel.
 
-numpy multiplies float32 and float64 matrices through BLAS; its own loops for float16 and integers
-are 400 times slower, and there are none for bf16 and f8. So everything is computed in float32 where
+numpy multiplies float32 and float64 matrices with BLAS; its own loops for float16 and integers are
+400 times slower, and it has none for bf16 and f8. Everything is therefore computed in float32 where
 that is exact, and in float64 otherwise: a float64 product of narrower types is far more accurate
 than any kernel, and a sum of integers below 2**53 is exact.
 
-Two kinds of comparison follow. If the inputs are whole numbers so small that every partial sum is
-exact in the kernel's accumulator, in any order, the result must be equal. Otherwise each element may
-be off by a bound on accumulated rounding errors. With u the unit roundoff of the accumulator and K
-the number of products, Higham and Mary ("A New Approach to Probabilistic Rounding Error Analysis",
-SIAM J. Sci. Comput. 41(5), 2019, Theorem 3.1) bound the error of a sum of products by
-`lambda * sqrt(K) * u * sum|a||b|` with a probability of failure of at most `2 K exp(-lambda**2 / 2)`;
-the bound `K * u * sum|a||b|` holds always (Higham, "Accuracy and Stability", section 3.1).
+If the inputs are integers small enough that every partial sum is exact in the kernel's accumulator,
+in any order, the result must match exactly. Otherwise each element may differ by a bound on the
+accumulated rounding error. With u the unit roundoff of the accumulator and K the number of products,
+Higham and Mary ("A New Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput.
+41(5), 2019, Theorem 3.1) bound the error of a sum of products by `lambda * sqrt(K) * u * sum|a||b|`,
+with a failure probability of at most `2 K exp(-lambda**2 / 2)`; the bound `K * u * sum|a||b|` always
+holds (Higham, "Accuracy and Stability", section 3.1).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from dispatch_profiler.operations.contraction import Contraction
 
 #: Relative error of the compiler's approximations of exp, tanh and erf, in unit roundoffs of the
-#: accumulator. Seen against scipy: below 4; composed in gelu and sigmoid: below 8.
+#: accumulator. Measured against scipy: below 4, and below 8 when composed in gelu and sigmoid.
 _ACTIVATION_ROUNDOFFS = 16.0
 
 _FLOAT32_EXACT = 2**24
 _FLOAT64_EXACT = 2**53
 
 
-def _by_numpy(operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+def _contract_with_numpy(operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
     return operation.contract(lhs, rhs)
 
 
@@ -49,26 +49,26 @@ def reference(
 ) -> Reference:
     """The reference result of `operation` for `inputs` (shapes and types as `operation.operands`).
 
-    `stepwise` allows for a library that runs each step separately: it rounds to the result's type
-    after the sums and after the bias too, where a fused kernel rounds once. `contract` computes the sums.
+    `stepwise` allows for a library that runs the steps separately and so also rounds to the result's
+    type after the sums and after the bias; a fused kernel rounds once. `contract` computes the sums.
     """
-    contract = contract or _by_numpy
+    contract = contract or _contract_with_numpy
     lhs, rhs = inputs[0], inputs[1]
     bias = operation.broadcast_bias(inputs[2]) if operation.epilogue.bias else None
     with np.errstate(all="ignore"):
-        reach = _reach(operation, lhs, rhs)
-        whole = _is_whole(lhs) and _is_whole(rhs)
+        bound = _partial_sum_bound(operation, lhs, rhs)
+        is_integral = _is_integral(lhs) and _is_integral(rhs)
         if operation.types.output.is_integer:
-            return Reference(_integers(operation, lhs, rhs, bias, contract), None)
-        if whole and reach <= operation.types.accumulator.exact_integers:
-            arithmetic = np.float32 if reach <= _FLOAT32_EXACT else np.float64
-            sums = contract(operation, lhs.astype(arithmetic), rhs.astype(arithmetic)).astype(np.float64)
-            return _exact_sums(operation, sums, bias, reach, stepwise)
+            return Reference(_integer_result(operation, lhs, rhs, bias, contract), None)
+        if is_integral and bound <= operation.types.accumulator.exact_integers:
+            exact = np.float32 if bound <= _FLOAT32_EXACT else np.float64
+            sums = contract(operation, lhs.astype(exact), rhs.astype(exact)).astype(np.float64)
+            return _exact_sums(operation, sums, bias, bound, stepwise)
         return _rounded_sums(operation, lhs, rhs, bias, stepwise, contract)
 
 
-def _reach(operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> float:
-    """No partial sum of the contraction can be larger than this."""
+def _partial_sum_bound(operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> float:
+    """Upper bound on the magnitude of every partial sum of the contraction."""
     return operation.accumulations * _largest(lhs) * _largest(rhs)
 
 
@@ -77,20 +77,20 @@ def _largest(array: np.ndarray) -> float:
     return float(np.max(np.abs(wide))) if array.size else 0.0
 
 
-def _is_whole(array: np.ndarray) -> bool:
+def _is_integral(array: np.ndarray) -> bool:
     wide = array.astype(np.float32) if array.dtype.itemsize < 4 else array
     return bool(np.all(np.rint(wide) == wide))
 
 
-def _integers(
+def _integer_result(
     operation: Contraction,
     lhs: np.ndarray,
     rhs: np.ndarray,
     bias: np.ndarray | None,
     contract: ContractFunction,
 ) -> np.ndarray:
-    """Exact sums, wrapped around as in the kernel's i32."""
-    exact = np.float32 if _reach(operation, lhs, rhs) <= _FLOAT32_EXACT else np.float64
+    """Exact sums that wrap around as in the kernel's i32."""
+    exact = np.float32 if _partial_sum_bound(operation, lhs, rhs) <= _FLOAT32_EXACT else np.float64
     sums = contract(operation, lhs.astype(exact), rhs.astype(exact)).astype(np.int64)
     if bias is not None:
         sums = sums + bias.astype(np.int64)
@@ -100,21 +100,21 @@ def _integers(
 
 
 def _exact_sums(
-    operation: Contraction, sums: np.ndarray, bias: np.ndarray | None, reach: float, stepwise: bool
+    operation: Contraction, sums: np.ndarray, bias: np.ndarray | None, bound: float, stepwise: bool
 ) -> Reference:
     exact = operation.epilogue.function.is_exact
-    between = np.zeros(())
+    intermediate = np.zeros(())
     if stepwise and operation.rounds_between_steps:
-        between = _between_steps(operation, sums, bias)
+        intermediate = _intermediate_rounding(operation, sums, bias)
         exact = False
     if bias is not None:
         sums = sums + bias.astype(np.float64)
-        widest = reach + _largest(bias)
-        exact = exact and _is_whole(bias) and widest <= operation.types.accumulator.exact_integers
+        largest = bound + _largest(bias)
+        exact = exact and _is_integral(bias) and largest <= operation.types.accumulator.exact_integers
     value = operation.epilogue.function.function(sums)
     if exact:
         return Reference(rounded_to(value, operation.types.output), None)
-    return _bounded(operation, value, sums, between)
+    return _bounded(operation, value, sums, intermediate)
 
 
 def _rounded_sums(
@@ -127,35 +127,35 @@ def _rounded_sums(
 ) -> Reference:
     wide_lhs, wide_rhs = lhs.astype(np.float64), rhs.astype(np.float64)
     sums = contract(operation, wide_lhs, wide_rhs)
-    # An upper bound needs no more than the accumulator; the factor covers its own rounding.
-    held = operation.types.accumulator.dtype
-    magnitudes = contract(operation, np.abs(wide_lhs).astype(held), np.abs(wide_rhs).astype(held))
+    # The accumulator's precision suffices for an upper bound; the factor 1.01 covers its rounding.
+    dtype = operation.types.accumulator.dtype
+    magnitudes = contract(operation, np.abs(wide_lhs).astype(dtype), np.abs(wide_rhs).astype(dtype))
     error = 1.01 * accumulation_factor(operation.accumulations, operation.types.accumulator) * magnitudes
     if stepwise and operation.rounds_between_steps:
-        error = error + _between_steps(operation, sums, bias)
+        error = error + _intermediate_rounding(operation, sums, bias)
     if bias is not None:
         sums = sums + bias.astype(np.float64)
     value = operation.epilogue.function.function(sums)
     return _bounded(operation, value, sums, error)
 
 
-def _between_steps(operation: Contraction, sums: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+def _intermediate_rounding(operation: Contraction, sums: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
     """Error of storing the sums, and the sums with the bias, in the result's type."""
     result = operation.types.output
     stored = np.abs(sums)
     if bias is not None:
         stored = stored + np.abs(sums + bias.astype(np.float64))
-    # Twice: the second rounding is of what the first has moved.
+    # Doubled: the second rounding applies to an already rounded value.
     return 2.0 * (result.unit_roundoff * stored + float(result.finfo().smallest_subnormal))
 
 
 def _bounded(operation: Contraction, value: np.ndarray, sums: np.ndarray, error: np.ndarray) -> Reference:
-    """Values outside the result type's range are expected exactly as conversion produces them."""
+    """The reference with its bounds. Values outside the result type's range must match exactly."""
     flat = [array.reshape(-1) for array in (value, sums)]
     each = error if error.ndim == 0 else error.reshape(-1)
 
     def part(block: slice) -> tuple[np.ndarray, np.ndarray]:
-        with np.errstate(all="ignore"):  # threads have their own
+        with np.errstate(all="ignore"):  # it is per thread
             return _bounded_part(
                 operation, flat[0][block], flat[1][block], each if error.ndim == 0 else each[block]
             )
@@ -182,7 +182,7 @@ def _stored_tolerance(
     if operation.epilogue.bias:
         error = error + u * np.abs(sums)
     if accumulator.name == "f64":
-        error = 2.0 * error  # the reference is in float64 itself and as far off as the kernel
+        error = 2.0 * error  # the float64 reference has the same error as the kernel
     activation = operation.epilogue.function
     error = activation.slope * error
     if not activation.is_exact:

@@ -24,7 +24,7 @@ from dispatch_profiler.operations.geometry import ConvolutionGeometry, Variant
 from dispatch_profiler.operations.options import ShapeOption, SweepOptions
 from dispatch_profiler.operations.ranges import parse_pairs
 
-#: data layout -> (input and result, filter)
+#: Data layout -> (layout of input and result, layout of the filter).
 CONV_LAYOUTS = {"nhwc": ("nhwc", "hwcf"), "nchw": ("nchw", "fchw")}
 
 #: Fields of Conv2d: a 3x3, a strided one, a pointwise one, one image, depthwise, grouped.
@@ -36,7 +36,7 @@ CONV2D_PROBLEMS: tuple[dict[str, Any], ...] = (
     {"n": 2, "h": 56, "w": 56, "c": 128, "k": 128, "r": 3, "s": 3, "padding": (1, 1), "groups": 128},
     {"n": 2, "h": 28, "w": 28, "c": 128, "k": 128, "r": 3, "s": 3, "padding": (1, 1), "groups": 4},
 )
-#: Defaults of the shape options, used if at least one is given.
+#: Values of shape options that are not given, if at least one is.
 _DEFAULT_SHAPE: dict[str, tuple[Any, ...]] = {
     "n": (1,), "h": (56,), "w": (56,), "c": (64,), "k": (64,), "r": (3,), "s": (3,),
     "stride": ((1, 1),), "padding": ((0, 0),), "dilation": ((1, 1),), "groups": (1,),
@@ -50,12 +50,12 @@ _EXTENTS = {
     "r": "filter height",
     "s": "filter width",
 }
-_BOTH_WAYS = "the same in both directions, or 2x1"
+_PAIR_HELP = "one value for both directions, or HEIGHTxWIDTH such as 2x1"
 _SHAPE_OPTIONS = (
     *(ShapeOption(f"conv_{name}", (f"--conv-{name}",), meaning) for name, meaning in _EXTENTS.items()),
-    ShapeOption("conv_stride", ("--conv-stride",), _BOTH_WAYS, parse_pairs),
-    ShapeOption("conv_padding", ("--conv-padding",), _BOTH_WAYS, partial(parse_pairs, minimum=0)),
-    ShapeOption("conv_dilation", ("--conv-dilation",), _BOTH_WAYS, parse_pairs),
+    ShapeOption("conv_stride", ("--conv-stride",), _PAIR_HELP, parse_pairs),
+    ShapeOption("conv_padding", ("--conv-padding",), _PAIR_HELP, partial(parse_pairs, minimum=0)),
+    ShapeOption("conv_dilation", ("--conv-dilation",), _PAIR_HELP, parse_pairs),
     ShapeOption("conv_groups", ("--conv-groups",), "groups of channels"),
 )
 
@@ -113,7 +113,7 @@ class Conv2d(Contraction):
             if channels % self.groups:
                 raise OperationError(
                     f"groups must divide the {name}, but got groups={self.groups}, {name}={channels}",
-                    hint=f"groups may be {_few_divisors(self.c, self.k)}",
+                    hint=f"valid groups: {_common_divisors(self.c, self.k)}",
                 )
         for axis, size, padded in zip("hw", self.window, self.padded, strict=True):
             if size > padded:
@@ -128,7 +128,7 @@ class Conv2d(Contraction):
 
     @property
     def window(self) -> tuple[int, int]:
-        """Height and width that a dilated filter covers."""
+        """Height and width that the dilated filter covers."""
         return ((self.r - 1) * self.dilation[0] + 1, (self.s - 1) * self.dilation[1] + 1)
 
     @property
@@ -146,7 +146,7 @@ class Conv2d(Contraction):
 
     @property
     def variant(self) -> Variant:
-        """Which linalg form it takes."""
+        """The linalg form that the convolution takes."""
         return self.convolution.variant
 
     @property
@@ -271,12 +271,12 @@ class Conv2d(Contraction):
 
 
 def _shapes(options: SweepOptions) -> Iterable[dict[str, Any]]:
-    """Fields of every problem, the missing ones filled in."""
+    """Fields of every problem, with defaults for those not given."""
     axes = {name: options.shapes.get(f"conv_{name}", values) for name, values in _DEFAULT_SHAPE.items()}
     return (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
 
 
-def _few_divisors(c: int, k: int) -> str:
+def _common_divisors(c: int, k: int) -> str:
     common = math.gcd(c, k)
     divisors = [str(d) for d in range(1, common + 1) if common % d == 0]
     return ", ".join(divisors[:8]) + (", ..." if len(divisors) > 8 else "")

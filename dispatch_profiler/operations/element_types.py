@@ -12,14 +12,14 @@ from dispatch_profiler.errors import OperationError, did_you_mean
 
 @dataclass(frozen=True)
 class ElementType:
-    """One scalar type, named as MLIR names it."""
+    """A scalar type, named as in MLIR."""
 
     name: str
-    #: The type on the host; `ml_dtypes` provides the types that numpy lacks.
+    #: The numpy dtype; `ml_dtypes` provides those that numpy lacks.
     dtype: np.dtype
     bits: int
     is_integer: bool
-    #: Bits of the significand, the implicit one included (integers: value bits without the sign).
+    #: Significand bits including the implicit one; for integers, bits without the sign.
     precision: int
     #: Accumulator type of products of this type.
     accumulator_name: str
@@ -39,7 +39,7 @@ class ElementType:
 
     @property
     def exact_integers(self) -> int:
-        """Every integer of a magnitude up to this is represented exactly."""
+        """The largest n such that every integer of magnitude up to n is represented exactly."""
         return 2**self.precision - (1 if self.is_integer else 0)
 
     def finfo(self) -> ml_dtypes.finfo:
@@ -47,9 +47,9 @@ class ElementType:
         return ml_dtypes.finfo(self.dtype)  # type: ignore[no-untyped-call]
 
 
-def _row(name: str, dtype: object, precision: int, accumulator: str, integer: bool = False) -> ElementType:
-    held = np.dtype(dtype)  # type: ignore[call-overload]
-    return ElementType(name, held, held.itemsize * 8, integer, precision, accumulator)
+def _row(name: str, scalar: object, precision: int, accumulator: str, integer: bool = False) -> ElementType:
+    dtype = np.dtype(scalar)  # type: ignore[call-overload]
+    return ElementType(name, dtype, dtype.itemsize * 8, integer, precision, accumulator)
 
 
 ELEMENT_TYPES: dict[str, ElementType] = {
@@ -69,12 +69,12 @@ _ALIASES = {"f8": "f8E4M3FN"}
 
 
 def is_element_type(name: str) -> bool:
-    """Is `name` a type, or the short name of one?"""
+    """Whether `name` is an element type or an alias of one."""
     return _ALIASES.get(name, name) in ELEMENT_TYPES
 
 
 def element_type(name: str) -> ElementType:
-    """The type called `name` (`f8` is short for `f8E4M3FN`).
+    """The element type `name` (`f8` is an alias of `f8E4M3FN`).
 
     Raises OperationError, which lists the available types.
     """
@@ -88,8 +88,8 @@ def element_type(name: str) -> ElementType:
 class ElementTypes:
     """Types of the two inputs and the result of a contraction.
 
-    Sums are held in the accumulator of the inputs (f32 for f16, bf16 and f8; i32 for i8) and
-    rounded once to `result`, as BLAS libraries do it. `sums` names a narrower type for them: that of
+    Products are summed in the accumulator of the inputs (f32 for f16, bf16 and f8; i32 for i8) and
+    rounded once to `result`, as in BLAS libraries. `sums` selects a narrower accumulator: the type of
     the inputs, if it has 16 bits.
     """
 
@@ -104,15 +104,15 @@ class ElementTypes:
         lhs, rhs, result = (element_type(name) for name in (self.lhs, self.rhs, self.result))
         if lhs != rhs:
             raise OperationError(
-                f"lhs and rhs must have one element type, but got lhs={lhs.name}, rhs={rhs.name}",
+                f"lhs and rhs must have the same element type, but got lhs={lhs.name}, rhs={rhs.name}",
                 hint=f"use --rhs={lhs.name}",
             )
         if lhs.name == "i32":
             raise OperationError("i32 is the result type of i8 inputs, not an input type", hint="use i8")
         if result.is_integer != lhs.is_integer or (lhs.is_integer and result.name != "i32"):
-            allowed = "i32" if lhs.is_integer else "a floating-point type"
+            allowed = "an i32" if lhs.is_integer else "a floating-point"
             raise OperationError(
-                f"{lhs.name} inputs give {allowed}, but got result={result.name}",
+                f"{lhs.name} inputs need {allowed} result, but got result={result.name}",
                 hint=f"use --result={'i32' if lhs.is_integer else lhs.accumulator_name}",
             )
         if self.sums == lhs.accumulator_name:
@@ -124,7 +124,7 @@ class ElementTypes:
             )
         if not lhs.is_integer and result.precision > self.accumulator.precision:
             raise OperationError(
-                f"{lhs.name} inputs are summed in {self.accumulator.name}, which result={result.name} exceeds",
+                f"{lhs.name} inputs are summed in {self.accumulator.name}, which is narrower than result={result.name}",
                 hint=f"use --result={self.accumulator.name}",
             )
 

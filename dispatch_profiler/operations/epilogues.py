@@ -17,20 +17,20 @@ class Activation:
     name: str
     #: float64 -> float64
     function: Callable[[np.ndarray], np.ndarray]
-    #: Is the result exact when the argument is?
+    #: Whether the result is exact if the argument is.
     is_exact: bool
-    #: max |f'|: the factor by which an error of the argument grows.
+    #: max |f'|: the largest factor by which an error of the argument grows.
     slope: float
-    #: Operations counted per element.
+    #: Operations per element.
     flops: int
-    #: Is it defined on integers?
+    #: Whether it is defined on integers.
     on_integers: bool
-    #: Packages that `function` needs besides numpy, as pip names them.
+    #: Requirements of `function` besides numpy, in pip's syntax.
     requirements: tuple[str, ...] = ()
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
-    from scipy.special import erf  # as long to import as all else together
+    from scipy.special import erf  # takes as long to import as everything else
 
     # Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016: x * Phi(x), the exact form.
     return 0.5 * x * (1.0 + erf(x / np.sqrt(2.0)))
@@ -73,7 +73,7 @@ class Epilogue:
 
     @staticmethod
     def parse(text: str) -> Epilogue:
-        """Read `none`, `bias`, an activation, or `bias+<activation>`; OperationError otherwise."""
+        """Parse `none`, `bias`, an activation, or `bias+<activation>`. Raises OperationError."""
         parts = text.strip().lower().split("+")
         bias = parts[0] == "bias"
         rest = parts[1:] if bias else parts

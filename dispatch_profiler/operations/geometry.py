@@ -11,9 +11,9 @@ Mode = Literal["forward", "input_backward", "weight_backward", "bias_backward"]
 
 @dataclass(frozen=True)
 class ProductGeometry:
-    """`batch` products of M x K and K x N matrices; a layout of `n` means stored transposed.
+    """`batch` products of M x K and K x N matrices; layout `n` means stored transposed.
 
-    `is_batched` tells a batched product, whose tensors have a leading axis, from a plain one.
+    If `is_batched`, the tensors have a leading batch axis.
     """
 
     batch: int
@@ -27,11 +27,11 @@ class ProductGeometry:
 
 @dataclass(frozen=True)
 class ConvolutionGeometry:
-    """A convolution in any number of spatial dimensions; every tuple has one entry for each.
+    """A convolution in any number of spatial dimensions; every tuple has one entry per dimension.
 
-    `size` and `output_size` are pixels of input and output, `filter_size` taps, `padding` on both sides.
+    `size` and `output_size` count pixels, `filter_size` counts taps, and `padding` applies to both sides.
     `input_layout`, `filter_layout` and `output_layout` are layout letters, such as `nhwc` and `hwcf`.
-    `channels` are those of the input, `filters` those of the output, over all groups.
+    `channels` and `filters` are totals over all groups.
     """
 
     batch: int
@@ -59,7 +59,7 @@ class ConvolutionGeometry:
 
     @property
     def padded_size(self) -> tuple[int, ...]:
-        """Pixels of the input with its padding."""
+        """Size of the padded input, in pixels."""
         return tuple(size + 2 * padding for size, padding in zip(self.size, self.padding, strict=True))
 
     @property

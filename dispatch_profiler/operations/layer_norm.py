@@ -1,4 +1,4 @@
-"""Layer normalization of rows: `y = (x - mean) * rstd * weight + bias`, with mean and rstd as results.
+"""Layer normalization of rows: `y = (x - mean) * rstd * weight + bias`, which also returns mean and rstd.
 
 `mean = sum(x) / N`, `rstd = 1 / sqrt(sum((x - mean)**2) / N + eps)` over the N elements of a row, as torch's
 `native_layer_norm` defines them.
@@ -47,7 +47,7 @@ def _epsilons(text: str) -> tuple[float, ...]:
         raise RangeError(f"malformed number in {text!r}", hint="write 1e-5, or a comma list") from error
 
 
-def _flags(text: str) -> tuple[bool, ...]:
+def _booleans(text: str) -> tuple[bool, ...]:
     known = {"true": True, "false": False}
     parts = [part.strip().lower() for part in text.split(",")]
     if not all(part in known for part in parts):
@@ -56,27 +56,27 @@ def _flags(text: str) -> tuple[bool, ...]:
 
 
 _SHAPE_OPTIONS = (
-    ShapeOption("norm_rows", ("--norm-rows",), "rows that are normalized, each by itself"),
-    ShapeOption("norm_size", ("--norm-size",), "elements of a row"),
+    ShapeOption("norm_rows", ("--norm-rows",), "number of rows; each is normalized separately"),
+    ShapeOption("norm_size", ("--norm-size",), "elements per row"),
     ShapeOption("norm_type", ("--norm-type",), f"element type: {', '.join(TYPES)}", _types, "TYPE,..."),
-    ShapeOption("norm_eps", ("--norm-eps",), "added to the variance", _epsilons, "EPS,..."),
-    ShapeOption("norm_affine", ("--norm-affine",), "with weight and bias", _flags, "true|false"),
+    ShapeOption("norm_eps", ("--norm-eps",), "value added to the variance", _epsilons, "EPS,..."),
+    ShapeOption("norm_affine", ("--norm-affine",), "apply weight and bias", _booleans, "true|false"),
 )
 
 
 @dataclass(frozen=True)
 class LayerNorm(Operation):
-    """`rows` rows of `size` elements; sums are held in f32, in f64 for f64.
+    """`rows` rows of `size` elements, with sums in f32 (f64 for f64).
 
     x, y: (rows, size) of `type`; weight, bias: (size,) of `type` if `affine`; mean, rstd: (rows,) in the
-    type of the sums.
+    accumulator type.
     """
 
     kind: ClassVar[str] = "layer_norm"
     label: ClassVar[str] = "OperationKind.LayerNorm"
     parallel_axes: ClassVar[tuple[str, ...]] = ("row",)
     reduction_axes: ClassVar[tuple[str, ...]] = ("column",)
-    # Dividing by N and the square root are not exact on integers.
+    # The division by N and the square root are inexact on integers.
     distributions: ClassVar[tuple[Distribution, ...]] = (Distribution.REALS,)
     shape_options: ClassVar[tuple[ShapeOption, ...]] = _SHAPE_OPTIONS
     type_options: ClassVar[tuple[str, ...]] = ()
@@ -101,7 +101,7 @@ class LayerNorm(Operation):
 
     @property
     def name(self) -> str:
-        """`layer_norm_128x768_f32t_eps1em05[_plain]`; the m stands for a minus, which symbols do not have."""
+        """`layer_norm_128x768_f32t_eps1em05[_plain]`; m stands for a minus sign, which MLIR symbols cannot contain."""
         eps = repr(self.eps).replace("-", "m").replace("+", "").replace(".", "p")
         return f"layer_norm_{self.rows}x{self.size}_{self.type}t_eps{eps}" + ("" if self.affine else "_plain")
 
@@ -130,7 +130,7 @@ class LayerNorm(Operation):
 
     @property
     def flops(self) -> int:
-        """An element: 1 for the mean, 3 for the variance, 2 to normalize, 2 for weight and bias; a row: 5."""
+        """Per element: 1 for the mean, 3 for the variance, 2 to normalize, 2 for weight and bias; per row: 5."""
         return self.rows * (self.size * (8 if self.affine else 6) + 5)
 
     def arguments(self) -> dict[str, str]:
@@ -162,7 +162,7 @@ class LayerNorm(Operation):
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
         values = rng.uniform(-1.0, 1.0, operand.shape)
         if operand.name == "x":
-            # A mean and a deviation of its own for each row, so that rows cannot be mistaken for each other.
+            # Each row has its own mean and deviation, so that a kernel cannot mix up rows unnoticed.
             values = values * rng.uniform(0.5, 2.0, (self.rows, 1)) + rng.uniform(-1.0, 1.0, (self.rows, 1))
         return values.astype(operand.type.dtype)
 
@@ -173,17 +173,17 @@ class LayerNorm(Operation):
         stepwise: bool = False,
         contract: ContractFunction | None = None,
     ) -> tuple[Reference, ...]:
-        """In float64, with first-order bounds of the errors of the two-pass algorithm.
+        """In float64, with first-order error bounds for the two-pass algorithm.
 
-        With u the unit roundoff and g the bound of a sum of N terms: |dmean| <= (g + u) sum|x| / N + u |mean|;
-        a centred element is off by c = |dmean| + u |x - mean|; |dvar| <= sum(2 |x - mean| c + c**2) / N + (g + 2u)
-        var; rstd is off by what its argument may move it and by its approximation; y by the product rule.
+        With u the unit roundoff and g the bound for a sum of N terms: |dmean| <= (g + u) sum|x| / N + u |mean|;
+        a centred element has error c = |dmean| + u |x - mean|; |dvar| <= sum(2 |x - mean| c + c**2) / N + (g + 2u)
+        var; the error of rstd comes from its argument and its approximation, that of y from the product rule.
         """
         x, *affine = (array.astype(np.float64) for array in operands)
         weight, bias = affine if self.affine else (np.ones(self.size), np.zeros(self.size))
         u, sums = self.accumulator.unit_roundoff, accumulation_factor(self.size, self.accumulator)
         if self.accumulator.name == "f64":
-            u, sums = 2.0 * u, 2.0 * sums  # the reference is in float64 itself and as far off as the kernel
+            u, sums = 2.0 * u, 2.0 * sums  # the float64 reference has the same error as the kernel
         mean = x.mean(axis=1, keepdims=True)
         mean_error = (sums + u) * np.abs(x).mean(axis=1, keepdims=True) + u * np.abs(mean)
         centred = x - mean
@@ -205,7 +205,7 @@ class LayerNorm(Operation):
     def _rstd(
         self, variance: np.ndarray, variance_error: np.ndarray, u: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The reciprocal square root and how far it may be off; exact in how far the variance moves it."""
+        """The reciprocal square root and its error bound, which is not first-order in `variance_error`."""
         shifted = variance + self.eps
         rstd = 1.0 / np.sqrt(shifted)
         # A kernel's variance is a sum of squares, so its argument never falls below eps.
@@ -214,7 +214,7 @@ class LayerNorm(Operation):
         return rstd, np.maximum(largest - rstd, rstd - smallest) + _RSQRT_ROUNDOFFS * u * largest
 
     def _stored(self, value: np.ndarray, error: np.ndarray, type_: ElementType) -> np.ndarray:
-        """The error with that of rounding to `type_`, and of flushing what is too small to zero."""
+        """`error` plus the errors of rounding to `type_` and of flushing subnormal values to zero."""
         if type_ != self.accumulator:
             error = error + type_.unit_roundoff * (np.abs(value) + error)
             error = error + float(type_.finfo().smallest_subnormal)

@@ -26,19 +26,19 @@ LAYOUTS = ("t", "n")
 MATMUL_PROBLEMS = ((256, 512, 128), (2560, 2560, 2560), (3456, 1024, 2048))
 #: batch, m, n, k
 BATCH_MATMUL_PROBLEMS = ((16, 512, 64, 512),)
-#: m, n, k -> slices of k; a matmul that benefits from split-k.
+#: m, n, k -> slice counts, for a matmul that benefits from split-k.
 SPLIT_K_PROBLEMS = {(128, 128, 12288): (2, 4, 16)}
-#: Default extent, used if at least one is given.
+#: Extents that are not given, if at least one is.
 _DEFAULT_EXTENT = 256
-#: The short spellings are those of the Arguments line in the profiler's report.
+#: The Arguments line of the profiler's report uses the short spellings.
 _SHAPE_OPTIONS = (
     *(ShapeOption(f"problem_{axis}", (f"--problem-{axis}", f"--{axis}")) for axis in "mnk"),
-    ShapeOption("batch_count", ("--batch-count", "--batch_count"), "more than 1: batch_matmul"),
+    ShapeOption("batch_count", ("--batch-count", "--batch_count"), "above 1: batch_matmul"),
 )
 
 
 def check_layouts(lhs: str, rhs: str, result: str = "t") -> None:
-    """OperationError unless each operand's layout is `t` or `n` and the result's is `t`."""
+    """Raise OperationError unless each operand's layout is `t` or `n` and the result's is `t`."""
     for role, layout in (("lhs", lhs), ("rhs", rhs)):
         if layout not in LAYOUTS:
             raise OperationError(
@@ -52,7 +52,7 @@ def check_layouts(lhs: str, rhs: str, result: str = "t") -> None:
 
 
 class _Product(Contraction):
-    """The base of both kinds: layouts of two operands, a bias along n, one reduction."""
+    """The base class of both kinds: layouts of two operands, a bias along n, one reduction."""
 
     parallel_axes: ClassVar[tuple[str, ...]] = ("m", "n")
     reduction_axes: ClassVar[tuple[str, ...]] = ("k",)
@@ -87,7 +87,7 @@ class _Product(Contraction):
 
 @dataclass(frozen=True)
 class Matmul(_Product):
-    """An M x N x K product; `lhs_layout='n'` means that A is stored as K x M, and so on."""
+    """An M x N x K product. With `lhs_layout="n"`, A is stored as K x M; likewise for `rhs_layout`."""
 
     kind: ClassVar[str] = "matmul"
     label: ClassVar[str] = "OperationKind.Matmul"
@@ -138,7 +138,7 @@ class Matmul(_Product):
 
     @classmethod
     def is_implied_by(cls, options: SweepOptions) -> bool:
-        # --batch-count=1 stands in the arguments of every plain matmul.
+        # The arguments of every plain matmul contain --batch-count=1.
         return super().is_implied_by(options) and _most_batches(options) == 1
 
     @classmethod
@@ -231,7 +231,7 @@ def _most_batches(options: SweepOptions) -> int:
 
 
 def _shapes(options: SweepOptions) -> Iterable[tuple[int, ...]]:
-    """(batch, m, n, k) of every problem, with default extents filled in."""
+    """(batch, m, n, k) of every problem, with defaults for extents not given."""
     extents = (options.shapes.get(f"problem_{axis}", (_DEFAULT_EXTENT,)) for axis in "mnk")
     return itertools.product(options.shapes.get("batch_count", (1,)), *extents)
 

@@ -1,4 +1,4 @@
-"""Command-line options that kinds of operations declare, and their values."""
+"""Command-line options that operation kinds declare, and their values."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ DEFAULT_TYPES = (ElementTypes("f16", "f16", "f16"), ElementTypes("f32", "f32", "
 
 @dataclass(frozen=True)
 class ShapeOption:
-    """One option that narrows the problems of a kind, such as `--problem-m`.
+    """A command-line option for the problem shapes of a kind, such as `--problem-m`.
 
-    `parse` turns its text into the values to sweep over and raises RangeError or OperationError. `name` is
+    `parse` turns its text into the values to sweep over; it raises RangeError or OperationError. `name` is
     the key of these values in `SweepOptions.shapes`.
     """
 
@@ -33,10 +33,10 @@ class ShapeOption:
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """What to sweep over: values of shape options by their names, and types, layouts and epilogues.
+    """What to sweep over: shapes, types, layouts and epilogues.
 
-    A shape option that was not given is absent from `shapes`. `layouts` are (lhs, rhs) of matrix products,
-    `conv_layouts` data layouts of convolutions.
+    `shapes` maps the names of the shape options that were given to their values. `layouts` are (lhs, rhs)
+    pairs for matrix products, `conv_layouts` data layouts for convolutions.
     """
 
     shapes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -46,5 +46,5 @@ class SweepOptions:
     epilogues: tuple[Epilogue, ...] = (Epilogue(),)
 
     def has_shape_of(self, options: tuple[ShapeOption, ...]) -> bool:
-        """Was any of `options` given?"""
+        """Whether any of `options` was given."""
         return any(option.name in self.shapes for option in options)

@@ -1,4 +1,4 @@
-"""Numeric arguments: `v`, `start:end`, `start:end:step`, and comma lists of these; ends included."""
+"""Numeric arguments: `v`, `start:end`, `start:end:step`, and comma lists of these. Ends are inclusive."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import re
 from dispatch_profiler.errors import RangeError
 
 _HINT = "write a value (64), a range with its end included (64:1024 or 64:1024:128), or a comma list of these"
-#: Larger ranges are taken for typing errors; they would not fit into memory.
-_MOST = 1_000_000
+#: Longer ranges are assumed to be typing errors; they would not fit into memory.
+_MAX_VALUES = 1_000_000
 _PAIR_HINT = _HINT.replace("a value (64)", "a value (2), a pair (2x1)")
 
 
 def parse_range(text: str, *, minimum: int = 1) -> tuple[int, ...]:
-    """All values that `text` names, in its order, each once.
+    """All values in `text`, in order and without duplicates.
 
     `parse_range("64:1024:128,1000")` -> (64, 192, 320, ..., 960, 1000)
 
-    Raises RangeError for anything else: an empty part, a sign, a fraction, a value under
+    Raises RangeError for anything else: an empty part, a sign, a fraction, a value below
     `minimum`, an end before its start, a step of 0.
     """
     values: dict[int, None] = {}
     for part in text.split(","):
-        values.update(dict.fromkeys(_part(part.strip(), text, minimum)))
+        values.update(dict.fromkeys(_parse_part(part.strip(), text, minimum)))
     return tuple(values)
 
 
-def _part(part: str, text: str, minimum: int, hint: str = _HINT) -> range:
+def _parse_part(part: str, text: str, minimum: int, hint: str = _HINT) -> range:
     where = f" in {text!r}" if part != text else ""
     numbers = part.split(":")
     if len(numbers) > 3 or not all(re.fullmatch(r"[0-9]{1,18}", number) for number in numbers):
         raise RangeError(f"malformed range {part!r}{where}", hint=hint)
     start, end, step = (*map(int, numbers), *(None, None))[:3]
     if start is None or start < minimum:
-        raise RangeError(f"the least value is {minimum}, but got {part!r}{where}", hint=hint)
+        raise RangeError(f"values must be at least {minimum}, but got {part!r}{where}", hint=hint)
     if end is None:
         return range(start, start + 1)
     if end < start:
@@ -41,13 +41,13 @@ def _part(part: str, text: str, minimum: int, hint: str = _HINT) -> range:
     if step == 0:
         raise RangeError(f"a step must be at least 1, but got {part!r}{where}", hint=hint)
     values = range(start, end + 1, step or 1)
-    if len(values) > _MOST:
-        raise RangeError(f"{part!r}{where} names {len(values)} values, more than {_MOST}", hint=hint)
+    if len(values) > _MAX_VALUES:
+        raise RangeError(f"{part!r}{where} has {len(values)} values, more than {_MAX_VALUES}", hint=hint)
     return values
 
 
 def unreached_ends(text: str) -> tuple[tuple[str, int], ...]:
-    """Ranges in a valid list of ranges or pairs whose step passes their end, each with its last value.
+    """Ranges of `text`, a valid list, whose steps do not reach their end, each with its last value.
 
     `unreached_ends("64:1024:128,8:16:8")` -> (("64:1024:128", 960),)
     """
@@ -61,7 +61,7 @@ def unreached_ends(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def parse_pairs(text: str, *, minimum: int = 1) -> tuple[tuple[int, int], ...]:
-    """Height and width pairs: a range gives equal pairs, `2x1` one pair; comma lists of both.
+    """(height, width) pairs: a range gives equal pairs, `2x1` a single pair; both in comma lists.
 
     `parse_pairs("1:2,2x1")` -> ((1, 1), (2, 2), (2, 1))
     """
@@ -69,8 +69,8 @@ def parse_pairs(text: str, *, minimum: int = 1) -> tuple[tuple[int, int], ...]:
     for part in text.split(","):
         first, x, second = part.strip().partition("x")
         if x:
-            height, width = (_part(value, text, minimum, _PAIR_HINT) for value in (first, second))
+            height, width = (_parse_part(value, text, minimum, _PAIR_HINT) for value in (first, second))
             pairs.update(dict.fromkeys((h, w) for h in height for w in width))
         else:
-            pairs.update(dict.fromkeys((v, v) for v in _part(first, text, minimum, _PAIR_HINT)))
+            pairs.update(dict.fromkeys((v, v) for v in _parse_part(first, text, minimum, _PAIR_HINT)))
     return tuple(pairs)

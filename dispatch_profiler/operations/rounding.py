@@ -1,4 +1,4 @@
-"""Rounding: error bounds of sums, and conversion of float64 to narrower types."""
+"""Rounding: error bounds for sums, and conversion of float64 to narrower types."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 
 from dispatch_profiler.operations.element_types import ElementType
 
-#: 2 * 1e5 * exp(-10**2 / 2) = 4e-17 per element: practically never.
+#: The bound fails with probability 2 * 1e5 * exp(-10**2 / 2) = 4e-17 per element: practically never.
 _LAMBDA = 10.0
 
 
 def accumulation_factor(products: int, accumulator: ElementType) -> float:
-    """Bound of the error of a sum of `products` products, relative to the sum of magnitudes.
+    """Error bound for a sum of `products` products, relative to the sum of magnitudes.
 
     Source: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput.
-    41(5), 2019, Theorem 3.1; `contraction_reference` says more.
+    41(5), 2019, Theorem 3.1; see `contraction_reference`.
     """
     u = accumulator.unit_roundoff
     steps = products + 1
@@ -25,9 +25,9 @@ def accumulation_factor(products: int, accumulator: ElementType) -> float:
 
 
 def rounded_to(value: np.ndarray, type_: ElementType) -> np.ndarray:
-    """float64 -> the type, rounded once.
+    """Convert float64 to `type_` with a single rounding.
 
-    ml_dtypes goes through float32. Two roundings equal one if the first is to odd (Boldo and
+    ml_dtypes converts through float32. Two roundings equal one if the first rounds to odd (Boldo and
     Melquiond, "Emulation of a FMA and correctly rounded sums", IEEE Trans. Comput. 57(4), 2008).
     """
     if type_.dtype.kind == "f":

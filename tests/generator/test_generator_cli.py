@@ -430,7 +430,7 @@ def test_types_that_do_not_go_together_are_skipped_by_name(run):
     assert outcome.status == 0
     assert "left out 1:" in outcome.err
     assert (
-        "    --lhs=i8 --rhs=i8 --result=f32: i8 inputs give i32, but got result=f32"
+        "    --lhs=i8 --rhs=i8 --result=f32: i8 inputs need an i32 result, but got result=f32"
         in outcome.err.splitlines()
     )
     assert generated() == ["matmul_8x256x256_f32t_f32t_f32t"]

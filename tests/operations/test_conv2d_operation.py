@@ -171,9 +171,9 @@ def test_pairs_may_be_given_as_lists():
         (
             {"groups": 4, "k": 8},
             "groups must divide the input channels c, but got groups=4, input channels c=6",
-            "groups may be 1, 2",
+            "valid groups: 1, 2",
         ),
-        ({"groups": 2}, "groups must divide the filters k, but got groups=2, filters k=9", "groups may be 1, 3"),
+        ({"groups": 2}, "groups must divide the filters k, but got groups=2, filters k=9", "valid groups: 1, 3"),
         (
             {"r": 13, "padding": (1, 0)},
             "the filter is larger than its padded input along h: 13 > 12 (filter with dilation, input with padding)",
@@ -187,7 +187,7 @@ def test_pairs_may_be_given_as_lists():
         (
             {"types": ElementTypes("i8", "i8", "i32"), "epilogue": Epilogue(activation="tanh")},
             "epilogue tanh needs a floating-point result, but got i32",
-            "integer results take none, bias, relu or bias+relu",
+            "integer results support none, bias, relu and bias+relu",
         ),
     ],
 )  # fmt: skip

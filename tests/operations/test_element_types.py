@@ -111,13 +111,13 @@ def test_exactly_the_sums_that_fit_their_accumulator_are_accepted():
 @pytest.mark.parametrize(
     ("triple", "message", "hint"),
     [
-        (("f16", "f32", "f32"), "lhs and rhs must have one element type, but got lhs=f16, rhs=f32", "use --rhs=f16"),
+        (("f16", "f32", "f32"), "lhs and rhs must have the same element type, but got lhs=f16, rhs=f32", "use --rhs=f16"),
         (("i32", "i32", "i32"), "i32 is the result type of i8 inputs, not an input type", "use i8"),
-        (("i8", "i8", "f32"), "i8 inputs give i32, but got result=f32", "use --result=i32"),
-        (("i8", "i8", "i8"), "i8 inputs give i32, but got result=i8", "use --result=i32"),
-        (("f16", "f16", "i32"), "f16 inputs give a floating-point type, but got result=i32", "use --result=f32"),
-        (("f64", "f64", "i8"), "f64 inputs give a floating-point type, but got result=i8", "use --result=f64"),
-        (("f16", "f16", "f64"), "f16 inputs are summed in f32, which result=f64 exceeds", "use --result=f32"),
+        (("i8", "i8", "f32"), "i8 inputs need an i32 result, but got result=f32", "use --result=i32"),
+        (("i8", "i8", "i8"), "i8 inputs need an i32 result, but got result=i8", "use --result=i32"),
+        (("f16", "f16", "i32"), "f16 inputs need a floating-point result, but got result=i32", "use --result=f32"),
+        (("f64", "f64", "i8"), "f64 inputs need a floating-point result, but got result=i8", "use --result=f64"),
+        (("f16", "f16", "f64"), "f16 inputs are summed in f32, which is narrower than result=f64", "use --result=f32"),
     ],
 )  # fmt: skip
 def test_a_triple_that_no_kernel_computes_is_refused_with_the_rule(triple, message, hint):

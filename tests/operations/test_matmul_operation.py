@@ -179,5 +179,5 @@ def test_an_activation_of_real_numbers_is_refused_on_integers(kind, shape, activ
     message = rf"^epilogue bias\+{activation} needs a floating-point result, but got i32$"
     with pytest.raises(OperationError, match=message) as caught:
         kind(*shape, types, epilogue=Epilogue(True, activation))
-    assert caught.value.hint == "integer results take none, bias, relu or bias+relu"
+    assert caught.value.hint == "integer results support none, bias, relu and bias+relu"
     assert kind(*shape, types, epilogue=BIAS_RELU).epilogue.activation == "relu"

@@ -75,8 +75,8 @@ def test_a_malformed_range_is_refused(text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0", "the least value is 1, but got '0'"),
-        ("0:4", "the least value is 1, but got '0:4'"),
+        ("0", "values must be at least 1, but got '0'"),
+        ("0:4", "values must be at least 1, but got '0:4'"),
         ("128:64", "a range must not end before it starts, but got '128:64'"),
         ("1:2:0", "a step must be at least 1, but got '1:2:0'"),
     ],
@@ -94,7 +94,7 @@ def test_a_range_of_numbers_that_do_not_fit_is_refused(text, message):
         ("1,,2", "malformed range '' in '1,,2'"),
         ("1,", "malformed range '' in '1,'"),
         ("64,a", "malformed range 'a' in '64,a'"),
-        ("4,0", "the least value is 1, but got '0' in '4,0'"),
+        ("4,0", "values must be at least 1, but got '0' in '4,0'"),
         ("1,9:3", "a range must not end before it starts, but got '9:3' in '1,9:3'"),
         ("1,2:3:0", "a step must be at least 1, but got '2:3:0' in '1,2:3:0'"),
     ],
@@ -130,7 +130,7 @@ def test_a_number_of_five_thousand_digits_is_refused_as_a_range(parse):
 def test_the_least_value_is_the_callers(parse):
     """Padding may be 0."""
     assert parse("0:1", minimum=0) in ((0, 1), ((0, 0), (1, 1)))
-    with pytest.raises(RangeError, match="the least value is 4, but got '3'"):
+    with pytest.raises(RangeError, match="values must be at least 4, but got '3'"):
         parse("3", minimum=4)
 
 
@@ -175,7 +175,7 @@ def test_a_list_of_pairs_names_what_its_parts_name(listed):
         ("2x1x1", "malformed range '1x1' in '2x1x1'"),
         ("2X1", "malformed range '2X1'"),
         ("1,2xa", "malformed range 'a' in '1,2xa'"),
-        ("0x1", "the least value is 1, but got '0' in '0x1'"),
+        ("0x1", "values must be at least 1, but got '0' in '0x1'"),
         ("1,,2x2", "malformed range '' in '1,,2x2'"),
     ],
 )
