@@ -63,12 +63,12 @@ def _checked(kernel: Kernel, dispatch: Dispatch, gpu: GpuLimits) -> Kernel:
     assert launch is not None
     if kernel.shared_bytes > gpu.device_shared_bytes:
         raise BuildError(
-            f"the kernel takes {kernel.shared_bytes} B of shared memory, but {gpu.device_arch} has "
+            f"the kernel needs {kernel.shared_bytes} B of shared memory, but {gpu.device_arch} has "
             f"{gpu.device_shared_bytes}: use fewer stages or a smaller tile"
         )
     if kernel.scratch_bytes > max(launch.scratch, default=0):
         raise BuildError(
-            f"the kernel takes {kernel.scratch_bytes} B of scratch memory, but its launch gives "
+            f"the kernel needs {kernel.scratch_bytes} B of scratch memory, but its launch gives "
             f"{max(launch.scratch, default=0)}: this release of Triton makes its descriptors in another way"
         )
     if _is_ptx(kernel.data) and not re.search(

@@ -1,4 +1,4 @@
-"""How the compiler may do an operation. `kinds` lists the kinds and how to add one."""
+"""How the compiler may implement an operation. `kinds` lists the kinds."""
 
 from dispatch_profiler.configurations._base import (
     Configuration,

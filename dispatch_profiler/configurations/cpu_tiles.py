@@ -1,9 +1,9 @@
-"""Tile configurations of IREE's CPU code generation.
+"""Tile configurations for IREE's CPU code generation.
 
-Three levels: `distribution` cuts the work into pieces for threads, `cache` blocks each piece,
-`vector` is what one innermost step computes in registers. Tiles are written in the order in which
-people speak of a problem (`Operation.parallel_axes` then `reduction_axes`), not in that of its
-linalg form, so that one configuration serves both layouts of a convolution.
+There are three levels: `distribution` divides the work among threads, `cache` blocks each part, and
+`vector` is computed in registers by one innermost step. Tiles follow the order of
+`Operation.parallel_axes` and then `reduction_axes`, not that of the linalg form, so that one
+configuration serves both layouts of a convolution.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dispatch_profiler.configurations.space import (
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
 
-#: Axis of the result -> that of the filter which slides along it.
+#: Axis of the result -> filter axis that slides along it.
 _TAPS = {"oh": "kh", "ow": "kw"}
 
 
@@ -49,7 +49,7 @@ class CpuTiles(Configuration):
     distribution  one tile for each parallel axis
     vector        one tile for each parallel axis, then each reduction axis
     cache         as vector, or empty for none
-    peel          split off what the vector tile leaves over, so that it need not divide the problem
+    peel          peel off remainders, so that the vector tile need not divide the problem
     split_k       slices of the reduction, for matmul
     """
 
@@ -68,7 +68,7 @@ class CpuTiles(Configuration):
             object.__setattr__(self, field, check_tiles(field, getattr(self, field)))
         if not self.distribution or len(self.vector) <= len(self.distribution):
             raise ConfigurationError(
-                "vector needs a tile for each axis of distribution and at least one reduction, "
+                "vector needs a tile for each axis of distribution and at least one reduction axis, "
                 f"but got distribution={list(self.distribution)}, vector={list(self.vector)}"
             )
         if self.cache and len(self.cache) != len(self.vector):
@@ -104,7 +104,7 @@ class CpuTiles(Configuration):
         loops = split_loops(operation, self.split_k)
         vector = self._tiles(operation, self.vector)
         cache = self._tiles(operation, self.cache)
-        # Loops that no axis names (batch, groups, slices) are done one at a time.
+        # Loops without an axis (batch, groups, slices) have tile 1.
         distribution = self._tiles(operation, self.distribution)
 
         def level(tiles: dict[str, int], iterator: str) -> tuple[int, ...]:
@@ -144,9 +144,9 @@ class CpuTiles(Configuration):
         split = split_invalid_reason(operation, self.split_k)
         if split:
             return split
-        return next(self._misfits(operation, limits), None)
+        return next(self._violations(operation, limits), None)
 
-    def _misfits(self, operation: Operation, limits: Limits) -> Iterator[str]:
+    def _violations(self, operation: Operation, limits: Limits) -> Iterator[str]:
         extents = {loop.name: loop.extent for loop in split_loops(operation, self.split_k)}
         vector = self._tiles(operation, self.vector)
         cache = self._tiles(operation, self.cache)
@@ -162,17 +162,17 @@ class CpuTiles(Configuration):
                 yield f"vector tile {tile} exceeds {axis}={extent}"
             fits = fits and extent % tile == 0
             if extent % tile and not self.peel:
-                yield f"vector tile {tile} does not divide {axis}={extent}, and nothing is peeled"
+                yield f"vector tile {tile} does not divide {axis}={extent}, and peel is off"
             for outer_name, outer in (("cache", cache), ("distribution", distribution)):
                 if outer.get(axis, tile) % tile:
-                    yield f"{outer_name} tile {outer[axis]} is no multiple of vector tile {tile} along {axis}"
+                    yield f"{outer_name} tile {outer[axis]} is not a multiple of vector tile {tile} along {axis}"
         if self.peel and fits:
-            yield "every vector tile divides the problem: there is nothing to peel"
+            yield "every vector tile divides the problem, so there is nothing to peel"
         yield from self._too_wide(operation, limits)
 
     def _too_wide(self, operation: Operation, limits: Limits) -> Iterator[str]:
-        # The initial zeros are one vector: of the vector tile, or of the cache tile if the reduction
-        # is cut there, because then they stay outside its loop.
+        # The initial zeros are one vector: the vector tile, or the cache tile if that splits the
+        # reduction, because they then stay outside its loop.
         axes = operation.parallel_axes
         cut = any(
             self._tiles(operation, self.cache).get(loop.name, loop.extent) < loop.extent
@@ -180,25 +180,25 @@ class CpuTiles(Configuration):
             if loop.iterator == "reduction"
         )
         level, tiles = ("cache", self.cache) if cut else ("vector", self.vector)
-        held = (
+        vectors = (
             (level, math.prod(tiles[: len(axes)])),
-            ("vector", _multiplied_at_once(operation, self._tiles(operation, self.vector))),
+            ("vector", _vectorized_elements(operation, self._tiles(operation, self.vector))),
         )
         type_ = operation.accumulator
-        for level, elements in held:
+        for level, elements in vectors:
             size = elements * type_.bytes
             if limits.max_vector_bytes is not None and size >= limits.max_vector_bytes:
                 yield (
-                    f"the {level} tile holds {size} B of {type_.name}, but the compiler "
-                    f"takes vectors under {limits.max_vector_bytes} B: use a smaller {level} tile"
+                    f"the {level} tile has {size} B of {type_.name}, but the compiler "
+                    f"needs vectors below {limits.max_vector_bytes} B: use a smaller {level} tile"
                 )
 
 
-def _multiplied_at_once(operation: Operation, vector: dict[str, int]) -> int:
-    """Elements of the vector that one step multiplies: all tiles of a product, its reduction included.
+def _vectorized_elements(operation: Operation, vector: dict[str, int]) -> int:
+    """Elements of the vector that one step multiplies: the product of all tiles, including the reduction's.
 
-    A convolution becomes a product where its filter has one tap, or where it slides along one axis only;
-    the taps along that axis are done one at a time. Otherwise it is not vectorized: 0.
+    A convolution becomes a matrix product if its filter has one tap or slides along one axis only; the
+    taps along that axis are processed one at a time. Otherwise it is not vectorized: 0.
     """
     convolution = operation.convolution
     if convolution is None or math.prod(convolution.filter_size) == 1:
@@ -210,7 +210,7 @@ def _multiplied_at_once(operation: Operation, vector: dict[str, int]) -> int:
 
 
 def _pipeline(operation: Operation) -> str:
-    """Convolutions that linalg names are decomposed to one dimension first; the rest is tiled twice."""
+    """Named linalg convolutions are first decomposed to one dimension; other operations are tiled twice."""
     convolution = operation.convolution
     is_named_convolution = convolution is not None and convolution.variant != "grouped"
     return "ConvTileAndDecomposeExpert" if is_named_convolution else "DoubleTilingExpert"
@@ -221,38 +221,38 @@ def _pipeline(operation: Operation) -> str:
 
 @dataclass(frozen=True)
 class _CpuSpace(Space[Configuration]):
-    """Tiles of three levels, `cached` or not, and slices. What a point asks for is made to fit.
+    """Tiles of three levels, `cached` or not, and slices, rounded to valid values.
 
-    A distribution tile becomes a multiple of the vector tile, and a cache tile a multiple of that which
-    divides the distribution tile. `peel` follows: it is needed where the vector tile does not divide.
+    A distribution tile becomes a multiple of the vector tile. A cache tile becomes a multiple of the vector
+    tile that divides the distribution tile. `peel` is set if a vector tile does not divide the problem.
     """
 
     operation: Operation
 
     def to_configuration(self, point: Point) -> Configuration:
-        return _fitted(self.operation, **self.fields(point))
+        return _nearest_valid(self.operation, **self.fields(point))
 
 
 def _space_axes(operation: Operation) -> tuple[Axis, ...]:
     extents = {loop.name: loop.extent for loop in operation.loops}
     axes = (*operation.parallel_axes, *operation.reduction_axes)
-    # A filter with more than one tap is vectorized where it slides along one axis only: a row of pixels.
+    # A filter with several taps is vectorized only if it slides along one axis: a row of pixels.
     convolution = operation.convolution
     is_product = convolution is None or math.prod(convolution.filter_size) == 1
-    most_of_vector = {"m": 32, "oh": 8 if is_product else 1, "ow": 32, "oc": 128, "k": 64, "ic": 32}
+    max_vector = {"m": 32, "oh": 8 if is_product else 1, "ow": 32, "oc": 128, "k": 64, "ic": 32}
     if convolution is None:
-        most_of_vector["n"] = 128
+        max_vector["n"] = 128
 
     def tiles(axis: str, most: int) -> tuple[int, ...]:
         return tiles_of(extents.get(axis, 1), most)
 
     def vector(axis: str) -> tuple[int, ...]:
         if axis in _TAPS and is_product:
-            # Rows of pixels are one loop then; compiling what a tile leaves over of it takes minutes.
-            return divisors(extents[axis], most_of_vector[axis])
+            # Rows of pixels are then one loop, and compiling the remainder of a tile takes minutes.
+            return divisors(extents[axis], max_vector[axis])
         if axis == "kw" and extents["kw"] > 1:
             return (1, extents["kw"])
-        return tiles(axis, most_of_vector.get(axis, 1))
+        return tiles(axis, max_vector.get(axis, 1))
 
     return (
         *tile_axes("distribution", {axis: tiles(axis, 512) for axis in operation.parallel_axes}),
@@ -263,7 +263,7 @@ def _space_axes(operation: Operation) -> tuple[Axis, ...]:
     )
 
 
-def _fitted(
+def _nearest_valid(
     operation: Operation,
     distribution: tuple[int, ...],
     cached: bool,
@@ -271,7 +271,7 @@ def _fitted(
     vector: tuple[int, ...],
     split_k: int,
 ) -> CpuTiles:
-    """The configuration nearest to these tiles whose levels are multiples of each other."""
+    """The configuration nearest to these tiles in which each level is a multiple of the next."""
     extents = {loop.name: loop.extent for loop in split_loops(operation, split_k)}
     axes = (*operation.parallel_axes, *operation.reduction_axes)
     limits = [extents.get(axis, 1) for axis in axes]

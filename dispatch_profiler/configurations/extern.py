@@ -1,4 +1,4 @@
-"""A user's own kernel: an object file with its launch shape, as one more configuration."""
+"""A user's kernel: an object file with its launch shape, as a configuration."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from dispatch_profiler.operations import Operation
 
 _NAME = re.compile(r"[A-Za-z]\w{,99}", re.ASCII)
 _ARCH = re.compile(r"sm_(\d{2,4})[a-z]?", re.ASCII)
-#: Characters of an expression, which bounds its depth and what it comes to.
-_MOST_CHARACTERS = 200
-#: What a spare pointer points to, unless a size is given: enough for one that is never read.
+#: Maximum characters of an expression, which bounds its depth and value.
+_MAX_CHARACTERS = 200
+#: Bytes behind a spare pointer without a size: enough for one that is never read.
 _SPARE = 16
-#: What CUDA takes along x, y and z (CUDA C++ Programming Guide).
-_MOST_WORKGROUPS = (2**31 - 1, 65535, 65535)
+#: CUDA's limits along x, y and z (CUDA C++ Programming Guide).
+_MAX_WORKGROUPS = (2**31 - 1, 65535, 65535)
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -41,16 +41,16 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Extern(Configuration):
-    """label           what it is called, in names and reports
-    object          file of PTX or of machine code (a cubin)
-    entry           the kernel in it
+    """label           name of the configuration
+    object          path of a PTX file or of machine code (a cubin)
+    entry           name of the kernel in the object
     workgroups      up to three counts: numbers, or expressions of the operation's loops ("ceildiv(m, 128)")
     workgroup_size  threads along x, y and z
     shared_memory   bytes of dynamic shared memory
-    target_arch     architecture that the object is for
-    spare_bindings  pointers behind that of the result: how many, or the bytes behind each
+    target_arch     architecture of the object
+    spare_bindings  extra pointers after the result's: their number, or the bytes behind each
 
-    The kernel takes pointers to lhs, rhs, the bias if there is one, and the result, and writes all of it.
+    The kernel takes pointers to lhs, rhs, the bias (if any) and the result, and writes all of the result.
     """
 
     kind: ClassVar[str] = "extern"
@@ -72,18 +72,18 @@ class Extern(Configuration):
         if not isinstance(self.label, str) or not _NAME.fullmatch(self.label):
             raise ConfigurationError(
                 f"name must be letters, digits and _, but got {self.label!r}",
-                hint="a letter comes first, and at most 100 characters are allowed",
+                hint="start with a letter, and use at most 100 characters",
             )
         if not isinstance(self.entry, str) or not re.fullmatch(r"[\w$]+", self.entry):
             raise ConfigurationError(f"entry must be the name of a kernel, but got {self.entry!r}")
         if not isinstance(self.object, str) or not self.object:
             raise ConfigurationError(f"object must be the path of a file, but got {self.object!r}")
         if not _ARCH.fullmatch(str(self.target_arch)):
-            raise ConfigurationError(f"target_arch must be written as sm_90, but got {self.target_arch!r}")
+            raise ConfigurationError(f"target_arch must have the form sm_90, but got {self.target_arch!r}")
         self._check_launch()
         check_split(self.split_k)
         if self.split_k != 1:
-            raise ConfigurationError("a kernel of your own does its own split: leave split_k out")
+            raise ConfigurationError("split_k does not apply to an external kernel: leave it out")
 
     def _check_launch(self) -> None:
         for name in ("workgroups", "workgroup_size"):
@@ -140,24 +140,24 @@ class Extern(Configuration):
         try:
             workgroups = self.launch(operation).workgroups
         except (ConfigurationError, ZeroDivisionError) as error:
-            return f"workgroups of {self.name} cannot be had for {operation.name}: {error}"
+            return f"workgroups of {self.name} cannot be computed for {operation.name}: {error}"
         gpu, threads = limits.gpu, self.workgroup_size
         needed = int(_ARCH.fullmatch(self.target_arch)[1])  # type: ignore[index]
         if needed > gpu.device_capability:
             return f"{self.name} is for {self.target_arch}, but the target is {gpu.device_arch}"
-        if any(not 1 <= n <= most for n, most in zip(workgroups, _MOST_WORKGROUPS, strict=True)):
-            return f"{by(workgroups)} workgroups, but a launch takes 1 to {by(_MOST_WORKGROUPS)}"
+        if any(not 1 <= n <= most for n, most in zip(workgroups, _MAX_WORKGROUPS, strict=True)):
+            return f"{by(workgroups)} workgroups, but a launch allows 1 to {by(_MAX_WORKGROUPS)}"
         if math.prod(threads) > gpu.threads:
-            return f"a workgroup of {by(threads)} threads, but {gpu.device_arch} takes {gpu.threads}"
+            return f"a workgroup of {by(threads)} threads, but {gpu.device_arch} allows {gpu.threads}"
         if self.shared_memory > gpu.device_shared_bytes:
             return (
-                f"{self.name} takes {self.shared_memory} B of shared memory, but {gpu.device_arch} has "
+                f"{self.name} needs {self.shared_memory} B of shared memory, but {gpu.device_arch} has "
                 f"{gpu.device_shared_bytes}"
             )
         return None
 
     def unsupported_reason(self, operation: Operation, limits: Limits) -> str | None:
-        return None if Path(self.object).is_file() else f"there is no file {self.object}"
+        return None if Path(self.object).is_file() else f"no such file: {self.object}"
 
 
 def _three(values: list[int] | tuple[int, ...]) -> tuple[int, int, int]:
@@ -170,9 +170,9 @@ def _extents(operation: Operation) -> dict[str, int]:
 
 
 def _parse(text: int | str) -> ast.expr:
-    """A count as an expression; ConfigurationError unless it is made of numbers, loops and arithmetic."""
-    if len(str(text)) > _MOST_CHARACTERS:
-        raise ConfigurationError(f"workgroups: an expression has more than {_MOST_CHARACTERS} characters")
+    """Parse a count. Raises ConfigurationError unless it consists of numbers, loops and arithmetic."""
+    if len(str(text)) > _MAX_CHARACTERS:
+        raise ConfigurationError(f"workgroups: an expression has more than {_MAX_CHARACTERS} characters")
     try:
         tree = ast.parse(str(text), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # a NUL; too many brackets
@@ -182,12 +182,12 @@ def _parse(text: int | str) -> ast.expr:
 
 
 def _value(tree: ast.expr, extents: dict[str, int] | None) -> int:
-    """What an expression comes to; without `extents` it is only checked."""
+    """The value of an expression; without `extents`, only check it."""
     if isinstance(tree, ast.Constant) and type(tree.value) is int:
         return tree.value
     if isinstance(tree, ast.Name):
         if extents is not None and tree.id not in extents:
-            raise ConfigurationError(f"there is no loop {tree.id}, only {', '.join(extents)}")
+            raise ConfigurationError(f"no loop {tree.id}; available: {', '.join(extents)}")
         return 1 if extents is None else extents[tree.id]
     if isinstance(tree, ast.BinOp) and type(tree.op) in _OPERATORS:
         left, right = _value(tree.left, extents), _value(tree.right, extents)

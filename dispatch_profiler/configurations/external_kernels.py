@@ -1,4 +1,4 @@
-"""External kernels: what a dispatch needs in order to launch one."""
+"""External kernels: what a dispatch needs to launch one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dispatch_profiler.operations import ElementType
 
 @dataclass(frozen=True)
 class Launch:
-    """How `hal.dispatch.extern` starts a kernel.
+    """How `hal.dispatch.extern` launches a kernel.
 
-    The kernel takes a pointer for each operand of the operation, one for what it writes, and one for
-    each entry of `scratch`, in this order; sizes in bytes. It writes `shape` of `type`: the result, or
-    for a split reduction the sums of each slice, which IREE's own code then adds up.
+    The kernel takes a pointer for each operand, one for its output, and one for each entry of `scratch`
+    (sizes in bytes), in this order. Its output has `shape` and `type`: the result, or for a split
+    reduction the sums of each slice, which IREE's code then adds up.
     """
 
     entry: str
@@ -25,16 +25,15 @@ class Launch:
 
     @property
     def mlir(self) -> str:
-        """`tensor<4x256x128xf32>`: what it writes."""
+        """The type of the output: `tensor<4x256x128xf32>`."""
         return f"tensor<{'x'.join(map(str, self.shape))}x{self.type.name}>"
 
 
 @dataclass(frozen=True)
 class KernelSource:
-    """A Triton kernel: its name among our sources, constants and options; nothing of Triton itself.
+    """A Triton kernel: its name in our sources, constants and options, without any Triton object.
 
-    `types` are those of the pointers it takes, by parameter; a parameter that is not among them is a
-    constant.
+    `types` has the types of its pointers, by parameter; all other parameters are constants.
     """
 
     kernel: str

@@ -1,4 +1,4 @@
-"""Lists of configurations: those that ship with the package, and those that a user writes.
+"""Lists of configurations, shipped with the package or written by a user.
 
 A file is YAML (or JSON, which is YAML):
 
@@ -12,9 +12,9 @@ A file is YAML (or JSON, which is YAML):
       - {default: true}
       - {list: original}
 
-`kinds` and `types` (of the inputs) narrow an entry; without them it goes for all that it fits. `list`
-stands for all entries of a list that ships; any other entry is for the kind whose `yaml_key` it has.
-The `object` of a kernel of one's own is a path as seen from the file.
+`kinds` and `types` (of the inputs) restrict an entry; without them it applies to every operation that
+it fits. `list` includes all entries of a shipped list; any other entry is of the kind whose `yaml_key`
+it has. The path in `object` is relative to the file.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ from dispatch_profiler.errors import (
 from dispatch_profiler.operations import KINDS as OPERATION_KINDS
 from dispatch_profiler.operations import Operation, element_type
 
-#: Configurations of one file, those of the lists that it names included.
-_MOST_ENTRIES = 10_000
-#: Characters of a message about one entry, which may quote what the entry says.
-_MOST_CHARACTERS = 500
-_NARROWING = ("kinds", "types")
+#: Maximum configurations of a file, including those of the lists that it names.
+_MAX_ENTRIES = 10_000
+#: Maximum characters of a message about an entry, which may quote the entry.
+_MAX_CHARACTERS = 500
+_RESTRICTIONS = ("kinds", "types")
 _LIST = "list"
 
 
 @dataclass(frozen=True)
 class ListedConfiguration:
-    """A configuration with the operations that it is meant for (empty: all)."""
+    """A configuration with the operation kinds and input types that it is for (empty: all)."""
 
     configuration: Configuration
     kinds: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
-    #: Where a user wrote it, for messages: `mine.yaml, entry 3`.
+    #: Its place in a user's file, for messages: `mine.yaml, entry 3`.
     origin: str = field(default="", compare=False)
 
     def is_for(self, operation: Operation) -> bool:
-        """Do `kinds` and `types` name those of `operation`?"""
+        """Whether `kinds` and `types` include those of `operation`."""
         return (not self.kinds or operation.kind in self.kinds) and (
             not self.types or operation.element_type.name in self.types
         )
@@ -69,16 +69,16 @@ _SHIPPED = resources.files("dispatch_profiler.configurations") / "shipped"
 
 
 def shipped_lists() -> tuple[str, ...]:
-    """Names of the lists that ship: families of targets, and others such as `original`."""
+    """Names of the shipped lists: target families, and others such as `original`."""
     return tuple(sorted(file.name.removesuffix(".yaml") for file in _SHIPPED.iterdir()))
 
 
 @cache
 def shipped_configurations(name: str) -> tuple[ListedConfiguration, ...]:
-    """The package's own list for a family of targets, such as `llvm-cpu`; empty if there is none."""
+    """The shipped list `name`, such as `llvm-cpu`; empty if it does not exist."""
     if name not in shipped_lists():
         return ()
-    from dispatch_profiler.yaml_files import parse_yaml  # which only those need who generate
+    from dispatch_profiler.yaml_files import parse_yaml  # imported here: only the generator needs it
 
     file = f"{name}.yaml"
     found = _parse(parse_yaml((_SHIPPED / file).read_bytes(), file), file)
@@ -86,8 +86,8 @@ def shipped_configurations(name: str) -> tuple[ListedConfiguration, ...]:
 
 
 def load_configurations(path: Path) -> tuple[ListedConfiguration, ...]:
-    """Read a user's file. ConfigurationError names the file, the entry and the key."""
-    from dispatch_profiler.yaml_files import load_yaml  # which only those need who generate
+    """Read a user's file. Raises ConfigurationError, which names the file, the entry and the key."""
+    from dispatch_profiler.yaml_files import load_yaml  # imported here: only the generator needs it
 
     try:
         data = load_yaml(path)
@@ -102,7 +102,7 @@ def load_configurations(path: Path) -> tuple[ListedConfiguration, ...]:
 
 
 def _check_names(configurations: set[Configuration], path: Path) -> None:
-    """A name becomes that of a function, so two configurations may not share one."""
+    """Names become function names, so two configurations must not share one."""
     for name, count in Counter(each.name for each in configurations).items():
         if count > 1:
             raise ConfigurationError(
@@ -114,22 +114,22 @@ def _parse(data: Any, where: str) -> tuple[ListedConfiguration, ...]:
     if not isinstance(data, dict) or not isinstance(data.get("configurations"), list):
         raise ConfigurationError(
             f"{where} has no list under 'configurations'",
-            hint="write 'configurations:' and below it one entry a line, "
+            hint="write 'configurations:' and below it one entry per line, "
             "such as '- {distribution: [64, 128], vector: [8, 32, 4]}'",
         )
     found: list[ListedConfiguration] = []
     for i, row in enumerate(data["configurations"], 1):
         origin = f"{where}, entry {i}"
         found += (replace(each, origin=origin) for each in _listed(row, origin))
-        if len(found) > _MOST_ENTRIES:
+        if len(found) > _MAX_ENTRIES:
             raise ConfigurationError(
-                f"{where} has more than {_MOST_ENTRIES} configurations", hint="split the file"
+                f"{where} has more than {_MAX_ENTRIES} configurations", hint="split the file"
             )
     return tuple(found)
 
 
 def _listed(row: Any, where: str) -> tuple[ListedConfiguration, ...]:
-    """What one entry stands for: one configuration, or those of a list."""
+    """The configurations of an entry: one, or those of a shipped list."""
     if not isinstance(row, dict) or not all(isinstance(key, str) for key in row):
         raise ConfigurationError(f"{where}: expected keys and values, but got {short_repr(row)}")
     marker = _marker(row, where)
@@ -142,19 +142,19 @@ def _listed(row: Any, where: str) -> tuple[ListedConfiguration, ...]:
                 ListedConfiguration(each.configuration, kinds or each.kinds, types or each.types)
                 for each in shipped_configurations(row[_LIST])
             )
-        entry = {key: value for key, value in row.items() if key not in _NARROWING}
+        entry = {key: value for key, value in row.items() if key not in _RESTRICTIONS}
         kind = next(kind for kind in KINDS.values() if kind.yaml_key == marker)
         return (ListedConfiguration(kind.from_yaml(entry), kinds, types),)
     except (ConfigurationError, OperationError) as error:
-        raise ConfigurationError(f"{where}: {str(error)[:_MOST_CHARACTERS]}", hint=error.hint) from error
+        raise ConfigurationError(f"{where}: {str(error)[:_MAX_CHARACTERS]}", hint=error.hint) from error
 
 
 def _marker(row: Mapping[str, Any], where: str) -> str:
-    """The key that tells the kind of an entry, all of whose keys are known."""
-    # Key that marks an entry -> every key that the entry may have besides.
+    """The key that marks the kind of an entry. Raises ConfigurationError for unknown keys."""
+    # Key that marks an entry -> the other keys that the entry may have.
     keys = {kind.yaml_key: kind.yaml_keys() for kind in KINDS.values()} | {_LIST: ()}
     marker = next((key for key in keys if key in row), None)
-    known = [*_NARROWING, *([marker, *keys[marker]] if marker else keys)]
+    known = [*_RESTRICTIONS, *([marker, *keys[marker]] if marker else keys)]
     options = {key for others in keys.values() for key in others}
     for key in row:
         if key not in known and (marker is not None or key not in options):

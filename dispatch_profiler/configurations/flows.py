@@ -18,7 +18,7 @@ from dispatch_profiler.operations import Operation
 
 @dataclass(frozen=True)
 class FlowRow:
-    """One flow: its flags, what it changes (kinds and input types), and how to see that it did."""
+    """One flow: its flags, the kinds and input types that it affects, and evidence that it took effect."""
 
     flags: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -29,14 +29,14 @@ class FlowRow:
 _DATA_TILING = "--iree-opt-data-tiling"
 
 FLOWS: dict[str, FlowRow] = {
-    # Operands are packed so that a register tile lies together (mmt4d).
+    # Packs operands so that each register tile is contiguous (mmt4d).
     "data_tiling": FlowRow(
         (_DATA_TILING,),
         ("matmul", "batch_matmul"),
         ("f32", "f16", "bf16", "f8E4M3FN", "i8"),
         Evidence("executable-configurations", "Mmt4dTilingExpert"),
     ),
-    # The packed product is done by IREE's hand-written micro-kernels.
+    # Computes the packed product with IREE's hand-written microkernels.
     "ukernels": FlowRow(
         (_DATA_TILING, "--iree-llvmcpu-enable-ukernels=all"),
         ("matmul", "batch_matmul"),
@@ -48,7 +48,7 @@ FLOWS: dict[str, FlowRow] = {
 
 @dataclass(frozen=True)
 class Flow(Configuration):
-    """A row of `FLOWS` by its name."""
+    """A flow of `FLOWS`, by name."""
 
     kind: ClassVar[str] = "flow"
     yaml_key: ClassVar[str] = "flow"
@@ -90,5 +90,5 @@ class Flow(Configuration):
         row, given = FLOWS[self.flow], operation.element_type.name
         for value, known in ((operation.kind, row.kinds), (given, row.types)):
             if value not in known:
-                return f"the flow {self.flow} changes {', '.join(known)}, not {value}"
+                return f"the flow {self.flow} affects {', '.join(known)}, not {value}"
         return None

@@ -1,4 +1,4 @@
-"""What GPU configurations ask of the compiler: tiles, launch and options of the pipeline, as attributes."""
+"""Attributes that GPU configurations pass to the compiler: tiles, launch and pipeline options."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 from dispatch_profiler.configurations._base import Groups, Lowering, fold_levels, listed
 from dispatch_profiler.operations import Loop
 
-#: The level that counts subgroups along each loop, which has a spelling of its own.
+#: The level that counts subgroups along each loop, which has its own syntax.
 BASIS = "subgroup_basis"
 
 
@@ -16,8 +16,8 @@ BASIS = "subgroup_basis"
 class GpuLowering(Lowering):
     """For `#iree_gpu.pipeline`: TileAndFuse and VectorDistribute.
 
-    `attributes` stand beside the levels, `pipeline_options` in the pipeline's options. `root` are
-    the operation's loops where the tiles are for those of its implicit GEMM.
+    `attributes` are written beside the levels, `pipeline_options` in the pipeline's options. `root` has
+    the operation's loops if the tiles apply to those of its implicit GEMM.
     """
 
     owns_translation: ClassVar[bool] = True
@@ -78,7 +78,7 @@ class SpirvLowering(Lowering):
 
 
 def _basis(counts: tuple[int, ...]) -> str:
-    """`[[2, 4, 1], [0, 1, 2]]`: so many subgroups along each loop, in the order of the loops."""
+    """`[[2, 4, 1], [0, 1, 2]]`: the subgroups along each loop, and the order of the loops."""
     return f"[{listed(counts)}, {listed(range(len(counts)))}]"
 
 

@@ -1,8 +1,8 @@
-"""What all tile configurations of GPUs have in common: tiles in elements, shared memory, threads.
+"""The base class of GPU tile configurations: tiles in elements, shared memory, threads.
 
-Tiles are written in the order of `Operation.parallel_axes`, so that one configuration serves both
-layouts of a convolution. `reduction` has a tile for each of `Operation.reduction_axes`; a single
-one for a convolution makes it an implicit GEMM, whose k is kh * kw * ic.
+Tiles follow the order of `Operation.parallel_axes`, so that one configuration serves both layouts of
+a convolution. `reduction` has a tile for each of `Operation.reduction_axes`; a single tile makes a
+convolution an implicit GEMM with k = kh * kw * ic.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dispatch_profiler.operations import Loop, Operation
 
 #: Backends whose code goes through `#iree_gpu.pipeline`.
 GPU_BACKENDS = ("cuda", "rocm")
-#: From so many stages on, loads are issued two steps ahead.
+#: With this many stages or more, loads are issued two steps ahead.
 _EARLY_COPIES = 3
 #: Orders in which workgroups are numbered over the result.
 ORDERS = ("none", "transpose")
@@ -42,10 +42,10 @@ ORDERS = ("none", "transpose")
 
 @dataclass(frozen=True, kw_only=True)
 class GpuTiles(Configuration):
-    """workgroup       elements of the result that a workgroup makes, an axis at a time
-    reduction       elements of the reduction that lie in shared memory at a time
+    """workgroup       elements of the result per workgroup, along each axis
+    reduction       elements of the reduction that are in shared memory at a time
     stages          depth of software pipelining (the compiler's `prefetch_num_stages`)
-    shared_padding  rows in shared memory are padded, so that banks do not conflict
+    shared_padding  pad rows in shared memory to avoid bank conflicts
     order           `transpose` numbers workgroups along m first
     split_k         slices of the reduction, for matmul
     """
@@ -68,7 +68,7 @@ class GpuTiles(Configuration):
             object.__setattr__(self, field, check_tiles(field, getattr(self, field)))
         if not self.workgroup or not self.reduction:
             raise ConfigurationError(
-                "workgroup and reduction need a tile each at least, "
+                "workgroup and reduction need at least one tile each, "
                 f"but got {list(self.workgroup)}, {list(self.reduction)}"
             )
         if type(self.stages) is not int or self.stages < 1:
@@ -83,7 +83,7 @@ class GpuTiles(Configuration):
     # -- names ----------------------------------------------------------------------------------
 
     def _name(self, core: str, instruction: str, *more: str) -> str:
-        """`tile_config_128x128_32x5_tensorcore_mmasync`, then whatever is not as usual."""
+        """`tile_config_128x128_32x5_tensorcore_mmasync`, then the options that differ from the default."""
         tiles = f"{by(self.workgroup)}_{by(self.reduction)}x{self.stages}"
         parts = ["tile_config", tiles, core, instruction, *more, *self._options()]
         return "_".join(filter(None, parts)) + split_suffix(self.split_k)
@@ -102,11 +102,11 @@ class GpuTiles(Configuration):
     # -- loops ------------------------------------------------------------------------------------
 
     def is_implicit_gemm(self, operation: Operation) -> bool:
-        """Is a convolution done as a product, its windows being gathered on the way?"""
+        """Whether `operation` is a convolution that is computed as a product of gathered windows."""
         return operation.convolution is not None and len(self.reduction) == 1
 
     def _loops(self, operation: Operation) -> tuple[Loop, ...]:
-        """The loops that the tiles are for."""
+        """The loops that the tiles apply to."""
         loops = split_loops(operation, self.split_k)
         if not self.is_implicit_gemm(operation):
             return loops
@@ -120,7 +120,7 @@ class GpuTiles(Configuration):
         return {**dict(tiles), **dict(zip(reductions, self.reduction, strict=False))}
 
     def _level(self, operation: Operation, tiles: dict[str, int], iterator: str) -> tuple[int, ...]:
-        """A tile for each loop of one kind, 1 if it is not tiled; 0 for loops of the other kind."""
+        """A tile for each loop: 1 for untiled loops of type `iterator`, 0 for loops of the other type."""
         return tuple(
             tiles.get(loop.name, 1) if loop.iterator == iterator else 0 for loop in self._loops(operation)
         )
@@ -156,8 +156,8 @@ class GpuTiles(Configuration):
         reason = reason or self._rank_reason(operation)
         reason = reason or split_invalid_reason(operation, self.split_k)
         if reason or limits.gpu is None:
-            return reason or f"nothing is known about the GPUs of {limits.backend}"
-        return next(self._misfits(operation, limits.gpu), None)
+            return reason or f"the GPU limits of {limits.backend} are unknown"
+        return next(self._violations(operation, limits.gpu), None)
 
     def _backend_reason(self, limits: Limits) -> str | None:
         if limits.backend in GPU_BACKENDS:
@@ -170,59 +170,59 @@ class GpuTiles(Configuration):
         if len(self.workgroup) == len(parallel) and len(self.reduction) in ranks:
             return None
         return (
-            f"{operation.kind} takes {len(parallel)} workgroup tiles ({', '.join(parallel)}) and "
+            f"{operation.kind} needs {len(parallel)} workgroup tiles ({', '.join(parallel)}) and "
             f"{' or '.join(map(str, sorted(ranks)))} of the reduction, "
             f"but got {len(self.workgroup)} and {len(self.reduction)}"
         )
 
     @abc.abstractmethod
-    def _misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
-        """Every rule that is broken, the most telling first."""
+    def _violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
+        """Every violated rule, the most informative first."""
 
     def _extents(self, operation: Operation) -> dict[str, int]:
         return {loop.name: loop.extent for loop in self._loops(operation)}
 
-    def _launch_misfits(self, threads: int, gpu: GpuLimits) -> Iterator[str]:
+    def _launch_violations(self, threads: int, gpu: GpuLimits) -> Iterator[str]:
         if self.subgroup_size not in gpu.subgroup_sizes:
             known = " and ".join(map(str, gpu.subgroup_sizes))
             yield f"subgroups of {self.subgroup_size} threads, but {gpu.arch} has {known}"
-        yield from self._thread_misfits(threads, gpu)
+        yield from self._thread_violations(threads, gpu)
         if threads % self.subgroup_size:
-            yield f"{threads} threads are no whole number of subgroups of {self.subgroup_size}"
+            yield f"{threads} threads are not a multiple of the subgroup size {self.subgroup_size}"
 
-    def _thread_misfits(self, threads: int, gpu: GpuLimits) -> Iterator[str]:
+    def _thread_violations(self, threads: int, gpu: GpuLimits) -> Iterator[str]:
         if threads > gpu.threads:
-            yield f"a workgroup of {threads} threads, but {gpu.arch} takes {gpu.threads}"
+            yield f"a workgroup of {threads} threads, but {gpu.arch} allows {gpu.threads}"
 
-    def _register_misfits(self, operation: Operation, threads: int, gpu: GpuLimits) -> Iterator[str]:
-        held = math.prod(self.workgroup) * operation.accumulator.bytes // 4
-        each = min(gpu.registers, gpu.register_file // threads if gpu.register_file else gpu.registers)
-        if gpu.registers and held > each * threads:
+    def _register_violations(self, operation: Operation, threads: int, gpu: GpuLimits) -> Iterator[str]:
+        needed = math.prod(self.workgroup) * operation.accumulator.bytes // 4
+        per_thread = min(gpu.registers, gpu.register_file // threads if gpu.register_file else gpu.registers)
+        if gpu.registers and needed > per_thread * threads:
             yield (
-                f"the sums of a {by(self.workgroup)} tile take {held // threads} registers a thread, but "
-                f"{gpu.arch} has {each}: use a smaller tile or more threads"
+                f"the sums of a {by(self.workgroup)} tile need {needed // threads} registers per thread, but "
+                f"{gpu.arch} has {per_thread}: use a smaller tile or more threads"
             )
 
-    def _shared_misfits(self, needed: int, gpu: GpuLimits) -> Iterator[str]:
+    def _shared_violations(self, needed: int, gpu: GpuLimits) -> Iterator[str]:
         if needed > gpu.shared_bytes:
             yield (
-                f"the tiles take {needed} B of shared memory, but {gpu.arch} has {gpu.shared_bytes}: "
+                f"the tiles need {needed} B of shared memory, but {gpu.arch} has {gpu.shared_bytes}: "
                 "use a smaller k or workgroup tile"
             )
 
-    def _pipelining_misfits(self, threads: int) -> Iterator[str]:
+    def _pipelining_violations(self, threads: int) -> Iterator[str]:
         if self.stages < _EARLY_COPIES:
             return
         k = math.prod(self.reduction)
         for role, extent in (("lhs", math.prod(self.workgroup[:-1])), ("rhs", self.workgroup[-1])):
             if extent * k % threads:
                 yield (
-                    f"{self.stages} stages need as many elements of the {role} tile for each of {threads} "
-                    f"threads, but it has {extent * k}: IREE 3.13 crashes"
+                    f"with {self.stages} stages, {threads} threads must divide the {role} tile evenly, but it "
+                    f"has {extent * k} elements: IREE 3.13 crashes"
                 )
 
     def _operand_bytes(self, operation: Operation) -> int:
-        """Bytes of the tiles of both operands, as they lie in shared memory without padding."""
+        """Bytes of both operand tiles in shared memory, without padding."""
         n, k = self.workgroup[-1], math.prod(self.reduction)
         m = math.prod(self.workgroup[:-1])
         return (m + n) * k * operation.element_type.bytes
@@ -239,7 +239,7 @@ def rounded_up(extent: int, multiple: int) -> int:
 
 # -- axes of search spaces -------------------------------------------------------------------------------
 
-#: How a convolution is done: as a product of gathered windows, or window by window.
+#: How a convolution is computed: as a product of gathered windows, or window by window.
 FORMS = ("implicit_gemm", "direct")
 
 
@@ -251,14 +251,14 @@ def form_axis(operation: Operation) -> tuple[Axis, ...]:
 
 
 def reduction_of(operation: Operation, form: str, k: int) -> tuple[int, ...]:
-    """Tiles of the reduction with `k` channels at a time; filter taps are done one by one."""
+    """Tiles of the reduction with `k` channels at a time; filter taps are processed one by one."""
     if form != "direct" or len(operation.reduction_axes) == 1:
         return (k,)
     return (*(1 for _ in operation.reduction_axes[:-1]), k)
 
 
 def workgroup_axes(operation: Operation, choices: Callable[[int], tuple[int, ...]]) -> tuple[Axis, ...]:
-    """`choices(extent)` for the last two axes, and up to 8 for those before: images and rows of pixels."""
+    """Axes with `choices(extent)` for the last two, and up to 8 for images and rows of pixels before them."""
     extents = {loop.name: loop.extent for loop in operation.loops}
     *outer, m, n = operation.parallel_axes
     tiles = {axis: divisors(extents[axis], 8) for axis in outer}

@@ -1,6 +1,6 @@
-"""Matrix instructions of GPUs, as IREE 3.13 names them.
+"""Matrix instructions of GPUs, under the names of IREE 3.13.
 
-`NV_MMA_SYNC_F32_16x8x16_F16` multiplies 16 x 16 of f16 by 16 x 8 and adds to 16 x 8 of f32.
+`NV_MMA_SYNC_F32_16x8x16_F16` multiplies 16 x 16 by 16 x 8 elements of f16 and accumulates in f32.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dispatch_profiler.operations import ElementTypes
 
-#: Prefix of the compiler's names -> the short name that a configuration has.
+#: Prefix of the compiler's names -> short name in configurations.
 FAMILIES = {
     "NV_MMA_SYNC": "mmasync",
     "NV_WMMA": "wmma",
@@ -19,11 +19,11 @@ FAMILIES = {
     "WMMAR4": "wmmar4",
     "WMMA": "wmma1250",
 }
-#: Cores of each vendor.
+#: Prefix -> unit of the GPU; all others are matrix cores.
 CORES = {"NV_MMA_SYNC": "tensorcore", "NV_WMMA": "tensorcore"}
 
-#: Those whose two inputs are of one type that there are operations for, and that do one product (not
-#: blocks of several). The smallest of a family and type first.
+#: Instructions whose inputs share a type that operations support, and that compute one product (not
+#: blocks of several). The smallest of each family and type comes first.
 _NAMES = """
     NV_MMA_SYNC_F32_16x8x16_F16 NV_MMA_SYNC_F16_16x8x16_F16 NV_MMA_SYNC_F32_16x8x16_BF16
     NV_MMA_SYNC_F32_16x8x32_F8E4M3FN NV_WMMA_F32_16x16x16_F16 NV_WMMA_F16_16x16x16_F16
@@ -65,7 +65,7 @@ class Intrinsic:
 
     @staticmethod
     def parse(name: str) -> Intrinsic | None:
-        """Read a name of the compiler; None if no operation here has its types, or it does blocks."""
+        """Parse a compiler's name; None if operations lack its types or it computes several blocks."""
         found = _FORM.fullmatch(name)
         if found is None or found["family"] not in FAMILIES:
             return None
@@ -82,12 +82,12 @@ def _parsed(name: str) -> Intrinsic:
 
 
 INTRINSICS: dict[str, Intrinsic] = {name: _parsed(name) for name in _NAMES.split()}
-#: Short names, as they stand in configurations.
+#: Short names, as used in configurations.
 INSTRUCTIONS = tuple(FAMILIES.values())
 
 
 def intrinsics_for(instruction: str, types: ElementTypes) -> tuple[Intrinsic, ...]:
-    """All of a family that take the inputs of `types` and add up in its accumulator."""
+    """The instructions of a family for the inputs and the accumulator of `types`."""
     return tuple(
         each
         for each in INTRINSICS.values()
@@ -97,6 +97,6 @@ def intrinsics_for(instruction: str, types: ElementTypes) -> tuple[Intrinsic, ..
 
 
 def core_of(instruction: str) -> str:
-    """The unit that runs it: `tensorcore`, or `matrixcore` on AMD."""
+    """The unit that executes it: `tensorcore`, or `matrixcore` on AMD."""
     family = next(family for family, short in FAMILIES.items() if short == instruction)
     return CORES.get(family, "matrixcore")

@@ -1,4 +1,4 @@
-"""The kinds of configurations. A new kind is one file beside this one and one line in `KINDS`."""
+"""The kinds of configurations. A new kind needs one file in this folder and one line in `KINDS`."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def configuration_from_dict(data: Mapping[str, Any]) -> Configuration:
     values = dict(data)
     kind = values.pop("kind")
     if kind not in KINDS:
-        raise ConfigurationError(f"unknown kind of configuration {kind!r}", hint=did_you_mean(kind, KINDS))
+        raise ConfigurationError(f"unknown configuration kind {kind!r}", hint=did_you_mean(kind, KINDS))
     return KINDS[kind](**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
 
 
 def report_columns() -> tuple[str, ...]:
-    """Columns of the report that describe a configuration: those of every kind, each once."""
+    """Report columns that describe a configuration: those of all kinds, without duplicates."""
     return tuple(dict.fromkeys(name for kind in KINDS.values() for name in kind.field_names))
 
 
 def rejection_reason(configuration: Configuration, operation: Operation, limits: Limits) -> str | None:
-    """Why `configuration` cannot be had for `operation` on a target with `limits`; None if it can."""
+    """Why `configuration` cannot be used for `operation` on a target with `limits`; None if it can."""
     return configuration.invalid_reason(operation, limits) or configuration.unsupported_reason(
         operation, limits
     )
@@ -66,9 +66,9 @@ def draw_valid(
     rng: np.random.Generator,
     tries: int = 100_000,
 ) -> Iterator[Configuration]:
-    """Different valid configurations of the spaces `among`, until `tries` points are drawn.
+    """Distinct valid configurations from the spaces `among`, until `tries` points have been drawn.
 
-    Each space is as likely as any other until all of its points have been drawn.
+    Spaces are drawn from with equal probability until all of their points have been drawn.
     """
     left: list[tuple[Space[Configuration], set[Point]]] = [(space, set()) for space in among]
     known: set[Configuration] = set()

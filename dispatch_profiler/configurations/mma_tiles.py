@@ -1,4 +1,4 @@
-"""Tile configurations of GPUs that multiply with matrix instructions (tensor cores, matrix cores)."""
+"""GPU tile configurations that use matrix instructions (tensor cores, matrix cores)."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
 
 _PIPELINES = ("TileAndFuse", "VectorDistribute")
-#: Types that sums may be held in instead of the operation's.
+#: Accumulator types; empty for the operation's.
 _ACCUMULATORS = ("", "f16", "bf16")
-#: What a thread loads at once.
+#: Bytes that a thread loads at once.
 _LOAD_BYTES = 16
 
 
@@ -58,13 +58,13 @@ _LOAD_BYTES = 16
 class MmaTiles(GpuTiles):
     """Tiles of a workgroup, and how its subgroups share them.
 
-    subgroups    subgroups along each parallel axis; each has an equal part of the workgroup's tile.
-                 Empty: as many as give each 64 x 64, two at least
-    instruction  `mmasync`, `mfma`, ...: a family; which one of it follows from the element types
-    shape        m, n, k of the instruction where a family has several; empty: its first
-    pipeline     TileAndFuse, or VectorDistribute, which takes what its tiles divide
-    accumulator  type of the sums; empty: the operation's. `f16` is faster and less exact: results are
-                 verified with the bound that follows from it
+    subgroups    subgroups along each parallel axis; each computes an equal part of the workgroup's tile.
+                 Empty: as many as give each 64 x 64, at least two per axis
+    instruction  a family, such as `mmasync` or `mfma`; the element types select the instruction
+    shape        m, n, k of the instruction if the family has several; empty: the first
+    pipeline     TileAndFuse, or VectorDistribute, whose tiles must divide the problem
+    accumulator  type of the sums; empty: the operation's. `f16` is faster and less accurate; results are
+                 verified with the wider bound
     """
 
     kind: ClassVar[str] = "mma_tiles"
@@ -140,7 +140,7 @@ class MmaTiles(GpuTiles):
     def fields(self) -> dict[str, str]:
         return self._fields(core_of(self.instruction), self.instruction, self.subgroups)
 
-    # -- what is asked of the compiler --------------------------------------------------------------
+    # -- lowering -----------------------------------------------------------------------------------
 
     @property
     def threads(self) -> int:
@@ -162,8 +162,8 @@ class MmaTiles(GpuTiles):
         return None
 
     def lowering(self, operation: Operation) -> GpuLowering:
-        # Where there is no instruction the compiler is still asked for one, which it refuses: its
-        # own choice must never run under this name.
+        # Without a matching instruction, request one that the compiler rejects: its own choice must
+        # never run under this name.
         intrinsic = self.intrinsic(operation) or _first(self.instruction)
         promoted = (("mma_kind", f"#iree_gpu.mma_layout<{intrinsic.name}>"), ("promote_operands", "[0, 1]"))
         levels = self._distributed(operation, intrinsic)
@@ -193,13 +193,13 @@ class MmaTiles(GpuTiles):
         return dict(zip(operation.parallel_axes, self.subgroups, strict=True))
 
     def _units(self, operation: Operation, intrinsic: Intrinsic) -> dict[str, int]:
-        """Axis -> what one instruction does of it: m lies along the last axis but one, n along the last."""
+        """Axis -> elements per instruction: m along the second-to-last parallel axis, n along the last."""
         *_, m, n = operation.parallel_axes
         k = "k" if self.is_implicit_gemm(operation) else operation.reduction_axes[-1]
         return dict(zip((m, n, k), intrinsic.shape, strict=True))
 
     def _is_padded(self, operation: Operation) -> bool:
-        """Are operands padded on the way, because a tile does not divide the problem?"""
+        """Whether operands are padded because a tile does not divide the problem."""
         extents = self._extents(operation)
         return any(extents.get(axis, tile) % tile for axis, tile in self._tiles(operation).items())
 
@@ -220,59 +220,60 @@ class MmaTiles(GpuTiles):
         if intrinsic is not None and intrinsic.name in possible:
             return None
         wanted = f"{self.instruction} {by(self.shape)}".strip()
-        known = f"there is {', '.join(possible)}" if possible else "it has none for these types"
         return (
             f"IREE 3.13 has no {wanted} for {types.lhs} inputs with sums in {types.accumulator.name} "
-            f"on {gpu.arch}: {known}"
+            f"on {gpu.arch}; available: {', '.join(possible) or 'none'}"
         )
 
-    def _misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
+    def _violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
         known = {FAMILIES[INTRINSICS[name].family] for name in gpu.intrinsics}
         if self.instruction not in known:
-            yield f"{gpu.arch} has no {self.instruction}: {' and '.join(sorted(known)) or 'no such instruction'}"
+            yield f"{gpu.arch} has no {self.instruction}; available: {', '.join(sorted(known)) or 'none'}"
         if (
             self.accumulator
             and (operation.element_type.name, operation.results[0].type.name) != (self.accumulator,) * 2
         ):
-            given = f"{operation.element_type.name} inputs and a result of {operation.results[0].type.name}"
-            yield f"sums in {self.accumulator} are for inputs and results of that type, not for {given}"
-        yield from self._operation_misfits(operation)
-        yield from self._launch_misfits(self.threads, gpu)
+            yield (
+                f"accumulator={self.accumulator} needs {self.accumulator} inputs and results, but got "
+                f"{operation.element_type.name} inputs and {operation.results[0].type.name} results"
+            )
+        yield from self._operation_violations(operation)
+        yield from self._launch_violations(self.threads, gpu)
         intrinsic = self.intrinsic(operation)
         if intrinsic is None:
-            # Nothing more can be said; `unsupported_reason` says why.
+            # The other rules need an instruction; `unsupported_reason` explains why there is none.
             return
-        yield from self._tile_misfits(operation, intrinsic)
+        yield from self._tile_violations(operation, intrinsic)
         if self.pipeline == "VectorDistribute" or self._is_direct(operation):
-            yield from self._undivided(operation)
+            yield from self._divisibility_violations(operation)
         if self.pipeline == "VectorDistribute":
-            yield from self._copy_misfits(operation)
-        yield from self._pipelining_misfits(self.threads)
-        yield from self._register_misfits(self.effective_operation(operation), self.threads, gpu)
-        yield from self._shared_misfits(self._operand_bytes(operation), gpu)
+            yield from self._copy_violations(operation)
+        yield from self._pipelining_violations(self.threads)
+        yield from self._register_violations(self.effective_operation(operation), self.threads, gpu)
+        yield from self._shared_violations(self._operand_bytes(operation), gpu)
 
     def _is_direct(self, operation: Operation) -> bool:
         return operation.convolution is not None and not self.is_implicit_gemm(operation)
 
-    def _operation_misfits(self, operation: Operation) -> Iterator[str]:
+    def _operation_violations(self, operation: Operation) -> Iterator[str]:
         if self.order != "none" and self.pipeline != "VectorDistribute":
-            yield f"{self.pipeline} does not reorder workgroups: it would be the same kernel by another name"
+            yield f"{self.pipeline} does not reorder workgroups, so order={self.order} has no effect"
         convolution = operation.convolution
         if convolution is None:
             return
         if convolution.variant == "depthwise":
-            yield "a depthwise convolution has no product for matrix instructions"
+            yield "matrix instructions do not support depthwise convolutions"
         if self.is_implicit_gemm(operation) and self.pipeline == "VectorDistribute":
-            yield "VectorDistribute takes a convolution directly: give tiles of kh, kw and ic"
+            yield "VectorDistribute supports only direct convolutions: give tiles for kh, kw and ic"
         if self._is_direct(operation) and convolution.stride != (1, 1):
             yield (
-                f"matrix instructions take a direct convolution of stride 1, not of {by(convolution.stride)}: "
-                "give one tile of the reduction, which makes it an implicit GEMM"
+                f"a direct convolution needs stride 1, but got {by(convolution.stride)}: give one tile for the "
+                "reduction, which selects an implicit GEMM"
             )
         if self._is_direct(operation) and self.reduction[:-1] != (1, 1):
-            yield f"a direct convolution takes kh and kw one at a time, but got tiles {by(self.reduction[:-1])}"
+            yield f"a direct convolution needs tiles of 1 for kh and kw, but got {by(self.reduction[:-1])}"
 
-    def _tile_misfits(self, operation: Operation, intrinsic: Intrinsic) -> Iterator[str]:
+    def _tile_violations(self, operation: Operation, intrinsic: Intrinsic) -> Iterator[str]:
         tiles, counts, extents = self._tiles(operation), self._counts(operation), self._extents(operation)
         units = self._units(operation, intrinsic)
         for axis, tile in tiles.items():
@@ -283,18 +284,19 @@ class MmaTiles(GpuTiles):
                 continue
             if tile % (unit * count):
                 parts = f"{count} subgroups of {intrinsic.name}" if count > 1 else intrinsic.name
-                yield f"tile {tile} along {axis} is no multiple of {unit * count}, which {parts} take"
+                yield f"tile {tile} along {axis} is not a multiple of {unit * count}, the size of {parts}"
             if tile > rounded_up(extents[axis], unit):
                 yield f"tile {tile} exceeds {axis}={extents[axis]}"
 
-    def _undivided(self, operation: Operation) -> Iterator[str]:
+    def _divisibility_violations(self, operation: Operation) -> Iterator[str]:
         for axis, extent in self._extents(operation).items():
             tile = self._tiles(operation).get(axis, 1)
             if extent % tile:
-                yield f"tile {tile} does not divide {axis}={extent}, and nothing is padded"
+                what = "VectorDistribute" if self.pipeline == "VectorDistribute" else "a direct convolution"
+                yield f"tile {tile} does not divide {axis}={extent}, and {what} does not pad"
 
-    def _copy_misfits(self, operation: Operation) -> Iterator[str]:
-        """VectorDistribute copies operand tiles in equal loads, which must fall evenly on the threads."""
+    def _copy_violations(self, operation: Operation) -> Iterator[str]:
+        """VectorDistribute copies operand tiles in equal loads, which the threads must share evenly."""
         load = _LOAD_BYTES // operation.element_type.bytes
         for role, (rows, row) in self._operand_tiles(operation).items():
             lanes = max(1, row // load)
@@ -304,12 +306,12 @@ class MmaTiles(GpuTiles):
             share, rest = divmod(rows * row, self.threads)
             if not even and (rest or share >= load):
                 yield (
-                    f"{self.threads} threads cannot share the {role} tile, {rows} rows of {row}, in equal "
+                    f"{self.threads} threads cannot evenly share the {role} tile ({rows} rows of {row}) in "
                     f"loads of {load} elements"
                 )
 
     def _operand_tiles(self, operation: Operation) -> dict[str, tuple[int, int]]:
-        """Role -> rows and length of a row of the tile of each operand, as it lies in memory."""
+        """Role -> (rows, row length) of each operand's tile in memory."""
         m, n, k = math.prod(self.workgroup[:-1]), self.workgroup[-1], self.reduction[-1]
         lhs, rhs, _ = operation.as_contraction().layouts
         return {
@@ -320,10 +322,10 @@ class MmaTiles(GpuTiles):
 
 @dataclass(frozen=True)
 class _MmaSpace(Space[Configuration]):
-    """Tiles of matrix instructions. `instruction` is a family, with the shape where it has several.
+    """Tiles of matrix instructions. `instruction` is a family, with a shape if the family has several.
 
-    What a point asks for is made to fit: tiles become multiples of the instruction's, and subgroups a
-    number that shares them evenly.
+    Points are rounded to valid values: tiles to multiples of the instruction's shape, subgroups to counts
+    that divide the tiles evenly.
     """
 
     operation: Operation
@@ -348,7 +350,7 @@ class _MmaSpace(Space[Configuration]):
         found["subgroups"] = tuple(map(nearest_divisor, tiles, found["subgroups"]))
         form, k = found.pop("form", ""), found.pop("k")
         if found["pipeline"] == "VectorDistribute":
-            form = "direct"  # of a convolution: it gathers no windows
+            form = "direct"  # of a convolution: it does not gather windows
         else:
             found["order"] = "none"
         last = extents[self.operation.reduction_axes[-1]]
@@ -359,14 +361,14 @@ class _MmaSpace(Space[Configuration]):
 
 
 def _workgroup_tiles(extent: int) -> tuple[int, ...]:
-    """Powers of two, and what divides `extent` besides (56 = 7 * 8)."""
+    """Powers of two, and the other divisors of `extent` (56 = 7 * 8)."""
     return tuple(
         sorted({*powers_of_two(8, 512), *(d for d in divisors(extent, 512) if d >= 8 and d % 4 == 0)})
     )
 
 
 def _instructions(operation: Operation, gpu: GpuLimits) -> tuple[str, ...]:
-    """`mmasync`, or `mfma 32x32x8` where a family has several: all for the types of `operation`."""
+    """The instructions for the types of `operation`: `mmasync`, or `mfma 32x32x8` if a family has several."""
     types = (operation.element_type.name, operation.accumulator.name)
     fitting = [x for x in map(INTRINSICS.__getitem__, gpu.intrinsics) if (x.input, x.accumulator) == types]
     families = [FAMILIES[each.family] for each in fitting]
@@ -377,13 +379,13 @@ def _instructions(operation: Operation, gpu: GpuLimits) -> tuple[str, ...]:
 
 
 def with_narrow_sums(space: Space[Configuration], operation: Operation) -> Space[Configuration]:
-    """`space` with sums in the inputs' own type besides: faster where it counts, and less exact."""
+    """`space` extended by sums in the type of the inputs, which are faster and less accurate."""
     name = operation.element_type.name
     return space.with_choices("accumulator", "", name) if name in ("f16", "bf16") else space
 
 
 def usual_subgroups(workgroup: tuple[int, ...]) -> tuple[int, ...]:
-    """So many along the last two axes that each computes 64 x 64, at least two: as in the IREE dispatch profiler."""
+    """Subgroups that compute 64 x 64 each, at least two per axis, as in the IREE dispatch profiler."""
     *outer, m, n = (1, *workgroup)
     return (*outer[1:], max(2, m // 64), max(2, n // 64))
 

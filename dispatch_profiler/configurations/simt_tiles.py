@@ -1,4 +1,4 @@
-"""Tile configurations of GPUs that multiply with the ordinary instructions of each thread."""
+"""GPU tile configurations that use the ordinary (SIMT) instructions of each thread."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from dispatch_profiler.operations import Operation
 
 _SPIRV = "BaseVectorize"
 _SPIRV_BACKENDS = ("vulkan-spirv", "metal-spirv")
-#: Multiply-adds of a thread in one step of the reduction, which the compiler writes out one by one.
-#: Beyond, compiling takes minutes.
-_MOST_UNROLLED = 2048
+#: Maximum multiply-adds per thread in one step of the reduction. The compiler unrolls them; with more,
+#: compiling takes minutes.
+_MAX_UNROLLED = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimtTiles(GpuTiles):
     """Tiles of a workgroup and of each of its threads.
 
-    thread    elements of the result that a thread makes, an axis at a time
-    promote   operands go through shared memory
-    pipeline  TileAndFuse, or BaseVectorize for SPIR-V, which knows neither shared memory nor stages
+    thread    elements of the result per thread, along each axis
+    promote   copy operands to shared memory
+    pipeline  TileAndFuse, or BaseVectorize for SPIR-V, which has neither shared memory nor stages
     """
 
     kind: ClassVar[str] = "simt_tiles"
@@ -57,7 +57,7 @@ class SimtTiles(GpuTiles):
         object.__setattr__(self, "thread", check_tiles("thread", self.thread))
         if len(self.thread) != len(self.workgroup):
             raise ConfigurationError(
-                "thread needs a tile for each of workgroup, "
+                "thread needs a tile for each tile of workgroup, "
                 f"but got {list(self.thread)}, {list(self.workgroup)}"
             )
         if not isinstance(self.promote, bool):
@@ -104,7 +104,7 @@ class SimtTiles(GpuTiles):
     def fields(self) -> dict[str, str]:
         return self._fields("simt", "ffma", self.thread)
 
-    # -- what is asked of the compiler --------------------------------------------------------------
+    # -- lowering -----------------------------------------------------------------------------------
 
     @property
     def threads(self) -> int:
@@ -145,26 +145,26 @@ class SimtTiles(GpuTiles):
         given, gpu = operation.element_type.name, limits.gpu
         if gpu is None or self.pipeline == _SPIRV or given != "f8E4M3FN":
             return None
-        # AMD GPUs that multiply it convert it too.
+        # AMD GPUs that multiply f8 also convert it.
         converts = any(INTRINSICS[name].input == given for name in gpu.intrinsics)
         if converts and limits.backend != "cuda":
             return None
-        return f"IREE 3.13 has no conversion from {given} on {gpu.arch}, which threads would need"
+        return f"IREE 3.13 has no conversion from {given} on {gpu.arch}, which SIMT code needs"
 
-    def _misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
-        yield from self._option_misfits(operation)
+    def _violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
+        yield from self._option_violations(operation)
         for axis, inner, outer in zip(operation.parallel_axes, self.thread, self.workgroup, strict=True):
             if outer % inner:
-                yield f"workgroup tile {outer} along {axis} is no multiple of the thread's {inner}"
+                yield f"workgroup tile {outer} along {axis} is not a multiple of the thread's {inner}"
         if self.pipeline == _SPIRV:
-            yield from self._thread_misfits(self.threads, gpu)
+            yield from self._thread_violations(self.threads, gpu)
         else:
-            yield from self._launch_misfits(self.threads, gpu)
+            yield from self._launch_violations(self.threads, gpu)
         unrolled = math.prod((*self.thread, *self.reduction))
-        if unrolled > _MOST_UNROLLED:
+        if unrolled > _MAX_UNROLLED:
             yield (
-                f"a thread would do {unrolled} multiply-adds a step, but {_MOST_UNROLLED} are what can be "
-                "compiled in reasonable time: use a smaller k or thread tile"
+                f"a thread would do {unrolled} multiply-adds per step, but more than {_MAX_UNROLLED} take "
+                "minutes to compile: use a smaller k or thread tile"
             )
         extents = self._extents(operation)
         for axis, tile in self._tiles(operation).items():
@@ -175,16 +175,16 @@ class SimtTiles(GpuTiles):
                 yield f"tile {tile} exceeds {axis}={extents[axis]}"
             elif extents[axis] % tile:
                 yield f"tile {tile} does not divide {axis}={extents[axis]}"
-        yield from self._register_misfits(operation, self.threads, gpu)
+        yield from self._register_violations(operation, self.threads, gpu)
         if self.promote and self.pipeline != _SPIRV:
-            yield from self._pipelining_misfits(self.threads)
-            yield from self._shared_misfits(self._operand_bytes(operation), gpu)
+            yield from self._pipelining_violations(self.threads)
+            yield from self._shared_violations(self._operand_bytes(operation), gpu)
 
     def _operand_bytes(self, operation: Operation) -> int:
         convolution = operation.convolution
         if convolution is None or convolution.variant != "depthwise":
             return super()._operand_bytes(operation)
-        # Each channel has pixels of its own: the windows of all pixels of the tile, and a filter each.
+        # Each channel has its own pixels: the windows of all pixels of the tile, and one filter.
         tiles = self._tiles(operation)
         height, width = (
             (tiles[out] - 1) * stride + (tiles[tap] - 1) * dilation + 1
@@ -195,22 +195,22 @@ class SimtTiles(GpuTiles):
         windows = tiles["n"] * height * width + tiles["kh"] * tiles["kw"]
         return windows * tiles["oc"] * operation.element_type.bytes
 
-    def _option_misfits(self, operation: Operation) -> Iterator[str]:
+    def _option_violations(self, operation: Operation) -> Iterator[str]:
         if self.order != "none":
-            yield f"{self.pipeline} does not reorder workgroups: it would be the same kernel by another name"
+            yield f"{self.pipeline} does not reorder workgroups, so order={self.order} has no effect"
         if not self.promote and not self.shared_padding:
-            yield "nothing lies in shared memory, so that nothing is padded there"
+            yield "shared_padding=false has no effect without promote"
         if self.pipeline == _SPIRV and (
             not self.shared_padding or self.stages > 1 or self.subgroup_size != 32
         ):
-            yield f"{_SPIRV} has no shared memory, stages and size of subgroups to choose"
+            yield f"{_SPIRV} does not support shared_padding, stages and subgroup_size"
         if self.pipeline == _SPIRV and operation.convolution is not None:
-            yield f"{_SPIRV} is for products here, not for {operation.kind}"
+            yield f"{_SPIRV} supports only matrix products, not {operation.kind}"
 
 
 @dataclass(frozen=True)
 class _SimtSpace(Space[Configuration]):
-    """Tiles of threads. What a point asks for is made to fit: they share the workgroup's evenly."""
+    """Tiles of threads, rounded to divisors of the workgroup's tiles."""
 
     operation: Operation
 
@@ -218,7 +218,7 @@ class _SimtSpace(Space[Configuration]):
         found = super().fields(point)
         found["thread"] = tuple(map(nearest_divisor, found["workgroup"], found["thread"]))
         if not found.get("promote", True):
-            found["shared_padding"] = True  # the usual: nothing lies in shared memory
+            found["shared_padding"] = True  # the default: shared memory is unused
         form, k = found.pop("form", ""), found.pop("k")
         if form == "direct":
             k = nearest_divisor(self._channels, k)
@@ -227,6 +227,6 @@ class _SimtSpace(Space[Configuration]):
 
     @property
     def _channels(self) -> int:
-        """Extent of the last reduction axis; 1 where the operation has no such loop."""
+        """Extent of the last reduction axis; 1 if the operation has no such loop."""
         extents = {loop.name: loop.extent for loop in self.operation.loops}
         return extents.get(self.operation.reduction_axes[-1], 1)

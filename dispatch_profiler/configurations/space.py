@@ -1,7 +1,7 @@
-"""Search spaces: named axes with their choices, to enumerate, to draw from and to move about in.
+"""Search spaces: named axes with their choices, for enumeration, random draws and local search.
 
-A point is one choice for each axis. A space says which configuration a point stands for; whether that
-fits an operation and a target is for `rejection_reason` to say, so that no rule stands twice.
+A point is one choice for each axis. A space maps points to configurations; `rejection_reason` decides
+whether these are valid for an operation and a target, so that no rule is written twice.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ import numpy as np
 from dispatch_profiler.operations import Operation
 
 T = TypeVar("T")
-#: What an axis may choose.
+#: A value along an axis.
 Choice = int | str | bool
 #: A choice for each axis of a space, in the order of its axes.
 Point = tuple[Choice, ...]
 
-#: A result with more elements has workgroups enough for every core without slices of the reduction.
+#: A result with more elements has enough workgroups for every core without splitting the reduction.
 _FEW_ELEMENTS = 2**20
-_MOST_SLICES = 16
+_MAX_SLICES = 16
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One parameter: a name that is unique in its space, and what may be chosen, at least one choice.
+    """One parameter: a name that is unique in its space, and at least one choice.
 
-    `tile_of` names the field of the configuration that the choice is one tile of (`workgroup`);
-    without it the choice is the field called `name`.
+    `tile_of` names the configuration's field of which the choice is one tile (`workgroup`); if empty, the
+    choice is the value of the field `name`.
     """
 
     name: str
@@ -52,15 +52,15 @@ class Space(Generic[T]):
 
     @property
     def size(self) -> int:
-        """The number of points. Several points may stand for one configuration."""
+        """The number of points. Several points may map to one configuration."""
         return math.prod(len(axis.choices) for axis in self.axes)
 
     def points(self) -> Iterator[Point]:
-        """Every point once, one at a time: a space may have more points than fit into memory."""
+        """Iterate over all points; a space may have more points than fit into memory."""
         return itertools.product(*(axis.choices for axis in self.axes))
 
     def draw(self, rng: np.random.Generator) -> Point:
-        """A point, each as likely as any other. The same state of `rng` gives the same point."""
+        """A uniformly random point. The same state of `rng` gives the same point."""
         return tuple(axis.choices[int(rng.integers(len(axis.choices)))] for axis in self.axes)
 
     def neighbours(self, point: Point) -> Iterator[Point]:
@@ -71,7 +71,7 @@ class Space(Generic[T]):
             yield from ((*point[:i], axis.choices[j], *point[i + 1 :]) for j in others)
 
     def to_configuration(self, point: Point) -> T:
-        """The configuration that `point` stands for."""
+        """The configuration that `point` maps to."""
         return self.kind(**self.fields(point))
 
     def fields(self, point: Point) -> dict[str, Any]:
@@ -85,7 +85,7 @@ class Space(Generic[T]):
         return found
 
     def with_choices(self, name: str, *choices: Choice) -> Space[T]:
-        """The same space with other choices along the axis called `name`."""
+        """This space with other choices along the axis `name`."""
         axes = tuple(replace(axis, choices=choices) if axis.name == name else axis for axis in self.axes)
         return replace(self, axes=axes)
 
@@ -96,7 +96,7 @@ def tile_axes(field: str, choices: dict[str, tuple[int, ...]]) -> tuple[Axis, ..
 
 
 def divisors(extent: int, most: int) -> tuple[int, ...]:
-    """What divides `extent` without remainder, up to `most`, in ascending order."""
+    """Divisors of `extent` up to `most`, in ascending order."""
     return tuple(d for d in range(1, min(extent, most) + 1) if extent % d == 0)
 
 
@@ -106,7 +106,7 @@ def powers_of_two(least: int, most: int) -> tuple[int, ...]:
 
 
 def tiles_of(extent: int, most: int) -> tuple[int, ...]:
-    """Tiles of an extent, up to `most`: what divides it, and powers of two, which vectors have.
+    """Tiles of an extent, up to `most`: its divisors, and powers of two, which suit vectors.
 
     `tiles_of(100, 16)` -> (1, 2, 4, 5, 8, 10, 16)
     """
@@ -114,8 +114,8 @@ def tiles_of(extent: int, most: int) -> tuple[int, ...]:
 
 
 def slices_of(operation: Operation) -> tuple[int, ...]:
-    """How often the reduction may be cut: for a matmul with a small result; 1 is not at all."""
+    """Slice counts of the reduction: several for a matmul with a small result, otherwise only 1."""
     product = operation.product
     if product is None or product.is_batched or operation.results[0].elements > _FEW_ELEMENTS:
         return (1,)
-    return divisors(operation.accumulations, _MOST_SLICES)
+    return divisors(operation.accumulations, _MAX_SLICES)

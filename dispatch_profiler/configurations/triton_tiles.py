@@ -1,6 +1,6 @@
-"""Triton kernels in IREE dispatches: tiles, launch, and the constants that one of our sources takes.
+"""Triton kernels in IREE dispatches: tiles, launch, and the constants of our kernel sources.
 
-Nothing here needs Triton: the compiler room turns a `KernelSource` into PTX, ahead of time.
+This module does not need Triton: the `compiler` package compiles a `KernelSource` to PTX ahead of time.
 """
 
 from __future__ import annotations
@@ -28,30 +28,31 @@ from dispatch_profiler.configurations.space import Axis, Space, powers_of_two, s
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import ConvolutionGeometry, Operation
 
-#: Our names of element types -> those of Triton's pointers.
+#: Our element type names -> Triton's pointer types.
 TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f8E4M3FN": "fp8e4nv", "i8": "i8", "i32": "i32"}
-#: How f32 inputs are multiplied: as they are, by tensor cores in three parts of 11 bits, or rounded to 11.
+#: How f32 is multiplied: in f32, on tensor cores in three parts of 11 bits, or rounded to 11 bits.
 PRECISIONS = ("ieee", "tf32x3", "tf32")
-#: Bytes of a descriptor of the bulk copy engine, and how its rows must be aligned (CUDA Driver API,
+#: Size and row alignment in bytes of a descriptor of the bulk copy engine (CUDA Driver API,
 #: cuTensorMapEncodeTiled).
 _DESCRIPTOR, _ALIGNMENT = 128, 16
-#: Triton refuses a block of more elements.
+#: Triton rejects blocks with more elements.
 _BLOCK = 2**20
 _WARP = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class TritonTiles(Configuration):
-    """tile         elements along m, n and k that a workgroup does at a time; powers of two
-    warps        warps of a workgroup
+    """tile         elements per workgroup along m, n and k; powers of two
+    warps        warps per workgroup
     stages       depth of software pipelining
-    group        rows of tiles that are done together, so that L2 serves their columns
-    persistent   so many workgroups take one tile after another; 0 starts one for each tile
-    descriptors  operands are fetched by the bulk copy engine (TMA)
-    precision    how f32 is multiplied; of no effect on other types, and "ieee" with them
+    group        rows of tiles that are computed together, so that their columns stay in L2
+    persistent   number of workgroups that loop over the tiles; 0 launches one per tile
+    descriptors  load operands with the bulk copy engine (TMA)
+    precision    how f32 is multiplied; must be "ieee" for other types
     split_k      slices of the reduction, for matmul
 
-    For a convolution m counts pixels of all images, n filters of a group, and k taps times channels.
+    For a convolution, m counts the output pixels of all images, n the filters of a group, and k taps
+    times channels.
     """
 
     kind: ClassVar[str] = "triton"
@@ -86,7 +87,7 @@ class TritonTiles(Configuration):
 
     @classmethod
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
-        """A persistent launch has a workgroup for each multiprocessor of an H100 or H200, or two."""
+        """A persistent launch has one or two workgroups per multiprocessor of an H100 or H200."""
         gpu = limits.gpu
         if gpu is None or limits.backend != "cuda" or operation.contraction is None:
             return None
@@ -133,17 +134,17 @@ class TritonTiles(Configuration):
 
     @property
     def module(self) -> str:
-        # The driver rejects a whole module for one kernel, so IREE's own kernels are in another.
+        # The driver rejects a whole module for one kernel, so IREE's kernels are in another.
         return "triton"
 
-    # -- what is launched ---------------------------------------------------------------------------
+    # -- launch -------------------------------------------------------------------------------------
 
     def launch(self, operation: Operation) -> Launch:
         tiles = self._tile_count(operation)
         programs = self.persistent or tiles
         split = self.split_k > 1
         result = operation.results[0]
-        # Two pointers that Triton hands to every kernel: scratch memory of all programs, and a profiler's.
+        # Triton passes two more pointers to every kernel: scratch memory of all programs, and a profiler's.
         descriptors = programs * 2 * _DESCRIPTOR if self.descriptors else _ALIGNMENT
         return Launch(
             entry=self._source_name(operation),
@@ -160,7 +161,7 @@ class TritonTiles(Configuration):
         return "product_by_descriptors" if self.descriptors else "product"
 
     def kernel(self, operation: Operation) -> KernelSource:
-        """The source with the constants that make it this dispatch's."""
+        """The kernel source with the constants of this dispatch."""
         written = self.launch(operation).type
         contraction = operation.as_contraction()
         bias = contraction.epilogue.bias and self.split_k == 1
@@ -191,7 +192,7 @@ class TritonTiles(Configuration):
         )
 
     def _product(self, operation: Operation) -> tuple[int, int, int, int]:
-        """Batch (or slices, or groups), m, n and k of the product that the kernel does."""
+        """Batch (or slices, or groups), m, n and k of the product that the kernel computes."""
         convolution, product = operation.convolution, operation.product
         if convolution is not None:
             pixels = convolution.batch * math.prod(convolution.output_size)
@@ -205,7 +206,7 @@ class TritonTiles(Configuration):
         return batch * -(-m // self.tile[0]) * -(-n // self.tile[1])
 
     def _strides(self, operation: Operation) -> dict[str, int]:
-        """Shape and distances between elements; a slice of k lies within the rows, an image of a batch apart."""
+        """Shape and strides in elements. Slices of k are parts of the same rows; batches are separate."""
         batch, m, n, k = self._product(operation)
         lhs, rhs, _ = operation.as_contraction().layouts
         whole = k * self.split_k
@@ -225,43 +226,43 @@ class TritonTiles(Configuration):
         foreign = foreign or contraction_invalid_reason("Triton kernels are for", operation)
         if foreign or limits.gpu is None:
             return foreign
-        return next(self._misfits(operation, limits.gpu), None)
+        return next(self._violations(operation, limits.gpu), None)
 
-    def _misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
-        """Every rule that is broken, the most telling first."""
+    def _violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
+        """Every violated rule, the most informative first."""
         split = split_invalid_reason(operation, self.split_k)
         if split:
             yield split
-        yield from self._type_misfits(operation, gpu)
-        yield from self._tile_misfits(operation, gpu)
+        yield from self._type_violations(operation, gpu)
+        yield from self._tile_violations(operation, gpu)
         if operation.convolution is not None and operation.convolution.variant == "depthwise":
-            yield "a depthwise convolution has no product for Triton's tiles"
+            yield "the Triton kernels do not support depthwise convolutions"
         tiles = self._tile_count(operation)
         if self.persistent >= tiles:
             yield (
-                f"{self.persistent} workgroups stay, but there are {tiles} tiles: it would be the same kernel by "
-                "another name"
+                f"{tiles} tiles are too few for {self.persistent} persistent workgroups: each would compute at "
+                "most one"
             )
         largest = max(tensor.elements for tensor in (*operation.operands, *operation.results)) * self.split_k
         if largest >= 2**31:
-            yield f"the kernels index with 32 bits, but a tensor has {largest} elements"
+            yield f"the kernels use 32-bit indices, but a tensor has {largest} elements"
         if self.descriptors:
-            yield from self._descriptor_misfits(operation, gpu)
+            yield from self._descriptor_violations(operation, gpu)
 
-    def _type_misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
+    def _type_violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
         if gpu.device_capability < 80:
             yield f"the kernels are for sm_80 and newer, but the target is {gpu.device_arch}"
         types = operation.as_contraction().types
         if types.lhs not in TYPES or types.result not in TYPES:
-            yield f"the kernels take {', '.join(t for t in TYPES if t != 'i32')}, not {types.lhs}"
+            yield f"the kernels support {', '.join(t for t in TYPES if t != 'i32')}, not {types.lhs}"
         if types.result == "f8E4M3FN":
-            yield "Triton stores f8 results saturated, where the operation overflows"
+            yield "Triton saturates f8 results, but the operation overflows"
         if types.lhs == "f8E4M3FN" and gpu.device_capability < 89:
             yield f"f8E4M3FN needs sm_89 or newer, but the target is {gpu.device_arch}"
         if self.precision != "ieee" and types.lhs != "f32":
-            yield f"{self.precision} is a way to multiply f32, not {types.lhs}"
+            yield f"{self.precision} applies to f32 inputs, not {types.lhs}"
 
-    def _tile_misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
+    def _tile_violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
         for what, value in (
             *zip(("tile m", "tile n", "tile k"), self.tile, strict=True),
             ("warps", self.warps),
@@ -269,33 +270,33 @@ class TritonTiles(Configuration):
             if value & (value - 1):
                 yield f"{what} must be a power of two for Triton, but is {value}"
         m, n, k = self.tile
-        least = 32 if operation.element_type.bits == 8 else 16
-        if min(m, n) < 16 or k < least:
-            yield f"tiles must be at least 16x16x{least} for {operation.element_type.name}, but got {by(self.tile)}"
+        min_k = 32 if operation.element_type.bits == 8 else 16
+        if min(m, n) < 16 or k < min_k:
+            yield f"tiles must be at least 16x16x{min_k} for {operation.element_type.name}, but got {by(self.tile)}"
         if max(m * n, m * k, n * k) > _BLOCK:
-            yield f"a block may have {_BLOCK} elements, but {by(self.tile)} has more"
+            yield f"a Triton block has at most {_BLOCK} elements, but {by(self.tile)} has more"
         threads = self.warps * _WARP
         if threads > gpu.threads:
-            yield f"{self.warps} warps are {threads} threads, but {gpu.device_arch} takes {gpu.threads}"
-        held = m * n // threads
-        if gpu.registers and held > gpu.registers:
+            yield f"{self.warps} warps are {threads} threads, but {gpu.device_arch} allows {gpu.threads}"
+        registers = m * n // threads
+        if gpu.registers and registers > gpu.registers:
             yield (
-                f"the sums of a {m}x{n} tile take {held} registers a thread, but {gpu.device_arch} has "
+                f"the sums of a {m}x{n} tile need {registers} registers per thread, but {gpu.device_arch} has "
                 f"{gpu.registers}: use a smaller tile or more warps"
             )
         needed = self.shared_bytes(operation)
         if needed > gpu.device_shared_bytes:
             yield (
-                f"{self.stages} stages of {by(self.tile)} take {needed} B of shared memory, but "
+                f"{self.stages} stages of {by(self.tile)} need {needed} B of shared memory, but "
                 f"{gpu.device_arch} has {gpu.device_shared_bytes}: use fewer stages or a smaller tile"
             )
 
     def shared_bytes(self, operation: Operation) -> int:
-        """What the pipeline's buffers surely take; the compiled kernel may take more.
+        """Shared memory in bytes that the pipeline's buffers need at least.
 
-        Triton keeps in shared memory what it copies there asynchronously, at least 4 bytes at a time: not
-        windows of an image, and not 8-bit operands that it must transpose. The last stage may need no
-        buffer (on sm_80).
+        Triton buffers in shared memory what it can copy there asynchronously, at least 4 bytes at a time.
+        That excludes windows of an image and 8-bit operands that it must transpose. The last stage may
+        need no buffer (on sm_80).
         """
         m, n, k = self.tile
         if operation.convolution is not None or operation.element_type.bits == 8:
@@ -306,19 +307,19 @@ class TritonTiles(Configuration):
         steps = -(-strides["K"] // k)
         return (min(self.stages, steps) - 1) * (m + n) * k * size
 
-    def _descriptor_misfits(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
+    def _descriptor_violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
         if gpu.device_capability < 90:
             yield f"descriptors need the bulk copy engine of sm_90, but the target is {gpu.device_arch}"
         if operation.convolution is not None:
-            yield "descriptors are for matmul and batch_matmul: windows of an image are gathered"
+            yield "descriptors support matmul and batch_matmul only, because convolutions gather windows"
             return
         if max(self.tile) > 256:
-            yield f"the bulk copy engine fetches 256 elements along an axis at most, but got {by(self.tile)}"
+            yield f"the bulk copy engine fetches at most 256 elements along an axis, but got {by(self.tile)}"
         strides, size = self._strides(operation), operation.element_type.bytes
         for name in ("LHS_BATCH", "LHS_M", "LHS_K", "RHS_BATCH", "RHS_K", "RHS_N"):
             if strides[name] > 1 and strides[name] * size % _ALIGNMENT:
                 yield (
-                    f"the bulk copy engine takes rows that lie multiples of {_ALIGNMENT} B apart, but here "
+                    f"the bulk copy engine needs strides that are multiples of {_ALIGNMENT} B, but got "
                     f"{strides[name] * size} B"
                 )
 

@@ -69,7 +69,7 @@ FORBIDDEN_BY_US = (
     # It compiles, for seconds, into code that spills: no such kernel is fast.
     "the sums of a ",
     # It does not compile: see `test_tiles_whose_copies_do_not_fall_evenly_do_not_compile`.
-    r"\d+ threads cannot share the ",
+    r"\d+ threads cannot evenly share the ",
 )
 
 

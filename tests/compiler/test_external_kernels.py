@@ -195,7 +195,7 @@ def test_a_kernel_that_takes_too_much_shared_memory_is_told_and_costs_no_other()
     outcomes = {name.removeprefix(PRODUCT.name): o.reason for name, o in built.outcomes.items()}
     assert outcomes == {
         "_triton_64x64x32_4w_1s_g8": "",
-        "_triton_64x64x32_4w_3s_g8": "the kernel takes 24576 B of shared memory, but sm_90 has 20000: use fewer "
+        "_triton_64x64x32_4w_3s_g8": "the kernel needs 24576 B of shared memory, but sm_90 has 20000: use fewer "
         "stages or a smaller tile",
     }
 
@@ -256,12 +256,12 @@ def test_an_object_of_ones_own_is_launched_as_its_entry_says(ptx):
     ("changes", "reason"),
     [
         ({"entry": "other"}, "the object has no kernel other; available: mine"),
-        ({"shared_memory": 300000}, "extern_mine takes 300000 B of shared memory, but sm_90 has 232448"),
+        ({"shared_memory": 300000}, "extern_mine needs 300000 B of shared memory, but sm_90 has 232448"),
         ({"target_arch": "sm_100"}, "extern_mine is for sm_100, but the target is sm_90"),
-        ({"workgroup_size": (1024, 2)}, "a workgroup of 1024x2 threads, but sm_90 takes 1024"),
-        ({"workgroups": ("m // 512",)}, "0x1x1 workgroups, but a launch takes 1 to 2147483647x65535x65535"),
-        ({"workgroups": ("q",)}, "workgroups of extern_mine cannot be had for .*: there is no loop q, only m, n, k"),
-        ({"object": "nosuch.ptx"}, "there is no file nosuch.ptx"),
+        ({"workgroup_size": (1024, 2)}, "a workgroup of 1024x2 threads, but sm_90 allows 1024"),
+        ({"workgroups": ("m // 512",)}, "0x1x1 workgroups, but a launch allows 1 to 2147483647x65535x65535"),
+        ({"workgroups": ("q",)}, "workgroups of extern_mine cannot be computed for .*: no loop q; available: m, n, k"),
+        ({"object": "nosuch.ptx"}, "no such file: nosuch.ptx"),
     ],
 )  # fmt: skip
 def test_what_an_object_cannot_have_is_a_verdict_with_its_reason(ptx, changes, reason):

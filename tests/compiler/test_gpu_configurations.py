@@ -285,7 +285,7 @@ def test_the_original_f32_tiles_are_not_compiled_with_the_reason():
 
     built = build("cuda:sm_80", Matmul(256, 256, 256), Default(), SIMT, *f32)
 
-    reason = "not compiled IREE 3.13 has no mmasync for f32 inputs with sums in f32 on sm_80: it has none for these types"
+    reason = "not compiled IREE 3.13 has no mmasync for f32 inputs with sums in f32 on sm_80; available: none"
     assert states(built).count(reason) == 9
     assert [state for state in states(built) if state != reason] == ["compiled", "compiled"]
 
@@ -321,7 +321,7 @@ def test_tiles_for_another_target_of_the_family_are_refused_there():
     operation = Matmul(256, 128, 320, F16)
     assert states(build("cuda:sm_80", operation, tiles)) == ["compiled"]
     (state,) = states(build("cuda:sm_89", operation, tiles))
-    assert state.startswith("not compiled the tiles take 122880 B of shared memory, but sm_89 has 101376")
+    assert state.startswith("not compiled the tiles need 122880 B of shared memory, but sm_89 has 101376")
 
 
 def test_one_that_does_not_compile_costs_no_neighbour():
@@ -362,7 +362,7 @@ def test_what_the_compiler_replaced_is_not_applied():
             assert outcome.state is State.COMPILED
         else:
             assert (outcome.state, built.verify) == (State.NOT_APPLIED, b"")
-            assert outcome.reason.startswith("asked for #iree_gpu.lowering_config<{mma_kind")
+            assert outcome.reason.startswith("requested #iree_gpu.lowering_config<{mma_kind")
 
 
 # -- random points -------------------------------------------------------------------------------------

@@ -238,19 +238,19 @@ ENTRY_MISTAKES = [
     ("{flow: data-tiling}", "unknown flow 'data-tiling'",
      "did you mean 'data_tiling'? Available: data_tiling, ukernels"),
     ("{flow: 5}", "unknown flow 5", "available: data_tiling, ukernels"),
-    ("{instruction: mmasync, workgroup: [8, 8]}", "needs 'reduction' beside 'instruction'", ""),
-    ("{thread: [1, 1], reduction: [8]}", "needs 'workgroup' beside 'thread'", ""),
+    ("{instruction: mmasync, workgroup: [8, 8]}", "'instruction' also needs 'reduction'", ""),
+    ("{thread: [1, 1], reduction: [8]}", "'thread' also needs 'workgroup'", ""),
     ("{instruction: mmasync, workgroup: 8, reduction: [8]}", "workgroup must be a list of tiles, but got 8", ""),
     (
         "{instruction: mma, workgroup: [8, 8], reduction: [8]}",
         "unknown instruction 'mma'",
         "did you mean 'wmma'? Available: mmasync, wmma, mfma, wmmar3, wmmar4, wmma1250",
     ),
-    ("{thread: [1, 1], workgroup: [8], reduction: [8]}", "thread needs a tile for each of workgroup, but got [1, 1], [8]", ""),
+    ("{thread: [1, 1], workgroup: [8], reduction: [8]}", "thread needs a tile for each tile of workgroup, but got [1, 1], [8]", ""),
     ("{list: cude}", "unknown list 'cude'", "did you mean 'cuda'? Available: cuda, cuda-sm_90, llvm-cpu, original, rocm, triton, vulkan-spirv"),
     ("{default: true, split_k: 0}", "split_k must be a whole number of at least 1, but got 0", ""),
     ("{default: true, split_k: true}", "split_k must be a whole number of at least 1, but got True", ""),
-    ("{distribution: [64, 128]}", "needs 'vector' beside 'distribution'", ""),
+    ("{distribution: [64, 128]}", "'distribution' also needs 'vector'", ""),
     ("{distribution: 64, vector: [8, 32]}", "distribution must be a list of tiles, but got 64", ""),
     ("{distribution: [64], vector: 8x32}", "vector must be a list of tiles, but got '8x32'", ""),
     (f"{{{TILES}, cache: null}}", "cache must be a list of tiles, but got None", ""),
@@ -360,7 +360,7 @@ def test_a_pipe_is_no_file(tmp_path):
 
 HUGE = 2**63 - 1
 BOUNDED = [
-    (f"{{distribution: {[1] * 17}, vector: [1, 1]}}", "distribution: 17 tiles are more than 16"),
+    (f"{{distribution: {[1] * 17}, vector: [1, 1]}}", "distribution has 17 tiles, but at most 16 are allowed"),
     ("{flow: %s}" % ("x" * 9000), "unknown flow 'xxx"),
     ("{extern: %s, object: k, entry: e, workgroups: [1], workgroup_size: [1]}" % ("x" * 101), "name must be letters"),
     ("{extern: x, object: k, entry: e, workgroups: [%s], workgroup_size: [1]}" % ("(" * 9000), "an expression has more"),

@@ -182,7 +182,7 @@ def test_columns_of_the_report_are_those_that_the_kind_announces(configuration):
 
 def test_an_unknown_kind_is_refused_with_the_nearest():
     """As with operations."""
-    with pytest.raises(ConfigurationError, match=r"^unknown kind of configuration 'cpu_tile'$") as caught:
+    with pytest.raises(ConfigurationError, match=r"^unknown configuration kind 'cpu_tile'$") as caught:
         configuration_from_dict({"kind": "cpu_tile"})
     assert (
         caught.value.hint

@@ -87,12 +87,12 @@ def test_tiles_are_no_flags():
         ),
         (
             {"distribution": ()},
-            "vector needs a tile for each axis of distribution and at least one reduction, "
+            "vector needs a tile for each axis of distribution and at least one reduction axis, "
             "but got distribution=[], vector=[8, 32, 4]",
         ),
         (
             {"vector": (8, 32)},
-            "vector needs a tile for each axis of distribution and at least one reduction, "
+            "vector needs a tile for each axis of distribution and at least one reduction axis, "
             "but got distribution=[64, 128], vector=[8, 32]",
         ),
         ({"cache": (8, 128)}, "cache needs as many tiles as vector, but got [8, 128], [8, 32, 4]"),
@@ -140,19 +140,19 @@ MATMUL_REASONS = [
     (CpuTiles((512, 128), (512, 32, 4)), "vector tile 512 exceeds m=256"),
     (CpuTiles((512, 128), (512, 32, 4), peel=True), "vector tile 512 exceeds m=256"),
     (CpuTiles((64, 128), (8, 32, 64), split_k=4), "vector tile 64 exceeds k=32"),
-    (CpuTiles((64, 128), (8, 32, 3)), "vector tile 3 does not divide k=128, and nothing is peeled"),
-    (CpuTiles((60, 128), (8, 32, 4)), "distribution tile 60 is no multiple of vector tile 8 along m"),
+    (CpuTiles((64, 128), (8, 32, 3)), "vector tile 3 does not divide k=128, and peel is off"),
+    (CpuTiles((60, 128), (8, 32, 4)), "distribution tile 60 is not a multiple of vector tile 8 along m"),
     (
         CpuTiles((64, 128), (8, 32, 4), (8, 48, 4)),
-        "cache tile 48 is no multiple of vector tile 32 along n",
+        "cache tile 48 is not a multiple of vector tile 32 along n",
     ),
     (
         CpuTiles((64, 128), (8, 32, 4), (8, 32, 6)),
-        "cache tile 6 is no multiple of vector tile 4 along k",
+        "cache tile 6 is not a multiple of vector tile 4 along k",
     ),
     (
         CpuTiles((64, 128), (8, 32, 4), peel=True),
-        "every vector tile divides the problem: there is nothing to peel",
+        "every vector tile divides the problem, so there is nothing to peel",
     ),
 ]
 
@@ -182,7 +182,7 @@ def test_only_a_matmul_is_split(operation, reason):
     ("operation", "vector", "reason"),
     [
         (CONV, (1, 1, 57, 32, 1, 1, 1), "vector tile 57 exceeds ow=56"),
-        (CONV, (1, 1, 16, 32, 1, 1, 1), "vector tile 16 does not divide ow=56, and nothing is peeled"),
+        (CONV, (1, 1, 16, 32, 1, 1, 1), "vector tile 16 does not divide ow=56, and peel is off"),
         (GROUPED, (1, 1, 14, 64, 1, 1, 1), "vector tile 64 exceeds oc=32"),
         (GROUPED, (1, 1, 14, 32, 1, 1, 32), "vector tile 32 exceeds ic=16"),
         (DEPTHWISE, (1, 1, 14, 32, 1, 1, 8), "this conv2d has no loop ic, but its vector tile is 8"),
@@ -203,7 +203,7 @@ def test_a_vector_that_the_compiler_refuses_is_left_out(types, accumulator, size
     tiles, held = CpuTiles((64, 128), (8, 32, 4)), 8 * 32 * 4 * size
     assert tiles.invalid_reason(operation, Limits(held + 1)) is None
     reason = (
-        f"the vector tile holds {held} B of {accumulator}, but the compiler takes vectors under {held} B: "
+        f"the vector tile has {held} B of {accumulator}, but the compiler needs vectors below {held} B: "
         "use a smaller vector tile"
     )
     assert reason == tiles.invalid_reason(operation, Limits(max_vector_bytes=held))
@@ -214,7 +214,7 @@ def test_where_a_cache_tile_cuts_the_reduction_it_is_the_widest_vector():
     tiles = CpuTiles((64, 128), (8, 32, 4), (16, 128, 4))
     assert tiles.invalid_reason(MATMUL, Limits(16 * 128 * 4 + 1)) is None
     reason = tiles.invalid_reason(MATMUL, Limits(16 * 128 * 4))
-    assert reason.startswith("the cache tile holds 8192 B of f32, but")
+    assert reason.startswith("the cache tile has 8192 B of f32, but")
     assert reason.endswith("use a smaller cache tile")
 
 
@@ -242,7 +242,7 @@ def test_products_that_fill_a_vector_are_left_out(name):
     operation, distribution, vector = WIDE[name]
     limits = Limits(max_vector_bytes=32768)
     reason = CpuTiles(distribution, vector).invalid_reason(operation, limits)
-    assert reason.startswith("the vector tile holds ")
+    assert reason.startswith("the vector tile has ")
     assert CpuTiles(distribution, (*vector[:-1], 1)).invalid_reason(operation, limits) is None
 
 

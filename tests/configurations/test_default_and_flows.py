@@ -88,17 +88,17 @@ def test_a_flow_has_flags_a_module_and_evidence(flow, flags, evidence):
 def test_a_flow_is_valid_for_the_kinds_that_it_changes(flow):
     """Under a name that changes nothing, the default would be measured."""
     reasons = [Flow(flow).invalid_reason(operation, ANY) for operation in OPERATIONS]
-    assert [None, None, f"the flow {flow} changes matmul, batch_matmul, not conv2d"] == reasons
+    assert [None, None, f"the flow {flow} affects matmul, batch_matmul, not conv2d"] == reasons
 
 
 @pytest.mark.parametrize(
     ("flow", "type_", "reason"),
     [
         ("data_tiling", "f8", None),
-        ("data_tiling", "f64", "the flow data_tiling changes f32, f16, bf16, f8E4M3FN, i8, not f64"),
+        ("data_tiling", "f64", "the flow data_tiling affects f32, f16, bf16, f8E4M3FN, i8, not f64"),
         ("ukernels", "f16", None),
-        ("ukernels", "f64", "the flow ukernels changes f32, f16, bf16, i8, not f64"),
-        ("ukernels", "f8", "the flow ukernels changes f32, f16, bf16, i8, not f8E4M3FN"),
+        ("ukernels", "f64", "the flow ukernels affects f32, f16, bf16, i8, not f64"),
+        ("ukernels", "f8", "the flow ukernels affects f32, f16, bf16, i8, not f8E4M3FN"),
     ],
 )
 def test_a_flow_is_valid_for_the_types_that_it_changes(flow, type_, reason):

@@ -27,50 +27,50 @@ REFUSED = {
         (PRODUCT, replace(BEST, tile=(96, 256, 64)), "tile m must be a power of two for Triton, but is 96"),
         (PRODUCT, replace(BEST, warps=6), "warps must be a power of two for Triton, but is 6"),
         (PRODUCT, replace(BEST, tile=(8, 256, 64)), "tiles must be at least 16x16x16 for f16, but got 8x256x64"),
-        (PRODUCT, replace(BEST, warps=64), "64 warps are 2048 threads, but sm_90 takes 1024"),
+        (PRODUCT, replace(BEST, warps=64), "64 warps are 2048 threads, but sm_90 allows 1024"),
         (
             PRODUCT,
             replace(BEST, warps=2),
-            "the sums of a 128x256 tile take 512 registers a thread, but sm_90 has 255: use a smaller tile or more "
+            "the sums of a 128x256 tile need 512 registers per thread, but sm_90 has 255: use a smaller tile or more "
             "warps",
         ),
         # Five buffers of (128 + 256) * 64 elements of 2 bytes.
         (
             PRODUCT,
             replace(BEST, stages=6),
-            "6 stages of 128x256x64 take 245760 B of shared memory, but sm_90 has 232448: use fewer stages or a "
+            "6 stages of 128x256x64 need 245760 B of shared memory, but sm_90 has 232448: use fewer stages or a "
             "smaller tile",
         ),
         (
             Matmul(64, 64, 63, F16),
             replace(TMA, tile=(64, 64, 32)),
-            "the bulk copy engine takes rows that lie multiples of 16 B apart, but here 126 B",
+            "the bulk copy engine needs strides that are multiples of 16 B, but got 126 B",
         ),
-        (CONV, TMA, "descriptors are for matmul and batch_matmul: windows of an image are gathered"),
+        (CONV, TMA, "descriptors support matmul and batch_matmul only, because convolutions gather windows"),
         (
             PRODUCT,
             replace(TMA, tile=(512, 64, 64)),
-            "the bulk copy engine fetches 256 elements along an axis at most, but got 512x64x64",
+            "the bulk copy engine fetches at most 256 elements along an axis, but got 512x64x64",
         ),
-        (PRODUCT, replace(BEST, precision="tf32"), "tf32 is a way to multiply f32, not f16"),
-        (Matmul(64, 64, 64, ElementTypes("f64", "f64", "f64")), BEST, "the kernels take f32, f16, bf16, f8E4M3FN, i8, not f64"),
+        (PRODUCT, replace(BEST, precision="tf32"), "tf32 applies to f32 inputs, not f16"),
+        (Matmul(64, 64, 64, ElementTypes("f64", "f64", "f64")), BEST, "the kernels support f32, f16, bf16, f8E4M3FN, i8, not f64"),
         (
             Matmul(64, 64, 64, ElementTypes("f8", "f8", "f8")),
             BEST,
-            "Triton stores f8 results saturated, where the operation overflows",
+            "Triton saturates f8 results, but the operation overflows",
         ),
-        (replace(CONV, k=32, groups=32), BEST, "a depthwise convolution has no product for Triton's tiles"),
+        (replace(CONV, k=32, groups=32), BEST, "the Triton kernels do not support depthwise convolutions"),
         (
             PRODUCT,
             replace(BEST, persistent=132),
-            "132 workgroups stay, but there are 108 tiles: it would be the same kernel by another name",
+            "108 tiles are too few for 132 persistent workgroups: each would compute at most one",
         ),
         (PRODUCT, replace(BEST, split_k=3), "3 slices do not divide k=2048"),
         (CONV, replace(BEST, split_k=2), "split-k is defined for matmul, not for conv2d"),
         (
             Matmul(65536, 65536, 64, F16),
             BEST,
-            "the kernels index with 32 bits, but a tensor has 4294967296 elements",
+            "the kernels use 32-bit indices, but a tensor has 4294967296 elements",
         ),
     ],
     "cuda:sm_80": [
@@ -161,7 +161,7 @@ def test_the_entry_of_a_file_has_the_tile_first(tmp_path):
     [
         ("{triton: 128}", "entry 1: triton tile must be a list of tiles, but got 128"),
         ("{triton: [128, 256, 64], wraps: 4}", "entry 1: unknown key 'wraps'"),
-        ("{extern: mine, entry: k}", "entry 1: needs 'object' beside 'extern'"),
+        ("{extern: mine, entry: k}", "entry 1: 'extern' also needs 'object'"),
         ("{extern: a b, object: k, entry: k, workgroups: [1], workgroup_size: [1]}", "entry 1: name must be letters"),
         (
             "{extern: a, object: k, entry: k, workgroups: ['m ** 2'], workgroup_size: [1]}",
@@ -174,7 +174,7 @@ def test_the_entry_of_a_file_has_the_tile_first(tmp_path):
         ("{extern: a, object: k, entry: k, workgroups: [1], workgroup_size: [0]}", "entry 1: workgroup_size, shared"),
         (
             "{extern: a, object: k, entry: k, workgroups: [1], workgroup_size: [1], target_arch: 90}",
-            "entry 1: target_arch must be written as sm_90, but got 90",
+            "entry 1: target_arch must have the form sm_90, but got 90",
         ),
     ],
 )  # fmt: skip

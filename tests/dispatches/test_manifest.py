@@ -321,7 +321,7 @@ def test_a_manifest_of_version_1_is_read(tree):
         (("operation", "n"), None, "every extent must be at least 1"),
         (("operation", "types"), ["f32", "f16", "f32"], "must have the same element type"),
         (("operation", "depth"), 3, "depth"),
-        (("dispatches", 0, "configuration", "kind"), "magic", "unknown kind of configuration 'magic'"),
+        (("dispatches", 0, "configuration", "kind"), "magic", "unknown configuration kind 'magic'"),
         (("dispatches", 0, "configuration"), "default", "configuration: expected an object"),
         (("dispatches", 3, "configuration", "flow"), "ukernel", "unknown flow 'ukernel'"),
         (("dispatches", 2, "configuration", "vector"), [1], "vector needs a tile"),

@@ -116,7 +116,7 @@ def test_limits_of_the_target_count():
     choices = Choices([ListedConfiguration(TILES)])
     assert plan_generation(workload(MATMUL), NullTarget(), choices).left_out == ()
     (left_out,) = plan_generation(workload(MATMUL), NarrowTarget(), choices).left_out
-    assert "holds 128 B of f32, but the compiler takes vectors under 128 B" in left_out.reason
+    assert "has 128 B of f32, but the compiler needs vectors below 128 B" in left_out.reason
 
 
 # -- split-k ---------------------------------------------------------------------------------------

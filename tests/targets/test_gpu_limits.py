@@ -116,5 +116,5 @@ def test_a_smaller_gpu_refuses_what_a_larger_takes():
     operation = Matmul(256, 256, 320, F16)
     assert tiles.invalid_reason(operation, parse_target("cuda:sm_80").limits) is None
     reason = tiles.invalid_reason(operation, parse_target("cuda:sm_89").limits)
-    assert reason.startswith("the tiles take 122880 B of shared memory, but sm_89 has 101376")
+    assert reason.startswith("the tiles need 122880 B of shared memory, but sm_89 has 101376")
     assert Default().unsupported_reason(operation, parse_target("cuda:sm_89").limits) is None

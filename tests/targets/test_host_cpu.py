@@ -133,7 +133,7 @@ def test_the_limit_makes_a_tile_invalid(monkeypatch):
     """64 x 128 of f32 is 32768 B: too much even with AVX-512, whereas 64 x 64 is not."""
     monkeypatch.setattr(cpu, "host_cpu", lambda: cpu_with("avx512f"))
     limits, operation = CpuTarget().limits, Matmul(128, 128, 128)
-    assert "under 32768 B" in CpuTiles((64, 128), (64, 128, 1)).invalid_reason(operation, limits)
+    assert "below 32768 B" in CpuTiles((64, 128), (64, 128, 1)).invalid_reason(operation, limits)
     assert CpuTiles((64, 128), (64, 64, 1)).invalid_reason(operation, limits) is None
 
 
