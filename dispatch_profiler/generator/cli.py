@@ -47,10 +47,10 @@ from dispatch_profiler.workloads import Sweep, Workload, sweep_workload
 
 PROG = "generator.py"
 T = TypeVar("T")
-#: A tree with more dispatches is announced by a line for each operation.
-_MOST_LINES = 100
-#: Parts of the request, and reasons, that are left out by name without --verbose.
-_MOST_NAMED, _MOST_REASONS = 20, 5
+#: With more dispatches than this, print one line per operation.
+_MAX_LINES = 100
+#: Maximum left-out items and reasons that are listed without --verbose.
+_MAX_NAMED, _MAX_REASONS = 20, 5
 _RANGE = "V | START:END[:STEP],..."
 
 
@@ -67,8 +67,8 @@ def _main(options: argparse.Namespace) -> int:
     texts = TypeTexts(options.lhs, options.rhs, options.result, options.layout)
     typed = parse_types(texts, selection.kinds)
     result = sweep_workload(_sweep(options, typed, selection.kinds))
-    _warn_of_ends(options)
-    _warn_of_layouts(typed, result.workload)
+    _warn_about_ends(options)
+    _warn_about_layouts(typed, result.workload)
     choices = Choices(
         _entries(options.configurations, target),
         selection,
@@ -82,8 +82,8 @@ def _main(options: argparse.Namespace) -> int:
 
 
 def _generate(plan: Plan, tree: Tree, options: argparse.Namespace) -> None:
-    """Write the tree, or with --dry-run only say what would be written."""
-    announce = _announcer(plan, options)
+    """Write the tree, or with --dry-run only print what would be written."""
+    announce = _make_printer(plan, options)
     if options.dry_run:
         check_tree(plan, tree)
         for operation, dispatches in plan.groups:
@@ -98,7 +98,7 @@ def _generate(plan: Plan, tree: Tree, options: argparse.Namespace) -> None:
 
 
 def _entries(given: str | None, target: Target) -> tuple[ListedConfiguration, ...]:
-    """What --configurations names, a file or a list that ships; the target's own list without it."""
+    """The entries of --configurations, a file or a shipped list; by default the target's list."""
     if not given:
         return shipped_configurations(target.shipped_list)
     path = folder(given)
@@ -111,7 +111,7 @@ def _entries(given: str | None, target: Target) -> tuple[ListedConfiguration, ..
 
 
 def make_parser(prog: str = PROG) -> Parser:
-    """What this command takes."""
+    """The parser of the command's arguments."""
     parser = Parser(prog, "Generate MLIR dispatches: operations crossed with tuning configurations.")
     add_tree_arguments(parser)
     shapes = parser.add_argument_group(
@@ -124,10 +124,12 @@ def make_parser(prog: str = PROG) -> Parser:
     types = parser.add_argument_group("types and layouts")
     known = ", ".join(name for name in ELEMENT_TYPES if name != "i32")
     types.add_argument(
-        "--lhs", metavar="TYPE,...", help=f"element type of lhs, with its layout or not: {known}"
+        "--lhs", metavar="TYPE,...", help=f"element type of lhs, optionally with its layout: {known}"
     )
-    types.add_argument("--rhs", metavar="TYPE,...", help="default: as lhs")
-    types.add_argument("--result", metavar="TYPE,...", help="default: as lhs; f32 for f8E4M3FN, i32 for i8")
+    types.add_argument("--rhs", metavar="TYPE,...", help="default: that of lhs")
+    types.add_argument(
+        "--result", metavar="TYPE,...", help="default: that of lhs; f32 for f8E4M3FN, i32 for i8"
+    )
     types.add_argument("--layout", metavar="LAYOUT,...", help="tt, tn, nt, nn (lhs, rhs); nhwc, nchw")
     types.add_argument(
         "--epilogue", default="none", metavar="EPILOGUE,...", help="none, bias, relu, gelu, sigmoid, tanh, bias+relu, ..."
@@ -139,30 +141,32 @@ def make_parser(prog: str = PROG) -> Parser:
     tuning.add_argument(
         "--configurations",
         metavar="FILE|LIST",
-        help=f"YAML list instead of the target's own, or another that ships: {', '.join(shipped_lists())}",
+        help=f"YAML file, or shipped list, that replaces the target's: {', '.join(shipped_lists())}",
     )
     tuning.add_argument(
-        "--split-k-slices", "--split_k_slices", metavar=_RANGE, help="also split k into so many slices"
+        "--split-k-slices", "--split_k_slices", metavar=_RANGE, help="also split k into this many slices"
     )
     tuning.add_argument("--split_k_mode", choices=["N/A", "parallel"], help=argparse.SUPPRESS)
     tuning.add_argument(
         "--default-config", nargs="?", const="true", default="true", choices=["true", "only"],
-        help="the compiler's own choice is among them, unless --dispatches leaves it out; 'only': nothing else",
+        help="include the compiler's own choice, unless --dispatches excludes it; 'only': generate nothing else",
     )  # fmt: skip
-    parser.add_argument("--dry-run", action="store_true", help="say what would be generated, write nothing")
     parser.add_argument(
-        "--verbose", action="store_true", help="name each configuration, and each dispatch that is left out"
+        "--dry-run", action="store_true", help="print what would be generated, and write nothing"
+    )
+    parser.add_argument(
+        "--verbose", action="store_true", help="list each configuration, and each dispatch that is left out"
     )
     return parser
 
 
 def _shape_options() -> tuple[ShapeOption, ...]:
-    """Options of the shapes of every kind; kinds that share options share the objects."""
+    """Shape options of all kinds, without duplicates."""
     return tuple(dict.fromkeys(option for kind in KINDS.values() for option in kind.shape_options))
 
 
 def _sweep(options: argparse.Namespace, typed: TypedOptions, kinds: tuple[str, ...]) -> Sweep:
-    shapes = {each.name: _given(options, each.name, each.parse) for each in _shape_options()}
+    shapes = {each.name: _parsed(options, each.name, each.parse) for each in _shape_options()}
     given = ("lhs", "rhs", "result", "layout")
     return Sweep(
         kinds,
@@ -178,11 +182,11 @@ def _sweep(options: argparse.Namespace, typed: TypedOptions, kinds: tuple[str, .
 
 
 def _range(options: argparse.Namespace, name: str) -> tuple[int, ...] | None:
-    return _given(options, name, parse_range)
+    return _parsed(options, name, parse_range)
 
 
-def _given(options: argparse.Namespace, name: str, parse: Callable[[str], T]) -> T | None:
-    """What an option holds; None if it was not given. RangeError names the option."""
+def _parsed(options: argparse.Namespace, name: str, parse: Callable[[str], T]) -> T | None:
+    """The value of an option; None if it was not given. Raises RangeError, which names the option."""
     text = getattr(options, name)
     if text is None:
         return None
@@ -199,32 +203,32 @@ def _slices(options: argparse.Namespace) -> tuple[int, ...] | None:
 # -- output ----------------------------------------------------------------------------------------
 
 
-def _announcer(plan: Plan, options: argparse.Namespace) -> Callable[[Path, tuple[Dispatch, ...]], None]:
-    """What prints a file: with a line for each configuration, or alone where there are many."""
+def _make_printer(plan: Plan, options: argparse.Namespace) -> Callable[[Path, tuple[Dispatch, ...]], None]:
+    """A function that prints a file, with a line for each configuration unless there are many."""
     if options.quiet and not options.dry_run:
         return lambda path, dispatches: None
-    names_each = options.verbose or plan.dispatch_count <= _MOST_LINES
+    lists_each = options.verbose or plan.dispatch_count <= _MAX_LINES
 
-    def announce(path: Path, dispatches: tuple[Dispatch, ...]) -> None:
+    def print_file(path: Path, dispatches: tuple[Dispatch, ...]) -> None:
         shown = path if path.is_absolute() else os.path.join(".", path)
         count = f"{len(dispatches)} configuration{'s' * (len(dispatches) != 1)}"
-        print(fitted(f"[Generating]: {shown}" + ("" if names_each else f" ({count})"), sys.stdout))
-        for dispatch in dispatches if names_each else ():
+        print(fitted(f"[Generating]: {shown}" + ("" if lists_each else f" ({count})"), sys.stdout))
+        for dispatch in dispatches if lists_each else ():
             print(fitted(f"    Emitting tuning configuration : {dispatch.configuration.name}", sys.stdout))
 
-    return announce
+    return print_file
 
 
-def _warn_of_ends(options: argparse.Namespace) -> None:
-    """Name ranges whose last step stays below their end."""
+def _warn_about_ends(options: argparse.Namespace) -> None:
+    """Warn about ranges whose steps do not reach their end."""
     for name in (*(each.name for each in _shape_options()), "split_k_slices"):
         for part, last in unreached_ends(getattr(options, name) or ""):
             end = part.split(":")[1]
             warn(f"--{name.replace('_', '-')}: {part} ends at {last}: the next step would pass {end}")
 
 
-def _warn_of_layouts(typed: TypedOptions, workload: Workload) -> None:
-    """Name layouts that no operation has."""
+def _warn_about_layouts(typed: TypedOptions, workload: Workload) -> None:
+    """Warn about layouts that no operation has."""
     convolves = any(operation.convolution for operation in workload.operations)
     multiplies = any(operation.product for operation in workload.operations)
     for given, is_used, what in (
@@ -232,13 +236,13 @@ def _warn_of_layouts(typed: TypedOptions, workload: Workload) -> None:
         (typed.given_layouts, multiplies, "a matrix product"),
     ):
         if given and not is_used:
-            warn(f"the layout {', '.join(given)} has no effect: no operation here is {what}")
+            warn(f"the layout {', '.join(given)} has no effect: no generated operation is {what}")
 
 
 def _summarize(
     plan: Plan, request: Sequence[LeftOut], points: Sequence[str], options: argparse.Namespace
 ) -> None:
-    """What there is now, and what is left out: of the request by its name, dispatches by their reason."""
+    """Print what was generated, and what was left out: requested types by name, dispatches by reason."""
     dispatches = [*(LeftOut("a point of the sweep", reason) for reason in points), *plan.left_out]
     count = len(request) + len(dispatches)
     say(
@@ -248,18 +252,18 @@ def _summarize(
     named = [*request, *plan.unused, *(dispatches if options.verbose else ())]
     lines = [f"{each.name}: {each.reason}" for each in named]
     if not options.verbose:
-        if len(lines) > _MOST_NAMED:
-            lines[_MOST_NAMED:] = [f"{len(lines) - _MOST_NAMED} more; --verbose lists them all"]
+        if len(lines) > _MAX_NAMED:
+            lines[_MAX_NAMED:] = [f"{len(lines) - _MAX_NAMED} more; --verbose lists them all"]
         lines += _counted([each.reason for each in dispatches])
     for line in lines:
         say(f"    {line}")
 
 
 def _counted(reasons: Sequence[str]) -> list[str]:
-    """The most frequent reasons, with how many dispatches each leaves out."""
+    """The most frequent reasons, each with the number of dispatches that it excludes."""
     counts = Counter(reasons).most_common()
-    lines = [f"{count} x {reason}" for reason, count in counts[:_MOST_REASONS]]
-    if rest := counts[_MOST_REASONS:]:
+    lines = [f"{count} x {reason}" for reason, count in counts[:_MAX_REASONS]]
+    if rest := counts[_MAX_REASONS:]:
         lines.append(
             f"{sum(count for _, count in rest)} x {len(rest)} other reasons; --verbose lists them all"
         )

@@ -19,11 +19,11 @@ _FEWEST = 15
 
 
 def emit(plan: Plan, tree: Tree) -> Iterator[tuple[Path, tuple[Dispatch, ...]]]:
-    """Write every operation of `plan` and put it into the manifest; yields each file with its dispatches.
+    """Write every operation of `plan` and add it to the manifest; yields each file with its dispatches.
 
-    Operations that are in the tree already and not in the plan stay. One that is generated anew
-    with the same text keeps what was compiled of it. If the caller stops half-way, or Ctrl-C does, what
-    has been written is in the manifest; after `kill -9` about half of it is, or more.
+    Operations of the tree that are not in the plan are kept. An operation that is generated again with the
+    same text keeps its compiled modules. If the caller stops early, or on Ctrl-C, the manifest has all that
+    was written; after `kill -9` it has at least about half.
     """
     known = {entry.operation: entry for entry in check_tree(plan, tree)}
     entries: list[OperationEntry] = []
@@ -37,7 +37,7 @@ def emit(plan: Plan, tree: Tree) -> Iterator[tuple[Path, tuple[Dispatch, ...]]]:
             )
             path = tree.source(operation)
             old = known.get(operation)
-            if not _holds(path, text):
+            if not _has_content(path, text):
                 _write(path, text)
             entries.append(old if old is not None and old.same_source(entry) else entry)
             # Each update writes the whole manifest, so they get rarer as it grows.
@@ -52,7 +52,7 @@ def emit(plan: Plan, tree: Tree) -> Iterator[tuple[Path, tuple[Dispatch, ...]]]:
 
 
 def _save(tree: Tree, entries: list[OperationEntry], last: Snapshot | None) -> None:
-    """Put `entries` into the manifest, also if Ctrl-C comes meanwhile."""
+    """Add `entries` to the manifest, even if Ctrl-C interrupts it."""
     try:
         add_generated(tree, entries, last)
     except KeyboardInterrupt:
@@ -61,10 +61,10 @@ def _save(tree: Tree, entries: list[OperationEntry], last: Snapshot | None) -> N
 
 
 def check_tree(plan: Plan, tree: Tree) -> tuple[OperationEntry, ...]:
-    """Entries of the tree as it is; empty if there is none yet.
+    """Entries of the existing tree; empty if it does not exist yet.
 
-    Raises TreeError if a file stands where a folder must be, TargetError if the tree is for
-    another family of targets.
+    Raises TreeError if a file is in the place of a folder, TargetError if the tree is for another target
+    family.
     """
     for folder in (tree.folder, tree.root.parent, tree.root):
         if folder.exists() and not folder.is_dir():
@@ -89,7 +89,7 @@ def _write(path: Path, text: str) -> None:
         ) from error
 
 
-def _holds(path: Path, text: str) -> bool:
+def _has_content(path: Path, text: str) -> bool:
     data = text.encode()
     try:
         return read_bounded(path, len(data)) == data

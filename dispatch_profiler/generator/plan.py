@@ -17,7 +17,7 @@ from dispatch_profiler.workloads import Workload
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A dispatch, or a point of the sweep that is no operation, with the reason."""
+    """A dispatch, or an invalid point of the sweep, and why it was left out."""
 
     name: str
     reason: str
@@ -27,7 +27,7 @@ class LeftOut:
 class Plan:
     """What to generate: the dispatches of each operation, and what was left out.
 
-    `unused` are entries of a configuration file that fit none of the operations that they are for.
+    `unused` has the entries of a configuration file that fit none of their operations.
     """
 
     target: Target
@@ -44,7 +44,7 @@ class Plan:
 class Choices:
     """Which configurations to cross with the operations.
 
-    `split_k` None means the predefined slices of the predefined split-k problems.
+    If `split_k` is None, the predefined split-k problems use their predefined slice counts.
     """
 
     entries: Sequence[ListedConfiguration]
@@ -84,7 +84,7 @@ def _unused(
     used: set[Configuration],
     reasons: Mapping[Configuration, Counter[str]],
 ) -> tuple[LeftOut, ...]:
-    """Entries of a user's file that were left out wherever they were tried, with the usual reason."""
+    """Entries of a user's file that were left out for every operation, with the most frequent reason."""
     return tuple(
         LeftOut(
             f"{entry.origin} ({entry.configuration.name})", reasons[entry.configuration].most_common(1)[0][0]
@@ -95,7 +95,7 @@ def _unused(
 
 
 def _choose(valid: list[Dispatch], left_out: list[LeftOut], selection: Selection) -> list[Dispatch]:
-    """The selected dispatches; if a pattern matches only dispatches that were left out, the error gives the reason."""
+    """The selected dispatches. If a pattern matches only left-out dispatches, the error gives the reason."""
     for pattern in selection.patterns:
         alone = Selection((pattern,))
         hit = next((each for each in left_out if alone.matches("", each.name)), None)
@@ -112,7 +112,7 @@ def _configurations(operation: Operation, choices: Choices) -> list[Configuratio
         [] if choices.default_only else [e.configuration for e in choices.entries if e.is_for(operation)]
     )
     plain = dict.fromkeys([Default(), *fitting])
-    # A split is a variant of the configurations that do not split themselves.
+    # Splits are variants of the configurations that are not split already.
     split = (each.split(slices) for slices in _slices(operation, choices) for each in plain)
     return list(dict.fromkeys([*plain, *filter(None, split)]))
 

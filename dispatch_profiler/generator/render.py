@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @cache
 def _environment() -> jinja2.Environment:
-    import jinja2  # which only those need who generate
+    import jinja2  # imported here: only rendering needs it
 
     return jinja2.Environment(
         loader=jinja2.PackageLoader("dispatch_profiler", "templates"),
@@ -26,7 +26,7 @@ def _environment() -> jinja2.Environment:
 
 
 def render_module(operation: Operation, dispatches: Sequence[Dispatch]) -> str:
-    """MLIR text with a function for each of `dispatches`, all of them of `operation`.
+    """MLIR text with a function for each of `dispatches`, which all have `operation`.
 
     before: Matmul(4, 4, 4), [Default()]
     after:  func.func @matmul_4x4x4_f32t_f32t_f32t_tile_config_default(%lhs: tensor<4x4xf32>, ...

@@ -1,4 +1,4 @@
-"""`--lhs`, `--rhs`, `--result` and `--layout`: texts -> element types and layouts to sweep over."""
+"""`--lhs`, `--rhs`, `--result` and `--layout`: text -> element types and layouts to sweep over."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TAGS = ("t", "n", *_CONV_TAGS)
 
 @dataclass(frozen=True)
 class TypeTexts:
-    """The options as they were given; None where one was not."""
+    """The text of the options; None if not given."""
 
     lhs: str | None
     rhs: str | None
@@ -37,7 +37,7 @@ class TypeTexts:
 
 @dataclass(frozen=True)
 class TypedOptions:
-    """What to sweep over, the combinations of types that no operation has, and the layouts that were given."""
+    """What to sweep over, the type combinations that no operation supports, and the layouts that were given."""
 
     types: tuple[ElementTypes, ...]
     layouts: tuple[tuple[str, str], ...]
@@ -48,10 +48,10 @@ class TypedOptions:
 
 
 def parse_types(texts: TypeTexts, kinds: Sequence[str]) -> TypedOptions:
-    """Read the options for the operation `kinds` that were asked for; empty means every kind.
+    """Parse the options for the requested operation `kinds`; empty means every kind.
 
     Raises UsageError for an unknown name, for lists of different lengths and for a layout that none of
-    `kinds` has, OperationError if no combination of types is valid.
+    `kinds` has, and OperationError if no combination of types is valid.
     """
     lhs, lhs_tag = _tagged(texts.lhs)
     rhs, rhs_tag = _tagged(texts.rhs)
@@ -72,7 +72,7 @@ def items_of(text: str | None) -> list[str]:
 
 
 def _combined(triples: list[tuple[str, ...]]) -> tuple[tuple[ElementTypes, ...], tuple[LeftOut, ...]]:
-    """The combinations that an operation may have, and the others with the reason."""
+    """The valid combinations, and the others with the reason."""
     valid: list[ElementTypes] = []
     left_out: list[LeftOut] = []
     errors: list[OperationError] = []
@@ -97,7 +97,8 @@ def _tagged(text: str | None) -> tuple[list[str], str]:
         tags[tag] = None
     if len(tags) > 1:
         raise UsageError(
-            f"one layout a tensor goes with its type, but got {text}", hint="list several with --layout"
+            f"{', '.join(items_of(text))} has several layouts for one tensor",
+            hint="list them with --layout",
         )
     return names, next(iter(tags), "")
 
@@ -125,11 +126,11 @@ def _with_layouts(
     tags: tuple[str, str, str],
     kinds: Sequence[str],
 ) -> TypedOptions:
-    """Layouts from --layout or from the tags of the types, checked against the kinds asked for."""
+    """Layouts from --layout or from the types' suffixes, checked against the requested kinds."""
     if any(tags) and listed:
         raise UsageError(
-            f"layouts stand with the types ({', '.join(filter(None, tags))}) and in --layout ({', '.join(listed)})",
-            hint="give them in one place",
+            f"layouts are given with the types ({', '.join(filter(None, tags))}) and in --layout ({', '.join(listed)})",
+            hint="use one of the two",
         )
     conv = tuple(x for x in listed if x in CONV_LAYOUTS)
     matmul = tuple(x for x in listed if x in _MATMUL_LAYOUTS)
@@ -140,10 +141,10 @@ def _with_layouts(
         matmul = ((tags[0] or "t") + (tags[1] or "t"),)
     for given, names, other in ((conv, (Conv2d.kind,), "conv2d"), (matmul, _PRODUCTS, "matmul")):
         if given and kinds and not any(kind in names for kind in kinds):
-            said = ", ".join(listed or filter(None, tags))
+            layout = ", ".join(listed or filter(None, tags))
             raise UsageError(
-                f"the layout {said} is one of {other}, but the kinds asked for are {', '.join(kinds)}",
-                hint="matmul and batch_matmul take t and n, conv2d takes nhwc and nchw",
+                f"the layout {layout} is for {other}, but the requested kinds are {', '.join(kinds)}",
+                hint="matmul and batch_matmul support t and n, conv2d supports nhwc and nchw",
             )
     layouts = tuple(_MATMUL_LAYOUTS[x] for x in matmul) or (("t", "t"),)
     return TypedOptions(types, layouts, conv or ("nhwc",), left_out, matmul, conv)
@@ -153,9 +154,11 @@ def _conv_layout(tags: tuple[str, str, str]) -> str:
     for data, filter_ in CONV_LAYOUTS.values():
         if all(tag in ("", want) for tag, want in zip(tags, (data, filter_, data), strict=True)):
             return data
-    said = ", ".join(f"{role}={tag}" for role, tag in zip(("lhs", "rhs", "result"), tags, strict=True) if tag)
+    given = ", ".join(
+        f"{role}={tag}" for role, tag in zip(("lhs", "rhs", "result"), tags, strict=True) if tag
+    )
     known = " or ".join(f"{data}, {filter_}, {data}" for data, filter_ in CONV_LAYOUTS.values())
-    raise OperationError(f"no convolution has the layouts {said}", hint=f"lhs, rhs and result are {known}")
+    raise OperationError(f"no convolution has the layouts {given}", hint=f"lhs, rhs and result are {known}")
 
 
 def _listed(layout: str | None) -> list[str]:

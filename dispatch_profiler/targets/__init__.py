@@ -1,4 +1,4 @@
-"""Targets: what is compiled for, and the device that runs it. A new one is a file and a line in `FAMILIES`."""
+"""Targets: compiler flags and the device that runs the code. A new one needs a file and a line in `FAMILIES`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFAULT_TARGET = CpuTarget.family
 
 
 def parse_target(text: str) -> Target:
-    """Read `family` or `family:detail`; TargetError lists the available families."""
+    """Parse `family` or `family:detail`. Raises TargetError, which lists the available families."""
     family, colon, detail = text.partition(":")
     if family not in FAMILIES:
         raise TargetError(f"unknown target {text!r}", hint=did_you_mean(family, FAMILIES))

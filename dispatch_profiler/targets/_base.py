@@ -8,7 +8,7 @@ from typing import ClassVar
 from dispatch_profiler.configurations import Limits
 from dispatch_profiler.operations import Operation
 
-#: Without this the compiler turns every f64 into f32.
+#: Without this flag the compiler demotes f64 to f32.
 KEEP_F64 = "--iree-input-demote-f64-to-f32=false"
 
 
@@ -19,13 +19,13 @@ class Target(abc.ABC):
     """
 
     family: ClassVar[str]
-    #: The shipped list of configurations for it, which may be missing.
+    #: Name of its shipped list of configurations, which need not exist.
     shipped_list: ClassVar[str]
 
     @classmethod
     @abc.abstractmethod
     def parse(cls, detail: str | None) -> Target:
-        """Parse the text after `family:` (None without a colon). TargetError if it names no target."""
+        """Parse the text after `family:` (None without a colon). Raises TargetError if it is invalid."""
 
     @property
     @abc.abstractmethod
@@ -50,13 +50,13 @@ class Target(abc.ABC):
     def unsupported_reason(self, operation: Operation) -> str | None:
         """Why the compiler rejects or miscompiles `operation` for this target; None if it is supported.
 
-        Its dispatches are generated, but are `Not compiled` for this reason without running the compiler.
+        Its dispatches are generated, but reported as `Not compiled` without running the compiler.
         """
         return None
 
     @property
     def note(self) -> str:
-        """What the user should know about the chosen code; usually empty."""
+        """A note to the user about the generated code; usually empty."""
         return ""
 
     @property

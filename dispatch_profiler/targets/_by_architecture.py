@@ -37,7 +37,7 @@ class ByArchitecture(Target):
     needs_architecture: ClassVar[bool] = False
     #: URI of the runtime's device.
     device: ClassVar[str]
-    #: Are its targets GPUs, which the compiler describes?
+    #: Whether its targets are GPUs, which the compiler describes.
     describes_gpus: ClassVar[bool] = True
     #: Values of `prefetch_num_stages` that generate different code, as shown in
     #: tests/compiler/test_gpu_configurations.py.
@@ -50,10 +50,10 @@ class ByArchitecture(Target):
 
     def __post_init__(self) -> None:
         if self.arch and self.arch not in self.architectures:
-            raise self._refused(self.arch)
+            raise self._invalid_architecture(self.arch)
 
     @classmethod
-    def _refused(cls, arch: str) -> TargetError:
+    def _invalid_architecture(cls, arch: str) -> TargetError:
         if not cls.architectures:
             return TargetError(
                 f"{cls.family} has no architectures, but got {arch!r}", hint=f"write {cls.family}"
@@ -65,7 +65,7 @@ class ByArchitecture(Target):
     @classmethod
     def parse(cls, detail: str | None) -> Target:
         if detail == "":
-            raise cls._refused(detail)
+            raise cls._invalid_architecture(detail)
         return cls() if detail is None else cls(detail)
 
     @property
@@ -100,9 +100,9 @@ class ByArchitecture(Target):
             registers=facts["registers"] or self.registers,
             register_file=self.register_file,
             stages=self.stages,
-            intrinsics=tuple(filter(self._makes_code_with, facts["intrinsics"])),
+            intrinsics=tuple(filter(self._supports, facts["intrinsics"])),
         )
 
-    def _makes_code_with(self, intrinsic: str) -> bool:
-        """Does the compiler generate code for what it lists for this target?"""
+    def _supports(self, intrinsic: str) -> bool:
+        """Whether the compiler generates code for an instruction that it lists for this target."""
         return True

@@ -42,7 +42,7 @@ class HostCpu:
 
 
 def parse_cpuinfo(text: str) -> HostCpu:
-    """Read the text of `/proc/cpuinfo` (x86 calls them flags, Arm calls them Features)."""
+    """Parse the text of `/proc/cpuinfo` (x86 lists features as flags, Arm as Features)."""
     rows = {
         key.strip().lower(): value.strip()
         for key, _, value in (line.partition(":") for line in text.splitlines())
@@ -62,7 +62,7 @@ def host_cpu() -> HostCpu:
 
 @dataclass(frozen=True)
 class CpuTarget(Target):
-    """`cpu` is `host` or a name that LLVM knows, such as `znver4`; TargetError if it is neither."""
+    """`cpu` is `host` or an LLVM CPU name, such as `znver4`. Raises TargetError for other names."""
 
     family: ClassVar[str] = "llvm-cpu"
     shipped_list: ClassVar[str] = "llvm-cpu"

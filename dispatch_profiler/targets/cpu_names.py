@@ -35,7 +35,7 @@ _AARCH64 = """
     thunderxt81 thunderxt83 thunderxt88 tsv110
 """
 
-#: LLVM's target triple -> its CPUs, without `generic`, which is in both.
+#: LLVM target triple -> CPUs, without `generic`, which both have.
 CPU_NAMES: dict[str, tuple[str, ...]] = {
     "x86_64-linux-gnu": tuple(_X86_64.split()),
     "aarch64-linux-gnu": tuple(_AARCH64.split()),
@@ -43,9 +43,9 @@ CPU_NAMES: dict[str, tuple[str, ...]] = {
 
 
 def triple_of(cpu: str) -> str:
-    """`znver4` -> `x86_64-linux-gnu`, `neoverse-v2` -> `aarch64-linux-gnu`; `generic` has this machine's architecture.
+    """`znver4` -> `x86_64-linux-gnu`, `neoverse-v2` -> `aarch64-linux-gnu`; `generic`: this machine's architecture.
 
-    Raises TargetError if no architecture has such a CPU.
+    Raises TargetError for an unknown CPU.
     """
     if cpu == "generic":
         return f"{platform.machine()}-linux-gnu"
@@ -53,5 +53,5 @@ def triple_of(cpu: str) -> str:
         if cpu in names:
             return triple
     near = nearest(cpu, (name for names in CPU_NAMES.values() for name in names))
-    hint = f"did you mean {near!r}?" if near else "it takes names of LLVM, such as znver4 or neoverse-v2"
+    hint = f"did you mean {near!r}?" if near else "use an LLVM CPU name, such as znver4 or neoverse-v2"
     raise TargetError(f"unknown CPU {cpu!r}", hint=hint)

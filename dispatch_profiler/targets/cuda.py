@@ -22,9 +22,9 @@ _NEWER = {
     "sm_90": "sm_90", "hopper": "sm_90", "h100": "sm_90", "h200": "sm_90", "gh200": "sm_90",
     "sm_10": "sm_100", "blackwell": "sm_100", "b100": "sm_100", "b200": "sm_100", "gb200": "sm_100",
 }  # fmt: skip
-#: The newest architecture of IREE whose PTX their drivers compile.
+#: The newest architecture that IREE supports and whose PTX their drivers compile.
 _NEWEST = "sm_89"
-#: Bytes of shared memory that one workgroup may have (CUDA C++ Programming Guide, "Technical
+#: KiB of shared memory that one workgroup may have (CUDA C++ Programming Guide, "Technical
 #: specifications per compute capability").
 _SHARED = {
     "sm_60": 48, "sm_61": 48, "sm_62": 48, "sm_70": 96, "sm_72": 96, "sm_75": 64, "sm_80": 163, "sm_86": 99,
@@ -54,13 +54,13 @@ class CudaTarget(ByArchitecture):
     #: The GPU's own architecture, if IREE does not support it.
     device_arch: str = ""
     #: The requested name, if IREE does not support it.
-    asked: str = field(default="", compare=False)
+    requested: str = field(default="", compare=False)
 
     @classmethod
     def parse(cls, detail: str | None) -> Target:
         newer = _newer(detail or "")
         if newer:
-            return cls(_NEWEST, newer, asked=detail or "")
+            return cls(_NEWEST, newer, requested=detail or "")
         return super().parse(detail)
 
     @property
@@ -86,27 +86,27 @@ class CudaTarget(ByArchitecture):
 
     @property
     def note(self) -> str:
-        if not self.asked:
+        if not self.requested:
             return ""
         shared = self.limits.gpu.shared_bytes if self.limits.gpu else 0
         return (
-            f"IREE 3.13 makes no CUDA code for {self.asked}: compiling for {super().name}, the newest that "
-            f"runs there; it takes {shared} B of shared memory a workgroup, cuda:sm_80 takes more"
+            f"IREE 3.13 does not support {self.requested}: compiling for {super().name}, the newest architecture "
+            f"that runs there; it has {shared} B of shared memory per workgroup, cuda:sm_80 has more"
         )
 
-    def _makes_code_with(self, intrinsic: str) -> bool:
+    def _supports(self, intrinsic: str) -> bool:
         # mma.sync of 16x8x16 came with sm_80 (PTX ISA); with wmma IREE 3.13 fails or crashes.
         before_ampere = self.arch in ("volta", "turing") or self.arch.startswith("sm_7")
         return intrinsic.startswith("NV_MMA_SYNC") and not before_ampere
 
     @classmethod
-    def _refused(cls, arch: str) -> TargetError:
+    def _invalid_architecture(cls, arch: str) -> TargetError:
         if _newer(arch):
             return TargetError(
-                f"IREE 3.13 makes no CUDA code for {arch}",
-                hint=f"use cuda:{_NEWEST}: the driver's JIT makes machine code of its PTX",
+                f"IREE 3.13 does not support {arch}",
+                hint=f"use cuda:{_NEWEST}: the driver compiles its PTX for the device",
             )
-        return super()._refused(arch)
+        return super()._invalid_architecture(arch)
 
 
 def _newer(arch: str) -> str:

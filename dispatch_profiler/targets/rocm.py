@@ -18,7 +18,7 @@ _NAMES = """
 
 @dataclass(frozen=True)
 class RocmTarget(ByArchitecture):
-    """`arch` is an architecture or a GPU's name. There is no default, because no code runs on all of them."""
+    """`arch` is an architecture or a GPU's name. It has no default, because no code runs on all GPUs."""
 
     family: ClassVar[str] = "rocm"
     shipped_list: ClassVar[str] = "rocm"
@@ -31,12 +31,12 @@ class RocmTarget(ByArchitecture):
 
     def __post_init__(self) -> None:
         if not self.arch:
-            raise self._refused(self.arch)
+            raise self._invalid_architecture(self.arch)
         super().__post_init__()
 
     @classmethod
-    def _refused(cls, arch: str) -> TargetError:
+    def _invalid_architecture(cls, arch: str) -> TargetError:
         if not arch:
             hint = f"write rocm:gfx942; available: {', '.join(cls.architectures)}"
             return TargetError("rocm needs an architecture", hint=hint)
-        return super()._refused(arch)
+        return super()._invalid_architecture(arch)

@@ -20,7 +20,7 @@ def wrong_f8_rounding(operation: Operation, target: str) -> str | None:
     limits = narrow.finfo()
     normal, step = float(limits.smallest_normal), float(limits.smallest_subnormal)
     return (
-        f"IREE 3.13 makes zero of {narrow.name} results from {normal - step / 2:.6g} to {normal:g} on {target}: "
+        f"IREE 3.13 flushes {narrow.name} results from {normal - step / 2:.6g} to {normal:g} to zero on {target}: "
         "use a wider result, such as --result=f16"
     )
 

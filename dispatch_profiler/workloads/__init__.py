@@ -1,4 +1,4 @@
-"""Workloads: where operations come from, such as sweeps of shapes."""
+"""Workloads: sources of operations, such as sweeps of shapes."""
 
 from dispatch_profiler.workloads._base import Workload, WorkloadEntry, merged
 from dispatch_profiler.workloads.sweep import Sweep, SweepResult, sweep_workload

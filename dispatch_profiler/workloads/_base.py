@@ -9,7 +9,7 @@ from dispatch_profiler.operations import Operation
 
 @dataclass(frozen=True)
 class WorkloadEntry:
-    """One operation of a workload. `origin` is a label of where it was read."""
+    """One operation of a workload. `origin` names its source."""
 
     operation: Operation
     count: int = 1
@@ -18,7 +18,7 @@ class WorkloadEntry:
 
 @dataclass(frozen=True)
 class Workload:
-    """Entries in the order in which they were read; the operations are all different."""
+    """Entries in the order in which they were read, with distinct operations."""
 
     entries: tuple[WorkloadEntry, ...]
 
@@ -28,7 +28,7 @@ class Workload:
 
 
 def merged(entries: list[WorkloadEntry]) -> Workload:
-    """A workload in which equal operations are one entry, with their counts added up."""
+    """A workload that merges entries with equal operations and adds up their counts."""
     counts: dict[Operation, int] = {}
     origins: dict[Operation, str] = {}
     for entry in entries:

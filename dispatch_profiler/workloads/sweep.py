@@ -11,11 +11,10 @@ from dispatch_profiler.workloads._base import Workload, WorkloadEntry, merged
 
 @dataclass(frozen=True)
 class Sweep:
-    """What to generate: kinds of operations, and the options that each of them reads.
+    """What to generate: kinds of operations, and the options that they read.
 
-    `kinds` empty means those whose shapes were given, or every kind. `given_types` are the names of the
-    options of types, layouts and epilogues that the user gave: a kind without them is left out unless it
-    is named.
+    Empty `kinds` means the kinds whose shapes were given, or every kind. `given_types` names the type, layout
+    and epilogue options that the user gave; a kind that lacks one of them is left out unless `kinds` has it.
     """
 
     kinds: tuple[str, ...] = ()
@@ -25,18 +24,17 @@ class Sweep:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The operations of a sweep, and why some of its points are not operations (one reason per point)."""
+    """The operations of a sweep, and a reason for each point that is not a valid operation."""
 
     workload: Workload
     left_out: tuple[str, ...] = ()
 
 
 def sweep_workload(sweep: Sweep) -> SweepResult:
-    """Every operation of the sweep, equal ones once.
+    """The operations of the sweep, without duplicates.
 
-    A point that is no operation (a filter larger than its input, gelu on integers) is left out with
-    its reason. Raises OperationError if no point is one, UsageError if shapes were given for kinds
-    that are not asked for.
+    Invalid points (a filter larger than its input, gelu on integers) are left out with a reason. Raises
+    OperationError if no point is valid, UsageError if shapes were given for kinds that were not requested.
     """
     entries: list[WorkloadEntry] = []
     errors: list[OperationError] = []
@@ -48,38 +46,36 @@ def sweep_workload(sweep: Sweep) -> SweepResult:
                 errors.append(error)
     if not entries:
         raise (
-            errors[0]
-            if errors
-            else UsageError("the sweep has no point: types, layouts or epilogues are empty")
+            errors[0] if errors else UsageError("the sweep is empty: it has no types, layouts or epilogues")
         )
     return SweepResult(merged(entries), tuple(str(error) for error in errors))
 
 
 def _kinds(sweep: Sweep) -> list[type[Operation]]:
-    """The kinds to sweep: those asked for, else those that the given options imply, else all."""
+    """The kinds to sweep: those requested, else those that the given options imply, else all."""
     if sweep.kinds:
-        asked = [operation_kind(name) for name in sweep.kinds]  # rejects what is none
-        _check_shapes(asked, sweep.options)
-        return asked
+        requested = [operation_kind(name) for name in sweep.kinds]
+        _check_shapes(requested, sweep.options)
+        return requested
     implied = [kind for kind in KINDS.values() if kind.is_implied_by(sweep.options)]
     typed = [kind for kind in KINDS.values() if set(sweep.given_types) <= set(kind.type_options)]
     return implied or typed
 
 
-def _check_shapes(asked: list[type[Operation]], options: SweepOptions) -> None:
-    """UsageError if a shape option was given that none of the kinds asked for takes."""
-    names = ", ".join(kind.kind for kind in asked)
+def _check_shapes(requested: list[type[Operation]], options: SweepOptions) -> None:
+    """Raise UsageError if a shape option was given that none of the requested kinds accepts."""
+    names = ", ".join(kind.kind for kind in requested)
     for name in options.shapes:
-        takers = [kind for kind in KINDS.values() if any(each.name == name for each in kind.shape_options)]
-        asked_takers = [kind for kind in takers if kind in asked]
-        if not asked_takers:
-            whose = " or ".join(kind.kind for kind in takers)
+        accepting = [kind for kind in KINDS.values() if any(each.name == name for each in kind.shape_options)]
+        usable = [kind for kind in accepting if kind in requested]
+        if not usable:
+            owners = " or ".join(kind.kind for kind in accepting)
             raise UsageError(
-                f"shapes of {whose} were given, but the kinds asked for are {names}",
-                hint=f"ask for {whose} too",
+                f"shapes of {owners} were given, but the requested kinds are {names}",
+                hint=f"request {owners} too",
             )
-        reasons = [kind.rejection_reason(options) for kind in asked_takers]
+        reasons = [kind.rejection_reason(options) for kind in usable]
         if all(reasons):
-            others = " or ".join(kind.kind for kind in takers if kind not in asked_takers)
-            hint = f"ask for {others} too" if others else ""
-            raise UsageError(f"{reasons[0]}, but the kinds asked for are {names}", hint=hint)
+            others = " or ".join(kind.kind for kind in accepting if kind not in usable)
+            hint = f"request {others} too" if others else ""
+            raise UsageError(f"{reasons[0]}, but the requested kinds are {names}", hint=hint)

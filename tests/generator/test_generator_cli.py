@@ -476,10 +476,13 @@ def test_an_end_that_no_step_reaches_is_told(run, option, told):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--m=8", "--layout=nhwc"], "the layout nhwc has no effect: no operation here is a convolution"),
+        (
+            ["--m=8", "--layout=nhwc"],
+            "the layout nhwc has no effect: no generated operation is a convolution",
+        ),
         (
             ["--conv-n=1", "--layout=tn,nhwc"],
-            "the layout tn has no effect: no operation here is a matrix product",
+            "the layout tn has no effect: no generated operation is a matrix product",
         ),
         (["--m=8", "--layout=tn"], ""),
         (["--layout=nhwc"], ""),

@@ -93,9 +93,9 @@ def test_an_unknown_target_is_refused_with_the_nearest(text, hint):
 
 
 REFUSED = {
-    "llvm-cpu:": ("unknown CPU ''", "it takes names of LLVM, such as znver4 or neoverse-v2"),
+    "llvm-cpu:": ("unknown CPU ''", "use an LLVM CPU name, such as znver4 or neoverse-v2"),
     "llvm-cpu:zenver4": ("unknown CPU 'zenver4'", "did you mean 'znver4'?"),
-    "llvm-cpu:a;ls": ("unknown CPU 'a;ls'", "it takes names of LLVM"),
+    "llvm-cpu:a;ls": ("unknown CPU 'a;ls'", "use an LLVM CPU name"),
     "cuda:sm80": ("IREE 3.13 has no cuda architecture 'sm80'", "did you mean 'sm_80'?"),
     "cuda:": ("IREE 3.13 has no cuda architecture ''", "available: sm_60"),
     "rocm": ("rocm needs an architecture", "write rocm:gfx942; available: gfx908"),
@@ -127,7 +127,7 @@ def test_a_newer_nvidia_gpu_gets_the_newest_code_that_it_runs_and_a_note(asked):
     assert target.compile_flags == CudaTarget("sm_89").compile_flags
     assert target.fingerprint != CudaTarget("sm_89").fingerprint
     assert (target.limits.gpu.arch, target.limits.gpu.device_arch) == ("sm_89", device)
-    assert target.note.startswith(f"IREE 3.13 makes no CUDA code for {asked}: compiling for cuda:sm_89")
+    assert target.note.startswith(f"IREE 3.13 does not support {asked}: compiling for cuda:sm_89")
     assert "101376 B" in target.note
 
 
@@ -138,7 +138,7 @@ def test_a_target_that_was_asked_for_by_its_name_has_no_note():
 
 def test_a_program_is_told_what_to_use_instead_of_hopper():
     """It names its target itself, so that nothing is chosen for it."""
-    with pytest.raises(TargetError, match=r"^IREE 3.13 makes no CUDA code for sm_90$") as caught:
+    with pytest.raises(TargetError, match=r"^IREE 3.13 does not support sm_90$") as caught:
         CudaTarget("sm_90")
     assert caught.value.hint.startswith("use cuda:sm_89")
 

@@ -223,10 +223,10 @@ def test_a_sweep_without_any_operation_is_refused_with_the_first_reason():
 def test_shapes_of_a_kind_that_is_not_asked_for_are_refused():
     """Leaving them out in silence would generate something else than was asked for."""
     with pytest.raises(
-        UsageError, match=r"^shapes of matmul or batch_matmul were given, but the kinds asked for are conv2d$"
+        UsageError, match=r"^shapes of matmul or batch_matmul were given, but the requested kinds are conv2d$"
     ):
         sweep_workload(sweep_of(kinds=("conv2d",), matmul=product_shape(m=(2,))))
-    message = "^shapes of conv2d were given, but the kinds asked for are matmul, batch_matmul$"
+    message = "^shapes of conv2d were given, but the requested kinds are matmul, batch_matmul$"
     with pytest.raises(UsageError, match=message):
         sweep_workload(sweep_of(kinds=("matmul", "batch_matmul"), conv=conv_shape({"n": (2,)})))
 
