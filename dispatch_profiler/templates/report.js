@@ -9,7 +9,7 @@ const times = (value) => (typeof value === "number" ? `${value.toFixed(2)}x` : "
 const percent = (value) => (typeof value === "number" ? `${(100 * value).toFixed(1)} %` : "");
 const median = (index) => (index === null || index === undefined ? null : number(DATA.records[index].derived.median_ms));
 
-// The first group of each record; a library's result may be in several.
+// The first group of each record; a library's record may be in several.
 const GROUP_OF = new Map();
 DATA.groups.forEach((group, at) => {
   group.speedups = new Map(group.entries.map((index, position) => [index, group.vs_default[position]]));
@@ -185,7 +185,7 @@ function startTheme() {
   const print = (printing) => {
     isPrinting = printing;
     showTheme();
-    document.querySelectorAll("figure[data-drawn]").forEach(draw); // at once: the browser does not wait
+    document.querySelectorAll("figure[data-drawn]").forEach(draw); // immediately, because the browser does not wait
   };
   window.addEventListener("beforeprint", () => print(true));
   window.addEventListener("afterprint", () => print(false));

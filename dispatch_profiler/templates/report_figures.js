@@ -183,7 +183,7 @@ function place(id, figure) {
   views.observe(target);
 }
 
-// Draws in the colours of the current theme.
+// Redraws in the colours of the current theme.
 function drawAgain() {
   for (const target of document.querySelectorAll("figure[data-drawn]")) enqueue(target);
 }

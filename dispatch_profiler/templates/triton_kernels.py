@@ -1,8 +1,8 @@
-"""Triton kernels: batched matrix products and convolutions as implicit products, with epilogues.
+"""Triton kernels: batched matrix products and convolutions as implicit GEMM, with epilogues.
 
-Read by the compiler room alone, by its path: it needs Triton. Shapes, strides and tiles are
-compile-time constants, so one kernel text serves every layout and becomes one machine program for
-each dispatch. A slice of a split reduction is an element of the batch: only the strides differ.
+Only the `compiler` package imports this file, by its path, because it needs Triton. Shapes, strides
+and tiles are compile-time constants, so one source serves every layout and is compiled once for each
+dispatch. A slice of a split reduction is an element of the batch: only the strides differ.
 
     result[b, m, n] = activation(sum_k lhs[b, m, k] * rhs[b, k, n] + bias[n])
 """
@@ -44,7 +44,7 @@ def _activated(x, NAME: tl.constexpr):
 
 @triton.jit
 def _grouped(tile, TILES_M: tl.constexpr, TILES_N: tl.constexpr, GROUP: tl.constexpr):
-    """Row and column of tile number `tile`: GROUP rows are done together, so that L2 serves their columns."""
+    """Row and column of tile number `tile`: GROUP rows are computed together, so that columns stay in L2."""
     first = tile // (GROUP * TILES_N) * GROUP
     rows = min(TILES_M - first, GROUP)
     within = tile % (GROUP * TILES_N)
@@ -85,7 +85,7 @@ def _product_tile(
 
 @triton.jit
 def _multiplied(x, y, sums, ACCUMULATOR: tl.constexpr, PRECISION: tl.constexpr):
-    """sums + x @ y. Tensor cores add products of f8 with 14 bits; f16 holds every f8, and is added in f32."""
+    """sums + x @ y. Tensor cores add f8 products with 14 bits, so f8 is converted to f16, which is added in f32."""
     if x.dtype == tl.float8e4nv:
         x, y = x.to(tl.float16), y.to(tl.float16)
     return tl.dot(x, y, sums, input_precision=PRECISION, out_dtype=ACCUMULATOR)
@@ -93,7 +93,7 @@ def _multiplied(x, y, sums, ACCUMULATOR: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _masked(at, rows, columns, ROWS_FIT: tl.constexpr, COLUMNS_FIT: tl.constexpr):
-    """What lies at `at`, 0 outside; no mask where tiles divide the problem."""
+    """Load from `at`, with 0 outside; without a mask if the tiles divide the problem."""
     if ROWS_FIT and COLUMNS_FIT:
         found = tl.load(at)
     elif ROWS_FIT:
@@ -115,7 +115,7 @@ def product(
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
     PERSISTENT: tl.constexpr,
 ):  # fmt: skip
-    """A program for each tile, or PERSISTENT programs that take one tile after another."""
+    """One program per tile, or PERSISTENT programs that loop over the tiles."""
     tiles: tl.constexpr = BATCH * ((M + TILE_M - 1) // TILE_M) * ((N + TILE_N - 1) // TILE_N)
     step: tl.constexpr = PERSISTENT if PERSISTENT else tiles
     for tile in range(tl.program_id(0), tiles, step):
@@ -135,9 +135,9 @@ def product_by_descriptors(
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
     PERSISTENT: tl.constexpr,
 ):  # fmt: skip
-    """`product` with operands that the bulk copy engine fetches (TMA).
+    """`product` with operands that the bulk copy engine (TMA) loads.
 
-    Every program makes its descriptors itself, in the global scratch memory that it is given.
+    Every program creates its descriptors in the global scratch memory of the launch.
     """
     tiles_m: tl.constexpr = (M + TILE_M - 1) // TILE_M
     tiles_n: tl.constexpr = (N + TILE_N - 1) // TILE_N
@@ -188,15 +188,15 @@ def _convolution_tile(
     ACCUMULATOR: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Rows are pixels of the result, columns filters of one group; k runs over taps and channels.
+    """Rows are pixels of the result, columns are filters of one group; k covers taps and channels.
 
-    CHANNELS and FILTERS are those of one group.
+    CHANNELS and FILTERS are per group.
     """
     pixels: tl.constexpr = IMAGES * OH * OW
     tiles_m: tl.constexpr = (pixels + TILE_M - 1) // TILE_M
     tiles_n: tl.constexpr = (FILTERS + TILE_N - 1) // TILE_N
     reduced: tl.constexpr = R * S * CHANNELS
-    # Distances in the image, the filter and the result.
+    # Strides in the image, the filter and the result.
     c_step: tl.constexpr = 1 if NHWC else H * W
     w_step: tl.constexpr = GROUPS * CHANNELS if NHWC else 1
     tap_step: tl.constexpr = CHANNELS * GROUPS * FILTERS if NHWC else 1
@@ -218,7 +218,7 @@ def _convolution_tile(
     sums = tl.zeros((TILE_M, TILE_N), ACCUMULATOR)
     for start in range(0, reduced, TILE_K):
         if whole_taps:
-            # All of this step lies in one tap: its position is one number, and channels lie together.
+            # The whole step is within one tap, so its position is a scalar and its channels are contiguous.
             tap = start // CHANNELS
             c = start % CHANNELS + tl.arange(0, TILE_K)
             y = top[:, None] + tap // S * DILATION_H
@@ -261,7 +261,7 @@ def convolution(
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
     PERSISTENT: tl.constexpr,
 ):  # fmt: skip
-    """A program for each tile, or PERSISTENT programs that take one tile after another."""
+    """One program per tile, or PERSISTENT programs that loop over the tiles."""
     tiles_m: tl.constexpr = (IMAGES * OH * OW + TILE_M - 1) // TILE_M
     tiles: tl.constexpr = GROUPS * tiles_m * ((FILTERS + TILE_N - 1) // TILE_N)
     step: tl.constexpr = PERSISTENT if PERSISTENT else tiles
