@@ -1,4 +1,4 @@
-"""Generated tree -> vmfbs, each dispatch proven to be configured as asked."""
+"""Generated tree -> vmfbs, with proof that each dispatch is configured as requested."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dispatch_profiler.targets import NullTarget, Target
 
 
 def compiler_for(target: Target, build_dir: Path | None = None) -> Compiler:
-    """The compiler that makes code for `target`; `build_dir` names someone's own IREE build."""
+    """The compiler for `target`; `build_dir` is a user's IREE build, instead of the installed wheel."""
     if isinstance(target, NullTarget):
         return NullCompiler(load_rules(Path(target.faults)) if target.faults else ())
     return IreeCompiler(build_dir)

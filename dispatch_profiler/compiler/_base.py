@@ -1,4 +1,4 @@
-"""Contracts of the compiler room: what goes into a build, what comes out, who does it."""
+"""Contracts of the `compiler` package: the input, the output and the executor of a build."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dispatch_profiler.configurations import GpuLimits
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import CompilerError
 
-#: The smallest module with a dispatch.
+#: A minimal module with one dispatch.
 SMALLEST_MODULE = """func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {
   %y = arith.addf %x, %x : tensor<4xf32>
   return %y : tensor<4xf32>
@@ -22,9 +22,9 @@ SMALLEST_MODULE = """func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {
 class BuildRequest:
     """All configurations of one operation that share their compiler flags.
 
-    `source` is the whole MLIR file; a build takes the functions of `dispatches` out of it.
-    `repeat` is how often the profile vmfb does each dispatch in one call. `rejected` are (dispatch,
-    reason) of those that the target cannot have: they are not even tried.
+    `source` is the whole MLIR file, of which a build takes the functions of `dispatches`. `repeat` is the
+    number of executions of each dispatch per call of the profile vmfb. `rejected` has a (dispatch, reason)
+    pair for each dispatch that the target does not support; these are not compiled.
     """
 
     source: str
@@ -32,7 +32,7 @@ class BuildRequest:
     flags: tuple[str, ...]
     repeat: int
     rejected: tuple[tuple[str, str], ...] = ()
-    #: The device that external kernels are made for.
+    #: The device that external kernels are compiled for.
     gpu: GpuLimits | None = None
 
 
@@ -42,15 +42,15 @@ class BuildOutcome:
 
     state: State
     reason: str = ""
-    #: What the compiler configured, in its own words.
+    #: What the compiler configured, in its own syntax.
     applied: str = ""
-    #: May it be another one if it is tried again (a time limit, a crash)?
+    #: Whether another attempt may have a different outcome (after a time limit or a crash).
     is_transient: bool = False
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """An object for the driver, the shared memory it takes, and where it comes from in words."""
+    """An object for the driver, the shared memory that it needs, and a description of its origin."""
 
     data: bytes
     shared_bytes: int
@@ -61,9 +61,9 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Built:
-    """Two vmfbs with the same functions, and an outcome for every dispatch that was asked for.
+    """Two vmfbs with the same functions, and an outcome for every requested dispatch.
 
-    Dispatches that were not applied are not in the vmfbs; both are empty if none was.
+    Only dispatches whose configuration was applied are in the vmfbs; without any, both are empty.
     """
 
     verify: bytes
@@ -73,7 +73,7 @@ class Built:
 
 
 class BuildError(CompilerError):
-    """A build failed. `culprits` are the functions that the diagnostics name; maybe none."""
+    """A failed build. `culprits` are the functions that the diagnostics name; possibly none."""
 
     def __init__(self, message: str, *, diagnostics: str = "", culprits: tuple[str, ...] = ()) -> None:
         super().__init__(message, diagnostics=diagnostics)
@@ -81,11 +81,11 @@ class BuildError(CompilerError):
 
 
 class Compiler(Protocol):
-    """Builds modules. Must be picklable: all but `revision` is asked for in worker processes."""
+    """Builds modules. Must be picklable: worker processes call all methods except `revision`."""
 
     @property
     def revision(self) -> str:
-        """Which compiler this is, exactly; part of every key."""
+        """The exact version of the compiler; part of every cache key."""
 
     def check_flags(self, flags: Sequence[str]) -> None:
         """Raise UsageError if the compiler does not know one of `flags`."""
@@ -94,4 +94,4 @@ class Compiler(Protocol):
         """Flags that mean on every machine what `flags` mean on this one."""
 
     def build(self, request: BuildRequest) -> Built:
-        """Compile every dispatch of `request`. Raises BuildError if the compiler refuses the module."""
+        """Compile every dispatch of `request`. Raises BuildError if the compiler rejects the module."""

@@ -1,11 +1,11 @@
 """Reading and setting what the compiler configured, in its own IR.
 
 At the phase `executable-configurations` every dispatch's root operation carries the tiles that code
-generation will follow. Here they are compared with those that were asked for. Where the compiler
-has folded unit loops away (a convolution of one image, a 1x1 filter) it drops the attribute of the
-source without a word; then the tiles are set on the operation that is really there. For a GPU that
-is done before the compiler configures anything, because the pipeline and the launch are asked for with
-the tiles; for a CPU after it, because the pipeline is the compiler's to choose for what it has folded.
+generation will use. This module compares them with the requested ones. If the compiler has folded
+unit loops away (a convolution of one image, a 1x1 filter), it silently drops the attribute of the
+source; the tiles are then set on the folded operation. For a GPU this happens before the compiler
+configures anything, because the request includes the pipeline and the launch. For a CPU it happens
+afterwards, because the compiler chooses the pipeline of a folded operation.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from dispatch_profiler.dispatches import Dispatch, State
 
 
 def restore_dropped(module: IrModule, dispatches: Sequence[Dispatch], lines: Mapping[str, int]) -> None:
-    """Ask again for what the front end has dropped, in a module at phase `executable-sources`.
+    """Restore attributes that the front end has dropped, in a module at phase `executable-sources`.
 
-    `lines` are where the functions start in the source. Whether it was dropped, and whether this helped, is seen by `verify_applied`.
+    `lines` maps functions to their first lines in the source. `verify_applied` checks the outcome.
     """
     with module.operation.context:
         for dispatch in dispatches:
             lowering = dispatch.configuration.lowering(dispatch.operation)
             if lowering is not None and lowering.owns_translation:
-                _ask_again(module, dispatch.name, lowering, lines)
+                _restore(module, dispatch.name, lowering, lines)
 
 
-def _ask_again(module: IrModule, function: str, lowering: Lowering, lines: Mapping[str, int]) -> None:
+def _restore(module: IrModule, function: str, lowering: Lowering, lines: Mapping[str, int]) -> None:
     inner = _operations(module, function)
     if any(has_info(op) for _, op in inner):
         return
@@ -49,7 +49,7 @@ def _ask_again(module: IrModule, function: str, lowering: Lowering, lines: Mappi
 
 
 def _operations(module: IrModule, function: str) -> list[tuple[str, Any]]:
-    """(executable, operation) of all that `function` dispatches."""
+    """(executable, operation) for every operation in the executables of `function`."""
     return [
         (name, op)
         for name, executable in module.executables_of(function).items()
@@ -58,10 +58,10 @@ def _operations(module: IrModule, function: str) -> list[tuple[str, Any]]:
 
 
 def own_executable(module: IrModule, function: str, executable: str, lines: Mapping[str, int]) -> None:
-    """See that no other function uses `executable`, and that errors in it name `function`.
+    """Give `function` its own copy of `executable`, whose errors refer to `function`.
 
-    Functions that differ in nothing but what was dropped share one executable, which has the
-    source locations of the first of them.
+    Functions that differ only in dropped attributes share one executable, which has the source locations
+    of the first of them.
     """
     if module.users_of(executable) != [function]:
         shift = lines.get(function, 0) - module.start_line(executable, lines)
@@ -71,23 +71,23 @@ def own_executable(module: IrModule, function: str, executable: str, lines: Mapp
 def verify_applied(
     module: IrModule, dispatches: Sequence[Dispatch], lines: Mapping[str, int]
 ) -> dict[str, BuildOutcome]:
-    """See that what each dispatch asks for is what the compiler configured, or make it so.
+    """Check that the compiler configured what each dispatch requests, and set it where it was dropped.
 
-    `lines` are where the functions start in the source. Outcomes are read from the module as it is
-    in the end, with every dispatch's tiles set.
+    `lines` maps functions to their first lines in the source. Outcomes are read from the final module, with
+    every dispatch's tiles set.
     """
     with module.operation.context:
         not_set = {d.name: reason for d in dispatches if (reason := _enforce(module, d, lines))}
         return {
             d.name: BuildOutcome(State.NOT_APPLIED, not_set[d.name])
             if d.name in not_set
-            else _read(module, d)
+            else _outcome(module, d)
             for d in dispatches
         }
 
 
 def _enforce(module: IrModule, dispatch: Dispatch, lines: Mapping[str, int]) -> str:
-    """Set the tiles of `dispatch` if the compiler has dropped them; why not, if that cannot be."""
+    """Set the tiles of `dispatch` if the compiler has dropped them; the reason if that is impossible."""
     lowering = dispatch.configuration.lowering(dispatch.operation)
     if lowering is None:
         return ""
@@ -98,14 +98,14 @@ def _enforce(module: IrModule, dispatch: Dispatch, lines: Mapping[str, int]) -> 
     if len(found) == 1 and _carries(roots[found[0][0]][1], found[0][1]):
         return ""
     if len(found) != 1 or lowering.owns_translation:
-        return f"asked for {lowering.lowering_config}, the compiler configured {_described(roots)}"
+        return f"requested {lowering.lowering_config}, but the compiler configured {_described(roots)}"
     index, folded = found[0]
     own_executable(module, dispatch.name, roots[index][0], lines)
-    return _impose(_roots(module, dispatch.name)[index][1], folded)
+    return _set_tiles(_roots(module, dispatch.name)[index][1], folded)
 
 
-def _read(module: IrModule, dispatch: Dispatch) -> BuildOutcome:
-    """What the module holds for `dispatch`, in the compiler's words."""
+def _outcome(module: IrModule, dispatch: Dispatch) -> BuildOutcome:
+    """The outcome for `dispatch`, with what the module holds in the compiler's syntax."""
     roots = _roots(module, dispatch.name)
     lowering = dispatch.configuration.lowering(dispatch.operation)
     if lowering is None:
@@ -118,13 +118,13 @@ def _read(module: IrModule, dispatch: Dispatch) -> BuildOutcome:
 
 
 def _text(lowering: Lowering) -> str:
-    """What is proven of a dispatch: its tiles, and for a GPU its pipeline and launch."""
+    """What is verified of a dispatch: its tiles, and for a GPU its pipeline and launch."""
     parts = (lowering.lowering_config, lowering.translation_info if lowering.owns_translation else "")
     return ", ".join(filter(None, parts))
 
 
 def _roots(module: IrModule, function: str) -> list[tuple[str, Any]]:
-    """(executable, operation) of every operation that carries tiles, among those of `function`."""
+    """(executable, operation) for every operation of `function` that carries tiles."""
     return [
         (name, op)
         for name, executable in module.executables_of(function).items()
@@ -145,7 +145,7 @@ def _function_of(op: Any) -> Any:
 
 
 def _carries(op: Any, lowering: Lowering) -> bool:
-    """Has `op` the tiles of `lowering`, in a function with its pipeline, or with its options at least?"""
+    """Whether `op` has the tiles of `lowering`, and its function the pipeline, or at least the options."""
     if op.attributes["lowering_config"] != ir.Attribute.parse(lowering.lowering_config):
         return False
     translation = _function_of(op).attributes["translation_info"]
@@ -154,7 +154,7 @@ def _carries(op: Any, lowering: Lowering) -> bool:
     return all(option in str(translation) for option in lowering.options)
 
 
-def _impose(root: Any, lowering: Lowering) -> str:
+def _set_tiles(root: Any, lowering: Lowering) -> str:
     """Set the tiles of `lowering` on `root`, with the pipeline that the compiler chose for it."""
     root.attributes["lowering_config"] = ir.Attribute.parse(lowering.lowering_config)
     if not lowering.options:
@@ -170,14 +170,14 @@ def _impose(root: Any, lowering: Lowering) -> str:
 
 
 def _folded_for(op: Any, lowering: Lowering) -> Lowering | None:
-    """`lowering` for an operation of which `op` is what folding has left; None if it is none."""
+    """`lowering` for `op`, if that is the folded form of its operation; otherwise None."""
     loops = _loops_of(op)
     groups = None if loops is None else fold_groups(lowering.root_loops, loops)
     return None if groups is None else lowering.folded(groups)
 
 
 def _loops_of(op: Any) -> tuple[tuple[int, bool], ...] | None:
-    """(extent, is it a reduction) of each loop of a linalg operation with static shapes."""
+    """(extent, is_reduction) for each loop of a linalg operation with static shapes."""
     if "indexing_maps" not in op.attributes:
         return None
     maps = re.findall(r"affine_map<\(([^)]*)\) -> \(([^>]*)\)>", str(op.attributes["indexing_maps"]))

@@ -1,9 +1,9 @@
-"""What was compiled once, for every generated tree of a user: by the content of all that went in.
+"""A cache of compiled modules for all generated trees of a user, keyed by the content of the inputs.
 
-An entry is one file: the SHA-256 of the rest in hexadecimal, the length of a JSON header, the
-header (key and outcomes), then both vmfbs. It is written whole or not at all and checked when read;
-one that is damaged, or is another's, is a miss and is removed. The least recently used entries go
-first when the cache grows beyond its bound. Several processes may use one cache at once.
+An entry is one file: the SHA-256 of the rest in hexadecimal, the length of a JSON header, the header
+(key and outcomes), then both vmfbs. It is written atomically and checked when read; a damaged entry,
+or one with another key, is a miss and is removed. When the cache exceeds its size limit, the least
+recently used entries are removed first. Several processes may use one cache at once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LONGEST_SIZE = 20
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """Where the cache lies, and how much it holds."""
+    """The folder and the size of a cache."""
 
     folder: Path
     entries: int
@@ -44,30 +44,30 @@ class CacheInfo:
 
 
 class Cache:
-    """Builds by key. Errors of the file system make it slower, never wrong."""
+    """Builds by key. File system errors make it slower, never wrong."""
 
     def __init__(self, folder: Path, max_bytes: int = DEFAULT_BYTES) -> None:
         self._folder = folder
         self._max_bytes = max_bytes
-        # What goes next, from when we last looked.
+        # The next entries to evict, as of the last scan.
         self._oldest: deque[tuple[float, int, Path]] = deque()
 
     def get(self, key: str) -> Built | None:
-        """What was built under `key`; None if it is not here, or not whole."""
+        """The build under `key`; None if it is missing or damaged."""
         path = self._path(key)
         try:
             built = _unpack(read_bounded(path, _LARGEST_ENTRY), key)
         except (UsageError, ValueError) as error:
-            # Missing, not readable, or not what we have written.
+            # Missing, unreadable, or not written by us.
             if not isinstance(error.__cause__, FileNotFoundError):
                 _remove(path)
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # used now: among the last to go
+            os.utime(path)  # mark as recently used
         return built
 
     def put(self, key: str, built: Built) -> None:
-        """Keep `built`, unless some outcome may be another next time (a time limit, a crash)."""
+        """Store `built`, unless an outcome may differ next time (a time limit, a crash)."""
         if any(outcome.is_transient for outcome in built.outcomes.values()):
             return
         data = _pack(built, key)
@@ -76,17 +76,17 @@ class Cache:
         with contextlib.suppress(OSError):
             remove_leftovers(self._scratch)
             with locked(self._folder / ".lock"):
-                self._forget(self._path(key))
+                self._remove_old(self._path(key))
                 self._make_room(len(data))
                 write_atomic(self._path(key), data, scratch=self._scratch)
 
     def info(self) -> CacheInfo:
-        """Count entries and bytes."""
+        """The current number of entries and bytes."""
         sizes = [size for _, size, _ in self._files()]
         return CacheInfo(self._folder, len(sizes), sum(sizes), self._max_bytes)
 
     def clear(self) -> int:
-        """Remove every entry; how many there were."""
+        """Remove every entry. Returns their number."""
         files = self._files()
         for _, _, path in files:
             _remove(path)
@@ -95,14 +95,14 @@ class Cache:
 
     @property
     def _scratch(self) -> Path:
-        """Where files are written before they get their names."""
+        """The folder for temporary files, which are then renamed."""
         return self._folder / "unfinished"
 
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / f"{key}{_SUFFIX}"
 
     def _files(self) -> list[tuple[float, int, Path]]:
-        """(last use, size, path) of every entry, the longest unused first."""
+        """(last use, size, path) of every entry, the least recently used first."""
         found = []
         for path in self._folder.glob(f"??/*{_SUFFIX}"):
             with contextlib.suppress(OSError):  # another process may have removed it
@@ -110,49 +110,49 @@ class Cache:
                 found.append((status.st_mtime, status.st_size, path))
         return sorted(found)
 
-    def _forget(self, path: Path) -> None:
-        """Remove the entry that is about to be replaced. To be called under the lock."""
+    def _remove_old(self, path: Path) -> None:
+        """Remove the entry that is about to be replaced. Call with the lock held."""
         with contextlib.suppress(OSError):
             size = path.stat().st_size
             _remove(path)
-            self._note_size(self._noted_size() - size)
+            self._record_size(self._recorded_size() - size)
 
     def _make_room(self, size: int) -> None:
-        """See that `size` more bytes stay within the bound. To be called under the lock."""
-        total = self._noted_size() + size
-        for _ in range(2):  # what we remember, then what is there
+        """Evict entries until `size` more bytes are within the limit. Call with the lock held."""
+        total = self._recorded_size() + size
+        for _ in range(2):  # entries of the last scan, then of a new one
             if total <= self._max_bytes:
                 break
             if not self._oldest:
                 self._oldest.extend(self._files())
                 total = sum(bytes_ for _, bytes_, _ in self._oldest) + size
             total -= self._evict(total - self._max_bytes)
-        self._note_size(total)
+        self._record_size(total)
 
     def _evict(self, wanted: int) -> int:
-        """Remove the longest unused, `wanted` bytes of them or all that we know of; how many it were."""
+        """Remove the least recently used known entries, `wanted` bytes or more. Returns bytes removed."""
         freed = 0
         while freed < wanted and self._oldest:
             used, size, path = self._oldest.popleft()
             with contextlib.suppress(OSError):
-                if path.stat().st_mtime == used:  # else used since then, or gone
+                if path.stat().st_mtime == used:  # otherwise used since then, or gone
                     _remove(path)
                     freed += size
         return freed
 
-    def _noted_size(self) -> int:
-        """Bytes in the cache, as the last who wrote noted it: to count takes seconds when it is full."""
+    def _recorded_size(self) -> int:
+        """Bytes in the cache, as recorded by the last writer: counting a full cache takes seconds."""
         try:
             return int(read_bounded(self._folder / _SIZE, _LONGEST_SIZE))
         except (UsageError, ValueError):
             return sum(size for _, size, _ in self._files())
 
-    def _note_size(self, size: int) -> None:
+    def _record_size(self, size: int) -> None:
         write_atomic(self._folder / _SIZE, str(size), scratch=self._scratch)
 
 
 def _remove(path: Path) -> None:
-    """Remove what stands in the place of an entry, whatever it is, if that can be."""
+    """Remove whatever is at the path of an entry, if possible."""
     with contextlib.suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -170,14 +170,14 @@ def _pack(built: Built, key: str) -> bytes:
 
 
 def _unpack(data: bytes, key: str) -> Built:
-    """Raises ValueError if `data` is no whole entry of `key`."""
+    """Raises ValueError if `data` is not an intact entry of `key`."""
     body = data[_DIGEST:]
     if sha256(body).encode() != data[:_DIGEST]:
         raise ValueError("damaged")
     start = _LENGTH + int(body[:_LENGTH])
     header = mapping(parse_json(body[_LENGTH:start]))
     if text(header, "key") != key:
-        raise ValueError("another's")
+        raise ValueError("another key")
     middle = start + whole(header, "verify", most=len(body) - start)
     found = mapping(header.get("outcomes"), "outcomes")
     outcomes = {name: _outcome(texts(found, name)) for name in found}

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
 def _main(options: argparse.Namespace) -> int:
     cache = _cache(options)
     if options.cache_info or options.cache_clear:
-        return _tend(cache, clear=options.cache_clear)
+        return _manage_cache(cache, clear=options.cache_clear)
     manifest = load_manifest(Tree(folder(options.generated_dir)))
     target = parse_target(options.target) if options.target else None
     if target is not None and target.note:
@@ -73,34 +73,32 @@ def _main(options: argparse.Namespace) -> int:
     bundle = writable("--bundle", options.bundle) if options.bundle else None
     status = report(compile_tree(manifest, compiler, chosen, cache, warn), CompileTally(total))
     if bundle is not None:
-        _pack(bundle, manifest.tree, chosen.selection)
+        _write_bundle(bundle, manifest.tree, chosen.selection)
     return status
 
 
-def _pack(path: Path, tree: Tree, selection: Selection) -> None:
-    """Write the selected dispatches as a bundle, those that did not compile too."""
+def _write_bundle(path: Path, tree: Tree, selection: Selection) -> None:
+    """Write the selected dispatches as a bundle, including those that did not compile."""
     manifest = load_manifest(tree)
     size = write_bundle(path, manifest, manifest.choose(selection))
-    say(
-        f"Writing the bundle {path}, {size / 2**20:.1f} MiB; on the other machine (its README.txt tells more):"
-    )
+    say(f"Wrote the bundle {path}, {size / 2**20:.1f} MiB; on the other machine (see its README.txt):")
     say(f"  {command(path.name)}")
 
 
 def _memory_limit(options: argparse.Namespace, workers: int) -> int | None:
     if options.memory_limit is not None:
         return int(options.memory_limit)
-    # Of another machine's memory we know nothing.
+    # The memory of a cluster's machines is unknown.
     return None if options.executor == "dask" else available_memory() // workers
 
 
 def _cluster(options: argparse.Namespace) -> Cluster | None:
-    """Where `--executor=dask` compiles; None for another executor. Raises UsageError."""
+    """The cluster of `--executor=dask`; None for other executors. Raises UsageError."""
     tls = _tls_files(options)
     if options.executor != "dask":
         if options.scheduler or tls:
             name = "--scheduler" if options.scheduler else "--tls-ca-file"
-            raise UsageError(f"{name} goes with --executor=dask", hint="add --executor=dask")
+            raise UsageError(f"{name} needs --executor=dask", hint="add --executor=dask")
         return None
     if not options.scheduler:
         raise UsageError(
@@ -109,17 +107,17 @@ def _cluster(options: argparse.Namespace) -> Cluster | None:
         )
     if not re.fullmatch(r"(tcp|tls)://\S+:\d+", options.scheduler):
         raise UsageError(
-            f"malformed address of a scheduler {options.scheduler!r}",
+            f"malformed scheduler address {options.scheduler!r}",
             hint="write tcp://HOST:PORT or tls://HOST:PORT",
         )
     if options.scheduler.startswith("tls://") != (tls is not None):
         raise UsageError(
-            "tls:// goes with --tls-ca-file, --tls-cert and --tls-key",
-            hint="give the address as tls://HOST:PORT, and all three files (docs/cluster.md)",
+            "tls:// addresses and --tls options go together",
+            hint="give --scheduler=tls://HOST:PORT and all three files (docs/cluster.md)",
         )
     if options.num_cpu:
         raise UsageError(
-            "--num-cpu does not bound a cluster", hint="bound its workers: dask worker --nthreads=N"
+            "--num-cpu does not limit a cluster", hint="limit its workers: dask worker --nthreads=N"
         )
     return Cluster(options.scheduler, tls)
 
@@ -134,16 +132,16 @@ def _tls_files(options: argparse.Namespace) -> TlsFiles | None:
         return None
     for name, path in given.items():
         if path is None or not path.is_file():
-            problem = "is needed, too" if path is None else f"names no file: {path}"
-            raise UsageError(f"{name} {problem}", hint="docs/cluster.md shows how to make the files")
+            problem = "is required too" if path is None else f"is not a file: {path}"
+            raise UsageError(f"{name} {problem}", hint="docs/cluster.md shows how to create the files")
     return TlsFiles(*given.values())
 
 
 def make_parser(prog: str = PROG) -> Parser:
-    """The parser of this command."""
+    """The parser of the command's arguments."""
     parser = Parser(
         prog,
-        "Compile a generated tree: two vmfbs an operation, one to verify and one to profile.",
+        "Compile a generated tree: two vmfbs per operation, one to verify and one to profile.",
         usage="%(prog)s [options] [-- IREE-COMPILE-FLAG ...]",
         passes="iree-compile",
     )
@@ -152,7 +150,7 @@ def make_parser(prog: str = PROG) -> Parser:
     add_tool_arguments(
         parser,
         step="one dispatch",
-        memory="memory the compiler may use for one dispatch (default: what is free, shared by the workers)",
+        memory="memory the compiler may use for one dispatch (default: the free memory divided by the workers)",
     )
     _add_results(parser)
     _add_executor(parser)
@@ -165,28 +163,28 @@ def _add_compilation(parser: Parser) -> None:
     parser.add_argument(
         "--num-cpu", "-j", type=positive, metavar="N", help="worker processes (default: all CPUs)"
     )
-    parser.add_argument("--force-compile", action="store_true", help="compile also what is up to date")
+    parser.add_argument("--force-compile", action="store_true", help="also compile what is up to date")
     parser.add_argument(
         "--retry",
         action="store_true",
-        help="compile again what failed for time, memory, a crash or a missing package",
+        help="also compile what failed because of time, memory, a crash or a missing package",
     )
     parser.add_argument("--target", help="another member of the target's family, such as llvm-cpu:znver4")
     parser.add_argument(
         "--batch-size", type=positive, metavar="N",
-        help="how often a profile vmfb does each dispatch in one call (default: by the work, 1 to 100)",
+        help="executions of each dispatch per call of a profile vmfb (default: 1 to 100, depending on its work)",
     )  # fmt: skip
 
 
 def _add_results(parser: Parser) -> None:
-    """Options for files besides the tree's."""
+    """Options for files in addition to the tree's."""
     parser.add_argument(
         "--keep-reproducers", action="store_true",
-        help="write each dispatch that does not compile alone to a file, with the command",
+        help="write each dispatch that does not compile to its own file, with the command to reproduce it",
     )  # fmt: skip
     parser.add_argument(
         "--bundle", metavar="FILE.zip",
-        help="then pack what is to be profiled on a machine that has the device and no compiler",
+        help="afterwards write the dispatches to a file, to profile on a machine with the device but no compiler",
     )  # fmt: skip
 
 
@@ -194,19 +192,19 @@ def _add_executor(parser: Parser) -> None:
     """Options for where the compiler runs."""
     parser.add_argument(
         "--executor", choices=("threads", "loky", "dask"), default="threads",
-        help="who hands modules to the compiler processes: threads, processes (loky), or a Dask cluster "
+        help="what distributes modules to the compiler processes: threads, processes (loky), or a Dask cluster "
         "(default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--scheduler",
         metavar="tcp://HOST:PORT",
-        help="the cluster's, with --executor=dask; or tls://HOST:PORT",
+        help="address of the cluster's scheduler, with --executor=dask; or tls://HOST:PORT",
     )
     parser.add_argument(
-        "--tls-ca-file", type=folder, metavar="FILE", help="certificate of the authority, for tls://"
+        "--tls-ca-file", type=folder, metavar="FILE", help="certificate of the authority, with tls://"
     )
     parser.add_argument(
-        "--tls-cert", type=folder, metavar="FILE", help="certificate of this machine, for tls://"
+        "--tls-cert", type=folder, metavar="FILE", help="certificate of this machine, with tls://"
     )
     parser.add_argument("--tls-key", type=folder, metavar="FILE", help="key of that certificate")
 
@@ -215,25 +213,25 @@ def _add_cache(parser: Parser) -> None:
     """Options for the cache of compiled modules."""
     parser.add_argument(
         "--cache-dir", metavar="DIR",
-        help="what was compiled once, shared by all trees (default: $XDG_CACHE_HOME/dispatch_profiler)",
+        help="cache of compiled modules, shared by all trees (default: $XDG_CACHE_HOME/dispatch_profiler)",
     )  # fmt: skip
-    parser.add_argument("--no-cache", action="store_true", help="neither read nor write it")
+    parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
     parser.add_argument(
-        "--cache-info", action="store_true", help="say where it lies and what it holds, and end"
+        "--cache-info", action="store_true", help="print the cache's folder and size, and exit"
     )
-    parser.add_argument("--cache-clear", action="store_true", help="empty it, and end")
+    parser.add_argument("--cache-clear", action="store_true", help="empty the cache, and exit")
 
 
 def _cache(options: argparse.Namespace) -> Cache | None:
     if options.no_cache and (options.cache_info or options.cache_clear or options.cache_dir):
-        raise UsageError("--no-cache goes with no other option of the cache", hint="leave one of them out")
+        raise UsageError("--no-cache excludes the other cache options", hint="leave one of them out")
     if options.no_cache:
         return None
     return Cache(folder(options.cache_dir) if options.cache_dir else user_cache())
 
 
-def _tend(cache: Cache | None, *, clear: bool) -> int:
-    assert cache is not None  # refused by _cache
+def _manage_cache(cache: Cache | None, *, clear: bool) -> int:
+    assert cache is not None  # _cache rejects --no-cache here
     if clear:
         print(f"removed {cache.clear()} entries from {cache.info().folder}")
     else:

@@ -1,11 +1,11 @@
-"""A Dask cluster as the place where modules are compiled (`--executor=dask`).
+"""Compiling modules on a Dask cluster (`--executor=dask`).
 
-Sources and vmfbs travel with the tasks, so its workers share no disk with us. What a lost worker had
-in hand the scheduler gives to another. This speaks to Dask itself and not through joblib's backend
-for it: that one never hears of a task that the scheduler has given up, and waits for it forever.
+Tasks contain the sources and return the vmfbs, so workers need no shared disk. The scheduler assigns
+the tasks of a lost worker to another. This module uses Dask directly, not joblib's backend for it,
+which waits forever for a task that the scheduler has given up.
 
-A scheduler and its workers execute whatever a client sends them, and a client unpickles what they
-answer. So they should listen on the loopback interface only, or take part in TLS with certificates.
+A scheduler and its workers execute whatever a client sends them, and a client unpickles their
+answers. They should therefore listen on the loopback interface only, or use TLS with certificates.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError
 
 _INSTALL = "python -m pip install 'distributed>=2024.8'"
-#: How long a scheduler may take to answer, in seconds.
+#: Time limit in seconds for a scheduler to answer.
 _ANSWER_SECONDS = 10
-#: How many addresses a warning names.
-_NAMED = 3
+#: Maximum addresses in a warning.
+_MAX_ADDRESSES = 3
 
 Key = TypeVar("Key")
-#: Told in a sentence what the user should know, such as that others may use the cluster.
+#: Called with a warning for the user, such as that other machines can use the cluster.
 Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """Files in PEM format: the authority that all of a cluster trust, our certificate and its key."""
+    """Files in PEM format: the authority that the cluster trusts, our certificate and its key."""
 
     authority: Path
     certificate: Path
@@ -58,10 +58,10 @@ def cluster_results(
     task: Callable[[Key, BuildRequest], tuple[Key, Built]],
     warn: Warn,
 ) -> Iterator[tuple[Key, Built]]:
-    """Every request's result as it comes: what `task(key, request)` gives on some worker.
+    """Yield the result of `task(key, request)` for every request as it completes on some worker.
 
-    A request that the scheduler gives up, because workers died of it, has that as its outcome.
-    Raises what `connect` raises.
+    If the scheduler gives up a request because its workers died, that is its outcome. Raises the errors
+    of `connect`.
     """
     distributed = _distributed()
     left = dict(requests)
@@ -70,7 +70,7 @@ def cluster_results(
         done = distributed.as_completed(loop=client.loop)
 
         def submit() -> None:
-            # Some more than there are threads, so that none waits; the rest stays here.
+            # Twice as many as threads, so that none is idle; the rest is not submitted yet.
             for key in list(left)[: max(0, 2 * sum(client.nthreads().values()) - len(futures))]:
                 future = client.submit(task, key, left.pop(key), pure=False)
                 futures[future] = key
@@ -87,25 +87,25 @@ def cluster_results(
 
 
 def _lost(request: BuildRequest, error: Exception) -> Built:
-    reason = "the workers that the cluster gave it to died, one after the other"
+    reason = "the cluster's workers died on it repeatedly"
     outcome = BuildOutcome(State.NOT_COMPILED, reason, is_transient=True)
     return Built(b"", b"", {d.name: outcome for d in request.dispatches}, diagnostics=str(error))
 
 
 @contextlib.contextmanager
 def connect(cluster: Cluster, compiler: Compiler, warn: Warn) -> Iterator[Any]:
-    """A client of `cluster`, all of whose workers compile as this machine would.
+    """A client of `cluster`, whose workers all have the compiler of this machine.
 
-    Warns if other machines reach it without TLS. Raises MissingDependency, UsageError if no scheduler
-    answers, ToolError if workers are missing or have another compiler than ours, under whose revision
-    results are kept.
+    Warns if other machines can reach it without TLS. Raises MissingDependency, UsageError if no scheduler
+    answers, ToolError if it has no workers or they have another compiler: results are cached under the
+    compiler's revision.
     """
     try:
         client = _distributed().Client(
             cluster.scheduler, security=_security(cluster.tls), timeout=_ANSWER_SECONDS, set_as_default=False
         )
     except (OSError, ValueError) as error:
-        trust = " with a certificate that --tls-ca-file has signed" if cluster.tls else ""
+        trust = " with a certificate signed by --tls-ca-file" if cluster.tls else ""
         raise UsageError(
             f"no scheduler answers at {cluster.scheduler}{trust}: {' '.join(str(error).split())[:200]}",
             hint="start one with: dask scheduler --host 127.0.0.1 --port 8786 (docs/cluster.md)",
@@ -115,14 +115,14 @@ def connect(cluster: Cluster, compiler: Compiler, warn: Warn) -> Iterator[Any]:
         exposed = [address for address in listening if is_exposed(address)]
         if exposed:
             warn(
-                f"warning: any process that reaches {', '.join(exposed[:_NAMED])} can run programs in this cluster and "
-                "on this machine; start it with --host 127.0.0.1, or with TLS (docs/cluster.md)"
+                f"warning: any process that reaches {', '.join(exposed[:_MAX_ADDRESSES])} can run programs in this "
+                "cluster and on this machine; start it with --host 127.0.0.1, or with TLS (docs/cluster.md)"
             )
         yield client
 
 
 def is_exposed(address: str) -> bool:
-    """Do other machines reach `address`, such as `tcp://0.0.0.0:8786`, without TLS?"""
+    """Whether other machines can reach `address`, such as `tcp://0.0.0.0:8786`, without TLS."""
     protocol, _, place = address.partition("://")
     host = place.rpartition(":")[0].strip("[]")
     if protocol in ("tls", "inproc") or host == "localhost":
@@ -145,7 +145,7 @@ def _security(tls: TlsFiles | None) -> Any:
 
 
 def _distributed() -> Any:
-    """The package, which has no types. Raises MissingDependency."""
+    """The `distributed` package, which has no types. Raises MissingDependency."""
     try:
         import distributed
     except ImportError as error:
@@ -162,7 +162,7 @@ def _check_workers(client: Any, scheduler: str, compiler: Compiler) -> list[str]
             f"the scheduler at {scheduler} has no workers", hint=f"start some with: dask worker {scheduler}"
         )
 
-    # Functions in a function travel by value: a worker may lack this package.
+    # Nested functions are pickled by value: a worker may lack this package.
     def of_scheduler(dask_scheduler: Any) -> list[str]:
         return [listener.listen_address for listener in dask_scheduler.listeners]
 
@@ -176,7 +176,7 @@ def _check_workers(client: Any, scheduler: str, compiler: Compiler) -> list[str]
         return dispatch_profiler.__version__, pickle.loads(compiler).revision, addresses
 
     listening = dict.fromkeys(client.run_on_scheduler(of_scheduler))
-    # Asked beforehand, once: else every task fails there, with an error that names no worker.
+    # Check once in advance: otherwise every task fails there, with an error that names no worker.
     for address, found in client.run(of_worker, pickle.dumps(compiler), on_error="return").items():
         if isinstance(found, Exception):
             raise ToolError(
@@ -194,5 +194,5 @@ def _check_versions(address: str, found: tuple[str, str], compiler: Compiler) ->
         raise ToolError(
             f"the worker {address} has dispatch_profiler {found[0]} with {found[1]}, "
             f"this machine has {ours[0]} with {ours[1]}",
-            hint="install the same versions on both: results are kept under the compiler's revision",
+            hint="install the same versions on both: results are cached under the compiler's revision",
         )

@@ -1,4 +1,4 @@
-"""What `compile.py` prints: a line for each module or a bar, then a summary."""
+"""Output of `compile.py`: a line for each module or a progress bar, then a summary."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dispatch_profiler.compiler.time_left import TimeLeft
 from dispatch_profiler.compiler.tree import Progress
 from dispatch_profiler.dispatches import DispatchEntry, State
 
-#: Reasons of failures that the summary lists.
+#: Maximum failure reasons in the summary.
 _REASONS = 10
-#: And reasons that --retry may overcome.
+#: Maximum reasons in the summary that --retry may resolve.
 _RETRIED = 3
-#: Columns that the name of an operation is never shortened below.
+#: Minimum columns for the name of an operation.
 _SHORTEST_NAME = 12
 
 
 @dataclass
 class CompileTally:
-    """Counts the dispatches of a compilation of `total`; `clock` gives seconds."""
+    """Counts the outcomes of `total` dispatches; `clock` returns seconds."""
 
     total: int
     clock: Callable[[], float] = time.monotonic
@@ -38,13 +38,13 @@ class CompileTally:
         self._remaining = TimeLeft(self.total, self.clock())
 
     def add(self, done: Progress) -> None:
-        """One more module is done."""
+        """Count a finished module."""
         count = len(done.entries)
         self.entries.extend(done.entries)
         self.kept += count if done.kept else 0
         self.cached += count if done.cached else 0
         if done.kept or done.cached:
-            self._remaining.spare(count, self.clock())
+            self._remaining.skip(count, self.clock())
         else:
             self._remaining.finish(count, done.in_flight)
 
@@ -54,20 +54,20 @@ class CompileTally:
 
     @property
     def rate(self) -> float:
-        """Dispatches a second, of those that were not up to date or cached."""
+        """Compiled dispatches per second, without those that were up to date or cached."""
         return self._remaining.compiled / max(1e-3, self.clock() - self._remaining.started)
 
     def note(self) -> str:
-        """Beside a bar."""
+        """Text beside the progress bar."""
         return f"{len(self.failed)} failed, {self.cached} cached, {self.rate:.1f}/s"
 
     def left(self) -> str:
-        """`0:01:30`; `-:--:--` while nothing is known."""
+        """`0:01:30`; `-:--:--` while there is no estimate."""
         seconds = self._remaining.seconds(self.clock())
         return "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds)))
 
     def line(self, done: Progress, width: int | None) -> str:
-        """What one module came to; the operation's name is shortened to a line of `width` columns."""
+        """The outcome of one module; the operation's name is shortened to fit into `width` columns."""
         states = Counter(entry.state for entry in done.entries)
         counts = ", ".join(f"{count} {state.value}" for state, count in states.items())
         flow = f" ({done.module})" if done.module else ""
@@ -78,7 +78,7 @@ class CompileTally:
 
 
 def _shortened(name: str, room: int | None) -> str:
-    """`conv2d_1x56x56...p1x1_d1x1_g1`: what distinguishes names stands at both ends."""
+    """`conv2d_1x56x56...p1x1_d1x1_g1`: keeps both ends, where names differ."""
     if room is None or len(name) <= room:
         return name
     head = (room - 2) // 2
@@ -95,7 +95,7 @@ def report(results: Iterable[Progress], tally: CompileTally) -> int:
         for done in tracked:
             tally.add(done)
             is_new = not (done.kept or done.cached)
-            # Where a bar counts, only what went wrong needs a line.
+            # With a progress bar, only failures need a line.
             if is_new and not (shows_bar and all(e.state is State.COMPILED for e in done.entries)):
                 say(tally.line(done, line_width()))
     except KeyboardInterrupt:
@@ -118,7 +118,7 @@ def _summarize(tally: CompileTally) -> int:
         say(f"and {len(reasons) - _REASONS} other reasons; manifest.json holds the reason of each dispatch")
     transient = Counter(entry.reason for entry in tally.failed if entry.is_transient)
     if transient:
-        _say_wrapped(f"--retry compiles {transient.total()} of these again: {_told(transient)}")
+        _say_wrapped(f"--retry compiles {transient.total()} of these again: {_most_frequent(transient)}")
     return FAILED
 
 
@@ -127,8 +127,8 @@ def _say_wrapped(text: str) -> None:
     say(text if width is None else textwrap.fill(text, width, subsequent_indent="  "))
 
 
-def _told(reasons: Counter[str]) -> str:
+def _most_frequent(reasons: Counter[str]) -> str:
     """`2 x killed by SIGABRT; 1 x ...`, the most frequent first."""
-    told = [f"{count} x {reason}" for reason, count in reasons.most_common(_RETRIED)]
-    more = len(reasons) - len(told)
-    return "; ".join([*told, *([f"{more} other reasons"] if more else [])])
+    listed = [f"{count} x {reason}" for reason, count in reasons.most_common(_RETRIED)]
+    more = len(reasons) - len(listed)
+    return "; ".join([*listed, *([f"{more} other reasons"] if more else [])])

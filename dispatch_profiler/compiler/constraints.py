@@ -1,12 +1,13 @@
-"""What the compiler itself says of the legal tiles of a GPU pipeline, asked of an SMT solver.
+"""The compiler's own constraints on the tiles of a GPU pipeline, checked and solved with an SMT solver.
 
-With `--iree-codegen-emit-pipeline-constraints` IREE leaves an `iree_codegen.smt.constraints` operation
-beside the root operation for each pipeline: knobs, and assertions over them with a message each. Here
-they are read, solved (extra `smt`: z3), and put beside our own rules (`MmaTiles.invalid_reason`):
+With `--iree-codegen-emit-pipeline-constraints` IREE adds an `iree_codegen.smt.constraints` operation
+beside the root operation for each pipeline: knobs, and assertions over them with a message each. This
+module reads and solves them (extra `smt`: z3), and compares them with our rules
+(`MmaTiles.invalid_reason`):
 
     knobs  wg_0=128 wg_1=64 sg_0=4 sg_1=4 red_2=2 ...   <->   MmaTiles(workgroup=(128, 64), ...)
 
-IREE 3.13 states them for matrix instructions only, and crashes for operations with a batch loop: of a
+IREE 3.13 emits them for matrix instructions only, and crashes for operations with a batch loop; for a
 batch_matmul they are those of each product.
 """
 
@@ -33,11 +34,11 @@ from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target
 
 _FLAG = "--iree-codegen-emit-pipeline-constraints"
-#: Tiles that are tried before the solver chooses one.
+#: Tiles to try before the solver chooses one.
 _POWERS = tuple(2**i for i in range(10))
-#: How long the compiler may take to state them.
+#: Time limit in seconds for the compiler to emit them.
 _SECONDS = 120.0
-#: How long the solver may think about one question, in its own units.
+#: Resource limit of the solver per query (z3's `rlimit`).
 _EFFORT = 5_000_000
 
 Assignment = dict[str, int]
@@ -61,12 +62,12 @@ class Constraints:
         assertions = list(_z3().parse_smt2_string(self.smtlib))
         if len(assertions) != len(self.messages):
             raise ToolError(
-                f"the compiler stated {len(self.messages)} constraints, but wrote {len(assertions)} for the solver"
+                f"the compiler emitted {len(self.messages)} constraints, but {len(assertions)} as SMT-LIB"
             )
         return [(assertion, frozenset(_variables(assertion))) for assertion in assertions]
 
     def violated(self, assignment: Assignment) -> list[str]:
-        """Messages of the assertions that do not hold. Raises KeyError if a variable has no value."""
+        """Messages of the violated assertions. Raises KeyError if a variable has no value."""
         z3 = _z3()
         values = {**assignment, **self._problem()}
         found = []
@@ -77,13 +78,13 @@ class Constraints:
         return found
 
     def solutions(self, rng: np.random.Generator) -> Iterator[Assignment]:
-        """Different assignments that satisfy all, drawn at random; ends when few new ones turn up.
+        """Distinct random assignments that satisfy all assertions; ends when new ones become rare.
 
-        Each knob in a random order is given a random tile, if the others still have a solution
-        then; what is left open is the solver's to choose.
+        The knobs, in a random order, get a random tile if a solution still exists. The solver chooses the
+        others.
         """
         z3 = _z3()
-        # A context of its own, and a limit that is no time: the same seed gives the same solutions.
+        # A separate context and a limit independent of time: the same seed gives the same solutions.
         context = z3.Context()
         solver = z3.Solver(ctx=context)
         solver.set("rlimit", _EFFORT)
@@ -110,8 +111,8 @@ class Constraints:
         if solver.check(*pinned) != z3.sat:
             return None
         model = solver.model()
-        # Knobs and what is declared besides, such as the number of subgroups along m; the solver's own
-        # functions (division by zero) have arguments.
+        # Knobs and other variables, such as the number of subgroups along m. The solver's own functions
+        # (division by zero) have arguments.
         values = (each for each in model.decls() if each.arity() == 0)
         return {each.name(): model[each].as_long() for each in values}
 
@@ -119,10 +120,10 @@ class Constraints:
         loops = enumerate(self.operation.as_contraction().one_of_batch.loops)
         return {f"problem_dim_{i}": loop.extent for i, loop in loops}
 
-    # -- to and from our own configurations -----------------------------------------------------------
+    # -- conversion to and from configurations --------------------------------------------------------
 
     def assignment_of(self, tiles: MmaTiles) -> Assignment:
-        """The knobs that stand for `tiles`, which must be of this pipeline."""
+        """The knobs of `tiles`, which must be for this pipeline."""
         operation = self.operation.as_contraction().one_of_batch
         lowering, intrinsic = tiles.lowering(operation), tiles.intrinsic(operation)
         levels = dict(lowering.levels)
@@ -145,7 +146,7 @@ class Constraints:
         return found
 
     def configuration_of(self, assignment: Mapping[str, int]) -> MmaTiles:
-        """The configuration that the knobs stand for."""
+        """The configuration of the knobs."""
         operation = self.operation.as_contraction().one_of_batch
         intrinsic = self.intrinsics[assignment["mma_idx"]]
         loops = [loop.name for loop in operation.loops]
@@ -169,17 +170,17 @@ class Constraints:
             subgroups=subgroups,
             instruction=family,
             shape=intrinsic.shape if _has_several(self.intrinsics, family) else (),
-            # 0 and 1 are the same: nothing is pipelined.
+            # 0 and 1 both mean no pipelining.
             stages=max(1, assignment["prefetch_num_stages"]),
             subgroup_size=assignment["sg_size"],
             pipeline=self.pipeline,
         )
 
     def fits(self, tiles: MmaTiles) -> bool:
-        """Are these the constraints that `tiles` would have to hold?
+        """Whether these constraints apply to `tiles`.
 
-        They speak of the operation's own loops, of which slices of k make others, and of VectorDistribute
-        only for tiles one row of pixels deep.
+        They are for the loops of the operation without split-k, and with VectorDistribute only for tiles
+        of one row of pixels.
         """
         same = (
             tiles.split_k == 1
@@ -191,50 +192,51 @@ class Constraints:
 
 
 def compiler_constraints(target: Target, operation: Operation) -> tuple[Constraints, ...]:
-    """What the compiler states for `operation` on `target`; none where it uses no matrix instruction.
+    """The compiler's constraints for `operation` on `target`; none if it uses no matrix instruction.
 
-    Raises UsageError for what IREE 3.13 crashes on or folds, so that knobs would mean other loops.
+    Raises UsageError for operations on which IREE 3.13 crashes, or which it folds, so that knobs would refer
+    to other loops.
     """
-    reason = _unstated(operation)
+    reason = _unsupported_reason(operation)
     if reason:
-        raise UsageError(f"the compiler states no constraints for {operation.name}: {reason}")
-    # The flag is one of the whole process, where it would harm every later build.
+        raise UsageError(f"the compiler emits no constraints for {operation.name}: {reason}")
+    # The flag applies to the whole process and would affect every later build.
     with Worker(WorkerLimits(_SECONDS)) as worker:
-        stated: tuple[Constraints, ...] = worker.call(_stated, target, operation)
-        return stated
+        found: tuple[Constraints, ...] = worker.call(_emitted, target, operation)
+        return found
 
 
-def _stated(target: Target, operation: Operation) -> tuple[Constraints, ...]:
-    module = _module(target, operation)
-    return tuple(_read(op, operation) for op in _stated_in(module))
+def _emitted(target: Target, operation: Operation) -> tuple[Constraints, ...]:
+    module = _configured_module(target, operation)
+    return tuple(_parse(op, operation) for op in _constraints_in(module))
 
 
-def _module(target: Target, operation: Operation) -> IrModule:
+def _configured_module(target: Target, operation: Operation) -> IrModule:
     """The compiler's default for `operation`, configured, with the constraints beside it."""
-    stated = operation.as_contraction().one_of_batch
+    one = operation.as_contraction().one_of_batch
     phases, flags = InProcess(), (*target.compile_flags, _FLAG)
-    module = phases.parse(render_module(stated, (Dispatch(stated, Default()),)), flags)
+    module = phases.parse(render_module(one, (Dispatch(one, Default()),)), flags)
     return phases.advance(module, flags, stop="executable-configurations")
 
 
-def _stated_in(module: IrModule) -> Iterator[Any]:
+def _constraints_in(module: IrModule) -> Iterator[Any]:
     return (op for op in operations_in(module.operation) if op.name == "iree_codegen.smt.constraints")
 
 
-def _unstated(operation: Operation) -> str:
+def _unsupported_reason(operation: Operation) -> str:
     if operation.contraction is None:
         return f"{operation.kind} uses no matrix instruction"
     convolution = operation.convolution
     if convolution is None:
         return ""
     if convolution.variant != "dense":
-        return f"IREE 3.13 crashes when it should for a {convolution.variant} convolution"
+        return f"IREE 3.13 crashes on a {convolution.variant} convolution"
     if 1 in (convolution.batch, *convolution.output_size) or set(convolution.filter_size) == {1}:
         return "its loops of extent 1 are folded away"
     return ""
 
 
-def _read(op: Any, operation: Operation) -> Constraints:
+def _parse(op: Any, operation: Operation) -> Constraints:
     from iree.compiler.dialects import iree_codegen
 
     text, body = str(op.attributes["knobs"]), str(op)
@@ -257,7 +259,7 @@ def _has_several(intrinsics: Sequence[Intrinsic], family: str) -> bool:
 
 
 def _variables(expression: Any) -> set[str]:
-    """Names of the variables in a formula of the solver."""
+    """Names of the variables in a solver expression."""
     z3 = _z3()
     if z3.is_const(expression) and expression.decl().kind() == z3.Z3_OP_UNINTERPRETED:
         return {expression.decl().name()}

@@ -1,7 +1,7 @@
-"""External kernels in a module: their objects are put in, and verified to be there in the end.
+"""External kernels in a module: inserting their objects, and verifying that they are launched.
 
-The generated source says how each is launched. What only its compiler knows, the object itself and
-the shared memory that it takes, is set on `hal.dispatch.extern` before the front end runs.
+The generated source has the launch of each kernel. The object and its shared memory, which only the
+kernel's compiler knows, are set on `hal.dispatch.extern` before the front end runs.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _LARGEST_OBJECT = 2**28
 def make_kernels(
     dispatches: Sequence[Dispatch], gpu: GpuLimits | None
 ) -> tuple[dict[str, Kernel], dict[str, BuildOutcome]]:
-    """(dispatch -> its kernel, dispatch -> why it has none), of those that launch an external kernel."""
+    """(dispatch -> kernel, dispatch -> failure) for the dispatches that launch an external kernel."""
     kernels: dict[str, Kernel] = {}
     failed: dict[str, BuildOutcome] = {}
     for dispatch in dispatches:
-        asked = dispatch.configuration.kernel(dispatch.operation)
-        if asked is None or gpu is None:
+        kernel = dispatch.configuration.kernel(dispatch.operation)
+        if kernel is None or gpu is None:
             continue
         try:
-            kernels[dispatch.name] = _checked(_made(asked, gpu), dispatch, gpu)
+            kernels[dispatch.name] = _checked(_load(kernel, gpu), dispatch, gpu)
         except BuildError as error:
             failed[dispatch.name] = BuildOutcome(State.NOT_COMPILED, error.message)
         except MissingDependency as error:
@@ -44,21 +44,21 @@ def make_kernels(
     return kernels, failed
 
 
-def _made(asked: KernelSource | KernelObject, gpu: GpuLimits) -> Kernel:
-    if isinstance(asked, KernelSource):
+def _load(kernel: KernelSource | KernelObject, gpu: GpuLimits) -> Kernel:
+    if isinstance(kernel, KernelSource):
         # It takes a second to import, and is optional.
         from dispatch_profiler.compiler.triton import compile_kernel
 
-        return compile_kernel(asked, gpu.device_capability)
+        return compile_kernel(kernel, gpu.device_capability)
     try:
-        data = read_bounded(Path(asked.path), _LARGEST_OBJECT)
+        data = read_bounded(Path(kernel.path), _LARGEST_OBJECT)
     except UsageError as error:
         raise BuildError(error.message) from error
-    return Kernel(data, asked.shared_bytes, f"{Path(asked.path).name} for {asked.target_arch}")
+    return Kernel(data, kernel.shared_bytes, f"{Path(kernel.path).name} for {kernel.target_arch}")
 
 
 def _checked(kernel: Kernel, dispatch: Dispatch, gpu: GpuLimits) -> Kernel:
-    """BuildError unless the device has what the kernel takes, and the kernel what is launched."""
+    """Raise BuildError unless the device has the kernel's resources and the object has the entry point."""
     launch = dispatch.configuration.launch(dispatch.operation)
     assert launch is not None
     if kernel.shared_bytes > gpu.device_shared_bytes:
@@ -69,7 +69,7 @@ def _checked(kernel: Kernel, dispatch: Dispatch, gpu: GpuLimits) -> Kernel:
     if kernel.scratch_bytes > max(launch.scratch, default=0):
         raise BuildError(
             f"the kernel needs {kernel.scratch_bytes} B of scratch memory, but its launch gives "
-            f"{max(launch.scratch, default=0)}: this release of Triton makes its descriptors in another way"
+            f"{max(launch.scratch, default=0)}: this release of Triton creates descriptors differently"
         )
     if _is_ptx(kernel.data) and not re.search(
         rb"\.entry\s+" + re.escape(launch.entry.encode()) + rb"\b", kernel.data
@@ -83,8 +83,8 @@ def _is_ptx(data: bytes) -> bool:
     return b"\0" not in data.rstrip(b"\0")
 
 
-def put_in(source: IrModule, kernels: Mapping[str, Kernel]) -> None:
-    """Set object and shared memory on the launches of a module that the front end has not seen."""
+def insert_kernels(source: IrModule, kernels: Mapping[str, Kernel]) -> None:
+    """Set objects and shared memory on the launches in `source`, before the front end runs."""
     functions = source.symbols("func.func")
     for name, kernel in kernels.items():
         for op in operations_in(functions[name]):
@@ -103,7 +103,7 @@ def _object(name: str, kernel: Kernel) -> str:
 
 
 def verify_external_kernels(module: IrModule, kernels: Mapping[str, Kernel]) -> dict[str, BuildOutcome]:
-    """Outcomes of the dispatches of `kernels`: does each really launch its own?"""
+    """Outcomes of the dispatches of `kernels`: whether each launches its own kernel."""
     return {name: _verified(module, name, kernel) for name, kernel in kernels.items()}
 
 

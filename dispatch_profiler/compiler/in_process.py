@@ -21,7 +21,7 @@ _Callback = ctypes.CFUNCTYPE(
 
 
 class InProcess:
-    """Phases of the compiler, in this process. Picklable: it holds nothing.
+    """Phases of the compiler, in this process. Picklable, because it has no state.
 
     A module stays in the MLIR context of its session from the source to the vmfb.
     """
@@ -35,7 +35,7 @@ class InProcess:
         return str(function().decode())
 
     def check_flags(self, flags: Sequence[str]) -> None:
-        """UsageError if the compiler does not know one of `flags`."""
+        """Raise UsageError if the compiler does not know one of `flags`."""
         _session(tuple(flags))
 
     def parse(self, source: str, flags: tuple[str, ...]) -> IrModule:
@@ -60,15 +60,15 @@ class InProcess:
 
 
 def _repeated(module: IrModule, flags: tuple[str, ...], repeat: int) -> IrModule:
-    """A copy of a module at phase `hal` in which every dispatch is done `repeat` times."""
+    """A copy of a module at phase `hal` that executes every dispatch `repeat` times."""
     repeated = module.clone()
-    # Wrapped in builtin.module(...) the same pipeline does nothing, and says nothing.
+    # Inside builtin.module(...), the same pipeline silently does nothing.
     _run(repeated, flags, pipeline=f"util.func(iree-hal-repeat-dispatches{{count={repeat}}})")
     before, after = module.dispatch_commands(), repeated.dispatch_commands()
     if after != repeat * before:
         raise ToolError(
             f"the profile module should do {repeat} x {before} dispatches, but does {after}",
-            hint="this compiler repeats dispatches in another way: use --batch-size=1",
+            hint="this compiler repeats dispatches differently: use --batch-size=1",
         )
     return repeated
 
@@ -92,9 +92,9 @@ def _session(flags: tuple[str, ...]) -> api.Session:
     except ValueError as error:
         detail = " ".join(str(error).split()).removeprefix("Error parsing flags: ")
         raise UsageError(
-            f"iree-compile refuses its flags: {detail}", hint="see iree-compile --help-hidden"
+            f"iree-compile rejected its flags: {detail}", hint="see iree-compile --help-hidden"
         ) from error
-    # A worker is one core's: threads within it would only take turns with the other workers.
+    # Each worker has one core: its threads would only compete with the other workers.
     session.context.enable_multithreading(False)
     return session
 
@@ -107,19 +107,18 @@ def _run(
     stop: str | None = None,
     pipeline: str | None = None,
 ) -> bytes:
-    """Take `module` from phase `start` to `stop`; without `stop` to a vmfb, which is the answer.
+    """Take `module` from phase `start` to `stop`; without `stop`, compile it and return the vmfb.
 
-    With `pipeline`, run those passes and nothing else. Changes `module`; after an error it is of
-    no more use.
+    With `pipeline`, run only those passes. Changes `module`, which is unusable after an error.
     """
     session, library = _session(flags), _library()
     errors: list[str] = []
 
-    def heard(severity: int, message: Any, size: int, _: Any) -> None:
+    def on_diagnostic(severity: int, message: Any, size: int, _: Any) -> None:
         if severity == _ERROR:
             errors.append(ctypes.string_at(message, size).decode(errors="replace"))
 
-    callback = _Callback(heard)
+    callback = _Callback(on_diagnostic)
     with session.invocation() as invocation:
         library.ireeCompilerInvocationEnableCallbackDiagnostics(invocation._inv_p, 0, callback, None)
         if start:
@@ -127,8 +126,8 @@ def _run(
         if stop:
             library.ireeCompilerInvocationSetCompileToPhase(invocation._inv_p, stop.encode())
         invocation.import_module(module.operation)
-        done = invocation.execute_text_pass_pipeline(pipeline) if pipeline else invocation.execute()
-        if not done:
+        succeeded = invocation.execute_text_pass_pipeline(pipeline) if pipeline else invocation.execute()
+        if not succeeded:
             raise BuildError(
                 errors[0] if errors else "the compiler failed without a diagnostic",
                 diagnostics="\n".join(errors),

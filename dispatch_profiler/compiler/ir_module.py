@@ -1,6 +1,6 @@
 """An MLIR module of IREE between two phases: its functions, its executables, and copies of them.
 
-Nothing here may keep a handle to an operation inside the module: passes erase and replace these.
+Do not keep handles to operations inside the module: passes erase and replace them.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class IrModule:
         return IrModule(self.operation.clone())
 
     def symbols(self, kind: str) -> dict[str, Any]:
-        """Name -> operation, of the module's own operations of one kind such as `util.func`.
+        """Name -> operation, for the module's top-level operations of one kind such as `util.func`.
 
-        They must not outlive the module: the bindings do not keep it alive for them.
+        They must not outlive the module, which the bindings do not keep alive.
         """
         return {symbol_of(op): op for op in self._top() if op.name == kind}
 
@@ -65,7 +65,7 @@ class IrModule:
     # -- before the front end: func.func --------------------------------------------------------
 
     def lines(self) -> dict[str, int]:
-        """Function -> the line of the source on which it starts."""
+        """Function -> its first line in the source."""
         found = {}
         for name, op in self.symbols("func.func").items():
             line = re.search(r":(\d+):\d+", str(op.location))
@@ -74,7 +74,7 @@ class IrModule:
         return found
 
     def keep_functions(self, names: Sequence[str]) -> None:
-        """Erase every function that is not among `names`. BuildError if one of these is not there."""
+        """Erase every function that is not in `names`. Raises BuildError if one of `names` is missing."""
         present = self.symbols("func.func")
         missing = set(names) - present.keys()
         if missing:
@@ -82,20 +82,20 @@ class IrModule:
         for name in present.keys() - set(names):
             present[name].erase()
 
-    # -- after it: util.func and the hal.executable that they dispatch --------------------------
+    # -- after the front end: util.func and the hal.executable that they dispatch ---------------
 
     def entry_points(self) -> list[str]:
         return list(self.symbols("util.func"))
 
     def executables_of(self, function: str) -> dict[str, Any]:
-        """Name -> operation, of every executable that `function` dispatches."""
+        """Name -> operation, for every executable that `function` dispatches."""
         executables = self.symbols("hal.executable")
         body = str(self.symbols("util.func").get(function, ""))
         used = set(re.findall(r"@\"?([\w.$-]+)\"?::@", body))
         return {name: op for name, op in executables.items() if name in used}
 
     def drop_dispatches(self, names: Sequence[str]) -> None:
-        """Erase entry points with the executables that only they use."""
+        """Erase entry points and the executables that only they use."""
         used = {name: set(self.executables_of(name)) for name in self.entry_points()}
         kept = set().union(*(executables for name, executables in used.items() if name not in names))
         dead = set().union(*(used.get(name, set()) for name in names)) - kept
@@ -108,7 +108,7 @@ class IrModule:
         original = self.symbols("util.func")[name]
         made = original.clone(ir.InsertionPoint(original))
         for key in attribute_names(made):
-            # The declaration for reflection holds the name a second time.
+            # The reflection attribute contains the name too.
             text = str(made.attributes[key]).replace(f"@{name}(", f"@{copy}(")
             if text != str(made.attributes[key]):
                 made.attributes[key] = ir.Attribute.parse(text, self.operation.context)
@@ -116,7 +116,7 @@ class IrModule:
         _shift_lines(made, line_shift)
 
     def own_executable(self, function: str, executable: str, *, line_shift: int = 0) -> Any:
-        """Give `function` a copy of an executable that others use too; the copy."""
+        """Give `function` its own copy of an executable that others also use. Returns the copy."""
         original = self.symbols("hal.executable")[executable]
         name = self._free_name(_renamed(executable, function))
         copy = original.clone(ir.InsertionPoint(original))
@@ -128,7 +128,7 @@ class IrModule:
         return copy
 
     def start_line(self, executable: str, lines: Mapping[str, int]) -> int:
-        """Where the function that `executable` was made from starts: one of `lines`, or 0."""
+        """First line of the function that `executable` comes from: one of `lines`, or 0."""
         for op in operations_in(self.symbols("hal.executable")[executable]):
             place = re.search(r'"[^"]*":(\d+):\d+', str(op.location))
             starts = [line for line in lines.values() if place and line <= int(place[1])]
@@ -148,7 +148,7 @@ class IrModule:
         return name
 
     def dispatch_commands(self) -> int:
-        """How many dispatches the command buffers of a module at phase `hal` hold in all."""
+        """Total number of dispatches in the command buffers of a module at phase `hal`."""
         return sum(op.name == "hal.command_buffer.dispatch" for op in operations_in(self.operation))
 
 
@@ -174,7 +174,7 @@ def operations_in(op: Any) -> list[Any]:
 
 def attribute_names(op: Any) -> list[str]:
     """Names of the attributes of `op`."""
-    # The bindings give names or named attributes, depending on their version.
+    # The bindings return names or named attributes, depending on their version.
     return [named if isinstance(named, str) else named.name for named in op.attributes]
 
 
@@ -184,9 +184,9 @@ def _renamed(executable: str, function: str) -> str:
 
 
 def _rename_entries(executable: Any, old: str, new: str) -> dict[str, str]:
-    """Give the entry points of a copied executable names of their own: all are linked together.
+    """Rename the entry points of a copied executable, because all are linked together.
 
-    Entry -> its new name.
+    Returns entry -> new name.
     """
     inner = operations_in(executable)
     exports = [symbol_of(op) for op in inner if op.name == "hal.executable.export"]
@@ -205,7 +205,7 @@ def _rename_entries(executable: Any, old: str, new: str) -> dict[str, str]:
 
 
 def _redirect(op: Any, old: str, new: str, entries: dict[str, str]) -> None:
-    """Make references `@executable::@variant::@entry` of one operation those of the copy."""
+    """Redirect the references `@executable::@variant::@entry` of one operation to the copy."""
 
     def moved(match: re.Match[str]) -> str:
         return f"@{new}::@{match[1]}::@{entries.get(match[2], match[2])}"
@@ -218,13 +218,13 @@ def _redirect(op: Any, old: str, new: str, entries: dict[str, str]) -> None:
 
 
 def _first_error(error: Exception) -> str:
-    """The first line with an error of what MLIR says."""
+    """The first line with an error in MLIR's message."""
     lines = str(error).splitlines()
     return next((line for line in lines if "error:" in line), lines[0]).strip()
 
 
 def _shift_lines(op: Any, lines: int) -> None:
-    """Move the locations of `op` and all in it: diagnostics name the function by its line."""
+    """Shift the locations of `op` and its nested operations: diagnostics identify functions by line."""
     if not lines:
         return
     for inner in operations_in(op):

@@ -1,4 +1,4 @@
-"""IREE as a compiler: configure, prove that what was asked for is configured, generate code."""
+"""IREE as a compiler: configure, verify that the request was configured, generate code."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from dispatch_profiler.files import find_tools
 if TYPE_CHECKING:
     from dispatch_profiler.compiler.ir_module import IrModule
 
-#: The phase at which every dispatch is an executable of its own, with its source.
+#: The phase at which every dispatch is a separate executable, with its source.
 _OUTLINED = "executable-sources"
-#: The phase at which the compiler has chosen tiles and pipeline for each.
+#: The phase at which every executable has its tiles and pipeline.
 _CONFIGURED = "executable-configurations"
 
 _CPU = "--iree-llvmcpu-target-cpu"
@@ -38,17 +38,17 @@ class Phases(Protocol):
     def check_flags(self, flags: Sequence[str]) -> None: ...
 
     def parse(self, source: str, flags: tuple[str, ...]) -> IrModule:
-        """Source -> a module that the other steps take."""
+        """Source -> a module for the other steps."""
 
     def advance(
         self, module: IrModule, flags: tuple[str, ...], start: str | None = None, *, stop: str
     ) -> IrModule:
-        """Take a module from one phase (None: a source) to another. `module` is used up."""
+        """Take a module from one phase (None: a source) to another. Consumes `module`."""
 
     def finish(
         self, module: IrModule, flags: tuple[str, ...], start: str, repeat: int
     ) -> tuple[bytes, bytes]:
-        """A module at phase `start` -> verify vmfb and profile vmfb. `module` is used up."""
+        """A module at phase `start` -> verify vmfb and profile vmfb. Consumes `module`."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class IreeCompiler:
 
     @property
     def _phases(self) -> Phases:
-        # Loading the compiler costs 0.2 s and 100 MB: only where something is compiled.
+        # Loading the compiler costs 0.2 s and 100 MB: do it only to compile.
         if self.build_dir is not None:
             from dispatch_profiler.compiler.tools import Tools
 
@@ -82,24 +82,30 @@ class IreeCompiler:
         if _HOST not in flags:
             return tuple(flags)
         cpu, features = self._cpu_of(flags)
-        # The compiler puts the features that a name stands for before those that it is given.
+        # The compiler puts the features that a CPU name implies before those in the flags.
         _, implied = self._cpu_of([f"{_CPU}={cpu}" if flag == _HOST else flag for flag in flags])
         named = (f"{_CPU}={cpu}", f"{_CPU}-features={features.removeprefix(implied).strip(',')}")
         return tuple(new for flag in flags for new in (named if flag == _HOST else (flag,)))
 
     def _cpu_of(self, flags: Sequence[str]) -> tuple[str, str]:
-        """Name and features of the CPU that `flags` stand for, as the compiler sees them."""
+        """Name and features of the CPU that `flags` select, as the compiler resolves them."""
         phases, given = self._phases, tuple(flags)
         text = phases.advance(phases.parse(SMALLEST_MODULE, given), given, stop=_OUTLINED).text()
         found = re.search(r'\bcpu = "([^"]*)", cpu_features = "([^"]*)"', text)
         if found is None:
-            raise ToolError(f"the compiler does not say what {_HOST} is", hint="name it: llvm-cpu:CPU")
+            raise ToolError(
+                f"the compiler does not report the CPU of {_HOST}", hint="name it: --target=llvm-cpu:CPU"
+            )
         return found[1], found[2]
 
     def build(self, request: BuildRequest) -> Built:
         """See `Compiler.build`."""
         from dispatch_profiler.compiler.applied import restore_dropped, verify_applied
-        from dispatch_profiler.compiler.external_kernels import make_kernels, put_in, verify_external_kernels
+        from dispatch_profiler.compiler.external_kernels import (
+            insert_kernels,
+            make_kernels,
+            verify_external_kernels,
+        )
         from dispatch_profiler.compiler.sharing import fan_out, share
 
         phases, flags = self._phases, request.flags
@@ -111,7 +117,7 @@ class IreeCompiler:
         lines = source.lines()
         names = [dispatch.name for dispatch in request.dispatches]
         source.keep_functions(names)
-        put_in(source, kernels)
+        insert_kernels(source, kernels)
         groups = share(source)
         try:
             module = phases.advance(source, flags, stop=_OUTLINED)
@@ -132,13 +138,13 @@ class IreeCompiler:
         return Built(verify, profile, outcomes | failed)
 
     def _without_evidence(self, request: BuildRequest, module: IrModule) -> dict[str, BuildOutcome]:
-        """Outcomes of the whole-flow dispatches of which the compiler's IR shows nothing."""
+        """Outcomes of the whole-flow dispatches whose evidence is missing in the compiler's IR."""
         found: dict[str, BuildOutcome] = {}
         for dispatch in request.dispatches:
             evidence = dispatch.configuration.evidence
             if evidence is not None and not self._shows(evidence, request, module):
-                reason = f"the compiler took {' '.join(dispatch.configuration.flags)}, but its IR at "
-                reason += f"{evidence.phase} has no {evidence.text}: it changed nothing here"
+                reason = f"the compiler accepted {' '.join(dispatch.configuration.flags)}, but its IR at "
+                reason += f"{evidence.phase} has no {evidence.text}: they had no effect"
                 found[dispatch.name] = BuildOutcome(State.NOT_APPLIED, reason)
         return found
 
@@ -151,13 +157,13 @@ class IreeCompiler:
 
 @cache
 def _revision_of(compiler: IreeCompiler) -> str:
-    """What the compiler itself says, asked once: a key is made for every module."""
+    """The revision that the compiler reports, cached because every module's key contains it."""
     return compiler._phases.revision
 
 
 @cache
 def _wheel_revision() -> str:
-    """What the wheel says of itself, without loading the compiler; empty for a build that does not."""
+    """The wheel's revision, without loading the compiler; empty if the wheel has none."""
     spec = importlib.util.find_spec("iree.compiler")
     origin = Path(spec.origin if spec and spec.origin else "").with_name("version.py")
     try:
@@ -168,7 +174,7 @@ def _wheel_revision() -> str:
 
 
 def _culprits(diagnostics: str, lines: dict[str, int]) -> list[str]:
-    """Functions whose lines the diagnostics name. `lines` are where the functions start."""
+    """Functions that the diagnostics refer to. `lines` maps functions to their first lines."""
     starts = sorted((line, name) for name, line in lines.items())
     found: dict[str, None] = {}
     for text in re.findall(r"^\S*?:(\d+):\d+:", diagnostics, flags=re.MULTILINE):
@@ -179,7 +185,7 @@ def _culprits(diagnostics: str, lines: dict[str, int]) -> list[str]:
 
 
 def _sentence(message: str) -> str:
-    """The first line of a diagnostic without its location and the lists that follow it."""
+    """The first line of a diagnostic, without its location."""
     first = next((line for line in message.splitlines() if line.strip()), message)
     first = re.sub(r"^\S*?:\d+:\d+: (error: )?", "", first.strip())
     return re.sub(r"\s+", " ", first)[:300]

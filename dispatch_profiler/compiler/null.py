@@ -1,7 +1,7 @@
-"""A compiler that compiles nothing: every verdict of the pipeline can be had in seconds.
+"""A compiler that compiles nothing, to try every verdict of the pipeline in seconds.
 
-Its "vmfb" is JSON that says, function by function, what the null device is to do. Faults come from
-a YAML file, by a glob over dispatch names; the first that matches counts:
+Its "vmfb" is JSON with instructions for the null device, function by function. Faults come from a
+YAML file that maps globs over dispatch names to faults; the first match counts:
 
     "*_peel":            {not_compiled: no such tile}
     "matmul_64*":        {not_applied: true}
@@ -51,13 +51,13 @@ class Rule:
 
 
 def load_rules(path: Path) -> tuple[Rule, ...]:
-    """Read a file of faults. UsageError names the rule and the key."""
-    from dispatch_profiler.yaml_files import load_yaml  # which only those need who compile
+    """Read a file of faults. Raises UsageError, which names the rule and the key."""
+    from dispatch_profiler.yaml_files import load_yaml  # imported here: only files of faults need it
 
     try:
         data = load_yaml(path)
     except UsageError as error:
-        hint = "null:FILE names the faults, as seen from where the command runs"
+        hint = "FILE in null:FILE is relative to the current directory"
         raise UsageError(str(error), hint=hint) from error
     if not isinstance(data, dict):
         raise UsageError(f"{path}: expected patterns with faults, but got {short_repr(data)}")
@@ -87,14 +87,14 @@ def _rule(pattern: str, values: Any, path: Path) -> Rule:
     return Rule(pattern, **values)
 
 
-def _suffer(fault: str) -> None:
-    """Do to this process what a compiler may do to its own."""
+def _simulate(fault: str) -> None:
+    """Simulate a fault of the compiler in this process."""
     if fault == "crash":
         os.abort()
     if fault == "hang":
         time.sleep(3600)
     if fault == "memory":
-        raise MemoryError("the null compiler was told to run out of memory")
+        raise MemoryError("simulated by the null compiler")
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class NullCompiler:
         return f"null {sha256(repr(self.rules).encode())[:12]}"
 
     def check_flags(self, flags: Sequence[str]) -> None:
-        """Every flag is known: none has an effect."""
+        """Accept every flag; none has an effect."""
 
     def resolve(self, flags: Sequence[str]) -> tuple[str, ...]:
         """See `Compiler.resolve`."""
@@ -118,7 +118,7 @@ class NullCompiler:
         """See `Compiler.build`."""
         for dispatch in request.dispatches:
             rule = self._rule_for(dispatch)
-            _suffer(rule.compiler)
+            _simulate(rule.compiler)
             if rule.not_compiled:
                 raise BuildError(rule.not_compiled, culprits=(dispatch.name,))
         outcomes = {dispatch.name: self._outcome(dispatch) for dispatch in request.dispatches}
@@ -135,14 +135,14 @@ class NullCompiler:
         lowering = dispatch.configuration.lowering(dispatch.operation)
         wanted = "the null compiler's choice" if lowering is None else lowering.lowering_config
         if self._rule_for(dispatch).not_applied:
-            return BuildOutcome(State.NOT_APPLIED, f"asked for {wanted}, but configured nothing")
+            return BuildOutcome(State.NOT_APPLIED, f"requested {wanted}, but configured nothing")
         return BuildOutcome(State.COMPILED, applied=wanted)
 
     def _vmfb(self, dispatches: Sequence[Dispatch], repeat: int) -> bytes:
         functions = {}
         for dispatch in dispatches:
             rule = self._rule_for(dispatch)
-            # 10 GFLOP/s unless a rule says otherwise.
+            # 10 GFLOP/s unless a rule sets the time.
             time_ms = rule.time_ms if rule.time_ms is not None else dispatch.operation.flops / 1e7
             functions[dispatch.name] = {
                 "operation": dispatch.operation.to_dict(),

@@ -1,7 +1,7 @@
-"""Builds in parallel, here or on other machines, each isolated in its own process.
+"""Builds in parallel, on this machine or others, each isolated in its own process.
 
-joblib distributes the modules to threads of this process or to processes of its own (loky); with
-`dask` the scheduler of a cluster does (see `cluster`). Each passes its module to a compiler process
+joblib distributes the modules to threads of this process or to worker processes (loky); with `dask`
+the scheduler of a cluster does (see `cluster`). Each passes its module to a compiler process
 (`isolation.Worker`), so that a crash, a hang or a lack of memory fails only that module.
 """
 
@@ -31,17 +31,16 @@ from dispatch_profiler.isolation import Worker, WorkerLimits
 Key = TypeVar("Key")
 Flags = tuple[str, ...]
 
-#: What one compiler process builds: each module leaves 0.02 to 0.05 MiB behind in it, and a fresh
-#: MLIR context leaves more.
+#: Maximum builds per compiler process: each module leaks 0.02 to 0.05 MiB, a new MLIR context more.
 _BUILDS = 500
-#: How long a compiler may take to load and to read its flags, in seconds.
+#: Time limit in seconds for a compiler to load and to read its flags.
 _FLAGS_SECONDS = 120.0
-#: How often what a lost worker had in hand is given to another before we give up.
+#: Maximum attempts if worker processes of joblib are killed.
 _ATTEMPTS = 3
 
 
 class WorkerSet:
-    """Compiler processes of this process, one for each of its threads that builds."""
+    """Compiler processes of this process, one for each building thread."""
 
     def __init__(self) -> None:
         self._idle: list[tuple[WorkerLimits, Worker]] = []
@@ -61,8 +60,8 @@ class WorkerSet:
 
     def _take(self, limits: WorkerLimits) -> Worker:
         with self._lock:
-            for index, (has, worker) in enumerate(self._idle):
-                if has == limits:
+            for index, (own_limits, worker) in enumerate(self._idle):
+                if own_limits == limits:
                     del self._idle[index]
                     return worker
             worker = Worker(limits, start=_load, max_calls=_BUILDS)
@@ -70,47 +69,49 @@ class WorkerSet:
             return worker
 
     def check_open(self) -> None:
-        """ToolError after `close`."""
+        """Raise ToolError after `close`."""
         if self._closed:
             raise ToolError("interrupted")
 
     def close(self) -> None:
-        """End every process, also in the middle of a build."""
+        """Kill every process, even during a build."""
         self._closed = True
         for worker in self._all:
             worker.kill()
 
 
-#: For joblib's own processes and for Dask's, which live longer than one call.
-_OF_THIS_PROCESS = WorkerSet()
+#: For processes of joblib and Dask, which outlive one call.
+_PROCESS_WORKERS = WorkerSet()
 
 
 def _load() -> None:
-    """Import this package: the time that it takes is not that of the first dispatch."""
+    """Import this package, so that the time limit of the first dispatch does not include it."""
 
 
 def _build(compiler: Compiler, request: BuildRequest) -> Built:
     return compiler.build(request)
 
 
-def _read_flags(compiler: Compiler, asked: Sequence[Flags], travel: bool) -> dict[Flags, Flags]:
-    for flags in asked:
+def _read_flags(compiler: Compiler, given: Sequence[Flags], resolve: bool) -> dict[Flags, Flags]:
+    for flags in given:
         compiler.check_flags(flags)
-    return {flags: compiler.resolve(flags) if travel else flags for flags in asked}
+    return {flags: compiler.resolve(flags) if resolve else flags for flags in given}
 
 
-def _ask(worker: Worker, compiler: Compiler, asked: tuple[Flags, ...], *, travel: bool) -> dict[Flags, Flags]:
+def _read_flags_in(
+    worker: Worker, compiler: Compiler, given: tuple[Flags, ...], *, resolve: bool
+) -> dict[Flags, Flags]:
     try:
-        answer: dict[Flags, Flags] = worker.call(_read_flags, compiler, asked, travel, seconds=_FLAGS_SECONDS)
-        return answer
+        found: dict[Flags, Flags] = worker.call(_read_flags, compiler, given, resolve, seconds=_FLAGS_SECONDS)
+        return found
     except UsageError as error:
-        # What a flag takes LLVM writes to standard error only.
-        said = re.findall(r"(for the -.* option: .*)", worker.stderr_tail())
-        raise UsageError(error.message, hint="; ".join([*said, error.hint])) from error
+        # LLVM explains the values of a flag on standard error only.
+        details = re.findall(r"(for the -.* option: .*)", worker.stderr_tail())
+        raise UsageError(error.message, hint="; ".join([*details, error.hint])) from error
     except ToolError as error:
         raise ToolError(
-            f"the compiler did not get as far as reading its flags: {error.message}",
-            hint="look at what stands behind --; a low --memory-limit does this too",
+            f"the compiler failed before it read its flags: {error.message}",
+            hint="check the flags after --; a low --memory-limit is another possible cause",
         ) from error
 
 
@@ -121,13 +122,13 @@ def build_task(
     limits: WorkerLimits,
     workers: WorkerSet | None = None,
 ) -> tuple[Any, Built]:
-    """Build `request`, as much of it as compiles, wherever this is done; `key` comes back with it."""
-    ours = workers or _OF_THIS_PROCESS
-    with ours.borrow(limits) as worker:
+    """Build as much of `request` as compiles, and return it with `key`. It may run on any machine."""
+    borrowed_from = workers or _PROCESS_WORKERS
+    with borrowed_from.borrow(limits) as worker:
 
         def call(part: BuildRequest) -> Built:
-            ours.check_open()
-            # A module of many dispatches may take longer than one, but not without bound.
+            borrowed_from.check_open()
+            # A module of several dispatches may take longer than one, but not without bound.
             seconds = (limits.seconds or 0.0) + 10.0 * (len(part.dispatches) - 1)
             built: Built = worker.call(_build, compiler, part, seconds=seconds)
             return built
@@ -136,19 +137,19 @@ def build_task(
 
 
 def _ignore_interrupts() -> None:
-    """Ctrl-C at the terminal reaches joblib's processes too, but it is ours to handle."""
+    """Ctrl-C at the terminal also reaches joblib's processes, but this process handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """Keep the current directory off the path of joblib's processes, which it starts as `python -m`.
+    """Keep the current directory off the path of joblib's processes, which start as `python -m`.
 
-    Raises UsageError where Python cannot do that.
+    Raises UsageError if this version of Python does not support it.
     """
     if not hasattr(sys.flags, "safe_path"):
         raise UsageError(
-            "--executor=loky needs Python 3.11: before, joblib's processes import from the current directory",
+            "--executor=loky needs Python 3.11: with older ones joblib's processes import from the current directory",
             hint="use --executor=threads, which is as fast",
         )
     before = os.environ.get("PYTHONSAFEPATH")
@@ -163,9 +164,9 @@ def _safe_path() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Executor:
-    """Who is handed the modules: `threads`, `loky`, or `dask` with a cluster.
+    """Distributes the modules: `threads`, `loky`, or `dask` with a cluster.
 
-    `workers` is how many build at once; a cluster has as many as its workers have threads.
+    `workers` is the number of concurrent builds; for a cluster it is the threads of its workers.
     """
 
     kind: str = "threads"
@@ -174,13 +175,13 @@ class Executor:
 
     @property
     def uses_threads(self) -> bool:
-        """Do threads of this process wait for the compilers?"""
-        # A single worker needs no process around its compiler's process.
+        """Whether threads of this process wait for the compilers."""
+        # A single worker needs no joblib process in addition to its compiler process.
         return self.kind == "threads" or (self.kind == "loky" and self.workers == 1)
 
 
 class BuildPool(Generic[Key]):
-    """Builds modules as `executor` says. `limits` are those of one dispatch; `warn` is told of dangers."""
+    """Builds modules with `executor`. `limits` apply to one dispatch; `warn` receives security warnings."""
 
     def __init__(
         self,
@@ -196,52 +197,52 @@ class BuildPool(Generic[Key]):
         self._threads = WorkerSet()
 
     def results(self, requests: Mapping[Key, BuildRequest]) -> Iterator[tuple[Key, Built]]:
-        """Every request's result as it comes, with the key that it was given under.
+        """Yield the result of every request as it completes, with its key.
 
-        Raises UsageError if the compiler does not know one of the flags, ToolError if it does not
-        survive them, or if workers are lost again and again.
+        Raises UsageError if the compiler does not know one of the flags, ToolError if it crashes on them
+        or if workers are lost repeatedly.
         """
-        known = self._known_flags({request.flags: None for request in requests.values()})
-        left = {key: replace(request, flags=known[request.flags]) for key, request in requests.items()}
+        resolved = self._resolved_flags({request.flags: None for request in requests.values()})
+        left = {key: replace(request, flags=resolved[request.flags]) for key, request in requests.items()}
         if self._executor.kind == "dask":
             task = partial(build_task, compiler=self._compiler, limits=self._limits)
             assert self._executor.cluster is not None
             yield from cluster_results(self._executor.cluster, self._compiler, left, task, self._warn)
             return
         with contextlib.nullcontext() if self._executor.uses_threads else _safe_path():
-            yield from self._here_until_done(left)
+            yield from self._build_with_retries(left)
 
-    def _here_until_done(self, left: dict[Key, BuildRequest]) -> Iterator[tuple[Key, Built]]:
+    def _build_with_retries(self, left: dict[Key, BuildRequest]) -> Iterator[tuple[Key, Built]]:
         for attempt in range(_ATTEMPTS):
             try:
-                for key, built in self._here(left):
+                for key, built in self._build_locally(left):
                     del left[key]
                     yield key, built
                 return
             except TerminatedWorkerError as error:
-                # A process of joblib was killed, not the compiler's, which is separate.
+                # A joblib process was killed, not a compiler process.
                 if attempt == _ATTEMPTS - 1:
                     raise ToolError(
-                        f"processes of joblib were killed {_ATTEMPTS} times; {len(left)} modules are left",
-                        hint="try fewer at once (--num-cpu), or --executor=threads",
+                        f"joblib's processes were killed {_ATTEMPTS} times; {len(left)} modules remain",
+                        hint="use fewer workers (--num-cpu), or --executor=threads",
                     ) from error
 
-    def _known_flags(self, asked: Iterable[Flags]) -> dict[Flags, Flags]:
-        """Flags that mean where they are built what `asked` mean here.
+    def _resolved_flags(self, given: Iterable[Flags]) -> dict[Flags, Flags]:
+        """Flags that mean the same on the building machine as `given` on this one.
 
-        A compiler process is asked: odd flags may end the process that reads them.
+        A compiler process reads them, because some invalid flags end the process.
         """
-        travel = self._executor.kind == "dask"  # another machine's `host` is another CPU
-        # Who builds in threads goes on with this process.
+        resolve = self._executor.kind == "dask"  # `host` is another CPU there
+        # With threads, this compiler process is used for building too.
         workers = self._threads if self._executor.uses_threads else WorkerSet()
         try:
             with workers.borrow(self._limits) as worker:
-                return _ask(worker, self._compiler, tuple(asked), travel=travel)
+                return _read_flags_in(worker, self._compiler, tuple(given), resolve=resolve)
         finally:
             if workers is not self._threads:
                 workers.close()
 
-    def _here(self, requests: Mapping[Key, BuildRequest]) -> Iterator[tuple[Key, Built]]:
+    def _build_locally(self, requests: Mapping[Key, BuildRequest]) -> Iterator[tuple[Key, Built]]:
         workers = (self._threads,) if self._executor.uses_threads else ()
         processes = {"backend": "loky", "initializer": _ignore_interrupts}
         parallel = joblib.Parallel(
@@ -260,16 +261,16 @@ class BuildPool(Generic[Key]):
             for result in results:  # noqa: UP028
                 yield result
         except BaseException:
-            # The caller reports what is unfinished; joblib would warn of it, from any of its threads.
+            # The caller reports unfinished modules; suppress joblib's warning, from any of its threads.
             warnings.filterwarnings("ignore", message=r"\d+ tasks ", category=UserWarning)
-            # Kill what is running first: joblib waits for its threads.
+            # Kill running compilers first: joblib waits for its threads.
             self.close()
             with contextlib.suppress(Exception):
                 results.close()
             raise
 
     def close(self) -> None:
-        """End what this process builds."""
+        """Kill the builds of this process."""
         self._threads.close()
 
     def __enter__(self) -> BuildPool[Key]:

@@ -1,4 +1,4 @@
-"""What a build is asked for, and the key under which its result is kept."""
+"""Build requests, and the keys under which their results are cached."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from dispatch_profiler.targets import Target
 
 #: The profile vmfb repeats a dispatch until one call does about this much work ...
 _FLOPS_PER_CALL = 2e9
-#: ... but at most as often as the IREE dispatch profiler.
-_MOST_REPEATS = 100
-#: On a GPU; there a call costs as much as a small kernel takes, so it is never of one alone.
-_FLOPS_PER_CALL_OF_GPU = 2e11
-_FEWEST_REPEATS_OF_GPU = 10
+#: ... but at most as often as the IREE dispatch profiler does.
+_MAX_REPEATS = 100
+#: On a GPU. There a call costs as much as a small kernel, so it always repeats the dispatch.
+_FLOPS_PER_CALL_ON_GPU = 2e11
+_MIN_REPEATS_ON_GPU = 10
 
 
 def repeat_count(operation: Operation, on_gpu: bool = False) -> int:
-    """How often the profile vmfb does each dispatch: 100 for the smallest, 1 (GPU: 10) for the largest."""
-    work = _FLOPS_PER_CALL_OF_GPU if on_gpu else _FLOPS_PER_CALL
-    fewest = _FEWEST_REPEATS_OF_GPU if on_gpu else 1
-    return max(fewest, min(_MOST_REPEATS, round(work / max(1, operation.flops))))
+    """Executions of each dispatch per call of the profile vmfb: 100 for small ones, 1 (GPU: 10) for large."""
+    work = _FLOPS_PER_CALL_ON_GPU if on_gpu else _FLOPS_PER_CALL
+    fewest = _MIN_REPEATS_ON_GPU if on_gpu else 1
+    return max(fewest, min(_MAX_REPEATS, round(work / max(1, operation.flops))))
 
 
 def build_request(
@@ -46,14 +46,14 @@ def build_request(
 ) -> BuildRequest:
     """A request for `dispatches` of one operation that share their module, for `target`.
 
-    `source` is MLIR text that has a function for each, as `render_module` writes it. `flags` are
-    compiler flags beyond those of target and configurations. `repeat` None means `repeat_count`.
-    Dispatches that `target` cannot have are rejected with their reasons, not built.
+    `source` is MLIR text with a function for each, as `render_module` writes it. `flags` are compiler
+    flags in addition to those of target and configurations. `repeat` defaults to `repeat_count`.
+    Dispatches that `target` does not support are rejected with their reasons, not built.
     """
     operation, configuration = dispatches[0].operation, dispatches[0].configuration
-    for_all = target.unsupported_reason(operation)
+    shared = target.unsupported_reason(operation)
     reasons = (
-        (d.name, rejection_reason(d.configuration, operation, target.limits) or for_all) for d in dispatches
+        (d.name, rejection_reason(d.configuration, operation, target.limits) or shared) for d in dispatches
     )
     return BuildRequest(
         source,
@@ -66,11 +66,11 @@ def build_request(
 
 
 def build_key(request: BuildRequest, target: Target, compiler: Compiler) -> str:
-    """The content hash of all that decides what `compiler` makes of `request`, in hexadecimal.
+    """The hash, in hexadecimal, of everything that determines the output of `compiler` for `request`.
 
-    Equal keys mean equal vmfbs. Of the source only the functions of the request count, so that an
-    edit elsewhere does not change the key; so do our own version and code, the compiler's revision,
-    the target with its CPU resolved, and the content of files that flags or kernels name.
+    Equal keys mean equal vmfbs. A key covers the requested functions of the source (edits elsewhere do
+    not change it), our version and code, the compiler's revision, the target with its CPU resolved, and
+    the content of files that flags or kernels name.
     """
     names = [dispatch.name for dispatch in request.dispatches]
     content = [
@@ -82,21 +82,21 @@ def build_key(request: BuildRequest, target: Target, compiler: Compiler) -> str:
 
 
 def _files_of(flags: tuple[str, ...]) -> tuple[str, ...]:
-    """Hashes of the files that flags name, such as a tuning spec: their names say nothing of them.
+    """Hashes of the files that flags name, such as a tuning spec, because their content may change.
 
-    Raises UsageError for a named pipe, at which the compiler would wait.
+    Raises UsageError for a named pipe, which would block the compiler.
     """
     values = (flag.partition("=")[2] for flag in flags)
     return tuple(hash_file(Path(value)) for value in values if _is_file_or_pipe(value))
 
 
 def _is_file_or_pipe(path: str) -> bool:
-    # os.path answers False also for what is too long to be a path, such as a list of CPU features.
+    # os.path also returns False for values too long for a path, such as a list of CPU features.
     return os.path.isfile(path) or (os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode))
 
 
 def _external_kernels(dispatches: Sequence[Dispatch]) -> tuple[str, ...]:
-    """What external kernels depend on beside the configuration: Triton, or the object's content."""
+    """Dependencies of external kernels besides the configuration: Triton, or the object's content."""
     kernels = [dispatch.configuration.kernel(dispatch.operation) for dispatch in dispatches]
     objects = [kernel.path for kernel in kernels if isinstance(kernel, KernelObject)]
     versions = [f"triton {triton_version()}"] if any(isinstance(k, KernelSource) for k in kernels) else []
@@ -113,7 +113,7 @@ def _content(path: Path) -> str:
 
 @cache
 def _code_version() -> str:
-    """Hash of our own sources that decide what comes out of a build."""
+    """Hash of our sources that determine the output of a build."""
     package = Path(__file__).parent.parent
     files = sorted(
         [*(package / "compiler").glob("*.py"), *(package / "configurations").glob("*.py"), SOURCES]

@@ -1,13 +1,13 @@
-"""One run of the front end for all configurations of an operation.
+"""One run of the compiler's front end for all configurations of an operation.
 
-Functions of a source that differ in nothing but their `compilation_info` come out of the front end
-as the same code. So one of them goes through it, and each other gets a copy of what came out with
-its own `compilation_info`:
+The front end compiles functions that differ only in their `compilation_info` to the same code. It
+therefore compiles one of them, and each of the others gets a copy of the output with its own
+`compilation_info`:
 
     source a, b, c  ->  a  ->  front end  ->  a  ->  a, b, c
 
-A function without `compilation_info`, which leaves the choice to the compiler, goes through it as it
-is: what the compiler would do with it stays the compiler's business.
+A function without `compilation_info`, which leaves the choice to the compiler, is always compiled
+separately.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from iree.compiler import ir
 
 from dispatch_profiler.compiler.ir_module import IrModule, operations_in
 
-#: The attribute that tells the compiler how to do an operation.
+#: The attribute that specifies how to compile an operation.
 INFO = "compilation_info"
 
 
 @dataclass(frozen=True)
 class SharedBody:
-    """Functions with the same body. `infos`: function -> what the compiler is told for it."""
+    """Functions with the same body. `infos`: function -> its `compilation_info`."""
 
     representative: str
     infos: dict[str, str]
 
 
 def share(source: IrModule) -> list[SharedBody]:
-    """Leave one function of each group in `source`; the groups of more than one."""
+    """Keep one function of each group in `source`. Returns the groups with more than one function."""
     groups: dict[str, SharedBody] = {}
     for name, function in source.symbols("func.func").items():
         infos = [str(op.attributes[INFO]) for op in operations_in(function) if INFO in op.attributes]
@@ -41,13 +41,13 @@ def share(source: IrModule) -> list[SharedBody]:
             group = groups.setdefault(_body(function), SharedBody(name, {}))
             group.infos[name] = infos[0]
     shared = [group for group in groups.values() if len(group.infos) > 1]
-    spared = {name for group in shared for name in group.infos if name != group.representative}
-    source.keep_functions([name for name in source.symbols("func.func") if name not in spared])
+    removed = {name for group in shared for name in group.infos if name != group.representative}
+    source.keep_functions([name for name in source.symbols("func.func") if name not in removed])
     return shared
 
 
 def _body(function: Any) -> str:
-    """The text of a function without its name and without what the compiler is told."""
+    """The text of a function without its name and its `compilation_info`."""
     copy = function.clone()
     copy.attributes["sym_name"] = ir.StringAttr.get("function", function.context)
     for op in operations_in(copy):
@@ -57,10 +57,10 @@ def _body(function: Any) -> str:
 
 
 def fan_out(module: IrModule, groups: Sequence[SharedBody], lines: dict[str, int]) -> None:
-    """Add to a module at phase `executable-sources` what `share` has spared the front end.
+    """Add the functions that `share` has removed to a module at phase `executable-sources`.
 
-    `lines` are where the functions start in the source. Where the front end has dropped the
-    `compilation_info` the copies have none either, and share the executable (see `applied`).
+    `lines` maps functions to their first lines in the source. If the front end has dropped the
+    `compilation_info`, the copies have none either, and share the executable (see `applied`).
     """
     for group in groups:
         first = group.representative
@@ -79,5 +79,5 @@ def fan_out(module: IrModule, groups: Sequence[SharedBody], lines: dict[str, int
 
 
 def has_info(op: Any) -> bool:
-    """Is the compiler told how to do `op`?"""
+    """Whether `op` has a `compilation_info`."""
     return INFO in op.attributes

@@ -1,4 +1,4 @@
-"""Cutting functions out of a generated source, as text: no compiler is loaded for it."""
+"""Extracting functions from a generated source as text, without loading the compiler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from dispatch_profiler.compiler._base import BuildRequest
 
-#: A function as the templates write it: from the start of a line to the brace that starts one.
+#: A function as the templates write it: from the start of a line to a brace at the start of a line.
 _FUNCTION = re.compile(r"^func\.func (?:\w+ )?@([\w$.-]+)\(.*?^}\n?", flags=re.DOTALL | re.MULTILINE)
 
 
@@ -25,7 +25,7 @@ def relevant_source(source: str, functions: Collection[str]) -> str:
 
 
 def reproducer(request: BuildRequest, dispatch: str, reason: str) -> str:
-    """MLIR text with one function of `request`, headed by `reason` and by the command that shows it."""
+    """MLIR text with one function of `request`, headed by `reason` and the command that reproduces it."""
     command = shlex.join(["iree-compile", *request.flags, f"{dispatch}.mlir", "-o", f"{dispatch}.vmfb"])
     text = relevant_source(request.source, [dispatch])
     return f"// {' '.join(reason.split())}\n// {command}\n{text}"

@@ -1,7 +1,7 @@
-"""What the compiler knows of the GPUs that it makes code for, and the file that holds it.
+"""The compiler's facts about the GPUs that it supports, and the file that holds them.
 
-The rooms below load no compiler, so what it says is kept in `targets/gpu_facts.json`, which a test
-compares with the compiler. With another compiler, write it anew:
+`targets` and `configurations` do not load the compiler, so its facts are stored in
+`targets/gpu_facts.json`, which a test compares with the compiler. For another compiler, update it:
 
     python -m dispatch_profiler.compiler.target_info
 """
@@ -26,16 +26,16 @@ from dispatch_profiler.targets._by_architecture import FACTS, ByArchitecture
 
 
 def gpu_facts(target: Target) -> dict[str, Any]:
-    """What the compiler says of one target, as it stands in the file.
+    """The compiler's facts about one target, as stored in the file.
 
-    Raises ToolError if the target is no GPU, BuildError if the compiler has no such target.
+    Raises ToolError if the target is not a GPU, BuildError if the compiler does not support it.
     """
     phases, flags = InProcess(), target.compile_flags
     module = phases.advance(phases.parse(SMALLEST_MODULE, flags), flags, stop="executable-sources")
     variant = next(op for op in operations_in(module.operation) if op.name == "hal.executable.variant")
     text = str(variant.attributes["target"])
     if "#iree_gpu.target" not in text:
-        raise ToolError(f"the compiler does not describe {target.name}: it is no GPU")
+        raise ToolError(f"the compiler does not describe {target.name}: it is not a GPU")
     with module.operation.context:
         info = iree_gpu.TargetInfo.get_gpu_target_info(ir.Attribute.parse(text))
     vector_registers = re.search(r"vgpr_space_bits = (\d+)", text)
@@ -45,14 +45,14 @@ def gpu_facts(target: Target) -> dict[str, Any]:
         "threads": info.max_thread_count_per_workgroup,
         "shared_bytes": info.max_workgroup_memory_bytes,
         "subgroup_sizes": list(info.subgroup_size_choices),
-        # Of 32 bits, for one thread; NVIDIA's are not told.
+        # 32-bit registers per thread; the compiler does not report those of NVIDIA GPUs.
         "registers": int(vector_registers[1]) // 32 if vector_registers else 0,
         "intrinsics": [n for n in re.findall(r"<(\w+)>", listed[1] if listed else "") if n in INTRINSICS],
     }
 
 
 def every_gpu() -> list[Target]:
-    """All targets that the package knows by an architecture, and those of families that need none."""
+    """All targets with a known architecture, and those of families that need none."""
     families = [f for f in FAMILIES.values() if issubclass(f, ByArchitecture) and f.describes_gpus]
     return [
         family(arch)
@@ -62,7 +62,7 @@ def every_gpu() -> list[Target]:
 
 
 def write_facts() -> None:
-    """Ask the compiler about every GPU and write `targets/gpu_facts.json`, a line for each."""
+    """Query the compiler about every GPU and write `targets/gpu_facts.json`, one line each."""
     rows = (f"{json.dumps(target.name)}: {json.dumps(gpu_facts(target))}" for target in every_gpu())
     write_atomic(FACTS, "{\n" + ",\n".join(rows) + "\n}\n")
 

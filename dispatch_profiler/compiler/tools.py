@@ -1,4 +1,4 @@
-"""The command-line compiler of someone's own IREE build (`--build-dir`)."""
+"""The command-line compiler of a user's IREE build (`--build-dir`)."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Tools:
 
     @cached_property
     def revision(self) -> str:
-        """The line of `iree-compile --version` that names the revision."""
-        said = self._call(["--version"])
-        return next((line.strip() for line in said.splitlines() if "version" in line), said.strip())
+        """The line of `iree-compile --version` that has the revision."""
+        output = self._call(["--version"])
+        return next((line.strip() for line in output.splitlines() if "version" in line), output.strip())
 
     def check_flags(self, flags: Sequence[str]) -> None:
-        """UsageError if the compiler does not know one of `flags`."""
+        """Raise UsageError if the compiler does not know one of `flags`."""
         with tempfile.TemporaryDirectory() as folder:
             empty = Path(folder, "empty.mlir")
             empty.write_text("module {}\n")
             try:
                 self._call([*flags, str(empty), "--compile-to=input", "-o", str(Path(folder, "out"))])
             except BuildError as error:
-                raise UsageError(f"iree-compile refuses its flags: {error}") from error
+                raise UsageError(f"iree-compile rejected its flags: {error}") from error
 
     def parse(self, source: str, flags: tuple[str, ...]) -> IrModule:
         """See `Phases.parse`."""
@@ -74,6 +74,6 @@ class Tools:
             lines = [
                 line for line in done.stderr.splitlines() if "error:" in line or "unknown" in line.lower()
             ]
-            said = lines[0] if lines else f"iree-compile ended with status {done.returncode}"
-            raise BuildError(said, diagnostics=done.stderr)
+            message = lines[0] if lines else f"iree-compile exited with status {done.returncode}"
+            raise BuildError(message, diagnostics=done.stderr)
         return done.stdout

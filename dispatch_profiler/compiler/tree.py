@@ -1,4 +1,4 @@
-"""A generated tree -> vmfbs beside the sources, doing only what is left to do."""
+"""A generated tree -> vmfbs beside the sources; compiles only what is not up to date."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, parse_target
 
-#: Of a source or vmfb.
+#: Maximum bytes of a source or vmfb.
 _LARGEST_FILE = 2**32
 
 
@@ -41,11 +41,10 @@ _LARGEST_FILE = 2**32
 class CompileOptions:
     """How to compile a tree.
 
-    `target` None means what the tree was generated for; `repeat` None means `repeat_count`.
-    `executor`, `workers` and `cluster` say where it is done (see `pool.Executor`); `seconds` and
-    `memory_bytes` are the limits of one dispatch. `force` compiles also what is up to date, `retry`
-    what failed for time, memory, a crash or a missing package. `reproducers` keeps what does not
-    compile, each alone.
+    By default, `target` is the one that the tree was generated for, and `repeat` is `repeat_count`.
+    `executor`, `workers` and `cluster` are those of `pool.Executor`; `seconds` and `memory_bytes` limit
+    one dispatch. `force` also compiles what is up to date, `retry` what failed because of time, memory, a
+    crash or a missing package. `reproducers` writes each dispatch that does not compile to its own file.
     """
 
     selection: Selection = Selection()
@@ -64,42 +63,42 @@ class CompileOptions:
 
 @dataclass(frozen=True)
 class Task:
-    """One module of one operation: what to build, and the dispatches of it that were asked for."""
+    """One module of one operation: what to build, and which of its dispatches were requested."""
 
     entry: OperationEntry
     module: str
     target: Target
     request: BuildRequest
     key: str
-    asked: frozenset[str]
+    requested: frozenset[str]
 
 
 @dataclass(frozen=True)
 class Progress:
-    """One module has been dealt with. `entries` are the asked dispatches with their new state."""
+    """A finished module. `entries` are its requested dispatches with their new state."""
 
     operation: Operation
     module: str
     entries: tuple[DispatchEntry, ...]
     #: True if it was up to date and nothing was compiled.
     kept: bool
-    #: True if it was compiled before, for this tree or another, and taken from the cache.
+    #: True if it was taken from the cache.
     cached: bool = False
-    #: Asked dispatches of the modules that are being compiled at the same time.
+    #: Requested dispatches of the modules that are being compiled at the same time.
     in_flight: int = 0
 
 
-def _asked_modules(manifest: Manifest, selection: Selection) -> dict[tuple[Operation, str], set[str]]:
+def _requested_modules(manifest: Manifest, selection: Selection) -> dict[tuple[Operation, str], set[str]]:
     """(operation, module) -> names of the selected dispatches in it."""
-    asked: dict[tuple[Operation, str], set[str]] = {}
+    requested: dict[tuple[Operation, str], set[str]] = {}
     for entry, d in manifest.choose(selection):
-        asked.setdefault((entry.operation, d.dispatch.configuration.module), set()).add(d.dispatch.name)
-    return asked
+        requested.setdefault((entry.operation, d.dispatch.configuration.module), set()).add(d.dispatch.name)
+    return requested
 
 
 def count_dispatches(manifest: Manifest, selection: Selection) -> int:
-    """How many dispatches `compile_tree` will report on. Raises SelectionError."""
-    return sum(map(len, _asked_modules(manifest, selection).values()))
+    """The number of dispatches that `compile_tree` will report. Raises SelectionError."""
+    return sum(map(len, _requested_modules(manifest, selection).values()))
 
 
 def plan_tasks(manifest: Manifest, compiler: Compiler, options: CompileOptions) -> list[Task]:
@@ -110,7 +109,7 @@ def plan_tasks(manifest: Manifest, compiler: Compiler, options: CompileOptions) 
     entries = {entry.operation: entry for entry in manifest.entries}
     return [
         _task(manifest.tree, entries[operation], module, frozenset(names), compiler, options)
-        for (operation, module), names in _asked_modules(manifest, options.selection).items()
+        for (operation, module), names in _requested_modules(manifest, options.selection).items()
     ]
 
 
@@ -118,7 +117,7 @@ def _task(
     tree: Tree,
     entry: OperationEntry,
     module: str,
-    asked: frozenset[str],
+    requested: frozenset[str],
     compiler: Compiler,
     options: CompileOptions,
 ) -> Task:
@@ -130,18 +129,19 @@ def _task(
             hint=f"run generator.py --target={target.name}, or leave --target out",
         )
     members = [d for d in entry.dispatches if d.dispatch.configuration.module == module]
-    # Dispatches compiled before stay in the module, whichever are requested now.
-    wanted = tuple(d.dispatch for d in members if d.dispatch.name in asked or d.state is not State.GENERATED)
+    # Keep dispatches in the module that were compiled before, even if they are not requested now.
+    kept = [d for d in members if d.dispatch.name in requested or d.state is not State.GENERATED]
+    wanted = tuple(d.dispatch for d in kept)
     source, unreadable = _source(tree.source(entry.operation))
     request = build_request(source, wanted, target, flags=options.flags, repeat=options.repeat)
     if unreadable:
         request = replace(request, rejected=tuple((d.name, unreadable) for d in wanted))
     key = build_key(request, target, compiler)
-    return Task(entry, module, target, request, key, asked)
+    return Task(entry, module, target, request, key, requested)
 
 
 def _source(path: Path) -> tuple[str, str]:
-    """(the text of a generated file, why it cannot be read): one of them is empty."""
+    """(text of a generated file, reason why it cannot be read): one of them is empty."""
     try:
         return read_bounded(path, _LARGEST_FILE).decode(), ""
     except UsageError as error:
@@ -151,7 +151,7 @@ def _source(path: Path) -> tuple[str, str]:
 
 
 def is_current(tree: Tree, task: Task) -> bool:
-    """Are the vmfbs of this module those that its key would give, whole and undamaged?"""
+    """Whether the vmfbs of this module have its key and are undamaged."""
     entry = next((m for m in task.entry.modules if m.name == task.module), None)
     if entry is None or entry.key != task.key:
         return False
@@ -181,41 +181,41 @@ def compile_tree(
     cache: Cache | None = None,
     warn: Warn = lambda message: None,
 ) -> Iterator[Progress]:
-    """Compile what is selected and not up to date; yields a Progress for each module.
+    """Compile the selected dispatches that are not up to date; yields a Progress for each module.
 
-    What was finished is in the manifest even if the caller stops or is interrupted. `warn` is called
-    with a sentence if other machines can use the cluster.
+    The manifest has all finished modules even if the caller stops or is interrupted. `warn` is called with
+    a message if other machines can use the cluster.
     """
     tree = manifest.tree
     open_tasks = []
     with _Results(tree, compiler.revision, keep_reproducers=options.reproducers) as results:
         for task in plan_tasks(manifest, compiler, options):
-            is_wanted = options.force or (options.retry and _may_end_otherwise(task))
+            is_wanted = options.force or (options.retry and _failed_transiently(task))
             if not is_wanted and is_current(tree, task):
-                yield Progress(task.entry.operation, task.module, _asked(task, task.entry), kept=True)
+                yield Progress(task.entry.operation, task.module, _requested(task, task.entry), kept=True)
             elif not is_wanted and cache is not None and (built := cache.get(task.key)):
                 entry = results.add(task, built)
-                yield Progress(task.entry.operation, task.module, _asked(task, entry), False, cached=True)
+                yield Progress(task.entry.operation, task.module, _requested(task, entry), False, cached=True)
             else:
                 open_tasks.append(task)
         for task, built, in_flight in _compile(open_tasks, compiler, options, warn):
             if cache is not None:
                 cache.put(task.key, built)
-            asked = _asked(task, results.add(task, built))
-            yield Progress(task.entry.operation, task.module, asked, kept=False, in_flight=in_flight)
+            requested = _requested(task, results.add(task, built))
+            yield Progress(task.entry.operation, task.module, requested, kept=False, in_flight=in_flight)
 
 
-def _may_end_otherwise(task: Task) -> bool:
-    return any(d.is_transient for d in _asked(task, task.entry))
+def _failed_transiently(task: Task) -> bool:
+    return any(d.is_transient for d in _requested(task, task.entry))
 
 
 def _compile(
     open_tasks: Sequence[Task], compiler: Compiler, options: CompileOptions, warn: Warn
 ) -> Iterator[tuple[Task, Built, int]]:
-    """Each task with what was built, and how many asked dispatches are being compiled meanwhile."""
+    """Yield each task with its result, and the number of requested dispatches that are being compiled."""
     if not open_tasks:
         return
-    # joblib takes a while to import, and most runs of a sweep that is done compile nothing.
+    # joblib is slow to import, and a run on a finished sweep compiles nothing.
     from dispatch_profiler.compiler.pool import BuildPool, Executor
 
     order = representative(len(open_tasks))
@@ -223,19 +223,19 @@ def _compile(
     executor = Executor(options.executor, min(options.workers, len(requests)), options.cluster)
     limits = WorkerLimits(options.seconds, options.memory_bytes)
     with BuildPool[int](compiler, executor, limits, warn) as pool:
-        sizes = (len(open_tasks[i].asked) for i in order)
+        sizes = (len(open_tasks[i].requested) for i in order)
         in_flight = sum(islice(sizes, executor.workers))
         for index, built in pool.results(requests):
-            in_flight += next(sizes, 0) - len(open_tasks[index].asked)
+            in_flight += next(sizes, 0) - len(open_tasks[index].requested)
             yield open_tasks[index], built, in_flight
 
 
-def _asked(task: Task, entry: OperationEntry) -> tuple[DispatchEntry, ...]:
-    return tuple(d for d in entry.dispatches if d.dispatch.name in task.asked)
+def _requested(task: Task, entry: OperationEntry) -> tuple[DispatchEntry, ...]:
+    return tuple(d for d in entry.dispatches if d.dispatch.name in task.requested)
 
 
 class _Results:
-    """Writes vmfbs and records their outcomes at once; the manifest follows at the end."""
+    """Writes vmfbs and records their outcomes in a journal, which the manifest takes over at the end."""
 
     def __init__(self, tree: Tree, revision: str, *, keep_reproducers: bool) -> None:
         self._tree = tree
@@ -243,7 +243,7 @@ class _Results:
         self._keep_reproducers = keep_reproducers
 
     def add(self, task: Task, built: Built) -> OperationEntry:
-        """What the manifest says of this module now."""
+        """Write the result of `task`. Returns the manifest's new entry for this module."""
         operation = task.entry.operation
         remove_leftovers(self._tree.operation(operation))
         try:
@@ -291,7 +291,7 @@ class _Results:
         return Artifact(sha256(data), len(data))
 
     def _update_reproducers(self, task: Task, built: Built) -> None:
-        """One for each dispatch that does not compile, if wanted; none of those that do now."""
+        """Write one for each dispatch that does not compile, if requested; remove those that now compile."""
         for name, outcome in built.outcomes.items():
             path = self._tree.reproducer(task.entry.operation, name)
             if outcome.state is not State.NOT_COMPILED:
@@ -307,7 +307,7 @@ class _Results:
 
 
 def _part(task: Task, built: Built, module: ModuleEntry) -> OperationEntry:
-    """The entry of one operation with the one module that was built, and the dispatches in it."""
+    """The entry of one operation with only the module that was built and its dispatches."""
     dispatches = tuple(
         replace(
             d,

@@ -1,4 +1,4 @@
-"""Our Triton sources -> PTX, ahead of time: no GPU and no driver are needed, only Triton."""
+"""Our Triton sources -> PTX, ahead of time: this needs Triton, but no GPU and no driver."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from dispatch_profiler.compiler._base import BuildError, Kernel
 from dispatch_profiler.configurations import KernelSource
 from dispatch_profiler.errors import MissingDependency
 
-#: The version of PTX that is written: the oldest with all that the kernels use (copies by descriptors
-#: came with 8.6), so that drivers since 560 (CUDA 12.6) take it.
+#: The PTX version to write: the oldest with everything that the kernels use (descriptor copies came
+#: with 8.6), so that drivers since 560 (CUDA 12.6) accept it.
 _PTX_VERSION = 86
-#: Where the kernels stand; Python reads them only here.
+#: The file of the kernels, which only this module imports.
 SOURCES = Path(__file__).parent.parent / "templates" / "triton_kernels.py"
 _MODULE = "dispatch_profiler_triton_kernels"
 
@@ -41,12 +41,12 @@ def _sources() -> ModuleType:
     """The kernels. Raises MissingDependency without Triton."""
     if importlib.util.find_spec("triton") is None:
         raise MissingDependency("Triton kernels need triton", hint="python -m pip install 'triton>=3.9'")
-    # Triton 3.9 warns that it fuses multiplications with additions unless told: we want it to.
+    # Triton 3.9 warns about its default, which fuses multiplications with additions, as intended here.
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     spec = importlib.util.spec_from_file_location(_MODULE, SOURCES)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[_MODULE] = module  # Triton looks its sources up by module
+    sys.modules[_MODULE] = module  # Triton finds sources by module
     spec.loader.exec_module(module)
     return module
 
@@ -54,7 +54,7 @@ def _sources() -> ModuleType:
 def compile_kernel(source: KernelSource, capability: int) -> Kernel:
     """PTX for a GPU of compute capability `capability` (90 for sm_90).
 
-    Raises MissingDependency without Triton, BuildError with what Triton says of the kernel.
+    Raises MissingDependency without Triton, BuildError with Triton's message if it rejects the kernel.
     """
     kernels = _sources()
     import triton
@@ -65,15 +65,15 @@ def compile_kernel(source: KernelSource, capability: int) -> Kernel:
     types, constants = dict(source.types), dict(source.constants)
     constants["ACCUMULATOR"] = getattr(triton.language, _LANGUAGE[str(constants["ACCUMULATOR"])])
     signature = {name: f"*{types[name]}" if name in types else "constexpr" for name in function.arg_names}
-    # Tensors of IREE lie at multiples of 64 bytes.
+    # IREE's tensors are aligned to 64 bytes.
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(function.arg_names) if name in types}
     options = {
         "num_warps": source.warps,
         "num_stages": source.stages,
         "ptx_version": _PTX_VERSION,
     }
-    said = io.StringIO()
-    with _quiet(triton, said):
+    output = io.StringIO()
+    with _quiet(triton, output):
         try:
             made = triton.compile(
                 ASTSource(function, signature=signature, constexprs=constants, attrs=aligned),
@@ -81,8 +81,8 @@ def compile_kernel(source: KernelSource, capability: int) -> Kernel:
                 options=options,
             )
         except Exception as error:
-            # Triton's own errors, LLVM's and those of ptxas have no common root.
-            raise BuildError(_reason(error), diagnostics=f"{error}\n{said.getvalue()}") from error
+            # The errors of Triton, LLVM and ptxas have no common base class.
+            raise BuildError(_reason(error), diagnostics=f"{error}\n{output.getvalue()}") from error
     return _kernel(made, source, capability)
 
 
@@ -93,17 +93,17 @@ def _kernel(made: Any, source: KernelSource, capability: int) -> Kernel:
     metadata = made.metadata
     ptx = made.asm["ptx"].encode()
     major, minor = divmod(_PTX_VERSION, 10)
-    wide = len(re.findall(rb"wgmma\.mma_async|mma\.sync|tcgen05\.mma", ptx))
+    mma_count = len(re.findall(rb"wgmma\.mma_async|mma\.sync|tcgen05\.mma", ptx))
     origin = (
         f"Triton {triton_version()}, {source.kernel} for sm_{capability}: {metadata.shared} B of shared memory, "
-        f"PTX {major}.{minor}, {wide} tensor-core instructions"
+        f"PTX {major}.{minor}, {mma_count} tensor-core instructions"
     )
     programs = _programs(source)
     return Kernel(ptx, int(metadata.shared), origin, int(metadata.global_scratch_size) * programs)
 
 
 def _programs(source: KernelSource) -> int:
-    """How many programs are launched, as the source's constants tell."""
+    """The number of programs of a launch, from the source's constants."""
     constants = dict(source.constants)
     persistent = int(constants["PERSISTENT"] or 0)
     if persistent or "BATCH" not in constants:
@@ -115,14 +115,14 @@ def _programs(source: KernelSource) -> int:
 
 
 @contextlib.contextmanager
-def _quiet(triton: Any, said: io.StringIO) -> Any:
-    """No line tables, which name files of this machine; no cache but ours; no PTX on standard output."""
+def _quiet(triton: Any, output: io.StringIO) -> Any:
+    """No line tables, which name files of this machine; no cache of Triton's; no PTX on standard output."""
     with (
         tempfile.TemporaryDirectory() as folder,
         triton.knobs.cache.scope(),
         triton.knobs.compilation.scope(),
-        contextlib.redirect_stdout(said),
-        contextlib.redirect_stderr(said),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
@@ -132,8 +132,8 @@ def _quiet(triton: Any, said: io.StringIO) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """`Triton: ...`: the first line that says what is wrong."""
+    """`Triton: ...`: the first line of `error` that gives the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = next((x for x in lines if re.search(r"error\s*:|must|out of", x, re.IGNORECASE)), "")
-    found = telling or (lines[-1] if lines else type(error).__name__)
+    cause = next((x for x in lines if re.search(r"error\s*:|must|out of", x, re.IGNORECASE)), "")
+    found = cause or (lines[-1] if lines else type(error).__name__)
     return f"Triton: {type(error).__name__}: {found}"[:300]

@@ -176,7 +176,7 @@ def test_a_flow_that_changes_nothing_is_not_applied(make_request, monkeypatch):
 
     (outcome,) = built.outcomes.values()
     assert (outcome.state, built.verify) == (State.NOT_APPLIED, b"")
-    assert "no Mmt4dTilingExpert: it changed nothing here" in outcome.reason
+    assert "no Mmt4dTilingExpert: they had no effect" in outcome.reason
 
 
 def test_tiles_on_another_operation_are_not_applied(make_request):
@@ -191,7 +191,7 @@ def test_tiles_on_another_operation_are_not_applied(make_request):
 
     (outcome,) = built.outcomes.values()
     assert outcome.state is State.NOT_APPLIED
-    assert outcome.reason.startswith("asked for #iree_cpu.lowering_config<distribution = [32, 32, 0]")
+    assert outcome.reason.startswith("requested #iree_cpu.lowering_config<distribution = [32, 32, 0]")
 
 
 def test_types_do_not_change_what_is_applied(make_request):

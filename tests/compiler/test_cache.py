@@ -166,7 +166,7 @@ def test_contradicting_options_are_refused(run):
     outcome = run("compile", "--no-cache", "--cache-info")
 
     assert outcome.status == 2
-    assert "--no-cache goes with no other option of the cache" in outcome.err
+    assert "--no-cache excludes the other cache options" in outcome.err
 
 
 def test_it_lies_where_the_system_says(run, monkeypatch):

@@ -63,7 +63,7 @@ def test_reasons_are_counted_and_the_status_is_1(run, generated):
 
     assert outcome.status == 1
     assert "  2 x  not compiled  no such tile\n" in outcome.err
-    assert "x  not applied   asked for the null compiler's choice, but configured nothing\n" in outcome.err
+    assert "x  not applied   requested the null compiler's choice, but configured nothing\n" in outcome.err
 
 
 @in_process
@@ -170,7 +170,7 @@ def test_unknown_compiler_flags_are_refused_before_anything_is_compiled(run):
     outcome = run("compile", "--", "--iree-no-such-flag=1")
 
     assert outcome.status == 2
-    assert "iree-compile refuses its flags: option not found: iree-no-such-flag" in outcome.err
+    assert "iree-compile rejected its flags: option not found: iree-no-such-flag" in outcome.err
     assert not list(Path("generated").rglob("*.vmfb"))
 
 

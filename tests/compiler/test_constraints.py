@@ -154,9 +154,9 @@ from dispatch_profiler.compiler import constraints
 from dispatch_profiler.operations import operation_from_dict
 from dispatch_profiler.targets import parse_target
 target, operation, knobs = sys.argv[1], operation_from_dict(json.loads(sys.argv[2])), json.loads(sys.argv[3])
-module = constraints._module(parse_target(target), operation)
+module = constraints._configured_module(parse_target(target), operation)
 with module.operation.context:
-    for op, values in zip(constraints._stated_in(module), knobs):
+    for op, values in zip(constraints._constraints_in(module), knobs):
         print(iree_codegen.materialize_compilation_info(op, values))
 """
 
@@ -260,7 +260,7 @@ def test_tiles_whose_copies_do_not_fall_evenly_do_not_compile():
             stages=1,
         )
         operation = Matmul(768, 960, 960, F16)
-        assert "in equal loads" in tiles.invalid_reason(operation, limits_of(SM_80))
+        assert "in loads of" in tiles.invalid_reason(operation, limits_of(SM_80))
         unchecked = replace(gpu_request(SM_80, operation, [tiles]), rejected=())
         (outcome,) = isolate_failures(unchecked, IreeCompiler().build).outcomes.values()
         assert "failed to derive layout" in outcome.reason
@@ -269,8 +269,8 @@ def test_tiles_whose_copies_do_not_fall_evenly_do_not_compile():
 @pytest.mark.parametrize(
     ("operation", "reason"),
     [
-        (replace(CONV, groups=2), "IREE 3.13 crashes when it should for a grouped convolution"),
-        (replace(CONV, groups=64), "IREE 3.13 crashes when it should for a depthwise convolution"),
+        (replace(CONV, groups=2), "IREE 3.13 crashes on a grouped convolution"),
+        (replace(CONV, groups=64), "IREE 3.13 crashes on a depthwise convolution"),
         (replace(CONV, n=1), "its loops of extent 1 are folded away"),
         (Conv2d(8, 32, 32, 64, 64, 1, 1, types=F16), "its loops of extent 1 are folded away"),
     ],
@@ -286,7 +286,7 @@ def test_there_are_none_without_matrix_instructions():
 
 def test_a_compiler_that_states_and_writes_different_numbers_is_told():
     stated = replace(read("matmul")[0], messages=("one",))
-    with pytest.raises(ToolError, match="stated 1 constraints, but wrote"):
+    with pytest.raises(ToolError, match="emitted 1 constraints, but"):
         stated.violated({})
 
 

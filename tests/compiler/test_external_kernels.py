@@ -12,7 +12,7 @@ from pairwise import parametrize_pairwise
 
 from dispatch_profiler.compiler import BuildRequest, build_key, external_kernels, triton
 from dispatch_profiler.compiler._base import BuildError
-from dispatch_profiler.compiler.external_kernels import put_in
+from dispatch_profiler.compiler.external_kernels import insert_kernels
 from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.compiler.ir_module import operations_in
 from dispatch_profiler.compiler.iree import IreeCompiler
@@ -120,7 +120,7 @@ def test_the_profile_module_does_the_dispatch_again_and_again(configuration):
     kernels, _ = external_kernels.make_kernels(request.dispatches, request.gpu)
     phases = InProcess()
     source = phases.parse(request.source, request.flags)
-    put_in(source, kernels)
+    insert_kernels(source, kernels)
     module = phases.advance(source, request.flags, stop="hal")
     commands = module.dispatch_commands()
 

@@ -111,7 +111,7 @@ def test_an_epilogue_that_iree_cannot_compile_says_so(make_request):
 
 
 def test_unknown_flags_are_a_usage_error(compiler: IreeCompiler):
-    with pytest.raises(UsageError, match=r"iree-compile refuses its flags: .*no-such-flag"):
+    with pytest.raises(UsageError, match=r"iree-compile rejected its flags: .*no-such-flag"):
         compiler.check_flags(["--no-such-flag"])
 
 
@@ -199,5 +199,5 @@ def test_a_tool_that_says_nothing_is_told(tmp_path: Path):
     tool.write_text("#!/bin/sh\nexit 3\n")
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
 
-    with pytest.raises(BuildError, match="ended with status 3"):
+    with pytest.raises(BuildError, match="exited with status 3"):
         Tools(tool).advance(IrModule.parse("module {}"), (), stop="hal")

@@ -68,7 +68,7 @@ def test_processes_that_are_killed_again_and_again_end_the_run_with_a_sentence(t
 
     with (
         BuildPool[int](compiler, Executor("loky", 2), LIMITS) as pool,
-        pytest.raises(ToolError, match="processes of joblib were killed 3 times") as caught,
+        pytest.raises(ToolError, match="joblib's processes were killed 3 times") as caught,
     ):
         list(pool.results(requests))
 
@@ -84,11 +84,11 @@ def test_flags_that_the_compiler_dies_of_end_the_run_with_a_sentence(kind: str, 
 
     with (
         BuildPool[int](DiesOfFlags(), Executor(kind, 2, Cluster("tcp://127.0.0.1:1")), LIMITS) as builds,
-        pytest.raises(ToolError, match="as far as reading its flags: killed by SIGABRT") as caught,
+        pytest.raises(ToolError, match="failed before it read its flags: killed by SIGABRT") as caught,
     ):
         list(builds.results(requests))
 
-    assert "stands behind --" in caught.value.hint
+    assert "the flags after --" in caught.value.hint
 
 
 def test_a_compiler_process_is_renewed_after_so_many_builds(monkeypatch):

@@ -64,7 +64,7 @@ def test_the_estimate_is_within_a_factor_of_two_after_a_tenth(kind, workers: int
 def test_what_is_up_to_date_takes_no_time():
     """Nine tenths of a tree are up to date and listed in 3 s; the rest takes 1 s each."""
     estimate = TimeLeft(1000, 0.0)
-    estimate.spare(900, 3.0)
+    estimate.skip(900, 3.0)
 
     for _ in range(10):
         estimate.finish(1, in_flight=1)

@@ -43,7 +43,7 @@ EXHIBITS: dict[str, tuple[dict[str, object], str, str]] = {
     "tile_config_default": ({"fault": "hang"}, "Timed out", r"no answer within 2 s; --timeout sets the limit"),
     "tile_config_64x128_8x32x4": ({"not_compiled": "no such tile"}, "Not compiled", r"no such tile"),
     "tile_config_128x128_8x32x1": (
-        {"not_applied": True}, "Not applied", r"asked for #iree_cpu\.lowering_config<.*>, but configured nothing",
+        {"not_applied": True}, "Not applied", r"requested #iree_cpu\.lowering_config<.*>, but configured nothing",
     ),
     "tile_config_64x128_8x128x256_8x32x1": (
         {"fault": "wrong_element"}, "FAILED", r"1 of 512 elements are wrong; .*result\[8, 0\] = .*\(integers, seed 2026\)",
