@@ -143,7 +143,7 @@ def not_followed() -> dict[str, str]:
 @contextmanager
 def compiling(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`compile.py` in a process group of its own, after its first line of progress."""
-    shapes = ("--problem-m=32:512:32", "--problem-n=64", "--problem-k=64", "--lhs=f32")
+    shapes = ("--problem-m=32:256:32", "--problem-n=64", "--problem-k=64", "--lhs=f32")
     command("generator.py", *shapes, "--default-config=only")
     with subprocess.Popen(
         [sys.executable, str(ROOT / "compile.py"), *arguments],
