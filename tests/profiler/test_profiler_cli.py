@@ -292,15 +292,25 @@ def test_compiling_again_repairs_a_damaged_vmfb(tree, run):
     assert run("profiler", "--profiling-enabled=false").status == 0
 
 
-def test_a_tree_that_was_only_generated_is_not_compiled(run):
-    """Each dispatch says so, with the next step; status 1."""
+def test_a_dispatch_that_was_not_compiled_says_so(run):
+    """It alone, with the next step; status 1."""
+    run("generator", "--target=null", *TWO)
+    run("compile", "-j1", f"--dispatches={FIRST}*")
+    outcome = run("profiler", "--output=out.csv")
+    reasons = {r["Verification"]: r["reason"] for r in rows_of(Path("out.csv")).values()}
+    assert outcome.status == 1 and "2 dispatches: 1 SUCCESS, 1 Not compiled" in outcome.err
+    assert reasons == {"SUCCESS": "", "Not compiled": "not compiled yet: run compile.py"}
+
+
+def test_a_tree_that_was_only_generated_is_rejected(run):
+    """One sentence, not a block for each dispatch; libraries need no compiled dispatches."""
     run("generator", "--target=null", *TWO)
     outcome = run("profiler", "--output=out.csv")
-    rows = rows_of(Path("out.csv")).values()
-    assert outcome.status == 1 and "2 dispatches: 2 Not compiled" in outcome.err
-    assert {(r["Verification"], r["reason"]) for r in rows} == {
-        ("Not compiled", "not compiled yet: run compile.py")
-    }
+    assert outcome.status == 2 and not outcome.out and not Path("out.csv").exists()
+    assert "none of the 2 selected dispatches is compiled" in outcome.err
+    assert "run compile.py first" in outcome.err
+    assert run("profiler", "--dry-run").status == 0
+    assert run("profiler", "--providers=numpy", "--budget=0.01").status == 0
 
 
 # -- requests that cannot be met -------------------------------------------------------------------
