@@ -279,7 +279,7 @@ def test_what_an_object_cannot_have_is_a_verdict_with_its_reason(ptx, changes, r
 def test_an_object_that_is_no_file_is_a_verdict(tmp_path, make):
     make(tmp_path / "x")
     mine = own(tmp_path / "x")
-    assert states(build("cuda:sm_90", PRODUCT, mine)) == [f"not compiled there is no file {tmp_path / 'x'}"]
+    assert states(build("cuda:sm_90", PRODUCT, mine)) == [f"not compiled no such file: {tmp_path / 'x'}"]
     assert build_key(gpu_request("cuda:sm_90", PRODUCT, [mine]), parse_target("cuda:sm_90"), IreeCompiler())
 
 
