@@ -36,6 +36,7 @@ def rows(path: str = "data.csv") -> list[dict[str, str]]:
 SMALL = ("--problem-m=64", "--problem-n=64", "--problem-k=64", "--lhs=f32")
 
 
+@pytest.mark.usefixtures("shared_cache")
 def test_three_commands_from_a_shape_to_verified_figures():
     assert command("generator.py", *SMALL).returncode == 0
     assert command("compile.py", "--generated-dir").returncode == 0
@@ -115,6 +116,7 @@ def test_the_default_sweep_is_right():
     assert all(row["Runtime(ms)"] for row in rows())
 
 
+@pytest.mark.usefixtures("shared_cache")
 def test_a_build_directory_serves_all_the_way():
     """The wheels' commands stand in for someone's own IREE build."""
     command("generator.py", *SMALL, "--default-config=only")
