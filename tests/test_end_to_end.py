@@ -82,11 +82,17 @@ CONV_SWEEP = [
     ("an image as large as its filter", ["--conv-n=2", "--conv-h=3", "--conv-w=3", "--conv-c=16", "--conv-k=16"]),
     ("odd extents", ["--conv-n=1", "--conv-h=15", "--conv-w=13", "--conv-c=7", "--conv-k=9", "--lhs=f32,f16"]),
 ]  # fmt: skip
+NORMS = "--op-kind=layer_norm,layer_norm_input_backward,layer_norm_weight_backward"
+NORM_SWEEP = [
+    ("layer norms of every type", [NORMS, "--norm-rows=3,128", "--norm-size=5,768", "--norm-type=f32,f16,bf16,f64"]),
+    ("layer norms without weights", [NORMS, "--norm-rows=7", "--norm-size=33", "--norm-affine=false"]),
+    ("layer norms of one element", [NORMS, "--norm-rows=1,9", "--norm-size=1", "--norm-type=f32,f16,bf16,f64"]),
+]  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("what", "arguments"), [*SWEEP, *CONV_SWEEP], ids=lambda x: x if isinstance(x, str) else ""
+    ("what", "arguments"), [*SWEEP, *CONV_SWEEP, *NORM_SWEEP], ids=lambda x: x if isinstance(x, str) else ""
 )
 def test_every_configuration_of_every_operation_is_right(what: str, arguments: list[str], run):
     """Every dispatch of the sweep compiles, is applied and is SUCCESS."""

@@ -188,3 +188,62 @@ def test_sums_in_too_narrow_a_type_are_caught(verdict_of):
     verdict, reason = verdict_of(change, *shapes)
 
     assert verdict == "FAILED", reason
+
+
+NORM = ("--norm-rows=4", "--norm-size=33", "--norm-type=f32")
+NORM_FAULTS = {
+    "layer_norm": [
+        ("divided by one less", "%count = arith.constant 33.0", "%count = arith.constant 32.0"),
+        ("no eps", "%shifted = arith.addf %variance, %eps", "%shifted = arith.addf %variance, %zero"),
+        ("no bias", "arith.addf %scaled, %b ", "arith.addf %scaled, %zero "),
+    ],
+    "layer_norm_input_backward": [
+        ("divided by one less", "%count = arith.constant 33.0", "%count = arith.constant 32.0"),
+        ("no weight", "%g = arith.mulf %d, %w", "%g = arith.addf %d, %zero"),
+        ("mean of g left in", "arith.subf %g, %mean_sum", "arith.subf %g, %zero"),
+        ("no projection", "arith.subf %without_mean, %along", "arith.subf %without_mean, %zero"),
+        ("rstd applied once", "arith.mulf %projected, %r", "arith.addf %projected, %zero"),
+        ("sums not cleared", "%zero = arith.constant 0.0", "%zero = arith.constant 1.0"),
+    ],
+    "layer_norm_weight_backward": [
+        ("x not centred", "arith.subf %v, %m", "arith.subf %v, %zero"),
+        ("no rstd", "arith.mulf %centred, %r", "arith.addf %centred, %zero"),
+        ("results exchanged", "return %sums#0, %sums#1", "return %sums#1, %sums#0"),
+        ("sums not cleared", "%zero = arith.constant 0.0", "%zero = arith.constant 1.0"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "right", "wrong"),
+    [(kind, *fault) for kind, faults in NORM_FAULTS.items() for fault in faults],
+    ids=lambda value: value if " " in value and "%" not in value else "",
+)
+def test_faults_of_layer_norms_are_caught(verdict_of, kind: str, fault: str, right: str, wrong: str):
+    def change(text: str) -> str:
+        assert right in text
+        return text.replace(right, wrong)
+
+    eps = ("--norm-eps=1e-2",) if kind == "layer_norm" else ()
+    assert verdict_of(change, f"--op-kind={kind}", *NORM, *eps)[0] == "FAILED", fault
+
+
+def test_sums_of_a_weight_gradient_in_too_narrow_a_type_are_caught(verdict_of):
+    """Sums of 300 rows with the bits of bf16: IREE removes a conversion to bf16 and back, but no mask."""
+
+    def change(text: str) -> str:
+        text = text.replace("%next_sum = arith.addf %sum, %d_wide : f32", TRUNCATED)
+        assert "%kept" in text
+        return text
+
+    shapes = ("--op-kind=layer_norm_weight_backward", "--norm-rows=300", "--norm-size=9", "--norm-type=bf16")
+    verdict, reason = verdict_of(change, *shapes)
+    assert verdict == "FAILED"
+    assert "dbias[" in reason
+
+
+TRUNCATED = """%exact_sum = arith.addf %sum, %d_wide : f32
+    %bits = arith.bitcast %exact_sum : f32 to i32
+    %mask = arith.constant -65536 : i32
+    %kept = arith.andi %bits, %mask : i32
+    %next_sum = arith.bitcast %kept : i32 to f32"""

@@ -176,6 +176,10 @@ def test_every_command_works_in_a_locale_without_utf_8():
             ["conv2d_1x56x56x64_3x3x64x64_1x54x54x64_f32nhwc_f32hwcf_f32nhwc_s1x1_p0x0_d1x1_g1"],
         ),
         (["--norm-rows=128"], ["layer_norm_128x768_f16t_eps1em05", "layer_norm_128x768_f32t_eps1em05"]),
+        (
+            ["--norm-rows=128", "--op-kind=layer_norm_weight_backward"],
+            ["layer_norm_weight_backward_128x768_f16t", "layer_norm_weight_backward_128x768_f32t"],
+        ),
     ],
 )
 def test_what_is_not_given_has_the_default_that_the_readme_states(capsys, arguments, operations):

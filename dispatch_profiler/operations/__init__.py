@@ -25,14 +25,26 @@ from dispatch_profiler.operations.element_types import (
     is_element_type,
 )
 from dispatch_profiler.operations.epilogues import ACTIVATIONS, Epilogue
-from dispatch_profiler.operations.geometry import ConvolutionGeometry, ProductGeometry
+from dispatch_profiler.operations.geometry import ConvolutionGeometry, NormGeometry, ProductGeometry
 from dispatch_profiler.operations.layer_norm import LayerNorm
+from dispatch_profiler.operations.layer_norm_input_backward import LayerNormInputBackward
+from dispatch_profiler.operations.layer_norm_weight_backward import LayerNormWeightBackward
 from dispatch_profiler.operations.matmul import BatchMatmul, Matmul, check_layouts
 from dispatch_profiler.operations.options import DEFAULT_TYPES, ShapeOption, SweepOptions
 from dispatch_profiler.operations.ranges import parse_pairs, parse_range, unreached_ends
 from dispatch_profiler.operations.rounding import accumulation_factor
 
-KINDS: dict[str, type[Operation]] = {kind.kind: kind for kind in (Matmul, BatchMatmul, Conv2d, LayerNorm)}
+KINDS: dict[str, type[Operation]] = {
+    kind.kind: kind
+    for kind in (
+        Matmul,
+        BatchMatmul,
+        Conv2d,
+        LayerNorm,
+        LayerNormInputBackward,
+        LayerNormWeightBackward,
+    )
+}
 
 
 def operation_kind(name: str) -> type[Operation]:
@@ -66,8 +78,11 @@ __all__ = [
     "ElementTypes",
     "Epilogue",
     "LayerNorm",
+    "LayerNormInputBackward",
+    "LayerNormWeightBackward",
     "Loop",
     "Matmul",
+    "NormGeometry",
     "Operation",
     "ProductGeometry",
     "Reference",

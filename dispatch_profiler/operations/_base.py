@@ -16,7 +16,7 @@ from dispatch_profiler.operations.element_types import ElementType
 
 if TYPE_CHECKING:
     from dispatch_profiler.operations.contraction import Contraction
-    from dispatch_profiler.operations.geometry import ConvolutionGeometry, ProductGeometry
+    from dispatch_profiler.operations.geometry import ConvolutionGeometry, NormGeometry, ProductGeometry
     from dispatch_profiler.operations.options import ShapeOption, SweepOptions
 
 
@@ -195,6 +195,11 @@ class Operation(abc.ABC):
     @property
     def convolution(self) -> ConvolutionGeometry | None:
         """Geometry of a convolution; None for other operations."""
+        return None
+
+    @property
+    def normalization(self) -> NormGeometry | None:
+        """Geometry of a layer norm; None for other operations."""
         return None
 
     def as_contraction(self) -> Contraction:

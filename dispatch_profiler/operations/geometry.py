@@ -1,4 +1,4 @@
-"""Geometry of matrix products and convolutions, independent of the operation's class."""
+"""Geometry of matrix products, convolutions and layer norms, independent of the operation's class."""
 
 from __future__ import annotations
 
@@ -76,3 +76,14 @@ class ConvolutionGeometry:
         if self.groups == 1:
             return "dense"
         return "depthwise" if self.groups == self.channels == self.filters else "grouped"
+
+
+@dataclass(frozen=True)
+class NormGeometry:
+    """A layer norm of `rows` rows of `size` elements; `eps` is 0 in the backward modes, which do not read it."""
+
+    rows: int
+    size: int
+    is_affine: bool
+    eps: float = 0.0
+    mode: Mode = "forward"

@@ -22,7 +22,7 @@ from dispatch_profiler.configurations import (
 )
 from dispatch_profiler.configurations import rejection_reason as why_not
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul
+from dispatch_profiler.operations import KINDS, BatchMatmul, Conv2d, ElementTypes, Matmul
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.workloads import Sweep, sweep_workload
 
@@ -268,7 +268,7 @@ ENTRY_MISTAKES = [
     (
         f"{{{TILES}, kinds: [conv]}}",
         "unknown name 'conv' under kinds",
-        "did you mean 'conv2d'? Available: matmul, batch_matmul, conv2d, layer_norm",
+        "did you mean 'conv2d'? Available: " + ", ".join(KINDS),
     ),
 ]  # fmt: skip
 

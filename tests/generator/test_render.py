@@ -33,6 +33,9 @@ from dispatch_profiler.operations import (
     Conv2d,
     ElementTypes,
     Epilogue,
+    LayerNorm,
+    LayerNormInputBackward,
+    LayerNormWeightBackward,
     Matmul,
     Operation,
 )
@@ -158,6 +161,12 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
     "epilogue_sigmoid": with_epilogue("sigmoid"),
     "epilogue_tanh": with_epilogue("tanh"),
     "epilogue_tanh_f64": with_epilogue("tanh", F64),
+    "layer_norm": (LayerNorm(4, 6),),
+    "layer_norm_plain_bf16": (LayerNorm(4, 6, "bf16", 1e-6, False),),
+    "layer_norm_input_backward": (LayerNormInputBackward(4, 6),),
+    "layer_norm_input_backward_plain_f16": (LayerNormInputBackward(4, 6, "f16", False),),
+    "layer_norm_weight_backward": (LayerNormWeightBackward(4, 6),),
+    "layer_norm_weight_backward_bf16": (LayerNormWeightBackward(4, 6, "bf16"),),
 }
 
 

@@ -13,7 +13,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import Distribution, LayerNorm, SweepOptions, operation_from_dict
-from dispatch_profiler.operations.layer_norm import TYPES
+from dispatch_profiler.operations.normalization import TYPES
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.verify import compare
 from dispatch_profiler.workloads import Sweep, sweep_workload

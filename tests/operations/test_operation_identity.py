@@ -19,6 +19,8 @@ from dispatch_profiler.operations import (
     ElementTypes,
     Epilogue,
     LayerNorm,
+    LayerNormInputBackward,
+    LayerNormWeightBackward,
     Matmul,
     operation_from_dict,
     operation_kind,
@@ -131,9 +133,13 @@ def test_arguments_rebuild_the_operation(operation):
 
 
 def _rebuilt(kind, arguments):
-    if kind == "layer_norm":
+    if kind.startswith("layer_norm"):
         numbers = (int(arguments["norm-rows"]), int(arguments["norm-size"]))
-        affine = arguments["norm-affine"] == "true"
+        affine = arguments.get("norm-affine") == "true"
+        if kind == "layer_norm_weight_backward":
+            return LayerNormWeightBackward(*numbers, arguments["norm-type"])
+        if kind == "layer_norm_input_backward":
+            return LayerNormInputBackward(*numbers, arguments["norm-type"], affine)
         return LayerNorm(*numbers, arguments["norm-type"], float(arguments["norm-eps"]), affine)
     tags = ("nhwc", "nchw", "hwcf", "fchw") if kind == "conv2d" else ("t", "n")
     typed = {}
@@ -160,6 +166,9 @@ def _rebuilt(kind, arguments):
         Matmul(2, 3, 4, ElementTypes("f16", "f16", "f32"), "n", "t", Epilogue(True, "gelu")),
         BatchMatmul(5, 2, 3, 4, ElementTypes("i8", "i8", "i32"), "t", "n"),
         Conv2d(1, 9, 9, 4, 6, 3, 2, (2, 1), (1, 0), (1, 2), 2, "nchw", ElementTypes("f8", "f8", "bf16")),
+        LayerNorm(3, 5, "bf16", 1e-6, False),
+        LayerNormInputBackward(3, 5, "bf16", False),
+        LayerNormWeightBackward(3, 5, "f64"),
     ],
     ids=lambda operation: operation.kind,
 )
@@ -174,8 +183,8 @@ def test_the_generator_takes_the_arguments(run, operation):
 
 
 def test_every_kind_is_found_by_its_name():
-    """matmul, batch_matmul, conv2d and layer_norm."""
-    known = [Matmul, BatchMatmul, Conv2d, LayerNorm]
+    """In the order in which messages list them."""
+    known = [Matmul, BatchMatmul, Conv2d, LayerNorm, LayerNormInputBackward, LayerNormWeightBackward]
     assert {kind.kind: kind for kind in known} == KINDS
     assert known == [operation_kind(name) for name in KINDS]
 
@@ -204,7 +213,7 @@ def test_the_smallest_problem_of_a_kind_has_every_argument(kind):
 
 def test_an_unknown_kind_is_refused_with_the_nearest():
     """Asked for by name, or read from data."""
-    hint = "did you mean 'matmul'? Available: matmul, batch_matmul, conv2d, layer_norm"
+    hint = "did you mean 'matmul'? Available: " + ", ".join(KINDS)
     with pytest.raises(OperationError, match=r"^unknown operation kind 'matmull'$") as caught:
         operation_kind("matmull")
     assert hint == caught.value.hint

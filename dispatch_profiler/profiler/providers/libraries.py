@@ -15,10 +15,15 @@ from dispatch_profiler.operations import ContractFunction
 from dispatch_profiler.profiler.providers._base import Library
 from dispatch_profiler.runtime import DeviceUri
 
+_NORMS = {
+    "layer_norm": "layer_norm",
+    "layer_norm_input_backward": "layer_norm_backward",
+    "layer_norm_weight_backward": "layer_norm_backward",
+}
 #: Library -> kind of operation -> the method that computes it. Other kinds are not supported.
 LIBRARY_METHODS: Mapping[str, Mapping[str, str]] = {
-    "numpy": {"matmul": "matmul", "batch_matmul": "matmul", "conv2d": "im2col"},
-    "torch": {"matmul": "matmul", "batch_matmul": "matmul", "conv2d": "conv2d"},
+    "numpy": {"matmul": "matmul", "batch_matmul": "matmul", "conv2d": "im2col", **_NORMS},
+    "torch": {"matmul": "matmul", "batch_matmul": "matmul", "conv2d": "conv2d", **_NORMS},
 }
 
 

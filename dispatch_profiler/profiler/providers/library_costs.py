@@ -30,14 +30,21 @@ def library_call_ms(library: Library, operation: Operation) -> float:
 
     0 if calls are repeated, or if the operation has no such problem.
     """
-    contraction = operation.contraction
-    if library.repeats or contraction is None:
+    if library.repeats:
         return 0.0
     try:
-        smallest = replace(  # type: ignore[type-var]
-            type(contraction).smallest(), types=contraction.types, epilogue=contraction.epilogue
-        )
+        smallest = _smallest(operation)
         operands = library.put(smallest, draw(smallest, Distribution.REALS, 0))
         return 1e3 * quickest(library.load(b"").bind("", operands).time, OVERHEAD_SECONDS)
     except (NotSupported, OperationError):
         return 0.0
+
+
+def _smallest(operation: Operation) -> Operation:
+    """A problem of extent 1 of the same kind; of the same types and epilogue if it is a contraction."""
+    contraction = operation.contraction
+    if contraction is None:
+        return operation.smallest()
+    return replace(  # type: ignore[type-var]
+        type(contraction).smallest(), types=contraction.types, epilogue=contraction.epilogue
+    )

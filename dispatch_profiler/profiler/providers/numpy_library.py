@@ -1,4 +1,7 @@
-"""numpy: products with its BLAS, convolutions as im2col and a product. Results go to our own buffers."""
+"""numpy: products with its BLAS, convolutions as im2col and a product, layer norms in `numpy_norms`.
+
+Results go to our own buffers.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from numpy.lib.stride_tricks import as_strided
 from dispatch_profiler.operations import Contraction, ConvolutionGeometry, Operation
 from dispatch_profiler.profiler.measurement.kernels import Operands
 from dispatch_profiler.profiler.providers._base import NotSupported
+from dispatch_profiler.profiler.providers.numpy_norms import check_norm_type, norm_computation
 from dispatch_profiler.profiler.verification.poison import poison
 from dispatch_profiler.runtime._base import raw_clock
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
@@ -55,7 +59,11 @@ class NumpyLibrary:
         return self
 
     def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
-        """See `Library.put`: operands as views that BLAS reads without a copy, and memory for the result."""
+        """See `Library.put`: operands as views that BLAS reads without a copy, and memory for results."""
+        results = tuple(poison(each.type, each.shape) for each in operation.results)
+        if operation.normalization is not None:
+            check_norm_type(operation)
+            return Operands(operation, (*(np.array(each, order="C") for each in inputs), *results))
         contraction = _contraction(operation)
         lhs, rhs, *bias = (np.array(array, order="C") for array in inputs)
         product, convolution = operation.product, operation.convolution
@@ -65,8 +73,7 @@ class NumpyLibrary:
         elif convolution is not None:
             rhs = _filters(convolution, rhs)
         shaped = [contraction.broadcast_bias(each.astype(lhs.dtype)) for each in bias]
-        result = poison(contraction.types.output, contraction.result.shape)
-        return Operands(operation, (lhs, rhs, *shaped, result))
+        return Operands(operation, (lhs, rhs, *shaped, *results))
 
     def bind(self, function: str, *operands: Operands) -> NumpyCall:
         """See `Library.bind`."""
@@ -88,11 +95,13 @@ class NumpyCall:
 
     def run(self) -> tuple[np.ndarray, ...]:
         """See `KernelCall.run`."""
-        result = self._first.handles[-1]
-        result[...] = poison(self._first.operation.results[0].type, result.shape)
+        tensors = self._first.operation.results
+        results = self._first.handles[-len(tensors) :]
+        for result, tensor in zip(results, tensors, strict=True):
+            result[...] = poison(tensor.type, tensor.shape)
         with np.errstate(all="ignore"):
             self._compute(*self._first.handles)
-        return (result.copy(),)
+        return tuple(result.copy() for result in results)
 
     def time(self, calls: int) -> float:
         """See `KernelCall.time`."""
@@ -116,7 +125,9 @@ def _contraction(operation: Operation) -> Contraction:
 
 
 def _computation(operation: Operation) -> Callable[..., None]:
-    """(lhs, rhs[, bias], result) -> None: writes the operation's result to `result`."""
+    """(operands, results) -> None: writes the operation's results."""
+    if operation.normalization is not None:
+        return norm_computation(operation)
     contraction = _contraction(operation)
     types, convolution = contraction.types, operation.convolution
     contract = _convolution(convolution, types.input.dtype) if convolution else _product

@@ -19,6 +19,7 @@ from dispatch_profiler.operations import Tensor as ResultTensor
 from dispatch_profiler.profiler.measurement.kernels import Operands
 from dispatch_profiler.profiler.providers._base import NotSupported
 from dispatch_profiler.profiler.providers.torch_graphs import GraphCache, GraphTurns
+from dispatch_profiler.profiler.providers.torch_norms import norm_computation, norm_handles
 from dispatch_profiler.profiler.verification.poison import poison
 from dispatch_profiler.runtime import DeviceUri, RunError
 from dispatch_profiler.runtime._base import raw_clock
@@ -35,7 +36,7 @@ except ImportError as error:
 Tensor = Any
 #: torch as Any, because parts of it are untyped.
 torch_api: Any = torch
-#: (lhs, rhs[, bias], result) -> result, written to `result` where torch supports it.
+#: (operands, results) -> the result or a tuple of them, written to `results` where torch supports it.
 Computation = Callable[..., Tensor]
 #: Our names of element types -> torch's.
 TYPES = {
@@ -128,13 +129,14 @@ class TorchLibrary:
 
         Transposed matrices are read without a copy; filters have the layout that torch users choose.
         """
+        arrays = [*inputs, *(poison(each.type, each.shape) for each in operation.results)]
+        types = [each.type for each in (*operation.operands, *operation.results)]
+        tensors = [_tensor(*each, self._device) for each in zip(arrays, types, strict=True)]
+        if operation.normalization is not None:
+            dtype = TYPES[operation.element_type.name]
+            return Operands(operation, norm_handles(torch_api, operation, self._device, dtype, tensors))
         contraction = _contraction(operation)
-        arrays = [*inputs, poison(contraction.result.type, contraction.result.shape)]
-        tensors = (*operation.operands, *operation.results)
-        lhs, rhs, *rest = (
-            _tensor(*each, self._device)
-            for each in zip(arrays, (tensor.type for tensor in tensors), strict=True)
-        )
+        lhs, rhs, *rest = tensors
         product, convolution = operation.product, operation.convolution
         if product is not None:
             lhs = lhs if product.lhs_layout == "t" else lhs.mT
@@ -185,14 +187,15 @@ class TorchGraphCall:
 
     def run(self) -> tuple[np.ndarray, ...]:
         """See `KernelCall.run`."""
-        (result,) = self._operands.operation.results
+        results = self._operands.operation.results
         try:
-            clean = _tensor(poison(result.type, result.shape), result.type, self._device)
-            # Convolutions write to the graph's own memory.
-            for memory in (self._operands.handles[-1], self._turns.first.result):
-                memory.copy_(clean)
+            found = _each(self._turns.first.result)
+            _fill_with_poison(self._operands, self._device)
+            # Convolutions and layer norms write to the graph's own memory.
+            for memory, own in zip(found, self._operands.handles[-len(results) :], strict=True):
+                memory.copy_(own.view(memory.shape))
             self._turns.replay_first()
-            return (_array(self._turns.first.result, result),)
+            return tuple(_array(*each) for each in zip(found, results, strict=True))
         except RuntimeError as error:
             raise _translated(error) from error
 
@@ -220,10 +223,10 @@ class TorchCall:
 
     def run(self) -> tuple[np.ndarray, ...]:
         """See `KernelCall.run`."""
-        (result,) = self._first.operation.results
-        self._first.handles[-1].copy_(_tensor(poison(result.type, result.shape), result.type, self._device))
+        _fill_with_poison(self._first, self._device)
         try:
-            return (_array(self._compute(*self._first.handles), result),)
+            found = _each(self._compute(*self._first.handles))
+            return tuple(_array(*each) for each in zip(found, self._first.operation.results, strict=True))
         except RuntimeError as error:
             raise _translated(error) from error
 
@@ -250,6 +253,17 @@ def _tensor(array: np.ndarray, type_: ElementType, device: torch.device) -> Tens
     return torch.from_numpy(bits.copy()).view(TYPES[type_.name]).to(device)
 
 
+def _each(found: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The results of a computation, which returns a tuple only if it has several."""
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _fill_with_poison(operands: Operands, device: torch.device) -> None:
+    results = operands.operation.results
+    for memory, result in zip(operands.handles[-len(results) :], results, strict=True):
+        memory.copy_(_tensor(poison(result.type, result.shape), result.type, device))
+
+
 def _array(found: Tensor, result: ResultTensor) -> np.ndarray:
     """A copy on the host."""
     bits = found.contiguous().view(getattr(torch, f"int{result.type.bits}")).cpu().numpy()
@@ -257,7 +271,9 @@ def _array(found: Tensor, result: ResultTensor) -> np.ndarray:
 
 
 def _computation(operation: Operation, device: torch.device) -> Computation:
-    """(lhs, rhs[, bias], result) -> result. Raises NotSupported."""
+    """See `Computation`. Raises NotSupported."""
+    if operation.normalization is not None:
+        return norm_computation(torch_api, operation, device, TYPES[operation.element_type.name])
     contraction = _contraction(operation)
     is_convolution = contraction.convolution is not None
     return _convolution(contraction) if is_convolution else _product(contraction, device)

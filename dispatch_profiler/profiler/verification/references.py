@@ -31,6 +31,7 @@ _SOURCES = (
     "dispatch_profiler.operations.contraction_reference",
     "dispatch_profiler.operations.element_types",
     "dispatch_profiler.operations.epilogues",
+    "dispatch_profiler.operations.normalization",
     "dispatch_profiler.operations.rounding",
     "dispatch_profiler.profiler.verification.inputs",
 )

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dispatch_profiler.operations import Matmul
+from dispatch_profiler.operations import LayerNormWeightBackward, Matmul
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.measurement.kernels import Operands
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions, Mode
@@ -21,6 +21,7 @@ from dispatch_profiler.profiler.measurement.sample_batches import next_batch
 from dispatch_profiler.profiler.providers import torch_library
 from dispatch_profiler.profiler.providers.torch_graphs import GraphCache, GraphTurns, capture
 from dispatch_profiler.profiler.providers.torch_library import TorchLibrary
+from dispatch_profiler.profiler.providers.torch_norms import norm_computation
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.profiler.verification.inputs import Distribution, draw
 
@@ -191,3 +192,32 @@ def test_on_a_cpu_what_a_call_costs_is_told(in_process, monkeypatch):
 
     assert found.executions == 1
     assert found.library_call_ms > 0 and found.eager_ms == 0
+
+
+def test_a_graph_returns_every_result(library: TorchLibrary, cuda: FakeCuda, monkeypatch):
+    """Results that torch allocates lie in the graph's memory, which is poison before a replay."""
+    operation = LayerNormWeightBackward(3, 5)
+    own: list[Any] = []
+
+    def computation(operation, device):
+        compute = norm_computation(torch_library.torch_api, operation, device, torch_library.TYPES["f32"])
+        own[:] = [torch_library.torch_api.zeros(5) for _ in range(2)]
+
+        def launched(*handles):
+            def kernel() -> None:
+                for memory, result in zip(own, compute(*handles), strict=True):
+                    assert not cuda.log[-1].startswith("replay") or memory.isnan().all()
+                    memory.copy_(result)
+
+            cuda.launch(kernel)
+            return tuple(own)
+
+        return launched
+
+    monkeypatch.setattr(torch_library, "_computation", computation)
+    inputs = draw(operation, Distribution.INTEGERS, 1)
+
+    results = library.load_repeated(1).bind("", library.put(operation, inputs)).run()
+
+    for result, reference in zip(results, operation.reference(inputs), strict=True):
+        np.testing.assert_array_equal(result, reference.expected)

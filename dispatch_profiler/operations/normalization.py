@@ -1,0 +1,175 @@
+"""What the forward and backward layer norms share: fields, options, operands and roundings."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dispatch_profiler.errors import OperationError, RangeError
+from dispatch_profiler.operations._base import Distribution, Loop, Operation, Tensor, check_positive
+from dispatch_profiler.operations.element_types import ElementType, element_type
+from dispatch_profiler.operations.options import ShapeOption, SweepOptions
+from dispatch_profiler.operations.rounding import accumulation_factor
+
+TYPES = ("f32", "f16", "bf16", "f64")
+#: Rows and row lengths of BERT-base, GPT-2 and a vision transformer.
+LAYER_NORM_PROBLEMS = ((128, 768), (512, 1024), (1576, 384))
+
+
+def _types(text: str) -> tuple[str, ...]:
+    return tuple(element_type(part.strip()).name for part in text.split(","))
+
+
+def _epsilons(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise RangeError(f"malformed number in {text!r}", hint="write 1e-5, or a comma list") from error
+
+
+def _booleans(text: str) -> tuple[bool, ...]:
+    known = {"true": True, "false": False}
+    parts = [part.strip().lower() for part in text.split(",")]
+    if not all(part in known for part in parts):
+        raise RangeError(f"expected true or false, but got {text!r}")
+    return tuple(known[part] for part in parts)
+
+
+#: Options of every kind of layer norm.
+ROW_OPTIONS = (
+    ShapeOption("norm_rows", ("--norm-rows",), "number of rows; each is normalized separately"),
+    ShapeOption("norm_size", ("--norm-size",), "elements per row"),
+    ShapeOption("norm_type", ("--norm-type",), f"element type: {', '.join(TYPES)}", _types, "TYPE,..."),
+)
+EPS_OPTION = ShapeOption("norm_eps", ("--norm-eps",), "value added to the variance", _epsilons, "EPS,...")
+AFFINE_OPTION = ShapeOption(
+    "norm_affine", ("--norm-affine",), "apply weight and bias", _booleans, "true|false"
+)
+
+
+def swept_points(options: SweepOptions, *rest: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """(rows, size, type, ...) of every point of a sweep, with one of each of `rest`."""
+    given = options.shapes
+    has_shape = "norm_rows" in given or "norm_size" in given
+    shapes = itertools.product(given.get("norm_rows", (128,)), given.get("norm_size", (768,)))
+    for shape, *others in itertools.product(
+        list(shapes) if has_shape else LAYER_NORM_PROBLEMS, given.get("norm_type", ("f16", "f32")), *rest
+    ):
+        yield (*shape, *others)
+
+
+class RowNorm(Operation):
+    """The base class of layer norms of `rows` rows of `size` elements; sums are in f32 (f64 for f64)."""
+
+    parallel_axes: ClassVar[tuple[str, ...]] = ("row",)
+    reduction_axes: ClassVar[tuple[str, ...]] = ("column",)
+    type_options: ClassVar[tuple[str, ...]] = ()
+
+    rows: int
+    size: int
+    type: str
+
+    def _check(self) -> None:
+        """Raise OperationError for invalid extents and types; replace an alias of a type by its name."""
+        check_positive(self.kind, rows=self.rows, size=self.size)
+        if element_type(self.type).name not in TYPES:
+            raise OperationError(
+                f"{self.kind}: no element type {self.type}", hint=f"available: {', '.join(TYPES)}"
+            )
+        object.__setattr__(self, "type", element_type(self.type).name)
+
+    def _check_affine(self, affine: object) -> None:
+        if type(affine) is not bool:
+            raise OperationError(f"{self.kind}: affine must be true or false, but got {affine!r}")
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        return (Loop("row", self.rows, "parallel"), Loop("column", self.size, "reduction"))
+
+    @property
+    def element_type(self) -> ElementType:
+        return element_type(self.type)
+
+    @property
+    def accumulator(self) -> ElementType:
+        return self.element_type.accumulator
+
+    def row_arguments(self) -> dict[str, str]:
+        """`arguments` for the fields that every kind of layer norm has."""
+        return {"norm-rows": str(self.rows), "norm-size": str(self.size), "norm-type": self.type}
+
+    # -- tensors ------------------------------------------------------------------------------
+
+    def elements(self, name: str) -> Tensor:
+        """A tensor with every element: (rows, size) of `type`."""
+        return Tensor(name, (self.rows, self.size), self.element_type)
+
+    def row_statistics(self, *names: str) -> tuple[Tensor, ...]:
+        """Tensors with one number per row: (rows,) in the accumulator type."""
+        return tuple(Tensor(name, (self.rows,), self.accumulator) for name in names)
+
+    def parameters(self, *names: str) -> tuple[Tensor, ...]:
+        """Tensors with one number per column: (size,) of `type`."""
+        return tuple(Tensor(name, (self.size,), self.element_type) for name in names)
+
+    # -- roundings ----------------------------------------------------------------------------
+
+    def roundoffs(self, terms: int) -> tuple[float, float]:
+        """Relative error bounds of one operation in the accumulator, and of a sum of `terms` terms."""
+        u, sums = self.accumulator.unit_roundoff, accumulation_factor(terms, self.accumulator)
+        # A reference in float64 has the same error as a kernel in f64.
+        return (2.0 * u, 2.0 * sums) if self.accumulator.name == "f64" else (u, sums)
+
+    def stored(self, value: np.ndarray, error: np.ndarray, type_: ElementType) -> np.ndarray:
+        """`error` plus the errors of rounding to `type_` and of flushing subnormal values to zero."""
+        if type_ != self.accumulator:
+            error = error + type_.unit_roundoff * (np.abs(value) + error)
+            error = error + float(type_.finfo().smallest_subnormal)
+        return error + float(self.accumulator.finfo().tiny)
+
+
+class RowNormBackward(RowNorm):
+    """The base class of backward layer norms, whose operands include the forward's mean and rstd.
+
+    eps is not a field: it enters through rstd only. Shapes alone imply the forward, so a backward kind is
+    generated by name (`--op-kind`), or with every other kind.
+    """
+
+    @classmethod
+    def is_implied_by(cls, options: SweepOptions) -> bool:
+        return False
+
+    def row_arguments(self) -> dict[str, str]:
+        return {"op-kind": self.kind, **super().row_arguments()}
+
+    @property
+    def rounds_between_steps(self) -> bool:
+        return True
+
+    def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
+        """Reals, where mean and rstd are those of rows like those of x, up to the error of a sample.
+
+        Operands are drawn independently, so they share each row's location and deviation, which depend on
+        the number of rows only. A kernel that computes mean or rstd from x differs from the reference.
+        """
+        noise = rng.uniform(-1.0, 1.0, operand.shape)
+        rows = np.random.default_rng(self.rows)
+        location, deviation = rows.uniform(-1.0, 1.0, self.rows), rows.uniform(0.5, 2.0, self.rows)
+        if operand.name == "x":
+            noise = location[:, None] + deviation[:, None] * noise
+        elif operand.name == "mean":
+            noise = location + deviation * noise / math.sqrt(3.0 * self.size)
+        elif operand.name == "rstd":
+            noise = math.sqrt(3.0) / deviation * (1.0 + 0.1 * noise)  # uniform in (-d, d): variance d**2 / 3
+        return noise.astype(operand.type.dtype)
+
+    def spread(self, x: np.ndarray, mean: np.ndarray, rstd: np.ndarray, stepwise: bool) -> np.ndarray:
+        """Magnitude that the roundings of `xhat = (x - mean) * rstd` are relative to.
+
+        `stepwise` allows for torch's `x * rstd - mean * rstd`, whose terms may cancel.
+        """
+        return (np.abs(x) + np.abs(mean) if stepwise else np.abs(x - mean)) * np.abs(rstd)

@@ -1,0 +1,86 @@
+"""Layer norms in numpy: a few passes over the rows, with preallocated intermediate and final results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from dispatch_profiler.operations import NormGeometry, Operation
+from dispatch_profiler.profiler.providers._base import NotSupported
+
+#: (operands, results) -> None: writes the results.
+NormComputation = Callable[..., None]
+
+
+def check_norm_type(operation: Operation) -> None:
+    """Raise NotSupported for types that numpy converts element by element, and sums in themselves."""
+    if operation.element_type != operation.accumulator:
+        raise NotSupported(
+            f"numpy computes {operation.element_type.name} one element at a time, and sums in that type"
+        )
+
+
+def norm_computation(operation: Operation) -> NormComputation:
+    """The computation of a layer norm."""
+    norm = operation.normalization
+    assert norm is not None
+    dtype = operation.element_type.dtype
+    if norm.mode == "forward":
+        return _forward(norm)
+    return _input_backward(norm, dtype) if norm.mode == "input_backward" else _weight_backward(norm, dtype)
+
+
+def _forward(norm: NormGeometry) -> NormComputation:
+    def compute(x: np.ndarray, *rest: np.ndarray) -> None:
+        y, mean, rstd = rest[-3:]
+        np.mean(x, axis=1, out=mean)
+        np.subtract(x, mean[:, None], out=y)
+        np.einsum("ij,ij->i", y, y, out=rstd)
+        np.divide(rstd, norm.size, out=rstd)
+        np.add(rstd, norm.eps, out=rstd)
+        np.sqrt(rstd, out=rstd)
+        np.reciprocal(rstd, out=rstd)
+        np.multiply(y, rstd[:, None], out=y)
+        if norm.is_affine:
+            np.multiply(y, rest[0], out=y)
+            np.add(y, rest[1], out=y)
+
+    return compute
+
+
+def _input_backward(norm: NormGeometry, dtype: np.dtype) -> NormComputation:
+    normalized, scaled = (np.empty((norm.rows, norm.size), dtype) for _ in range(2))
+    mean_sum, mean_dot = (np.empty(norm.rows, dtype) for _ in range(2))
+
+    def compute(dy: np.ndarray, x: np.ndarray, mean: np.ndarray, rstd: np.ndarray, *rest: np.ndarray) -> None:
+        dx = rest[-1]
+        _normalize(x, mean, rstd, normalized)
+        g = np.multiply(dy, rest[0], out=scaled) if norm.is_affine else dy
+        np.mean(g, axis=1, out=mean_sum)
+        np.einsum("ij,ij->i", g, normalized, out=mean_dot)
+        np.divide(mean_dot, norm.size, out=mean_dot)
+        np.subtract(g, mean_sum[:, None], out=dx)
+        np.multiply(normalized, mean_dot[:, None], out=normalized)
+        np.subtract(dx, normalized, out=dx)
+        np.multiply(dx, rstd[:, None], out=dx)
+
+    return compute
+
+
+def _weight_backward(norm: NormGeometry, dtype: np.dtype) -> NormComputation:
+    normalized = np.empty((norm.rows, norm.size), dtype)
+
+    def compute(dy: np.ndarray, x: np.ndarray, mean: np.ndarray, rstd: np.ndarray, *rest: np.ndarray) -> None:
+        dweight, dbias = rest
+        _normalize(x, mean, rstd, normalized)
+        np.multiply(dy, normalized, out=normalized)
+        np.sum(normalized, axis=0, out=dweight)
+        np.sum(dy, axis=0, out=dbias)
+
+    return compute
+
+
+def _normalize(x: np.ndarray, mean: np.ndarray, rstd: np.ndarray, out: np.ndarray) -> None:
+    np.subtract(x, mean[:, None], out=out)
+    np.multiply(out, rstd[:, None], out=out)

@@ -1,0 +1,82 @@
+"""Layer norms by torch's `native_layer_norm` and `native_layer_norm_backward`, which allocate their results.
+
+`api` is the module torch, which only `torch_library` imports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dispatch_profiler.operations import NormGeometry, Operation
+from dispatch_profiler.profiler.providers._base import NotSupported
+
+Tensor = Any
+#: (operands, results) -> results; the memory of the results is not used.
+NormComputation = Callable[..., tuple[Tensor, ...]]
+
+
+def _parameter_type(api: Any, operation: Operation, device: Any, dtype: Any) -> Any:
+    """The type of weight and bias for which torch's mean and rstd are in the accumulator.
+
+    On a CPU they have the type of the parameters: f32 for f16 and bf16, a conversion that is exact. On a GPU
+    they always are in the accumulator, and the parameters in the element type, `dtype`.
+    """
+    is_narrow = operation.element_type != operation.accumulator
+    return api.float32 if is_narrow and device.type == "cpu" else dtype
+
+
+def norm_handles(
+    api: Any, operation: Operation, device: Any, dtype: Any, tensors: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """`tensors`, operands and results in the types of the operation, with the parameters as torch needs them."""
+    wanted, count = _parameter_type(api, operation, device, dtype), len(operation.operands)
+    named = zip(operation.operands, tensors[:count], strict=True)
+    operands = (each.to(wanted) if tensor.name in ("weight", "bias") else each for tensor, each in named)
+    return (*operands, *tensors[count:])
+
+
+def norm_computation(api: Any, operation: Operation, device: Any, dtype: Any) -> NormComputation:
+    """The computation of a layer norm on the handles of `norm_handles`. Raises NotSupported."""
+    norm = operation.normalization
+    assert norm is not None
+    parameters = _parameter_type(api, operation, device, dtype)
+    if norm.mode == "weight_backward" and parameters != dtype:
+        name = operation.element_type.name
+        raise NotSupported(f"torch sums gradients of weight and bias in {name} on a CPU")
+    # Without parameters, torch would return mean and rstd in a narrow type, or no gradient of the weight.
+    needed = norm.mode == "weight_backward" or (not norm.is_affine and parameters != dtype)
+    one = api.ones(norm.size, dtype=parameters, device=device) if needed else None
+    zero = api.zeros(norm.size, dtype=parameters, device=device) if needed else None
+    if norm.mode == "forward":
+        return _forward(api, norm, (one, zero))
+    if norm.mode == "input_backward":
+        return _input_backward(api, norm, one)
+    return _weight_backward(api, norm, one)
+
+
+def _forward(api: Any, norm: NormGeometry, plain: tuple[Tensor, Tensor]) -> NormComputation:
+    def compute(x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        weight, bias = rest[:2] if norm.is_affine else plain
+        return tuple(api.native_layer_norm(x, (norm.size,), weight, bias, norm.eps))
+
+    return compute
+
+
+def _input_backward(api: Any, norm: NormGeometry, plain: Tensor) -> NormComputation:
+    backward, wanted = api.ops.aten.native_layer_norm_backward.default, (True, False, False)
+
+    def compute(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        weight = rest[0] if norm.is_affine else plain
+        return (backward(dy, x, (norm.size,), mean, rstd, weight, None, wanted)[0],)
+
+    return compute
+
+
+def _weight_backward(api: Any, norm: NormGeometry, weight: Tensor) -> NormComputation:
+    backward, wanted = api.ops.aten.native_layer_norm_backward.default, (False, True, True)
+
+    def compute(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
+        return tuple(backward(dy, x, (norm.size,), mean, rstd, weight, weight, wanted)[1:])
+
+    return compute
