@@ -28,3 +28,8 @@ def in_blocks(work: Callable[[slice], _T], count: int, size: int | None = None) 
         return [work(block) for block in blocks]
     with ThreadPoolExecutor(_THREADS) as pool:
         return list(pool.map(work, blocks))
+
+
+def rows_in_blocks(work: Callable[[slice], _T], rows: int, columns: int) -> Sequence[_T]:
+    """The results of `work` for blocks of whole rows, each of `columns` elements: see `in_blocks`."""
+    return in_blocks(work, rows, max(1, _ELEMENTS // max(1, columns)))

@@ -175,6 +175,42 @@ def test_a_missing_activation_is_caught(verdict_of, given: str, emitted: str):
     assert verdict_of(change, *SQUARE, "--lhs=f32", f"--epilogue={given}")[0] == "FAILED"
 
 
+def erf_form(text: str) -> str:
+    """gelu of the erf form in place of the tanh form."""
+    for was, becomes in (
+        ("0.79788456080286536", "0.70710678118654752"),
+        ("arith.mulf %bent, %root", "arith.mulf %v, %root"),
+        ("math.tanh", "math.erf"),
+    ):
+        assert was in text
+        text = text.replace(was, becomes)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "change"),
+    [
+        ("leaky_relu", lambda t: t.replace("arith.constant 0.01 :", "arith.constant 0.011 :")),
+        ("residual+relu", lambda t: t.replace("maximumf %added", "maximumf %v")),
+        ("scale_shift", lambda t: t.replace("ins(%sums, %scale, %shift", "ins(%sums, %shift, %scale")),
+        ("gelu_tanh", erf_form),
+        ("clamp(-1,1)", lambda t: t.replace("arith.constant 1.0 :", "arith.constant 1.01 :")),
+    ],
+    ids=["wrong slope", "dropped residual", "swapped scale and shift", "erf form", "wrong bound"],
+)
+def test_faults_of_an_epilogue_are_caught(verdict_of, epilogue: str, change: Callable[[str], str]):
+    verdict, reason = verdict_of(change, *SQUARE, "--lhs=f32", f"--epilogue={epilogue}")
+
+    assert verdict == "FAILED", reason
+
+
+@pytest.mark.parametrize(
+    "epilogue", ["leaky_relu", "residual+relu", "scale_shift", "gelu_tanh", "clamp(-1,1)"]
+)
+def test_the_same_epilogues_without_a_fault_are_verified(verdict_of, epilogue: str):
+    assert verdict_of(unchanged, *SQUARE, "--lhs=f32", f"--epilogue={epilogue}")[0] == "SUCCESS"
+
+
 def test_sums_in_too_narrow_a_type_are_caught(verdict_of):
     """f16 products summed in f16: real values are off by more than sums in f32 may be."""
 

@@ -330,6 +330,29 @@ def contraction_invalid_reason(what: str, operation: Operation) -> str | None:
     return f"{what} matrix products and convolutions, not {operation.kind}"
 
 
+def epilogue_invalid_reason(
+    what: str, operation: Operation, activations: Sequence[str] | None = None
+) -> str | None:
+    """Why a kernel that computes at most a bias and then an activation cannot compute the epilogue.
+
+    `what` is its first words. `activations` are those that it has; None: every step without operands.
+    """
+    if operation.contraction is None:
+        return None
+    epilogue = operation.contraction.epilogue
+    lacking = [
+        step
+        for step in epilogue.steps
+        if step.name != "bias"
+        and (step.has_operands or (activations is not None and str(step) not in activations))
+    ]
+    if lacking:
+        return f"{what} no step {lacking[0]}, only a bias and then one activation"
+    if epilogue.bias_and_activation is None:
+        return f"{what} only a bias and then one activation, but the epilogue is {epilogue}"
+    return None
+
+
 def backend_invalid_reason(what: str, backend: str, limits: Limits) -> str | None:
     """A reason unless the target has `backend`; others would reject or ignore the configuration.
 

@@ -17,6 +17,7 @@ from dispatch_profiler.configurations._base import (
     backend_invalid_reason,
     by,
     check_split,
+    epilogue_invalid_reason,
 )
 from dispatch_profiler.configurations.external_kernels import KernelObject, Launch
 from dispatch_profiler.errors import ConfigurationError
@@ -137,6 +138,9 @@ class Extern(Configuration):
         foreign = backend_invalid_reason(f"{self.name} is", "cuda", limits)
         if foreign or limits.gpu is None:
             return foreign
+        lacking = epilogue_invalid_reason(f"{self.name} has", operation)
+        if lacking:
+            return lacking
         try:
             workgroups = self.launch(operation).workgroups
         except (ConfigurationError, ZeroDivisionError) as error:

@@ -20,6 +20,7 @@ from dispatch_profiler.configurations._base import (
     check_split,
     check_tiles,
     contraction_invalid_reason,
+    epilogue_invalid_reason,
     split_invalid_reason,
     split_suffix,
 )
@@ -32,6 +33,8 @@ from dispatch_profiler.operations import ConvolutionGeometry, Operation
 TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f8E4M3FN": "fp8e4nv", "i8": "i8", "i32": "i32"}
 #: How f32 is multiplied: in f32, on tensor cores in three parts of 11 bits, or rounded to 11 bits.
 PRECISIONS = ("ieee", "tf32x3", "tf32")
+#: Activations that the kernels compute.
+ACTIVATIONS = ("relu", "gelu", "sigmoid", "tanh")
 #: Size and row alignment in bytes of a descriptor of the bulk copy engine (CUDA Driver API,
 #: cuTensorMapEncodeTiled).
 _DESCRIPTOR, _ALIGNMENT = 128, 16
@@ -164,7 +167,9 @@ class TritonTiles(Configuration):
         """The kernel source with the constants of this dispatch."""
         written = self.launch(operation).type
         contraction = operation.as_contraction()
-        bias = contraction.epilogue.bias and self.split_k == 1
+        # The caller adds the slices and computes the epilogue.
+        simple = contraction.epilogue.bias_and_activation if self.split_k == 1 else None
+        bias, activation = simple or (False, "none")
         types = contraction.types
         pointers = [("lhs", types.lhs), ("rhs", types.lhs), *([("bias", types.result)] if bias else [])]
         pointers.append(("result", written.name))
@@ -175,7 +180,7 @@ class TritonTiles(Configuration):
             **(_convolution_constants(convolution) if convolution else self._strides(operation)),
             "ACCUMULATOR": TYPES[types.accumulator.name],
             "HAS_BIAS": bias,
-            "ACTIVATION": "none" if self.split_k > 1 else contraction.epilogue.activation,
+            "ACTIVATION": activation,
             "PRECISION": self.precision,
             "TILE_M": m,
             "TILE_N": n,
@@ -233,6 +238,10 @@ class TritonTiles(Configuration):
         split = split_invalid_reason(operation, self.split_k)
         if split:
             yield split
+        elif self.split_k == 1:
+            reason = epilogue_invalid_reason("the Triton kernels have", operation, ACTIVATIONS)
+            if reason:
+                yield reason
         yield from self._type_violations(operation, gpu)
         yield from self._tile_violations(operation, gpu)
         if operation.convolution is not None and operation.convolution.variant == "depthwise":

@@ -32,7 +32,7 @@ from dispatch_profiler.dispatches.tree import Tree
 from dispatch_profiler.errors import RangeError
 from dispatch_profiler.generator.emit import check_tree, emit
 from dispatch_profiler.generator.plan import Choices, LeftOut, Plan, plan_generation
-from dispatch_profiler.generator.type_options import TypedOptions, TypeTexts, items_of, parse_types
+from dispatch_profiler.generator.type_options import TypedOptions, TypeTexts, parse_types
 from dispatch_profiler.operations import (
     ELEMENT_TYPES,
     KINDS,
@@ -132,8 +132,13 @@ def make_parser(prog: str = PROG) -> Parser:
     )
     types.add_argument("--layout", metavar="LAYOUT,...", help="tt, tn, nt, nn (lhs, rhs); nhwc, nchw")
     types.add_argument(
-        "--epilogue", default="none", metavar="EPILOGUE,...", help="none, bias, relu, gelu, sigmoid, tanh, bias+relu, ..."
-    )  # fmt: skip
+        "--epilogue",
+        default="none",
+        metavar="EPILOGUE,...",
+        help="none, or steps joined by +, such as bias+relu or scale_shift+residual+clamp(-1,1); steps: "
+        "bias, scale_shift, residual, relu, relu6, clamp(LO,HI), leaky_relu, leaky_relu(SLOPE), gelu, gelu_tanh, "
+        "silu, sigmoid, tanh",
+    )
     tuning = parser.add_argument_group("configurations")
     tuning.add_argument(
         "--target", default=DEFAULT_TARGET, help=f"one of {', '.join(FAMILIES)} (default: %(default)s)"
@@ -175,7 +180,7 @@ def _sweep(options: argparse.Namespace, typed: TypedOptions, kinds: tuple[str, .
             types=typed.types,
             layouts=typed.layouts,
             conv_layouts=typed.conv_layouts,
-            epilogues=tuple(dict.fromkeys(Epilogue.parse(text) for text in items_of(options.epilogue))),
+            epilogues=Epilogue.parse_list(options.epilogue),
         ),
         tuple(name for name in given if getattr(options, name)),
     )

@@ -24,7 +24,8 @@ from dispatch_profiler.operations.element_types import (
     element_type,
     is_element_type,
 )
-from dispatch_profiler.operations.epilogues import ACTIVATIONS, Epilogue
+from dispatch_profiler.operations.epilogue_steps import STEP_KINDS
+from dispatch_profiler.operations.epilogues import Epilogue, EpilogueOperand, Step
 from dispatch_profiler.operations.geometry import ConvolutionGeometry, NormGeometry, ProductGeometry
 from dispatch_profiler.operations.layer_norm import LayerNorm
 from dispatch_profiler.operations.layer_norm_input_backward import LayerNormInputBackward
@@ -62,12 +63,12 @@ def operation_from_dict(data: Mapping[str, Any]) -> Operation:
 
 
 __all__ = [
-    "ACTIVATIONS",
     "CONV_LAYOUTS",
     "DEFAULT_SEED",
     "DEFAULT_TYPES",
     "ELEMENT_TYPES",
     "KINDS",
+    "STEP_KINDS",
     "BatchMatmul",
     "ContractFunction",
     "Contraction",
@@ -77,6 +78,7 @@ __all__ = [
     "ElementType",
     "ElementTypes",
     "Epilogue",
+    "EpilogueOperand",
     "LayerNorm",
     "LayerNormInputBackward",
     "LayerNormWeightBackward",
@@ -87,6 +89,7 @@ __all__ = [
     "ProductGeometry",
     "Reference",
     "ShapeOption",
+    "Step",
     "SweepOptions",
     "Tensor",
     "accumulation_factor",

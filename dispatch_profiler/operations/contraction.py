@@ -20,7 +20,7 @@ from dispatch_profiler.operations._base import (
     Tensor,
 )
 from dispatch_profiler.operations.element_types import ElementType, ElementTypes
-from dispatch_profiler.operations.epilogues import Epilogue
+from dispatch_profiler.operations.epilogues import LARGEST_FACTOR, Epilogue
 
 #: Larger integers would not make the test stronger.
 _LARGEST_INTEGER = 7
@@ -52,7 +52,7 @@ class Contraction(Operation):
     @property
     @abc.abstractmethod
     def bias_axis(self) -> int:
-        """The axis of the result that indexes the bias."""
+        """The axis of the result that indexes channels: those of a bias, a scale and a shift."""
 
     @abc.abstractmethod
     def shape_arguments(self) -> dict[str, str]:
@@ -95,7 +95,7 @@ class Contraction(Operation):
     def name(self) -> str:
         types = (self.types.lhs, self.types.rhs, self.types.result)
         tags = "_".join(f"{type_}{layout}" for type_, layout in zip(types, self.layouts, strict=True))
-        tail = "" if self.epilogue.is_empty else "_" + str(self.epilogue).replace("+", "_")
+        tail = "" if self.epilogue.is_empty else "_" + self.epilogue.suffix
         return f"{self.kind}_{self.problem}_{tags}{self.name_suffix}{tail}"
 
     @property
@@ -115,25 +115,23 @@ class Contraction(Operation):
 
     @property
     def rounds_between_steps(self) -> bool:
-        """Whether storing the sums in the result's type before the epilogue changes the result."""
-        changes = self.epilogue.bias or not self.epilogue.function.is_exact
-        return changes and self.types.output != self.types.accumulator
+        """Whether storing values in the result's type between the steps of the epilogue changes the result."""
+        return not self.epilogue.selects and self.types.output != self.types.accumulator
 
     @property
     def avoids_subnormals(self) -> bool:
-        """See `Operation.avoids_subnormals`: f8 results without an activation that is approximated."""
-        return self.types.result == "f8E4M3FN" and self.epilogue.function.is_exact
+        """See `Operation.avoids_subnormals`: f8 results of steps that are exact on integers."""
+        return self.types.result == "f8E4M3FN" and self.epilogue.is_exact
 
     @property
     def reference_requirements(self) -> tuple[str, ...]:
-        return self.epilogue.function.requirements
+        return self.epilogue.requirements
 
     @property
     def flops(self) -> int:
-        """2 per multiply-add; bias and activation count as in `epilogues`."""
+        """2 per multiply-add; the steps of the epilogue count as in `epilogue_steps`."""
         contraction = 2 * math.prod(loop.extent for loop in self.loops)
-        per_element = self.epilogue.function.flops + (1 if self.epilogue.bias else 0)
-        return contraction + per_element * self.result.elements
+        return contraction + self.epilogue.flops * self.result.elements
 
     def reference(
         self,
@@ -166,33 +164,37 @@ class Contraction(Operation):
         return values.astype(operand.type.dtype)
 
     def _draw_odd_eighths(self, operand: Tensor, rng: np.random.Generator) -> np.ndarray:
-        """Reals whose sums of products, with a bias or not, are multiples of 1/64 in any order."""
+        """Reals whose sums of products, and their epilogue, are multiples of 1/64 in any order."""
+        if operand.name in self.epilogue.factors:
+            return _draw_factors(operand, rng)
         values = (2 * rng.integers(-4, 4, operand.shape, np.int32) + 1) / 8.0
         # A sum of K products has a standard deviation of sqrt(K) / 3: keep eight of them in range.
-        room = float(self.types.output.finfo().max) / 8.0
+        room = float(self.types.output.finfo().max) / 8.0 / LARGEST_FACTOR ** len(self.epilogue.factors)
         density = (3.0 * room) ** 2 / self.accumulations
         if operand.name == "rhs" and density < 1.0:
             values *= rng.random(operand.shape, np.float32) < density
         return values.astype(operand.type.dtype)
 
     def _draw_integers(self, operand: Tensor, rng: np.random.Generator) -> np.ndarray:
+        if operand.name in self.epilogue.factors:
+            return _draw_factors(operand, rng)
         amplitude, density = self.integer_range()
         values = rng.integers(-amplitude, amplitude, operand.shape, np.int32, endpoint=True)
-        if density < 1.0 and operand.name != "bias":
+        if density < 1.0 and operand.name in ("lhs", "rhs"):
             values *= rng.random(operand.shape, np.float32) < density
         return values.astype(operand.type.dtype)
 
     def integer_range(self) -> tuple[int, float]:
         """(amplitude, density): the largest magnitude, and the fraction of nonzero entries.
 
-        `accumulations * amplitude**2` stays below the largest value that the accumulator holds exactly
-        and that the result can hold. If amplitude 1 exceeds it, `density` keeps sums far below it.
+        `accumulations * amplitude**2`, with the epilogue, stays below the largest value that the accumulator
+        holds exactly and that the result can hold. If amplitude 1 exceeds it, `density` keeps sums far below it.
         """
         types = self.types
         room = float(types.accumulator.exact_integers)
         if not types.output.is_integer:
             room = min(room, float(types.output.finfo().max))
-        room -= _LARGEST_INTEGER  # for a bias
+        room = self.epilogue.room_for_sums(room, _LARGEST_INTEGER)
         largest = min(_LARGEST_INTEGER, types.input.exact_integers)
         amplitude = min(largest, math.isqrt(max(0, int(room / self.accumulations))))
         if amplitude >= 1:
@@ -200,21 +202,40 @@ class Contraction(Operation):
         # A sum has about K * density**2 terms of magnitude 1: an eighth of the room on average.
         return 1, math.sqrt(room / 8.0 / self.accumulations)
 
-    def _bias_operands(self, length: int) -> tuple[Tensor, ...]:
-        return (Tensor("bias", (length,), self.types.output),) if self.epilogue.bias else ()
+    def _epilogue_operands(self, channels: int) -> tuple[Tensor, ...]:
+        """Operands of the epilogue's steps, in order and of the result's type."""
+        return tuple(
+            Tensor(each.name, (channels,) if each.per_channel else self.result.shape, self.types.output)
+            for each in self.epilogue.operands
+        )
 
-    def broadcast_bias(self, bias: np.ndarray) -> np.ndarray:
-        """A view of `bias` (length of `bias_axis`) that broadcasts against the result."""
+    def broadcast_operand(self, operand: np.ndarray) -> np.ndarray:
+        """A view of an operand of the epilogue that broadcasts against the result."""
+        if operand.ndim != 1:
+            return operand
         shape = [1] * len(self.result.shape)
         shape[self.bias_axis] = -1
-        return bias.reshape(shape)
+        return operand.reshape(shape)
 
     def _check_epilogue(self) -> None:
-        if self.types.output.is_integer and not self.epilogue.function.on_integers:
-            raise OperationError(
-                f"epilogue {self.epilogue} needs a floating-point result, but got {self.types.result}",
-                hint="integer results support none, bias, relu and bias+relu",
-            )
+        types = self.types
+        if types.output.is_integer:
+            if not all(step.is_on_integers for step in self.epilogue.steps):
+                raise OperationError(
+                    f"epilogue {self.epilogue} needs a floating-point result, but got {types.result}",
+                    hint="integer results support bias, scale_shift, residual, relu, relu6 and clamp with whole "
+                    "numbers, such as bias+relu",
+                )
+            return
+        # 16-bit inputs may be summed in their own type.
+        held = types.input if types.input.bits == 16 else types.accumulator
+        limit = float(held.finfo().max)
+        for step in self.epilogue.steps:
+            if any(abs(value) > limit for value in step.parameters):
+                raise OperationError(
+                    f"{step} has a number beyond {limit:g}, the largest value of {held.name}",
+                    hint="use a smaller number",
+                )
 
     # -- plain data ---------------------------------------------------------------------------
 
@@ -235,3 +256,10 @@ class Contraction(Operation):
     def from_dict(cls, values: Mapping[str, Any]) -> Operation:
         types, epilogue = ElementTypes(*values["types"]), Epilogue.parse(values["epilogue"])
         return super().from_dict({**values, "types": types, "epilogue": epilogue})
+
+
+def _draw_factors(operand: Tensor, rng: np.random.Generator) -> np.ndarray:
+    """Integers of magnitudes 1 and LARGEST_FACTOR, never 0, which would hide what is multiplied."""
+    magnitudes = rng.integers(1, LARGEST_FACTOR, operand.shape, np.int32, endpoint=True)
+    signs = 1 - 2 * rng.integers(0, 2, operand.shape, np.int32)
+    return (magnitudes * signs).astype(operand.type.dtype)

@@ -12,28 +12,27 @@ Higham and Mary ("A New Approach to Probabilistic Rounding Error Analysis", SIAM
 41(5), 2019, Theorem 3.1) bound the error of a sum of products by `lambda * sqrt(K) * u * sum|a||b|`,
 with a failure probability of at most `2 K exp(-lambda**2 / 2)`; the bound `K * u * sum|a||b|` always
 holds (Higham, "Accuracy and Stability", section 3.1).
+
+The steps of an epilogue follow, each with the error of its argument: see `epilogue_steps`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dispatch_profiler.blocks import in_blocks
+from dispatch_profiler.blocks import rows_in_blocks
 from dispatch_profiler.operations._base import ContractFunction, Reference
+from dispatch_profiler.operations.epilogue_steps import Roundoffs
 from dispatch_profiler.operations.rounding import accumulation_factor, rounded_to
 
 if TYPE_CHECKING:
     from dispatch_profiler.operations.contraction import Contraction
 
-#: Relative error of the compiler's approximations of exp, tanh and erf, in unit roundoffs of the
-#: accumulator. Measured against scipy: below 4, and below 8 when composed in gelu and sigmoid.
-_ACTIVATION_ROUNDOFFS = 16.0
-
 _FLOAT32_EXACT = 2**24
-_FLOAT64_EXACT = 2**53
 
 
 def _contract_with_numpy(operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
@@ -50,21 +49,29 @@ def reference(
     """The reference result of `operation` for `inputs` (shapes and types as `operation.operands`).
 
     `stepwise` allows for a library that runs the steps separately and so also rounds to the result's
-    type after the sums and after the bias; a fused kernel rounds once. `contract` computes the sums.
+    type after the sums and after each step; a fused kernel rounds once. `contract` computes the sums.
     """
     contract = contract or _contract_with_numpy
     lhs, rhs = inputs[0], inputs[1]
-    bias = operation.broadcast_bias(inputs[2]) if operation.epilogue.bias else None
+    operands = [operation.broadcast_operand(each) for each in inputs[2:]]
     with np.errstate(all="ignore"):
-        bound = _partial_sum_bound(operation, lhs, rhs)
-        is_integral = _is_integral(lhs) and _is_integral(rhs)
         if operation.types.output.is_integer:
-            return Reference(_integer_result(operation, lhs, rhs, bias, contract), None)
-        if is_integral and bound <= operation.types.accumulator.exact_integers:
+            return Reference(_integer_result(operation, lhs, rhs, operands, contract), None)
+        bound = _partial_sum_bound(operation, lhs, rhs)
+        error = np.zeros(())
+        if _is_integral(lhs) and _is_integral(rhs) and bound <= operation.types.accumulator.exact_integers:
             exact = np.float32 if bound <= _FLOAT32_EXACT else np.float64
             sums = contract(operation, lhs.astype(exact), rhs.astype(exact)).astype(np.float64)
-            return _exact_sums(operation, sums, bias, bound, stepwise)
-        return _rounded_sums(operation, lhs, rhs, bias, stepwise, contract)
+        else:
+            sums, error = _rounded_sums(operation, lhs, rhs, contract)
+            bound = math.inf
+        rounds = stepwise and operation.rounds_between_steps
+        wide = [each.astype(np.float64) for each in operands]
+        if not rounds and _stays_exact(operation, bound, operands):
+            for step, its in operation.epilogue.with_operands(wide):
+                sums = step.apply(sums, its)
+            return Reference(rounded_to(sums, operation.types.output), None)
+        return _bounded(operation, sums, error, wide, rounds)
 
 
 def _partial_sum_bound(operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> float:
@@ -82,117 +89,131 @@ def _is_integral(array: np.ndarray) -> bool:
     return bool(np.all(np.rint(wide) == wide))
 
 
+def _stays_exact(operation: Contraction, bound: float, operands: Sequence[np.ndarray]) -> bool:
+    """Whether every step is exact on integers of magnitudes up to `bound`, and integers result."""
+    limit = operation.types.accumulator.exact_integers
+    for step, its in operation.epilogue.with_operands(operands):
+        bound = step.largest(bound, [_largest(each) for each in its])
+        if not (bound <= limit and all(map(_is_integral, its))):
+            return False
+    return bound <= limit
+
+
 def _integer_result(
     operation: Contraction,
     lhs: np.ndarray,
     rhs: np.ndarray,
-    bias: np.ndarray | None,
+    operands: Sequence[np.ndarray],
     contract: ContractFunction,
 ) -> np.ndarray:
-    """Exact sums that wrap around as in the kernel's i32."""
+    """Exact values that wrap around after each step, as in the kernel's i32."""
     exact = np.float32 if _partial_sum_bound(operation, lhs, rhs) <= _FLOAT32_EXACT else np.float64
-    sums = contract(operation, lhs.astype(exact), rhs.astype(exact)).astype(np.int64)
-    if bias is not None:
-        sums = sums + bias.astype(np.int64)
-    wrapped = sums.astype(operation.result.type.dtype)
-    activated = operation.epilogue.function.function(wrapped)
-    return np.asarray(activated, dtype=operation.result.type.dtype)
-
-
-def _exact_sums(
-    operation: Contraction, sums: np.ndarray, bias: np.ndarray | None, bound: float, stepwise: bool
-) -> Reference:
-    exact = operation.epilogue.function.is_exact
-    intermediate = np.zeros(())
-    if stepwise and operation.rounds_between_steps:
-        intermediate = _intermediate_rounding(operation, sums, bias)
-        exact = False
-    if bias is not None:
-        sums = sums + bias.astype(np.float64)
-        largest = bound + _largest(bias)
-        exact = exact and _is_integral(bias) and largest <= operation.types.accumulator.exact_integers
-    value = operation.epilogue.function.function(sums)
-    if exact:
-        return Reference(rounded_to(value, operation.types.output), None)
-    return _bounded(operation, value, sums, intermediate)
+    dtype = operation.result.type.dtype
+    value = contract(operation, lhs.astype(exact), rhs.astype(exact)).astype(np.int64).astype(dtype)
+    for step, its in operation.epilogue.with_operands(operands):
+        wide = step.apply(value.astype(np.int64), [each.astype(np.int64) for each in its])
+        # int64 holds products of two int32, and float64 the bounds of a clamp.
+        value = np.asarray(wide).astype(np.int64).astype(dtype)
+    return value
 
 
 def _rounded_sums(
-    operation: Contraction,
-    lhs: np.ndarray,
-    rhs: np.ndarray,
-    bias: np.ndarray | None,
-    stepwise: bool,
-    contract: ContractFunction,
-) -> Reference:
+    operation: Contraction, lhs: np.ndarray, rhs: np.ndarray, contract: ContractFunction
+) -> tuple[np.ndarray, np.ndarray]:
+    """The sums, and a bound on the error of a kernel's sums."""
     wide_lhs, wide_rhs = lhs.astype(np.float64), rhs.astype(np.float64)
     sums = contract(operation, wide_lhs, wide_rhs)
     # The accumulator's precision suffices for an upper bound; the factor 1.01 covers its rounding.
     dtype = operation.types.accumulator.dtype
     magnitudes = contract(operation, np.abs(wide_lhs).astype(dtype), np.abs(wide_rhs).astype(dtype))
     error = 1.01 * accumulation_factor(operation.accumulations, operation.types.accumulator) * magnitudes
-    if stepwise and operation.rounds_between_steps:
-        error = error + _intermediate_rounding(operation, sums, bias)
-    if bias is not None:
-        sums = sums + bias.astype(np.float64)
-    value = operation.epilogue.function.function(sums)
-    return _bounded(operation, value, sums, error)
+    return sums, error
 
 
-def _intermediate_rounding(operation: Contraction, sums: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    """Error of storing the sums, and the sums with the bias, in the result's type."""
-    result = operation.types.output
-    stored = np.abs(sums)
-    if bias is not None:
-        stored = stored + np.abs(sums + bias.astype(np.float64))
-    # Doubled: the second rounding applies to an already rounded value.
-    return 2.0 * (result.unit_roundoff * stored + float(result.finfo().smallest_subnormal))
-
-
-def _bounded(operation: Contraction, value: np.ndarray, sums: np.ndarray, error: np.ndarray) -> Reference:
+def _bounded(
+    operation: Contraction,
+    sums: np.ndarray,
+    error: np.ndarray,
+    operands: Sequence[np.ndarray],
+    rounds: bool,
+) -> Reference:
     """The reference with its bounds. Values outside the result type's range must match exactly."""
-    flat = [array.reshape(-1) for array in (value, sums)]
-    each = error if error.ndim == 0 else error.reshape(-1)
+    matrix = _as_matrix(operation, sums)
+    errors = error if error.ndim == 0 else _as_matrix(operation, error)
+    theirs = [_as_matrix(operation, each) for each in operands]
 
     def part(block: slice) -> tuple[np.ndarray, np.ndarray]:
+        # A single row applies to every row.
+        its = [each if len(each) == 1 else each[block] for each in theirs]
         with np.errstate(all="ignore"):  # it is per thread
             return _bounded_part(
-                operation, flat[0][block], flat[1][block], each if error.ndim == 0 else each[block]
+                operation, matrix[block], errors if errors.ndim == 0 else errors[block], its, rounds
             )
 
-    values, tolerances = zip(*in_blocks(part, value.size), strict=True)
-    return Reference(*(np.concatenate(parts).reshape(value.shape) for parts in (values, tolerances)))
+    values, tolerances = zip(*rows_in_blocks(part, *matrix.shape), strict=True)
+    return Reference(*(np.concatenate(parts).reshape(sums.shape) for parts in (values, tolerances)))
+
+
+def _as_matrix(operation: Contraction, array: np.ndarray) -> np.ndarray:
+    """A matrix with the result's elements in order; a channel is a column of it, or some of its rows.
+
+    (m, n) -> (m, n)    (n, h, w, c) -> (n h w, c)    (n, c, h, w) -> (n c, h w)
+
+    `array` has the result's shape, or broadcasts against it along `bias_axis`. Then the matrix has one row,
+    or one column.
+    """
+    shape, axis = operation.result.shape, operation.bias_axis
+    rows = shape[:-1] if axis == len(shape) - 1 else shape[: axis + 1]
+    if array.shape == shape:
+        return array.reshape(math.prod(rows), -1)
+    if axis == len(shape) - 1:
+        return array.reshape(1, -1)
+    return np.broadcast_to(array, (*rows, *([1] * (len(shape) - len(rows))))).reshape(-1, 1)
 
 
 def _bounded_part(
-    operation: Contraction, value: np.ndarray, sums: np.ndarray, error: np.ndarray
+    operation: Contraction,
+    sums: np.ndarray,
+    error: np.ndarray,
+    operands: Sequence[np.ndarray],
+    rounds: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    tolerance = _stored_tolerance(operation, value, sums, error)
-    over = np.abs(value) > 2.0 * float(operation.types.output.finfo().max)
-    value = np.where(over, rounded_to(value, operation.types.output).astype(np.float64), value)
+    value, error = _with_epilogue(operation, sums, error, operands, rounds)
+    accumulator, result = operation.types.accumulator, operation.types.output
+    if result != accumulator:
+        error = error + _rounding(operation, value, error)
+    tiny = float(accumulator.finfo().tiny)  # below this, kernels may flush to zero
+    tolerance = (error + tiny).astype(np.float64) * np.ones(value.shape)
+    over = np.abs(value) > 2.0 * float(result.finfo().max)
+    value = np.where(over, rounded_to(value, result).astype(np.float64), value)
     return value, np.where(np.isfinite(value), tolerance, 0.0)
 
 
-def _stored_tolerance(
-    operation: Contraction, value: np.ndarray, sums: np.ndarray, error: np.ndarray
-) -> np.ndarray:
-    """Carry the error of the sums through bias, activation and the rounding to the result's type."""
-    accumulator, result = operation.types.accumulator, operation.types.output
-    u = accumulator.unit_roundoff
-    if operation.epilogue.bias:
-        error = error + u * np.abs(sums)
+def _with_epilogue(
+    operation: Contraction,
+    value: np.ndarray,
+    error: np.ndarray,
+    operands: Sequence[np.ndarray],
+    rounds: bool,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Carry the sums and their error through the steps, as derived in `epilogue_steps`.
+
+    `rounds`: each step reads a value that was rounded to the result's type, and may compute in it.
+    """
+    accumulator = operation.types.accumulator
+    roundoffs = Roundoffs.of(accumulator, operation.types.output if rounds else None)
     if accumulator.name == "f64":
         error = 2.0 * error  # the float64 reference has the same error as the kernel
-    activation = operation.epilogue.function
-    error = activation.slope * error
-    if not activation.is_exact:
-        # Relative to the larger of argument and value: gelu subtracts near-equal numbers below 0.
-        scale = np.maximum(np.abs(value), np.minimum(np.abs(sums), 1.0))
-        if activation.name == "tanh" and accumulator.name == "f64":
-            scale = np.ones(())  # the template writes it as 1 - 2 / (1 + exp(2x))
-        error = error + _ACTIVATION_ROUNDOFFS * u * scale
-    if result != accumulator:
-        smallest = float(result.finfo().smallest_subnormal)
-        error = error + result.unit_roundoff * (np.abs(value) + error) + smallest
-    tiny = float(accumulator.finfo().tiny)  # below this, kernels may flush to zero
-    return (error + tiny).astype(np.float64) * np.ones(value.shape)
+    for step, its in operation.epilogue.with_operands(operands):
+        if rounds:
+            error = error + _rounding(operation, value, error)
+        result = step.apply(value, its)
+        error = step.error(value, result, error, roundoffs, its)
+        value = result
+    return value, error
+
+
+def _rounding(operation: Contraction, value: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """Bound on the rounding to the result's type of a number that is within `error` of `value`."""
+    result = operation.types.output
+    return result.unit_roundoff * (np.abs(value) + error) + float(result.finfo().smallest_subnormal)

@@ -196,7 +196,7 @@ class Conv2d(Contraction):
         return (
             Tensor("lhs", self._image(self.h, self.w, self.c), self.types.input),
             Tensor("rhs", filter_, self.types.input),
-            *self._bias_operands(self.k),
+            *self._epilogue_operands(self.k),
         )
 
     def _image(self, h: int, w: int, c: int) -> tuple[int, ...]:
@@ -239,7 +239,7 @@ class Conv2d(Contraction):
 
     @classmethod
     def smallest(cls) -> Conv2d:
-        return cls(1, 1, 1, 1, 1, 1, 1, epilogue=Epilogue(bias=True))
+        return cls(1, 1, 1, 1, 1, 1, 1, epilogue=Epilogue.parse("bias"))
 
     @classmethod
     def sweep(cls, options: SweepOptions) -> Iterator[Callable[[], Conv2d]]:

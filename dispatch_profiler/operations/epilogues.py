@@ -1,99 +1,309 @@
-"""Epilogues: functions applied to each element of a result before it is stored."""
+"""Epilogues: steps applied to each element of a contraction's result before it is stored."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dispatch_profiler.errors import OperationError, did_you_mean
+from dispatch_profiler.operations.epilogue_steps import STEP_KINDS, Roundoffs, StepKind
+
+_HINT = "write none, or steps joined by +, such as bias+relu or scale_shift+residual+clamp(-1,1)"
+_STEP = re.compile(r"([a-z]\w*)(?:\(([^()]*)\))?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII)
+_MAX_STEPS = 16
+#: Characters of a text that a message repeats.
+_MAX_SHOWN = 100
+#: Magnitudes of an int32.
+_INT32_LIMIT = 2**31 - 1
+#: Factors that operands are multiplied by, where results must be exact.
+LARGEST_FACTOR = 2
 
 
 @dataclass(frozen=True)
-class Activation:
-    """An elementwise function and the properties that verification needs."""
+class EpilogueOperand:
+    """An operand of a step: `per_channel` has one value per channel; others have the result's shape.
+
+    `is_factor`: the element is multiplied by it.
+    """
 
     name: str
-    #: float64 -> float64
-    function: Callable[[np.ndarray], np.ndarray]
-    #: Whether the result is exact if the argument is.
-    is_exact: bool
-    #: max |f'|: the largest factor by which an error of the argument grows.
-    slope: float
-    #: Operations per element.
-    flops: int
-    #: Whether it is defined on integers.
-    on_integers: bool
-    #: Requirements of `function` besides numpy, in pip's syntax.
-    requirements: tuple[str, ...] = ()
+    per_channel: bool
+    is_factor: bool
 
 
-def _gelu(x: np.ndarray) -> np.ndarray:
-    from scipy.special import erf  # takes as long to import as everything else
+@dataclass(frozen=True)
+class Step:
+    """One step of an epilogue: `Step("bias")`, `Step("clamp", (-1.0, 1.0))`.
 
-    # Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016: x * Phi(x), the exact form.
-    return 0.5 * x * (1.0 + erf(x / np.sqrt(2.0)))
+    Parameters that are left out have the kind's default values. Raises OperationError.
+    """
 
+    name: str
+    parameters: tuple[float, ...] = ()
 
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    from scipy.special import expit
+    def __post_init__(self) -> None:
+        if self.name not in STEP_KINDS:
+            raise OperationError(
+                f"unknown step {self.name[:_MAX_SHOWN]!r} of an epilogue",
+                hint=did_you_mean(self.name[:_MAX_SHOWN], ["none", *STEP_KINDS]),
+            )
+        # -0.0 and 0 equal 0.0, but would give another name.
+        values = tuple(float(value) + 0.0 for value in self.parameters) or self.kind.defaults
+        object.__setattr__(self, "parameters", values)
+        self._check_parameters()
 
-    return expit(x)
+    def _check_parameters(self) -> None:
+        names, shown = self.kind.parameters, f"{self.name}({_listed(self.parameters)})"
+        if len(self.parameters) != len(names):
+            count = f"{len(names)} number{'s' * (len(names) != 1)}" if names else "no numbers"
+            listed = f" ({', '.join(names)})" if names else ""
+            got = shown if self.parameters else self.name
+            raise OperationError(
+                f"{self.name} takes {count}{listed}, but got {got}", hint=_example(self.kind)
+            )
+        if not all(map(math.isfinite, self.parameters)):
+            raise OperationError(
+                f"{self.name} takes finite numbers, but got {shown}", hint=_example(self.kind)
+            )
+        if self.name == "clamp" and self.parameters[0] > self.parameters[1]:
+            raise OperationError(f"clamp needs lo <= hi, but got {shown}", hint=_example(self.kind))
+        if self.name == "leaky_relu" and self.parameters[0] <= 0:
+            raise OperationError(
+                f"leaky_relu needs a slope above 0, but got {shown}",
+                hint="write leaky_relu(0.2), or relu for a slope of 0",
+            )
 
+    @staticmethod
+    def parse(text: str) -> Step:
+        """Parse a name, or a name and its numbers: `clamp(-1,1)`. Raises OperationError."""
+        match = _STEP.fullmatch(text)
+        if match is None:
+            raise OperationError(f"malformed step {text[:_MAX_SHOWN]!r} of an epilogue", hint=_HINT)
+        name, listed = match.groups()
+        kind = STEP_KINDS.get(name)
+        if kind is None or listed is None:
+            return Step(name)
+        if not kind.parameters:
+            raise OperationError(f"{name} takes no numbers, but got {text[:_MAX_SHOWN]}", hint=_example(kind))
+        numbers = [part.strip() for part in listed.split(",")]
+        for number in numbers:
+            if not _NUMBER.fullmatch(number):
+                raise OperationError(
+                    f"{name} takes numbers, but got {number[:_MAX_SHOWN]!r}", hint=_example(kind)
+                )
+        return Step(name, tuple(map(float, numbers)))
 
-#: The slope of gelu peaks at x = sqrt(2): Phi(x) + x * phi(x) = 1.1290.
-ACTIVATIONS: dict[str, Activation] = {
-    a.name: a
-    for a in (
-        Activation("none", lambda x: x, True, 1.0, 0, True),
-        Activation("relu", lambda x: np.maximum(x, 0), True, 1.0, 1, True),
-        Activation("gelu", _gelu, False, 1.13, 5, False, ("scipy >=1.12",)),
-        Activation("sigmoid", _sigmoid, False, 0.25, 4, False, ("scipy >=1.12",)),
-        Activation("tanh", np.tanh, False, 1.0, 5, False),
-    )
-}
+    @property
+    def kind(self) -> StepKind:
+        return STEP_KINDS[self.name]
+
+    @property
+    def has_operands(self) -> bool:
+        return bool(self.kind.operands)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the step maps integers to integers without rounding, in every type that holds them."""
+        return self.kind.largest is not None and all(value.is_integer() for value in self.parameters)
+
+    @property
+    def is_on_integers(self) -> bool:
+        """Whether the step is defined on i32."""
+        return self.is_exact and all(abs(value) <= _INT32_LIMIT for value in self.parameters)
+
+    def apply(self, x: np.ndarray, operands: Sequence[np.ndarray]) -> np.ndarray:
+        """The step on float64 or int64; `operands` broadcast against `x`."""
+        return self.kind.function(x, *operands, *self.parameters)
+
+    def error(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        error: np.ndarray,
+        roundoffs: Roundoffs,
+        operands: Sequence[np.ndarray],
+    ) -> np.ndarray:
+        """A bound on the absolute error of `y`, which the step computes from `x` with an error of `error`."""
+        return self.kind.error(x, y, error, roundoffs, *operands, *self.parameters)
+
+    def largest(self, x: float, operands: Sequence[float]) -> float:
+        """The largest magnitude that the step computes, from those of its argument and operands.
+
+        Infinity if the step is not exact on integers.
+        """
+        if self.kind.largest is None or not self.is_exact:
+            return math.inf
+        return self.kind.largest(x, *operands, *map(abs, self.parameters))
+
+    def room(self, room: float, largest: int) -> float:
+        """The largest magnitude of an argument for which the step stays below `room`.
+
+        Terms have magnitudes up to `largest`, factors up to LARGEST_FACTOR.
+        """
+        if not self.has_operands:
+            return room
+        return (room - largest) / (LARGEST_FACTOR if self.name == "scale_shift" else 1)
+
+    @property
+    def symbol(self) -> str:
+        """The step in an MLIR symbol: `clampm1to1`, `leaky_relu0p2`.
+
+        gelu_tanh is `gelutanh`, because gelu followed by tanh is `gelu_tanh`.
+        """
+        name = "gelutanh" if self.name == "gelu_tanh" else self.name
+        if self.parameters == self.kind.defaults:
+            return name
+        numbers = "to".join(map(_number, self.parameters))
+        return name + numbers.replace("-", "m").replace(".", "p").replace("+", "")
+
+    def __str__(self) -> str:
+        if self.parameters == self.kind.defaults:
+            return self.name
+        return f"{self.name}({_listed(self.parameters)})"
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """An optional bias (one value per column or output channel), then an activation.
+    """A sequence of steps; without any, the sums are stored as they are.
 
-    `Epilogue.parse("bias+relu")` -> Epilogue(bias=True, activation="relu")
+    `Epilogue.parse("bias+relu")` -> Epilogue((Step("bias"), Step("relu")))
     """
 
-    bias: bool = False
-    activation: str = "none"
+    steps: tuple[Step, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
+        if len(self.steps) > _MAX_STEPS:
             raise OperationError(
-                f"unknown activation {self.activation!r}", hint=did_you_mean(self.activation, ACTIVATIONS)
+                f"an epilogue has at most {_MAX_STEPS} steps, but got {len(self.steps)}",
+                hint="leave out steps",
             )
 
     @staticmethod
     def parse(text: str) -> Epilogue:
-        """Parse `none`, `bias`, an activation, or `bias+<activation>`. Raises OperationError."""
-        parts = text.strip().lower().split("+")
-        bias = parts[0] == "bias"
-        rest = parts[1:] if bias else parts
-        if len(rest) > 1 or "" in parts:
-            raise OperationError(f"malformed epilogue {text!r}", hint="write none, bias, relu or bias+relu")
-        activation = rest[0] if rest else "none"
-        if activation not in ACTIVATIONS and not bias:
-            raise OperationError(
-                f"unknown activation {activation!r}", hint=did_you_mean(activation, [*ACTIVATIONS, "bias"])
-            )
-        return Epilogue(bias, activation)
+        """Parse `none`, or steps joined by `+`: `scale_shift+residual+clamp(-1,1)`. Raises OperationError."""
+        parts = [part.strip() for part in _split(text.lower(), "+")]
+        if "" in parts:
+            raise OperationError(f"malformed epilogue {text[:_MAX_SHOWN]!r}", hint=_HINT)
+        return Epilogue(tuple(Step.parse(part) for part in parts if part != "none"))
+
+    @staticmethod
+    def parse_list(text: str) -> tuple[Epilogue, ...]:
+        """Parse a comma list; commas in parentheses belong to a step. Equal epilogues are given once."""
+        return tuple(dict.fromkeys(Epilogue.parse(part.strip()) for part in _split(text, ",")))
 
     @property
     def is_empty(self) -> bool:
-        return not self.bias and self.activation == "none"
+        return not self.steps
 
     @property
-    def function(self) -> Activation:
-        return ACTIVATIONS[self.activation]
+    def operands(self) -> tuple[EpilogueOperand, ...]:
+        """Operands of all steps in order. A name that repeats is numbered: `residual`, `residual2`."""
+        seen: Counter[str] = Counter()
+        found = []
+        for step in self.steps:
+            for name in step.kind.operands:
+                seen[name] += 1
+                number = str(seen[name]) if seen[name] > 1 else ""
+                found.append(EpilogueOperand(name + number, step.kind.per_channel, name == "scale"))
+        return tuple(found)
+
+    @property
+    def factors(self) -> frozenset[str]:
+        """Names of the operands that elements are multiplied by."""
+        return frozenset(operand.name for operand in self.operands if operand.is_factor)
+
+    @property
+    def starts_with_bias(self) -> bool:
+        return bool(self.steps) and self.steps[0].name == "bias"
+
+    @property
+    def bias_and_activation(self) -> tuple[bool, str] | None:
+        """(has a bias, name of the activation or "none"), for at most a bias and then a step without operands.
+
+        None for any other sequence.
+        """
+        rest = self.steps[1:] if self.starts_with_bias else self.steps
+        if len(rest) > 1 or any(step.has_operands for step in rest):
+            return None
+        return self.starts_with_bias, str(rest[0]) if rest else "none"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every step is exact on integers."""
+        return all(step.is_exact for step in self.steps)
+
+    @property
+    def selects(self) -> bool:
+        """Whether rounding before the steps, between them or after them gives the same result."""
+        return all(step.kind.selects for step in self.steps)
+
+    @property
+    def flops(self) -> int:
+        """Operations per element."""
+        return sum(step.kind.flops for step in self.steps)
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """Requirements of the steps besides numpy, in pip's syntax."""
+        return tuple(dict.fromkeys(each for step in self.steps for each in step.kind.requirements))
+
+    def room_for_sums(self, room: float, largest: int) -> float:
+        """The largest magnitude of a sum for which every step stays below `room`; room for a bias is always left.
+
+        Terms have magnitudes up to `largest`, factors up to LARGEST_FACTOR.
+        """
+        for step in reversed(self.steps[1:] if self.starts_with_bias else self.steps):
+            room = step.room(room, largest)
+        return max(room - largest, 1.0)
+
+    def places(self) -> Iterator[tuple[Step, slice]]:
+        """Each step with the place of its operands among those of all steps."""
+        begin = 0
+        for step in self.steps:
+            end = begin + len(step.kind.operands)
+            yield step, slice(begin, end)
+            begin = end
+
+    def with_operands(self, operands: Sequence[np.ndarray]) -> Iterator[tuple[Step, Sequence[np.ndarray]]]:
+        """Each step with its part of `operands`, which are those of all steps in order."""
+        return ((step, operands[place]) for step, place in self.places())
+
+    @property
+    def suffix(self) -> str:
+        """The epilogue in an MLIR symbol: `bias_relu`, `scale_shift_residual_clampm1to1`."""
+        return "_".join(step.symbol for step in self.steps)
 
     def __str__(self) -> str:
-        parts = (["bias"] if self.bias else []) + ([self.activation] if self.activation != "none" else [])
-        return "+".join(parts) or "none"
+        return "+".join(map(str, self.steps)) or "none"
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """The parts of `text` between separators that are not in parentheses."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == separator and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def _number(value: float) -> str:
+    """`1` for 1.0, `0.2`, `1e-05`."""
+    return repr(value).removesuffix(".0")
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ",".join(map(_number, values))
+
+
+def _example(kind: StepKind) -> str:
+    """A hint with the kind as it may be written."""
+    return f"write {kind.name}" + {"clamp": "(-1,1)", "leaky_relu": " or leaky_relu(0.2)"}.get(kind.name, "")

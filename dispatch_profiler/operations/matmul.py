@@ -52,7 +52,7 @@ def check_layouts(lhs: str, rhs: str, result: str = "t") -> None:
 
 
 class _Product(Contraction):
-    """The base class of both kinds: layouts of two operands, a bias along n, one reduction."""
+    """The base class of both kinds: layouts of two operands, channels along n, one reduction."""
 
     parallel_axes: ClassVar[tuple[str, ...]] = ("m", "n")
     reduction_axes: ClassVar[tuple[str, ...]] = ("k",)
@@ -114,7 +114,7 @@ class Matmul(_Product):
         return (
             Tensor("lhs", lhs, self.types.input),
             Tensor("rhs", rhs, self.types.input),
-            *self._bias_operands(self.n),
+            *self._epilogue_operands(self.n),
         )
 
     @property
@@ -134,7 +134,7 @@ class Matmul(_Product):
 
     @classmethod
     def smallest(cls) -> Matmul:
-        return cls(1, 1, 1, epilogue=Epilogue(bias=True))
+        return cls(1, 1, 1, epilogue=Epilogue.parse("bias"))
 
     @classmethod
     def is_implied_by(cls, options: SweepOptions) -> bool:
@@ -184,11 +184,11 @@ class BatchMatmul(_Product):
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
-        lhs, rhs, *bias = self.each.operands
+        lhs, rhs, *_ = self.each.operands
         return (
             Tensor("lhs", (self.batch, *lhs.shape), lhs.type),
             Tensor("rhs", (self.batch, *rhs.shape), rhs.type),
-            *bias,
+            *self._epilogue_operands(self.n),
         )
 
     @property
@@ -212,7 +212,7 @@ class BatchMatmul(_Product):
 
     @classmethod
     def smallest(cls) -> BatchMatmul:
-        return cls(1, 1, 1, 1, epilogue=Epilogue(bias=True))
+        return cls(1, 1, 1, 1, epilogue=Epilogue.parse("bias"))
 
     @classmethod
     def is_implied_by(cls, options: SweepOptions) -> bool:

@@ -360,3 +360,18 @@ def test_a_job_without_a_gpu_has_no_kernels():
     request = gpu_request("cuda:sm_90", PRODUCT, [TILES])
     assert external_kernels.make_kernels(request.dispatches, None) == ({}, {})
     assert isinstance(request, BuildRequest)
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "reason"),
+    [
+        ("bias+relu", None),
+        ("clamp(-1,1)", None),
+        ("residual", "extern_mine has no step residual, only a bias and then one activation"),
+        ("scale_shift+relu", "extern_mine has no step scale_shift, only a bias and then one activation"),
+        ("gelu+tanh", "extern_mine has only a bias and then one activation, but the epilogue is gelu+tanh"),
+    ],
+)
+def test_an_object_takes_a_bias_and_no_other_operand(ptx, epilogue, reason):
+    operation = replace(PRODUCT, epilogue=Epilogue.parse(epilogue))
+    assert own(ptx).invalid_reason(operation, parse_target("cuda:sm_90").limits) == reason

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from epilogue_helpers import SIMPLE
 
 from dispatch_profiler.configurations import TritonTiles
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.operations import ACTIVATIONS, BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul
+from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul
 from dispatch_profiler.operations.contraction_reference import reference
 from dispatch_profiler.targets import parse_target
 
@@ -36,7 +37,7 @@ LAYOUTS = [(x, y) for x in "tn" for y in "tn"]
 ODD = {"m": 33, "n": 63, "k": 65}
 #: Rows of 16 bytes, as descriptors need them, and still no multiple of a tile.
 ALIGNED = {"m": 24, "n": 40, "k": 72}
-EPILOGUES = [Epilogue(bias, name) for name in ACTIVATIONS for bias in (False, True)]
+EPILOGUES = SIMPLE
 CONV = Conv2d(2, 7, 6, 32, 24, 3, 2, padding=(1, 1), types=F16)
 
 CASES = {

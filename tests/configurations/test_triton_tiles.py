@@ -217,3 +217,30 @@ def test_hopper_gets_triton_kernels_beside_irees_own():
     hopper = shipped_configurations(parse_target("cuda:h200").shipped_list)
     assert hopper == (*shipped_configurations("cuda"), *shipped_configurations("triton"))
     assert not any(isinstance(e.configuration, TritonTiles) for e in shipped_configurations("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "reason"),
+    [
+        (
+            "bias+residual+relu",
+            "the Triton kernels have no step residual, only a bias and then one activation",
+        ),
+        ("silu", "the Triton kernels have no step silu, only a bias and then one activation"),
+        (
+            "bias+clamp(-1,1)",
+            "the Triton kernels have no step clamp(-1,1), only a bias and then one activation",
+        ),
+        (
+            "relu+bias",
+            "the Triton kernels have only a bias and then one activation, but the epilogue is relu+bias",
+        ),
+    ],
+)
+def test_an_epilogue_that_the_kernels_lack_is_named(epilogue, reason):
+    """IREE adds the slices of a split, and computes any epilogue of them."""
+    operation = replace(PRODUCT, epilogue=Epilogue.parse(epilogue))
+    assert BEST.invalid_reason(operation, parse_target("cuda:sm_90").limits) == reason
+    split = replace(BEST, split_k=2)
+    assert split.invalid_reason(operation, parse_target("cuda:sm_90").limits) is None
+    assert dict(split.kernel(operation).constants)["ACTIVATION"] == "none"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from epilogue_helpers import SEQUENCES, SIMPLE, STEP_TEXTS
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from dispatch_profiler.dispatches import Dispatch, Tree, load_manifest
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.generator.cli import main
 from dispatch_profiler.operations import (
-    ACTIVATIONS,
     ELEMENT_TYPES,
     BatchMatmul,
     Conv2d,
@@ -58,7 +58,7 @@ def rebuilt(operation: Operation, folder: Path) -> list[Dispatch]:
 
 
 types = st.sampled_from(list(possible_types()))
-epilogues = st.builds(Epilogue, st.booleans(), st.sampled_from(list(ACTIVATIONS)))
+epilogues = st.sampled_from([*SIMPLE, *(Epilogue.parse(text) for text in (*STEP_TEXTS, *SEQUENCES))])
 extents = st.integers(1, 5000)
 layouts = st.sampled_from("tn")
 pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))

@@ -46,8 +46,11 @@ REFUSED: dict[str, tuple[str, str]] = {
     "--target=cuda:sm_81": ("IREE 3.13 has no cuda architecture 'sm_81'", "did you mean 'sm_8"),
     "--target=llvm_cpu": ("unknown target 'llvm_cpu'", "did you mean 'llvm-cpu'"),
     "--target=llvm-cpu:": ("unknown CPU ''", "such as znver4"),
-    "--epilogue=rel": ("unknown activation 'rel'", "did you mean 'relu'"),
-    "--epilogue=relu+bias": (r"malformed epilogue 'relu\+bias'", r"bias\+relu"),
+    "--epilogue=rel": ("unknown step 'rel' of an epilogue", "did you mean 'relu'"),
+    "--epilogue=relu+": (r"malformed epilogue 'relu\+'", r"bias\+relu"),
+    "--epilogue=clamp(1)": (r"clamp takes 2 numbers \(lo, hi\), but got clamp\(1\)", r"write clamp\(-1,1\)"),
+    "--epilogue=clamp(2,1)": (r"clamp needs lo <= hi, but got clamp\(2,1\)", r"write clamp\(-1,1\)"),
+    "--epilogue=bias,relu(6)": (r"relu takes no numbers, but got relu\(6\)", "write relu"),
     "--epilogue=": ("malformed epilogue ''", r"bias\+relu"),
     # options
     "--probelm-m=3": ("unrecognized arguments: --probelm-m=3", r"did you mean '--problem-m'\?"),

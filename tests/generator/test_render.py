@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jinja2
 import pytest
+from epilogue_helpers import SEQUENCES, SIMPLE, STEP_TEXTS
 from iree.compiler import ir
 from iree.compiler.dialects import linalg
 
@@ -28,7 +29,6 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render as render_file
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import (
-    ACTIVATIONS,
     BatchMatmul,
     Conv2d,
     ElementTypes,
@@ -46,6 +46,7 @@ F64 = ElementTypes("f64", "f64", "f64")
 F16 = ElementTypes("f16", "f16", "f16")
 BF16_WIDE = ElementTypes("bf16", "bf16", "f32")
 EVERY_TYPE = (ElementTypes(), F64, F16, ElementTypes("f16", "f16", "f32"), BF16_WIDE, F8, I8)
+EPILOGUES = (*SIMPLE, *(Epilogue.parse(text) for text in (*STEP_TEXTS, *SEQUENCES[-4:])))
 
 MATMUL_TILES = CpuTiles((8, 16), (4, 8, 2))
 CONV_TILES = CpuTiles((1, 2, 4, 4), (1, 1, 2, 2, 1, 1, 1))
@@ -99,7 +100,7 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
         CpuTiles((1, 2, 4, 4), CONV_TILES.vector),
     ),
     "conv2d_nchw_depthwise_bias": (
-        Conv2d(2, 6, 8, 4, 4, 3, 3, padding=(1, 1), groups=4, layout="nchw", epilogue=Epilogue(bias=True)),
+        Conv2d(2, 6, 8, 4, 4, 3, 3, padding=(1, 1), groups=4, layout="nchw", epilogue=Epilogue.parse("bias")),
     ),
     "matmul_gpu": (
         Matmul(256, 128, 128, F16),
@@ -167,6 +168,18 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
     "layer_norm_input_backward_plain_f16": (LayerNormInputBackward(4, 6, "f16", False),),
     "layer_norm_weight_backward": (LayerNormWeightBackward(4, 6),),
     "layer_norm_weight_backward_bf16": (LayerNormWeightBackward(4, 6, "bf16"),),
+    "epilogue_scale_shift_residual_relu": with_epilogue("scale_shift+residual+relu"),
+    "epilogue_scale_shift_i8": with_epilogue("scale_shift+relu6", I8),
+    "epilogue_clamp_leaky_relu_f16": with_epilogue("bias+clamp(-1,0.5)+leaky_relu(1e-5)", F16),
+    "epilogue_silu": with_epilogue("silu"),
+    "epilogue_gelu_tanh": with_epilogue("bias+gelu_tanh"),
+    "epilogue_gelu_tanh_f64": with_epilogue("gelu_tanh", F64),
+    "epilogue_repeated_f16": with_epilogue("residual+tanh+residual+scale_shift+sigmoid", F16),
+    "conv2d_nchw_scale_shift_residual": (
+        Conv2d(
+            2, 6, 8, 4, 8, 3, 3, layout="nchw", epilogue=Epilogue.parse("scale_shift+residual+leaky_relu")
+        ),
+    ),
 }
 
 
@@ -191,8 +204,9 @@ def test_a_golden_file_refuses_another_text(golden, request):
 
 
 def every_epilogue(types: ElementTypes) -> list[Epilogue]:
-    possible = [name for name, a in ACTIVATIONS.items() if a.on_integers or not types.output.is_integer]
-    return [Epilogue(bias, name) for bias in (False, True) for name in possible]
+    return [
+        each for each in EPILOGUES if not types.output.is_integer or all(s.is_on_integers for s in each.steps)
+    ]
 
 
 def every_matmul() -> Iterator[Operation]:

@@ -7,11 +7,13 @@ activations come from `math`.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
+from epilogue_helpers import ACTIVATION_NAMES, simple
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -45,7 +47,6 @@ TYPE_PAIRS = (
     ("i8", "i32"),
 )
 FLOAT_PAIRS = TYPE_PAIRS[:-1]
-ACTIVATION_NAMES = ("none", "relu", "gelu", "sigmoid", "tanh")
 
 Index = tuple[int, ...]
 Pairs = list[tuple[float, float]]
@@ -61,7 +62,7 @@ def element_types(pair: tuple[str, str]) -> ElementTypes:
 
 def _epilogues(types: ElementTypes, names: Sequence[str]) -> st.SearchStrategy[Epilogue]:
     allowed = [name for name in names if types.result != "i32" or name in ("none", "relu")]
-    return st.builds(Epilogue, st.booleans(), st.sampled_from(allowed))
+    return st.builds(simple, st.booleans(), st.sampled_from(allowed))
 
 
 @st.composite
@@ -241,7 +242,7 @@ def exact_sum(pairs: Iterable[tuple[float, float]]) -> Fraction:
 
 def bias_at(operation: Operation, inputs: Sequence[np.ndarray], index: Index) -> float:
     """The bias of one element: of its column, or of its output channel; 0 without one."""
-    if not operation.epilogue.bias:
+    if not operation.epilogue.starts_with_bias:
         return 0.0
     channel = index[1] if isinstance(operation, Conv2d) and operation.layout == "nchw" else index[-1]
     return float(inputs[2][channel])
@@ -257,6 +258,48 @@ def activated(name: str, x: float) -> float:
         "tanh": math.tanh,
     }
     return functions[name](x)
+
+
+def activation_of(operation: Operation) -> str:
+    """The activation of a simple epilogue, as its name is written."""
+    return str(operation.epilogue).removeprefix("bias").removeprefix("+") or "none"
+
+
+def stepped(text: str, x: float, operands: Sequence[float] = ()) -> float:
+    """One step of an epilogue as it is written, in float64."""
+    name, *numbers = re.split(r"[(,)]", text.removesuffix(")"))
+    values = [float(number) for number in numbers]
+    if name in ("bias", "residual"):
+        return x + operands[0]
+    if name == "scale_shift":
+        return x * operands[0] + operands[1]
+    functions: dict[str, Callable[[], float]] = {
+        "relu6": lambda: min(max(x, 0.0), 6.0),
+        "clamp": lambda: min(max(x, values[0]), values[1]),
+        "leaky_relu": lambda: x if x >= 0 else x * (values[0] if values else 0.01),
+        "silu": lambda: x * activated("sigmoid", x) if x > -700 else 0.0,
+        "gelu_tanh": lambda: 0.5 * x * (1.0 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    }
+    return functions[name]() if name in functions else activated(name, x)
+
+
+def steps_in(epilogue: Epilogue) -> list[str]:
+    """The steps of an epilogue as they are written: its text, cut at each + outside parentheses."""
+    return [] if epilogue.is_empty else re.split(r"\+(?![^(]*\))", str(epilogue))
+
+
+def operand_count(step: str) -> int:
+    return {"bias": 1, "residual": 1, "scale_shift": 2}.get(step, 0)
+
+
+def after_epilogue(operation: Operation, inputs: Sequence[np.ndarray], index: Index, x: float) -> float:
+    """The element at `index` after every step, without any rounding but that of float64."""
+    channel = index[1] if isinstance(operation, Conv2d) and operation.layout == "nchw" else index[-1]
+    rest = [float(each[channel] if each.ndim == 1 else each[index]) for each in inputs[2:]]
+    for step in steps_in(operation.epilogue):
+        count = operand_count(step)
+        x, rest = stepped(step, x, rest[:count]), rest[count:]
+    return x
 
 
 def rounded(value: Fraction, type_: str) -> float:
@@ -289,9 +332,9 @@ def kernel_value(operation: Operation, pairs: Pairs, bias: float) -> float:
     total = held(0)
     for a, b in pairs:
         total = total + held(a) * held(b)
-    if operation.epilogue.bias:
+    if operation.epilogue.starts_with_bias:
         total = total + held(bias)
-    value = _kernel_activation(operation.epilogue.activation, total, held)
+    value = _kernel_activation(activation_of(operation), total, held)
     return float(np.asarray(value, held).astype(DTYPES[operation.types.result]))
 
 

@@ -39,7 +39,7 @@ def conv(**changes):
         ),
         (
             conv(layout="nchw", stride=(2, 1), padding=(1, 0), dilation=(1, 3), groups=3,
-                 types=ElementTypes("f16", "f16", "f32"), epilogue=Epilogue(True, "relu")),
+                 types=ElementTypes("f16", "f16", "f32"), epilogue=Epilogue.parse("bias+relu")),
             "conv2d_2x6x10x12_9x2x3x2_2x9x5x9_f16nchw_f16fchw_f32nchw_s2x1_p1x0_d1x3_g3_bias_relu",
         ),
     ],
@@ -62,7 +62,7 @@ def test_the_result_has_a_pixel_wherever_the_filter_can_stand(operation):
 )
 def test_operands_lie_as_their_layout_says(layout, shapes):
     """Filters of 3 groups hold 2 of the 6 channels; the bias has one value a filter."""
-    operation = conv(layout=layout, groups=3, epilogue=Epilogue(bias=True))
+    operation = conv(layout=layout, groups=3, epilogue=Epilogue.parse("bias"))
     assert shapes == [tensor.shape for tensor in operation.operands]
 
 
@@ -71,7 +71,7 @@ def test_a_bias_lies_along_the_output_channels(layout, axis):
     """Broadcast against the result, it has one value for each of the 9 filters."""
     operation = conv(layout=layout)
     assert axis == operation.bias_axis
-    assert 9 == operation.broadcast_bias(np.zeros(9)).shape[axis] == operation.result.shape[axis]
+    assert 9 == operation.broadcast_operand(np.zeros(9)).shape[axis] == operation.result.shape[axis]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_counts_follow_from_the_definition(operation):
     multiply_adds = elements * reduction_size(operation)
     assert reduction_size(operation) == operation.accumulations
     assert multiply_adds == math.prod(loop.extent for loop in operation.loops)
-    assert 2 * multiply_adds + operation.epilogue.bias * elements == operation.flops
+    assert 2 * multiply_adds + operation.epilogue.starts_with_bias * elements == operation.flops
 
 
 @PROPERTY
@@ -185,9 +185,9 @@ def test_pairs_may_be_given_as_lists():
             "use a smaller filter or dilation, or more padding",
         ),
         (
-            {"types": ElementTypes("i8", "i8", "i32"), "epilogue": Epilogue(activation="tanh")},
+            {"types": ElementTypes("i8", "i8", "i32"), "epilogue": Epilogue.parse("tanh")},
             "epilogue tanh needs a floating-point result, but got i32",
-            "integer results support none, bias, relu and bias+relu",
+            "integer results support bias, scale_shift, residual, relu, relu6 and clamp with whole numbers, such as bias+relu",
         ),
     ],
 )  # fmt: skip

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from epilogue_helpers import simple
 from hypothesis import given
 from hypothesis import strategies as st
 from naive_operations import DTYPES, PROPERTY, matmuls, output_shape, products, seeds, whole_numbers
@@ -14,7 +15,7 @@ from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations import BatchMatmul, ElementTypes, Epilogue, Loop, Matmul
 
 F16 = ElementTypes("f16", "f16", "f16")
-BIAS_RELU = Epilogue(bias=True, activation="relu")
+BIAS_RELU = Epilogue.parse("bias+relu")
 
 
 @pytest.mark.parametrize(
@@ -25,7 +26,7 @@ BIAS_RELU = Epilogue(bias=True, activation="relu")
         (Matmul(1, 2, 3, ElementTypes("i8", "i8", "i32"), "n", "t"), "matmul_1x2x3_i8n_i8t_i32t"),
         (Matmul(1, 2, 3, rhs_layout="n", epilogue=BIAS_RELU), "matmul_1x2x3_f32t_f32n_f32t_bias_relu"),
         (
-            BatchMatmul(4, 1, 2, 3, ElementTypes("f8", "f8", "f16"), epilogue=Epilogue(activation="gelu")),
+            BatchMatmul(4, 1, 2, 3, ElementTypes("f8", "f8", "f16"), epilogue=Epilogue.parse("gelu")),
             "batch_matmul_4x1x2x3_f8E4M3FNt_f8E4M3FNt_f16t_gelu",
         ),
     ],
@@ -53,7 +54,7 @@ def test_column_major_operands_are_stored_transposed(layouts, shapes):
 
 def test_operands_come_in_order_with_their_types():
     """lhs and rhs have the type of the inputs, bias and result that of the result."""
-    operation = Matmul(2, 3, 4, ElementTypes("i8", "i8", "i32"), epilogue=Epilogue(bias=True))
+    operation = Matmul(2, 3, 4, ElementTypes("i8", "i8", "i32"), epilogue=Epilogue.parse("bias"))
     tensors = (*operation.operands, operation.result)
     assert [tensor.name for tensor in tensors] == ["lhs", "rhs", "bias", "result"]
     assert [tensor.type.name for tensor in tensors] == ["i8", "i8", "i32", "i32"]
@@ -65,7 +66,9 @@ def test_a_bias_has_one_value_a_column(operation, axis):
     bias = np.arange(3)
     assert axis == operation.bias_axis
     expected = np.broadcast_to(bias, operation.result.shape)
-    assert np.array_equal(expected, np.broadcast_to(operation.broadcast_bias(bias), operation.result.shape))
+    assert np.array_equal(
+        expected, np.broadcast_to(operation.broadcast_operand(bias), operation.result.shape)
+    )
 
 
 def test_loops_are_in_the_order_of_the_linalg_form():
@@ -99,7 +102,7 @@ def test_counts_follow_from_the_definition(operation):
     multiply_adds = sum(map(len, factors.values()))
     assert output_shape(operation) == operation.result.shape
     assert multiply_adds == math.prod(loop.extent for loop in operation.loops)
-    assert 2 * multiply_adds + operation.epilogue.bias * len(factors) == operation.flops
+    assert 2 * multiply_adds + operation.epilogue.starts_with_bias * len(factors) == operation.flops
     assert multiply_adds == operation.accumulations * len(factors)
 
 
@@ -178,6 +181,8 @@ def test_an_activation_of_real_numbers_is_refused_on_integers(kind, shape, activ
     types = ElementTypes("i8", "i8", "i32")
     message = rf"^epilogue bias\+{activation} needs a floating-point result, but got i32$"
     with pytest.raises(OperationError, match=message) as caught:
-        kind(*shape, types, epilogue=Epilogue(True, activation))
-    assert caught.value.hint == "integer results support none, bias, relu and bias+relu"
-    assert kind(*shape, types, epilogue=BIAS_RELU).epilogue.activation == "relu"
+        kind(*shape, types, epilogue=simple(True, activation))
+    assert caught.value.hint.startswith(
+        "integer results support bias, scale_shift, residual, relu, relu6 and clamp"
+    )
+    assert kind(*shape, types, epilogue=BIAS_RELU).epilogue == BIAS_RELU

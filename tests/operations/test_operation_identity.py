@@ -7,6 +7,7 @@ import itertools
 import json
 
 import pytest
+from epilogue_helpers import simple
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from naive_operations import PROPERTY, TYPE_PAIRS, convolutions, element_types, matmuls, operations
@@ -104,7 +105,7 @@ def test_no_two_small_convolutions_share_a_name():
 
 def test_no_two_types_and_epilogues_share_a_name():
     """All pairs of types with all epilogues that they take."""
-    epilogues = [Epilogue(bias, name) for bias in (False, True) for name in ("none", "relu")]
+    epilogues = [simple(bias, name) for bias in (False, True) for name in ("none", "relu")]
     made = [Matmul(1, 1, 1, element_types(p), epilogue=e) for p in TYPE_PAIRS for e in epilogues]
     assert len(made) == len({op.name for op in made})
 
@@ -163,7 +164,7 @@ def _rebuilt(kind, arguments):
 @pytest.mark.parametrize(
     "operation",
     [
-        Matmul(2, 3, 4, ElementTypes("f16", "f16", "f32"), "n", "t", Epilogue(True, "gelu")),
+        Matmul(2, 3, 4, ElementTypes("f16", "f16", "f32"), "n", "t", Epilogue.parse("bias+gelu")),
         BatchMatmul(5, 2, 3, 4, ElementTypes("i8", "i8", "i32"), "t", "n"),
         Conv2d(1, 9, 9, 4, 6, 3, 2, (2, 1), (1, 0), (1, 2), 2, "nchw", ElementTypes("f8", "f8", "bf16")),
         LayerNorm(3, 5, "bf16", 1e-6, False),
@@ -208,7 +209,7 @@ def test_the_smallest_problem_of_a_kind_has_every_argument(kind):
     operation = kind.smallest()
     assert {loop.extent for loop in operation.loops} == {1}
     assert _rebuilt(kind.kind, operation.arguments()) == operation
-    assert operation.contraction is None or operation.contraction.epilogue.bias
+    assert operation.contraction is None or operation.contraction.epilogue.starts_with_bias
 
 
 def test_an_unknown_kind_is_refused_with_the_nearest():
@@ -227,6 +228,6 @@ def test_data_that_is_no_operation_is_refused_as_such():
     with pytest.raises(OperationError, match="m=0"):
         operation_from_dict({**data, "m": 0})
     with pytest.raises(OperationError, match="malformed epilogue"):
-        operation_from_dict({**data, "epilogue": "relu+relu"})
+        operation_from_dict({**data, "epilogue": "relu+"})
     with pytest.raises(OperationError, match="unknown element type 'f99'"):
         operation_from_dict({**data, "types": ["f99", "f99", "f32"]})

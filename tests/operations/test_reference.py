@@ -14,6 +14,7 @@ from naive_operations import (
     FLOAT_PAIRS,
     PROPERTY,
     activated,
+    activation_of,
     bias_at,
     convolutions,
     element_types,
@@ -43,9 +44,9 @@ def by_definition(operation, inputs):
     for index, pairs in products(operation, *inputs[:2]).items():
         total = exact_sum(pairs) + Fraction(bias_at(operation, inputs, index))
         if operation.types.result == "i32":
-            result[index] = activated(operation.epilogue.activation, wrapped(int(total)))
+            result[index] = activated(activation_of(operation), wrapped(int(total)))
         else:
-            result[index] = activated(operation.epilogue.activation, rounded(total, operation.types.result))
+            result[index] = activated(activation_of(operation), rounded(total, operation.types.result))
     return result
 
 
@@ -84,7 +85,7 @@ def test_sums_of_i8_are_exact_and_wrap_around_as_i32(operation, seed):
 @given(operations([("f32", "f32"), ("f16", "f32"), ("i8", "i32")]), st.data())
 def test_a_dropped_product_is_noticed(operation, data):
     """Leave one product that is not 0 out of one sum: that element is wrong."""
-    assume(operation.epilogue.activation == "none")
+    assume(activation_of(operation) == "none")
     inputs = whole_numbers(operation, data.draw(seeds()))
     found = reference(operation, inputs)
     index, pairs = data.draw(st.sampled_from(list(products(operation, *inputs[:2]).items())))
@@ -146,7 +147,7 @@ def test_a_sum_that_f32_does_not_hold_is_exact_all_the_same():
 
 def test_relu_of_a_wrapped_sum_is_zero():
     """The sum wraps first, so that relu sees a negative number."""
-    operation = Matmul(1, 1, 1, I8, epilogue=Epilogue(True, "relu"))
+    operation = Matmul(1, 1, 1, I8, epilogue=Epilogue.parse("bias+relu"))
     one = np.ones((1, 1), np.int8)
     assert reference(operation, [one, one, np.array([2**31 - 1], np.int32)]).expected.tolist() == [[0]]
     assert reference(operation, [one, one, np.array([2**31 - 2], np.int32)]).expected.tolist() == [
@@ -216,7 +217,7 @@ def test_equality_is_not_asked_for_where_f64_cannot_hold_a_partial_sum():
 @pytest.mark.parametrize("position", range(3))
 def test_one_number_that_is_not_whole_takes_equality_away(position, fraction):
     """In lhs, rhs or bias."""
-    operation = Matmul(2, 2, 2, epilogue=Epilogue(bias=True))
+    operation = Matmul(2, 2, 2, epilogue=Epilogue.parse("bias"))
     inputs = [np.ones((2, 2), np.float32), np.ones((2, 2), np.float32), np.ones(2, np.float32)]
     assert reference(operation, inputs).tolerance is None
     inputs[position][0] += fraction
@@ -225,7 +226,7 @@ def test_one_number_that_is_not_whole_takes_equality_away(position, fraction):
 
 def test_a_bias_that_the_accumulator_cannot_add_exactly_takes_equality_away():
     """2**24 and 1 are whole, but f32 does not hold their sum."""
-    operation = Matmul(1, 1, 1, epilogue=Epilogue(bias=True))
+    operation = Matmul(1, 1, 1, epilogue=Epilogue.parse("bias"))
     one = np.ones((1, 1), np.float32)
     assert reference(operation, [one, one, np.array([2.0**24 - 1], np.float32)]).tolerance is None
     assert reference(operation, [one, one, np.array([2.0**24], np.float32)]).tolerance is not None
@@ -234,7 +235,7 @@ def test_a_bias_that_the_accumulator_cannot_add_exactly_takes_equality_away():
 @pytest.mark.parametrize("name", ["gelu", "sigmoid", "tanh"])
 def test_an_activation_of_whole_numbers_is_within_a_bound(name):
     """exp, tanh and erf are approximations, whatever they are given."""
-    operation = Matmul(1, 1, 1, epilogue=Epilogue(activation=name))
+    operation = Matmul(1, 1, 1, epilogue=Epilogue.parse(name))
     one = np.ones((1, 1), np.float32)
     found = reference(operation, [one, one])
     assert abs(activated(name, 1.0) - found.expected[0, 0]) <= found.tolerance[0, 0] < 20 * 2.0**-24

@@ -17,6 +17,7 @@ from naive_operations import (
     FLOATS,
     PROPERTY,
     activated,
+    activation_of,
     bias_at,
     element_types,
     exact_sum,
@@ -52,7 +53,7 @@ def test_the_true_value_is_within_the_tolerance(operation, seed):
     assume(found.tolerance is not None)
     for index, pairs in products(operation, *inputs[:2]).items():
         total = exact_sum(pairs) + Fraction(bias_at(operation, inputs, index))
-        truth = activated(operation.epilogue.activation, float(total))
+        truth = activated(activation_of(operation), float(total))
         assert abs(truth - found.expected[index]) <= found.tolerance[index]
 
 
@@ -83,7 +84,7 @@ def test_a_kernel_that_calls_tanh_is_within_the_tolerance(operation, seed):
 @pytest.mark.parametrize("argument", [0.001, 0.03, 0.3, 3.0, -0.001, -3.0])
 def test_a_kernel_that_writes_tanh_of_f64_with_exp_is_within_the_tolerance(argument):
     """The template's 1 - 2 / (1 + exp(2x)) loses digits near 0, where both terms are near 1."""
-    operation = Matmul(1, 1, 1, ElementTypes("f64", "f64", "f64"), epilogue=Epilogue(activation="tanh"))
+    operation = Matmul(1, 1, 1, ElementTypes("f64", "f64", "f64"), epilogue=Epilogue.parse("tanh"))
     found = reference(operation, [np.array([[argument]]), np.array([[1.0]])])
     actual = 1.0 - 2.0 / (1.0 + math.exp(2.0 * argument))
     assert abs(actual - found.expected[0, 0]) <= found.tolerance[0, 0]
@@ -93,7 +94,7 @@ def test_a_fused_multiply_add_of_f64_is_within_the_tolerance():
     """A kernel that rounds a * b + bias once is right, though the reference rounds twice."""
     a, b, bias = 0.130004, 1.1, 1.0
     fused = rounded(Fraction(a) * Fraction(b) + Fraction(bias), "f64")
-    operation = Matmul(1, 1, 1, ElementTypes("f64", "f64", "f64"), epilogue=Epilogue(bias=True))
+    operation = Matmul(1, 1, 1, ElementTypes("f64", "f64", "f64"), epilogue=Epilogue.parse("bias"))
     found = reference(operation, [np.array([[a]]), np.array([[b]]), np.array([bias])])
     assert abs(fused - found.expected[0, 0]) <= found.tolerance[0, 0]
 
@@ -102,7 +103,7 @@ def test_a_fused_multiply_add_of_f64_is_within_the_tolerance():
 @given(st.sampled_from(FLOAT_PAIRS), st.floats(2.0**-12, 2.0**-6), st.floats(0.5, 2))
 def test_the_rounding_of_a_bias_is_within_the_tolerance(pair, small, bias):
     """A bias that is far larger than the sum decides the rounding error."""
-    operation = Matmul(1, 1, 1, element_types(pair), epilogue=Epilogue(bias=True))
+    operation = Matmul(1, 1, 1, element_types(pair), epilogue=Epilogue.parse("bias"))
     inputs = [*filled(operation, small, 0.7), np.array([bias]).astype(DTYPES[pair[1]])]
     found = reference(operation, inputs)
     assume(found.tolerance is not None)
@@ -210,7 +211,7 @@ def test_a_dropped_product_of_typical_size_is_noticed(result, k, seed):
 @pytest.mark.parametrize(("name", "slope"), [("relu", 1), ("gelu", 1.13), ("sigmoid", 0.25), ("tanh", 1)])
 def test_an_activation_stretches_the_tolerance_by_its_slope(name, slope):
     """Of a sum of 40,000 products, whose error is far above that of the activation."""
-    plain, active = (Matmul(1, 1, 40_000, epilogue=Epilogue(activation=each)) for each in ("none", name))
+    plain, active = (Matmul(1, 1, 40_000, epilogue=Epilogue.parse(each)) for each in ("none", name))
     tolerances = [float(reference(each, filled(each)).tolerance[0, 0]) for each in (plain, active)]
     assert tolerances[1] / tolerances[0] == pytest.approx(slope, rel=0.01)
 
@@ -218,7 +219,7 @@ def test_an_activation_stretches_the_tolerance_by_its_slope(name, slope):
 @pytest.mark.parametrize("name", ACTIVATION_NAMES)
 def test_the_tolerance_is_carried_through_an_activation(name):
     """No wider than its steepest slope and some roundoffs allow: a gelu for a relu is noticed."""
-    operation = Matmul(1, 1, 8, epilogue=Epilogue(activation=name))
+    operation = Matmul(1, 1, 8, epilogue=Epilogue.parse(name))
     found = reference(operation, filled(operation, 0.3, 0.4))
     others = [
         activated(other, float(exact_sum([(0.3, 0.4)] * 8))) for other in ACTIVATION_NAMES if other != name
@@ -230,7 +231,7 @@ def test_the_tolerance_is_carried_through_an_activation(name):
 
 def test_a_forgotten_bias_is_noticed():
     """Even a bias of a thousandth."""
-    operation = Matmul(1, 1, 8, epilogue=Epilogue(bias=True))
+    operation = Matmul(1, 1, 8, epilogue=Epilogue.parse("bias"))
     found = reference(operation, [*filled(operation), np.array([0.001], np.float32)])
     without = float(exact_sum([(np.float32(0.1).item(),) * 2] * 8))
     assert abs(without - found.expected[0, 0]) > found.tolerance[0, 0]

@@ -71,7 +71,7 @@ def call_of(operation: Operation, inputs, *, profile: bool = False, **rule):
 def test_without_a_fault_every_result_is_right(types, distribution):
     """The null device is a right kernel for every kind and type."""
     for operation in (
-        Matmul(4, 6, 8, types, epilogue=Epilogue(bias=True)),
+        Matmul(4, 6, 8, types, epilogue=Epilogue.parse("bias")),
         BatchMatmul(2, 4, 6, 8, types),
         Conv2d(1, 6, 6, 4, 4, 3, 3, types=types),
     ):

@@ -166,7 +166,7 @@ ints = st.lists(st.integers(1, 4), min_size=1, max_size=3, unique=True).map(tupl
 )
 def test_a_sweep_is_the_cross_product_of_all_that_was_given(m, n, k, layouts, with_bias):
     """Every combination once."""
-    epilogues = (Epilogue(), Epilogue(True, "relu")) if with_bias else (Epilogue(),)
+    epilogues = (Epilogue(), Epilogue.parse("bias+relu")) if with_bias else (Epilogue(),)
     types = (*F32, F16, I8)
     found = operations(
         matmul=product_shape(m, n, k), layouts=tuple(map(tuple, layouts)), types=types, epilogues=epilogues
@@ -204,7 +204,7 @@ def test_a_point_that_is_no_operation_is_left_out_with_its_reason():
 def test_an_epilogue_that_a_type_does_not_take_is_left_out():
     """gelu of integers is no operation, gelu of f32 is."""
     sweep = sweep_of(
-        matmul=product_shape(m=(2,)), types=(*F32, I8), epilogues=(Epilogue(), Epilogue(activation="gelu"))
+        matmul=product_shape(m=(2,)), types=(*F32, I8), epilogues=(Epilogue(), Epilogue.parse("gelu"))
     )
     result = sweep_workload(sweep)
     assert len(result.workload.operations) == 3

@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from dispatch_profiler.operations import Contraction, ConvolutionGeometry, Operation
+from dispatch_profiler.operations import Contraction, ConvolutionGeometry, Operation, Step
 from dispatch_profiler.profiler.measurement.kernels import Operands
 from dispatch_profiler.profiler.providers._base import NotSupported
 from dispatch_profiler.profiler.providers.numpy_norms import check_norm_type, norm_computation
@@ -29,8 +29,10 @@ from dispatch_profiler.runtime.caches import last_level_cache_bytes
 _BLAS_TYPES = ("f32", "f64")
 #: (lhs, rhs, sums) -> None: writes the contraction to `sums`.
 Product = Callable[[np.ndarray, np.ndarray, np.ndarray], object]
-#: Modifies the sums in place.
-Activation = Callable[[np.ndarray], object]
+#: (sums, operands...) -> None: computes a step of the epilogue in place.
+StepCall = Callable[..., object]
+#: Steps that need memory for an intermediate value.
+_NEEDS_SCRATCH = ("leaky_relu", "gelu", "gelu_tanh", "silu")
 
 
 class NumpyLibrary:
@@ -65,14 +67,14 @@ class NumpyLibrary:
             check_norm_type(operation)
             return Operands(operation, (*(np.array(each, order="C") for each in inputs), *results))
         contraction = _contraction(operation)
-        lhs, rhs, *bias = (np.array(array, order="C") for array in inputs)
+        lhs, rhs, *operands = (np.array(array, order="C") for array in inputs)
         product, convolution = operation.product, operation.convolution
         if product is not None:
             lhs = lhs if product.lhs_layout == "t" else lhs.swapaxes(-1, -2)
             rhs = rhs if product.rhs_layout == "t" else rhs.swapaxes(-1, -2)
         elif convolution is not None:
             rhs = _filters(convolution, rhs)
-        shaped = [contraction.broadcast_bias(each.astype(lhs.dtype)) for each in bias]
+        shaped = [contraction.broadcast_operand(each.astype(lhs.dtype)) for each in operands]
         return Operands(operation, (lhs, rhs, *shaped, *results))
 
     def bind(self, function: str, *operands: Operands) -> NumpyCall:
@@ -131,17 +133,15 @@ def _computation(operation: Operation) -> Callable[..., None]:
     contraction = _contraction(operation)
     types, convolution = contraction.types, operation.convolution
     contract = _convolution(convolution, types.input.dtype) if convolution else _product
-    activate = _activation(contraction)
+    steps = _steps(contraction)
     # Sums have the type of the inputs; a narrower result is rounded once.
     held = None if types.lhs == types.result else np.empty(contraction.result.shape, types.input.dtype)
 
     def compute(lhs: np.ndarray, rhs: np.ndarray, *rest: np.ndarray) -> None:
         sums = rest[-1] if held is None else held
         contract(lhs, rhs, sums)
-        if len(rest) == 2:
-            np.add(sums, rest[0], out=sums)
-        if activate is not None:
-            activate(sums)
+        for step, theirs in steps:
+            step(sums, *rest[theirs])
         if held is not None:
             np.copyto(rest[-1], held, casting="unsafe")
 
@@ -213,36 +213,78 @@ def _windows(convolution: ConvolutionGeometry, padded: np.ndarray) -> np.ndarray
     return as_strided(padded, shape, (channels * c, c, dh * h, dw * w, sh * h, sw * w), writeable=False)
 
 
-def _activation(contraction: Contraction) -> Activation | None:
-    """The activation, applied in place; None if the operation has none."""
-    name = contraction.epilogue.activation
-    if name == "gelu":
-        return _gelu(np.empty(contraction.result.shape, contraction.types.input.dtype))
-    if name == "sigmoid":
-        from scipy.special import expit
+def _steps(contraction: Contraction) -> list[tuple[StepCall, slice]]:
+    """The steps of the epilogue, each with the place of its operands."""
+    shape, dtype = contraction.result.shape, contraction.types.input.dtype
+    places = contraction.epilogue.places()
+    return [
+        (_step(step, np.empty(shape, dtype) if step.name in _NEEDS_SCRATCH else None), place)
+        for step, place in places
+    ]
 
-        return lambda sums: expit(sums, out=sums)
-    known: dict[str, Activation | None] = {
-        "none": None,
+
+def _step(step: Step, scratch: np.ndarray | None) -> StepCall:
+    """A step, applied in place. Raises NotSupported."""
+    known: dict[str, StepCall] = {
+        "bias": _add,
+        "residual": _add,
+        "scale_shift": _scale_shift,
         "relu": lambda sums: np.maximum(sums, 0, out=sums),
+        "relu6": lambda sums: np.clip(sums, 0, 6, out=sums),
+        "clamp": lambda sums: np.clip(sums, *step.parameters, out=sums),
+        "leaky_relu": lambda sums: _leaky_relu(sums, step.parameters[0], scratch),
+        "gelu": lambda sums: _gelu(sums, scratch),
+        "gelu_tanh": lambda sums: _gelu_tanh(sums, scratch),
+        "silu": lambda sums: np.multiply(sums, _sigmoid(sums, scratch), out=sums),
+        "sigmoid": lambda sums: _sigmoid(sums, sums),
         "tanh": lambda sums: np.tanh(sums, out=sums),
     }
-    if name not in known:
-        raise NotSupported(f"numpy does not support the activation {name}")
-    return known[name]
+    if step.name not in known:
+        raise NotSupported(f"numpy does not support the step {step}")
+    return known[step.name]
 
 
-def _gelu(scratch: np.ndarray) -> Activation:
+def _add(sums: np.ndarray, operand: np.ndarray) -> None:
+    np.add(sums, operand, out=sums)
+
+
+def _scale_shift(sums: np.ndarray, scale: np.ndarray, shift: np.ndarray) -> None:
+    np.multiply(sums, scale, out=sums)
+    np.add(sums, shift, out=sums)
+
+
+def _leaky_relu(sums: np.ndarray, slope: float, scratch: np.ndarray | None) -> None:
+    leaked = np.multiply(sums, slope, out=scratch)
+    np.copyto(sums, leaked, where=sums < 0)
+
+
+def _sigmoid(sums: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    from scipy.special import expit
+
+    return cast("np.ndarray", expit(sums, out=out))
+
+
+def _gelu(sums: np.ndarray, scratch: np.ndarray | None) -> None:
     from scipy.special import erf
 
-    def gelu(sums: np.ndarray) -> None:
-        np.multiply(sums, 0.5**0.5, out=scratch)
-        erf(scratch, out=scratch)
-        np.add(scratch, 1.0, out=scratch)
-        np.multiply(sums, scratch, out=sums)
-        np.multiply(sums, 0.5, out=sums)
+    scaled = np.multiply(sums, 0.5**0.5, out=scratch)
+    _times_half_of_one_plus(sums, erf(scaled, out=scaled))
 
-    return gelu
+
+def _gelu_tanh(sums: np.ndarray, scratch: np.ndarray | None) -> None:
+    # sqrt(2 / pi) * (x + 0.044715 x^3) = x * sqrt(2 / pi) * (1 + 0.044715 x^2)
+    bent = np.multiply(sums, sums, out=scratch)
+    np.multiply(bent, 0.044715, out=bent)
+    np.add(bent, 1.0, out=bent)
+    np.multiply(bent, sums, out=bent)
+    np.multiply(bent, math.sqrt(2.0 / math.pi), out=bent)
+    _times_half_of_one_plus(sums, np.tanh(bent, out=bent))
+
+
+def _times_half_of_one_plus(sums: np.ndarray, factor: np.ndarray) -> None:
+    np.add(factor, 1.0, out=factor)
+    np.multiply(sums, factor, out=sums)
+    np.multiply(sums, 0.5, out=sums)
 
 
 def _openblas_core() -> str:

@@ -20,6 +20,7 @@ from dispatch_profiler.profiler.measurement.kernels import Operands
 from dispatch_profiler.profiler.providers._base import NotSupported
 from dispatch_profiler.profiler.providers.torch_graphs import GraphCache, GraphTurns
 from dispatch_profiler.profiler.providers.torch_norms import norm_computation, norm_handles
+from dispatch_profiler.profiler.providers.torch_steps import apply_steps, epilogue_operand, epilogue_steps
 from dispatch_profiler.profiler.verification.poison import poison
 from dispatch_profiler.runtime import DeviceUri, RunError
 from dispatch_profiler.runtime._base import raw_clock
@@ -145,9 +146,13 @@ class TorchLibrary:
             if convolution.is_channels_last:
                 lhs, rhs = lhs.permute(0, 3, 1, 2), rhs.permute(3, 2, 0, 1)
             rhs = rhs.contiguous(memory_format=_memory_format(convolution))
-        if len(rest) == 2 and not contraction.types.output.is_integer:
-            rest[0] = rest[0].to(lhs.dtype)  # the type of the sums
-        return Operands(operation, (lhs, rhs, *rest))
+        of, fuses = contraction.types, contraction.epilogue.starts_with_bias
+        held = TYPES[of.lhs if of.input.precision > of.output.precision else of.result]
+        operands = [
+            epilogue_operand(contraction, each, held, is_fused=fuses and index == 0)
+            for index, each in enumerate(rest[:-1])
+        ]
+        return Operands(operation, (lhs, rhs, *operands, rest[-1]))
 
     def bind(self, function: str, *operands: Operands) -> TorchCall:
         """See `Library.bind`."""
@@ -312,20 +317,20 @@ def _product(operation: Contraction, device: torch.device) -> Computation:
         raise NotSupported("torch multiplies f8E4M3FN only with scales, which this operation does not have")
     if types.lhs != types.result and types.input.precision < types.accumulator.precision:
         return _widened_product(operation, device)
-    activation, batched = _activation(operation), _is_batched(operation)
+    fuses = operation.epilogue.starts_with_bias
+    steps = epilogue_steps(torch_api, operation, without_first=fuses)
+    multiply_add = torch.baddbmm if _is_batched(operation) else torch.addmm
     # If the result is narrower than the sums, they are rounded once, at the end.
     shape, dtype = operation.result.shape, TYPES[types.lhs]
     held = None if types.lhs == types.result else torch.empty(shape, dtype=dtype, device=device)
 
     def compute(lhs: Tensor, rhs: Tensor, *rest: Tensor) -> Tensor:
         sums = rest[-1] if held is None else held
-        if len(rest) == 1:
-            torch.matmul(lhs, rhs, out=sums)
-        elif batched:
-            torch.baddbmm(rest[0], lhs, rhs, out=sums)
+        if fuses:
+            multiply_add(rest[0], lhs, rhs, out=sums)
         else:
-            torch.addmm(rest[0], lhs, rhs, out=sums)
-        activation(sums)
+            torch.matmul(lhs, rhs, out=sums)
+        apply_steps(steps, sums, rest)
         return sums if held is None else rest[-1].copy_(held)
 
     return compute
@@ -337,37 +342,34 @@ def _is_batched(operation: Contraction) -> bool:
 
 def _widened_product(operation: Contraction, device: torch.device) -> Computation:
     """Narrow operands with a wider result: supported by cuBLAS, but not on a CPU."""
-    types, activation = operation.types, _activation(operation)
+    types, steps = operation.types, epilogue_steps(torch_api, operation)
     if device.type != "cuda" or types.result != "f32":
         raise NotSupported(f"torch has no product of {types.lhs} with a result in {types.result} here")
     multiply = torch.bmm if _is_batched(operation) else torch.mm
 
     def compute(lhs: Tensor, rhs: Tensor, *rest: Tensor) -> Tensor:
         multiply(lhs, rhs, out_dtype=torch.float32, out=rest[-1])
-        if len(rest) == 2:
-            rest[-1].add_(rest[0])
-        return activation(rest[-1])
+        return apply_steps(steps, rest[-1], rest)
 
     return compute
 
 
 def _integer_product(operation: Contraction) -> Computation:
     """i8 x i8 -> i32, one matrix at a time."""
-    activation, batched = _activation(operation), _is_batched(operation)
+    steps, batched = epilogue_steps(torch_api, operation), _is_batched(operation)
 
     def compute(lhs: Tensor, rhs: Tensor, *rest: Tensor) -> Tensor:
         result = rest[-1]
         for left, right, out in zip(lhs, rhs, result, strict=True) if batched else [(lhs, rhs, result)]:
             torch._int_mm(left, right, out=out)
-        if len(rest) == 2:
-            result.add_(rest[0])
-        return activation(result)
+        return apply_steps(steps, result, rest)
 
     return compute
 
 
 def _convolution(operation: Contraction) -> Computation:
-    types, activation, convolution = operation.types, _activation(operation), operation.convolution
+    types, convolution, fuses = operation.types, operation.convolution, operation.epilogue.starts_with_bias
+    steps = epilogue_steps(torch_api, operation, without_first=fuses)
     assert convolution is not None
     narrow = types.input.precision < types.accumulator.precision
     if types.input.is_integer or types.input.name == "f8E4M3FN" or (narrow and types.lhs != types.result):
@@ -376,23 +378,9 @@ def _convolution(operation: Contraction) -> Computation:
     window = (convolution.stride, convolution.padding, convolution.dilation, convolution.groups)
 
     def compute(images: Tensor, filters: Tensor, *rest: Tensor) -> Tensor:
-        bias = rest[0] if len(rest) == 2 else None
-        found = activation(torch.conv2d(images, filters, bias, *window))
+        found = torch.conv2d(images, filters, rest[0] if fuses else None, *window)
+        apply_steps(steps, found, rest)
         found = found.to(stored).contiguous(memory_format=layout)
         return found.permute(0, 2, 3, 1) if convolution.is_channels_last else found
 
     return compute
-
-
-def _activation(operation: Contraction) -> Callable[[Tensor], Tensor]:
-    """The activation, applied in place. Raises NotSupported."""
-    known: dict[str, Callable[[Tensor], Tensor]] = {
-        "none": lambda x: x,
-        "relu": torch.relu_,
-        "gelu": torch.ops.aten.gelu_.default,
-        "sigmoid": torch.sigmoid_,
-        "tanh": torch.tanh_,
-    }
-    if operation.epilogue.activation not in known:
-        raise NotSupported(f"torch does not support the activation {operation.epilogue.activation}")
-    return known[operation.epilogue.activation]

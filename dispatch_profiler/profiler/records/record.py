@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -48,8 +49,8 @@ def kernel_name(configuration: str, provider: str) -> str:
 
 
 def arguments_text(arguments: Mapping[str, object]) -> str:
-    """`{"m": 256, "n": 64}` -> `--m=256 --n=64`"""
-    return " ".join(f"--{name}={value}" for name, value in arguments.items())
+    """`{"m": 256, "n": 64}` -> `--m=256 --n=64`, quoted for a shell where that is needed."""
+    return shlex.join(f"--{name}={value}" for name, value in arguments.items())
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ _SOURCES = (
     "dispatch_profiler.operations.contraction",
     "dispatch_profiler.operations.contraction_reference",
     "dispatch_profiler.operations.element_types",
+    "dispatch_profiler.operations.epilogue_steps",
     "dispatch_profiler.operations.epilogues",
     "dispatch_profiler.operations.normalization",
     "dispatch_profiler.operations.rounding",

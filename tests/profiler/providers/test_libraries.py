@@ -11,11 +11,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from epilogue_helpers import SEQUENCES, SIMPLE, STEP_TEXTS
 from pairwise import parametrize_pairwise
 
 from dispatch_profiler.errors import MissingDependency, UsageError
 from dispatch_profiler.operations import (
-    ACTIVATIONS,
     KINDS,
     BatchMatmul,
     Conv2d,
@@ -42,7 +42,7 @@ TYPES = [("i8", "i32")] + [
     for given, result in product(FLOATS, FLOATS)
     if ACCURACY[result] <= max(ACCURACY[given], 24)
 ]
-EPILOGUES = [Epilogue(bias, activation) for bias in (False, True) for activation in ACTIVATIONS]
+EPILOGUES = [*SIMPLE, *(Epilogue.parse(text) for text in (*STEP_TEXTS, *SEQUENCES[::3]))]
 CONVOLUTIONS = {
     "dense": {"n": 2, "h": 7, "w": 9, "c": 5, "k": 6, "r": 3, "s": 2},
     "one_by_one": {"n": 1, "h": 5, "w": 4, "c": 8, "k": 3, "r": 1, "s": 1},
@@ -83,7 +83,7 @@ def bound(library, operation, inputs):
 def built(problem: str, types: ElementTypes, epilogue: Epilogue) -> Operation | None:
     """The operation; None if it does not exist."""
     kind, *rest = problem.split("-")
-    if types.output.is_integer and not epilogue.function.on_integers:
+    if types.output.is_integer and not all(step.is_on_integers for step in epilogue.steps):
         return None
     if kind == "conv2d":
         return Conv2d(**CONVOLUTIONS[rest[1]], layout=rest[0], types=types, epilogue=epilogue)
@@ -115,12 +115,24 @@ def test_a_library_computes_what_the_operation_says_or_refuses(name, problem, gi
             assert comparison.passed, f"{operation.name} on {distribution.value}: {comparison.message}"
 
 
+def test_torch_keeps_the_operands_of_an_epilogue_in_the_type_of_the_sums():
+    """A bias in f32 of f16 operands loses no bits; of f64 sums that are stored as f32, it gains some."""
+    pytest.importorskip("torch")
+    library = open_library("torch", "local-task", 1)
+    for given, result, held in (("f16", "f32", "float32"), ("f64", "f32", "float64"), ("i8", "i32", "int32")):
+        operation = Matmul(
+            4, 5, 6, ElementTypes(given, given, result), epilogue=Epilogue.parse("bias+residual")
+        )
+        handles = library.put(operation, draw(operation, Distribution.INTEGERS, 1)).handles
+        assert [str(each.dtype) for each in handles[2:4]] == [f"torch.{held}"] * 2
+
+
 def test_every_type_that_has_a_blas_is_computed(library):
     """Refusing is no way out: these are what a library is there for."""
     narrow = ("f16", "bf16") if "torch" in library.version else ()
     for given in ("f32", "f64", *narrow):
         for problem in PROBLEMS:
-            operation = built(problem, ElementTypes(given, given, given), Epilogue(True, "relu"))
+            operation = built(problem, ElementTypes(given, given, given), Epilogue.parse("bias+relu"))
             bound(library, operation, draw(operation, Distribution.INTEGERS, 1)).run()[0]
 
 
@@ -135,7 +147,7 @@ def test_numpy_refuses_what_it_has_no_blas_for():
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_inputs_are_left_as_they_were_and_a_second_run_is_the_same(library, problem):
     """An epilogue in place works on the result, and never on an operand."""
-    operation = built(problem, ElementTypes(), Epilogue(True, "gelu"))
+    operation = built(problem, ElementTypes(), Epilogue.parse("bias+gelu"))
     inputs = draw(operation, Distribution.REALS, 3)
     before = [array.copy() for array in inputs]
     call = bound(library, operation, inputs)
@@ -158,7 +170,7 @@ def test_an_element_that_is_not_written_shows(name, monkeypatch):
 
 def test_each_call_takes_the_next_operands(library):
     """All places hold the result in the end, and what is returned is that of the first."""
-    operation = Matmul(4, 5, 6, epilogue=Epilogue(True, "relu"))
+    operation = Matmul(4, 5, 6, epilogue=Epilogue.parse("bias+relu"))
     inputs = draw(operation, Distribution.INTEGERS, 1)
     places = [library.put(operation, inputs) for _ in range(3)]
     expected = reference(operation, inputs).expected

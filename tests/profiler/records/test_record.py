@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from dispatch_profiler.configurations import CpuTiles, Default, TritonTiles
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.operations import Conv2d, Matmul
+from dispatch_profiler.operations import Conv2d, Epilogue, Matmul
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict, kernel_name
 
@@ -50,6 +52,14 @@ def test_the_arguments_are_those_of_the_document():
         "--batch_count=1 --m=4 --n=6 --k=8 --lhs=f32t --rhs=f32t --result=f32t"
         " --split_k_mode=N/A --split_k_slices=N/A"
     )
+
+
+def test_the_arguments_may_be_pasted_into_a_shell():
+    """A shell would reject the parentheses of a clamp."""
+    operation = Matmul(4, 6, 8, epilogue=Epilogue.parse("bias+clamp(-1,1)"))
+    text = Record(Dispatch(operation, Default()), PROVENANCE, Verdict.SUCCESS).arguments_text()
+    assert " '--epilogue=bias+clamp(-1,1)' " in text
+    assert "--epilogue=bias+clamp(-1,1)" in shlex.split(text)
 
 
 def test_a_split_is_named_with_its_slices():

@@ -188,7 +188,7 @@ def test_pandas_reads_numbers_as_numbers(tmp_path):
 
 def test_pandas_reads_every_kind_and_verdict_together(tmp_path):
     """What a dispatch does not have is missing, not text among numbers."""
-    conv = Conv2d(1, 8, 8, 4, 4, 3, 3, types=ElementTypes("i8", "i8", "i32"), epilogue=Epilogue(bias=True))
+    conv = Conv2d(1, 8, 8, 4, 4, 3, 3, types=ElementTypes("i8", "i8", "i32"), epilogue=Epilogue.parse("bias"))
     written(tmp_path / "a.csv", RECORD, FAILED, replace(RECORD, dispatch=Dispatch(conv, Default())))
     frame = pandas.read_csv(tmp_path / "a.csv")
     assert frame["Verification"].tolist() == ["SUCCESS", "FAILED", "SUCCESS"]

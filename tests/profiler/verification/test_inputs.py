@@ -31,7 +31,7 @@ TYPES = [
     ElementTypes("f8E4M3FN", "f8E4M3FN", "f8E4M3FN"),
     ElementTypes("i8", "i8", "i32"),
 ]
-BIAS = Epilogue(bias=True)
+BIAS = Epilogue.parse("bias")
 BOTH = list(Distribution)
 
 
@@ -295,7 +295,7 @@ def test_no_result_in_f8_of_reals_is_subnormal_without_an_approximated_activatio
 @pytest.mark.parametrize("activation", ["gelu", "sigmoid", "tanh"])
 def test_results_in_f8_of_an_approximated_activation_may_be_subnormal(activation):
     """Then operands are drawn as for every other type."""
-    operation = Matmul(4, 4, 16, ElementTypes("f8", "f8", "f8"), epilogue=Epilogue(activation=activation))
+    operation = Matmul(4, 4, 16, ElementTypes("f8", "f8", "f8"), epilogue=Epilogue.parse(activation))
     lhs, _ = draw(operation, Distribution.REALS, 1)
 
     assert not operation.avoids_subnormals

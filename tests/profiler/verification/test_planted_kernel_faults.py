@@ -32,7 +32,7 @@ TYPES = {
     "f8-f32": ElementTypes("f8", "f8", "f32"),
     "i8": ElementTypes("i8", "i8", "i32"),
 }
-BIAS = Epilogue(bias=True)
+BIAS = Epilogue.parse("bias")
 SIZE = 32
 
 both = pytest.mark.parametrize("distribution", list(Distribution))

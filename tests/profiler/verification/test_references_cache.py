@@ -134,7 +134,7 @@ def test_everything_that_decides_a_reference_is_in_its_key(tmp_path):
         Matmul(6, 4, 8),
         Matmul(4, 6, 8, TYPES[2]),
         Matmul(4, 6, 8, lhs_layout="n"),
-        Matmul(4, 6, 8, epilogue=Epilogue(bias=True)),
+        Matmul(4, 6, 8, epilogue=Epilogue.parse("bias")),
         BatchMatmul(1, 4, 6, 8),
     ]
     paths = [References(tmp_path, s).path(o, d) for s in (1, 2) for o in operations for d in BOTH]
@@ -153,6 +153,7 @@ def test_equal_operations_share_a_key(tmp_path):
         "operations.matmul",
         "operations._base",
         "operations.element_types",
+        "operations.epilogue_steps",
         "operations.epilogues",
         "operations.contraction",
         "operations.contraction_reference",

@@ -1,0 +1,61 @@
+"""Steps of epilogues in torch, computed in place. `torch` is an argument: only `torch_library` imports it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dispatch_profiler.operations import Contraction, Step
+from dispatch_profiler.profiler.providers._base import NotSupported
+
+#: Functions of (sums, operands...), each with the place of its operands among those of the epilogue.
+Steps = list[tuple[Callable[..., Any], slice]]
+
+
+def epilogue_operand(operation: Contraction, operand: Any, held: Any, *, is_fused: bool) -> Any:
+    """An operand in the type of the sums, `held`, that broadcasts against them in torch's order of axes.
+
+    A fused bias keeps its shape.
+    """
+    convolution, operand = operation.convolution, operand.to(held)
+    if convolution is None or is_fused:
+        return operand
+    if operand.ndim == 1:
+        return operand.view(-1, 1, 1)
+    return operand.permute(0, 3, 1, 2) if convolution.is_channels_last else operand
+
+
+def apply_steps(steps: Steps, sums: Any, operands: Sequence[Any]) -> Any:
+    """Compute the steps on `sums`, in place."""
+    for step, theirs in steps:
+        step(sums, *operands[theirs])
+    return sums
+
+
+def epilogue_steps(torch: Any, operation: Contraction, *, without_first: bool = False) -> Steps:
+    """The steps of the epilogue, without the first if it is computed with the sums. Raises NotSupported."""
+    is_integer = operation.types.output.is_integer
+    found = [(_step(torch, step, is_integer), place) for step, place in operation.epilogue.places()]
+    return found[1:] if without_first else found
+
+
+def _step(torch: Any, step: Step, is_integer: bool) -> Callable[..., Any]:
+    functional, gelu = torch.nn.functional, torch.ops.aten.gelu_.default
+    numbers = [int(value) if is_integer else value for value in step.parameters]
+    known: dict[str, Callable[..., Any]] = {
+        "bias": lambda x, bias: x.add_(bias),
+        "residual": lambda x, residual: x.add_(residual),
+        "scale_shift": lambda x, scale, shift: torch.addcmul(shift, x, scale, out=x),
+        "relu": torch.relu_,
+        "relu6": lambda x: functional.hardtanh_(x, 0, 6),
+        "clamp": lambda x: functional.hardtanh_(x, *numbers),
+        "leaky_relu": lambda x: functional.leaky_relu_(x, *numbers),
+        "gelu": gelu,
+        "gelu_tanh": lambda x: gelu(x, approximate="tanh"),
+        "silu": lambda x: functional.silu(x, inplace=True),
+        "sigmoid": torch.sigmoid_,
+        "tanh": torch.tanh_,
+    }
+    if step.name not in known:
+        raise NotSupported(f"torch does not support the step {step}")
+    return known[step.name]

@@ -1,0 +1,106 @@
+"""Every step of an epilogue, and sequences of them, through the compiler on this CPU: results are verified."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from epilogue_helpers import SEQUENCES, STEP_TEXTS
+from pairwise import pairwise
+
+from dispatch_profiler.compiler import BuildRequest, IreeCompiler
+from dispatch_profiler.configurations import Default
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.errors import OperationError
+from dispatch_profiler.generator import render_module
+from dispatch_profiler.operations import (
+    BatchMatmul,
+    Conv2d,
+    Distribution,
+    ElementTypes,
+    Epilogue,
+    Matmul,
+    Operation,
+)
+from dispatch_profiler.profiler.measurement.kernels import open_kernels
+from dispatch_profiler.profiler.verification.inputs import draw
+from dispatch_profiler.profiler.verification.verify import compare_result
+from dispatch_profiler.targets import parse_target
+
+TARGET = parse_target("llvm-cpu")
+TYPES = {
+    "f32": ElementTypes(),
+    "f16": ElementTypes("f16", "f16", "f16"),
+    "bf16": ElementTypes("bf16", "bf16", "f32"),
+    "f64": ElementTypes("f64", "f64", "f64"),
+    "f8": ElementTypes("f8", "f8", "f8"),
+    "i8": ElementTypes("i8", "i8", "i32"),
+}
+#: What stays small, with channels that are no multiple of a vector.
+SHAPES = {
+    "matmul": (Matmul, {"m": 12, "n": 19, "k": 24}),
+    "batch_matmul": (BatchMatmul, {"batch": 2, "m": 8, "n": 16, "k": 12, "rhs_layout": "n"}),
+    "nhwc": (Conv2d, {"n": 2, "h": 6, "w": 5, "c": 4, "k": 6, "r": 3, "s": 3, "padding": (1, 1)}),
+    "nchw": (Conv2d, {"n": 2, "h": 6, "w": 5, "c": 4, "k": 6, "r": 3, "s": 2, "groups": 2, "layout": "nchw"}),
+}
+Row = tuple[str, str, str]
+
+
+def operation_of(row: Row) -> Operation | None:
+    """None if the types do not take the epilogue, or the compiler does not."""
+    text, shape, types = row
+    make, extents = SHAPES[shape]
+    try:
+        operation: Operation = make(**extents, types=TYPES[types], epilogue=Epilogue.parse(text))
+    except OperationError:
+        return None
+    return None if TARGET.unsupported_reason(operation) else operation
+
+
+def rows_of(texts: tuple[str, ...]) -> list[Row]:
+    return [row for row in itertools.product(texts, SHAPES, TYPES) if operation_of(row)]
+
+
+def rotated(rows: list[Row]) -> list[Row]:
+    """One row for each text: with other shapes and types than the text before."""
+    found = []
+    for number, text in enumerate(dict.fromkeys(text for text, *_ in rows)):
+        own = [row for row in rows if row[0] == text]
+        found.append(own[5 * number % len(own)])
+    return found
+
+
+#: Every step with every shape and with every type, and every sequence once.
+CHOSEN = [*pairwise(rows_of(STEP_TEXTS)), *rotated(rows_of(SEQUENCES))]
+FULL = rows_of((*STEP_TEXTS, *SEQUENCES))
+
+
+def groups(rows: list[Row], size: int = 12) -> list[list[Row]]:
+    """The rows of each module: starting the compiler takes as long as ten of them."""
+    return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        *(pytest.param(rows, id=f"chosen{number}") for number, rows in enumerate(groups(CHOSEN))),
+        *(
+            pytest.param(rows, id=f"full{number}", marks=pytest.mark.slow)
+            for number, rows in enumerate(groups([row for row in FULL if row not in CHOSEN]))
+        ),
+    ],
+)
+def test_a_compiled_epilogue_is_verified(rows: list[Row]):
+    """On integers and on reals, within the bound of a kernel that rounds once."""
+    dispatches = [Dispatch(operation, Default()) for row in rows if (operation := operation_of(row))]
+    text = "\n".join(render_module(each.operation, [each]) for each in dispatches)
+    built = IreeCompiler().build(BuildRequest(text, tuple(dispatches), TARGET.compile_flags, 1))
+    device = open_kernels("local-sync")
+    program = device.load(built.verify)
+    for dispatch in dispatches:
+        operation = dispatch.operation
+        for distribution in Distribution:
+            inputs = draw(operation, distribution, 5)
+            (actual,) = program.bind(dispatch.name, device.put(operation, inputs)).run()
+            found = compare_result(operation.results[0], actual, operation.reference(inputs)[0])
+            assert found.passed, f"{operation.name} on {distribution.value}: {found.message}"
