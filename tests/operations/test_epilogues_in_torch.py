@@ -70,9 +70,9 @@ def step_in_torch(step: str, value: Any, *operands: Any) -> Any:
         "tanh": torch.nn.Tanh,
     }
     if name == "scale_shift":
-        channels = operands[0].shape[0]
-        mean, variance = torch.zeros(channels, dtype=torch.float64), torch.ones(channels, dtype=torch.float64)
-        return functional.batch_norm(value, mean, variance, operands[0], operands[1], training=False, eps=0.0)
+        eps = 2.0**-20  # some versions of torch reject 0; the variance and this add up to 1, exactly
+        mean = torch.zeros(operands[0].shape[0], dtype=torch.float64)
+        return functional.batch_norm(value, mean, mean + (1.0 - eps), operands[0], operands[1], eps=eps)
     if name == "bias":
         return value + operands[0].reshape(-1, *([1] * (value.ndim - 2)))
     return value + operands[0] if name == "residual" else modules[name]()(value)
