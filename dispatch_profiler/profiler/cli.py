@@ -32,7 +32,6 @@ from dispatch_profiler.command import (
 from dispatch_profiler.dispatches import (
     Manifest,
     Selection,
-    State,
     Tree,
     load_manifest,
     unpacked,
@@ -44,12 +43,11 @@ from dispatch_profiler.profiler.compare.confirm import confirmations, winners
 from dispatch_profiler.profiler.compare.live import LiveOptions
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.devices import Evaluators, parse_devices, unlike
-from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
+from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates, check_compiled
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions, Mode
 from dispatch_profiler.profiler.providers.library_calls import (
     IREE,
-    ManifestPair,
     check_installed,
     choose_reference,
     parse_providers,
@@ -92,7 +90,7 @@ def _main(options: argparse.Namespace) -> int:
         with Evaluators(how, devices) as evaluators:
             evaluators.check_device()
             if IREE in providers:
-                _check_compiled(chosen)
+                check_compiled(chosen)
             _print_notes(devices, options, providers)
             evaluators.check_libraries([name for name in providers if name != IREE])
             with RunOutputs(options.format, tags, files, options.top, reference) as outputs:
@@ -179,14 +177,6 @@ def _check(options: argparse.Namespace, tags: dict[str, str]) -> None:
         )
     if options.top and options.format != "table":
         raise UsageError("--top applies to the table only", hint="add --format=table")
-
-
-def _check_compiled(chosen: Sequence[ManifestPair]) -> None:
-    """Raises UsageError if none of the dispatches was compiled: a record of each would say the same."""
-    if all(dispatch.state is State.GENERATED for _, dispatch in chosen):
-        raise UsageError(
-            f"none of the {len(chosen)} selected dispatches is compiled", hint="run compile.py first"
-        )
 
 
 def make_parser(prog: str = PROG) -> Parser:

@@ -119,7 +119,7 @@ BESIDE_THE_DEFAULT = ("mma", "conv", "gfx942", "vulkan")
     ],
 )  # fmt: skip
 def test_every_kind_of_configuration_is_applied_and_compiles(case: str, own: list[Default]):
-    """Alone and beside the compiler's own choice; what was applied is told in the compiler's words."""
+    """Alone and beside the compiler's own choice; `applied` holds the compiler's own attribute."""
     target, operation, configurations = CASES[case]
 
     built = build(target, operation, *own, *configurations)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,14 @@ from dispatch_profiler.profiler.evaluation.reproduce import command_of
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall, ManifestPair
 
 _PURPOSES: tuple[Purpose, Purpose] = ("verify", "profile")
+
+
+def check_compiled(pairs: Collection[ManifestPair]) -> None:
+    """Raise UsageError if none of the dispatches was compiled: a record of each would say the same."""
+    if all(dispatch.state is State.GENERATED for _, dispatch in pairs):
+        raise UsageError(
+            f"none of the {len(pairs)} selected dispatches is compiled", hint="run compile.py first"
+        )
 
 
 class TreeCandidates:

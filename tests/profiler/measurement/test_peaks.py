@@ -110,7 +110,7 @@ def test_this_machine_has_ceilings():
 def test_a_figure_below_the_limit_is_implausible(
     null_tree, monkeypatch, tmp_path, peak: float, error_ms: float, verdict: str
 ):
-    """The null device answers as fast as it is told to; here it passes for this machine.
+    """The null device takes the times that it is given; here it stands for this machine.
 
     A figure that is below the limit by less than the overhead may be off is not.
     """

@@ -238,7 +238,7 @@ def test_the_csv_has_speeds_relative_to_default_and_reference(tree, run):
         assert float(row["vs_default"]) == base / float(row["Runtime(ms)"])
         assert float(row["vs_reference"]) == reference / float(row["Runtime(ms)"])
         assert row["reference"] == "numpy"
-        # What a call costs beside its work is told of libraries alone.
+        # Only records of libraries have the overhead of a call.
         assert (row["Provider"] == "numpy") == (float(row["library_call(ms)"] or 0.0) > 0.0)
 
 
