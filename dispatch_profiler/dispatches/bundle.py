@@ -29,7 +29,7 @@ from typing import Any, BinaryIO
 from dispatch_profiler import __version__
 from dispatch_profiler.dispatches.entries import Artifact, DispatchEntry, OperationEntry
 from dispatch_profiler.dispatches.manifest import Manifest, load_manifest
-from dispatch_profiler.dispatches.manifest_json import to_text
+from dispatch_profiler.dispatches.manifest_json import operation_line, to_text
 from dispatch_profiler.dispatches.tree import Purpose, Tree
 from dispatch_profiler.errors import TreeError, UsageError, reason_of
 from dispatch_profiler.files import atomic_file, open_regular, read_bounded, sha256
@@ -116,7 +116,7 @@ def _part(manifest: Manifest, chosen: Iterable[tuple[OperationEntry, DispatchEnt
 def _members(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
     """Name and content of every file to pack, one at a time."""
     tree = manifest.tree
-    yield _name(tree, tree.manifest), to_text(manifest.entries).encode()
+    yield _name(tree, tree.manifest), to_text(map(operation_line, manifest.entries)).encode()
     for entry in manifest.entries:
         for module in entry.modules:
             pairs: tuple[tuple[Purpose, Artifact | None], ...] = (

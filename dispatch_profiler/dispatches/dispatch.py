@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from dispatch_profiler.configurations import Configuration
 from dispatch_profiler.operations import Operation
@@ -18,7 +19,8 @@ class Dispatch:
     operation: Operation
     configuration: Configuration
 
-    @property
+    # Generating, compiling and reporting each read it several times.
+    @cached_property
     def name(self) -> str:
         return f"{self.operation.name}_{self.configuration.name}"
 

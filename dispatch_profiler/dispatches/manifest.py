@@ -125,9 +125,10 @@ def _again(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A manifest as written; the writer need not read it again until the file changes."""
+    """A manifest as written; the writer need not read it, or render its lines, again until the file changes."""
 
     entries: Mapping[Operation, OperationEntry]
+    lines: Mapping[Operation, str]
     file: tuple[int, int, int]
 
 
@@ -140,9 +141,9 @@ def add_generated(tree: Tree, entries: Iterable[OperationEntry], last: Snapshot 
     """
     with _locked(tree):
         if last is not None and not tree.journal.exists() and _file_of(tree) == last.file:
-            known = dict(last.entries)
+            known, lines = dict(last.entries), dict(last.lines)
         else:
-            known = _entries_on_disk(tree)
+            known, lines = _entries_on_disk(tree), {}
         for entry in entries:
             old = known.get(entry.operation)
             if old is not None and old.same_source(entry):
@@ -150,8 +151,11 @@ def add_generated(tree: Tree, entries: Iterable[OperationEntry], last: Snapshot 
             if old is not None:
                 _remove_dropped(tree, old, entry)
             known[entry.operation] = entry
-        _write(tree, known)
-        return Snapshot(known, _file_of(tree))
+            lines.pop(entry.operation, None)
+        for operation in known.keys() - lines.keys():
+            lines[operation] = operation_line(known[operation])
+        _write(tree, (lines[operation] for operation in known))
+        return Snapshot(known, lines, _file_of(tree))
 
 
 def _file_of(tree: Tree) -> tuple[int, int, int]:
@@ -190,7 +194,7 @@ def fold_journal(tree: Tree) -> None:
     """Merge the journal, also that of a run that was killed, into the manifest."""
     with _locked(tree):
         if tree.journal.exists():
-            _write(tree, _entries_on_disk(tree))
+            _write(tree, map(operation_line, _entries_on_disk(tree).values()))
 
 
 def _entries_on_disk(tree: Tree) -> dict[Operation, OperationEntry]:
@@ -198,9 +202,9 @@ def _entries_on_disk(tree: Tree) -> dict[Operation, OperationEntry]:
     return {entry.operation: entry for entry in entries}
 
 
-def _write(tree: Tree, entries: Mapping[Operation, OperationEntry]) -> None:
+def _write(tree: Tree, lines: Iterable[str]) -> None:
     remove_leftovers(tree.root)
-    write_atomic(tree.manifest, to_text(entries.values()))
+    write_atomic(tree.manifest, to_text(lines))
     tree.journal.unlink(missing_ok=True)
 
 

@@ -46,10 +46,10 @@ def is_manifest(data: Mapping[str, Any]) -> bool:
     return data.get("format") == _FORMAT
 
 
-def to_text(entries: Iterable[OperationEntry]) -> str:
-    """The text of `Tree.manifest`, with one line per operation."""
-    lines = ",\n".join(map(operation_line, entries))
-    return f'{{"format": "{_FORMAT}", "version": {VERSIONS[-1]}, "operations": [\n{lines}\n]}}\n'
+def to_text(lines: Iterable[str]) -> str:
+    """The text of `Tree.manifest` from the `operation_line` of each operation."""
+    operations = ",\n".join(lines)
+    return f'{{"format": "{_FORMAT}", "version": {VERSIONS[-1]}, "operations": [\n{operations}\n]}}\n'
 
 
 def operation_line(entry: OperationEntry) -> str:
