@@ -59,4 +59,4 @@ def use_in_process_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_worker, "_sentinel", None)
     monkeypatch.setattr(device_worker, "_vmfbs", OrderedDict())
     device_worker._program.cache_clear()
-    device_worker._places.cache_clear()
+    device_worker._held.clear()

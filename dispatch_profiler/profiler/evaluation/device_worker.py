@@ -57,6 +57,9 @@ _on_gpu = False
 #: Content by hash, least recently used first.
 _vmfbs: OrderedDict[str, bytes] = OrderedDict()
 _VMFB_BYTES = 256 * 2**20
+#: Operands on the device, least recently used first; two operations may exceed `HELD_BYTES`.
+_held: OrderedDict[tuple[bool, Operation, Distribution, int], Places] = OrderedDict()
+HELD_BYTES = 512 * 2**20
 #: Seconds for which the device's threads have waited for a core; None if unavailable.
 _run_delay: Callable[[], float] | None = None
 #: Timer and calls per sample of the sentinel, which shows whether the machine is as fast as before.
@@ -120,7 +123,7 @@ def start(uri: str, build_dir: str) -> None:
     _monitor = open_monitor(uri)
     _program.cache_clear()  # loaded by another device
     _copies.cache_clear()
-    _places.cache_clear()
+    _held.clear()
 
 
 def start_loading(uri: str) -> None:
@@ -213,9 +216,20 @@ def _kernels(is_library: bool) -> Kernels:
     return found
 
 
-@lru_cache(maxsize=2)
+def bytes_held(operation: Operation) -> int:
+    """Bytes of the operands that measuring an operation with warm caches holds on the device."""
+    return warm_places(operation) * operation.bytes
+
+
 def _places(is_library: bool, operation: Operation, distribution: Distribution, seed: int) -> Places:
-    return Places(_kernels(is_library), operation, draw(operation, distribution, seed))
+    """The operands of an operation; those used least recently are freed if all together are too large."""
+    key = is_library, operation, distribution, seed
+    if key not in _held:
+        _held[key] = Places(_kernels(is_library), operation, draw(operation, distribution, seed))
+    _held.move_to_end(key)
+    while len(_held) > 2 and sum(each.bytes for each in _held.values()) > HELD_BYTES:
+        _held.popitem(last=False)
+    return _held[key]
 
 
 def run_once(
@@ -321,7 +335,7 @@ def _warm(refs: VmfbRefs, function: str, places: Places, single_seconds: float, 
     )
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)
 def _copies(ref: VmfbRef) -> list[LoadedKernels]:
     """The same code at several places in memory: as many as load within 10 ms, at most 8."""
     if ref.is_library:

@@ -42,6 +42,9 @@ _RETRIES = 2
 #: Candidates of an operation sampled in turn: at most this many, or those begun within this time.
 _GROUP_SIZE = 32
 _GROUP_SECONDS = 30.0
+#: A group with fewer candidates is joined by those of the next operation. The records of a group come when
+#: all of it is done, so a larger number delays the first ones.
+_SMALL_GROUP = 16
 _STATES = {
     State.GENERATED: Verdict.NOT_COMPILED,
     State.NOT_COMPILED: Verdict.NOT_COMPILED,
@@ -122,17 +125,17 @@ class Evaluator:
     def records(self, candidates: Iterable[Candidate]) -> Iterator[Record]:
         """A record for each candidate, in order.
 
-        Groups of candidates of an operation are sampled in turn. On KeyboardInterrupt, yields the records
-        that have samples, marked `interrupted` (`Measurement.ended_by`), and re-raises it.
+        Groups of candidates are sampled in turn: those of one operation, or of several operations with few
+        candidates. On KeyboardInterrupt, yields the records that have samples, marked `interrupted`
+        (`Measurement.ended_by`), and re-raises it.
         """
-        for _, group in itertools.groupby(candidates, lambda each: each.dispatch.operation):
-            begun: deque[_Work] = deque()
-            try:
-                for group_records in self._in_turns(group, begun):
-                    yield from group_records
-            except KeyboardInterrupt:
-                yield from (work.record for work in begun)
-                raise
+        begun: deque[_Work] = deque()
+        try:
+            for group_records in self._in_turns(candidates, begun):
+                yield from group_records
+        except KeyboardInterrupt:
+            yield from (work.record for work in begun)
+            raise
 
     def provenance(self, candidate: Candidate) -> Provenance:
         """Device, software and settings of a record of this candidate made now."""
@@ -170,12 +173,27 @@ class Evaluator:
     def _in_turns(self, candidates: Iterable[Candidate], begun: deque[_Work]) -> Iterator[Iterator[Record]]:
         """Begin a group of candidates, held in `begun`; yield its records; continue with the next group."""
         end = time.monotonic() + _GROUP_SECONDS
-        for candidate in candidates:
-            begun.append(self._begin(candidate))
-            if len(begun) >= _GROUP_SIZE or time.monotonic() >= end:
+        for operation, group in itertools.groupby(candidates, lambda each: each.dispatch.operation):
+            if begun and not self._may_join(begun, operation):
                 yield self._rest(begun)
                 end = time.monotonic() + _GROUP_SECONDS
+            for number, candidate in enumerate(group, 1):
+                begun.append(self._begin(candidate))
+                if number % _GROUP_SIZE == 0 or time.monotonic() >= end:
+                    yield self._rest(begun)
+                    end = time.monotonic() + _GROUP_SECONDS
         yield self._rest(begun)
+
+    def _may_join(self, begun: Iterable[_Work], operation: Operation) -> bool:
+        """Whether candidates of `operation` may be sampled in turn with those in `begun`.
+
+        Noise lasts for seconds. The more operations share a group, the further apart the sample batches of
+        each are, and the better its interval covers what another run would measure.
+        """
+        works = list(begun)
+        operations = {operation, *(work.candidate.dispatch.operation for work in works)}
+        is_small = len(works) < _SMALL_GROUP and self.mode is Mode.WARM
+        return is_small and sum(map(device_worker.bytes_held, operations)) <= device_worker.HELD_BYTES
 
     def _rest(self, begun: deque[_Work]) -> Iterator[Record]:
         """Take sample batches of each in turn until all are done."""

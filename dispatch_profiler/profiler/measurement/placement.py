@@ -48,6 +48,11 @@ class Places:
         self._inputs = inputs
         self._made: list[Operands] = []
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of those allocated so far."""
+        return len(self._made) * self.operation.bytes
+
     def at(self, place: int) -> Operands:
         """The operands at number `place`, from 0. Raises RunError and WorkerOutOfMemory."""
         return self.first(place + 1)[place]

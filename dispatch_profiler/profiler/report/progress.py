@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,10 @@ class RemainingTime:
     """Estimates the remaining time of a run from the times at which its dispatches begin and finish.
 
     `references` has the work of each dispatch's reference in FLOP, in order, or None if an earlier
-    dispatch of the same operation has computed it. Several dispatches of an operation begin before the
-    first of them finishes; together they form a cycle. A cycle costs a time per dispatch plus a time per
-    FLOP of its reference. The latter follows from how late the cycle's second dispatch begins; if
-    cycles are too short for that, both are fitted to the finished cycles.
+    dispatch of the same operation has computed it. Several dispatches begin before the first of them
+    finishes; together they form a cycle. A cycle costs a time per dispatch plus a time per FLOP of its
+    references. The latter follows from how much longer it takes to begin a dispatch with a reference than one
+    without; if no cycle has both, both costs are fitted to the finished cycles.
     """
 
     def __init__(self, references: Sequence[float | None], started: float) -> None:
@@ -46,8 +47,7 @@ class RemainingTime:
             size = self._cycle_size()
             flops = self._flops(self._closed, self._closed + size)
             self._cycles.append((flops, size, now - self._cycle_started))
-            if flops and size > 2:
-                self._learn_reference(flops, self._begun[self._closed + 1 : self._closed + size])
+            self._learn_references(self._closed, size)
             self._closed += size
         self._cycle_started = now
 
@@ -65,19 +65,23 @@ class RemainingTime:
         return max(cost(self._closed) - (now - self._cycle_started), cost(after), 0.0)
 
     def _cycle_size(self) -> int:
-        """Dispatches of one operation that have begun since the last cycle; at least one."""
-        size = 1
-        while self._closed + size < min(len(self._begun), len(self._references)):
-            if self._references[self._closed + size] is not None:
-                break  # the next operation: candidates are taken before they begin
-            size += 1
-        return size
+        """Dispatches that have begun since the last cycle; at least one."""
+        begun, total = len(self._begun), len(self._references)
+        # The first dispatch of the next operation was taken to see that it does not belong to the cycle.
+        is_ahead = begun < total and self._references[begun - 1] is not None
+        return max(1, min(begun, total) - self._closed - is_ahead)
 
-    def _learn_reference(self, flops: float, begun: Sequence[float]) -> None:
-        """`begun` has the times at which the dispatches after the first of a cycle began."""
-        usual = (begun[-1] - begun[0]) / (len(begun) - 1)
-        self._reference_flops += flops
-        self._reference_seconds += max(0.0, begun[0] - self._cycle_started - usual)
+    def _learn_references(self, first: int, size: int) -> None:
+        """Compare how long dispatches with and without a reference took to begin, in the cycle from `first`."""
+        times = [self._cycle_started, *self._begun[first + 1 : first + size]]
+        took = [after - before for before, after in itertools.pairwise(times)]
+        flops = self._references[first : first + len(took)]
+        usual = [seconds for seconds, each in zip(took, flops, strict=True) if each is None]
+        others = [seconds for seconds, each in zip(took, flops, strict=True) if each is not None]
+        if usual and others:
+            self._reference_flops += sum(filter(None, flops))
+            excess = sum(others) - len(others) * sum(usual) / len(usual)
+            self._reference_seconds += max(0.0, excess)
 
     def _flops(self, first: int, last: int) -> float:
         return sum(each or 0.0 for each in self._references[first:last])

@@ -17,7 +17,7 @@ from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
-from dispatch_profiler.profiler.measurement.measure import MeasureOptions
+from dispatch_profiler.profiler.measurement.measure import MeasureOptions, Mode
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 
@@ -264,6 +264,20 @@ def test_a_dispatch_is_visited_again_when_the_others_of_its_operation_have_been(
     assert all(len(record.measurement.samples_ms) == 6 for record in records)
 
 
+@pytest.mark.parametrize(
+    ("mode", "held_bytes", "are_in_turn"), [(Mode.WARM, 2**29, True), (Mode.WARM, 0, False), (Mode.COLD, 2**29, False)]
+)
+def test_operations_with_few_dispatches_are_sampled_in_turn_if_memory_holds_them(
+    null_tree, monkeypatch, mode, held_bytes, are_in_turn
+):
+    monkeypatch.setattr(device_worker, "HELD_BYTES", held_bytes)
+    order = spells(monkeypatch)
+    folder = null_tree(*ONLY_DEFAULTS)
+    records = records_of(folder, measure=MeasureOptions(StopRule(count=6), mode=mode))
+    first, second = (record.dispatch.name for record in records)
+    assert order == (6 * [first, second] if are_in_turn else 6 * [first] + 6 * [second])
+
+
 def test_a_slow_spell_of_the_machine_spoils_no_figure(null_tree, monkeypatch):
     """The first batch takes twice as long, so it is not precise; then many others agree."""
     spells(monkeypatch, 2.0)
@@ -287,7 +301,7 @@ def test_what_breaks_in_a_later_visit_costs_one_dispatch(tree, monkeypatch):
 
     def take_batch(*arguments):
         calls.append(arguments)
-        if len(calls) == 2:
+        if len(calls) == 3:  # the second batch of the first
             raise WorkerTimedOut("no answer within 1 s")
         return whole(*arguments)
 
