@@ -265,7 +265,8 @@ def test_a_dispatch_is_visited_again_when_the_others_of_its_operation_have_been(
 
 
 @pytest.mark.parametrize(
-    ("mode", "held_bytes", "are_in_turn"), [(Mode.WARM, 2**29, True), (Mode.WARM, 0, False), (Mode.COLD, 2**29, False)]
+    ("mode", "held_bytes", "are_in_turn"),
+    [(Mode.WARM, 2**29, True), (Mode.WARM, 0, False), (Mode.COLD, 2**29, False)],
 )
 def test_operations_with_few_dispatches_are_sampled_in_turn_if_memory_holds_them(
     null_tree, monkeypatch, mode, held_bytes, are_in_turn
