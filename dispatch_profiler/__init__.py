@@ -75,7 +75,9 @@ if TYPE_CHECKING:
     from dispatch_profiler.operations import (
         BatchMatmul as BatchMatmul,
         Contraction as Contraction,
+        Conv1d as Conv1d,
         Conv2d as Conv2d,
+        Conv3d as Conv3d,
         ElementType as ElementType,
         ElementTypes as ElementTypes,
         Epilogue as Epilogue,
@@ -152,7 +154,9 @@ _PROVIDED = {
     "operations": (
         "BatchMatmul",
         "Contraction",
+        "Conv1d",
         "Conv2d",
+        "Conv3d",
         "ElementType",
         "ElementTypes",
         "Epilogue",

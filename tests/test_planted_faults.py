@@ -283,3 +283,77 @@ TRUNCATED = """%exact_sum = arith.addf %sum, %d_wide : f32
     %mask = arith.constant -65536 : i32
     %kept = arith.andi %bits, %mask : i32
     %next_sum = arith.bitcast %kept : i32 to f32"""
+
+
+SMALL_CONV = ("--conv-n=2", "--conv-h=8", "--conv-w=7", "--conv-c=4", "--conv-k=6", "--lhs=f32")
+PADDED = "--conv-padding=1"
+CONV_FAULTS = {
+    "input_backward": [
+        ("filter not flipped", "tensor.extract %rhs[%at0, %at1,", "tensor.extract %rhs[%i0, %i1,"),
+        ("one axis not flipped", "tensor.extract %rhs[%at0, %at1,", "tensor.extract %rhs[%at0, %i1,"),
+        ("shifted by one", "into %zeros[0, 1, 1, 0]", "into %zeros[0, 0, 1, 0]"),
+        ("axes exchanged", "[1, 2, 1, 1] :", "[1, 1, 2, 1] :"),
+        ("border not zero", "%border = arith.constant 0.0", "%border = arith.constant 1.0"),
+        ("sums not cleared", "%zero = arith.constant 0.0", "%zero = arith.constant 1.0"),
+    ],
+    "weight_backward": [
+        ("shifted padding", "low[0, 1, 1, 0] high[0, 1, 1, 0]", "low[0, 0, 1, 0] high[0, 2, 1, 0]"),
+        ("border not zero", "%border = arith.constant 0.0", "%border = arith.constant 1.0"),
+        ("taps exchanged", "oh * 2 + kh * 1, ow * 1 + kw * 1", "oh * 2 + kw * 1, ow * 1 + kh * 1"),
+        ("sums not cleared", "%zero = arith.constant 0.0", "%zero = arith.constant 1.0"),
+    ],
+}
+
+
+def replacing(right: str, wrong: str) -> Callable[[str], str]:
+    def change(text: str) -> str:
+        assert right in text
+        return text.replace(right, wrong)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("mode", "fault", "right", "wrong"),
+    [(mode, *fault) for mode, faults in CONV_FAULTS.items() for fault in faults],
+    ids=lambda value: (
+        value if "_" in value or ("[" not in value and "%" not in value and "*" not in value) else ""
+    ),
+)
+def test_faults_of_gradients_of_a_convolution_are_caught(verdict_of, mode, fault, right, wrong):
+    shapes = (*SMALL_CONV, PADDED, "--conv-stride=2x1", f"--conv-mode={mode}")
+    assert verdict_of(replacing(right, wrong), *shapes)[0] == "FAILED", fault
+
+
+@pytest.mark.parametrize("mode", CONV_FAULTS)
+def test_gradients_of_a_convolution_without_a_fault_are_verified(verdict_of, mode):
+    shapes = (*SMALL_CONV, PADDED, "--conv-stride=2x1", f"--conv-mode={mode}")
+    assert verdict_of(unchanged, *shapes)[0] == "SUCCESS"
+
+
+LAYOUT_FAULTS = [
+        ("padding on the wrong side", "low[0, 0, 1, 0] high[0, 2, 1, 0]", "low[0, 2, 1, 0] high[0, 0, 1, 0]",
+         (*SMALL_CONV, "--conv-padding=0x1", "--conv-padding-after=2x1")),
+        ("filter read in another layout", "(oc, kh, kw, ic)>", "(oc, kw, kh, ic)>",
+         (*SMALL_CONV, "--layout=nhwc_kyxc_nhwc")),
+        ("result in another layout", "(n, oc, oh, ow)>\n    ]", "(n, oc, ow, oh)>\n    ]",
+         ("--conv-n=2", "--conv-h=8", "--conv-w=8", "--conv-c=4", "--conv-k=6", "--lhs=f32", "--layout=nhwc_hwcf_nchw")),
+        ("groups exchanged", "(n, ow * 1 + kw * 1, g, ic)>", "(n, ow * 1 + kw * 1, ic, g)>",
+         ("--conv-n=2", "--conv-w=9", "--conv-c=4", "--conv-k=4", "--conv-groups=2", "--lhs=f32")),
+        ("frames without dilation", "dilations = dense<[2, 1, 1]>", "dilations = dense<[1, 1, 1]>",
+         ("--conv-d=7", "--conv-h=4", "--conv-w=5", "--conv-c=3", "--conv-k=4", "--lhs=f32", "--conv-dilation=2x1x1")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fault", "right", "wrong", "arguments"), LAYOUT_FAULTS, ids=[row[0] for row in LAYOUT_FAULTS]
+)
+def test_faults_of_layouts_paddings_and_ranks_are_caught(verdict_of, fault, right, wrong, arguments):
+    assert verdict_of(replacing(right, wrong), *arguments)[0] == "FAILED", fault
+
+
+@pytest.mark.parametrize(
+    "arguments", [row[3] for row in LAYOUT_FAULTS], ids=[row[0] for row in LAYOUT_FAULTS]
+)
+def test_the_same_convolutions_without_a_fault_are_verified(verdict_of, arguments):
+    assert verdict_of(unchanged, *arguments)[0] == "SUCCESS"

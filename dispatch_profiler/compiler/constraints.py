@@ -229,6 +229,8 @@ def _unsupported_reason(operation: Operation) -> str:
     convolution = operation.convolution
     if convolution is None:
         return ""
+    if not convolution.is_canonical or convolution.spatial_rank != 2:
+        return "only forward conv2d in nhwc and nchw is supported"
     if convolution.variant != "dense":
         return f"IREE 3.13 crashes on a {convolution.variant} convolution"
     if 1 in (convolution.batch, *convolution.output_size) or set(convolution.filter_size) == {1}:

@@ -324,10 +324,20 @@ def split_invalid_reason(operation: Operation, split_k: int) -> str | None:
 
 
 def contraction_invalid_reason(what: str, operation: Operation) -> str | None:
-    """A reason unless `operation` is a matrix product or convolution. `what` is its first words."""
-    if operation.contraction is not None:
+    """A reason unless `operation` is a matrix product, or a forward conv2d in nhwc or nchw.
+
+    `what` is its first words.
+    """
+    if operation.contraction is None:
+        return f"{what} matrix products and convolutions, not {operation.kind}"
+    convolution = operation.convolution
+    if convolution is None or (convolution.is_canonical and convolution.spatial_rank == 2):
         return None
-    return f"{what} matrix products and convolutions, not {operation.kind}"
+    if convolution.spatial_rank != 2 or convolution.mode != "forward":
+        mode = "" if convolution.mode == "forward" else f" {convolution.mode}"
+        return f"{what} forward conv2d and matrix products, not {operation.kind}{mode}"
+    layouts = (convolution.input_layout, convolution.filter_layout, convolution.output_layout)
+    return f"{what} convolutions in the layouts nhwc and nchw, not {'_'.join(layouts)}"
 
 
 def epilogue_invalid_reason(

@@ -81,7 +81,7 @@ class CpuTiles(Configuration):
 
     @classmethod
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
-        if limits.backend != "llvm-cpu" or operation.contraction is None:
+        if limits.backend != "llvm-cpu" or contraction_invalid_reason("", operation):
             return None
         return _CpuSpace(cls, _space_axes(operation), operation)
 

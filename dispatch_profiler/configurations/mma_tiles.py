@@ -15,6 +15,7 @@ from dispatch_profiler.configurations._base import (
     by,
     check_choice,
     check_tiles,
+    contraction_invalid_reason,
 )
 from dispatch_profiler.configurations.gpu_lowering import BASIS, GpuLowering
 from dispatch_profiler.configurations.gpu_tiles import (
@@ -96,7 +97,7 @@ class MmaTiles(GpuTiles):
     @classmethod
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
         gpu = limits.gpu
-        if gpu is None or limits.backend not in GPU_BACKENDS or operation.contraction is None:
+        if gpu is None or limits.backend not in GPU_BACKENDS or contraction_invalid_reason("", operation):
             return None
         if operation.convolution is not None and operation.convolution.variant == "depthwise":
             return None

@@ -15,6 +15,7 @@ from dispatch_profiler.configurations._base import (
     Lowering,
     by,
     check_tiles,
+    contraction_invalid_reason,
 )
 from dispatch_profiler.configurations.gpu_lowering import SpirvLowering
 from dispatch_profiler.configurations.gpu_tiles import (
@@ -66,7 +67,7 @@ class SimtTiles(GpuTiles):
     @classmethod
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
         gpu = limits.gpu
-        if gpu is None or operation.contraction is None:
+        if gpu is None or contraction_invalid_reason("", operation):
             return None
         *outer, _, _ = operation.parallel_axes
         threads = {axis: (1,) if axis in outer else powers_of_two(1, 16) for axis in operation.parallel_axes}

@@ -92,7 +92,7 @@ class TritonTiles(Configuration):
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
         """A persistent launch has one or two workgroups per multiprocessor of an H100 or H200."""
         gpu = limits.gpu
-        if gpu is None or limits.backend != "cuda" or operation.contraction is None:
+        if gpu is None or limits.backend != "cuda" or contraction_invalid_reason("", operation):
             return None
         if operation.convolution is not None and operation.convolution.variant == "depthwise":
             return None

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dispatch_profiler.command import (
     SUCCESS,
@@ -34,11 +34,13 @@ from dispatch_profiler.generator.emit import check_tree, emit
 from dispatch_profiler.generator.plan import Choices, LeftOut, Plan, plan_generation
 from dispatch_profiler.generator.type_options import TypedOptions, TypeTexts, parse_types
 from dispatch_profiler.operations import (
+    CONVOLUTION_KINDS,
     ELEMENT_TYPES,
     KINDS,
     Epilogue,
     ShapeOption,
     SweepOptions,
+    layout_rank,
     parse_range,
     unreached_ends,
 )
@@ -52,6 +54,10 @@ _MAX_LINES = 100
 #: Maximum left-out items and reasons that are listed without --verbose.
 _MAX_NAMED, _MAX_REASONS = 20, 5
 _RANGE = "V | START:END[:STEP],..."
+_LAYOUT_HELP = (
+    "of matrix products: tt, tn, nt, nn (lhs, rhs); of convolutions: nwc, ncw, nhwc, nchw, ndhwc, ncdhw, or the layouts "
+    "of input, filter and output, such as nhwc_fhwc_nhwc"
+)
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
@@ -65,8 +71,9 @@ def _main(options: argparse.Namespace) -> int:
         warn(target.note)
     selection = Selection.parse(options.dispatches, options.operation_kind)
     texts = TypeTexts(options.lhs, options.rhs, options.result, options.layout)
-    typed = parse_types(texts, selection.kinds)
-    result = sweep_workload(_sweep(options, typed, selection.kinds))
+    shapes = _shapes(options)
+    typed = parse_types(texts, selection.kinds, shapes.get("conv_mode", ("forward",)))
+    result = sweep_workload(_sweep(options, shapes, typed, selection.kinds))
     _warn_about_ends(options)
     _warn_about_layouts(typed, result.workload)
     choices = Choices(
@@ -118,8 +125,9 @@ def make_parser(prog: str = PROG) -> Parser:
         "problem shapes", "Given shapes replace the predefined ones. The end of a range is included."
     )
     for option in _shape_options():
+        flag: dict[str, Any] = {"nargs": "?", "const": option.flag} if option.flag else {}
         shapes.add_argument(
-            *option.spellings, dest=option.name, metavar=option.metavar, help=option.help or None
+            *option.spellings, dest=option.name, metavar=option.metavar, help=option.help or None, **flag
         )
     types = parser.add_argument_group("types and layouts")
     known = ", ".join(name for name in ELEMENT_TYPES if name != "i32")
@@ -130,7 +138,7 @@ def make_parser(prog: str = PROG) -> Parser:
     types.add_argument(
         "--result", metavar="TYPE,...", help="default: that of lhs; f32 for f8E4M3FN, i32 for i8"
     )
-    types.add_argument("--layout", metavar="LAYOUT,...", help="tt, tn, nt, nn (lhs, rhs); nhwc, nchw")
+    types.add_argument("--layout", metavar="LAYOUT,...", help=_LAYOUT_HELP)
     types.add_argument(
         "--epilogue",
         default="none",
@@ -170,13 +178,23 @@ def _shape_options() -> tuple[ShapeOption, ...]:
     return tuple(dict.fromkeys(option for kind in KINDS.values() for option in kind.shape_options))
 
 
-def _sweep(options: argparse.Namespace, typed: TypedOptions, kinds: tuple[str, ...]) -> Sweep:
+def _shapes(options: argparse.Namespace) -> dict[str, tuple[Any, ...]]:
+    """Values of the shape options that were given."""
     shapes = {each.name: _parsed(options, each.name, each.parse) for each in _shape_options()}
+    return {name: values for name, values in shapes.items() if values is not None}
+
+
+def _sweep(
+    options: argparse.Namespace,
+    shapes: dict[str, tuple[Any, ...]],
+    typed: TypedOptions,
+    kinds: tuple[str, ...],
+) -> Sweep:
     given = ("lhs", "rhs", "result", "layout")
     return Sweep(
         kinds,
         SweepOptions(
-            shapes={name: values for name, values in shapes.items() if values is not None},
+            shapes=shapes,
             types=typed.types,
             layouts=typed.layouts,
             conv_layouts=typed.conv_layouts,
@@ -234,14 +252,19 @@ def _warn_about_ends(options: argparse.Namespace) -> None:
 
 def _warn_about_layouts(typed: TypedOptions, workload: Workload) -> None:
     """Warn about layouts that no operation has."""
-    convolves = any(operation.convolution for operation in workload.operations)
-    multiplies = any(operation.product for operation in workload.operations)
-    for given, is_used, what in (
-        (typed.given_conv_layouts, convolves, "a convolution"),
-        (typed.given_layouts, multiplies, "a matrix product"),
-    ):
-        if given and not is_used:
-            warn(f"the layout {', '.join(given)} has no effect: no generated operation is {what}")
+    generated = {operation.kind for operation in workload.operations}
+    unused = [
+        layout for layout in typed.conv_layouts if CONVOLUTION_KINDS[layout_rank(layout)] not in generated
+    ]
+    if unused:
+        kinds = dict.fromkeys(CONVOLUTION_KINDS[layout_rank(layout)] for layout in unused)
+        warn(
+            f"the layout {', '.join(unused)} has no effect: no generated operation is a {' or '.join(kinds)}"
+        )
+    if typed.given_layouts and not any(operation.product for operation in workload.operations):
+        warn(
+            f"the layout {', '.join(typed.given_layouts)} has no effect: no generated operation is a matrix product"
+        )
 
 
 def _summarize(

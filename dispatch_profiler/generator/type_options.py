@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,20 +10,25 @@ from dispatch_profiler.errors import OperationError, UsageError, did_you_mean
 from dispatch_profiler.generator.plan import LeftOut
 from dispatch_profiler.operations import (
     CONV_LAYOUTS,
+    CONV_ROLES,
+    CONVOLUTION_KINDS,
     DEFAULT_TYPES,
     BatchMatmul,
-    Conv2d,
     ElementTypes,
     Matmul,
     check_layouts,
     element_type,
+    filter_letters,
     is_element_type,
+    layout_rank,
+    read_layout,
+    words_of,
 )
 
 _PRODUCTS = (Matmul.kind, BatchMatmul.kind)
 _MATMUL_LAYOUTS = {"tt": ("t", "t"), "tn": ("t", "n"), "nt": ("n", "t"), "nn": ("n", "n")}
-_CONV_TAGS = tuple(tag for pair in CONV_LAYOUTS.values() for tag in pair)
-_TAGS = ("t", "n", *_CONV_TAGS)
+#: Letters of a tensor of convolutions after its type, as in `f16nhwc`.
+_CONV_TAG = re.compile("[ncdhwfkzyx]{3,5}")
 
 
 @dataclass(frozen=True)
@@ -44,11 +50,14 @@ class TypedOptions:
     conv_layouts: tuple[str, ...]
     left_out: tuple[LeftOut, ...] = ()
     given_layouts: tuple[str, ...] = ()
-    given_conv_layouts: tuple[str, ...] = ()
 
 
-def parse_types(texts: TypeTexts, kinds: Sequence[str]) -> TypedOptions:
+def parse_types(
+    texts: TypeTexts, kinds: Sequence[str], conv_modes: Sequence[str] = ("forward",)
+) -> TypedOptions:
     """Parse the options for the requested operation `kinds`; empty means every kind.
+
+    Layouts of lhs, rhs and result are those of a convolution in its mode, one of `conv_modes`.
 
     Raises UsageError for an unknown name, for lists of different lengths and for a layout that none of
     `kinds` has, and OperationError if no combination of types is valid.
@@ -63,7 +72,11 @@ def parse_types(texts: TypeTexts, kinds: Sequence[str]) -> TypedOptions:
         rhs = rhs or lhs
         result = result or [_natural_result(name) for name in lhs]
         types, left_out = _combined(_aligned(lhs, rhs, result))
-    return _with_layouts(types, left_out, _listed(texts.layout), (lhs_tag, rhs_tag, result_tag), kinds)
+    tags = (lhs_tag, rhs_tag, result_tag)
+    matmul, conv = _layouts_of(_listed(texts.layout), tags, conv_modes)
+    _check_kinds(matmul, conv, kinds, items_of(texts.layout) or [tag for tag in tags if tag])
+    layouts = tuple(_MATMUL_LAYOUTS[x] for x in matmul) or (("t", "t"),)
+    return TypedOptions(types, layouts, conv, left_out, matmul)
 
 
 def items_of(text: str | None) -> list[str]:
@@ -92,7 +105,7 @@ def _tagged(text: str | None) -> tuple[list[str], str]:
     names: list[str] = []
     tags: dict[str, None] = {}
     for part in items_of(text):
-        tag = next((t for t in _TAGS if part.endswith(t) and is_element_type(part.removesuffix(t))), "")
+        tag = _tag_of(part)
         names.append(element_type(part.removesuffix(tag) if tag else part).name)
         tags[tag] = None
     if len(tags) > 1:
@@ -119,51 +132,82 @@ def _aligned(*columns: list[str]) -> list[tuple[str, ...]]:
     return list(zip(*(column * longest if len(column) == 1 else column for column in columns), strict=True))
 
 
-def _with_layouts(
-    types: tuple[ElementTypes, ...],
-    left_out: tuple[LeftOut, ...],
-    listed: list[str],
-    tags: tuple[str, str, str],
-    kinds: Sequence[str],
-) -> TypedOptions:
-    """Layouts from --layout or from the types' suffixes, checked against the requested kinds."""
+def _tag_of(part: str) -> str:
+    """The layout after a type: `nhwc` of `f16nhwc`; "" if there is none."""
+    for length in (1, 3, 4, 5):
+        tag = part[-length:]
+        is_tag = tag in ("t", "n") if length == 1 else _CONV_TAG.fullmatch(tag)
+        if is_tag and is_element_type(part[:-length]):
+            return tag
+    return ""
+
+
+def _layouts_of(
+    listed: list[str], tags: tuple[str, str, str], conv_modes: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Layouts of matrix products and of convolutions, from --layout or from the types' suffixes."""
     if any(tags) and listed:
         raise UsageError(
             f"layouts are given with the types ({', '.join(filter(None, tags))}) and in --layout ({', '.join(listed)})",
             hint="use one of the two",
         )
-    conv = tuple(x for x in listed if x in CONV_LAYOUTS)
-    matmul = tuple(x for x in listed if x in _MATMUL_LAYOUTS)
-    if any(tag in _CONV_TAGS for tag in tags):
-        conv = (_conv_layout(tags),)
-    elif any(tags):
+    if any(len(tag) > 1 for tag in tags):
+        return (), (_conv_layout(tags, conv_modes),)
+    if any(tags):
         check_layouts(tags[0] or "t", tags[1] or "t", tags[2] or "t")
-        matmul = ((tags[0] or "t") + (tags[1] or "t"),)
-    for given, names, other in ((conv, (Conv2d.kind,), "conv2d"), (matmul, _PRODUCTS, "matmul")):
-        if given and kinds and not any(kind in names for kind in kinds):
-            layout = ", ".join(listed or filter(None, tags))
+        return ((tags[0] or "t") + (tags[1] or "t"),), ()
+    matmul = tuple(x for x in listed if x in _MATMUL_LAYOUTS)
+    return matmul, tuple(x for x in listed if x not in _MATMUL_LAYOUTS)
+
+
+def _check_kinds(matmul: Sequence[str], conv: Sequence[str], kinds: Sequence[str], given: list[str]) -> None:
+    """Raise UsageError if layouts were given that none of the requested kinds has."""
+    conv_kinds = tuple(dict.fromkeys(CONVOLUTION_KINDS[layout_rank(layout)] for layout in conv))
+    for layouts, names, other in (
+        (conv, conv_kinds, " and ".join(conv_kinds)),
+        (matmul, _PRODUCTS, "matmul"),
+    ):
+        if layouts and kinds and not any(kind in names for kind in kinds):
             raise UsageError(
-                f"the layout {layout} is for {other}, but the requested kinds are {', '.join(kinds)}",
-                hint="matmul and batch_matmul support t and n, conv2d supports nhwc and nchw",
+                f"the layout {', '.join(given)} is for {other}, but the requested kinds are {', '.join(kinds)}",
+                hint="matmul and batch_matmul support t and n; conv1d nwc and ncw, conv2d nhwc and nchw, conv3d ndhwc "
+                "and ncdhw, and all three triples such as nhwc_fhwc_nhwc",
             )
-    layouts = tuple(_MATMUL_LAYOUTS[x] for x in matmul) or (("t", "t"),)
-    return TypedOptions(types, layouts, conv or ("nhwc",), left_out, matmul, conv)
 
 
-def _conv_layout(tags: tuple[str, str, str]) -> str:
-    for data, filter_ in CONV_LAYOUTS.values():
-        if all(tag in ("", want) for tag, want in zip(tags, (data, filter_, data), strict=True)):
-            return data
-    given = ", ".join(
-        f"{role}={tag}" for role, tag in zip(("lhs", "rhs", "result"), tags, strict=True) if tag
-    )
-    known = " or ".join(f"{data}, {filter_}, {data}" for data, filter_ in CONV_LAYOUTS.values())
-    raise OperationError(f"no convolution has the layouts {given}", hint=f"lhs, rhs and result are {known}")
+def _conv_layout(tags: tuple[str, str, str], modes: Sequence[str]) -> str:
+    """The word or triple for the layouts of lhs, rhs and result; a layout that is not given follows the others."""
+    if len(modes) > 1:
+        raise UsageError(
+            f"layouts are given with the types, but --conv-mode has several modes ({', '.join(modes)})",
+            hint="use --layout, with the layouts of input, filter and output",
+        )
+    given = {role: tag for role, tag in zip(CONV_ROLES[modes[0]], tags, strict=True) if tag}
+    if "filter" in given:
+        given["filter"] = filter_letters(given["filter"])
+    for word, layouts in CONV_LAYOUTS.items():
+        named = dict(zip(("input", "filter", "output"), layouts, strict=True))
+        if all(named[role] == tag for role, tag in given.items()):
+            return word
+    image = given.get("input") or given.get("output") or words_of(layout_rank(given["filter"]))[0]
+    filter_ = given.get("filter") or CONV_LAYOUTS.get(image, ("", ""))[1]
+    if not filter_:
+        shown = ", ".join(f"{role}={tag}" for role, tag in given.items())
+        raise OperationError(
+            f"the filter has no layout, but the others are {shown}",
+            hint="add the layout of the filter, such as hwcf",
+        )
+    return read_layout("_".join((given.get("input", image), filter_, given.get("output", image))))
 
 
 def _listed(layout: str | None) -> list[str]:
     known = [*_MATMUL_LAYOUTS, *CONV_LAYOUTS]
+    found = []
     for part in items_of(layout):
-        if part not in known:
+        if "_" in part:
+            found.append(read_layout(part))
+        elif part in known:
+            found.append(part)
+        else:
             raise UsageError(f"unknown layout {part!r}", hint=did_you_mean(part, known))
-    return items_of(layout)
+    return found

@@ -16,7 +16,19 @@ from dispatch_profiler.operations._base import (
     Tensor,
 )
 from dispatch_profiler.operations.contraction import Contraction
-from dispatch_profiler.operations.conv2d import CONV_LAYOUTS, Conv2d
+from dispatch_profiler.operations.conv1d import Conv1d
+from dispatch_profiler.operations.conv2d import Conv2d
+from dispatch_profiler.operations.conv3d import Conv3d
+from dispatch_profiler.operations.conv_layouts import (
+    CONV_LAYOUTS,
+    filter_letters,
+    joined_layout,
+    layout_rank,
+    layout_triple,
+    read_layout,
+    words_of,
+)
+from dispatch_profiler.operations.convolution import Convolution
 from dispatch_profiler.operations.element_types import (
     ELEMENT_TYPES,
     ElementType,
@@ -26,13 +38,18 @@ from dispatch_profiler.operations.element_types import (
 )
 from dispatch_profiler.operations.epilogue_steps import STEP_KINDS
 from dispatch_profiler.operations.epilogues import Epilogue, EpilogueOperand, Step
-from dispatch_profiler.operations.geometry import ConvolutionGeometry, NormGeometry, ProductGeometry
+from dispatch_profiler.operations.geometry import (
+    CONV_ROLES,
+    ConvolutionGeometry,
+    NormGeometry,
+    ProductGeometry,
+)
 from dispatch_profiler.operations.layer_norm import LayerNorm
 from dispatch_profiler.operations.layer_norm_input_backward import LayerNormInputBackward
 from dispatch_profiler.operations.layer_norm_weight_backward import LayerNormWeightBackward
 from dispatch_profiler.operations.matmul import BatchMatmul, Matmul, check_layouts
 from dispatch_profiler.operations.options import DEFAULT_TYPES, ShapeOption, SweepOptions
-from dispatch_profiler.operations.ranges import parse_pairs, parse_range, unreached_ends
+from dispatch_profiler.operations.ranges import parse_range, parse_tuples, unreached_ends
 from dispatch_profiler.operations.rounding import accumulation_factor
 
 KINDS: dict[str, type[Operation]] = {
@@ -40,12 +57,17 @@ KINDS: dict[str, type[Operation]] = {
     for kind in (
         Matmul,
         BatchMatmul,
+        Conv1d,
         Conv2d,
+        Conv3d,
         LayerNorm,
         LayerNormInputBackward,
         LayerNormWeightBackward,
     )
 }
+
+#: Number of spatial axes -> kind of convolution.
+CONVOLUTION_KINDS = {kind.rank: kind.kind for kind in (Conv1d, Conv2d, Conv3d)}
 
 
 def operation_kind(name: str) -> type[Operation]:
@@ -63,7 +85,9 @@ def operation_from_dict(data: Mapping[str, Any]) -> Operation:
 
 
 __all__ = [
+    "CONVOLUTION_KINDS",
     "CONV_LAYOUTS",
+    "CONV_ROLES",
     "DEFAULT_SEED",
     "DEFAULT_TYPES",
     "ELEMENT_TYPES",
@@ -72,7 +96,10 @@ __all__ = [
     "BatchMatmul",
     "ContractFunction",
     "Contraction",
+    "Conv1d",
     "Conv2d",
+    "Conv3d",
+    "Convolution",
     "ConvolutionGeometry",
     "Distribution",
     "ElementType",
@@ -95,10 +122,16 @@ __all__ = [
     "accumulation_factor",
     "check_layouts",
     "element_type",
+    "filter_letters",
     "is_element_type",
+    "joined_layout",
+    "layout_rank",
+    "layout_triple",
     "operation_from_dict",
     "operation_kind",
-    "parse_pairs",
     "parse_range",
+    "parse_tuples",
+    "read_layout",
     "unreached_ends",
+    "words_of",
 ]

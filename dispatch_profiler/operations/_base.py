@@ -234,6 +234,11 @@ class Operation(abc.ABC):
         """Terms summed into one element of a result."""
         return math.prod(loop.extent for loop in self.loops if loop.iterator == "reduction")
 
+    @classmethod
+    def argument_names(cls) -> tuple[str, ...]:
+        """Names of the command-line arguments that operations of this kind may have."""
+        return tuple(cls.smallest().arguments())
+
     @property
     def bytes(self) -> int:
         """Bytes moved if every operand is read once and every result written once."""

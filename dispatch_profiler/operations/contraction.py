@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -141,6 +141,12 @@ class Contraction(Operation):
         contract: ContractFunction | None = None,
     ) -> tuple[Reference, ...]:
         return (contraction_reference.reference(self, operands, stepwise=stepwise, contract=contract),)
+
+    @property
+    def smallest_alike(self) -> Contraction:
+        """A problem of extent 1 of the same kind, types and epilogue."""
+        smallest = type(self).smallest().as_contraction()
+        return replace(smallest, types=self.types, epilogue=self.epilogue)  # type: ignore[type-var]
 
     # -- operands -----------------------------------------------------------------------------
 

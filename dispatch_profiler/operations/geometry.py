@@ -7,6 +7,14 @@ from typing import Literal
 
 Variant = Literal["dense", "grouped", "depthwise"]
 Mode = Literal["forward", "input_backward", "weight_backward", "bias_backward"]
+#: A tensor of a convolution, or its gradient.
+Role = Literal["input", "filter", "output"]
+#: Mode of a convolution -> roles of lhs, rhs and result. In the backward modes, lhs and result are gradients.
+CONV_ROLES: dict[str, tuple[Role, Role, Role]] = {
+    "forward": ("input", "filter", "output"),
+    "input_backward": ("output", "filter", "input"),
+    "weight_backward": ("output", "input", "filter"),
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,8 @@ class ProductGeometry:
 class ConvolutionGeometry:
     """A convolution in any number of spatial dimensions; every tuple has one entry per dimension.
 
-    `size` and `output_size` count pixels, `filter_size` counts taps, and `padding` applies to both sides.
+    In every mode, `size` and `output_size` count pixels of the forward convolution's input and output, and
+    `filter_size` counts taps. `padding` is that on the low side, `padding_after` that on the high side.
     `input_layout`, `filter_layout` and `output_layout` are layout letters, such as `nhwc` and `hwcf`.
     `channels` and `filters` are totals over all groups.
     """
@@ -47,6 +56,7 @@ class ConvolutionGeometry:
     input_layout: str
     filter_layout: str
     output_layout: str
+    padding_after: tuple[int, ...]
     mode: Mode = "forward"
 
     @property
@@ -54,13 +64,34 @@ class ConvolutionGeometry:
         return len(self.size)
 
     @property
+    def spatial_letters(self) -> str:
+        """Letters of the spatial axes in layouts, outermost first: `hw`."""
+        return "dhw"[-self.spatial_rank :]
+
+    @property
     def is_channels_last(self) -> bool:
         return self.input_layout.endswith("c")
 
     @property
+    def is_canonical(self) -> bool:
+        """Forward, in the layouts of one of linalg's named operations.
+
+        nhwc, hwcf -> nhwc, or nchw, fchw -> nchw; likewise with one and three spatial axes.
+        """
+        axes = self.spatial_letters
+        layouts = (self.input_layout, self.filter_layout, self.output_layout)
+        last, first = (f"n{axes}c", f"{axes}cf", f"n{axes}c"), (f"nc{axes}", f"fc{axes}", f"nc{axes}")
+        return self.mode == "forward" and layouts in (last, first)
+
+    @property
     def padded_size(self) -> tuple[int, ...]:
         """Size of the padded input, in pixels."""
-        return tuple(size + 2 * padding for size, padding in zip(self.size, self.padding, strict=True))
+        return tuple(map(sum, zip(self.size, self.padding, self.padding_after, strict=True)))
+
+    @property
+    def window(self) -> tuple[int, ...]:
+        """Pixels that the dilated filter covers."""
+        return tuple((n - 1) * step + 1 for n, step in zip(self.filter_size, self.dilation, strict=True))
 
     @property
     def channels_per_group(self) -> int:
@@ -76,6 +107,20 @@ class ConvolutionGeometry:
         if self.groups == 1:
             return "dense"
         return "depthwise" if self.groups == self.channels == self.filters else "grouped"
+
+    def layout_of(self, role: Role) -> str:
+        """The layout of the input, the filter or the output."""
+        return {"input": self.input_layout, "filter": self.filter_layout, "output": self.output_layout}[role]
+
+    def shape_of(self, role: Role) -> tuple[int, ...]:
+        """The shape of the input, the filter or the output, in its layout."""
+        if role == "filter":
+            extents = {"f": self.filters, "c": self.channels_per_group}
+        else:
+            extents = {"n": self.batch, "c": self.channels if role == "input" else self.filters}
+        sizes = {"input": self.size, "filter": self.filter_size, "output": self.output_size}[role]
+        extents |= dict(zip(self.spatial_letters, sizes, strict=True))
+        return tuple(extents[letter] for letter in self.layout_of(role))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ class ShapeOption:
     """A command-line option for the problem shapes of a kind, such as `--problem-m`.
 
     `parse` turns its text into the values to sweep over; it raises RangeError or OperationError. `name` is
-    the key of these values in `SweepOptions.shapes`.
+    the key of these values in `SweepOptions.shapes`. `flag` is the text of an option that is given without one; if it
+    is empty, the option needs a text.
     """
 
     name: str
@@ -29,6 +30,7 @@ class ShapeOption:
     help: str = ""
     parse: Callable[[str], tuple[Any, ...]] = parse_range
     metavar: str = RANGE
+    flag: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,14 @@ class SweepOptions:
     """What to sweep over: shapes, types, layouts and epilogues.
 
     `shapes` maps the names of the shape options that were given to their values. `layouts` are (lhs, rhs)
-    pairs for matrix products, `conv_layouts` data layouts for convolutions.
+    pairs for matrix products, `conv_layouts` words or triples for convolutions (see `conv_layouts`); a kind without a
+    layout in its number of dimensions has its default.
     """
 
     shapes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     types: tuple[ElementTypes, ...] = DEFAULT_TYPES
     layouts: tuple[tuple[str, str], ...] = (("t", "t"),)
-    conv_layouts: tuple[str, ...] = ("nhwc",)
+    conv_layouts: tuple[str, ...] = ()
     epilogues: tuple[Epilogue, ...] = (Epilogue(),)
 
     def has_shape_of(self, options: tuple[ShapeOption, ...]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 
 from dispatch_profiler.errors import RangeError
@@ -9,7 +11,7 @@ from dispatch_profiler.errors import RangeError
 _HINT = "write a value (64), a range with its end included (64:1024 or 64:1024:128), or a comma list of these"
 #: Longer ranges are assumed to be typing errors; they would not fit into memory.
 _MAX_VALUES = 1_000_000
-_PAIR_HINT = _HINT.replace("a value (64)", "a value (2), a pair (2x1)")
+_TUPLE_HINT = _HINT.replace("a value (64)", "a value (2), a pair (2x1), a triple (1x2x2)")
 
 
 def parse_range(text: str, *, minimum: int = 1) -> tuple[int, ...]:
@@ -60,17 +62,16 @@ def unreached_ends(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def parse_pairs(text: str, *, minimum: int = 1) -> tuple[tuple[int, int], ...]:
-    """(height, width) pairs: a range gives equal pairs, `2x1` a single pair; both in comma lists.
+def parse_tuples(text: str, *, minimum: int = 1) -> tuple[tuple[int, ...], ...]:
+    """Values for one to three directions: a range gives single values, `2x1` a pair; both in comma lists.
 
-    `parse_pairs("1:2,2x1")` -> ((1, 1), (2, 2), (2, 1))
+    `parse_tuples("1:2,2x1")` -> ((1,), (2,), (2, 1))
     """
-    pairs: dict[tuple[int, int], None] = {}
+    found: dict[tuple[int, ...], None] = {}
     for part in text.split(","):
-        first, x, second = part.strip().partition("x")
-        if x:
-            height, width = (_parse_part(value, text, minimum, _PAIR_HINT) for value in (first, second))
-            pairs.update(dict.fromkeys((h, w) for h in height for w in width))
-        else:
-            pairs.update(dict.fromkeys((v, v) for v in _parse_part(first, text, minimum, _PAIR_HINT)))
-    return tuple(pairs)
+        values = part.strip().split("x", 2)
+        ranges = [_parse_part(value, text, minimum, _TUPLE_HINT) for value in values]
+        if math.prod(map(len, ranges)) > _MAX_VALUES:
+            raise RangeError(f"{part.strip()!r} has more than {_MAX_VALUES} values", hint=_TUPLE_HINT)
+        found.update(dict.fromkeys(itertools.product(*ranges)))
+    return tuple(found)

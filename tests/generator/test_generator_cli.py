@@ -480,7 +480,7 @@ def test_an_end_that_no_step_reaches_is_told(run, option, told):
     [
         (
             ["--m=8", "--layout=nhwc"],
-            "the layout nhwc has no effect: no generated operation is a convolution",
+            "the layout nhwc has no effect: no generated operation is a conv2d",
         ),
         (
             ["--conv-n=1", "--layout=tn,nhwc"],

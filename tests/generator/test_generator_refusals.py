@@ -31,7 +31,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "--batch-count=0": ("values must be at least 1", "64:1024:128"),
     "--conv-stride=0": ("values must be at least 1", "64:1024:128"),
     "--conv-padding=1x": ("malformed range ''", "64:1024:128"),
-    "--conv-dilation=1x2x3": ("malformed range '2x3'", "64:1024:128"),
+    "--conv-dilation=1x2x3x4": ("malformed range '3x4'", "64:1024:128"),
     "--split-k-slices=x": ("malformed range 'x'", "64:1024:128"),
     "--problem-m=" + "9" * 5000: ("9999", ""),
     # names
@@ -72,8 +72,45 @@ REFUSED: dict[str, tuple[str, str]] = {
     "--conv-groups=64 --conv-k=96": ("groups must divide the filters k, but got groups=64", ""),
     "--conv-r=99": ("larger than its padded input along h: 99 > 56", "more padding"),
     "--conv-s=20 --conv-dilation=4": ("larger than its padded input along w: 77 > 56", "more padding"),
+    # convolutions that do not exist
+    "--layout=nhwc_fhhc_nhwc": ("the filter layout 'fhhc' repeats h and lacks w", "each of f, c, h, w once"),
+    "--layout=nhwc_nhwc": ("unknown convolution layout 'nhwc_nhwc'", "vailable: nhwc, nchw"),
+    "--conv-mode=backward": ("a convolution has no mode 'backward'", "input_backward"),
+    "--conv-mode=bias_backward": ("a convolution has no mode bias_backward", "available: forward"),
+    "--conv-mode=weight_backward --epilogue=bias": ("weight_backward has no epilogue, but got bias", ""),
+    "--op-kind=conv2d --conv-stride=1x2x2": (
+        r"stride must be two whole numbers \(height, width\), but got \(1, 2, 2\)",
+        "",
+    ),
+    "--conv-d=4 --conv-padding=1x2": (r"padding must be three whole numbers \(depth, height, width\)", ""),
+    "--op-kind=conv1d --conv-stride=2x1": (
+        r"stride must be one whole number \(width\), but got \(2, 1\)",
+        "",
+    ),
+    "--conv-padding-after=-1": ("malformed range '-1'", "64:1024:128"),
+    "--conv-t=4 --conv-d=3": ("larger than its padded input along d: 4 > 3", "more padding"),
+    "--conv-output-padding=1": (
+        "output padding is for transposed convolutions, but got 1",
+        "add --conv-transposed",
+    ),
+    "--conv-transposed --conv-stride=2 --conv-output-padding=2": (
+        "output padding must be at least 0 and below stride or dilation, but got 2 along h with stride 2 and dilation 1",
+        "smaller",
+    ),
+    "--conv-transposed --conv-mode=weight_backward": (
+        "has the mode forward only, but got weight_backward",
+        "",
+    ),
+    "--conv-transposed=maybe": ("--conv-transposed: expected true or false, but got 'maybe'", ""),
+    "--conv-transposed --conv-h=1 --conv-w=1 --conv-padding=2": (
+        "needs at least 1 pixel, but has h=-1, w=-1",
+        "",
+    ),
     # contradictions
-    "--op-kind=matmul --conv-n=1": ("shapes of conv2d were given, but the requested kinds", ""),
+    "--op-kind=matmul --conv-n=1": (
+        "shapes of conv1d or conv2d or conv3d were given, but the requested kinds",
+        "",
+    ),
     "--op-kind=matmul --batch-count=3": (
         "a batch count above 1 needs batch_matmul",
         "request batch_matmul too",
@@ -82,7 +119,17 @@ REFUSED: dict[str, tuple[str, str]] = {
         "shapes of matmul or batch_matmul were given, but the requested kinds",
         "",
     ),
-    "--lhs=f32nchw --rhs=f32hwcf": ("lhs=nchw, rhs=hwcf", "nchw, fchw, nchw"),
+    "--lhs=f32nchw --rhs=f32hcf": ("the filter layout 'hcf' lacks w", "each of f, c, h, w once"),
+    "--lhs=f32hwnc": ("the filter has no layout, but the others are input=hwnc", "such as hwcf"),
+    "--lhs=f32nhwc --conv-mode=forward,input_backward": ("several modes", "use --layout"),
+    "--op-kind=conv1d --layout=nhwc": (
+        "the layout nhwc is for conv2d, but the requested kinds are conv1d",
+        "",
+    ),
+    "--op-kind=conv1d --conv-h=8": (
+        "shapes of conv2d or conv3d were given, but the requested kinds are conv1d",
+        "",
+    ),
     "--op-kind=conv2d --rhs=f32nhwc": ("nhwc", ""),
     "--op-kind=conv2d --lhs=f32hwcf": ("hwcf", ""),
     "--op-kind=conv2d --lhs=f32n": ("n", ""),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 
@@ -16,8 +17,19 @@ import numpy as np
 from epilogue_helpers import ACTIVATION_NAMES, simple
 from hypothesis import settings
 from hypothesis import strategies as st
+from naive_convolutions import ROLES, SPATIAL, conv_layout, conv_terms, extents_of, layouts
 
-from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, Operation
+from dispatch_profiler.operations import (
+    BatchMatmul,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    Convolution,
+    ElementTypes,
+    Epilogue,
+    Matmul,
+    Operation,
+)
 
 #: Of every property here: the same examples in every run, and no clock.
 PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
@@ -90,21 +102,32 @@ def convolutions(
     draw: st.DrawFn,
     pairs: Sequence[tuple[str, str]] = TYPE_PAIRS,
     activations: Sequence[str] = ACTIVATION_NAMES,
-) -> Conv2d:
-    """A convolution that exists: dense, grouped or depthwise, in either layout."""
-    types = element_types(draw(st.sampled_from(pairs)))
-    two = lambda low, high: (draw(st.integers(low, high)), draw(st.integers(low, high)))  # noqa: E731
-    (r, s), stride, padding, dilation = two(1, 3), two(1, 3), two(0, 2), two(1, 2)
+    kinds: Sequence[type[Convolution]] = (Conv1d, Conv2d, Conv3d),
+) -> Convolution:
+    """A convolution that exists: of any rank, mode, layout, stride, padding, dilation and grouping."""
+    kind = draw(st.sampled_from(kinds))
+    axes, taps = SPATIAL[kind]
+    most = 2 if kind is Conv3d else 3  # more would have thousands of products
+
+    def each(low: int, high: int) -> tuple[int, ...]:
+        return tuple(draw(st.integers(low, high)) for _ in axes)
+
+    sizes, stride, dilation = each(1, most), each(1, 3), each(1, 2)
+    before = each(0, most - 1)
+    after = draw(st.none() | st.just(each(0, most - 1)))
     least = [
-        max(1, (size - 1) * step + 1 - 2 * pad)
-        for size, step, pad in zip((r, s), dilation, padding, strict=True)
+        max(1, (size - 1) * step + 1 - low - high)
+        for size, step, low, high in zip(sizes, dilation, before, after or before, strict=True)
     ]
-    h, w = (draw(st.integers(size, size + 2)) for size in least)
-    groups = draw(st.integers(1, 3))
-    c, k = (groups * each for each in two(1, 2))
-    return Conv2d(
-        draw(st.integers(1, 2)), h, w, c, k, r, s, stride, padding, dilation, groups,
-        draw(st.sampled_from(("nhwc", "nchw"))), types, draw(_epilogues(types, activations)),
+    extents = {axis: draw(st.integers(size, size + most - 1)) for axis, size in zip(axes, least, strict=True)}
+    extents |= dict(zip(taps, sizes, strict=True))
+    groups = draw(st.integers(1, most))
+    types, mode = element_types(draw(st.sampled_from(pairs))), draw(st.sampled_from(tuple(ROLES)))
+    return kind(
+        n=draw(st.integers(1, most - 1)), c=groups * draw(st.integers(1, 2)), k=groups * draw(st.integers(1, 2)),
+        **extents, stride=stride, padding=before, dilation=dilation, groups=groups, layout=draw(layouts(axes)),
+        types=types, padding_after=after, mode=mode,
+        epilogue=Epilogue() if mode == "weight_backward" else draw(_epilogues(types, activations)),
     )  # fmt: skip
 
 
@@ -169,30 +192,22 @@ def reals(operation: Operation, seed: int) -> list[np.ndarray]:
 # -- meaning ---------------------------------------------------------------------------------------
 
 
-def starts(size: int, window: int, stride: int) -> range:
-    """Where a window of `window` stands in `size` padded pixels."""
-    return range(0, size - window + 1, stride)
-
-
 def reduction_size(operation: Operation) -> int:
-    """How many products are summed into one element."""
-    if isinstance(operation, Conv2d):
-        return operation.r * operation.s * (operation.c // operation.groups)
-    return operation.k
+    """How many products are summed into one element, at most; those with padding count in a forward convolution."""
+    if not isinstance(operation, Convolution):
+        return operation.k
+    if operation.mode == "forward":
+        return math.prod(operation.filter_size) * (operation.c // operation.groups)
+    counts = Counter(index[ROLES[operation.mode][2]] for index in conv_terms(operation))
+    return max(counts.values(), default=1)
 
 
 def output_shape(operation: Operation) -> Index:
-    """The result's shape, by counting where a filter can stand."""
-    if isinstance(operation, Conv2d):
-        oh, ow = (
-            len(starts(size + 2 * pad, (taps - 1) * step + 1, stride))
-            for size, pad, taps, step, stride in zip(
-                (operation.h, operation.w), operation.padding, (operation.r, operation.s),
-                operation.dilation, operation.stride, strict=True,
-            )
-        )  # fmt: skip
-        n, k = operation.n, operation.k
-        return (n, oh, ow, k) if operation.layout == "nhwc" else (n, k, oh, ow)
+    """The result's shape; that of a forward convolution by counting where a filter can stand."""
+    if isinstance(operation, Convolution):
+        role = ROLES[operation.mode][2]
+        extents = extents_of(operation, role)
+        return tuple(extents[letter] for letter in conv_layout(operation, role))
     batch = (operation.batch,) if isinstance(operation, BatchMatmul) else ()
     return (*batch, operation.m, operation.n)
 
@@ -200,9 +215,14 @@ def output_shape(operation: Operation) -> Index:
 def products(operation: Operation, lhs: np.ndarray, rhs: np.ndarray) -> dict[Index, Pairs]:
     """Result index -> the factors of the products that are summed there (padding left out)."""
     lhs, rhs = lhs.astype(np.float64), rhs.astype(np.float64)
-    factors = _conv_factors if isinstance(operation, Conv2d) else _matmul_factors
+    if isinstance(operation, Convolution):
+        found: dict[Index, Pairs] = {index: [] for index in np.ndindex(output_shape(operation))}
+        left, right, result = ROLES[operation.mode]
+        for term in conv_terms(operation):
+            found[term[result]].append((float(lhs[term[left]]), float(rhs[term[right]])))
+        return found
     return {
-        index: [(float(lhs[a]), float(rhs[b])) for a, b in factors(operation, index)]
+        index: [(float(lhs[a]), float(rhs[b])) for a, b in _matmul_factors(operation, index)]
         for index in np.ndindex(output_shape(operation))
     }
 
@@ -216,36 +236,23 @@ def _matmul_factors(operation: Matmul | BatchMatmul, index: Index) -> Iterator[t
         )
 
 
-def _conv_factors(op: Conv2d, index: Index) -> Iterator[tuple[Index, Index]]:
-    last = op.layout == "nhwc"
-    image, y, x, f = index if last else (index[0], index[2], index[3], index[1])
-    channels = op.c // op.groups
-    group = f // (op.k // op.groups)
-    for r in range(op.r):
-        for s in range(op.s):
-            row = y * op.stride[0] + r * op.dilation[0] - op.padding[0]
-            column = x * op.stride[1] + s * op.dilation[1] - op.padding[1]
-            if not (0 <= row < op.h and 0 <= column < op.w):
-                continue
-            for c in range(channels):
-                channel = group * channels + c
-                yield (
-                    (image, row, column, channel) if last else (image, channel, row, column),
-                    (r, s, c, f) if last else (f, c, r, s),
-                )
-
-
 def exact_sum(pairs: Iterable[tuple[float, float]]) -> Fraction:
     """The sum of products, without any rounding."""
     return sum((Fraction(a) * Fraction(b) for a, b in pairs), Fraction(0))
+
+
+def channel_of(operation: Operation, index: Index) -> int:
+    """The column of an element of a product, or its channel."""
+    if not isinstance(operation, Convolution):
+        return index[-1]
+    return index[conv_layout(operation, ROLES[operation.mode][2]).index("c")]
 
 
 def bias_at(operation: Operation, inputs: Sequence[np.ndarray], index: Index) -> float:
     """The bias of one element: of its column, or of its output channel; 0 without one."""
     if not operation.epilogue.starts_with_bias:
         return 0.0
-    channel = index[1] if isinstance(operation, Conv2d) and operation.layout == "nchw" else index[-1]
-    return float(inputs[2][channel])
+    return float(inputs[2][channel_of(operation, index)])
 
 
 def activated(name: str, x: float) -> float:
@@ -294,7 +301,7 @@ def operand_count(step: str) -> int:
 
 def after_epilogue(operation: Operation, inputs: Sequence[np.ndarray], index: Index, x: float) -> float:
     """The element at `index` after every step, without any rounding but that of float64."""
-    channel = index[1] if isinstance(operation, Conv2d) and operation.layout == "nchw" else index[-1]
+    channel = channel_of(operation, index)
     rest = [float(each[channel] if each.ndim == 1 else each[index]) for each in inputs[2:]]
     for step in steps_in(operation.epilogue):
         count = operand_count(step)

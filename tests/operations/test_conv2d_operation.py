@@ -1,8 +1,9 @@
-"""Convolutions: geometry, layouts, forms, loops, names and rejections."""
+"""Convolutions of images: geometry, layouts, forms, loops, names and rejections; properties are of every rank."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -114,11 +115,12 @@ def test_loops_are_in_the_order_of_the_linalg_form(layout, groups, loops):
 @PROPERTY
 @given(convolutions(activations=["none"]))
 def test_counts_follow_from_the_definition(operation):
-    """Every result sums r * s * c / groups products, those with the padding included."""
+    """Of a gradient too, flops are those of the forward convolution, padding included."""
     elements = math.prod(output_shape(operation))
-    multiply_adds = elements * reduction_size(operation)
+    forward = replace(operation, mode="forward", epilogue=Epilogue())
+    multiply_adds = math.prod(output_shape(forward)) * reduction_size(forward)
     assert reduction_size(operation) == operation.accumulations
-    assert multiply_adds == math.prod(loop.extent for loop in operation.loops)
+    assert multiply_adds == math.prod(loop.extent for loop in forward.loops)
     assert 2 * multiply_adds + operation.epilogue.starts_with_bias * elements == operation.flops
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 
 import pytest
 from epilogue_helpers import simple
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from naive_convolutions import ROLES
 from naive_operations import PROPERTY, TYPE_PAIRS, convolutions, element_types, matmuls, operations
 
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations import (
     KINDS,
     BatchMatmul,
+    Conv1d,
     Conv2d,
+    Conv3d,
     ElementTypes,
     Epilogue,
     LayerNorm,
@@ -70,7 +74,7 @@ def test_an_operation_is_frozen(operation, data):
 @given(matmuls() | convolutions(), st.data())
 def test_operations_that_differ_in_one_field_have_different_names(operation, data):
     """Whichever field it is that differs."""
-    same_kind = matmuls() if operation.kind != "conv2d" else convolutions()
+    same_kind = convolutions() if operation.kind.startswith("conv") else matmuls()
     other = data.draw(same_kind.filter(lambda each: each.kind == operation.kind))
     field = data.draw(st.sampled_from([field.name for field in dataclasses.fields(operation)]))
     try:
@@ -142,23 +146,32 @@ def _rebuilt(kind, arguments):
         if kind == "layer_norm_input_backward":
             return LayerNormInputBackward(*numbers, arguments["norm-type"], affine)
         return LayerNorm(*numbers, arguments["norm-type"], float(arguments["norm-eps"]), affine)
-    tags = ("nhwc", "nchw", "hwcf", "fchw") if kind == "conv2d" else ("t", "n")
-    typed = {}
-    for role in ("lhs", "rhs", "result"):
-        tag = next(tag for tag in tags if arguments[role].endswith(tag))
-        typed[role] = (arguments[role].removesuffix(tag), tag)
+    typed = {
+        role: re.fullmatch(r"(bf16|f8E4M3FN|[fi]\d+)([a-z]+)", arguments[role]).groups()
+        for role in ("lhs", "rhs", "result")
+    }
     types = ElementTypes(*(typed[role][0] for role in ("lhs", "rhs", "result")))
     epilogue = Epilogue.parse(arguments.get("epilogue", "none"))
-    if kind == "conv2d":
-        extents = [int(arguments[f"conv-{x}"]) for x in "nhwckrs"]
-        pairs = [
-            tuple(map(int, arguments[f"conv-{x}"].split("x"))) for x in ("stride", "padding", "dilation")
-        ]
-        return Conv2d(*extents, *pairs, int(arguments["conv-groups"]), typed["lhs"][1], types, epilogue)
+    if kind.startswith("conv"):
+        return _rebuilt_convolution(kind, arguments, [typed[role][1] for role in typed], types, epilogue)
     shape = [int(arguments[x]) for x in "mnk"]
     rest = (types, typed["lhs"][1], typed["rhs"][1], epilogue)
     batch = int(arguments["batch_count"])
     return Matmul(*shape, *rest) if kind == "matmul" else BatchMatmul(batch, *shape, *rest)
+
+
+def _rebuilt_convolution(kind, arguments, tags, types, epilogue):
+    made, mode = KINDS[kind], arguments.get("conv-mode", "forward")
+    extents = {x: int(arguments[f"conv-{x}"]) for x in "ndhwcktrs" if f"conv-{x}" in arguments}
+    steps = {
+        x.replace("-", "_"): tuple(map(int, arguments[f"conv-{x}"].split("x")))
+        for x in ("stride", "padding", "dilation", "padding-after")
+        if f"conv-{x}" in arguments
+    }
+    stored = dict(zip(ROLES[mode], tags, strict=True))
+    layout = "_".join(stored[role] for role in ("input", "filter", "output"))
+    groups = int(arguments["conv-groups"])
+    return made(**extents, **steps, groups=groups, layout=layout, types=types, epilogue=epilogue, mode=mode)
 
 
 @pytest.mark.parametrize(
@@ -167,11 +180,42 @@ def _rebuilt(kind, arguments):
         Matmul(2, 3, 4, ElementTypes("f16", "f16", "f32"), "n", "t", Epilogue.parse("bias+gelu")),
         BatchMatmul(5, 2, 3, 4, ElementTypes("i8", "i8", "i32"), "t", "n"),
         Conv2d(1, 9, 9, 4, 6, 3, 2, (2, 1), (1, 0), (1, 2), 2, "nchw", ElementTypes("f8", "f8", "bf16")),
+        Conv1d(
+            1,
+            9,
+            4,
+            6,
+            2,
+            (2,),
+            (1,),
+            (2,),
+            2,
+            "ncw_wcf_nwc",
+            padding_after=(0,),
+            epilogue=Epilogue.parse("bias"),
+        ),
+        Conv2d(1, 9, 9, 4, 6, 3, 2, (2, 1), layout="nhwc_fhwc_nhwc", mode="input_backward"),
+        Conv2d(1, 9, 9, 4, 6, 3, 2, (2, 1), layout="chwn_cfwh_nhwc", mode="weight_backward"),
+        Conv3d(
+            1,
+            5,
+            6,
+            7,
+            4,
+            6,
+            1,
+            3,
+            2,
+            (2, 1, 1),
+            (0, 1, 0),
+            layout="ncdhw",
+            types=ElementTypes("i8", "i8", "i32"),
+        ),
         LayerNorm(3, 5, "bf16", 1e-6, False),
         LayerNormInputBackward(3, 5, "bf16", False),
         LayerNormWeightBackward(3, 5, "f64"),
     ],
-    ids=lambda operation: operation.kind,
+    ids=lambda operation: operation.name[:40],
 )
 def test_the_generator_takes_the_arguments(run, operation):
     """The command itself, given the arguments, would generate this operation and no other."""
@@ -185,7 +229,16 @@ def test_the_generator_takes_the_arguments(run, operation):
 
 def test_every_kind_is_found_by_its_name():
     """In the order in which messages list them."""
-    known = [Matmul, BatchMatmul, Conv2d, LayerNorm, LayerNormInputBackward, LayerNormWeightBackward]
+    known = [
+        Matmul,
+        BatchMatmul,
+        Conv1d,
+        Conv2d,
+        Conv3d,
+        LayerNorm,
+        LayerNormInputBackward,
+        LayerNormWeightBackward,
+    ]
     assert {kind.kind: kind for kind in known} == KINDS
     assert known == [operation_kind(name) for name in KINDS]
 

@@ -14,6 +14,7 @@ from dispatch_profiler.operations.matmul import SPLIT_K_PROBLEMS
 from dispatch_profiler.workloads import Sweep, sweep_workload
 
 PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
+CONTRACTIONS = ("matmul", "batch_matmul", "conv1d", "conv2d", "conv3d")
 F32 = (ElementTypes(),)
 F16 = ElementTypes("f16", "f16", "f16")
 I8 = ElementTypes("i8", "i8", "i32")
@@ -46,10 +47,10 @@ def operations(**fields):
 
 
 def test_a_sweep_of_nothing_in_particular_holds_the_predefined_problems():
-    """Four matmuls, a batch_matmul and six convolutions, in f16 and f32 each."""
+    """Four matmuls, a batch_matmul and 5, 6 and 5 convolutions, in f16 and f32 each."""
     found = sweep_workload(Sweep()).workload.operations
     kinds = [op.kind for op in found]
-    assert tuple(kinds.count(kind) for kind in ("matmul", "batch_matmul", "conv2d")) == (8, 2, 12)
+    assert tuple(kinds.count(kind) for kind in CONTRACTIONS) == (8, 2, 10, 12, 10)
     assert {F16, ElementTypes()} == {op.types for op in found if op.contraction}
 
 
@@ -78,7 +79,7 @@ def test_a_split_problem_can_be_split():
     assert all(k % each == 0 for (_, _, k), slices in SPLIT_K_PROBLEMS.items() for each in slices)
 
 
-@pytest.mark.parametrize("kind", ["matmul", "batch_matmul", "conv2d"])
+@pytest.mark.parametrize("kind", CONTRACTIONS)
 def test_a_kind_that_is_asked_for_comes_alone(kind):
     """With its predefined problems."""
     assert {kind} == {op.kind for op in operations(kinds=(kind,))}
@@ -226,7 +227,9 @@ def test_shapes_of_a_kind_that_is_not_asked_for_are_refused():
         UsageError, match=r"^shapes of matmul or batch_matmul were given, but the requested kinds are conv2d$"
     ):
         sweep_workload(sweep_of(kinds=("conv2d",), matmul=product_shape(m=(2,))))
-    message = "^shapes of conv2d were given, but the requested kinds are matmul, batch_matmul$"
+    message = (
+        "^shapes of conv1d or conv2d or conv3d were given, but the requested kinds are matmul, batch_matmul$"
+    )
     with pytest.raises(UsageError, match=message):
         sweep_workload(sweep_of(kinds=("matmul", "batch_matmul"), conv=conv_shape({"n": (2,)})))
 

@@ -15,6 +15,8 @@ from dispatch_profiler.operations import ContractFunction
 from dispatch_profiler.profiler.providers._base import Library
 from dispatch_profiler.runtime import DeviceUri
 
+_PRODUCTS = {"matmul": "matmul", "batch_matmul": "matmul"}
+_CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 _NORMS = {
     "layer_norm": "layer_norm",
     "layer_norm_input_backward": "layer_norm_backward",
@@ -22,8 +24,8 @@ _NORMS = {
 }
 #: Library -> kind of operation -> the method that computes it. Other kinds are not supported.
 LIBRARY_METHODS: Mapping[str, Mapping[str, str]] = {
-    "numpy": {"matmul": "matmul", "batch_matmul": "matmul", "conv2d": "im2col", **_NORMS},
-    "torch": {"matmul": "matmul", "batch_matmul": "matmul", "conv2d": "conv2d", **_NORMS},
+    "numpy": {**_PRODUCTS, **dict.fromkeys(_CONVOLUTIONS, "im2col"), **_NORMS},
+    "torch": {**_PRODUCTS, **{kind: kind for kind in _CONVOLUTIONS}, **_NORMS},
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import replace
 
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations import Distribution, Operation
@@ -33,18 +32,9 @@ def library_call_ms(library: Library, operation: Operation) -> float:
     if library.repeats:
         return 0.0
     try:
-        smallest = _smallest(operation)
+        contraction = operation.contraction
+        smallest = operation.smallest() if contraction is None else contraction.smallest_alike
         operands = library.put(smallest, draw(smallest, Distribution.REALS, 0))
         return 1e3 * quickest(library.load(b"").bind("", operands).time, OVERHEAD_SECONDS)
     except (NotSupported, OperationError):
         return 0.0
-
-
-def _smallest(operation: Operation) -> Operation:
-    """A problem of extent 1 of the same kind; of the same types and epilogue if it is a contraction."""
-    contraction = operation.contraction
-    if contraction is None:
-        return operation.smallest()
-    return replace(  # type: ignore[type-var]
-        type(contraction).smallest(), types=contraction.types, epilogue=contraction.epilogue
-    )

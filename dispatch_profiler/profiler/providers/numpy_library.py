@@ -1,4 +1,4 @@
-"""numpy: products with its BLAS, convolutions as im2col and a product, layer norms in `numpy_norms`.
+"""numpy: products with its BLAS, convolutions in `numpy_convolutions`, layer norms in `numpy_norms`.
 
 Results go to our own buffers.
 """
@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
-from dispatch_profiler.operations import Contraction, ConvolutionGeometry, Operation, Step
+from dispatch_profiler.operations import Contraction, Operation, Step
 from dispatch_profiler.profiler.measurement.kernels import Operands
 from dispatch_profiler.profiler.providers._base import NotSupported
+from dispatch_profiler.profiler.providers.numpy_convolutions import (
+    convolution_product,
+    stored_filters,
+)
 from dispatch_profiler.profiler.providers.numpy_norms import check_norm_type, norm_computation
 from dispatch_profiler.profiler.verification.poison import poison
 from dispatch_profiler.runtime._base import raw_clock
@@ -27,8 +30,6 @@ from dispatch_profiler.runtime.caches import last_level_cache_bytes
 
 #: Types that numpy passes to BLAS. Its own loops for other types are hundreds of times slower.
 _BLAS_TYPES = ("f32", "f64")
-#: (lhs, rhs, sums) -> None: writes the contraction to `sums`.
-Product = Callable[[np.ndarray, np.ndarray, np.ndarray], object]
 #: (sums, operands...) -> None: computes a step of the epilogue in place.
 StepCall = Callable[..., object]
 #: Steps that need memory for an intermediate value.
@@ -73,7 +74,7 @@ class NumpyLibrary:
             lhs = lhs if product.lhs_layout == "t" else lhs.swapaxes(-1, -2)
             rhs = rhs if product.rhs_layout == "t" else rhs.swapaxes(-1, -2)
         elif convolution is not None:
-            rhs = _filters(convolution, rhs)
+            rhs = rhs if convolution.mode == "weight_backward" else stored_filters(convolution, rhs)
         shaped = [contraction.broadcast_operand(each.astype(lhs.dtype)) for each in operands]
         return Operands(operation, (lhs, rhs, *shaped, *results))
 
@@ -132,7 +133,7 @@ def _computation(operation: Operation) -> Callable[..., None]:
         return norm_computation(operation)
     contraction = _contraction(operation)
     types, convolution = contraction.types, operation.convolution
-    contract = _convolution(convolution, types.input.dtype) if convolution else _product
+    contract = convolution_product(convolution, types.input.dtype) if convolution else _product
     steps = _steps(contraction)
     # Sums have the type of the inputs; a narrower result is rounded once.
     held = None if types.lhs == types.result else np.empty(contraction.result.shape, types.input.dtype)
@@ -151,66 +152,6 @@ def _computation(operation: Operation) -> Callable[..., None]:
 def _product(lhs: np.ndarray, rhs: np.ndarray, sums: np.ndarray) -> None:
     """One call of BLAS per matrix."""
     np.matmul(lhs, rhs, out=sums)
-
-
-def _filters(convolution: ConvolutionGeometry, filters: np.ndarray) -> np.ndarray:
-    """The filters as one matrix per group. nhwc: (G, R*S*C, F); nchw: (G, F, C*R*S)"""
-    groups, count = convolution.groups, convolution.filters_per_group
-    taps = filters.size // convolution.filters
-    if not convolution.is_channels_last:
-        return filters.reshape(groups, count, taps)
-    return np.ascontiguousarray(filters.reshape(taps, groups, count).transpose(1, 0, 2))
-
-
-def _convolution(convolution: ConvolutionGeometry, dtype: np.dtype) -> Product:
-    """im2col and a product for each image, as in Caffe, so that only one image's columns are in memory.
-
-    nhwc: columns (G, OH*OW, R*S*C) x filters (G, R*S*C, F) -> (G, OH*OW, F)
-    nchw: filters (G, F, C*R*S) x columns (G, C*R*S, OH*OW) -> (G, F, OH*OW)
-    """
-    groups, channels, count = convolution.groups, convolution.channels, convolution.filters_per_group
-    (h, w), (oh, ow), (ph, pw) = convolution.size, convolution.output_size, convolution.padding
-    taps = math.prod(convolution.filter_size) * convolution.channels_per_group
-    last = convolution.is_channels_last
-    height, width = convolution.padded_size
-    padded = np.zeros((height, width, channels) if last else (channels, height, width), dtype)
-    inside = (slice(ph, ph + h), slice(pw, pw + w))
-    interior = (padded if last else padded.transpose(1, 2, 0))[inside]
-    interior = interior if last else interior.transpose(2, 0, 1)
-    windows = _windows(convolution, padded)
-    columns = np.empty(windows.shape, dtype)
-    matrix = columns.reshape((groups, oh * ow, taps) if last else (groups, taps, oh * ow))
-    product = np.empty((groups, oh * ow, count) if last else (groups, count, oh * ow), dtype)
-
-    def contract(images: np.ndarray, filters: np.ndarray, sums: np.ndarray) -> None:
-        left, right = (matrix, filters) if last else (filters, matrix)
-        for image, result in zip(images, sums, strict=True):
-            np.copyto(interior, image)
-            np.copyto(columns, windows)
-            if last and groups > 1:
-                np.matmul(left, right, out=product)
-                np.copyto(result.reshape(oh * ow, groups, count), product.transpose(1, 0, 2))
-            else:
-                np.matmul(left, right, out=result.reshape(product.shape))
-
-    return contract
-
-
-def _windows(convolution: ConvolutionGeometry, padded: np.ndarray) -> np.ndarray:
-    """A view of one padded image with the elements of each window.
-
-    nhwc: (G, OH, OW, R, S, C/G); nchw: (G, C/G, R, S, OH, OW)
-    """
-    groups, channels = convolution.groups, convolution.channels_per_group
-    (oh, ow), (r, s) = convolution.output_size, convolution.filter_size
-    (sh, sw), (dh, dw) = convolution.stride, convolution.dilation
-    if convolution.is_channels_last:
-        h, w, c = padded.strides
-        shape = (groups, oh, ow, r, s, channels)
-        return as_strided(padded, shape, (channels * c, sh * h, sw * w, dh * h, dw * w, c), writeable=False)
-    c, h, w = padded.strides
-    shape = (groups, channels, r, s, oh, ow)
-    return as_strided(padded, shape, (channels * c, c, dh * h, dw * w, sh * h, sw * w), writeable=False)
 
 
 def _steps(contraction: Contraction) -> list[tuple[StepCall, slice]]:

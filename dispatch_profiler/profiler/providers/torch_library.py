@@ -14,10 +14,14 @@ from typing import Any
 import numpy as np
 
 from dispatch_profiler.errors import MissingDependency, UsageError, WorkerOutOfMemory
-from dispatch_profiler.operations import Contraction, ConvolutionGeometry, ElementType, Operation
+from dispatch_profiler.operations import Contraction, ElementType, Operation
 from dispatch_profiler.operations import Tensor as ResultTensor
 from dispatch_profiler.profiler.measurement.kernels import Operands
 from dispatch_profiler.profiler.providers._base import NotSupported
+from dispatch_profiler.profiler.providers.torch_convolutions import (
+    convolution_computation,
+    convolution_handles,
+)
 from dispatch_profiler.profiler.providers.torch_graphs import GraphCache, GraphTurns
 from dispatch_profiler.profiler.providers.torch_norms import norm_computation, norm_handles
 from dispatch_profiler.profiler.providers.torch_steps import apply_steps, epilogue_operand, epilogue_steps
@@ -143,10 +147,9 @@ class TorchLibrary:
             lhs = lhs if product.lhs_layout == "t" else lhs.mT
             rhs = rhs if product.rhs_layout == "t" else rhs.mT
         elif convolution is not None:
-            if convolution.is_channels_last:
-                lhs, rhs = lhs.permute(0, 3, 1, 2), rhs.permute(3, 2, 0, 1)
-            rhs = rhs.contiguous(memory_format=_memory_format(convolution))
-        of, fuses = contraction.types, contraction.epilogue.starts_with_bias
+            lhs, rhs = convolution_handles(torch_api, convolution, lhs, rhs)
+        of, is_backward = contraction.types, convolution is not None and convolution.mode != "forward"
+        fuses = contraction.epilogue.starts_with_bias and not is_backward
         held = TYPES[of.lhs if of.input.precision > of.output.precision else of.result]
         operands = [
             epilogue_operand(contraction, each, held, is_fused=fuses and index == 0)
@@ -280,8 +283,9 @@ def _computation(operation: Operation, device: torch.device) -> Computation:
     if operation.normalization is not None:
         return norm_computation(torch_api, operation, device, TYPES[operation.element_type.name])
     contraction = _contraction(operation)
-    is_convolution = contraction.convolution is not None
-    return _convolution(contraction) if is_convolution else _product(contraction, device)
+    if contraction.convolution is not None:
+        return convolution_computation(torch_api, contraction, device, TYPES)
+    return _product(contraction, device)
 
 
 def _translated(error: RuntimeError) -> Exception:
@@ -303,10 +307,6 @@ def _contraction(operation: Operation) -> Contraction:
     if operation.contraction is None:
         raise NotSupported(f"torch does not support {operation.kind}")
     return operation.contraction
-
-
-def _memory_format(convolution: ConvolutionGeometry) -> Any:
-    return torch.channels_last if convolution.is_channels_last else torch.contiguous_format
 
 
 def _product(operation: Contraction, device: torch.device) -> Computation:
@@ -363,24 +363,5 @@ def _integer_product(operation: Contraction) -> Computation:
         for left, right, out in zip(lhs, rhs, result, strict=True) if batched else [(lhs, rhs, result)]:
             torch._int_mm(left, right, out=out)
         return apply_steps(steps, result, rest)
-
-    return compute
-
-
-def _convolution(operation: Contraction) -> Computation:
-    types, convolution, fuses = operation.types, operation.convolution, operation.epilogue.starts_with_bias
-    steps = epilogue_steps(torch_api, operation, without_first=fuses)
-    assert convolution is not None
-    narrow = types.input.precision < types.accumulator.precision
-    if types.input.is_integer or types.input.name == "f8E4M3FN" or (narrow and types.lhs != types.result):
-        raise NotSupported(f"torch has no convolution of {types.lhs} with a result in {types.result}")
-    layout, stored = _memory_format(convolution), TYPES[types.result]
-    window = (convolution.stride, convolution.padding, convolution.dilation, convolution.groups)
-
-    def compute(images: Tensor, filters: Tensor, *rest: Tensor) -> Tensor:
-        found = torch.conv2d(images, filters, rest[0] if fuses else None, *window)
-        apply_steps(steps, found, rest)
-        found = found.to(stored).contiguous(memory_format=layout)
-        return found.permute(0, 2, 3, 1) if convolution.is_channels_last else found
 
     return compute

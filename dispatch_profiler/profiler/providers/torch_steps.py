@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dispatch_profiler.operations import Contraction, Step
+from dispatch_profiler.operations import CONV_ROLES, Contraction, ConvolutionGeometry, Step
 from dispatch_profiler.profiler.providers._base import NotSupported
 
 #: Functions of (sums, operands...), each with the place of its operands among those of the epilogue.
@@ -21,8 +21,19 @@ def epilogue_operand(operation: Contraction, operand: Any, held: Any, *, is_fuse
     if convolution is None or is_fused:
         return operand
     if operand.ndim == 1:
-        return operand.view(-1, 1, 1)
-    return operand.permute(0, 3, 1, 2) if convolution.is_channels_last else operand
+        return operand.view(-1, *[1] * convolution.spatial_rank)
+    return in_order(convolution, CONV_ROLES[convolution.mode][2], operand)
+
+
+def in_order(convolution: ConvolutionGeometry, role: Any, tensor: Any) -> Any:
+    """A view in torch's order of axes: images and channels, or filters and channels, then the spatial axes."""
+    stored = convolution.layout_of(role)
+    return tensor.permute([stored.index(letter) for letter in torch_order(convolution, role)])
+
+
+def torch_order(convolution: ConvolutionGeometry, role: Any) -> str:
+    """Letters of the axes in torch's order: `nchw`, or `fchw` for a filter."""
+    return ("fc" if role == "filter" else "nc") + convolution.spatial_letters
 
 
 def apply_steps(steps: Steps, sums: Any, operands: Sequence[Any]) -> Any:

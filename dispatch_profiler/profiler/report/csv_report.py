@@ -45,8 +45,11 @@ _ORIGIN = (
 def columns() -> tuple[str, ...]:
     """All columns after the tags; the same for every run, so that runs can be appended."""
     samples = [kind.smallest() for kind in OPERATION_KINDS.values()]
-    arguments = dict.fromkeys(name for op in samples for name in Dispatch(op, Default()).arguments())
-
+    arguments = dict.fromkeys(
+        name
+        for operation in samples
+        for name in (*Dispatch(operation, Default()).arguments(), *operation.argument_names())
+    )
     return (*_MAIN, "bytes", "flops", *arguments, *report_columns(), *_MEASURED, *_SPEEDUP, *_ORIGIN)
 
 

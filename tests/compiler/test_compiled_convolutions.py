@@ -1,0 +1,146 @@
+"""Convolutions of every rank, mode and layout through the compiler on this CPU: results are verified."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from pairwise import pairwise
+
+from dispatch_profiler.compiler import BuildRequest, IreeCompiler
+from dispatch_profiler.configurations import Default
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.errors import OperationError
+from dispatch_profiler.generator import render_module
+from dispatch_profiler.operations import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    Convolution,
+    Distribution,
+    ElementTypes,
+    Epilogue,
+)
+from dispatch_profiler.profiler.measurement.kernels import open_kernels
+from dispatch_profiler.profiler.verification.inputs import draw
+from dispatch_profiler.profiler.verification.verify import compare_result
+from dispatch_profiler.targets import parse_target
+
+TARGET = parse_target("llvm-cpu")
+#: Extents, with a size that no stride divides, and layouts: both canonical ones, filters in KYXC order, and any.
+KINDS = {
+    1: (Conv1d, {"n": 2, "w": 12, "s": 3}, ("nwc", "ncw", "nwc_fwc_nwc", "cwn_wfc_ncw")),
+    2: (
+        Conv2d,
+        {"n": 2, "h": 6, "w": 9, "r": 2, "s": 3},
+        ("nhwc", "nchw", "nhwc_fhwc_nhwc", "hcwn_cwfh_wnch"),
+    ),
+    3: (
+        Conv3d,
+        {"n": 2, "d": 4, "h": 6, "w": 5, "t": 2, "r": 1, "s": 3},
+        ("ndhwc", "ncdhw", "ndhwc_fdhwc_ndhwc", "dnhcw_cdfwh_hncdw"),
+    ),
+}
+MODES = ("forward", "input_backward", "weight_backward")
+STRIDES = ((1, 1, 1), (2, 2, 2), (1, 3, 2))
+#: (before, after); with the last, gradients of stride 1 are cropped.
+PADDINGS = ((0, None), (1, None), (0, 2), (3, 1))
+#: c, k, groups
+CHANNELS = ((3, 5, 1), (4, 6, 2), (4, 4, 4))
+TYPES = {
+    "f32": ElementTypes(),
+    "f16": ElementTypes("f16", "f16", "f16"),
+    "bf16": ElementTypes("bf16", "bf16", "f32"),
+    "i8": ElementTypes("i8", "i8", "i32"),
+    "f64": ElementTypes("f64", "f64", "f64"),
+}
+EPILOGUES = ("none", "bias+relu", "residual")
+#: One with each row, in turn.
+OTHERS = list(itertools.product(TYPES, EPILOGUES, (1, 2)))
+Row = tuple[int, str, int, tuple[int, ...], tuple[int, int | None], tuple[int, int, int], str, str, int]
+EVERY: list[Row] = [
+    (*row, *OTHERS[11 * number % len(OTHERS)])
+    for number, row in enumerate(itertools.product(KINDS, MODES, range(4), STRIDES, PADDINGS, CHANNELS))
+]
+
+
+def operation_of(row: Row) -> Convolution | None:
+    """None if there is no such convolution, or the compiler does not support its types."""
+    rank, mode, layout, stride, (before, after), (c, k, groups), types, epilogue, dilation = row
+    epilogue = "none" if mode == "weight_backward" else epilogue
+    kind, extents, layouts = KINDS[rank]
+    try:
+        operation = kind(
+            **extents, c=c, k=k, groups=groups, stride=stride[-rank:], dilation=(dilation,) * rank,
+            padding=(before,) * rank, padding_after=None if after is None else (after,) * rank,
+            layout=layouts[layout], types=TYPES[types], epilogue=Epilogue.parse(epilogue), mode=mode,
+        )  # fmt: skip
+    except OperationError:
+        return None
+    return None if TARGET.unsupported_reason(operation) else operation
+
+
+EXISTING = [row for row in EVERY if operation_of(row)]
+CHOSEN = pairwise(EXISTING)
+FULL = [row for row in EXISTING if row not in CHOSEN]
+
+
+def groups(rows: list[Row], size: int) -> list[list[Row]]:
+    """The rows of each module: starting the compiler takes as long as ten of them."""
+    return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        *(pytest.param(rows, id=f"chosen{number}") for number, rows in enumerate(groups(CHOSEN, 12))),
+        *(
+            pytest.param(rows, id=f"full{number}", marks=pytest.mark.slow)
+            for number, rows in enumerate(groups(FULL, 36))
+        ),
+    ],
+)
+def test_a_compiled_convolution_is_verified(rows: list[Row]):
+    """On integers exactly, and on reals within the bound."""
+    dispatches = [Dispatch(operation, Default()) for row in rows if (operation := operation_of(row))]
+    text = "\n".join(render_module(each.operation, [each]) for each in dispatches)
+    built = IreeCompiler().build(BuildRequest(text, tuple(dispatches), TARGET.compile_flags, 1))
+    device = open_kernels("local-sync")
+    program = device.load(built.verify)
+    for dispatch in dispatches:
+        operation = dispatch.operation
+        for distribution in Distribution:
+            inputs = draw(operation, distribution, 5)
+            (actual,) = program.bind(dispatch.name, device.put(operation, inputs)).run()
+            found = compare_result(operation.results[0], actual, operation.reference(inputs)[0])
+            assert found.passed, f"{operation.name} on {distribution.value}: {found.message}"
+
+
+def test_pairs_of_parameters_are_all_compiled():
+    """Every rank with every mode, layout, stride, padding and grouping."""
+    assert len(CHOSEN) < 60
+    for first, second in itertools.combinations(range(6), 2):
+        pairs = {(row[first], row[second]) for row in EXISTING}
+        assert {(row[first], row[second]) for row in CHOSEN} == pairs
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", [Conv1d, Conv2d, Conv3d])
+def test_gradients_that_nothing_reaches_are_zero(kind: type[Convolution], mode: str):
+    """The filter stands on padding only, and only some of its taps on pixels."""
+    rank = kind.rank
+    extents = dict.fromkeys(kind.extent_names(), 1)
+    nothing = kind(**extents, stride=(9,) * rank, padding=(1,) * rank, mode=mode)
+    taps = {"s": 2, **({"r": 2} if rank > 1 else {}), **({"t": 2} if rank > 2 else {})}
+    some = kind(**{**extents, **taps}, stride=(9,) * rank, padding=(1,) * rank, mode=mode)
+    dispatches = [Dispatch(operation, Default()) for operation in (nothing, some)]
+    text = "\n".join(render_module(each.operation, [each]) for each in dispatches)
+    built = IreeCompiler().build(BuildRequest(text, tuple(dispatches), TARGET.compile_flags, 1))
+    device = open_kernels("local-sync")
+    program = device.load(built.verify)
+    for dispatch in dispatches:
+        inputs = draw(dispatch.operation, Distribution.INTEGERS, 5)
+        (actual,) = program.bind(dispatch.name, device.put(dispatch.operation, inputs)).run()
+        expected = dispatch.operation.reference(inputs)[0]
+        assert compare_result(dispatch.operation.results[0], actual, expected).passed, dispatch.name
+        assert (dispatch.operation is some) == bool(actual.any()), dispatch.name

@@ -1,0 +1,138 @@
+"""Libraries compute convolutions of every rank, mode and layout, and reject only types that they lack."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from pairwise import pairwise
+
+from dispatch_profiler.operations import (
+    Contraction,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    Convolution,
+    Distribution,
+    ElementTypes,
+    Epilogue,
+)
+from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.profiler.providers._base import NotSupported
+from dispatch_profiler.profiler.providers.libraries import LIBRARY_METHODS, open_library
+from dispatch_profiler.profiler.providers.library_costs import library_call_ms
+from dispatch_profiler.profiler.verification.inputs import draw
+from dispatch_profiler.profiler.verification.verify import compare_result
+
+#: Extents and layouts: both canonical ones, and any.
+KINDS: dict[type[Convolution], tuple[dict[str, int], tuple[str, ...]]] = {
+    Conv1d: ({"n": 2, "w": 11, "s": 3}, ("nwc", "ncw", "nwc_fwc_ncw", "cwn_wfc_wnc")),
+    Conv2d: ({"n": 2, "h": 6, "w": 9, "r": 2, "s": 3}, ("nhwc", "nchw", "nhwc_fhwc_nhwc", "hcwn_cwfh_wnch")),
+    Conv3d: (
+        {"n": 2, "d": 4, "h": 6, "w": 5, "t": 2, "r": 1, "s": 3},
+        ("ndhwc", "ncdhw", "ncdhw_dhwcf_ndhwc", "dnhcw_cdfwh_hncdw"),
+    ),
+}
+MODES = ("forward", "input_backward", "weight_backward")
+#: (before, after)
+PADDINGS = ((0, None), (1, None), (0, 2), (2, 1))
+CHANNELS = ((3, 5, 1), (4, 6, 2), (4, 4, 4), (2, 6, 2))
+TYPES = {
+    "f32": ElementTypes(),
+    "f64": ElementTypes("f64", "f64", "f64"),
+    "f64-f32": ElementTypes("f64", "f64", "f32"),
+    "f16": ElementTypes("f16", "f16", "f16"),
+    "bf16": ElementTypes("bf16", "bf16", "bf16"),
+    "i8": ElementTypes("i8", "i8", "i32"),
+}
+EPILOGUES = ("none", "bias+relu", "scale_shift+residual")
+#: A stride, a dilation and an epilogue with each row, in turn.
+OTHERS = list(itertools.product((1, 2, 3), (1, 2), EPILOGUES))
+ROWS = pairwise(
+    [
+        (*row, *OTHERS[7 * number % len(OTHERS)])
+        for number, row in enumerate(itertools.product(KINDS, range(4), MODES, PADDINGS, CHANNELS, TYPES))
+    ]
+)
+
+
+def operation_of(row: Any) -> Convolution:
+    kind, layout, mode, (before, after), (c, k, groups), types, stride, dilation, epilogue = row
+    extents, layouts = KINDS[kind]
+    rank = kind.rank
+    return kind(
+        **extents, c=c, k=k, groups=groups, stride=(stride,) * rank, padding=(before,) * rank,
+        padding_after=None if after is None else (after,) * rank, types=TYPES[types], mode=mode,
+        dilation=(dilation, 1, 1)[:rank], layout=layouts[layout],
+        epilogue=Epilogue.parse("none" if mode == "weight_backward" else epilogue),
+    )  # fmt: skip
+
+
+@pytest.fixture(params=["numpy", "torch"])
+def library(request: pytest.FixtureRequest) -> Any:
+    pytest.importorskip(request.param)
+    return open_library(request.param, "local-task", 1)
+
+
+def supported(library: Any) -> tuple[str, ...]:
+    return (
+        ("f32", "f64", "f64-f32", "f16", "bf16") if "torch" in library.version else ("f32", "f64", "f64-f32")
+    )
+
+
+def test_every_convolution_is_computed_or_its_types_are_rejected(library):
+    """Exactly on whole numbers where one rounding is all there is, and within the bound on reals."""
+    for row in ROWS:
+        operation = operation_of(row)
+        for distribution in Distribution:
+            inputs = draw(operation, distribution, 5)
+            try:
+                (found,) = library.load(b"").bind("", library.put(operation, inputs)).run()
+            except NotSupported as error:
+                assert row[5] not in supported(library), f"{operation.name}: {error}"
+                continue
+            expected = reference(operation, inputs, stepwise=True)
+            comparison = compare_result(operation.result, found, expected)
+            assert comparison.passed, f"{operation.name} on {distribution.value}: {comparison.message}"
+
+
+def test_rows_have_every_rank_with_every_mode():
+    assert {(row[0], row[2]) for row in ROWS} == set(itertools.product(KINDS, MODES))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_operands_are_left_as_they_were_and_a_second_run_is_the_same(library, kind, mode):
+    operation = operation_of((kind, 3, mode, (0, 2), (4, 6, 2), "f32", 2, 1, "bias+relu"))
+    inputs = draw(operation, Distribution.REALS, 3)
+    before = [array.copy() for array in inputs]
+    call = library.load(b"").bind("", library.put(operation, inputs))
+    (first,) = call.run()
+    assert call.time(2) > 0
+    np.testing.assert_array_equal(call.run()[0], first)
+    for array, was in zip(inputs, before, strict=True):
+        np.testing.assert_array_equal(array, was)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cost_of_a_call_is_that_of_the_same_mode(monkeypatch, library, kind, mode):
+    """A weight gradient has no bias, so the smallest problem of its kind is another."""
+    put, seen = library.put, []
+
+    def note(operation: Contraction, inputs: Any) -> Any:
+        seen.append(operation)
+        return put(operation, inputs)
+
+    monkeypatch.setattr(library, "put", note)
+    operation = operation_of((kind, 0, mode, (0, None), (3, 5, 1), "f32", 1, 1, "bias+relu"))
+    assert library_call_ms(library, operation) > 0
+    (smallest,) = seen
+    assert (smallest.mode, smallest.epilogue, smallest.result.elements) == (mode, operation.epilogue, 1)
+
+
+def test_every_rank_has_a_method():
+    for methods in LIBRARY_METHODS.values():
+        assert {"conv1d", "conv2d", "conv3d"} <= set(methods)
