@@ -110,7 +110,10 @@ class Convolution(Contraction):
         value = tuple(given) if isinstance(given, (tuple, list)) else (given,)
         if len(value) != cls.rank or any(type(each) is not int for each in value):
             axes = ", ".join(_AXES[axis] for axis in SPATIAL[cls.rank])
-            raise OperationError(f"{cls.kind}: {name} must be {_NUMBERS[cls.rank]} ({axes}), but got {value}")
+            raise OperationError(
+                f"{cls.kind}: {name} must be {_NUMBERS[cls.rank]} ({axes}), but got {value}",
+                hint=f"write {_by((2,) * cls.rank)}, for example",
+            )
         return value
 
     @classmethod

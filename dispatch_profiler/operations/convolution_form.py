@@ -71,6 +71,8 @@ class DirectForm:
     named: str = ""
     #: In input_backward, where the gradient goes.
     spread: Spread | None = None
+    #: Only a part of the padded input is read.
+    is_cropped: bool = False
 
 
 def direct_form(geometry: ConvolutionGeometry) -> DirectForm:
@@ -92,7 +94,7 @@ def direct_form(geometry: ConvolutionGeometry) -> DirectForm:
         image = _image(geometry, "input", geometry.size, outputs, channels)
         output = _image(geometry, "output", _spread_size(geometry), windows, filters)
     else:
-        image = _image(geometry, "input", geometry.padded_size, windows, channels)
+        image = _image(geometry, "input", _read_size(geometry), windows, channels)
         output = _image(geometry, "output", geometry.output_size, outputs, filters)
     filter_ = _filter(geometry, taps, channels, filters)
     named = {"input": image, "filter": filter_, "output": output}
@@ -105,6 +107,7 @@ def direct_form(geometry: ConvolutionGeometry) -> DirectForm:
         _loops(_extents(geometry), result.subscripts, summed.subscripts),
         _name(geometry),
         _spread(geometry) if is_input_gradient else None,
+        not is_input_gradient and _read_size(geometry) != geometry.padded_size,
     )
 
 
@@ -211,17 +214,21 @@ def _depthwise(geometry: ConvolutionGeometry) -> DirectForm:
     extents = {**_extents(geometry), "oc": channels}
     dense = ("n", "oh", "ow", "oc")
     taps = ((r,), (s,), (channels,)) if last else ((channels,), (r,), (s,))
-    image = tuple((extent,) for extent in _padded_shape(geometry))
+    sizes = dict(zip("hw", _read_size(geometry), strict=True), n=geometry.batch, c=channels)
     return DirectForm(
-        IndexedTensor(image, ()),
+        IndexedTensor(tuple((sizes[letter],) for letter in geometry.input_layout), ()),
         IndexedTensor(taps, ()),
         IndexedTensor(tuple((extent,) for extent in geometry.shape_of("output")), ()),
         _loops(extents, dense, ("kh", "kw")),
         f"depthwise_conv_2d_{'nhwc_hwc' if last else 'nchw_chw'}",
+        is_cropped=_read_size(geometry) != geometry.padded_size,
     )
 
 
-def _padded_shape(geometry: ConvolutionGeometry) -> tuple[int, ...]:
-    extents = {"n": geometry.batch, "c": geometry.channels}
-    extents |= dict(zip(geometry.spatial_letters, geometry.padded_size, strict=True))
-    return tuple(extents[letter] for letter in geometry.input_layout)
+def _read_size(geometry: ConvolutionGeometry) -> tuple[int, ...]:
+    """Size of the padded input, of which only one window is left along axes with one output.
+
+    IREE 3.13 removes a loop of one iteration, and then rejects an input of which the taps read a part.
+    """
+    axes = zip(geometry.padded_size, geometry.window, geometry.output_size, strict=True)
+    return tuple(window if outputs == 1 else padded for padded, window, outputs in axes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 from pairwise import pairwise
@@ -102,7 +103,11 @@ def groups(rows: list[Row], size: int) -> list[list[Row]]:
 )
 def test_a_compiled_convolution_is_verified(rows: list[Row]):
     """On integers exactly, and on reals within the bound."""
-    dispatches = [Dispatch(operation, Default()) for row in rows if (operation := operation_of(row))]
+    verify([operation for row in rows if (operation := operation_of(row))])
+
+
+def verify(operations: Sequence[Convolution]) -> None:
+    dispatches = [Dispatch(operation, Default()) for operation in operations]
     text = "\n".join(render_module(each.operation, [each]) for each in dispatches)
     built = IreeCompiler().build(BuildRequest(text, tuple(dispatches), TARGET.compile_flags, 1))
     device = open_kernels("local-sync")
@@ -125,22 +130,23 @@ def test_pairs_of_parameters_are_all_compiled():
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", [Conv1d, Conv2d, Conv3d])
-def test_gradients_that_nothing_reaches_are_zero(kind: type[Convolution], mode: str):
-    """The filter stands on padding only, and only some of its taps on pixels."""
-    rank = kind.rank
-    extents = dict.fromkeys(kind.extent_names(), 1)
-    nothing = kind(**extents, stride=(9,) * rank, padding=(1,) * rank, mode=mode)
-    taps = {"s": 2, **({"r": 2} if rank > 1 else {}), **({"t": 2} if rank > 2 else {})}
-    some = kind(**{**extents, **taps}, stride=(9,) * rank, padding=(1,) * rank, mode=mode)
-    dispatches = [Dispatch(operation, Default()) for operation in (nothing, some)]
-    text = "\n".join(render_module(each.operation, [each]) for each in dispatches)
-    built = IreeCompiler().build(BuildRequest(text, tuple(dispatches), TARGET.compile_flags, 1))
-    device = open_kernels("local-sync")
-    program = device.load(built.verify)
-    for dispatch in dispatches:
-        inputs = draw(dispatch.operation, Distribution.INTEGERS, 5)
-        (actual,) = program.bind(dispatch.name, device.put(dispatch.operation, inputs)).run()
-        expected = dispatch.operation.reference(inputs)[0]
-        assert compare_result(dispatch.operation.results[0], actual, expected).passed, dispatch.name
-        assert (dispatch.operation is some) == bool(actual.any()), dispatch.name
+def test_taps_that_stand_on_padding_only_contribute_nothing(mode: str):
+    """The whole filter, or some of its taps: elements of gradients that nothing is summed into are zero."""
+    every = []
+    for kind, taps in ((Conv1d, {"s": 2}), (Conv2d, {"s": 2}), (Conv3d, {"t": 2, "s": 2})):
+        extents = {**dict.fromkeys(kind.extent_names(), 1), "c": 2, "k": 3}
+        steps = {"stride": (9,) * kind.rank, "padding": (1,) * kind.rank}
+        every += [kind(**{**extents, **more}, **steps, mode=mode) for more in ({}, taps)]
+    verify(every)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_single_output_reads_a_part_of_its_input(mode: str):
+    """IREE 3.13 rejects an input that is larger than what the taps of a single output read."""
+    shapes = (
+        {"n": 2},
+        {"n": 1, "groups": 2},
+        {"n": 2, "groups": 4, "padding": (1, 0)},
+        {"n": 2, "layout": "nchw"},
+    )
+    verify([Conv2d(h=5, w=9, c=4, k=4, r=3, s=3, stride=(9, 2), mode=mode, **shape) for shape in shapes])

@@ -23,6 +23,7 @@ GOLDEN: dict[str, Convolution] = {
     "conv2d_fhwc_filter": Conv2d(1, 6, 8, 4, 8, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc"),
     "conv2d_other_layouts_grouped": Conv2d(2, 6, 8, 4, 8, 3, 3, groups=2, layout="hcwn_cwfh_wnch", epilogue=BIAS),
     "conv2d_padded_after": Conv2d(1, 6, 8, 4, 8, 3, 3, padding=(0, 1), padding_after=(1, 2)),
+    "conv2d_of_one_row": Conv2d(2, 5, 7, 4, 8, 3, 3, (9, 2), (1, 0)),
     "conv2d_input_backward": Conv2d(2, 6, 8, 4, 8, 3, 3, (2, 1), (1, 1), mode="input_backward", epilogue=BIAS),
     "conv2d_input_backward_cropped_f16": Conv2d(
         1, 5, 5, 4, 8, 1, 3, padding=(3, 1), mode="input_backward", layout="nchw", groups=2, types=F16
