@@ -33,6 +33,7 @@ from dispatch_profiler.operations.conv_layouts import (
     layout_triple,
     words_of,
 )
+from dispatch_profiler.operations.convolution_checks import check_channels, check_window, checked_tuple
 from dispatch_profiler.operations.convolution_form import DirectForm, direct_form
 from dispatch_profiler.operations.convolution_options import (
     check_mode,
@@ -49,8 +50,6 @@ from dispatch_profiler.operations.options import SweepOptions
 
 _C = TypeVar("_C", bound="Convolution")
 
-_AXES = {"d": "depth", "h": "height", "w": "width"}
-_NUMBERS = {1: "one whole number", 2: "two whole numbers", 3: "three whole numbers"}
 #: Fields with a number for each spatial axis.
 _TUPLES = ("stride", "padding", "dilation")
 
@@ -91,30 +90,19 @@ class Convolution(Contraction):
 
     def __post_init__(self) -> None:
         for name in _TUPLES:
-            object.__setattr__(self, name, self._checked_tuple(name, getattr(self, name)))
+            object.__setattr__(self, name, checked_tuple(self.kind, self.rank, name, getattr(self, name)))
         self._check_extents(vars(self))
         self._check_padding()
         object.__setattr__(self, "layout", checked_layout(self.layout, self.rank))
         check_mode(self.kind, self.mode)
-        self._check_channels()
-        self._check_window()
+        check_channels(self.c, self.k, self.groups)
+        check_window(SPATIAL[self.rank], self.window, self.padded)
         if self.mode == "weight_backward" and not self.epilogue.is_empty:
             raise OperationError(
                 f"{self.kind}: weight_backward has no epilogue, but got {self.epilogue}",
                 hint="use --epilogue=none",
             )
         self._check_epilogue()
-
-    @classmethod
-    def _checked_tuple(cls, name: str, given: Any) -> tuple[int, ...]:
-        value = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-        if len(value) != cls.rank or any(type(each) is not int for each in value):
-            axes = ", ".join(_AXES[axis] for axis in SPATIAL[cls.rank])
-            raise OperationError(
-                f"{cls.kind}: {name} must be {_NUMBERS[cls.rank]} ({axes}), but got {value}",
-                hint=f"write {_by((2,) * cls.rank)}, for example",
-            )
-        return value
 
     @classmethod
     def _check_extents(cls, fields: Mapping[str, Any]) -> None:
@@ -126,28 +114,11 @@ class Convolution(Contraction):
 
     def _check_padding(self) -> None:
         if self.padding_after is not None:
-            after = self._checked_tuple("padding_after", self.padding_after)
+            after = checked_tuple(self.kind, self.rank, "padding_after", self.padding_after)
             object.__setattr__(self, "padding_after", None if after == self.padding else after)
         for name, value in (("padding", self.padding), ("padding_after", self.high_padding)):
             if min(value) < 0:
                 raise OperationError(f"{self.kind}: {name} must be at least 0, but got {value}")
-
-    def _check_channels(self) -> None:
-        for name, channels in (("input channels c", self.c), ("filters k", self.k)):
-            if channels % self.groups:
-                raise OperationError(
-                    f"groups must divide the {name}, but got groups={self.groups}, {name}={channels}",
-                    hint=f"valid groups: {_common_divisors(self.c, self.k)}",
-                )
-
-    def _check_window(self) -> None:
-        for axis, size, padded in zip(SPATIAL[self.rank], self.window, self.padded, strict=True):
-            if size > padded:
-                raise OperationError(
-                    f"the filter is larger than its padded input along {axis}: {size} > {padded}"
-                    " (filter with dilation, input with padding)",
-                    hint="use a smaller filter or dilation, or more padding",
-                )
 
     @classmethod
     def transposed(cls: type[_C], *, output_padding: tuple[int, ...] = (), **fields: Any) -> _C:
@@ -162,7 +133,7 @@ class Convolution(Contraction):
         given = {"output_padding": output_padding or (0,) * cls.rank, **fields}
         for name in (*_TUPLES, "padding_after", "output_padding"):
             if given.get(name) is not None:
-                given[name] = cls._checked_tuple(name, given[name])
+                given[name] = checked_tuple(cls.kind, cls.rank, name, given[name])
         extra = given.pop("output_padding")
         cls._check_extents(given)
         return cls(**mirrored(cls.kind, cls.rank, given, extra))
@@ -397,9 +368,3 @@ def _ones(kind: type[Convolution]) -> dict[str, Any]:
 
 def _by(values: tuple[int, ...]) -> str:
     return "x".join(map(str, values))
-
-
-def _common_divisors(c: int, k: int) -> str:
-    common = math.gcd(c, k)
-    divisors = [str(d) for d in range(1, common + 1) if common % d == 0]
-    return ", ".join(divisors[:8]) + (", ..." if len(divisors) > 8 else "")
