@@ -21,6 +21,7 @@ DOCUMENTS = [
     "README.md",
     "docs/null.md",
     "docs/targets.md",
+    "docs/convolutions.md",
     "docs/epilogues.md",
     "docs/measurement.md",
     "docs/compare.md",

@@ -81,6 +81,13 @@ CONV_SWEEP = [
     ("epilogues", [*CONV, "--epilogue=bias,bias+relu,gelu,sigmoid,tanh", "--layout=nhwc,nchw", "--lhs=f32"]),
     ("an image as large as its filter", ["--conv-n=2", "--conv-h=3", "--conv-w=3", "--conv-c=16", "--conv-k=16"]),
     ("odd extents", ["--conv-n=1", "--conv-h=15", "--conv-w=13", "--conv-c=7", "--conv-k=9", "--lhs=f32,f16"]),
+    ("gradients", [*CONV, "--conv-mode=input_backward,weight_backward", "--conv-stride=1,2", "--conv-padding=1", "--lhs=f32,f16"]),
+    ("gradients of groups", [*CONV, "--conv-mode=input_backward,weight_backward", "--conv-groups=4,16", "--layout=nchw", "--lhs=f32"]),
+    ("other layouts", [*CONV, "--layout=nhwc_kyxc_nhwc,nchw_hwcf_nhwc,hwcn_fhcw_nwhc", "--lhs=f32,i8"]),
+    ("padding after", [*CONV, "--conv-padding=0,1x2", "--conv-padding-after=1x0", "--lhs=f32"]),
+    ("transposed", [*CONV, "--conv-transposed", "--conv-stride=2", "--conv-padding=1", "--conv-output-padding=0,1", "--epilogue=bias"]),
+    ("conv1d", ["--conv-n=1,2", "--conv-w=33", "--conv-c=12", "--conv-k=16", "--conv-stride=1,2", "--conv-groups=1,4", "--layout=nwc,ncw"]),
+    ("conv3d", ["--conv-n=1", "--conv-d=5", "--conv-h=6", "--conv-w=7", "--conv-c=4", "--conv-k=8", "--conv-padding=1", "--conv-mode=forward,weight_backward", "--lhs=f32"]),
 ]  # fmt: skip
 NORMS = "--op-kind=layer_norm,layer_norm_input_backward,layer_norm_weight_backward"
 NORM_SWEEP = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 
 from dispatch_profiler.operations import (
     BatchMatmul,
+    Conv1d,
     Conv2d,
+    Conv3d,
     Distribution,
     ElementTypes,
     Epilogue,
@@ -184,3 +187,32 @@ def test_a_faulty_convolution_fails():
         assert not verified(conv, distribution, lambda a, b: conv.contract(a, b[::-1, ::-1])).passed
         assert not verified(conv, distribution, one_sided).passed
         assert not verified(conv, distribution, lambda a, b: conv.contract(a.swapaxes(1, 2), b)).passed
+
+
+@pytest.mark.parametrize("mode", ["input_backward", "weight_backward"])
+@pytest.mark.parametrize("kind", [Conv1d, Conv2d, Conv3d])
+def test_faulty_gradients_of_a_convolution_fail(kind, mode):
+    """Flipped or exchanged operands, padding on the other side, and a stride that was lost are found."""
+    rank = kind.rank
+    extents = {**dict.fromkeys(kind.extent_names(), 3), "n": 2, "c": 4, "k": 4, "w": 9}
+    steps = {
+        "stride": (1,) * (rank - 1) + (2,),
+        "padding": (1,) * rank,
+        "padding_after": (1,) * (rank - 1) + (2,),
+    }
+    conv = kind(**extents, **steps, types=TYPES["f32"], mode=mode)
+    other_side = replace(conv, padding=conv.padding_after, padding_after=conv.padding)
+    spatial = tuple(range(rank)) if mode == "input_backward" else tuple(range(1, rank + 1))
+
+    faults = {
+        "rhs flipped": lambda a, b: conv.contract(a, np.flip(b, spatial)),
+        "padding on the other side": other_side.contract,
+        "images exchanged": lambda a, b: conv.contract(a[::-1], b),
+        "channels exchanged": lambda a, b: conv.contract(np.flip(a, -1), b),
+        "last pixel dropped": lambda a, b: conv.contract(a * (np.arange(a.shape[-2]) > 0)[:, None], b),
+        "sign lost": lambda a, b: np.abs(conv.contract(a, b)),
+    }
+    for distribution in Distribution:
+        assert verified(conv, distribution, conv.contract).passed
+        for name, kernel in faults.items():
+            assert not verified(conv, distribution, kernel).passed, name
