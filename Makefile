@@ -19,13 +19,13 @@ help:
 .venv/stamp: setup.cfg pyproject.toml
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
-	.venv/bin/python -m pip install --quiet --editable .
+	.venv/bin/python -m pip install -qq --editable .
 	touch $@
 
 .venv-test/stamp: setup.cfg pyproject.toml tests/constraints.txt
 	$(PYTHON) -m venv .venv-test
 	.venv-test/bin/python -m pip install --quiet --upgrade pip
-	.venv-test/bin/python -m pip install --quiet --constraint tests/constraints.txt --editable '.[test,lint]'
+	.venv-test/bin/python -m pip install -qq --constraint tests/constraints.txt --editable '.[test,lint]'
 	touch $@
 
 quickstart: .venv/stamp
