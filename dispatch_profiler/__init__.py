@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Default as Default,
         Extern as Extern,
         Flow as Flow,
+        Formed as Formed,
         GpuTiles as GpuTiles,
         KernelObject as KernelObject,
         KernelSource as KernelSource,
@@ -138,6 +139,7 @@ if TYPE_CHECKING:
         RocmTarget as RocmTarget,
         Target as Target,
         VulkanTarget as VulkanTarget,
+        fastest_form as fastest_form,
         parse_target as parse_target,
     )
     from dispatch_profiler.workloads import (
@@ -174,6 +176,7 @@ _PROVIDED = {
         "Default",
         "Extern",
         "Flow",
+        "Formed",
         "GpuTiles",
         "KernelObject",
         "KernelSource",
@@ -198,6 +201,7 @@ _PROVIDED = {
         "RocmTarget",
         "Target",
         "VulkanTarget",
+        "fastest_form",
         "parse_target",
     ),
     "workloads": (

@@ -22,6 +22,7 @@ DOCUMENTS = [
     "docs/null.md",
     "docs/targets.md",
     "docs/convolutions.md",
+    "docs/forms.md",
     "docs/epilogues.md",
     "docs/measurement.md",
     "docs/compare.md",

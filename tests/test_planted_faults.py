@@ -20,7 +20,7 @@ def verdict_of(run) -> Callable[..., tuple[str, str]]:
 
     def verify(change: Callable[[str], str], *arguments: str) -> tuple[str, str]:
         shapes = arguments or (*SQUARE, "--lhs=f32")
-        assert run("generator", *shapes, "--default-config=only").status == 0
+        assert run("generator", "--default-config=only", *shapes).status == 0
         (source,) = Path("generated").rglob("*.mlir")
         text = source.read_text()
         changed = change(text)
@@ -357,3 +357,53 @@ def test_faults_of_layouts_paddings_and_ranks_are_caught(verdict_of, fault, righ
 )
 def test_the_same_convolutions_without_a_fault_are_verified(verdict_of, arguments):
     assert verdict_of(unchanged, *arguments)[0] == "SUCCESS"
+
+
+def shapes_of(form: str, mode: str) -> tuple[str, ...]:
+    """Arguments that generate one form of a small convolution, with a filter as MIOpen's commands have it."""
+    Path("form.yaml").write_text(f"configurations: [{{form: {form}}}]")
+    chosen = ("--configurations=form.yaml", f"--dispatches=*_{form}_default", "--default-config=true")
+    return (
+        *SMALL_CONV,
+        PADDED,
+        "--conv-stride=2x1",
+        f"--conv-mode={mode}",
+        "--layout=nhwc_fhwc_nhwc",
+        *chosen,
+    )
+
+
+FORM_FAULTS = {
+    ("im2col", "forward"): [
+        ("taps exchanged", "oh * 2 + kh, ow + kw", "oh * 2 + kw, ow + kh"),
+        ("no stride", "oh * 2 + kh, ow + kw", "oh + kh, ow + kw"),
+        ("shifted padding", "low[0, 1, 1, 0] high[0, 1, 1, 0]", "low[0, 0, 1, 0] high[0, 2, 1, 0]"),
+        ("border not zero", "%padded_border = arith.constant 0.0", "%padded_border = arith.constant 1.0"),
+        ("sums not cleared", "%product_zero = arith.constant 0.0", "%product_zero = arith.constant 1.0"),
+    ],
+    ("permuted", "forward"): [
+        ("taps not permuted", "(kh, kw, c, f) -> (f, kh, kw, c)", "(kh, kw, c, f) -> (f, kw, kh, c)"),
+    ],
+    ("phases", "input_backward"): [
+        ("taps not reversed", "arith.constant -2 : index", "arith.constant 0 : index"),
+        ("wrong tap", "%offset_1 = arith.constant 1", "%offset_1 = arith.constant 0"),
+    ],
+    ("im2col_t", "weight_backward"): [
+        ("taps exchanged", "oh * 2 + kh, ow + kw", "oh * 2 + kw, ow + kh"),
+        ("sums not cleared", "%product_zero = arith.constant 0.0", "%product_zero = arith.constant 1.0"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "mode", "fault", "right", "wrong"),
+    [(*form, *fault) for form, faults in FORM_FAULTS.items() for fault in faults],
+    ids=lambda value: value if "[" not in value and "%" not in value and "*" not in value else "",
+)
+def test_faults_of_a_form_are_caught(verdict_of, form, mode, fault, right, wrong):
+    assert verdict_of(replacing(right, wrong), *shapes_of(form, mode))[0] == "FAILED", fault
+
+
+@pytest.mark.parametrize(("form", "mode"), FORM_FAULTS)
+def test_a_form_without_a_fault_is_verified(verdict_of, form, mode):
+    assert verdict_of(unchanged, *shapes_of(form, mode)) == ("SUCCESS", "")

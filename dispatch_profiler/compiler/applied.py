@@ -20,7 +20,7 @@ from dispatch_profiler.compiler._base import BuildOutcome
 from dispatch_profiler.compiler.folding import fold_groups
 from dispatch_profiler.compiler.ir_module import IrModule, operations_in
 from dispatch_profiler.compiler.sharing import INFO, has_info
-from dispatch_profiler.configurations import Lowering
+from dispatch_profiler.configurations import Lowering, split_loops
 from dispatch_profiler.dispatches import Dispatch, State
 
 
@@ -31,9 +31,9 @@ def restore_dropped(module: IrModule, dispatches: Sequence[Dispatch], lines: Map
     """
     with module.operation.context:
         for dispatch in dispatches:
-            lowering = dispatch.configuration.lowering(dispatch.operation)
-            if lowering is not None and lowering.owns_translation:
-                _restore(module, dispatch.name, lowering, lines)
+            for lowering in dispatch.configuration.lowerings(dispatch.operation):
+                if lowering.owns_translation:
+                    _restore(module, dispatch.name, lowering, lines)
 
 
 def _restore(module: IrModule, function: str, lowering: Lowering, lines: Mapping[str, int]) -> None:
@@ -77,7 +77,11 @@ def verify_applied(
     every dispatch's tiles set.
     """
     with module.operation.context:
-        not_set = {d.name: reason for d in dispatches if (reason := _enforce(module, d, lines))}
+        not_set = {
+            d.name: reason
+            for d in dispatches
+            if (reason := _missing_kernel(module, d) or _enforce(module, d, lines))
+        }
         return {
             d.name: BuildOutcome(State.NOT_APPLIED, not_set[d.name])
             if d.name in not_set
@@ -86,35 +90,84 @@ def verify_applied(
         }
 
 
+def _missing_kernel(module: IrModule, dispatch: Dispatch) -> str:
+    """A reason unless the IR has an operation with the loops of every kernel of the dispatch's form."""
+    configuration = dispatch.configuration
+    reduction = configuration.reduced(dispatch.operation)
+    # A flow has other loops; its evidence is looked for apart.
+    if reduction is None or configuration.evidence is not None:
+        return ""
+    found = [loops for _, op in _operations(module, dispatch.name) if (loops := _loops_of(op))]
+    for kernel in dict.fromkeys(reduction.kernels):
+        wanted = split_loops(kernel, configuration.split_k)
+        if all(loop.extent == 1 for loop in wanted):
+            continue  # It has no loops in the IR.
+        if all(fold_groups(wanted, loops) is None for loops in found):
+            return f"the form has the kernel {kernel.name}, but the compiler's IR has no operation with its loops"
+    return ""
+
+
 def _enforce(module: IrModule, dispatch: Dispatch, lines: Mapping[str, int]) -> str:
     """Set the tiles of `dispatch` if the compiler has dropped them; the reason if that is impossible."""
-    lowering = dispatch.configuration.lowering(dispatch.operation)
-    if lowering is None:
+    wanted = dispatch.configuration.lowerings(dispatch.operation)
+    reasons = (_enforce_one(module, dispatch.name, each, wanted, lines) for each in dict.fromkeys(wanted))
+    return next(filter(None, reasons), "")
+
+
+def _enforce_one(
+    module: IrModule, function: str, lowering: Lowering, wanted: Sequence[Lowering], lines: Mapping[str, int]
+) -> str:
+    """Set the tiles of one kernel of `function`, and of kernels with the same loops; `wanted` are those of all."""
+    roots = _roots(module, function)
+    if _carried(roots, lowering, is_alone=len(wanted) == 1):
         return ""
-    roots = _roots(module, dispatch.name)
-    if any(_carries(root, lowering) for _, root in roots):
-        return ""
-    found = [(i, folded) for i, (_, root) in enumerate(roots) if (folded := _folded_for(root, lowering))]
-    if len(found) == 1 and _carries(roots[found[0][0]][1], found[0][1]):
-        return ""
-    if len(found) != 1 or lowering.owns_translation:
+    found = _matching(roots, lowering)
+    # More operations than kernels with these loops: it is unknown which of them are the kernels.
+    kernels = sum(_folded_for(roots[found[0][0]][1], each) is not None for each in wanted) if found else 0
+    if not found or len(found) > kernels or lowering.owns_translation:
         return f"requested {lowering.lowering_config}, but the compiler configured {_described(roots)}"
-    index, folded = found[0]
-    own_executable(module, dispatch.name, roots[index][0], lines)
-    return _set_tiles(_roots(module, dispatch.name)[index][1], folded)
+    reasons = []
+    for index, folded in found:
+        own_executable(module, function, _roots(module, function)[index][0], lines)
+        reasons.append(_set_tiles(_roots(module, function)[index][1], folded))
+    return next(filter(None, reasons), "")
+
+
+def _matching(roots: Sequence[tuple[str, Any]], lowering: Lowering) -> list[tuple[int, Lowering]]:
+    """(index, `lowering` for it) of each of `roots` that has the loops of `lowering`, or their folded form."""
+    return [(i, folded) for i, (_, root) in enumerate(roots) if (folded := _folded_for(root, lowering))]
+
+
+def _carried(roots: Sequence[tuple[str, Any]], lowering: Lowering, *, is_alone: bool) -> Lowering | None:
+    """The tiles that the kernels of `lowering` carry, if they are the requested ones; otherwise None.
+
+    Several kernels have the same tiles for different loops, so that each must be found by its loops.
+    """
+    if is_alone:
+        tiles = (_folded_for(root, lowering) or lowering for _, root in roots)
+        fitting = zip(roots, tiles, strict=True)
+        return next(
+            (each for (_, root), wanted in fitting for each in (wanted, lowering) if _carries(root, each)),
+            None,
+        )
+    found = _matching(roots, lowering)
+    return found[0][1] if found and all(_carries(roots[i][1], folded) for i, folded in found) else None
 
 
 def _outcome(module: IrModule, dispatch: Dispatch) -> BuildOutcome:
     """The outcome for `dispatch`, with what the module holds in the compiler's syntax."""
     roots = _roots(module, dispatch.name)
-    lowering = dispatch.configuration.lowering(dispatch.operation)
-    if lowering is None:
+    wanted = dispatch.configuration.lowerings(dispatch.operation)
+    if not wanted:
         return BuildOutcome(State.COMPILED, applied=_described(roots))
-    for _, root in roots:
-        wanted = _folded_for(root, lowering) or lowering
-        if _carries(root, wanted):
-            return BuildOutcome(State.COMPILED, applied=_text(wanted))
-    return BuildOutcome(State.NOT_APPLIED, f"set {_text(lowering)}, but found {_described(roots)}")
+    texts: dict[str, None] = {}
+    for lowering in dict.fromkeys(wanted):
+        carried = _carried(roots, lowering, is_alone=len(wanted) == 1)
+        if carried is None:
+            reason = f"set {_text(lowering)}, but found {_described(roots)}"
+            return BuildOutcome(State.NOT_APPLIED, reason)
+        texts[_text(carried)] = None
+    return BuildOutcome(State.COMPILED, applied="; ".join(texts))
 
 
 def _text(lowering: Lowering) -> str:

@@ -105,7 +105,7 @@ class _Isolation:
 
 
 def _has_lowering(dispatch: Dispatch) -> bool:
-    return dispatch.configuration.lowering(dispatch.operation) is not None
+    return bool(dispatch.configuration.lowerings(dispatch.operation))
 
 
 def _failure(error: ToolError) -> BuildOutcome:

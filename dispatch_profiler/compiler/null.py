@@ -132,8 +132,9 @@ class NullCompiler:
         return next(matching, Rule("*"))
 
     def _outcome(self, dispatch: Dispatch) -> BuildOutcome:
-        lowering = dispatch.configuration.lowering(dispatch.operation)
-        wanted = "the null compiler's choice" if lowering is None else lowering.lowering_config
+        lowerings = dispatch.configuration.lowerings(dispatch.operation)
+        texts = dict.fromkeys(lowering.lowering_config for lowering in lowerings)
+        wanted = "; ".join(texts) or "the null compiler's choice"
         if self._rule_for(dispatch).not_applied:
             return BuildOutcome(State.NOT_APPLIED, f"requested {wanted}, but configured nothing")
         return BuildOutcome(State.COMPILED, applied=wanted)

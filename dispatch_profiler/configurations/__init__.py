@@ -2,7 +2,6 @@
 
 from dispatch_profiler.configurations._base import (
     Configuration,
-    Default,
     Evidence,
     GpuLimits,
     Groups,
@@ -12,6 +11,7 @@ from dispatch_profiler.configurations._base import (
     lowering_config_text,
 )
 from dispatch_profiler.configurations.cpu_tiles import CpuTiles
+from dispatch_profiler.configurations.default import Default
 from dispatch_profiler.configurations.extern import Extern
 from dispatch_profiler.configurations.external_kernels import KernelObject, KernelSource, Launch
 from dispatch_profiler.configurations.files import (
@@ -21,6 +21,8 @@ from dispatch_profiler.configurations.files import (
     shipped_lists,
 )
 from dispatch_profiler.configurations.flows import FLOWS, Flow
+from dispatch_profiler.configurations.formed import Formed
+from dispatch_profiler.configurations.forms import FORMS, Form, Kernel, Reduction, Step
 from dispatch_profiler.configurations.gpu_tiles import GpuTiles
 from dispatch_profiler.configurations.intrinsics import INTRINSICS, Intrinsic
 from dispatch_profiler.configurations.kinds import (
@@ -34,10 +36,12 @@ from dispatch_profiler.configurations.kinds import (
 from dispatch_profiler.configurations.mma_tiles import MmaTiles, with_narrow_sums
 from dispatch_profiler.configurations.simt_tiles import SimtTiles
 from dispatch_profiler.configurations.space import Axis, Choice, Point, Space
+from dispatch_profiler.configurations.splits import split_loops
 from dispatch_profiler.configurations.triton_tiles import TritonTiles
 
 __all__ = [
     "FLOWS",
+    "FORMS",
     "INTRINSICS",
     "KINDS",
     "Axis",
@@ -48,10 +52,13 @@ __all__ = [
     "Evidence",
     "Extern",
     "Flow",
+    "Form",
+    "Formed",
     "GpuLimits",
     "GpuTiles",
     "Groups",
     "Intrinsic",
+    "Kernel",
     "KernelObject",
     "KernelSource",
     "Launch",
@@ -60,8 +67,10 @@ __all__ = [
     "Lowering",
     "MmaTiles",
     "Point",
+    "Reduction",
     "SimtTiles",
     "Space",
+    "Step",
     "TritonTiles",
     "configuration_from_dict",
     "draw_valid",
@@ -73,5 +82,6 @@ __all__ = [
     "shipped_configurations",
     "shipped_lists",
     "spaces",
+    "split_loops",
     "with_narrow_sums",
 ]

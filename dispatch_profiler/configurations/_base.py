@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from dispatch_profiler.configurations.external_kernels import KernelObject, KernelSource, Launch
-from dispatch_profiler.configurations.space import Axis, Space, slices_of
+from dispatch_profiler.configurations.forms.builder import Reduction
+from dispatch_profiler.configurations.space import Space
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
 from dispatch_profiler.operations import Loop, Operation
 
@@ -160,6 +161,8 @@ class Configuration(abc.ABC):
     yaml_field: ClassVar[str] = ""
     #: Provider of the kernel, as named in reports.
     provider: ClassVar[str] = "IREE Codegen"
+    #: Whether it can configure the kernels of a form (see `formed`).
+    can_be_inner: ClassVar[bool] = True
     #: Columns in `fields`.
     field_names: ClassVar[tuple[str, ...]] = ()
     #: Slices that the reduction is split into; 1 means not split.
@@ -171,6 +174,13 @@ class Configuration(abc.ABC):
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
         """The search space for `operation` on a target with `limits`; None if it has none."""
         return None
+
+    @classmethod
+    def spaces(cls, operation: Operation, limits: Limits) -> Iterator[Space[Configuration]]:
+        """The search spaces of this kind: `space`, unless the kind has several for one operation."""
+        found = cls.space(operation, limits)
+        if found is not None:
+            yield found
 
     @classmethod
     def from_yaml(cls, entry: Mapping[str, Any]) -> Configuration:
@@ -236,6 +246,20 @@ class Configuration(abc.ABC):
         """The requested tiles; None leaves the choice to the compiler."""
         return None
 
+    def lowerings(self, operation: Operation) -> tuple[Lowering, ...]:
+        """The requested tiles of every kernel: one, unless the configuration has a form."""
+        found = self.lowering(operation)
+        return () if found is None else (found,)
+
+    def reduced(self, operation: Operation) -> Reduction | None:
+        """The kernels and other steps of a form; None for the direct form, which the operation's template has."""
+        return None
+
+    @property
+    def kernel_configuration(self) -> Configuration:
+        """What configures each kernel: this configuration, unless it has a form."""
+        return self
+
     def launch(self, operation: Operation) -> Launch | None:
         """The launch of an external kernel; None if IREE generates the code."""
         return None
@@ -265,6 +289,11 @@ class Configuration(abc.ABC):
             data[field.name] = list(value) if isinstance(value, tuple) else value
         return data
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Configuration:
+        """Inverse of `to_dict`, without its `kind`."""
+        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+
 
 def check_tiles(field: str, tiles: Any) -> tuple[int, ...]:
     """Convert a list of tiles to a tuple. Raises ConfigurationError unless each is an int of at least 1."""
@@ -285,42 +314,6 @@ def check_choice(field: str, value: Any, choices: Sequence[Any]) -> None:
         raise ConfigurationError(
             f"unknown {field} {value!r}", hint=did_you_mean(str(value), list(map(str, choices)))
         )
-
-
-def check_split(split_k: int) -> None:
-    """Raise ConfigurationError unless `split_k` is an int of at least 1."""
-    if type(split_k) is not int or split_k < 1:
-        raise ConfigurationError(f"split_k must be a whole number of at least 1, but got {split_k!r}")
-
-
-def split_suffix(split_k: int) -> str:
-    """The suffix of a configuration's name for a split reduction: `_splitk4`, or empty."""
-    return f"_splitk{split_k}" if split_k > 1 else ""
-
-
-def split_loops(operation: Operation, split_k: int) -> tuple[Loop, ...]:
-    """Loops of `operation` with its reduction split into `split_k` parallel slices.
-
-    split_k=4:  m, n, k=128  ->  split=4, m, n, k=32
-    """
-    if split_k == 1:
-        return operation.loops
-    cut = (
-        Loop(loop.name, loop.extent // split_k, loop.iterator) if loop.iterator == "reduction" else loop
-        for loop in operation.loops
-    )
-    return (Loop("split", split_k, "parallel"), *cut)
-
-
-def split_invalid_reason(operation: Operation, split_k: int) -> str | None:
-    """Why `operation` cannot be split; only a plain matmul can, into slices of equal length."""
-    if split_k == 1:
-        return None
-    if operation.product is None or operation.product.is_batched:
-        return f"split-k is defined for matmul, not for {operation.kind}"
-    if operation.accumulations % split_k:
-        return f"{split_k} slices do not divide k={operation.accumulations}"
-    return None
 
 
 def contraction_invalid_reason(what: str, operation: Operation) -> str | None:
@@ -369,33 +362,3 @@ def backend_invalid_reason(what: str, backend: str, limits: Limits) -> str | Non
     `what` is its first words.
     """
     return None if limits.backend == backend else f"{what} for {backend}, but the target is {limits.backend}"
-
-
-@dataclass(frozen=True)
-class Default(Configuration):
-    """The compiler's own choice; with `split_k`, its choice for the split product."""
-
-    kind: ClassVar[str] = "default"
-    yaml_key: ClassVar[str] = "default"
-
-    split_k: int = 1
-
-    def __post_init__(self) -> None:
-        check_split(self.split_k)
-
-    @classmethod
-    def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
-        return Space(cls, (Axis("split_k", slices_of(operation)),))
-
-    @classmethod
-    def from_yaml(cls, entry: Mapping[str, Any]) -> Configuration:
-        if entry["default"] is not True:
-            raise ConfigurationError(f"default must be true, but got {entry['default']!r}")
-        return cls(entry.get("split_k", 1))
-
-    @property
-    def name(self) -> str:
-        return "tile_config_default" + split_suffix(self.split_k)
-
-    def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
-        return split_invalid_reason(operation, self.split_k)

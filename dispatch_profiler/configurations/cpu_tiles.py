@@ -19,12 +19,8 @@ from dispatch_profiler.configurations._base import (
     Lowering,
     backend_invalid_reason,
     by,
-    check_split,
     check_tiles,
     contraction_invalid_reason,
-    split_invalid_reason,
-    split_loops,
-    split_suffix,
 )
 from dispatch_profiler.configurations.space import (
     Axis,
@@ -34,6 +30,12 @@ from dispatch_profiler.configurations.space import (
     slices_of,
     tile_axes,
     tiles_of,
+)
+from dispatch_profiler.configurations.splits import (
+    check_split,
+    split_invalid_reason,
+    split_loops,
+    split_suffix,
 )
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation

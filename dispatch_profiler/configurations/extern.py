@@ -16,10 +16,10 @@ from dispatch_profiler.configurations._base import (
     Limits,
     backend_invalid_reason,
     by,
-    check_split,
     epilogue_invalid_reason,
 )
 from dispatch_profiler.configurations.external_kernels import KernelObject, Launch
+from dispatch_profiler.configurations.splits import check_split
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
 
@@ -56,6 +56,7 @@ class Extern(Configuration):
 
     kind: ClassVar[str] = "extern"
     yaml_key: ClassVar[str] = "extern"
+    can_be_inner: ClassVar[bool] = False
     yaml_field: ClassVar[str] = "label"
     provider: ClassVar[str] = "Extern"
 

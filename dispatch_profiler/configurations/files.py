@@ -9,12 +9,15 @@ A file is YAML (or JSON, which is YAML):
       - {triton: [128, 256, 64], warps: 8, stages: 3}
       - {extern: mine, object: k.ptx, entry: kernel, workgroups: ["ceildiv(m, 128)"], workgroup_size: [256]}
       - {flow: data_tiling}
+      - {form: im2col, distribution: [64, 128], vector: [8, 32, 4]}
+      - {form: permuted}
       - {default: true}
       - {list: original}
 
 `kinds` and `types` (of the inputs) restrict an entry; without them it applies to every operation that
 it fits. `list` includes all entries of a shipped list; any other entry is of the kind whose `yaml_key`
-it has. The path in `object` is relative to the file.
+it has. `form` goes with the keys of what configures its kernels, and alone leaves them to the compiler. The path
+in `object` is relative to the file.
 """
 
 from __future__ import annotations
@@ -153,7 +156,11 @@ def _marker(row: Mapping[str, Any], where: str) -> str:
     """The key that marks the kind of an entry. Raises ConfigurationError for unknown keys."""
     # Key that marks an entry -> the other keys that the entry may have.
     keys = {kind.yaml_key: kind.yaml_keys() for kind in KINDS.values()} | {_LIST: ()}
-    marker = next((key for key in keys if key in row), None)
+    present = [key for key in keys if key in row]
+    # An entry with a form also has the key of what configures its kernels.
+    marker = next(
+        (key for key in present if {*present} <= {key, *keys[key]}), present[0] if present else None
+    )
     known = [*_RESTRICTIONS, *([marker, *keys[marker]] if marker else keys)]
     options = {key for others in keys.values() for key in others}
     for key in row:

@@ -20,15 +20,17 @@ from dispatch_profiler.configurations._base import (
     Limits,
     by,
     check_choice,
-    check_split,
     check_tiles,
     contraction_invalid_reason,
+)
+from dispatch_profiler.configurations.gpu_lowering import GpuLowering
+from dispatch_profiler.configurations.space import Axis, divisors, tile_axes
+from dispatch_profiler.configurations.splits import (
+    check_split,
     split_invalid_reason,
     split_loops,
     split_suffix,
 )
-from dispatch_profiler.configurations.gpu_lowering import GpuLowering
-from dispatch_profiler.configurations.space import Axis, divisors, tile_axes
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Loop, Operation
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from dispatch_profiler.configurations._base import Configuration, Default, Limits
+from dispatch_profiler.configurations._base import Configuration, Limits
 from dispatch_profiler.configurations.cpu_tiles import CpuTiles
+from dispatch_profiler.configurations.default import Default
 from dispatch_profiler.configurations.extern import Extern
 from dispatch_profiler.configurations.flows import Flow
+from dispatch_profiler.configurations.formed import Formed
 from dispatch_profiler.configurations.mma_tiles import MmaTiles
 from dispatch_profiler.configurations.simt_tiles import SimtTiles
 from dispatch_profiler.configurations.space import Point, Space
@@ -28,6 +30,7 @@ KINDS: dict[str, type[Configuration]] = {
         SimtTiles,
         TritonTiles,
         Extern,
+        Formed,
     )
 }
 
@@ -38,7 +41,7 @@ def configuration_from_dict(data: Mapping[str, Any]) -> Configuration:
     kind = values.pop("kind")
     if kind not in KINDS:
         raise ConfigurationError(f"unknown configuration kind {kind!r}", hint=did_you_mean(kind, KINDS))
-    return KINDS[kind](**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+    return KINDS[kind].from_dict(values)
 
 
 def report_columns() -> tuple[str, ...]:
@@ -54,9 +57,8 @@ def rejection_reason(configuration: Configuration, operation: Operation, limits:
 
 
 def spaces(operation: Operation, limits: Limits) -> tuple[Space[Configuration], ...]:
-    """The search space of every kind that has one for `operation` on a target with `limits`."""
-    found = (kind.space(operation, limits) for kind in KINDS.values())
-    return tuple(space for space in found if space is not None)
+    """The search spaces of every kind that has one for `operation` on a target with `limits`."""
+    return tuple(space for kind in KINDS.values() for space in kind.spaces(operation, limits))
 
 
 def draw_valid(

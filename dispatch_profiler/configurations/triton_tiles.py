@@ -17,15 +17,13 @@ from dispatch_profiler.configurations._base import (
     backend_invalid_reason,
     by,
     check_choice,
-    check_split,
     check_tiles,
     contraction_invalid_reason,
     epilogue_invalid_reason,
-    split_invalid_reason,
-    split_suffix,
 )
 from dispatch_profiler.configurations.external_kernels import KernelSource, Launch
 from dispatch_profiler.configurations.space import Axis, Space, powers_of_two, slices_of, tile_axes
+from dispatch_profiler.configurations.splits import check_split, split_invalid_reason, split_suffix
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import ConvolutionGeometry, Operation
 
@@ -60,6 +58,7 @@ class TritonTiles(Configuration):
 
     kind: ClassVar[str] = "triton"
     yaml_key: ClassVar[str] = "triton"
+    can_be_inner: ClassVar[bool] = False
     yaml_field: ClassVar[str] = "tile"
     provider: ClassVar[str] = "Triton"
     field_names: ClassVar[tuple[str, ...]] = ("workgroup_tile", "k_tile", "stages", "core", "options")

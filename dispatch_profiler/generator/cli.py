@@ -81,6 +81,7 @@ def _main(options: argparse.Namespace) -> int:
         selection,
         _slices(options),
         options.default_config == "only",
+        adds_fastest=not options.configurations and options.default_config != "only",
     )
     plan = plan_generation(result.workload, target, choices)
     _generate(plan, Tree(folder(options.generated_dir)), options)
@@ -154,7 +155,8 @@ def make_parser(prog: str = PROG) -> Parser:
     tuning.add_argument(
         "--configurations",
         metavar="FILE|LIST",
-        help=f"YAML file, or shipped list, that replaces the target's: {', '.join(shipped_lists())}",
+        help="YAML file, or shipped list, that replaces the target's and the fastest known form: "
+        f"{', '.join(shipped_lists())}",
     )
     tuning.add_argument(
         "--split-k-slices", "--split_k_slices", metavar=_RANGE, help="also split k into this many slices"

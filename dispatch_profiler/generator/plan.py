@@ -11,7 +11,7 @@ from dispatch_profiler.dispatches.dispatch import Dispatch
 from dispatch_profiler.dispatches.selection import Selection
 from dispatch_profiler.errors import SelectionError
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.targets import Target
+from dispatch_profiler.targets import Target, fastest_form
 from dispatch_profiler.workloads import Workload
 
 
@@ -44,13 +44,15 @@ class Plan:
 class Choices:
     """Which configurations to cross with the operations.
 
-    If `split_k` is None, the predefined split-k problems use their predefined slice counts.
+    If `split_k` is None, the predefined split-k problems use their predefined slice counts. `adds_fastest` adds
+    the fastest known form of each operation that has one.
     """
 
     entries: Sequence[ListedConfiguration]
     selection: Selection = field(default_factory=Selection)
     split_k: tuple[int, ...] | None = None
     default_only: bool = False
+    adds_fastest: bool = False
 
 
 def plan_generation(workload: Workload, target: Target, choices: Choices) -> Plan:
@@ -62,7 +64,7 @@ def plan_generation(workload: Workload, target: Target, choices: Choices) -> Pla
     left_out: list[LeftOut] = []
     reasons: dict[Configuration, Counter[str]] = {}
     for operation in workload.operations:
-        for configuration in _configurations(operation, choices):
+        for configuration in _configurations(operation, target, choices):
             dispatch = Dispatch(operation, configuration)
             reason = configuration.invalid_reason(operation, target.limits)
             if reason is None:
@@ -107,11 +109,12 @@ def _choose(valid: list[Dispatch], left_out: list[LeftOut], selection: Selection
     return selection.choose(valid, lambda d: d.operation.kind, lambda d: d.name)
 
 
-def _configurations(operation: Operation, choices: Choices) -> list[Configuration]:
+def _configurations(operation: Operation, target: Target, choices: Choices) -> list[Configuration]:
     fitting = (
         [] if choices.default_only else [e.configuration for e in choices.entries if e.is_for(operation)]
     )
-    plain = dict.fromkeys([Default(), *fitting])
+    fastest = fastest_form(operation, target) if choices.adds_fastest else None
+    plain = dict.fromkeys([Default(), *([fastest] if fastest else []), *fitting])
     # Splits are variants of the configurations that are not split already.
     split = (each.split(slices) for slices in _slices(operation, choices) for each in plain)
     return list(dict.fromkeys([*plain, *filter(None, split)]))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
+from dispatch_profiler.configurations import Configuration, Kernel, Reduction
 from dispatch_profiler.dispatches.dispatch import Dispatch
 from dispatch_profiler.operations import Operation
 
 if TYPE_CHECKING:
     import jinja2
+
+#: A function as the templates write it: its body without the last line, and the value that this returns.
+_FUNCTION = re.compile(r"func\.func [^\n]*{\n(.*?)\n  return %(\w+) : [^\n]*\n}\n", flags=re.DOTALL)
 
 
 @cache
@@ -31,5 +36,44 @@ def render_module(operation: Operation, dispatches: Sequence[Dispatch]) -> str:
     before: Matmul(4, 4, 4), [Default()]
     after:  func.func @matmul_4x4x4_f32t_f32t_f32t_tile_config_default(%lhs: tensor<4x4xf32>, ...
     """
-    template = _environment().get_template(f"{operation.kind}.mlir.j2")
-    return template.render(op=operation, dispatches=dispatches).strip("\n") + "\n"
+    direct: list[Dispatch] = []
+    formed: list[str] = []
+    for dispatch in dispatches:
+        reduction = dispatch.configuration.reduced(operation)
+        if reduction is None:
+            direct.append(dispatch)
+        else:
+            formed.append(_render_formed(dispatch, reduction))
+    texts = [_render(f"{operation.kind}.mlir.j2", op=operation, dispatches=direct)] if direct else []
+    return "\n".join([*texts, *formed])
+
+
+def _render(template: str, **names: object) -> str:
+    return _environment().get_template(template).render(**names).strip("\n") + "\n"
+
+
+def _render_formed(dispatch: Dispatch, reduction: Reduction) -> str:
+    """One function, with the steps of a form and its kernels."""
+    inner = dispatch.configuration.kernel_configuration
+    kernels = {
+        step.result.name: _inlined(step, inner) for step in reduction.steps if isinstance(step, Kernel)
+    }
+    names = {"name": dispatch.name, "op": dispatch.operation, "reduction": reduction, "kernels": kernels}
+    return _render("formed.mlir.j2", **names)
+
+
+def _inlined(kernel: Kernel, configuration: Configuration) -> str:
+    """The body of the kernel's own function, with its operands and result as named in the form.
+
+    before: func.func @matmul_...(%lhs: ...) { ... %sums = linalg.matmul ... ins(%lhs, %rhs : ...) ... return %sums }
+    after:  %product = linalg.matmul ... ins(%columns, %filters : ...)
+    """
+    operation = kernel.operation
+    text = render_module(operation, [Dispatch(operation, configuration)])
+    function = _FUNCTION.fullmatch(text)
+    if function is None:
+        raise ValueError(f"the template of {operation.kind} does not end in one return:\n{text}")
+    body, result = function.groups()
+    to = kernel.result.name
+    names = {"lhs": kernel.lhs.name, "rhs": kernel.rhs.name, result: to}
+    return re.sub(r"%(\w+)", lambda match: "%" + names.get(match[1], f"{to}_{match[1]}"), body)

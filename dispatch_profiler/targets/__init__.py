@@ -7,6 +7,7 @@ from dispatch_profiler.targets._base import Target
 from dispatch_profiler.targets.cpu import CpuTarget, HostCpu, host_cpu, parse_cpuinfo
 from dispatch_profiler.targets.cpu_names import CPU_NAMES
 from dispatch_profiler.targets.cuda import CudaTarget
+from dispatch_profiler.targets.fastest_forms import fastest_form
 from dispatch_profiler.targets.metal import MetalTarget
 from dispatch_profiler.targets.null import NullTarget
 from dispatch_profiler.targets.rocm import RocmTarget
@@ -50,6 +51,7 @@ __all__ = [
     "Target",
     "VmvxTarget",
     "VulkanTarget",
+    "fastest_form",
     "host_cpu",
     "parse_cpuinfo",
     "parse_target",

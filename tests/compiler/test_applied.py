@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -11,8 +13,9 @@ from dispatch_profiler.compiler.applied import verify_applied
 from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.compiler.iree import IreeCompiler
 from dispatch_profiler.compiler.sharing import fan_out, share
-from dispatch_profiler.configurations import CpuTiles, Default, Flow
-from dispatch_profiler.dispatches import State
+from dispatch_profiler.configurations import CpuTiles, Default, Flow, Formed
+from dispatch_profiler.dispatches import Dispatch, State
+from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
 
 
@@ -210,3 +213,59 @@ def _limits():
 
 
 _LIMITS = _limits()
+
+
+# -- forms ---------------------------------------------------------------------------------------------
+
+FHWC = Conv2d(1, 16, 16, 16, 32, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
+STRIDED = Conv2d(1, 12, 28, 32, 16, 3, 3, stride=(2, 2), padding=(1, 1), mode="input_backward")
+
+
+@pytest.mark.parametrize(
+    ("operation", "configuration"),
+    [
+        (FHWC, Formed("im2col", CpuTiles((64, 16), (8, 16, 1)))),
+        (FHWC, Formed("im2col_t", CpuTiles((32, 32), (8, 16, 1), (32, 32, 8)))),
+        (FHWC, Formed("permuted", CpuTiles((1, 2, 8, 16), (1, 1, 8, 8, 1, 1, 4)))),
+        (STRIDED, Formed("phases", CpuTiles((1, 2, 7, 16), (1, 1, 7, 8, 1, 1, 4)))),
+    ],
+    ids=lambda x: x.name,
+)
+def test_kernels_of_a_form_run_their_configured_tiles(
+    operation: Operation, configuration: Formed, make_request
+):
+    """Each is distributed into the number of workgroups that its tiles give, beside the compiler's own choice."""
+    request = make_request(operation, [Formed(configuration.form), configuration])
+
+    found = workgroups(request)[request.dispatches[1].name]
+
+    kernels = configuration.reduced(operation).kernels
+    expected = Counter(expected_workgroups(kernel, configuration.inner) for kernel in dict.fromkeys(kernels))
+    assert not expected - Counter(found)
+
+
+def test_what_was_applied_to_every_kernel_is_recorded(make_request):
+    configuration = Formed("phases", CpuTiles((1, 2, 7, 16), (1, 1, 7, 8, 1, 1, 4)))
+    (outcome,) = IreeCompiler().build(make_request(STRIDED, [configuration])).outcomes.values()
+
+    assert outcome.state is State.COMPILED
+    pointwise, several_taps = outcome.applied.split("; ")
+    assert "vector_common_parallel = [7, 8, 0]" in pointwise
+    assert "vector_common_parallel = [1, 1, 7, 8, 0, 0, 0]" in several_taps
+
+
+@pytest.mark.parametrize("inner", [Default(), CpuTiles((64, 16), (8, 16, 1))], ids=lambda x: x.name)
+def test_another_form_under_the_name_of_a_form_is_not_applied(inner, make_request):
+    """The IR must have an operation with the loops of every kernel, also where the compiler chooses the tiles."""
+    request = make_request(FHWC, [Formed("im2col", inner)])
+    other = render_module(FHWC, [Dispatch(FHWC, Formed("permuted"))])
+    name = re.search(r"@(\w+)", other).group(1)
+    source = other.replace(f"@{name}", f"@{request.dispatches[0].name}")
+
+    (outcome,) = IreeCompiler().build(replace(request, source=source)).outcomes.values()
+
+    assert outcome.state is State.NOT_APPLIED
+    assert outcome.reason == (
+        "the form has the kernel matmul_256x32x144_f32t_f32n_f32t, but the compiler's IR has no operation with "
+        "its loops"
+    )

@@ -17,6 +17,7 @@ from dispatch_profiler.configurations import (
     Default,
     Extern,
     Flow,
+    Formed,
     MmaTiles,
     SimtTiles,
     TritonTiles,
@@ -97,6 +98,7 @@ CONFIGURATIONS = (
     | st.builds(Default, st.integers(1, 64))
     | st.sampled_from([Flow(x) for x in FLOWS])
 )
+FORMED = Formed("im2col", CpuTiles((64, 128), (8, 32, 4)))
 
 
 @PROPERTY
@@ -169,7 +171,7 @@ def test_a_name_is_part_of_an_mlir_symbol(configuration):
 
 def test_data_of_every_kind_tells_its_kind():
     """The key under which it is found again."""
-    examples = [Default(), CpuTiles((1,), (1, 1)), Flow("ukernels"), MMA, SIMT, TRITON, EXTERN]
+    examples = [Default(), CpuTiles((1,), (1, 1)), Flow("ukernels"), MMA, SIMT, TRITON, EXTERN, FORMED]
     assert list(KINDS) == [each.to_dict()["kind"] for each in examples]
 
 
@@ -186,7 +188,7 @@ def test_an_unknown_kind_is_refused_with_the_nearest():
         configuration_from_dict({"kind": "cpu_tile"})
     assert (
         caught.value.hint
-        == "did you mean 'cpu_tiles'? Available: default, cpu_tiles, flow, mma_tiles, simt_tiles, triton, extern"
+        == "did you mean 'cpu_tiles'? Available: default, cpu_tiles, flow, mma_tiles, simt_tiles, triton, extern, formed"
     )
 
 

@@ -134,12 +134,13 @@ def test_kinds_have_spaces_where_the_compiler_has_code_for_them():
 
     product, depthwise = OPERATIONS[0], OPERATIONS[6]
     assert kinds("llvm-cpu", product) == {"default", "cpu_tiles", "flow"}
-    assert kinds("llvm-cpu", depthwise) == {"default", "cpu_tiles"}
+    assert kinds("llvm-cpu", depthwise) == {"default", "cpu_tiles", "formed"}
     assert kinds("cuda:sm_80", product) == {"default", "mma_tiles", "simt_tiles", "triton"}
-    assert kinds("cuda:sm_80", depthwise) == {"default", "simt_tiles"}
+    assert kinds("cuda:sm_80", depthwise) == {"default", "simt_tiles", "formed"}
     assert kinds("rocm:gfx942", product) == {"default", "mma_tiles", "simt_tiles"}
     assert kinds("vulkan-spirv", product) == {"default", "simt_tiles"}
-    assert kinds("vulkan-spirv", depthwise) == kinds("vmvx", product) == {"default"}
+    assert kinds("vulkan-spirv", depthwise) == {"default", "formed"}
+    assert kinds("vmvx", product) == {"default"}
     assert KINDS["extern"].space(product, limits_of("cuda:sm_80")) is None
 
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from dispatch_profiler.configurations import CpuTiles, Default, Flow, MmaTiles, SimtTiles, TritonTiles, spaces
+from dispatch_profiler.configurations import (
+    CpuTiles,
+    Default,
+    Flow,
+    Formed,
+    MmaTiles,
+    SimtTiles,
+    TritonTiles,
+    spaces,
+)
 from dispatch_profiler.operations import Conv1d, Conv2d, Conv3d
 from dispatch_profiler.targets import parse_target
 
@@ -49,6 +58,6 @@ def test_a_padding_of_one_side_is_supported(target, configuration):
 
 @pytest.mark.parametrize("target", ["llvm-cpu", "cuda:sm_80", "rocm:gfx942", "vulkan-spirv"])
 @pytest.mark.parametrize("operation", UNSUPPORTED.values(), ids=UNSUPPORTED)
-def test_only_what_leaves_the_choice_to_the_compiler_has_a_space(target, operation):
+def test_only_forms_and_what_leaves_the_choice_to_the_compiler_have_a_space(target, operation):
     kinds = {space.kind for space in spaces(operation, parse_target(target).limits)}
-    assert kinds <= {Default, Flow}
+    assert kinds <= {Default, Flow, Formed}

@@ -69,6 +69,16 @@ def test_default_only_leaves_the_list_aside():
     assert (names(planned), planned.left_out) == (["tile_config_default"], ())
 
 
+def test_the_fastest_form_follows_the_default_if_asked_for():
+    """Where the direct form is the fastest known one, nothing is added."""
+    other = Conv2d(1, 56, 56, 4, 8, 3, 3, layout="nhwc_fhwc_nhwc")
+    planned = plan([other, CONV, MATMUL], [TILES], adds_fastest=True)
+    found = [[d.configuration.name for d in dispatches] for _, dispatches in planned.groups]
+    assert found[0] == ["tile_config_default", "tile_config_permuted_default"]
+    assert found[1:] == [["tile_config_default"], ["tile_config_default", TILES.name]]
+    assert names(plan([other])) == ["tile_config_default"]
+
+
 # -- crossing --------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,165 @@
+"""Configurations with a form: kernels of other operations compute the operation, each configured alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from dispatch_profiler.configurations._base import (
+    Configuration,
+    Evidence,
+    Limits,
+    Lowering,
+    check_choice,
+)
+from dispatch_profiler.configurations.default import Default
+from dispatch_profiler.configurations.forms import FORMS, NOTHING_READ, Reduction, reduction_of
+from dispatch_profiler.configurations.space import Point, Space
+from dispatch_profiler.errors import ConfigurationError, did_you_mean
+from dispatch_profiler.operations import Operation
+
+
+@dataclass(frozen=True)
+class Formed(Configuration):
+    """One of `FORMS`, by name. `inner` configures its kernels: `Formed("im2col", CpuTiles((64, 128), (8, 32, 4)))`."""
+
+    kind: ClassVar[str] = "formed"
+    yaml_key: ClassVar[str] = "form"
+    field_names: ClassVar[tuple[str, ...]] = ("form",)
+    can_be_inner: ClassVar[bool] = False
+
+    form: str
+    inner: Configuration = Default()
+
+    def __post_init__(self) -> None:
+        check_choice("form", self.form, tuple(FORMS))
+        if not self.inner.can_be_inner:
+            raise ConfigurationError(f"{self.inner.name} cannot configure the kernels of a form")
+
+    # -- plain data ---------------------------------------------------------------------------
+
+    @classmethod
+    def from_yaml(cls, entry: Mapping[str, Any]) -> Configuration:
+        rest = {key: value for key, value in entry.items() if key != cls.yaml_key}
+        if not rest:
+            return cls(entry[cls.yaml_key])
+        kind = next((kind for kind in _inner_kinds() if kind.yaml_key in rest), None)
+        if kind is None:
+            keys = ", ".join(kind.yaml_key for kind in _inner_kinds())
+            raise ConfigurationError(f"'form' with {', '.join(map(repr, rest))} also needs one of {keys}")
+        known = (kind.yaml_key, *kind.yaml_keys())
+        for key in rest:
+            if key not in known:
+                raise ConfigurationError(f"unknown key {key!r}", hint=did_you_mean(key, known))
+        return cls(entry[cls.yaml_key], kind.from_yaml(rest))
+
+    @classmethod
+    def yaml_keys(cls) -> tuple[str, ...]:
+        return tuple(key for kind in _inner_kinds() for key in (kind.yaml_key, *kind.yaml_keys()))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "form": self.form, "inner": self.inner.to_dict()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Configuration:
+        from dispatch_profiler.configurations.kinds import configuration_from_dict  # it imports this module
+
+        return cls(values["form"], configuration_from_dict(values["inner"]))
+
+    @property
+    def name(self) -> str:
+        inner = self.inner.name.removeprefix("tile_config_").removeprefix("flow_config_")
+        return f"tile_config_{self.form}_{inner}"
+
+    def fields(self) -> dict[str, str]:
+        return {"form": self.form, **self.inner.fields()}
+
+    # -- what the inner configuration gives ---------------------------------------------------
+
+    @property
+    def split_k(self) -> int:  # type: ignore[override]
+        return self.inner.split_k
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return self.inner.flags
+
+    @property
+    def module(self) -> str:
+        # Each form has its own module, so that evidence of a flow comes from its own kernels.
+        return f"{self.form}_{self.inner.module}" if self.inner.module else ""
+
+    @property
+    def evidence(self) -> Evidence | None:
+        return self.inner.evidence
+
+    def split(self, slices: int) -> Configuration | None:
+        inner = self.inner.split(slices)
+        return None if inner is None else replace(self, inner=inner)
+
+    # -- kernels ------------------------------------------------------------------------------
+
+    def reduced(self, operation: Operation) -> Reduction:
+        return reduction_of(self.form, operation)
+
+    @property
+    def kernel_configuration(self) -> Configuration:
+        return self.inner
+
+    def lowerings(self, operation: Operation) -> tuple[Lowering, ...]:
+        return tuple(
+            lowering
+            for kernel in self.reduced(operation).kernels
+            for lowering in self.inner.lowerings(kernel)
+        )
+
+    def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
+        reason = FORMS[self.form].invalid_reason(operation)
+        if reason:
+            return reason
+        kernels = self.reduced(operation).kernels
+        if not kernels:
+            return NOTHING_READ
+        return next(filter(None, (self._kernel_reason(kernel, limits) for kernel in kernels)), None)
+
+    def _kernel_reason(self, kernel: Operation, limits: Limits) -> str | None:
+        reason = self.inner.invalid_reason(kernel, limits)
+        if reason is None and self.inner.effective_operation(kernel) != kernel:
+            reason = f"{self.inner.name} has another accumulator"
+        return reason and f"the kernel {kernel.name} of {self.form}: {reason}"
+
+    def unsupported_reason(self, operation: Operation, limits: Limits) -> str | None:
+        kernels = self.reduced(operation).kernels
+        return next(filter(None, (self.inner.unsupported_reason(k, limits) for k in kernels)), None)
+
+    # -- the search space ---------------------------------------------------------------------
+
+    @classmethod
+    def spaces(cls, operation: Operation, limits: Limits) -> Iterator[Space[Configuration]]:
+        """For each form of `operation`, the space of each kind that can configure its kernels."""
+        for form in FORMS.values():
+            if form.invalid_reason(operation) is None:
+                kernels = reduction_of(form.name, operation).kernels
+                for kind in _inner_kinds() if kernels else ():
+                    # Of several kernels, the smallest limits the tiles most.
+                    smallest = min(kernels, key=lambda kernel: kernel.accumulations)
+                    for inner in kind.spaces(smallest, limits):
+                        yield _FormedSpace(cls, inner.axes, form.name, inner)
+
+
+@dataclass(frozen=True)
+class _FormedSpace(Space[Configuration]):
+    """The points of `inner`, which configures the kernels of `form`."""
+
+    form: str
+    inner: Space[Configuration]
+
+    def to_configuration(self, point: Point) -> Configuration:
+        return Formed(self.form, replace(self.inner, axes=self.axes).to_configuration(point))
+
+
+def _inner_kinds() -> list[type[Configuration]]:
+    from dispatch_profiler.configurations.kinds import KINDS  # it imports this module
+
+    return [kind for kind in KINDS.values() if kind.can_be_inner]

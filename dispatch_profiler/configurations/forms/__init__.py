@@ -1,0 +1,119 @@
+"""Forms of an operation: ways to compute it with kernels of other operations. A new form is one entry of `FORMS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from dispatch_profiler.configurations.forms.builder import Reduction
+from dispatch_profiler.configurations.forms.convolutions import (
+    CONV2D,
+    PRODUCT,
+    PRODUCT_OF_FILTERS,
+    Lowering,
+    forward,
+    input_backward,
+    is_nhwc,
+    weight_backward,
+)
+from dispatch_profiler.configurations.forms.steps import Kernel, Step
+from dispatch_profiler.operations import Contraction, ConvolutionGeometry, Operation
+
+__all__ = ["FORMS", "NOTHING_READ", "Form", "Kernel", "Reduction", "Step", "reduction_of"]
+
+
+#: Why a convolution has no form if its result is zero.
+NOTHING_READ = "no pixel of the output reads the input, so that every element of the result is 0"
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to compute an operation with kernels of other operations.
+
+    `rejects` gives the reason why a convolution does not have the form, None if it has it; then `reduce` gives
+    its steps.
+    """
+
+    name: str
+    rejects: Callable[[ConvolutionGeometry], str | None]
+    reduce: Callable[[Contraction, ConvolutionGeometry], Reduction]
+
+    def invalid_reason(self, operation: Operation) -> str | None:
+        """Why `operation` does not have this form; None if it has."""
+        geometry = operation.convolution
+        if geometry is None:
+            return f"the form {self.name} is for convolutions, not {operation.kind}"
+        return self.rejects(geometry) or _zero_reason(geometry)
+
+
+def _zero_reason(geometry: ConvolutionGeometry) -> str | None:
+    """A reason if the only window along some axis lies in the padding: no kernel would read anything."""
+    axes = zip(geometry.output_size, geometry.padding, geometry.window, strict=True)
+    if geometry.mode != "input_backward" and any(out == 1 and low >= window for out, low, window in axes):
+        return NOTHING_READ
+    return None
+
+
+def _permuted_rejects(geometry: ConvolutionGeometry) -> str | None:
+    if is_nhwc(geometry):
+        return "the form permuted is for other convolutions than forward conv2d in nhwc"
+    if geometry.mode == "weight_backward":
+        return "the form permuted is not for weight_backward: use im2col or im2col_t"
+    if geometry.mode == "input_backward" and max(geometry.stride) > 1:
+        return f"the form permuted is not for input_backward with stride {_by(geometry.stride)}: use phases"
+    return None
+
+
+def _phases_rejects(geometry: ConvolutionGeometry) -> str | None:
+    what = "the form phases is for input_backward with a stride above 1, not for"
+    if geometry.mode != "input_backward":
+        return f"{what} {geometry.mode}"
+    return f"{what} stride {_by(geometry.stride)}" if max(geometry.stride) == 1 else None
+
+
+def _any(geometry: ConvolutionGeometry) -> str | None:
+    return None
+
+
+def _with(lowering: Lowering) -> Callable[[Contraction, ConvolutionGeometry], Reduction]:
+    """`reduce` of a form that computes forward convolutions by `lowering`."""
+
+    def reduce(operation: Contraction, geometry: ConvolutionGeometry) -> Reduction:
+        if geometry.mode == "input_backward":
+            return input_backward(operation, geometry, lowering)
+        if geometry.mode == "weight_backward":
+            return weight_backward(operation, geometry, filters_left=lowering is PRODUCT_OF_FILTERS)
+        return forward(operation, geometry, lowering)
+
+    return reduce
+
+
+def _by(values: tuple[int, ...]) -> str:
+    return "x".join(map(str, values))
+
+
+#: Name -> form.
+FORMS: dict[str, Form] = {
+    form.name: form
+    for form in (
+        # As one conv2d (nhwc, hwcf), after permutations of its operands.
+        Form("permuted", _permuted_rejects, _with(CONV2D)),
+        # As one conv2d for each offset of an input pixel from a multiple of the stride.
+        Form("phases", _phases_rejects, _with(CONV2D)),
+        # As a matrix product whose left operand has the window of each pixel as a row: pixels x filters.
+        # Of a filter's gradient, the left operand has an element of every window as a row: taps x filters.
+        Form("im2col", _any, _with(PRODUCT)),
+        # As the transposed product: filters x pixels, and filters x taps.
+        Form("im2col_t", _any, _with(PRODUCT_OF_FILTERS)),
+    )
+}
+
+
+@lru_cache(maxsize=1024)
+def reduction_of(form: str, operation: Operation) -> Reduction:
+    """The steps of `operation` in a form that it has."""
+    geometry = operation.convolution
+    if geometry is None:
+        raise ValueError(FORMS[form].invalid_reason(operation))
+    return FORMS[form].reduce(operation.as_contraction(), geometry)

@@ -1,0 +1,52 @@
+"""The phases of a gradient along one spatial axis of a strided convolution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dispatch_profiler.configurations.forms.steps import Index
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Pixels `start`, `start + stride`, ... of the input: a convolution with stride 1 of the output's gradient.
+
+    `taps` are those of the filter that reach these pixels, in ascending order; the convolution reads them in
+    descending order. `padding` is (low, high); a negative amount removes pixels.
+    """
+
+    start: int
+    extent: int
+    taps: tuple[int, ...]
+    dilation: int
+    padding: tuple[int, int]
+
+    def index(self, loop: str) -> Index:
+        """The tap of the filter for each value of `loop`: the last one first."""
+        if len(self.taps) == 1:
+            return Index(((loop, 1),), self.taps[0])
+        return Index(((loop, self.taps[0] - self.taps[1]),), self.taps[-1])
+
+
+def phases_along(size: int, output: int, taps: int, stride: int, padding: int, dilation: int) -> list[Phase]:
+    """The phases along an axis with `size` input and `output` output pixels; without those that are zero.
+
+    Output pixel y reads input pixel y * stride + tap * dilation - padding. So input pixel x = start + t * stride
+    takes from output pixel t + (start + padding - tap * dilation) / stride, for the taps for which that is whole:
+
+        stride 2, padding 1, three taps:  even pixels take tap 1, odd ones taps 0 and 2
+    """
+    found = []
+    for start in range(min(stride, size)):
+        reaching = [tap for tap in range(taps) if (start + padding - tap * dilation) % stride == 0]
+        if not reaching:
+            continue
+        extent = -((start - size) // stride)
+        first = (start + padding - reaching[-1] * dilation) // stride
+        last = (start + padding - reaching[0] * dilation) // stride
+        if first >= output or last + extent <= 0:
+            continue
+        step = (last - first) // (len(reaching) - 1) if len(reaching) > 1 else 1
+        high = extent - 1 + last - (output - 1)
+        found.append(Phase(start, extent, tuple(reaching), step, (-first, high)))
+    return found

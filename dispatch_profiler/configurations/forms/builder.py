@@ -1,0 +1,201 @@
+"""Records the steps of a form. Values have named axes, so that a form is written once for all layouts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dispatch_profiler.configurations.forms.steps import (
+    Barrier,
+    Crop,
+    Gather,
+    Index,
+    Interleave,
+    Kernel,
+    Labeled,
+    Pad,
+    Reshape,
+    Step,
+)
+from dispatch_profiler.operations import ElementType, Operation, Tensor
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """An operation reduced to kernels: the steps, and the tensor with the sums of products.
+
+    `sums` has the shape of the operation's result and its accumulator's type; the epilogue follows.
+    """
+
+    steps: tuple[Step, ...]
+    sums: Tensor
+
+    @property
+    def kernels(self) -> tuple[Operation, ...]:
+        """The operations that compute the sums; an inner configuration configures each."""
+        return tuple(step.operation for step in self.steps if isinstance(step, Kernel))
+
+
+class Builder:
+    """Collects steps; each method adds those that it needs and returns their result."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._names: Counter[str] = Counter()
+
+    def _tensor(self, name: str, shape: Sequence[int], type_: ElementType) -> Tensor:
+        self._names[name] += 1
+        count = self._names[name]
+        return Tensor(f"{name}_{count}" if count > 1 else name, tuple(shape), type_)
+
+    # -- one step ---------------------------------------------------------------------------------
+
+    def pad(self, value: Labeled, amounts: Mapping[str, tuple[int, int]]) -> Labeled:
+        """`value` with (low, high) zeros along the named axes; a negative amount removes elements."""
+        pairs = [amounts.get(axis, (0, 0)) for axis in value.axes]
+        tensor = value.tensor
+        if any(min(pair) < 0 for pair in pairs):
+            offsets = tuple(max(0, -low) for low, _ in pairs)
+            cut = zip(tensor.shape, offsets, pairs, strict=True)
+            shape = tuple(extent - offset - max(0, -high) for extent, offset, (_, high) in cut)
+            cropped = self._tensor("cropped", shape, tensor.type)
+            self.steps.append(Crop(cropped, tensor, offsets))
+            tensor = cropped
+        low, high = (tuple(max(0, pair[side]) for pair in pairs) for side in (0, 1))
+        if any(low) or any(high):
+            shape = tuple(map(sum, zip(low, tensor.shape, high, strict=True)))
+            padded = self._tensor("padded", shape, tensor.type)
+            self.steps.append(Pad(padded, tensor, low, high))
+            tensor = padded
+        return Labeled(tensor, value.axes)
+
+    def barrier(self, value: Labeled) -> Labeled:
+        """`value`, stored before anything reads it."""
+        stored = self._tensor("stored_" + value.tensor.name, value.tensor.shape, value.tensor.type)
+        self.steps.append(Barrier(stored, value.tensor))
+        return Labeled(stored, value.axes)
+
+    def gather(
+        self,
+        name: str,
+        value: Labeled,
+        extents: Mapping[str, int],
+        indices: Mapping[str, Index] | None = None,
+    ) -> Labeled:
+        """A tensor with the axes and extents `extents`, of elements of `value`.
+
+        `indices` are those of the axes of `value`; an axis without one is indexed by the axis of that name.
+        """
+        given = indices or {}
+        found = tuple(given.get(axis, Index(((axis, 1),))) for axis in value.axes)
+        result = self._tensor(name, tuple(extents.values()), value.tensor.type)
+        self.steps.append(Gather(result, value.tensor, tuple(extents), found))
+        return Labeled(result, tuple(extents))
+
+    def kernel(self, operation: Operation, lhs: Labeled, rhs: Labeled, axes: Sequence[str]) -> Labeled:
+        """The result of `operation`; `axes` are its axes."""
+        (made,) = operation.results
+        result = self._tensor("product", made.shape, made.type)
+        self.steps.append(Kernel(result, operation, lhs.tensor, rhs.tensor))
+        return Labeled(result, tuple(axes))
+
+    def interleave(
+        self,
+        parts: Sequence[Labeled],
+        starts: Sequence[Mapping[str, int]],
+        extents: Mapping[str, int],
+        strides: Mapping[str, int],
+        type_: ElementType,
+    ) -> Labeled:
+        """A tensor with the axes `extents`: zeros, and each of `parts` from its start on, `strides` apart.
+
+        Axes that a start and `strides` do not name start at 0 with stride 1. The parts do not overlap.
+        """
+        shape = tuple(extents.values())
+        result = self._tensor("joined", shape, type_)
+        self.steps.append(
+            Interleave(
+                result,
+                tuple(part.tensor for part in parts),
+                tuple(tuple(start.get(axis, 0) for axis in extents) for start in starts),
+                tuple(strides.get(axis, 1) for axis in extents),
+                sum(part.tensor.elements for part in parts) == math.prod(shape),
+            )
+        )
+        return Labeled(result, tuple(extents))
+
+    # -- shapes -----------------------------------------------------------------------------------
+
+    def merge(self, value: Labeled, groups: Mapping[str, Sequence[str]]) -> Labeled:
+        """`value` with each group of neighbouring axes combined into one, named by its key.
+
+        The groups name every axis of `value`, in order.
+        """
+        if all(len(group) == 1 for group in groups.values()):
+            return Labeled(value.tensor, tuple(groups))
+        extents = value.extents
+        shape = tuple(math.prod(extents[axis] for axis in group) for group in groups.values())
+        return Labeled(self._reshaped(value.tensor, shape, _numbered(groups.values())), tuple(groups))
+
+    def split(self, value: Labeled, axis: str, extents: Mapping[str, int]) -> Labeled:
+        """`value` with `axis` split into the axes `extents`."""
+        axes = [list(extents) if each == axis else [each] for each in value.axes]
+        names = tuple(name for group in axes for name in group)
+        if len(extents) == 1:
+            return Labeled(value.tensor, names)
+        sizes = {**value.extents, **extents}
+        shape = tuple(sizes[name] for name in names)
+        return Labeled(self._reshaped(value.tensor, shape, _numbered(axes)), names)
+
+    def _reshaped(
+        self, tensor: Tensor, shape: tuple[int, ...], groups: tuple[tuple[int, ...], ...]
+    ) -> Tensor:
+        result = self._tensor("shaped", shape, tensor.type)
+        self.steps.append(Reshape(result, tensor, groups))
+        return result
+
+    def moves(self, value: Labeled, axes: Sequence[str]) -> bool:
+        """Whether elements move if the axes of `value` are put into the order `axes`."""
+        extents = value.extents
+        return [x for x in value.axes if extents[x] > 1] != [x for x in axes if extents[x] > 1]
+
+    def arrange(self, name: str, value: Labeled, axes: Sequence[str], *, store: bool = False) -> Labeled:
+        """`value` with its axes in another order. With `store`, a permutation is stored before it is read."""
+        if value.axes == tuple(axes):
+            return value
+        if not self.moves(value, axes):
+            return self._with_units_moved(value, tuple(axes))
+        moved = self.gather(name, value, {axis: value.extents[axis] for axis in axes})
+        return self.barrier(moved) if store else moved
+
+    def _with_units_moved(self, value: Labeled, axes: tuple[str, ...]) -> Labeled:
+        extents = value.extents
+        plain = [_around_units(order, extents) for order in (value.axes, axes)]
+        shape = tuple(max(extents[axis] for axis in group) for group in plain[0])
+        tensor = value.tensor
+        if len(shape) < len(axes):
+            tensor = self._reshaped(tensor, shape, _numbered(plain[0]))
+            tensor = self._reshaped(tensor, tuple(extents[axis] for axis in axes), _numbered(plain[1]))
+        return Labeled(tensor, axes)
+
+
+def _around_units(axes: Sequence[str], extents: Mapping[str, int]) -> list[list[str]]:
+    """`axes` in groups, each with at most one axis whose extent is not 1."""
+    groups: list[list[str]] = []
+    for axis in axes:
+        if groups and (extents[axis] == 1 or all(extents[each] == 1 for each in groups[-1])):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    return groups
+
+
+def _numbered(groups: Iterable[Sequence[str]]) -> tuple[tuple[int, ...], ...]:
+    """Groups of names -> groups of positions: (("a", "b"), ("c",)) -> ((0, 1), (2,))."""
+    found, position = [], 0
+    for group in groups:
+        found.append(tuple(range(position, position + len(group))))
+        position += len(group)
+    return tuple(found)

@@ -1,0 +1,222 @@
+"""A forward convolution as matrix products, or as canonical two-dimensional convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dispatch_profiler.configurations.forms.builder import Builder
+from dispatch_profiler.configurations.forms.steps import Index, Labeled
+from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of an image that a filter reads; every tuple has an entry for each spatial axis.
+
+    `image` has, in any order, the axes n, c and `spatial`, such as h and w; with several groups also g, and c then
+    counts the channels of a group. `padding` has (low, high); a negative amount removes pixels.
+    """
+
+    image: Labeled
+    spatial: tuple[str, ...]
+    taps: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    output: tuple[int, ...]
+    #: n, oh, ow, ...: the axes of the output's pixels, in the order in which they are stored.
+    pixels: tuple[str, ...]
+
+    @property
+    def extents(self) -> dict[str, int]:
+        """Extents of n, g, c, the taps (kh, kw, ...) and the output's pixels (oh, ow, ...)."""
+        found = {axis: extent for axis, extent in self.image.extents.items() if axis not in self.spatial}
+        for axis, taps, size in zip(self.spatial, self.taps, self.output, strict=True):
+            found |= {f"k{axis}": taps, f"o{axis}": size}
+        return found
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """The axis of groups, if there are several."""
+        return tuple(axis for axis in self.image.axes if axis == "g")
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A forward convolution. `filter` has the axes f, c, kh, kw, ..., and g if the image has it, in any order."""
+
+    windows: Windows
+    filter: Labeled
+    types: ElementTypes
+
+
+# -- as a matrix product -------------------------------------------------------------------------------
+
+
+def columns(builder: Builder, windows: Windows, inner: Sequence[str], *, pixels_last: bool) -> Labeled:
+    """The elements of every window, with the axes g, p, j; with `pixels_last` g, j, p.
+
+    p combines `windows.pixels`; j combines `inner`, which are c and the taps in some order.
+    """
+    sizes = windows.extents
+    # A tap of extent 1 needs no loop.
+    window = [axis for axis in inner if axis == "c" or sizes[axis] > 1]
+    order = (*window, *windows.pixels) if pixels_last else (*windows.pixels, *window)
+    extents = {axis: sizes[axis] for axis in (*windows.group, *order)}
+    image = builder.pad(windows.image, dict(zip(windows.spatial, windows.padding, strict=True)))
+    indices = {}
+    for axis, stride, dilation in zip(windows.spatial, windows.stride, windows.dilation, strict=True):
+        tap = ((f"k{axis}", dilation),) if f"k{axis}" in window else ()
+        indices[axis] = Index(((f"o{axis}", stride), *tap))
+    # A filter of one tap with stride 1 reads the image as it is.
+    if all(index.loop for index in indices.values()):
+        plain = image.renamed({axis: f"o{axis}" for axis in windows.spatial})
+        found = builder.arrange("columns", plain, tuple(extents), store=True)
+    else:
+        found = builder.barrier(builder.gather("columns", image, extents, indices))
+    halves = {"j": window, "p": windows.pixels} if pixels_last else {"p": windows.pixels, "j": window}
+    return builder.merge(found, {**_alone(windows.group), **halves})
+
+
+def as_product(builder: Builder, forward: Forward, *, filters_left: bool) -> Labeled:
+    """The sums as one matrix product for each group, with the axes g, f and those of pixels in some order.
+
+    Its left operand are the columns, and its result is pixels x filters; with `filters_left`, its left operand is
+    the filter, and its result is filters x pixels. A filter whose axis f is first or last is read as it is.
+    """
+    windows, filter_ = forward.windows, forward.filter
+    inner = [axis for axis in filter_.axes if axis not in ("g", "f")]
+    is_last = filter_.axes[-1] == "f"
+    order = (*inner, "f") if is_last else ("f", *inner)
+    arranged = builder.arrange("filters", filter_, (*windows.group, *order), store=True)
+    names: dict[str, Sequence[str]] = {"j": inner, "f": ("f",)} if is_last else {"f": ("f",), "j": inner}
+    filters = builder.merge(arranged, {**_alone(windows.group), **names})
+    pixels = columns(builder, windows, inner, pixels_last=filters_left)
+    # A Matmul's layout is "n" if its lhs is stored as k x m, or its rhs as n x k.
+    if filters_left:
+        layouts = ("n" if is_last else "t", "t")
+        sums = product(builder, filters, pixels, ("f", "p", "j"), forward.types, layouts)
+    else:
+        layouts = ("t", "t" if is_last else "n")
+        sums = product(builder, pixels, filters, ("p", "f", "j"), forward.types, layouts)
+    return builder.split(sums, "p", {axis: windows.extents[axis] for axis in windows.pixels})
+
+
+def product(
+    builder: Builder,
+    lhs: Labeled,
+    rhs: Labeled,
+    axes: tuple[str, str, str],
+    types: ElementTypes,
+    layouts: tuple[str, str] = ("t", "t"),
+) -> Labeled:
+    """The product over the last of `axes` (m, n, k); if the operands have an axis g, one for each g."""
+    m, n, k = axes
+    size = {**lhs.extents, **rhs.extents}
+    shape = (size[m], size[n], size[k])
+    if "g" not in size:
+        return builder.kernel(Matmul(*shape, types, *layouts), lhs, rhs, (m, n))
+    return builder.kernel(BatchMatmul(size["g"], *shape, types, *layouts), lhs, rhs, ("g", m, n))
+
+
+# -- as a canonical convolution ------------------------------------------------------------------------
+
+
+def as_conv2d(builder: Builder, forward: Forward) -> Labeled:
+    """The sums as one conv2d (nhwc, hwcf), with the axes n, oh, ow, ..., g and f, in this order.
+
+    Taps along a third spatial axis are gathered into channels: each of the n * od images has kd * c channels. So
+    are all taps of a filter of one row or column, for which the code generator has no fast convolution: the conv2d
+    is then pointwise.
+    """
+    windows = forward.windows
+    rank, sizes = len(windows.spatial), windows.extents
+    gathered = _gathered(windows)
+    image, filter_ = (
+        _image(builder, windows, gathered, forward.filter.axes),
+        _filter(builder, forward, gathered),
+    )
+    is_pointwise = "w" in gathered
+    stride = (1, 1) if is_pointwise else windows.stride[-2:]
+    dilation = (1, 1) if is_pointwise else windows.dilation[-2:]
+    (top, bottom), (left, right) = ((0, 0), (0, 0)) if is_pointwise else windows.padding[-2:]
+    is_symmetric = top == bottom >= 0 and left == right >= 0
+    if not is_symmetric:
+        image = builder.pad(image, {"h": (top, bottom), "w": (left, right)})
+    size, taps = image.extents, filter_.extents
+    operation = Conv2d(
+        n=size["n"],
+        h=size["h"],
+        w=size["w"],
+        c=size["c"],
+        k=taps["f"],
+        r=taps["kh"],
+        s=taps["kw"],
+        stride=stride,
+        padding=(top, left) if is_symmetric else (0, 0),
+        dilation=dilation,
+        groups=sizes.get("g", 1),
+        types=forward.types,
+    )
+    sums = builder.kernel(operation, image, filter_, ("n", "oh", "ow", "f"))
+    if rank == 1:
+        sums = builder.merge(sums, {"n": ("n",), "ow": ("oh", "ow"), "f": ("f",)})
+    if rank == 3:
+        sums = builder.split(sums, "n", {"n": sizes["n"], "od": sizes["od"]})
+    filters = {**sizes, "f": forward.filter.extents["f"]}
+    return builder.split(sums, "f", {axis: filters[axis] for axis in (*windows.group, "f")})
+
+
+def _gathered(windows: Windows) -> tuple[str, ...]:
+    """The spatial axes along which taps are gathered into channels."""
+    plane = windows.taps[-2:]
+    if len(plane) == 1 or min(plane) == 1 < max(plane):
+        return windows.spatial
+    return windows.spatial[:-2]
+
+
+def _image(
+    builder: Builder, windows: Windows, gathered: Sequence[str], filter_axes: Sequence[str]
+) -> Labeled:
+    """The image with the axes n, h, w and c; c has the taps along the axes `gathered`, and all groups."""
+    sizes = {**windows.image.extents, **windows.extents}
+    padding = dict(zip(windows.spatial, windows.padding, strict=True))
+    image = builder.pad(windows.image, {axis: padding[axis] for axis in gathered})
+    # A tap of extent 1 needs no loop.
+    taps = [axis for axis in filter_axes if axis[1:] in gathered and sizes[axis] > 1]
+    steps = zip(windows.spatial, windows.stride, windows.dilation, strict=True)
+    indices = {
+        axis: Index(((f"o{axis}", stride), *(((f"k{axis}", dilation),) if f"k{axis}" in taps else ())))
+        for axis, stride, dilation in steps
+        if axis in gathered
+    }
+    pixels = tuple(f"o{axis}" if axis in gathered else axis for axis in windows.spatial)
+    order = ("n", *pixels, *windows.group, *taps, "c")
+    if all(index.loop for index in indices.values()):
+        plain = image.renamed({axis: f"o{axis}" for axis in gathered})
+        found = builder.arrange("image", plain, order, store=True)
+    else:
+        found = builder.barrier(builder.gather("image", image, {x: sizes[x] for x in order}, indices))
+    plane = dict(zip("hw"[-len(pixels) :], pixels[-2:], strict=True))
+    images = ("n", *pixels[:-2])
+    names = {"n": images, **{x: (pixel,) for x, pixel in plane.items()}, "c": (*windows.group, *taps, "c")}
+    merged = builder.merge(found, names)
+    if len(pixels) == 1:
+        merged = builder.split(merged, "w", {"h": 1, "w": merged.extents["w"]})
+    return merged
+
+
+def _filter(builder: Builder, forward: Forward, gathered: Sequence[str]) -> Labeled:
+    """The filter with the axes kh, kw, c and f; c has the taps along the axes `gathered`, and f all groups."""
+    group = forward.windows.group
+    taps = [axis for axis in forward.filter.axes if axis[1:] in gathered]
+    plane = [f"k{axis}" for axis in forward.windows.spatial if axis not in gathered]
+    filter_ = builder.arrange("filters", forward.filter, (*plane, *taps, "c", *group, "f"), store=True)
+    filter_ = builder.merge(filter_, {**_alone(plane), "c": (*taps, "c"), "f": (*group, "f")})
+    return filter_ if plane else builder.split(filter_, "c", {"kh": 1, "kw": 1, "c": filter_.extents["c"]})
+
+
+def _alone(axes: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    """A group of its own for each of `axes`, for `Builder.merge`."""
+    return {axis: (axis,) for axis in axes}

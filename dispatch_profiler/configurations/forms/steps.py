@@ -1,0 +1,156 @@
+"""Steps of a form: how it prepares the operands of its kernels, runs them, and arranges their results.
+
+Each step makes one named tensor from earlier ones. The template `formed.mlir.j2` has a macro for each kind of
+step, and the tests compute each with numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dispatch_profiler.operations import Operation, Tensor
+
+
+@dataclass(frozen=True)
+class Index:
+    """An affine index: `offset` plus the sum of factor x loop over `terms`."""
+
+    terms: tuple[tuple[str, int], ...]
+    offset: int = 0
+
+    @property
+    def mlir(self) -> str:
+        """`oh * 2 + kh`"""
+        parts = [loop if factor == 1 else f"{loop} * {factor}" for loop, factor in self.terms]
+        return " + ".join(parts + ([str(self.offset)] if self.offset or not parts else []))
+
+    @property
+    def is_mappable(self) -> bool:
+        """Whether the compiler accepts it in an indexing map: it rejects those that fall as a loop rises."""
+        return not self.offset and all(factor > 0 for _, factor in self.terms)
+
+    @property
+    def loop(self) -> str | None:
+        """The loop, if the index is one loop and nothing else."""
+        return (
+            self.terms[0][0] if len(self.terms) == 1 and self.terms[0][1] == 1 and not self.offset else None
+        )
+
+
+@dataclass(frozen=True)
+class Step:
+    """The base class: `result` is the tensor that the step makes."""
+
+    kind: ClassVar[str]
+
+    result: Tensor
+
+
+@dataclass(frozen=True)
+class Pad(Step):
+    """`source` with `low` and `high` zeros before and after it along each axis."""
+
+    kind: ClassVar[str] = "pad"
+
+    source: Tensor
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Crop(Step):
+    """The part of `source` that begins at `offsets` and has the shape of `result`."""
+
+    kind: ClassVar[str] = "crop"
+
+    source: Tensor
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Gather(Step):
+    """`result[loops] = source[indices]`: a permutation, the windows of a convolution, or a reversal."""
+
+    kind: ClassVar[str] = "gather"
+
+    source: Tensor
+    loops: tuple[str, ...]
+    indices: tuple[Index, ...]
+
+    @property
+    def is_mappable(self) -> bool:
+        """Whether indexing maps can express it. A loop that indexes an axis alone must cover all of it."""
+        extents = dict(zip(self.loops, self.result.shape, strict=True))
+        return all(
+            index.is_mappable and (index.loop is None or extents[index.loop] == size)
+            for index, size in zip(self.indices, self.source.shape, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class Reshape(Step):
+    """Neighbouring axes combined into one, or one split into several.
+
+    `groups` has the axes of the longer shape for each axis of the shorter one.
+    """
+
+    kind: ClassVar[str] = "reshape"
+
+    source: Tensor
+    groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the result has more axes than the source."""
+        return len(self.result.shape) > len(self.source.shape)
+
+
+@dataclass(frozen=True)
+class Barrier(Step):
+    """`source`, stored before anything else reads it: the compiler fuses nothing across it."""
+
+    kind: ClassVar[str] = "barrier"
+
+    source: Tensor
+
+
+@dataclass(frozen=True)
+class Kernel(Step):
+    """`operation` with two operands and without an epilogue; its result is in the accumulator's type."""
+
+    kind: ClassVar[str] = "kernel"
+
+    operation: Operation
+    lhs: Tensor
+    rhs: Tensor
+
+
+@dataclass(frozen=True)
+class Interleave(Step):
+    """Zeros, except that `parts[i]` is stored from `offsets[i]` on, with `strides` between its elements."""
+
+    kind: ClassVar[str] = "interleave"
+
+    parts: tuple[Tensor, ...]
+    offsets: tuple[tuple[int, ...], ...]
+    strides: tuple[int, ...]
+    #: Whether the parts leave no element out.
+    is_complete: bool
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """A tensor with a name for each axis, such as `n`, `oh`, `ow`, `c`."""
+
+    tensor: Tensor
+    axes: tuple[str, ...]
+
+    @property
+    def extents(self) -> dict[str, int]:
+        return dict(zip(self.axes, self.tensor.shape, strict=True))
+
+    def renamed(self, names: Mapping[str, str]) -> Labeled:
+        """The same tensor with other names for some axes."""
+        return Labeled(self.tensor, tuple(names.get(axis, axis) for axis in self.axes))

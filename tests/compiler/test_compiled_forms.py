@@ -1,0 +1,188 @@
+"""Forms of convolutions through the compiler on this CPU: applied, and their results verified."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from pairwise import pairwise
+
+from dispatch_profiler.compiler import BuildRequest, IreeCompiler
+from dispatch_profiler.configurations import FORMS, Configuration, CpuTiles, Default, Flow, Formed
+from dispatch_profiler.dispatches import Dispatch, State
+from dispatch_profiler.errors import OperationError
+from dispatch_profiler.generator import render_module
+from dispatch_profiler.operations import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    Convolution,
+    Distribution,
+    ElementTypes,
+    Epilogue,
+)
+from dispatch_profiler.profiler.measurement.kernels import open_kernels
+from dispatch_profiler.profiler.verification.inputs import draw
+from dispatch_profiler.profiler.verification.verify import compare_result
+from dispatch_profiler.targets import parse_target
+
+TARGET = parse_target("llvm-cpu")
+FHWC = "nhwc_fhwc_nhwc"
+KINDS = {
+    1: (Conv1d, {"w": 11, "s": 3}, ("nwc_fwc_nwc", "ncw", "cwn_wfc_ncw")),
+    2: (Conv2d, {"h": 6, "w": 9, "r": 2, "s": 3}, (FHWC, "nchw", "hcwn_cwfh_wnch")),
+    3: (
+        Conv3d,
+        {"d": 4, "h": 6, "w": 5, "t": 2, "r": 1, "s": 3},
+        ("ndhwc_fdhwc_ndhwc", "ncdhw", "dnhcw_cdfwh_hncdw"),
+    ),
+}
+MODES = ("forward", "input_backward", "weight_backward")
+STRIDES = ((1, 1, 1), (2, 1, 2))
+#: c, k, groups: dense, grouped, depthwise
+CHANNELS = ((3, 5, 1), (4, 6, 2), (4, 4, 4))
+TYPES = {
+    "f32": ElementTypes(),
+    "f16": ElementTypes("f16", "f16", "f16"),
+    "i8": ElementTypes("i8", "i8", "i32"),
+    "bf16": ElementTypes("bf16", "bf16", "f32"),
+    "f64": ElementTypes("f64", "f64", "f64"),
+}
+#: (before, after); with the last, gradients are cropped.
+PADDINGS = ((1, None), (0, None), (0, 2), (3, 1))
+#: One with each row, in turn: n, layout, padding, types, epilogue, dilation.
+OTHERS = list(itertools.product((1, 2), range(3), PADDINGS, TYPES, ("bias+relu", "none", "residual"), (1, 2)))
+Row = tuple[str, int, str, tuple[int, ...], tuple[int, int, int], int]
+
+
+def operation_of(row: Row) -> Convolution | None:
+    """None if there is no such convolution with this form."""
+    form, rank, mode, stride, (c, k, groups), number = row
+    n, layout, (before, after), types, epilogue, dilation = OTHERS[number]
+    kind, extents, layouts = KINDS[rank]
+    try:
+        operation = kind(
+            **extents, n=n, c=c, k=k, groups=groups, stride=stride[-rank:], dilation=(dilation,) * rank,
+            padding=(before,) * rank, padding_after=None if after is None else (after,) * rank,
+            layout=layouts[layout], types=TYPES[types], mode=mode,
+            epilogue=Epilogue.parse("none" if mode == "weight_backward" else epilogue),
+        )  # fmt: skip
+    except OperationError:
+        return None
+    return None if Formed(form).invalid_reason(operation, TARGET.limits) else operation
+
+
+EVERY: list[Row] = [
+    (*row, 97 * number % len(OTHERS))
+    for number, row in enumerate(itertools.product(FORMS, KINDS, MODES, STRIDES, CHANNELS))
+]
+EXISTING = [row for row in EVERY if operation_of(row)]
+CHOSEN = pairwise([row[:-1] for row in EXISTING])
+FULL = [(*row[:-1], number) for row in EXISTING for number in range(row[-1] % 127, len(OTHERS), 127)]
+
+
+def verify(dispatches: list[Dispatch]) -> None:
+    """Compile `dispatches` as one module and compare each result: on integers exactly, on reals within the bound."""
+    text = "\n".join(render_module(each.operation, [each]) for each in dispatches)
+    flags = (*TARGET.compile_flags, *dispatches[0].configuration.flags)
+    built = IreeCompiler().build(BuildRequest(text, tuple(dispatches), flags, 1))
+    assert {name: o.reason for name, o in built.outcomes.items() if o.state is not State.COMPILED} == {}
+    device = open_kernels("local-sync")
+    program = device.load(built.verify)
+    for dispatch in dispatches:
+        operation = dispatch.operation
+        for distribution in Distribution:
+            inputs = draw(operation, distribution, 5)
+            (actual,) = program.bind(dispatch.name, device.put(operation, inputs)).run()
+            found = compare_result(operation.results[0], actual, operation.reference(inputs)[0])
+            assert found.passed, f"{dispatch.name} on {distribution.value}: {found.message}"
+
+
+def test_a_form_of_every_rank_mode_stride_and_grouping_is_right():
+    """Every pair of them, with types, layouts, paddings, dilations and epilogues in turn."""
+    rows = [row for row in EXISTING if row[:-1] in CHOSEN]
+    assert {row[0] for row in rows} == set(FORMS)
+    verify([Dispatch(operation_of(row), Formed(row[0])) for row in rows])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_of_every_operation_is_right(form: str):
+    rows = [row for row in FULL if row[0] == form and operation_of(row)]
+    dispatches = list(dict.fromkeys(Dispatch(operation_of(row), Formed(form)) for row in rows))
+    assert len(dispatches) > 50
+    for begin in range(0, len(dispatches), 30):
+        verify(dispatches[begin : begin + 30])
+
+
+EDGES = (
+    # One output pixel along an axis, of an image that is larger than the window.
+    *(Conv2d(2, 5, 7, 4, 8, 3, 3, (9, 2), (1, 0), layout=FHWC, mode=mode) for mode in MODES),
+    *(Conv1d(2, 14, 4, 8, 3, (9,), layout="ncw", mode=mode) for mode in MODES),
+    *(Conv3d(1, 6, 14, 4, 4, 8, 3, 3, 1, (9, 9, 1), layout="ncdhw", mode=mode) for mode in MODES),
+    # Nothing but one pixel, channel or filter.
+    *(Conv2d(1, 1, 1, 5, 4, 1, 1, layout="nchw", mode=mode) for mode in MODES),
+    *(Conv2d(1, 4, 4, 1, 1, 3, 3, layout=FHWC, padding=(1, 1), mode=mode) for mode in MODES),
+    *(Conv2d(1, 1, 1, 1, 1, 1, 1, layout="nchw", mode=mode) for mode in MODES),
+)
+
+
+def test_forms_of_degenerate_convolutions_are_right():
+    """Loops of extent 1, which the compiler removes."""
+    verify(
+        [
+            Dispatch(operation, Formed(form))
+            for operation in EDGES
+            for form in FORMS
+            if Formed(form).invalid_reason(operation, TARGET.limits) is None
+        ]
+    )
+
+
+PRODUCT = CpuTiles((16, 32), (8, 16, 1), (16, 32, 8))
+PLANE = CpuTiles((1, 2, 4, 16), (1, 1, 4, 8, 1, 1, 4))
+TILED: list[tuple[Convolution, tuple[Configuration, ...]]] = [
+    (
+        Conv2d(1, 8, 8, 16, 32, 3, 3, padding=(1, 1), layout=FHWC, epilogue=Epilogue.parse("bias")),
+        (Formed("im2col", PRODUCT), Formed("im2col_t", PRODUCT), Formed("permuted", PLANE)),
+    ),
+    (
+        Conv2d(2, 8, 8, 16, 32, 1, 1, layout="nchw"),
+        (Formed("im2col", PRODUCT), Formed("im2col_t", PRODUCT), Formed("permuted", PLANE)),
+    ),
+    (
+        Conv2d(1, 16, 16, 16, 32, 3, 3, stride=(2, 2), padding=(1, 1), mode="input_backward"),
+        (Formed("phases", CpuTiles((1, 2, 4, 16), (1, 1, 4, 8, 1, 1, 8))),),
+    ),
+    (
+        Conv2d(1, 8, 8, 16, 32, 3, 3, padding=(1, 1), mode="weight_backward"),
+        (Formed("im2col", PRODUCT), Formed("im2col_t", PRODUCT), Formed("im2col_t", Default(4))),
+    ),
+    (
+        Conv2d(1, 8, 8, 64, 64, 3, 3, padding=(1, 1), groups=4, types=TYPES["f16"]),
+        (
+            Formed("im2col", CpuTiles((16, 16), (8, 16, 1))),
+            Formed("im2col_t", CpuTiles((16, 16), (8, 16, 1))),
+        ),
+    ),
+    (Conv3d(1, 4, 8, 8, 16, 32, 3, 3, 3, padding=(1, 1, 1)), (Formed("permuted", PLANE),)),
+]
+
+
+@pytest.mark.parametrize(("operation", "configurations"), TILED, ids=[row[0].name for row in TILED])
+def test_a_form_with_tiles_is_right(operation, configurations):
+    """Beside the direct form, in one module."""
+    for configuration in configurations:
+        assert configuration.invalid_reason(operation, TARGET.limits) is None
+    verify([Dispatch(operation, each) for each in (Default(), *configurations)])
+
+
+@pytest.mark.parametrize("form", ["im2col", "im2col_t"])
+def test_a_form_with_data_tiling_is_right(form: str):
+    verify(
+        [
+            Dispatch(
+                Conv2d(1, 8, 8, 16, 32, 3, 3, padding=(1, 1), layout=FHWC), Formed(form, Flow("data_tiling"))
+            )
+        ]
+    )

@@ -1,0 +1,360 @@
+"""Forms of a convolution: their steps compute what the operation does, and their configurations say so."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from form_interpreter import sums_of
+
+from dispatch_profiler.configurations import (
+    FORMS,
+    CpuTiles,
+    Default,
+    Extern,
+    Flow,
+    Formed,
+    Limits,
+    configuration_from_dict,
+    load_configurations,
+    rejection_reason,
+    report_columns,
+    spaces,
+)
+from dispatch_profiler.configurations.forms import reduction_of
+from dispatch_profiler.configurations.forms.backward import phases_along
+from dispatch_profiler.errors import ConfigurationError, OperationError
+from dispatch_profiler.operations import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    Convolution,
+    ElementTypes,
+    Matmul,
+)
+
+MODES = ("forward", "input_backward", "weight_backward")
+LAYOUTS = {
+    1: ("nwc", "ncw", "nwc_fwc_nwc", "cwn_wfc_ncw"),
+    2: ("nhwc", "nchw", "nhwc_fhwc_nhwc", "nchw_hwcf_nhwc", "hcwn_cwfh_wnch"),
+    3: ("ndhwc", "ncdhw", "ndhwc_fdhwc_ndhwc", "dnhcw_cdfwh_hncdw"),
+}
+FHWC = "nhwc_fhwc_nhwc"
+TILES = CpuTiles((4, 4), (2, 4, 2))
+
+
+def formed(operation: Convolution) -> list[str]:
+    """The forms that `operation` has."""
+    return [name for name, form in FORMS.items() if form.invalid_reason(operation) is None]
+
+
+def computes(form: str, operation: Convolution, rng: np.random.Generator) -> bool:
+    """Whether the steps of `form` give the sums of `operation`: of integers, so that they are exact."""
+    lhs, rhs = (rng.integers(-4, 5, tensor.shape).astype(np.float64) for tensor in operation.operands[:2])
+    found = sums_of(reduction_of(form, operation), lhs, rhs)
+    return np.array_equal(found, operation.contract(lhs, rhs))
+
+
+def drawn(rng: np.random.Generator) -> Convolution | None:
+    """A random convolution; None if these parameters make none."""
+
+    def some(*choices):
+        return choices[int(rng.integers(len(choices)))]
+
+    rank = some(1, 2, 3)
+    kind = {1: Conv1d, 2: Conv2d, 3: Conv3d}[rank]
+    c, k, groups = some((1, 1, 1), (3, 2, 1), (4, 6, 2), (3, 3, 3), (2, 4, 2))
+    sizes = [int(rng.integers(1, 7)) for _ in range(2 * rank)]
+    extents = dict(zip(kind.extent_names(), (some(1, 2), *sizes[:rank], c, k, *sizes[rank:]), strict=True))
+    stride, dilation, before, after = (
+        tuple(int(rng.integers(low, high)) for _ in range(rank))
+        for low, high in ((1, 4), (1, 4), (0, 4), (0, 4))
+    )
+    if some(True, False):
+        stride = (1,) * rank
+    try:
+        return kind(
+            **extents, stride=stride, padding=before, dilation=dilation, groups=groups,
+            layout=some(*LAYOUTS[rank]), padding_after=after, mode=some(*MODES),
+        )  # fmt: skip
+    except OperationError:
+        return None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_steps_of_every_form_compute_the_convolution(seed):
+    """150 random convolutions of every rank, mode, layout, stride, dilation, padding and grouping."""
+    rng, tried = np.random.default_rng(seed), 0
+    while tried < 150:
+        operation = drawn(rng)
+        if operation is not None:
+            tried += 1
+            for form in formed(operation):
+                assert computes(form, operation, rng), (form, operation)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_unit_extents_move_freely(mode):
+    """Axes of extent 1 anywhere: an image of one pixel, a batch of one, a filter of one tap."""
+    rng = np.random.default_rng(1)
+    for n, h, w, c, k, layout in itertools.product((1, 2), (1, 3), (1, 3), (1, 2), (1, 2), LAYOUTS[2]):
+        operation = Conv2d(n, h, w, c, k, 1, 1, layout=layout, mode=mode)
+        for form in formed(operation):
+            assert computes(form, operation, rng), (form, operation)
+
+
+def test_which_forms_an_operation_has():
+    def of(**fields) -> list[str]:
+        return formed(Conv2d(1, 8, 8, 4, 4, 3, 3, **fields))
+
+    assert of() == ["im2col", "im2col_t"]
+    assert of(layout="nchw") == of(layout=FHWC) == ["permuted", "im2col", "im2col_t"]
+    assert of(mode="weight_backward") == ["im2col", "im2col_t"]
+    assert of(mode="input_backward") == ["permuted", "im2col", "im2col_t"]
+    assert of(mode="input_backward", stride=(1, 2)) == ["phases", "im2col", "im2col_t"]
+    assert formed(Conv1d(1, 8, 4, 4, 3)) == formed(Conv3d(1, 3, 8, 8, 4, 4, 3, 3, 3)) == of(layout="nchw")
+
+
+@pytest.mark.parametrize(
+    ("form", "operation", "reason"),
+    [
+        ("im2col", Matmul(8, 8, 8), "the form im2col is for convolutions, not matmul"),
+        (
+            "permuted",
+            Conv2d(1, 8, 8, 4, 4, 3, 3),
+            "the form permuted is for other convolutions than forward conv2d in nhwc",
+        ),
+        (
+            "permuted",
+            Conv2d(1, 8, 8, 4, 4, 3, 3, mode="weight_backward"),
+            "the form permuted is not for weight_backward: use im2col or im2col_t",
+        ),
+        (
+            "permuted",
+            Conv2d(1, 8, 8, 4, 4, 3, 3, mode="input_backward", stride=(2, 1)),
+            "the form permuted is not for input_backward with stride 2x1: use phases",
+        ),
+        (
+            "phases",
+            Conv2d(1, 8, 8, 4, 4, 3, 3, mode="input_backward"),
+            "the form phases is for input_backward with a stride above 1, not for stride 1x1",
+        ),
+        (
+            "phases",
+            Conv2d(1, 8, 8, 4, 4, 3, 3, stride=(2, 2)),
+            "the form phases is for input_backward with a stride above 1, not for forward",
+        ),
+        (
+            "phases",
+            Conv2d(1, 1, 1, 1, 1, 1, 1, stride=(9, 9), padding=(1, 1), mode="input_backward"),
+            "no pixel of the output reads the input, so that every element of the result is 0",
+        ),
+        (
+            "im2col",
+            Conv2d(1, 1, 4, 1, 1, 1, 1, stride=(9, 1), padding=(1, 0)),
+            "no pixel of the output reads the input, so that every element of the result is 0",
+        ),
+    ],
+)
+def test_why_an_operation_does_not_have_a_form(form, operation, reason):
+    assert Formed(form).invalid_reason(operation, Limits()) == reason
+
+
+# -- what the steps are ------------------------------------------------------------------------------
+
+
+def kinds_of(form: str, operation: Convolution) -> list[str]:
+    return [step.kind for step in reduction_of(form, operation).steps]
+
+
+def test_an_fhwc_filter_is_read_as_it_is_by_im2col():
+    """Only the image is gathered; a pointwise convolution moves nothing at all."""
+    operation = Conv2d(1, 8, 8, 4, 4, 3, 3, layout=FHWC)
+    assert kinds_of("im2col", operation).count("gather") == 1
+    pointwise = Conv2d(2, 8, 8, 4, 4, 1, 1, layout=FHWC)
+    assert set(kinds_of("im2col", pointwise)) == {"reshape", "kernel"}
+    (kernel,) = reduction_of("im2col", pointwise).kernels
+    assert kernel == Matmul(128, 4, 4, rhs_layout="n")
+
+
+def test_the_transposed_product_of_an_image_in_nchw_moves_only_the_image():
+    """Its result, filters x pixels, is the result in nchw."""
+    operation = Conv2d(1, 8, 8, 4, 6, 3, 3, layout="nchw")
+    assert kinds_of("im2col_t", operation).count("gather") == 1
+    assert reduction_of("im2col_t", operation).kernels == (Matmul(6, 36, 36),)
+
+
+def test_a_permutation_is_stored_before_a_kernel_reads_it():
+    """The compiler would fuse it into the kernel, which makes that slow."""
+    operation = Conv2d(1, 8, 8, 4, 6, 3, 3, layout="nchw", padding=(1, 1))
+    assert kinds_of("permuted", operation) == [
+        "gather", "barrier", "gather", "barrier", "kernel", "barrier", "gather"
+    ]  # fmt: skip
+    assert reduction_of("permuted", operation).kernels == (Conv2d(1, 8, 8, 4, 6, 3, 3, padding=(1, 1)),)
+
+
+def test_groups_become_a_batch():
+    operation = Conv2d(1, 8, 8, 8, 12, 3, 3, groups=4)
+    (kernel,) = reduction_of("im2col", operation).kernels
+    assert (kernel.kind, kernel.problem) == ("batch_matmul", "4x36x3x18")
+
+
+def test_kernels_sum_in_the_accumulator_of_the_operation():
+    """Without rounding in between, so that the operation's error bound holds."""
+    half = ElementTypes("f16", "f16", "f16")
+    (kernel,) = reduction_of("im2col", Conv2d(1, 8, 8, 8, 8, 3, 3, types=half)).kernels
+    assert kernel.types == ElementTypes("f16", "f16", "f32")
+    assert kernel.epilogue.is_empty
+
+
+def test_a_strided_gradient_has_a_kernel_for_each_phase():
+    operation = Conv2d(1, 8, 8, 4, 6, 3, 3, stride=(2, 2), padding=(1, 1), mode="input_backward")
+    kernels = reduction_of("phases", operation).kernels
+    assert [(kernel.r, kernel.s, kernel.c) for kernel in kernels] == [
+        (1, 1, 6), (1, 1, 12), (1, 1, 12), (2, 2, 6)
+    ]  # fmt: skip
+    assert sum(kernel.flops for kernel in kernels) == operation.flops
+
+
+def test_a_filter_of_one_row_or_column_is_gathered_into_channels():
+    """The code generator has fast convolutions for several rows and columns, and for a single tap."""
+    for taps, channels in (((1, 3), 12), ((3, 1), 12), ((3, 3), 4), ((1, 1), 4)):
+        (kernel,) = reduction_of("permuted", Conv2d(1, 8, 8, 4, 6, *taps, layout=FHWC)).kernels
+        assert kernel.c == channels
+
+
+def test_the_phases_along_an_axis():
+    """Even pixels take tap 1 of three, odd ones taps 0 and 2; with one tap, odd pixels take nothing."""
+    even, odd = phases_along(8, 4, 3, 2, 1, 1)
+    assert (even.start, even.extent, even.taps, even.padding) == (0, 4, (1,), (0, 0))
+    assert (odd.start, odd.extent, odd.taps, odd.padding) == (1, 4, (0, 2), (0, 1))
+    assert [phase.start for phase in phases_along(8, 4, 1, 2, 0, 1)] == [0]
+
+
+# -- configurations ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("configuration", "name"),
+    [
+        (Formed("permuted"), "tile_config_permuted_default"),
+        (Formed("im2col", TILES), "tile_config_im2col_4x4_2x4x2"),
+        (Formed("im2col_t", Default(4)), "tile_config_im2col_t_default_splitk4"),
+        (Formed("im2col", Flow("data_tiling")), "tile_config_im2col_data_tiling"),
+    ],
+)
+def test_a_form_is_part_of_the_name_and_read_back_from_a_manifest(configuration, name):
+    assert configuration.name == name
+    assert configuration_from_dict(json.loads(json.dumps(configuration.to_dict()))) == configuration
+    assert hash(configuration) == hash(configuration_from_dict(configuration.to_dict()))
+
+
+def test_a_form_is_read_from_a_file(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "configurations:\n"
+        "  - {form: permuted}\n"
+        "  - {form: im2col, kinds: [conv2d], distribution: [4, 4], vector: [2, 4, 2]}\n"
+        "  - {form: im2col_t, default: true, split_k: 4}\n"
+        "  - {form: im2col, flow: data_tiling}\n"
+    )
+    found = [each.configuration for each in load_configurations(path)]
+    assert found == [
+        Formed("permuted"), Formed("im2col", TILES), Formed("im2col_t", Default(4)), Formed("im2col", Flow("data_tiling"))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("{form: im2colt}", "unknown form 'im2colt'"),
+        ("{form: [im2col]}", "unknown form"),
+        ("{form: im2col, split_k: 2}", "'form' with 'split_k' also needs one of default, distribution, flow"),
+        ("{form: im2col, distribution: [4, 4], vector: [2, 4, 2], flow: ukernels}", "unknown key 'flow'"),
+        ("{form: im2col, distribution: [4, 4], vector: [2, 4, 2], warps: 4}", "unknown key 'warps'"),
+        ("{form: im2col, triton: [64, 64, 64]}", "unknown key 'form'"),
+        ("{form: im2col, distribution: [4, 4]}", "'distribution' also needs 'vector'"),
+    ],
+)
+def test_a_mistake_in_an_entry_is_named(tmp_path, entry, message):
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"configurations: [{entry}]")
+    with pytest.raises(ConfigurationError, match=r"mine\.yaml, entry 1: ") as caught:
+        load_configurations(path)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        Formed("im2col"),
+        Extern(label="mine", object="k.ptx", entry="k", workgroups=(1,), workgroup_size=(32,)),
+    ],
+)
+def test_forms_and_external_kernels_do_not_configure_kernels(inner):
+    with pytest.raises(ConfigurationError, match="cannot configure the kernels of a form"):
+        Formed("im2col", inner)
+
+
+def test_invalid_tiles_are_those_of_a_kernel():
+    """The reason names the kernel, and the rule of the inner configuration."""
+    operation = Conv2d(1, 8, 8, 4, 6, 3, 3, layout=FHWC)
+    reason = Formed("im2col", TILES).invalid_reason(operation, Limits())
+    kernel = "matmul_36x6x36_f32t_f32n_f32t"
+    assert reason == f"the kernel {kernel} of im2col: vector tile 4 does not divide n=6, and peel is off"
+
+
+def test_tiles_must_fit_every_kernel():
+    """Of the phases of a strided gradient, one has a single tap along each axis."""
+    operation = Conv2d(1, 8, 8, 4, 8, 3, 3, stride=(2, 2), padding=(1, 1), mode="input_backward")
+    tiles = {taps: CpuTiles((1, 4, 4, 4), (1, 1, 2, 4, 1, taps, 4)) for taps in (1, 2)}
+    assert Formed("phases", tiles[1]).invalid_reason(operation, Limits()) is None
+    assert "vector tile 2 exceeds kw=1" in Formed("phases", tiles[2]).invalid_reason(operation, Limits())
+
+
+def test_tiles_are_requested_for_every_kernel():
+    operation = Conv2d(1, 8, 8, 4, 8, 3, 3, stride=(2, 2), padding=(1, 1), mode="input_backward")
+    configuration = Formed("phases", CpuTiles((1, 4, 4, 4), (1, 1, 2, 4, 1, 1, 4)))
+    assert len(configuration.lowerings(operation)) == 4
+    assert configuration.lowering(operation) is None
+
+
+def test_a_form_has_its_column():
+    assert "form" in report_columns()
+    assert Formed("im2col", TILES).fields() == {"form": "im2col", **TILES.fields()}
+
+
+def test_a_flow_of_a_form_has_a_module_of_its_own():
+    """Evidence of a flow is looked for in its module: that of another form would prove nothing."""
+    first, second = (Formed(form, Flow("data_tiling")) for form in ("im2col", "im2col_t"))
+    assert first.flags == Flow("data_tiling").flags
+    assert len({first.module, second.module, Flow("data_tiling").module}) == 3
+    assert Formed("im2col", TILES).module == ""
+
+
+# -- search spaces -----------------------------------------------------------------------------------
+
+
+def test_every_form_of_an_operation_is_searched_with_every_kind_of_its_kernels():
+    operation = Conv2d(1, 16, 16, 8, 16, 3, 3, layout=FHWC)
+    found = [space for space in spaces(operation, Limits()) if space.kind is Formed]
+    rng = np.random.default_rng(0)
+    drawn_ = {name: set() for name in ("permuted", "im2col", "im2col_t")}
+    for space in found:
+        for _ in range(200):
+            configuration = space.to_configuration(space.draw(rng))
+            if rejection_reason(configuration, operation, Limits()) is None:
+                drawn_[configuration.form].add(configuration.inner.kind)
+                assert configuration_from_dict(configuration.to_dict()) == configuration
+    assert drawn_["permuted"] == {"default", "cpu_tiles"}
+    assert drawn_["im2col"] == drawn_["im2col_t"] == {"default", "cpu_tiles", "flow"}
+
+
+def test_a_space_of_a_form_may_be_narrowed():
+    operation = Conv2d(1, 16, 16, 8, 16, 3, 3, layout=FHWC)
+    space = next(s for s in spaces(operation, Limits()) if s.kind is Formed and s.size > 1000)
+    one = space.with_choices("vector_k", 1).with_choices("cached", False)
+    configuration = one.to_configuration(one.draw(np.random.default_rng(0)))
+    assert configuration.inner.cache == ()

@@ -1,0 +1,73 @@
+"""The fastest known form of an operation follows rules that come from measurements."""
+
+from __future__ import annotations
+
+import pytest
+
+from dispatch_profiler.configurations import Default, Formed
+from dispatch_profiler.operations import Conv1d, Conv2d, Conv3d, LayerNorm, Matmul
+from dispatch_profiler.targets import fastest_form, parse_target
+
+CPU = parse_target("llvm-cpu:x86-64-v4")
+FHWC = "nhwc_fhwc_nhwc"
+EARLY = Conv2d(1, 56, 56, 64, 64, 3, 3, padding=(1, 1))
+LATE = {"n": 1, "h": 7, "w": 7, "c": 512, "k": 512, "r": 3, "s": 3, "padding": (1, 1)}
+
+
+def of(kind=Conv2d, **fields):
+    """The name of the fastest form of a convolution."""
+    shape = {"n": 1, "h": 56, "w": 56, "c": 64, "k": 64, "r": 3, "s": 3, "padding": (1, 1)}
+    found = fastest_form(kind(**{**shape, **fields}), CPU)
+    return found and found.name.removeprefix("tile_config_")
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [EARLY, Conv2d(**LATE), Conv2d(2, 28, 28, 64, 64, 3, 3, groups=64), Matmul(64, 64, 64), LayerNorm(4, 8)],
+    ids=lambda operation: operation.name,
+)
+def test_the_direct_form_is_the_fastest_of_a_canonical_convolution(operation):
+    """Nothing is added beside the compiler's own choice."""
+    assert fastest_form(operation, CPU) is None
+
+
+def test_a_filter_in_fhwc_is_permuted_where_there_are_many_pixels():
+    assert of(layout=FHWC) == "permuted_default"
+    assert of(layout=FHWC, h=14, w=14, c=256, k=256) == "im2col_data_tiling"
+    assert of(**LATE, layout=FHWC).startswith("im2col_t_32x128_")
+
+
+def test_gradients():
+    assert of(mode="input_backward") == "permuted_default"
+    assert of(mode="input_backward", stride=(2, 2)) == "phases_default"
+    assert of(mode="weight_backward") == "im2col_t_32x128_32x64x128_8x32x1"
+
+
+def test_groups_and_other_ranks():
+    assert of(groups=4).startswith("im2col_")
+    assert of(layout="nchw", groups=64) == "permuted_default"
+    assert fastest_form(Conv3d(1, 8, 28, 28, 64, 64, 3, 3, 3), CPU) == Formed("permuted")
+    assert fastest_form(Conv1d(1, 3000, 80, 512, 3), CPU).form in ("permuted", "im2col", "im2col_t")
+
+
+def test_a_pointwise_convolution_in_nchw_is_a_product_of_what_is_stored():
+    assert of(layout="nchw", r=1, s=1, padding=(0, 0)) == "im2col_t_32x128_32x64x128_8x32x1"
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "rocm:gfx942", "vulkan-spirv", "vmvx"])
+def test_no_form_was_measured_on_other_targets(target):
+    assert fastest_form(Conv2d(**LATE, layout=FHWC), parse_target(target)) is None
+
+
+def test_the_fastest_form_is_valid():
+    """Odd extents, which no tile divides, leave the kernel to the compiler or peel."""
+    for layout in ("nchw", FHWC, "hcwn_cwfh_wnch"):
+        for mode in ("forward", "input_backward", "weight_backward"):
+            for stride, h, c, k, groups in ((1, 7, 5, 3, 1), (2, 15, 9, 6, 3), (3, 33, 4, 4, 4)):
+                operation = Conv2d(
+                    1, h, h + 1, c, k, 3, 3, (stride, 1), groups=groups, layout=layout, mode=mode
+                )  # fmt: skip
+                found = fastest_form(operation, CPU)
+                assert found is not None
+                assert found.invalid_reason(operation, CPU.limits) is None
+                assert found != Default()
