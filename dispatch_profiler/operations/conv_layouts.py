@@ -71,7 +71,8 @@ def checked_layout(layout: str, rank: int) -> str:
     Raises OperationError unless it is a word of `rank`, or each part of a triple has every letter once.
     """
     words = words_of(rank)
-    parts = layout.split("_") if isinstance(layout, str) else [repr(layout)]
+    layout = layout if isinstance(layout, str) else repr(layout)
+    parts = layout.split("_")
     if len(parts) != 3:
         if layout in words:
             return layout

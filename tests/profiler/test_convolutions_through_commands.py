@@ -1,0 +1,111 @@
+"""Convolutions of every rank and mode through all three commands: records, columns, faults, bundles and libraries."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dispatch_profiler.operations import CONV_ROLES, operation_from_dict
+from dispatch_profiler.profiler.records.record_file import read_records
+
+MODES = f"--conv-mode={','.join(CONV_ROLES)}"
+SHAPES = {
+    "conv1d": ("--conv-w=13", "--conv-c=4", "--conv-k=6", "--conv-stride=2", "--conv-groups=2", "--lhs=f32"),
+    "conv2d": (
+        "--conv-n=2", "--conv-h=6", "--conv-w=7", "--conv-c=4", "--conv-k=6", "--conv-padding=1",
+        "--conv-padding-after=0x2", "--layout=nhwc_kyxc_nchw", "--lhs=f32",
+    ),
+    "conv3d": ("--conv-d=4", "--conv-h=6", "--conv-w=7", "--conv-c=3", "--conv-k=2", "--conv-padding=1", "--lhs=f32"),
+}  # fmt: skip
+
+
+def rows(path: str = "data.csv") -> list[dict[str, str]]:
+    return list(csv.DictReader(Path(path).read_text().splitlines()))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "conv2d",
+        pytest.param("conv1d", marks=pytest.mark.slow),
+        pytest.param("conv3d", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.usefixtures("in_process")
+def test_every_mode_is_verified_beside_the_libraries(run, kind):
+    """Every row has its figure, and the command line that reproduces it selects the same dispatch."""
+    pytest.importorskip("torch")
+    assert run("generator", *SHAPES[kind], MODES, "--default-config=only").status == 0
+    compiled = run("compile")
+    assert compiled.status == 0, compiled.err
+    outcome = run(
+        "profiler", "--device=local-sync", "--providers=iree,numpy,torch", "--output=data.csv",
+        "--budget=0.02", "--precision=50",
+    )  # fmt: skip
+    assert outcome.status == 0, outcome.err
+    found = rows()
+    assert {(row["Provider"], row["conv-mode"] or "forward") for row in found} == {
+        (provider, mode) for provider in ("IREE Codegen", "numpy", "torch") for mode in CONV_ROLES
+    }
+    assert {row["Verification"] for row in found} == {"SUCCESS"}
+    assert {row["conv-padding-after"] for row in found} == ({"0x2"} if kind == "conv2d" else {""})
+    assert all(row["Runtime(ms)"] for row in found)
+    for record in read_records(Path("data.jsonl")):
+        assert record.op_kind == f"OperationKind.{kind.capitalize()}"
+
+
+@pytest.mark.parametrize(
+    "fault", ["wrong_element", *(pytest.param(each, marks=pytest.mark.slow) for each in ("nan", "unwritten"))]
+)
+def test_a_fault_in_any_mode_is_found(null_tree, run, fault):
+    null_tree(*SHAPES["conv2d"], MODES, "--default-config=only", faults={"*": {"fault": fault}})
+    outcome = run("profiler", "--output=data.csv")
+    assert outcome.status == 1
+    assert [row["Verification"] for row in rows()] == ["FAILED"] * 3
+    assert all("elements are wrong; the worst: result[" in row["reason"] for row in rows())
+
+
+def test_a_bundle_has_every_mode(null_tree, run, tmp_path, monkeypatch):
+    null_tree(*SHAPES["conv3d"], MODES, "--default-config=only")
+    assert run("compile", "-j1", "--bundle=out.zip").status == 0
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copy("out.zip", elsewhere)
+    monkeypatch.chdir(elsewhere)
+    assert run("profiler", "--bundle=out.zip", "--output=data.csv").status == 0
+    assert [row["Verification"] for row in rows()] == ["SUCCESS"] * 3
+
+
+def test_a_transposed_convolution_has_a_bias_for_each_channel_of_its_output(null_tree, run):
+    """4 channels become 6: the gradient of an input with 6 channels."""
+    shapes = ("--conv-h=5", "--conv-w=6", "--conv-c=4", "--conv-k=6", "--lhs=f32", "--epilogue=bias")
+    null_tree(
+        *shapes, "--conv-transposed", "--conv-stride=2", "--conv-output-padding=1", "--default-config=only"
+    )
+    assert run("profiler", "--output=data.csv").status == 0
+    (row,) = rows()
+    assert row["Operation"].startswith("conv2d_input_backward_1x5x6x4_3x3x6x4_1x12x14x6_")
+    assert (row["conv-h"], row["conv-c"], row["conv-k"]) == ("12", "6", "4")
+
+
+def test_a_manifest_entry_with_a_malformed_mode_is_an_error_of_its_own():
+    """Data that is no operation raises the error of operations, not another."""
+    from dispatch_profiler.errors import OperationError
+    from dispatch_profiler.operations import Conv2d
+
+    data = Conv2d(1, 4, 4, 2, 2, 3, 3).to_dict()
+    for wrong in (
+        {"mode": "sideways"},
+        {"mode": 3},
+        {"layout": 7},
+        {"mode": {}},
+        {"layout": {}},
+        {"layout": ["nhwc"]},
+        {"padding_after": "1x1"},
+        {"stride": 2},
+    ):
+        with pytest.raises(OperationError):
+            operation_from_dict({**data, **wrong})
