@@ -61,7 +61,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class DirectForm:
-    """`lhs` and `rhs` are indexed as the operands of the linalg operation: padded, or spread and flipped."""
+    """`lhs` and `rhs` are what the linalg operation reads: see the top of this module."""
 
     lhs: IndexedTensor
     rhs: IndexedTensor
@@ -99,7 +99,10 @@ def direct_form(geometry: ConvolutionGeometry) -> DirectForm:
     filter_ = _filter(geometry, taps, channels, filters)
     named = {"input": image, "filter": filter_, "output": output}
     lhs, rhs, result = (named[role] for role in CONV_ROLES[geometry.mode])
-    summed = lhs if geometry.mode == "weight_backward" else filter_
+    if geometry.mode == "weight_backward":
+        # Only with the input first, IREE 3.13 takes it for a convolution; its GPU code rejects it otherwise.
+        lhs, rhs = rhs, lhs
+    summed = output if geometry.mode == "weight_backward" else filter_
     return DirectForm(
         lhs,
         rhs,

@@ -14,7 +14,7 @@ from dispatch_profiler.compiler import BuildError, BuildRequest, Built, IreeComp
 from dispatch_profiler.configurations import Configuration, Default
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.generator import render_module
-from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
+from dispatch_profiler.operations import BatchMatmul, Conv1d, Conv2d, Conv3d, ElementTypes, Matmul, Operation
 from dispatch_profiler.profiler.measurement.kernels import open_kernels
 from dispatch_profiler.targets import (
     CPU_NAMES,
@@ -32,6 +32,10 @@ OPERATIONS = {
     "matmul": MATMUL,
     "batch_matmul": BatchMatmul(2, 32, 64, 16),
     "conv2d": Conv2d(1, 10, 10, 16, 32, 3, 3),
+    "conv1d": Conv1d(2, 18, 16, 32, 3, layout="nwc_fwc_nwc"),
+    "conv2d_input_backward": Conv2d(2, 10, 10, 16, 32, 3, 3, (2, 2), (1, 1), mode="input_backward"),
+    "conv2d_weight_backward": Conv2d(2, 10, 10, 16, 32, 3, 3, mode="weight_backward"),
+    "conv3d": Conv3d(1, 4, 10, 10, 16, 32, 3, 3, 3),
 }
 
 
@@ -82,7 +86,8 @@ CODE = {
 }
 #: One of each family for all kinds of operations; the others for a matmul.
 CASES = [(t, kind) for t in CODE for kind in OPERATIONS if kind == "matmul" or t.count(":") == 0]
-CASES += [("rocm:gfx942", "batch_matmul"), ("rocm:gfx942", "conv2d"), ("llvm-cpu:neoverse-v2", "conv2d")]
+CASES += [("rocm:gfx942", kind) for kind in OPERATIONS if kind != "matmul"]
+CASES += [("llvm-cpu:neoverse-v2", "conv2d")]
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)
