@@ -13,7 +13,9 @@ Higham and Mary ("A New Approach to Probabilistic Rounding Error Analysis", SIAM
 with a failure probability of at most `2 K exp(-lambda**2 / 2)`; the bound `K * u * sum|a||b|` always
 holds (Higham, "Accuracy and Stability", section 3.1).
 
-The steps of an epilogue follow, each with the error of its argument: see `epilogue_steps`.
+The steps of an epilogue follow, each with the error of its argument: see `epilogue_steps`. A bias or residual
+that comes first may be the initial value of the sum, as in BLAS (`beta C`) and in IREE where the whole reduction
+is unrolled; it is then one of the terms that are rounded.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from dispatch_profiler.operations.contraction import Contraction
 
 _FLOAT32_EXACT = 2**24
+#: Steps that a kernel may fold into the sum.
+_ADDED = ("bias", "residual")
 
 
 def _contract_with_numpy(operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
@@ -202,9 +206,12 @@ def _with_epilogue(
     """
     accumulator = operation.types.accumulator
     roundoffs = Roundoffs.of(accumulator, operation.types.output if rounds else None)
+    steps = list(operation.epilogue.with_operands(operands))
+    if steps and steps[0][0].name in _ADDED:
+        error = error + accumulation_factor(operation.accumulations, accumulator) * np.abs(steps[0][1][0])
     if accumulator.name == "f64":
         error = 2.0 * error  # the float64 reference has the same error as the kernel
-    for step, its in operation.epilogue.with_operands(operands):
+    for step, its in steps:
         if rounds:
             error = error + _rounding(operation, value, error)
         result = step.apply(value, its)

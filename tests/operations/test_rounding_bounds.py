@@ -304,3 +304,17 @@ def test_f16_and_bf16_are_summed_as_precisely_as_f32():
     assert len({float(each.tolerance[0, 0]) for each in found}) == 1
     assert {"f32"} == {element_type(name).accumulator_name for name in ("f32", "f16", "bf16")}
     assert DTYPES["f32"] is np.float32
+
+
+@pytest.mark.parametrize("step", ["bias", "residual"])
+def test_a_sum_that_starts_with_the_bias_is_within_the_tolerance(step):
+    """IREE does so where it unrolls the whole reduction: small products are then rounded as the bias is."""
+    operation = Matmul(400, 64, 9, epilogue=Epilogue.parse(step))
+    rng = np.random.default_rng(4)
+    lhs, rhs, added = (rng.uniform(-1, 1, t.shape).astype(np.float32) for t in operation.operands)
+    lhs *= np.float32(0.01)
+    total = np.broadcast_to(added, (400, 64)).astype(np.float32)
+    for k in range(9):
+        total = total + lhs[:, k : k + 1] * rhs[k]
+    (found,) = operation.reference([lhs, rhs, added])
+    assert (np.abs(total - found.expected) <= found.tolerance).all()
