@@ -110,7 +110,7 @@ def test_a_form_of_every_rank_mode_stride_and_grouping_is_right():
 def test_a_form_of_every_operation_is_right(form: str):
     rows = [row for row in FULL if row[0] == form and operation_of(row)]
     dispatches = list(dict.fromkeys(Dispatch(operation_of(row), Formed(form)) for row in rows))
-    assert len(dispatches) > 50
+    assert len(dispatches) > 40
     for begin in range(0, len(dispatches), 30):
         verify(dispatches[begin : begin + 30])
 
