@@ -42,6 +42,16 @@ from dispatch_profiler.operations import Operation
 
 #: Axis of the result -> filter axis that slides along it.
 _TAPS = {"oh": "kh", "ow": "kw"}
+#: Axis -> its largest vector tile in the search space; 1 for other axes.
+_MAX_VECTOR = {
+    "m": 32,
+    "k": 64,
+    "ow": 32,
+    "oc": 128,
+    "ic": 32,
+    "row": 16,
+    "column": 128,
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ class CpuTiles(Configuration):
 
     @classmethod
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
-        if limits.backend != "llvm-cpu" or contraction_invalid_reason("", operation):
+        if limits.backend != "llvm-cpu" or _foreign_reason(operation) or not operation.is_one_loop_nest:
             return None
         return _CpuSpace(cls, _space_axes(operation), operation)
 
@@ -134,9 +144,11 @@ class CpuTiles(Configuration):
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
         foreign = backend_invalid_reason("these tiles are", "llvm-cpu", limits)
-        foreign = foreign or contraction_invalid_reason("these tiles are for", operation)
+        foreign = foreign or _foreign_reason(operation)
         if foreign:
             return foreign
+        if not operation.is_one_loop_nest:
+            return f"tiles apply to one loop nest, but {operation.kind} has several"
         axes = (*operation.parallel_axes, *operation.reduction_axes)
         if len(self.vector) != len(axes) or len(self.distribution) != len(operation.parallel_axes):
             return (
@@ -196,6 +208,13 @@ class CpuTiles(Configuration):
                 )
 
 
+def _foreign_reason(operation: Operation) -> str | None:
+    """A reason if `operation` is a convolution that the compiler has no kernel for: it has no tiles."""
+    if operation.contraction is None:
+        return None
+    return contraction_invalid_reason("these tiles are for", operation)
+
+
 def _vectorized_elements(operation: Operation, vector: dict[str, int]) -> int:
     """Elements of the vector that one step multiplies: the product of all tiles, including the reduction's.
 
@@ -241,7 +260,7 @@ def _space_axes(operation: Operation) -> tuple[Axis, ...]:
     # A filter with several taps is vectorized only if it slides along one axis: a row of pixels.
     convolution = operation.convolution
     is_product = convolution is None or math.prod(convolution.filter_size) == 1
-    max_vector = {"m": 32, "oh": 8 if is_product else 1, "ow": 32, "oc": 128, "k": 64, "ic": 32}
+    max_vector = {**_MAX_VECTOR, "oh": 8 if is_product else 1}
     if convolution is None:
         max_vector["n"] = 128
 

@@ -56,7 +56,7 @@ class LayerNormWeightBackward(RowNormBackward):
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        return (Loop("row", self.rows, "reduction"), Loop("column", self.size, "parallel"))
+        return (Loop("column", self.size, "parallel"), Loop("row", self.rows, "reduction"))
 
     @property
     def normalization(self) -> NormGeometry:
@@ -108,7 +108,8 @@ class LayerNormWeightBackward(RowNormBackward):
         dweight = np.einsum("ij,ij,ij->j", np.broadcast_to(rstd, dy.shape), dy, x - mean)
         dbias = np.ones(self.rows) @ dy
         spread = self.spread(x, mean, rstd, stepwise=True)
-        if self._is_exact((dy, x, mean, rstd), spread):
+        largest = float(np.abs(dy).max()) * max(1.0, float(spread.max()))
+        if self.sums_exactly((dy, x, mean, rstd), self.rows, largest):
             return tuple(Reference(rounded_to(each, self.element_type), None) for each in (dweight, dbias))
         u, sums = self.roundoffs(self.rows)
         if stepwise:
@@ -121,10 +122,3 @@ class LayerNormWeightBackward(RowNormBackward):
             Reference(dweight, self.stored(dweight, weight_error, self.element_type)),
             Reference(dbias, self.stored(dbias, bias_error, self.element_type)),
         )
-
-    def _is_exact(self, operands: Sequence[np.ndarray], spread: np.ndarray) -> bool:
-        """Are all operands integers, and all partial sums exact in the accumulator?"""
-        if not all((np.rint(each) == each).all() for each in operands):
-            return False
-        largest = float(np.abs(operands[0]).max()) * max(1.0, float(spread.max()))
-        return self.rows * largest <= self.accumulator.exact_integers

@@ -1,4 +1,4 @@
-"""What the forward and backward layer norms share: fields, options, operands and roundings."""
+"""What the forward and backward layer norms share: fields, options and operands."""
 
 from __future__ import annotations
 
@@ -10,18 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dispatch_profiler.errors import OperationError, RangeError
-from dispatch_profiler.operations._base import Distribution, Loop, Operation, Tensor, check_positive
-from dispatch_profiler.operations.element_types import ElementType, element_type
+from dispatch_profiler.operations._base import Distribution, Loop, Tensor, check_positive
 from dispatch_profiler.operations.options import ShapeOption, SweepOptions
-from dispatch_profiler.operations.rounding import accumulation_factor
+from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, Reduction, type_option
 
-TYPES = ("f32", "f16", "bf16", "f64")
 #: Rows and row lengths of BERT-base, GPT-2 and a vision transformer.
 LAYER_NORM_PROBLEMS = ((128, 768), (512, 1024), (1576, 384))
-
-
-def _types(text: str) -> tuple[str, ...]:
-    return tuple(element_type(part.strip()).name for part in text.split(","))
 
 
 def _epsilons(text: str) -> tuple[float, ...]:
@@ -43,7 +37,7 @@ def _booleans(text: str) -> tuple[bool, ...]:
 ROW_OPTIONS = (
     ShapeOption("norm_rows", ("--norm-rows",), "number of rows; each is normalized separately"),
     ShapeOption("norm_size", ("--norm-size",), "elements per row"),
-    ShapeOption("norm_type", ("--norm-type",), f"element type: {', '.join(TYPES)}", _types, "TYPE,..."),
+    type_option("norm"),
 )
 EPS_OPTION = ShapeOption("norm_eps", ("--norm-eps",), "value added to the variance", _epsilons, "EPS,...")
 AFFINE_OPTION = ShapeOption(
@@ -57,30 +51,24 @@ def swept_points(options: SweepOptions, *rest: Sequence[Any]) -> Iterator[tuple[
     has_shape = "norm_rows" in given or "norm_size" in given
     shapes = itertools.product(given.get("norm_rows", (128,)), given.get("norm_size", (768,)))
     for shape, *others in itertools.product(
-        list(shapes) if has_shape else LAYER_NORM_PROBLEMS, given.get("norm_type", ("f16", "f32")), *rest
+        list(shapes) if has_shape else LAYER_NORM_PROBLEMS, given.get("norm_type", DEFAULT_SUM_TYPES), *rest
     ):
         yield (*shape, *others)
 
 
-class RowNorm(Operation):
+class RowNorm(Reduction):
     """The base class of layer norms of `rows` rows of `size` elements; sums are in f32 (f64 for f64)."""
 
     parallel_axes: ClassVar[tuple[str, ...]] = ("row",)
     reduction_axes: ClassVar[tuple[str, ...]] = ("column",)
-    type_options: ClassVar[tuple[str, ...]] = ()
 
     rows: int
     size: int
-    type: str
 
     def _check(self) -> None:
         """Raise OperationError for invalid extents and types; replace an alias of a type by its name."""
         check_positive(self.kind, rows=self.rows, size=self.size)
-        if element_type(self.type).name not in TYPES:
-            raise OperationError(
-                f"{self.kind}: no element type {self.type}", hint=f"available: {', '.join(TYPES)}"
-            )
-        object.__setattr__(self, "type", element_type(self.type).name)
+        self._check_type()
 
     def _check_affine(self, affine: object) -> None:
         if type(affine) is not bool:
@@ -89,14 +77,6 @@ class RowNorm(Operation):
     @property
     def loops(self) -> tuple[Loop, ...]:
         return (Loop("row", self.rows, "parallel"), Loop("column", self.size, "reduction"))
-
-    @property
-    def element_type(self) -> ElementType:
-        return element_type(self.type)
-
-    @property
-    def accumulator(self) -> ElementType:
-        return self.element_type.accumulator
 
     def row_arguments(self) -> dict[str, str]:
         """`arguments` for the fields that every kind of layer norm has."""
@@ -115,21 +95,6 @@ class RowNorm(Operation):
     def parameters(self, *names: str) -> tuple[Tensor, ...]:
         """Tensors with one number per column: (size,) of `type`."""
         return tuple(Tensor(name, (self.size,), self.element_type) for name in names)
-
-    # -- roundings ----------------------------------------------------------------------------
-
-    def roundoffs(self, terms: int) -> tuple[float, float]:
-        """Relative error bounds of one operation in the accumulator, and of a sum of `terms` terms."""
-        u, sums = self.accumulator.unit_roundoff, accumulation_factor(terms, self.accumulator)
-        # A reference in float64 has the same error as a kernel in f64.
-        return (2.0 * u, 2.0 * sums) if self.accumulator.name == "f64" else (u, sums)
-
-    def stored(self, value: np.ndarray, error: np.ndarray, type_: ElementType) -> np.ndarray:
-        """`error` plus the errors of rounding to `type_` and of flushing subnormal values to zero."""
-        if type_ != self.accumulator:
-            error = error + type_.unit_roundoff * (np.abs(value) + error)
-            error = error + float(type_.finfo().smallest_subnormal)
-        return error + float(self.accumulator.finfo().tiny)
 
 
 class RowNormBackward(RowNorm):

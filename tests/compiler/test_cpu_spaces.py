@@ -13,7 +13,14 @@ from dispatch_profiler.compiler.pool import _build
 from dispatch_profiler.configurations import CpuTiles, draw_valid
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.isolation import Worker, WorkerLimits
-from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
+from dispatch_profiler.operations import (
+    BatchMatmul,
+    Conv2d,
+    ElementTypes,
+    LayerNormWeightBackward,
+    Matmul,
+    Operation,
+)
 from dispatch_profiler.targets import parse_target
 
 #: Odd extents, vectors, one image, filters of one tap, every variant, both layouts, small types.
@@ -34,6 +41,8 @@ OPERATIONS = {
     "nchw": Conv2d(2, 28, 28, 32, 48, 3, 3, padding=(1, 1), layout="nchw"),
     "f16": Matmul(128, 256, 512, ElementTypes("f16", "f16", "f32")),
     "i8": Matmul(100, 96, 64, ElementTypes("i8", "i8", "i32")),
+    "layer_norm_weight_backward": LayerNormWeightBackward(128, 768),
+    "layer_norm_weight_backward_odd": LayerNormWeightBackward(33, 7, "f16"),
 }
 
 

@@ -22,7 +22,14 @@ from dispatch_profiler.configurations import (
 )
 from dispatch_profiler.configurations import rejection_reason as why_not
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import KINDS, BatchMatmul, Conv2d, ElementTypes, Matmul
+from dispatch_profiler.operations import (
+    KINDS,
+    BatchMatmul,
+    Conv2d,
+    ElementTypes,
+    LayerNormWeightBackward,
+    Matmul,
+)
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.workloads import Sweep, sweep_workload
 
@@ -61,7 +68,8 @@ def test_the_shipped_list_loads():
 
 # A vector, a problem that nothing divides, and the predefined ones.
 PROBLEMS = (*sweep_workload(Sweep()).workload.operations, Matmul(1, 1024, 1024), Matmul(100, 100, 100),
-            Matmul(9, 31, 5), Conv2d(1, 13, 13, 3, 10, 3, 3), Conv2d(1, 35, 35, 16, 48, 3, 3))  # fmt: skip
+            Matmul(9, 31, 5), Conv2d(1, 13, 13, 3, 10, 3, 3), Conv2d(1, 35, 35, 16, 48, 3, 3),
+            LayerNormWeightBackward(100, 100))  # fmt: skip
 
 
 @pytest.mark.parametrize("entry", SHIPPED, ids=lambda entry: entry.configuration.name)

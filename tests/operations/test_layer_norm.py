@@ -13,7 +13,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import Distribution, LayerNorm, SweepOptions, operation_from_dict
-from dispatch_profiler.operations.normalization import TYPES
+from dispatch_profiler.operations.reductions import TYPES
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.verify import compare
 from dispatch_profiler.workloads import Sweep, sweep_workload
@@ -191,7 +191,7 @@ def test_types_of_contractions_leave_it_out_unless_it_is_asked_for():
 def test_tiles_of_contractions_are_not_for_it():
     tiles = CpuTiles(distribution=(64, 64), vector=(8, 32, 4))
     reason = tiles.invalid_reason(SMALL, Limits())
-    assert reason == "these tiles are for matrix products and convolutions, not layer_norm"
+    assert reason == "tiles apply to one loop nest, but layer_norm has several"
     assert Default().invalid_reason(SMALL, Limits()) is None
 
 

@@ -37,6 +37,7 @@ _SOURCES = (
     "dispatch_profiler.operations.epilogues",
     "dispatch_profiler.operations.geometry",
     "dispatch_profiler.operations.normalization",
+    "dispatch_profiler.operations.reductions",
     "dispatch_profiler.operations.rounding",
     "dispatch_profiler.profiler.verification.inputs",
 )

@@ -13,7 +13,7 @@ from dispatch_profiler.operations import (
     Matmul,
     Operation,
 )
-from dispatch_profiler.operations.normalization import TYPES
+from dispatch_profiler.operations.reductions import TYPES
 from dispatch_profiler.profiler.providers._base import NotSupported
 from dispatch_profiler.profiler.providers.libraries import LIBRARY_METHODS, open_library
 from dispatch_profiler.profiler.providers.library_costs import library_call_ms

@@ -1,0 +1,73 @@
+"""What operations that sum in f32 (f64 for f64) share: types, roundings, and when sums are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from dispatch_profiler.errors import OperationError
+from dispatch_profiler.operations._base import Operation
+from dispatch_profiler.operations.element_types import ElementType, element_type
+from dispatch_profiler.operations.options import ShapeOption
+from dispatch_profiler.operations.rounding import accumulation_factor
+
+TYPES = ("f32", "f16", "bf16", "f64")
+#: Default types of a sweep.
+DEFAULT_SUM_TYPES = ("f16", "f32")
+
+
+def _types(text: str) -> tuple[str, ...]:
+    return tuple(element_type(part.strip()).name for part in text.split(","))
+
+
+def type_option(prefix: str) -> ShapeOption:
+    """The option `--<prefix>-type` of a kind; its values are element types."""
+    return ShapeOption(
+        f"{prefix}_type", (f"--{prefix}-type",), f"element type: {', '.join(TYPES)}", _types, "TYPE,..."
+    )
+
+
+class Reduction(Operation):
+    """Operands and results of `type`, one of `TYPES`; sums in its accumulator type."""
+
+    type_options: ClassVar[tuple[str, ...]] = ()
+
+    type: str
+
+    def _check_type(self) -> None:
+        """Raise OperationError for an invalid type; replace an alias of a type by its name."""
+        name = element_type(self.type).name
+        if name not in TYPES:
+            raise OperationError(
+                f"{self.kind}: no element type {self.type}", hint=f"available: {', '.join(TYPES)}"
+            )
+        object.__setattr__(self, "type", name)
+
+    @property
+    def element_type(self) -> ElementType:
+        return element_type(self.type)
+
+    @property
+    def accumulator(self) -> ElementType:
+        return self.element_type.accumulator
+
+    def roundoffs(self, terms: int) -> tuple[float, float]:
+        """Relative error bounds of one operation in the accumulator, and of a sum of `terms` terms."""
+        u, sums = self.accumulator.unit_roundoff, accumulation_factor(terms, self.accumulator)
+        # A reference in float64 has the same error as a kernel in f64.
+        return (2.0 * u, 2.0 * sums) if self.accumulator.name == "f64" else (u, sums)
+
+    def stored(self, value: np.ndarray, error: np.ndarray, type_: ElementType) -> np.ndarray:
+        """`error` plus the errors of rounding to `type_` and of flushing subnormal values to zero."""
+        if type_ != self.accumulator:
+            error = error + type_.unit_roundoff * (np.abs(value) + error)
+            error = error + float(type_.finfo().smallest_subnormal)
+        return error + float(self.accumulator.finfo().tiny)
+
+    def sums_exactly(self, operands: Sequence[np.ndarray], terms: int, largest: float) -> bool:
+        """Are all operands integers, and all partial sums of `terms` numbers up to `largest` exact?"""
+        if not all((np.rint(each) == each).all() for each in operands):
+            return False
+        return terms * largest <= self.accumulator.exact_integers
