@@ -90,16 +90,19 @@ CONV_SWEEP = [
     ("conv3d", ["--conv-n=1", "--conv-d=5", "--conv-h=6", "--conv-w=7", "--conv-c=4", "--conv-k=8", "--conv-padding=1", "--conv-mode=forward,weight_backward", "--lhs=f32"]),
 ]  # fmt: skip
 NORMS = "--op-kind=layer_norm,layer_norm_input_backward,layer_norm_weight_backward"
-NORM_SWEEP = [
+REDUCTION_SWEEP = [
     ("layer norms of every type", [NORMS, "--norm-rows=3,128", "--norm-size=5,768", "--norm-type=f32,f16,bf16,f64"]),
     ("layer norms without weights", [NORMS, "--norm-rows=7", "--norm-size=33", "--norm-affine=false"]),
     ("layer norms of one element", [NORMS, "--norm-rows=1,9", "--norm-size=1", "--norm-type=f32,f16,bf16,f64"]),
+    ("gradients of a bias", ["--bias-outer=1,48", "--bias-channels=7,64", "--bias-inner=1,36", "--bias-type=f32,f16,bf16,f64"]),
 ]  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("what", "arguments"), [*SWEEP, *CONV_SWEEP, *NORM_SWEEP], ids=lambda x: x if isinstance(x, str) else ""
+    ("what", "arguments"),
+    [*SWEEP, *CONV_SWEEP, *REDUCTION_SWEEP],
+    ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_every_configuration_of_every_operation_is_right(what: str, arguments: list[str], run):
     """Every dispatch of the sweep compiles, is applied and is SUCCESS."""

@@ -227,7 +227,8 @@ def test_sums_in_too_narrow_a_type_are_caught(verdict_of):
 
 
 NORM = ("--norm-rows=4", "--norm-size=33", "--norm-type=f32")
-NORM_FAULTS = {
+BIAS = ("--bias-outer=4", "--bias-channels=33", "--bias-inner=33", "--bias-type=f32")
+REDUCTION_FAULTS = {
     "layer_norm": [
         ("divided by one less", "%count = arith.constant 33.0", "%count = arith.constant 32.0"),
         ("no eps", "%shifted = arith.addf %variance, %eps", "%shifted = arith.addf %variance, %zero"),
@@ -247,42 +248,58 @@ NORM_FAULTS = {
         ("results exchanged", "return %sums#0, %sums#1", "return %sums#1, %sums#0"),
         ("sums not cleared", "%zero = arith.constant 0.0", "%zero = arith.constant 1.0"),
     ],
+    "bias_backward": [
+        ("wrong axis", "(outer, channel, inner)>", "(outer, inner, channel)>"),
+        ("largest element", "arith.addf %sum, %d ", "arith.maximumf %sum, %d "),
+        ("sums not cleared", "%zero = arith.constant 0.0", "%zero = arith.constant 1.0"),
+    ],
 }
 
 
 @pytest.mark.parametrize(
     ("kind", "fault", "right", "wrong"),
-    [(kind, *fault) for kind, faults in NORM_FAULTS.items() for fault in faults],
+    [(kind, *fault) for kind, faults in REDUCTION_FAULTS.items() for fault in faults],
     ids=lambda value: value if " " in value and "%" not in value else "",
 )
-def test_faults_of_layer_norms_are_caught(verdict_of, kind: str, fault: str, right: str, wrong: str):
+def test_faults_of_reductions_are_caught(verdict_of, kind: str, fault: str, right: str, wrong: str):
     def change(text: str) -> str:
         assert right in text
         return text.replace(right, wrong)
 
     eps = ("--norm-eps=1e-2",) if kind == "layer_norm" else ()
-    assert verdict_of(change, f"--op-kind={kind}", *NORM, *eps)[0] == "FAILED", fault
+    shapes = BIAS if kind == "bias_backward" else NORM
+    assert verdict_of(change, f"--op-kind={kind}", *shapes, *eps)[0] == "FAILED", fault
 
 
-def test_sums_of_a_weight_gradient_in_too_narrow_a_type_are_caught(verdict_of):
-    """Sums of 300 rows with the bits of bf16: IREE removes a conversion to bf16 and back, but no mask."""
-
-    def change(text: str) -> str:
-        text = text.replace("%next_sum = arith.addf %sum, %d_wide : f32", TRUNCATED)
-        assert "%kept" in text
-        return text
-
-    shapes = ("--op-kind=layer_norm_weight_backward", "--norm-rows=300", "--norm-size=9", "--norm-type=bf16")
-    verdict, reason = verdict_of(change, *shapes)
-    assert verdict == "FAILED"
-    assert "dbias[" in reason
-
-
-TRUNCATED = """%exact_sum = arith.addf %sum, %d_wide : f32
+NARROW = """%exact_sum = arith.addf %sum, {term} : f32
     %bits = arith.bitcast %exact_sum : f32 to i32
     %mask = arith.constant -65536 : i32
     %kept = arith.andi %bits, %mask : i32
-    %next_sum = arith.bitcast %kept : i32 to f32"""
+    {total} = arith.bitcast %kept : i32 to f32"""
+
+
+@pytest.mark.parametrize(
+    ("shapes", "total", "term", "result"),
+    [
+        (
+            ("--op-kind=layer_norm_weight_backward", "--norm-rows=300", "--norm-size=9", "--norm-type=bf16"),
+            "%next_sum",
+            "%d_wide",
+            "dbias",
+        ),
+        (("--bias-outer=300", "--bias-channels=9", "--bias-type=bf16"), "%total", "%wide", "db"),
+    ],
+    ids=["layer_norm_weight_backward", "bias_backward"],
+)
+def test_sums_of_a_gradient_in_too_narrow_a_type_are_caught(verdict_of, shapes, total, term, result):
+    """Sums of 300 terms with the bits of bf16: IREE removes a conversion to bf16 and back, but no mask."""
+
+    def change(text: str) -> str:
+        return text.replace(f"{total} = arith.addf %sum, {term} : f32", NARROW.format(total=total, term=term))
+
+    verdict, reason = verdict_of(change, *shapes)
+    assert verdict == "FAILED"
+    assert f"{result}[" in reason
 
 
 SMALL_CONV = ("--conv-n=2", "--conv-h=8", "--conv-w=7", "--conv-c=4", "--conv-k=6", "--lhs=f32")

@@ -15,6 +15,7 @@ from dispatch_profiler.operations._base import (
     Reference,
     Tensor,
 )
+from dispatch_profiler.operations.bias_backward import BiasBackward
 from dispatch_profiler.operations.contraction import Contraction
 from dispatch_profiler.operations.conv1d import Conv1d
 from dispatch_profiler.operations.conv2d import Conv2d
@@ -63,6 +64,7 @@ KINDS: dict[str, type[Operation]] = {
         LayerNorm,
         LayerNormInputBackward,
         LayerNormWeightBackward,
+        BiasBackward,
     )
 }
 

@@ -39,6 +39,7 @@ from dispatch_profiler.operations import (
     Matmul,
     Operation,
 )
+from dispatch_profiler.operations.bias_backward import BiasBackward
 
 I8 = ElementTypes("i8", "i8", "i32")
 F8 = ElementTypes("f8E4M3FN", "f8E4M3FN", "f8E4M3FN")
@@ -168,6 +169,8 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
     "layer_norm_input_backward_plain_f16": (LayerNormInputBackward(4, 6, "f16", False),),
     "layer_norm_weight_backward": (LayerNormWeightBackward(4, 6),),
     "layer_norm_weight_backward_bf16": (LayerNormWeightBackward(4, 6, "bf16"),),
+    "bias_backward": (BiasBackward(4, 6, 5), Default(), CpuTiles((6,), (3, 2, 5))),
+    "bias_backward_f16": (BiasBackward(4, 6, 1, "f16"),),
     "epilogue_scale_shift_residual_relu": with_epilogue("scale_shift+residual+relu"),
     "epilogue_scale_shift_i8": with_epilogue("scale_shift+relu6", I8),
     "epilogue_clamp_leaky_relu_f16": with_epilogue("bias+clamp(-1,0.5)+leaky_relu(1e-5)", F16),

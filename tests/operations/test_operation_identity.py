@@ -30,6 +30,7 @@ from dispatch_profiler.operations import (
     operation_from_dict,
     operation_kind,
 )
+from dispatch_profiler.operations.bias_backward import BiasBackward
 
 LARGE = matmuls(extents=st.integers(1, 100_000))
 ANY = operations() | LARGE
@@ -138,6 +139,9 @@ def test_arguments_rebuild_the_operation(operation):
 
 
 def _rebuilt(kind, arguments):
+    if kind == "bias_backward":
+        extents = [int(arguments[f"bias-{name}"]) for name in ("outer", "channels", "inner")]
+        return BiasBackward(*extents, arguments["bias-type"])
     if kind.startswith("layer_norm"):
         numbers = (int(arguments["norm-rows"]), int(arguments["norm-size"]))
         affine = arguments.get("norm-affine") == "true"
@@ -214,6 +218,7 @@ def _rebuilt_convolution(kind, arguments, tags, types, epilogue):
         LayerNorm(3, 5, "bf16", 1e-6, False),
         LayerNormInputBackward(3, 5, "bf16", False),
         LayerNormWeightBackward(3, 5, "f64"),
+        BiasBackward(3, 5, 7, "f16"),
     ],
     ids=lambda operation: operation.name[:40],
 )
@@ -238,6 +243,7 @@ def test_every_kind_is_found_by_its_name():
         LayerNorm,
         LayerNormInputBackward,
         LayerNormWeightBackward,
+        BiasBackward,
     ]
     assert {kind.kind: kind for kind in known} == KINDS
     assert known == [operation_kind(name) for name in KINDS]

@@ -1,0 +1,135 @@
+"""Gradient of a bias: the sum of a tensor over all axes but its channel axis.
+
+It is the same for convolutions and linear layers, so the shape is given by what lies around the channels:
+`outer` elements before them and `inner` after them. NHWC: outer = N*H*W, inner = 1; NCHW: outer = N, inner = H*W.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from dispatch_profiler.operations._base import (
+    ContractFunction,
+    Distribution,
+    Loop,
+    Reference,
+    Tensor,
+    check_positive,
+)
+from dispatch_profiler.operations.options import ShapeOption, SweepOptions
+from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, Reduction, type_option
+from dispatch_profiler.operations.rounding import rounded_to
+
+#: Two layers of ResNet-50 in NHWC and one in NCHW, and the wide linear layer of BERT-base.
+BIAS_PROBLEMS = ((12544, 64, 1), (784, 512, 1), (8, 64, 3136), (384, 3072, 1))
+
+
+@dataclass(frozen=True)
+class BiasBackward(Reduction):
+    """`channels` sums of `outer * inner` terms, in f32 (f64 for f64).
+
+    dy: (outer, channels, inner) of `type`; db: (channels,) of `type`.
+    """
+
+    kind: ClassVar[str] = "bias_backward"
+    label: ClassVar[str] = "OperationKind.BiasBackward"
+    parallel_axes: ClassVar[tuple[str, ...]] = ("channel",)
+    reduction_axes: ClassVar[tuple[str, ...]] = ("outer", "inner")
+    shape_options: ClassVar[tuple[ShapeOption, ...]] = (
+        ShapeOption("bias_outer", ("--bias-outer",), "elements before the channel axis: N*H*W in NHWC"),
+        ShapeOption("bias_channels", ("--bias-channels",), "number of channels"),
+        ShapeOption("bias_inner", ("--bias-inner",), "elements after the channel axis: H*W in NCHW"),
+        type_option("bias"),
+    )
+
+    outer: int
+    channels: int
+    inner: int = 1
+    type: str = "f32"
+
+    def __post_init__(self) -> None:
+        check_positive(self.kind, outer=self.outer, channels=self.channels, inner=self.inner)
+        self._check_type()
+
+    @property
+    def name(self) -> str:
+        """`bias_backward_8x64x3136_f32t`"""
+        return f"{self.kind}_{self.outer}x{self.channels}x{self.inner}_{self.type}t"
+
+    @property
+    def operands(self) -> tuple[Tensor, ...]:
+        return (Tensor("dy", (self.outer, self.channels, self.inner), self.element_type),)
+
+    @property
+    def results(self) -> tuple[Tensor, ...]:
+        return (Tensor("db", (self.channels,), self.element_type),)
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        return (
+            Loop("channel", self.channels, "parallel"),
+            Loop("outer", self.outer, "reduction"),
+            Loop("inner", self.inner, "reduction"),
+        )
+
+    @property
+    def flops(self) -> int:
+        """One addition per element."""
+        return self.channels * self.accumulations
+
+    def arguments(self) -> dict[str, str]:
+        return {
+            "bias-outer": str(self.outer),
+            "bias-channels": str(self.channels),
+            "bias-inner": str(self.inner),
+            "bias-type": self.type,
+        }
+
+    @classmethod
+    def smallest(cls) -> BiasBackward:
+        return cls(1, 1)
+
+    @classmethod
+    def sweep(cls, options: SweepOptions) -> Iterator[Callable[[], BiasBackward]]:
+        given = options.shapes
+        has_shape = any(name in given for name in ("bias_outer", "bias_channels", "bias_inner"))
+        shapes = itertools.product(
+            given.get("bias_outer", (3136,)), given.get("bias_channels", (64,)), given.get("bias_inner", (1,))
+        )
+        for (outer, channels, inner), type_ in itertools.product(
+            list(shapes) if has_shape else BIAS_PROBLEMS, given.get("bias_type", DEFAULT_SUM_TYPES)
+        ):
+            yield partial(cls, outer, channels, inner, type_)
+
+    def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
+        """Integers whose partial sums are exact and fit the type, or reals in (-1, 1)."""
+        if distribution is Distribution.REALS:
+            return rng.uniform(-1.0, 1.0, operand.shape).astype(operand.type.dtype)
+        room = min(float(self.accumulator.exact_integers), float(self.element_type.finfo().max))
+        most = max(1, min(int(room / self.accumulations), self.element_type.exact_integers, 2**10))
+        return rng.integers(-most, most, operand.shape, endpoint=True).astype(operand.type.dtype)
+
+    def reference(
+        self,
+        operands: Sequence[np.ndarray],
+        *,
+        stepwise: bool = False,
+        contract: ContractFunction | None = None,
+    ) -> tuple[Reference, ...]:
+        """In float64; exact if dy holds integers whose partial sums are exact in the accumulator.
+
+        Otherwise `|ddb| <= s sum|dy|`, where s is the bound for a sum of `outer * inner` terms.
+        """
+        dy = operands[0].astype(np.float64)
+        # einsum adds all terms of a channel one after another, unlike `sum`, which a library may use.
+        db = np.einsum("ijk->j", dy)
+        if self.sums_exactly((dy,), self.accumulations, float(np.abs(dy).max())):
+            return (Reference(rounded_to(db, self.element_type), None),)
+        error = self.roundoffs(self.accumulations)[1] * np.abs(dy).sum(axis=(0, 2))
+        return (Reference(db, self.stored(db, error, self.element_type)),)
