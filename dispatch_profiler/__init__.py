@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     )
     from dispatch_profiler.operations import (
         BatchMatmul as BatchMatmul,
+        BiasBackward as BiasBackward,
         Contraction as Contraction,
         Conv1d as Conv1d,
         Conv2d as Conv2d,
@@ -155,6 +156,7 @@ __version__ = "0.1.0"
 _PROVIDED = {
     "operations": (
         "BatchMatmul",
+        "BiasBackward",
         "Contraction",
         "Conv1d",
         "Conv2d",

@@ -16,7 +16,7 @@ import dispatch_profiler
 SOURCE = Path(dispatch_profiler.__file__)
 #: To add a name is a promise; to remove one belongs in the CHANGELOG, under Changed.
 NAMES = {
-    "BatchMatmul", "BuildRequest", "Built", "Cache", "Candidate", "Choices", "CompareOptions",
+    "BatchMatmul", "BiasBackward", "BuildRequest", "Built", "Cache", "Candidate", "Choices", "CompareOptions",
     "CompileOptions", "CompilerError", "Configuration", "Contraction", "Conv1d", "Conv2d", "Conv3d", "CpuTarget", "CpuTiles",
     "CudaTarget", "Default", "Device", "Dispatch", "DispatchProfilerError", "ElementType", "ElementTypes",
     "Epilogue", "Evaluator", "EvaluatorOptions", "Extern", "Flow", "Formed", "GpuTiles", "IreeCompiler",

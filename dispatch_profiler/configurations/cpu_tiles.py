@@ -51,6 +51,9 @@ _MAX_VECTOR = {
     "ic": 32,
     "row": 16,
     "column": 128,
+    "channel": 128,
+    "outer": 16,
+    "inner": 128,
 }
 
 

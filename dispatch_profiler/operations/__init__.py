@@ -96,6 +96,7 @@ __all__ = [
     "KINDS",
     "STEP_KINDS",
     "BatchMatmul",
+    "BiasBackward",
     "ContractFunction",
     "Contraction",
     "Conv1d",

@@ -16,7 +16,12 @@ from dispatch_profiler.operations.element_types import ElementType
 
 if TYPE_CHECKING:
     from dispatch_profiler.operations.contraction import Contraction
-    from dispatch_profiler.operations.geometry import ConvolutionGeometry, NormGeometry, ProductGeometry
+    from dispatch_profiler.operations.geometry import (
+        ChannelSum,
+        ConvolutionGeometry,
+        NormGeometry,
+        ProductGeometry,
+    )
     from dispatch_profiler.operations.options import ShapeOption, SweepOptions
 
 
@@ -200,6 +205,11 @@ class Operation(abc.ABC):
     @property
     def normalization(self) -> NormGeometry | None:
         """Geometry of a layer norm; None for other operations."""
+        return None
+
+    @property
+    def channel_sum(self) -> ChannelSum | None:
+        """Geometry of a sum over all axes but one; None for other operations."""
         return None
 
     def as_contraction(self) -> Contraction:

@@ -22,6 +22,7 @@ from dispatch_profiler.operations._base import (
     Tensor,
     check_positive,
 )
+from dispatch_profiler.operations.geometry import ChannelSum
 from dispatch_profiler.operations.options import ShapeOption, SweepOptions
 from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, Reduction, type_option
 from dispatch_profiler.operations.rounding import rounded_to
@@ -77,6 +78,10 @@ class BiasBackward(Reduction):
             Loop("outer", self.outer, "reduction"),
             Loop("inner", self.inner, "reduction"),
         )
+
+    @property
+    def channel_sum(self) -> ChannelSum:
+        return ChannelSum(self.outer, self.channels, self.inner)
 
     @property
     def flops(self) -> int:

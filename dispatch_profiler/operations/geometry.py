@@ -1,4 +1,4 @@
-"""Geometry of matrix products, convolutions and layer norms, independent of the operation's class."""
+"""Geometry of matrix products, convolutions, layer norms and sums, independent of the operation's class."""
 
 from __future__ import annotations
 
@@ -132,3 +132,12 @@ class NormGeometry:
     is_affine: bool
     eps: float = 0.0
     mode: Mode = "forward"
+
+
+@dataclass(frozen=True)
+class ChannelSum:
+    """The sums of a tensor of shape (outer, channels, inner) over all axes but the channels."""
+
+    outer: int
+    channels: int
+    inner: int

@@ -15,6 +15,7 @@ from dispatch_profiler.dispatches import State
 from dispatch_profiler.isolation import Worker, WorkerLimits
 from dispatch_profiler.operations import (
     BatchMatmul,
+    BiasBackward,
     Conv2d,
     ElementTypes,
     LayerNormWeightBackward,
@@ -43,6 +44,8 @@ OPERATIONS = {
     "i8": Matmul(100, 96, 64, ElementTypes("i8", "i8", "i32")),
     "layer_norm_weight_backward": LayerNormWeightBackward(128, 768),
     "layer_norm_weight_backward_odd": LayerNormWeightBackward(33, 7, "f16"),
+    "bias_backward": BiasBackward(784, 512),
+    "bias_backward_nchw": BiasBackward(3, 7, 35, "bf16"),
 }
 
 

@@ -25,6 +25,7 @@ from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import (
     KINDS,
     BatchMatmul,
+    BiasBackward,
     Conv2d,
     ElementTypes,
     LayerNormWeightBackward,
@@ -69,7 +70,7 @@ def test_the_shipped_list_loads():
 # A vector, a problem that nothing divides, and the predefined ones.
 PROBLEMS = (*sweep_workload(Sweep()).workload.operations, Matmul(1, 1024, 1024), Matmul(100, 100, 100),
             Matmul(9, 31, 5), Conv2d(1, 13, 13, 3, 10, 3, 3), Conv2d(1, 35, 35, 16, 48, 3, 3),
-            LayerNormWeightBackward(100, 100))  # fmt: skip
+            LayerNormWeightBackward(100, 100), BiasBackward(100, 100))  # fmt: skip
 
 
 @pytest.mark.parametrize("entry", SHIPPED, ids=lambda entry: entry.configuration.name)
@@ -84,10 +85,12 @@ def test_every_shipped_entry_is_valid_for_some_problem(entry):
 
 @pytest.mark.parametrize(
     "operation",
-    sweep_workload(Sweep(("matmul", "batch_matmul", "conv2d"))).workload.operations,
+    sweep_workload(
+        Sweep(("matmul", "batch_matmul", "conv2d", "layer_norm_weight_backward", "bias_backward"))
+    ).workload.operations,
     ids=lambda op: op.name,
 )
-def test_every_predefined_contraction_that_tiles_support_has_a_shipped_configuration(operation):
+def test_every_predefined_operation_that_tiles_support_has_a_shipped_configuration(operation):
     """There is something to compare the compiler's choice with."""
     reasons = [
         each.configuration.invalid_reason(operation, Limits()) for each in SHIPPED if each.is_for(operation)

@@ -17,15 +17,16 @@ from dispatch_profiler.runtime import DeviceUri
 
 _PRODUCTS = {"matmul": "matmul", "batch_matmul": "matmul"}
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
-_NORMS = {
+_REDUCTIONS = {
     "layer_norm": "layer_norm",
     "layer_norm_input_backward": "layer_norm_backward",
     "layer_norm_weight_backward": "layer_norm_backward",
+    "bias_backward": "sum",
 }
 #: Library -> kind of operation -> the method that computes it. Other kinds are not supported.
 LIBRARY_METHODS: Mapping[str, Mapping[str, str]] = {
-    "numpy": {**_PRODUCTS, **dict.fromkeys(_CONVOLUTIONS, "im2col"), **_NORMS},
-    "torch": {**_PRODUCTS, **{kind: kind for kind in _CONVOLUTIONS}, **_NORMS},
+    "numpy": {**_PRODUCTS, **dict.fromkeys(_CONVOLUTIONS, "im2col"), **_REDUCTIONS},
+    "torch": {**_PRODUCTS, **{kind: kind for kind in _CONVOLUTIONS}, **_REDUCTIONS},
 }
 
 

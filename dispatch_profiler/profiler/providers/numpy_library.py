@@ -1,4 +1,4 @@
-"""numpy: products with its BLAS, convolutions in `numpy_convolutions`, layer norms in `numpy_norms`.
+"""numpy: products with its BLAS, sums, convolutions in `numpy_convolutions`, layer norms in `numpy_norms`.
 
 Results go to our own buffers.
 """
@@ -23,7 +23,7 @@ from dispatch_profiler.profiler.providers.numpy_convolutions import (
     convolution_product,
     stored_filters,
 )
-from dispatch_profiler.profiler.providers.numpy_norms import check_norm_type, norm_computation
+from dispatch_profiler.profiler.providers.numpy_norms import check_sum_type, norm_computation
 from dispatch_profiler.profiler.verification.poison import poison
 from dispatch_profiler.runtime._base import raw_clock
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
@@ -64,8 +64,8 @@ class NumpyLibrary:
     def put(self, operation: Operation, inputs: Sequence[np.ndarray]) -> Operands:
         """See `Library.put`: operands as views that BLAS reads without a copy, and memory for results."""
         results = tuple(poison(each.type, each.shape) for each in operation.results)
-        if operation.normalization is not None:
-            check_norm_type(operation)
+        if operation.normalization is not None or operation.channel_sum is not None:
+            check_sum_type(operation)
             return Operands(operation, (*(np.array(each, order="C") for each in inputs), *results))
         contraction = _contraction(operation)
         lhs, rhs, *operands = (np.array(array, order="C") for array in inputs)
@@ -131,6 +131,8 @@ def _computation(operation: Operation) -> Callable[..., None]:
     """(operands, results) -> None: writes the operation's results."""
     if operation.normalization is not None:
         return norm_computation(operation)
+    if operation.channel_sum is not None:
+        return _channel_sum
     contraction = _contraction(operation)
     types, convolution = contraction.types, operation.convolution
     contract = convolution_product(convolution, types.input.dtype) if convolution else _product
@@ -147,6 +149,10 @@ def _computation(operation: Operation) -> Callable[..., None]:
             np.copyto(rest[-1], held, casting="unsafe")
 
     return compute
+
+
+def _channel_sum(tensor: np.ndarray, sums: np.ndarray) -> None:
+    np.sum(tensor, axis=(0, 2), out=sums)
 
 
 def _product(lhs: np.ndarray, rhs: np.ndarray, sums: np.ndarray) -> None:

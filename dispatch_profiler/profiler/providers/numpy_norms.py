@@ -13,7 +13,7 @@ from dispatch_profiler.profiler.providers._base import NotSupported
 NormComputation = Callable[..., None]
 
 
-def check_norm_type(operation: Operation) -> None:
+def check_sum_type(operation: Operation) -> None:
     """Raise NotSupported for types that numpy converts element by element, and sums in themselves."""
     if operation.element_type != operation.accumulator:
         raise NotSupported(

@@ -137,6 +137,8 @@ class TorchLibrary:
         arrays = [*inputs, *(poison(each.type, each.shape) for each in operation.results)]
         types = [each.type for each in (*operation.operands, *operation.results)]
         tensors = [_tensor(*each, self._device) for each in zip(arrays, types, strict=True)]
+        if operation.channel_sum is not None:
+            return Operands(operation, tuple(tensors))
         if operation.normalization is not None:
             dtype = TYPES[operation.element_type.name]
             return Operands(operation, norm_handles(torch_api, operation, self._device, dtype, tensors))
@@ -282,6 +284,8 @@ def _computation(operation: Operation, device: torch.device) -> Computation:
     """See `Computation`. Raises NotSupported."""
     if operation.normalization is not None:
         return norm_computation(torch_api, operation, device, TYPES[operation.element_type.name])
+    if operation.channel_sum is not None:
+        return _channel_sum
     contraction = _contraction(operation)
     if contraction.convolution is not None:
         return convolution_computation(torch_api, contraction, device, TYPES)
@@ -334,6 +338,10 @@ def _product(operation: Contraction, device: torch.device) -> Computation:
         return sums if held is None else rest[-1].copy_(held)
 
     return compute
+
+
+def _channel_sum(tensor: Tensor, sums: Tensor) -> Tensor:
+    return torch.sum(tensor, (0, 2), out=sums)
 
 
 def _is_batched(operation: Contraction) -> bool:
