@@ -160,11 +160,14 @@ def _outcome(module: IrModule, dispatch: Dispatch) -> BuildOutcome:
     wanted = dispatch.configuration.lowerings(dispatch.operation)
     if not wanted:
         return BuildOutcome(State.COMPILED, applied=_described(roots))
+    found = {root.attributes["lowering_config"] for _, root in roots}
     texts: dict[str, None] = {}
     for lowering in dict.fromkeys(wanted):
         carried = _carried(roots, lowering, is_alone=len(wanted) == 1)
-        if carried is None:
-            reason = f"set {_text(lowering)}, but found {_described(roots)}"
+        missing = [text for text in lowering.others if ir.Attribute.parse(text) not in found]
+        if carried is None or missing:
+            requested = "; ".join((_text(lowering), *missing))
+            reason = f"set {requested}, but found {_described(roots)}"
             return BuildOutcome(State.NOT_APPLIED, reason)
         texts[_text(carried)] = None
     return BuildOutcome(State.COMPILED, applied="; ".join(texts))

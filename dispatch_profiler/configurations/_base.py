@@ -90,6 +90,11 @@ class Lowering:
         """Loops of the operation that carries the tiles; the tiles apply to `loops`."""
         return self.loops
 
+    @property
+    def others(self) -> tuple[str, ...]:
+        """`lowering_config` of operations around the root, which must be applied too."""
+        return ()
+
     def folded(self, groups: Groups) -> Lowering:
         """This lowering for an operation with folded loops; `loops` is then empty."""
         return replace(self, loops=(), levels=fold_levels(self.levels, groups))

@@ -22,6 +22,7 @@ from dispatch_profiler.configurations._base import (
     check_tiles,
     contraction_invalid_reason,
 )
+from dispatch_profiler.configurations.row_tiles import lanes_of, row_geometry, row_lowering, row_violations
 from dispatch_profiler.configurations.space import (
     Axis,
     Point,
@@ -38,10 +39,12 @@ from dispatch_profiler.configurations.splits import (
     split_suffix,
 )
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations import NormGeometry, Operation
 
 #: Axis of the result -> filter axis that slides along it.
 _TAPS = {"oh": "kh", "ow": "kw"}
+#: Largest vector tile along a row in the search space (see `row_tiles`).
+_MAX_LANES = 64
 #: Axis -> its largest vector tile in the search space; 1 for other axes.
 _MAX_VECTOR = {
     "m": 32,
@@ -49,7 +52,7 @@ _MAX_VECTOR = {
     "ow": 32,
     "oc": 128,
     "ic": 32,
-    "row": 16,
+    "row": 4,
     "column": 128,
     "channel": 128,
     "outer": 16,
@@ -96,7 +99,10 @@ class CpuTiles(Configuration):
 
     @classmethod
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
-        if limits.backend != "llvm-cpu" or _foreign_reason(operation) or not operation.is_one_loop_nest:
+        norm = row_geometry(operation)
+        if limits.backend != "llvm-cpu" or _foreign_reason(operation):
+            return None
+        if norm is not None and (norm.rows < 2 or not lanes_of(norm)):
             return None
         return _CpuSpace(cls, _space_axes(operation), operation)
 
@@ -116,6 +122,9 @@ class CpuTiles(Configuration):
         return dict(zip(axes, tiles, strict=False))
 
     def lowering(self, operation: Operation) -> Lowering:
+        norm = row_geometry(operation)
+        if norm is not None:
+            return row_lowering(norm, self.distribution, self.vector)
         loops = split_loops(operation, self.split_k)
         vector = self._tiles(operation, self.vector)
         cache = self._tiles(operation, self.cache)
@@ -150,8 +159,6 @@ class CpuTiles(Configuration):
         foreign = foreign or _foreign_reason(operation)
         if foreign:
             return foreign
-        if not operation.is_one_loop_nest:
-            return f"tiles apply to one loop nest, but {operation.kind} has several"
         axes = (*operation.parallel_axes, *operation.reduction_axes)
         if len(self.vector) != len(axes) or len(self.distribution) != len(operation.parallel_axes):
             return (
@@ -185,6 +192,9 @@ class CpuTiles(Configuration):
                     yield f"{outer_name} tile {outer[axis]} is not a multiple of vector tile {tile} along {axis}"
         if self.peel and fits:
             yield "every vector tile divides the problem, so there is nothing to peel"
+        norm = row_geometry(operation)
+        if norm is not None:
+            yield from row_violations(norm, self.vector, self.cache, self.peel)
         yield from self._too_wide(operation, limits)
 
     def _too_wide(self, operation: Operation, limits: Limits) -> Iterator[str]:
@@ -267,6 +277,10 @@ def _space_axes(operation: Operation) -> tuple[Axis, ...]:
     if convolution is None:
         max_vector["n"] = 128
 
+    norm = row_geometry(operation)
+    if norm is not None:
+        return _row_axes(norm)
+
     def tiles(axis: str, most: int) -> tuple[int, ...]:
         return tiles_of(extents.get(axis, 1), most)
 
@@ -284,6 +298,19 @@ def _space_axes(operation: Operation) -> tuple[Axis, ...]:
         *tile_axes("cache", {axis: tiles(axis, 512) for axis in axes}),
         *tile_axes("vector", {axis: vector(axis) for axis in axes}),
         Axis("split_k", slices_of(operation)),
+    )
+
+
+def _row_axes(norm: NormGeometry) -> tuple[Axis, ...]:
+    """Vector tiles divide the problem (see `row_tiles`)."""
+    lanes = [tile for tile in lanes_of(norm) if tile <= _MAX_LANES]
+    vector = {"row": divisors(norm.rows, 16), "column": tuple(lanes or lanes_of(norm)[:1])}
+    return (
+        *tile_axes("distribution", {"row": tiles_of(norm.rows, 512)}),
+        Axis("cached", (False,)),
+        *tile_axes("cache", dict.fromkeys(vector, (1,))),
+        *tile_axes("vector", vector),
+        Axis("split_k", (1,)),
     )
 
 

@@ -220,11 +220,6 @@ class Operation(abc.ABC):
         return found
 
     @property
-    def is_one_loop_nest(self) -> bool:
-        """Does one loop nest, that of `loops`, compute the results? Tiles apply to it."""
-        return True
-
-    @property
     def predefined_splits(self) -> tuple[int, ...]:
         """Default slice counts for split-k."""
         return ()

@@ -75,10 +75,6 @@ class LayerNorm(RowNorm):
         return NormGeometry(self.rows, self.size, self.affine, self.eps)
 
     @property
-    def is_one_loop_nest(self) -> bool:
-        return False
-
-    @property
     def flops(self) -> int:
         """Per element: 1 for the mean, 3 for the variance, 2 to normalize, 2 for weight and bias; per row: 5."""
         return self.rows * (self.size * (8 if self.affine else 6) + 5)

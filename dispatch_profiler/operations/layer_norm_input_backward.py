@@ -67,10 +67,6 @@ class LayerNormInputBackward(RowNormBackward):
         return NormGeometry(self.rows, self.size, self.affine, mode="input_backward")
 
     @property
-    def is_one_loop_nest(self) -> bool:
-        return False
-
-    @property
     def flops(self) -> int:
         """Per element: 2 for xhat, 1 for g * weight, 3 for both sums, 4 for dx; per row: 2 divisions."""
         return self.rows * (self.size * (10 if self.affine else 9) + 2)

@@ -16,7 +16,17 @@ from dispatch_profiler.compiler.sharing import fan_out, share
 from dispatch_profiler.configurations import CpuTiles, Default, Flow, Formed
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.generator import render_module
-from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
+from dispatch_profiler.operations import (
+    BatchMatmul,
+    BiasBackward,
+    Conv2d,
+    ElementTypes,
+    LayerNorm,
+    LayerNormInputBackward,
+    LayerNormWeightBackward,
+    Matmul,
+    Operation,
+)
 
 
 def configured(request):
@@ -139,6 +149,43 @@ def test_matmuls_run_their_configured_tiles(operation: Operation, tiles: CpuTile
     found = workgroups(request)[request.dispatches[0].name]
 
     assert found[0] == expected_workgroups(operation, tiles)
+
+
+@pytest.mark.parametrize(
+    ("operation", "tiles", "count"),
+    [
+        (LayerNorm(64, 48), CpuTiles((16,), (4, 16)), 4),
+        (LayerNorm(64, 48, "f16", affine=False), CpuTiles((8,), (2, 8)), 8),
+        (LayerNormInputBackward(64, 48), CpuTiles((32,), (1, 16)), 2),
+        (LayerNormWeightBackward(64, 48), CpuTiles((16,), (8, 2)), 3),
+        (BiasBackward(64, 48), CpuTiles((24,), (8, 1, 1)), 2),
+        (BiasBackward(1, 48, 64), CpuTiles((12,), (4, 1, 8)), 4),
+    ],
+    ids=lambda x: getattr(x, "name", ""),
+)
+def test_reductions_run_their_configured_tiles(
+    operation: Operation, tiles: CpuTiles, count: int, make_request
+):
+    """In one dispatch, with as many workgroups as distribution tiles."""
+    request = make_request(operation, [tiles])
+
+    found = workgroups(request)[request.dispatches[0].name]
+
+    assert found == [count]
+
+
+def test_tiles_around_the_root_are_proven_too(make_request):
+    """A layer norm whose last operation has other tiles than the configuration says."""
+    request = make_request(LayerNorm(64, 48), [CpuTiles((16,), (4, 16))])
+    right = "vector_common_parallel = [4, 0], vector_inner_parallel = [0, 16]"
+    assert request.source.count(right) == 1
+    source = request.source.replace(right, right.replace("16", "8"))
+
+    built = IreeCompiler().build(type(request)(source, request.dispatches, request.flags, 1))
+
+    (outcome,) = built.outcomes.values()
+    assert outcome.state is State.NOT_APPLIED
+    assert f"; #iree_cpu.lowering_config<{right}>, but found" in outcome.reason
 
 
 def test_what_was_applied_is_recorded_in_the_compilers_words(make_request):

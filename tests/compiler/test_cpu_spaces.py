@@ -18,6 +18,8 @@ from dispatch_profiler.operations import (
     BiasBackward,
     Conv2d,
     ElementTypes,
+    LayerNorm,
+    LayerNormInputBackward,
     LayerNormWeightBackward,
     Matmul,
     Operation,
@@ -42,6 +44,10 @@ OPERATIONS = {
     "nchw": Conv2d(2, 28, 28, 32, 48, 3, 3, padding=(1, 1), layout="nchw"),
     "f16": Matmul(128, 256, 512, ElementTypes("f16", "f16", "f32")),
     "i8": Matmul(100, 96, 64, ElementTypes("i8", "i8", "i32")),
+    "layer_norm": LayerNorm(128, 768),
+    "layer_norm_odd": LayerNorm(7, 33, "f16", affine=False),
+    "layer_norm_input_backward": LayerNormInputBackward(96, 384),
+    "layer_norm_input_backward_odd": LayerNormInputBackward(7, 33, "bf16"),
     "layer_norm_weight_backward": LayerNormWeightBackward(128, 768),
     "layer_norm_weight_backward_odd": LayerNormWeightBackward(33, 7, "f16"),
     "bias_backward": BiasBackward(784, 512),
@@ -67,7 +73,7 @@ def failures(operation: Operation, count: int, seed: int, make_request) -> list[
     return found
 
 
-@pytest.mark.parametrize("name", ["odd", "conv_one_image"])
+@pytest.mark.parametrize("name", ["odd", "conv_one_image", "layer_norm_odd", "layer_norm_input_backward"])
 def test_a_few_random_points_compile(name, make_request):
     assert failures(OPERATIONS[name], 4, 1, make_request) == []
 

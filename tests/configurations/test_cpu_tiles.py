@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from dispatch_profiler.configurations import CpuTiles, Limits
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul
+from dispatch_profiler.operations import (
+    BatchMatmul,
+    Conv2d,
+    ElementTypes,
+    LayerNorm,
+    LayerNormInputBackward,
+    Matmul,
+)
 
 PROPERTY = settings(max_examples=100, deadline=None, derandomize=True)
 ANY = Limits()
@@ -259,6 +266,41 @@ def test_a_split_is_checked_against_its_slices():
         CpuTiles((64, 128), (8, 32, k), split_k=4).invalid_reason(MATMUL, ANY) is None for k in (16, 32, 64)
     ]
     assert fits == [True, True, False]
+
+
+NORM = LayerNorm(64, 48)
+FEW_CHUNKS = (
+    "a row is split into 2 or more chunks of 2 or more elements: vector tile {} does not fit column={}"
+)
+
+
+@pytest.mark.parametrize("operation", [NORM, LayerNormInputBackward(64, 48)], ids=lambda op: op.kind)
+@pytest.mark.parametrize(
+    ("tiles", "reason"),
+    [
+        (CpuTiles((16,), (4, 16)), None),
+        (CpuTiles((100,), (2, 24)), None),
+        (CpuTiles((16,), (4, 48)), FEW_CHUNKS.format(48, 48)),
+        (CpuTiles((16,), (4, 1)), FEW_CHUNKS.format(1, 48)),
+        (CpuTiles((16,), (4, 5)), "vector tile 5 does not divide column=48, and peel is off"),
+        (CpuTiles((18,), (4, 16)), "distribution tile 18 is not a multiple of vector tile 4 along row"),
+        (CpuTiles((15,), (5, 16)), "vector tile 5 does not divide row=64, and peel is off"),
+        (CpuTiles((15,), (5, 16), peel=True), "cache tiles and peel do not apply to rows"),
+        (CpuTiles((16,), (4, 16), (4, 16)), "cache tiles and peel do not apply to rows"),
+    ],
+)
+def test_why_a_configuration_does_not_fit_rows(operation, tiles, reason):
+    assert tiles.invalid_reason(operation, ANY) == reason
+
+
+def test_rows_that_the_compiler_would_fold_away_have_no_tiles():
+    """One row; rows that have no divisor, and so no chunks; both have no space."""
+    assert (
+        CpuTiles((1,), (1, 16)).invalid_reason(LayerNorm(1, 48), ANY) == "tiles of rows need at least 2 rows"
+    )
+    assert CpuTiles((4,), (4, 7)).invalid_reason(LayerNorm(64, 7), ANY) == FEW_CHUNKS.format(7, 7)
+    for operation in (LayerNorm(1, 48), LayerNorm(64, 7), LayerNorm(64, 1)):
+        assert CpuTiles.space(operation, ANY) is None
 
 
 small = st.integers(1, 8)

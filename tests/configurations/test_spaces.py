@@ -33,6 +33,8 @@ from dispatch_profiler.operations import (
     BiasBackward,
     Conv2d,
     ElementTypes,
+    LayerNorm,
+    LayerNormInputBackward,
     LayerNormWeightBackward,
     Matmul,
 )
@@ -45,7 +47,7 @@ OPERATIONS = [Matmul(1024, 768, 512, F16), Matmul(1000, 500, 300, F16), Matmul(5
 CPU_OPERATIONS = [Matmul(128, 256, 512), Matmul(197, 147, 63), Matmul(1, 1000, 768), BatchMatmul(4, 96, 64, 80), Conv2d(2, 28, 28, 64, 64, 3, 3),
                   Conv2d(1, 14, 14, 32, 48, 3, 3, padding=(1, 1)), Conv2d(1, 7, 7, 256, 96, 1, 1), Conv2d(1, 35, 35, 24, 40, 3, 3, stride=(2, 2)),
                   Conv2d(2, 28, 28, 64, 64, 3, 3, groups=64), Conv2d(2, 14, 14, 32, 64, 3, 3, groups=4), Conv2d(2, 28, 28, 32, 48, 3, 3, layout="nchw"),
-                  LayerNormWeightBackward(128, 768), LayerNormWeightBackward(197, 384, "bf16"),
+                  LayerNorm(128, 768), LayerNorm(1576, 34, affine=False), LayerNormInputBackward(7, 33, "f16"), LayerNormWeightBackward(128, 768), LayerNormWeightBackward(197, 384, "bf16"),
                   BiasBackward(784, 512), BiasBackward(8, 63, 35, "f64")]  # fmt: skip
 TARGETS = ["llvm-cpu", "cuda:sm_80", "cuda:sm_90", "rocm:gfx942", "rocm:gfx1201", "vulkan-spirv"]
 TINY = Space(

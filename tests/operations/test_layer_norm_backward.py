@@ -292,15 +292,13 @@ def test_its_predefined_problems_are_those_of_the_forward(kind):
     assert set(found) == {kind(*shape, type_) for shape in LAYER_NORM_PROBLEMS for type_ in ("f16", "f32")}
 
 
-def test_tiles_are_for_the_kind_with_one_loop_nest():
-    tiles = CpuTiles(distribution=(5,), vector=(5, 1))
-    assert tiles.invalid_reason(WEIGHT(3, 5), Limits()) is None
-    for operation in SMALL[:2]:
+def test_tiles_of_contractions_are_not_for_it():
+    tiles = CpuTiles(distribution=(64, 64), vector=(8, 32, 4))
+    for operation, axes in zip(SMALL, ("row, column", "row, column", "column, row"), strict=True):
         assert tiles.invalid_reason(operation, Limits()) == (
-            "tiles apply to one loop nest, but layer_norm_input_backward has several"
+            f"{operation.kind} takes 1 distribution and 2 vector tiles ({axes}), but got 2 and 3"
         )
-        assert CpuTiles.space(operation, Limits()) is None
-    assert all(Default().invalid_reason(operation, Limits()) is None for operation in SMALL)
+        assert Default().invalid_reason(operation, Limits()) is None
 
 
 def test_operations_are_counted():
