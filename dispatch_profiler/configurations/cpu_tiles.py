@@ -306,7 +306,7 @@ def _row_axes(norm: NormGeometry) -> tuple[Axis, ...]:
     lanes = [tile for tile in lanes_of(norm) if tile <= _MAX_LANES]
     vector = {"row": divisors(norm.rows, 16), "column": tuple(lanes or lanes_of(norm)[:1])}
     return (
-        *tile_axes("distribution", {"row": tiles_of(norm.rows, 512)}),
+        *tile_axes("distribution", {"row": divisors(norm.rows, 512)}),
         Axis("cached", (False,)),
         *tile_axes("cache", dict.fromkeys(vector, (1,))),
         *tile_axes("vector", vector),
