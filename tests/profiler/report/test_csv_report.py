@@ -14,7 +14,16 @@ import pandas
 import pytest
 
 from dispatch_profiler import operations
-from dispatch_profiler.configurations import FLOWS, CpuTiles, Default, Flow, MmaTiles, SimtTiles, TritonTiles
+from dispatch_profiler.configurations import (
+    FLOWS,
+    CpuTiles,
+    Default,
+    Flow,
+    Formed,
+    MmaTiles,
+    SimtTiles,
+    TritonTiles,
+)
 from dispatch_profiler.configurations import KINDS as CONFIGURATIONS
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
@@ -59,9 +68,9 @@ def test_columns_stand_in_the_documented_order(tmp_path):
         "Verification", "Runtime(ms)", "GFLOPs",
     ]  # fmt: skip
     assert header[11:20] == ["bytes", "flops", "batch_count", "m", "n", "k", "lhs", "rhs", "result"]
-    assert header[-60:] == [
+    assert header[-61:] == [
         "distribution_tile", "cache_tile", "vector_tile", "peel",
-        "workgroup_tile", "k_tile", "stages", "core", "instruction", "pipeline", "inner_tile", "options",
+        "workgroup_tile", "k_tile", "stages", "core", "instruction", "pipeline", "inner_tile", "options", "form",
         "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
         "executions_per_sample", "mode", "overhead(ms)", "eager(ms)", "library_call(ms)", "ended_by", "warnings", "limit(ms)",
         "sm_mhz", "memory_mhz", "watts", "celsius",
@@ -91,7 +100,15 @@ def without_column() -> Iterator[str]:
     mma = MmaTiles(workgroup=(64, 64), reduction=(32,))
     simt = SimtTiles(workgroup=(64, 64), reduction=(16,), thread=(4, 4))
     triton = TritonTiles(tile=(64, 64, 32), persistent=132)
-    for configuration in (Default(4), TILED.dispatch.configuration, *map(Flow, FLOWS), mma, simt, triton):
+    for configuration in (
+        Default(4),
+        TILED.dispatch.configuration,
+        *map(Flow, FLOWS),
+        mma,
+        simt,
+        triton,
+        Formed("im2col"),
+    ):
         yield from set(configuration.fields()) - set(columns())
 
 
@@ -99,7 +116,7 @@ def test_every_argument_of_every_kind_has_its_column():
     """An argument without a column could not be told apart in a spreadsheet."""
     assert list(without_column()) == []
     assert set(CONFIGURATIONS) == {
-        "default", "cpu_tiles", "flow", "mma_tiles", "simt_tiles", "triton", "extern",
+        "default", "cpu_tiles", "flow", "mma_tiles", "simt_tiles", "triton", "extern", "formed",
     }, "add the new kind to without_column"  # fmt: skip
 
 
