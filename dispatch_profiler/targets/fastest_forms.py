@@ -1,16 +1,23 @@
 """The fastest known form of an operation, by rules that follow measurements.
 
-f32 on two cores with AVX-512, batch 1, time relative to torch; filters are stored as fhwc:
+f32 on two cores with AVX-512, batch 1, filters stored as fhwc, time relative to torch:
 
-    convolution        permuted   im2col_t   im2col, data tiling   weight_backward as im2col_t
-    56x56x64 3x3 64        1.01       3.6                   2.0                           2.0
-    28x28x128 3x3 128      1.72       2.3                   2.06                          1.67
-    14x14x256 3x3 256      2.96       2.4                   2.03                          0.80
-    7x7x512 3x3 512        4.2        1.11                  1.22                          0.11
-    14x14x1024 1x1 256     1.73       1.43                  1.24                          0.54
-    7x7x2048 1x1 512       2.5        0.55                  0.77                          0.13
+    convolution               permuted   im2col, data tiling
+    56x56x64 3x3 64               1.01                  2.0
+    28x28x128 3x3 128             1.72                  2.06
+    14x14x256 3x3 256             2.96                  2.03
+    7x7x512 3x3 512               4.2                   1.22
+    14x14x1024 1x1 256            1.73                  1.24
+    7x7x2048 1x1 512              2.5                   0.77
 
-`permuted` copies the filter, which takes as long as its product with few pixels.
+`permuted` copies the filter, which takes as long as its product with few pixels. CPU time on one core (busy, so
+within some 20 %), relative to torch:
+
+    weight_backward of 56x56x64 3x3 64 / 14x14x256 3x3 256: im2col_t with tiles 2.1 / 0.36, with data tiling 2.5 / 0.5
+    conv1d of 3000x80, 512 filters / 3000x512, stride 2: permuted 1.0 / 5.2, im2col with data tiling 1.1 / 1.5
+    4 and 32 groups of 28x28: im2col 2.8 / 2.6, with data tiling 2.5 / 20
+    conv3d of 8x28x28x64 3x3x3 64: permuted 0.42, im2col 1.2
+    56x56x64 1x1 256 in nchw: im2col_t with tiles 1.2, permuted 2.4
 """
 
 from __future__ import annotations
@@ -22,15 +29,13 @@ from dispatch_profiler.configurations import Configuration, CpuTiles, Default, F
 from dispatch_profiler.operations import ConvolutionGeometry, Operation
 from dispatch_profiler.targets._base import Target
 
-#: With at most this many pixels, the product of the filter and the columns is fastest, ...
-_FEW_PIXELS = 64
-#: ... and with at most this many, the packed product of the columns and the filter.
-_SOME_PIXELS = 256
-#: Tiles of matrix products, the fastest first.
-_PRODUCT = (
-    CpuTiles((32, 128), (8, 32, 1), (32, 64, 128)),
-    CpuTiles((64, 128), (8, 32, 4), (8, 128, 256)),
-    CpuTiles((32, 128), (8, 32, 1), (32, 64, 128), peel=True),
+#: With at most this many pixels, the packed product of columns and filter is faster than the convolution.
+_FEW_PIXELS = 256
+_PACKED = Formed("im2col", Flow("data_tiling"))
+#: The product of filter and columns, the fastest tiles first.
+_TILED = tuple(
+    Formed("im2col_t", inner)
+    for inner in (CpuTiles((64, 64), (8, 32, 1)), CpuTiles((64, 128), (8, 32, 4), (8, 128, 256)), Default())
 )
 
 
@@ -46,31 +51,33 @@ def fastest_form(operation: Operation, target: Target) -> Configuration | None:
 def _candidates(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
     """Configurations, the fastest first; none if the direct form is the fastest."""
     if geometry.mode == "weight_backward":
-        yield from _products("im2col_t")
+        yield from _TILED
         return
-    is_grouped = geometry.variant == "grouped"
-    if _is_fast_directly(geometry) and not is_grouped:
+    if geometry.variant == "grouped":
+        yield Formed("im2col")
         return
-    pixels = _pixels(geometry)
-    if geometry.variant != "depthwise":
-        if pixels <= _FEW_PIXELS or _is_product_in_place(geometry):
-            yield from _products("im2col_t")
-        if pixels <= _SOME_PIXELS:
-            yield Formed("im2col", Flow("data_tiling"))
-        if is_grouped:
-            yield from _products("im2col")
+    if _is_fast_directly(geometry):
+        return
+    if geometry.variant == "dense":
+        if _is_product_in_place(geometry):
+            yield from _TILED
+        if _pixels(geometry) <= _FEW_PIXELS or _is_gathered(geometry):
+            yield _PACKED
     yield Formed("permuted")
     yield Formed("phases")
 
 
-def _products(form: str) -> Iterator[Configuration]:
-    yield from (Formed(form, tiles) for tiles in (*_PRODUCT, Default()))
+def _is_gathered(geometry: ConvolutionGeometry) -> bool:
+    """Whether `permuted` gathers all taps too: those of a row or column, which the compiler has no fast code for."""
+    taps = geometry.filter_size
+    return max(taps) > 1 and (len(taps) == 1 or min(taps[-2:]) == 1)
 
 
 def _is_fast_directly(geometry: ConvolutionGeometry) -> bool:
-    """Whether the code generator has fast code for the operation as it is: a forward conv2d in nhwc, hwcf."""
+    """Whether the compiler has fast code for the operation as it is: a forward conv2d in nhwc, hwcf."""
     layouts = (geometry.input_layout, geometry.filter_layout, geometry.output_layout)
-    return geometry.mode == "forward" and layouts == ("nhwc", "hwcf", "nhwc")
+    is_canonical = geometry.mode == "forward" and layouts == ("nhwc", "hwcf", "nhwc")
+    return is_canonical and not (geometry.variant == "dense" and _is_gathered(geometry))
 
 
 def _is_product_in_place(geometry: ConvolutionGeometry) -> bool:
