@@ -24,7 +24,7 @@ NAMES = {
     "MeasureOptions", "Measurement", "MissingDependency", "MmaTiles", "Mode", "NullCompiler",
     "NullTarget", "Operation", "Plan", "Program", "Provenance", "Record", "RocmTarget", "RunComparison",
     "Selection", "SimtTiles", "Space", "State", "StopRule", "StoredRecord", "Sweep", "Target", "Tensor",
-    "Tree", "TreeCandidates", "TritonTiles", "UsageError", "Verdict", "VulkanTarget", "Workload",
+    "Tree", "TreeCandidates", "TritonRows", "TritonTiles", "UsageError", "Verdict", "VulkanTarget", "Workload",
     "WorkloadEntry", "build_key", "build_request", "compare_records", "compile_tree", "compiler_for",
     "configuration_from_dict", "draw_valid", "emit", "fastest_form", "load_configurations", "load_manifest",
     "open_device", "operation_from_dict", "parse_target", "plan_generation", "read_records",

@@ -116,6 +116,6 @@ def _code_version() -> str:
     """Hash of our sources that determine the output of a build."""
     package = Path(__file__).parent.parent
     files = sorted(
-        [*(package / "compiler").glob("*.py"), *(package / "configurations").rglob("*.py"), SOURCES]
+        [*(package / "compiler").glob("*.py"), *(package / "configurations").rglob("*.py"), *SOURCES]
     )
     return sha256(b"".join(file.read_bytes() for file in files))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 import importlib.util
 import io
 import os
 import re
-import sys
 import tempfile
 import warnings
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 from dispatch_profiler.compiler._base import BuildError, Kernel
@@ -23,9 +23,8 @@ from dispatch_profiler.errors import MissingDependency
 #: The PTX version to write: the oldest with everything that the kernels use (descriptor copies came
 #: with 8.6), so that drivers since 560 (CUDA 12.6) accept it.
 _PTX_VERSION = 86
-#: The file of the kernels, which only this module imports.
-SOURCES = Path(__file__).parent.parent / "templates" / "triton_kernels.py"
-_MODULE = "dispatch_profiler_triton_kernels"
+#: The files of the kernels, which only this module imports.
+SOURCES = tuple(sorted((Path(__file__).parent.parent / "templates").glob("triton_*.py")))
 
 
 def triton_version() -> str:
@@ -37,18 +36,14 @@ def triton_version() -> str:
 
 
 @cache
-def _sources() -> ModuleType:
-    """The kernels. Raises MissingDependency without Triton."""
+def _sources() -> SimpleNamespace:
+    """Every kernel, by its name. Raises MissingDependency without Triton."""
     if importlib.util.find_spec("triton") is None:
         raise MissingDependency("Triton kernels need triton", hint="python -m pip install 'triton>=3.9'")
     # Triton 3.9 warns about its default, which fuses multiplications with additions, as intended here.
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
-    spec = importlib.util.spec_from_file_location(_MODULE, SOURCES)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[_MODULE] = module  # Triton finds sources by module
-    spec.loader.exec_module(module)
-    return module
+    modules = [importlib.import_module(f"dispatch_profiler.templates.{path.stem}") for path in SOURCES]
+    return SimpleNamespace(**{name: each for module in modules for name, each in vars(module).items()})
 
 
 def compile_kernel(source: KernelSource, capability: int) -> Kernel:
@@ -92,6 +87,9 @@ _LANGUAGE = {"fp32": "float32", "i32": "int32"}
 def _kernel(made: Any, source: KernelSource, capability: int) -> Kernel:
     metadata = made.metadata
     ptx = made.asm["ptx"].encode()
+    if source.l1:
+        # Triton has no option for it: its copies of 16 bytes bypass the L1 cache.
+        ptx = ptx.replace(b"cp.async.cg.", b"cp.async.ca.")
     major, minor = divmod(_PTX_VERSION, 10)
     mma_count = len(re.findall(rb"wgmma\.mma_async|mma\.sync|tcgen05\.mma", ptx))
     origin = (
@@ -105,7 +103,7 @@ def _kernel(made: Any, source: KernelSource, capability: int) -> Kernel:
 def _programs(source: KernelSource) -> int:
     """The number of programs of a launch, from the source's constants."""
     constants = dict(source.constants)
-    persistent = int(constants["PERSISTENT"] or 0)
+    persistent = int(constants.get("PERSISTENT") or 0)
     if persistent or "BATCH" not in constants:
         return persistent
     tiles = -(-int(constants["M"] or 0) // int(constants["TILE_M"] or 1))

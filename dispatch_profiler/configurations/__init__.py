@@ -37,6 +37,7 @@ from dispatch_profiler.configurations.mma_tiles import MmaTiles, with_narrow_sum
 from dispatch_profiler.configurations.simt_tiles import SimtTiles
 from dispatch_profiler.configurations.space import Axis, Choice, Point, Space
 from dispatch_profiler.configurations.splits import split_loops
+from dispatch_profiler.configurations.triton_rows import TritonRows
 from dispatch_profiler.configurations.triton_tiles import TritonTiles
 
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "SimtTiles",
     "Space",
     "Step",
+    "TritonRows",
     "TritonTiles",
     "configuration_from_dict",
     "draw_valid",

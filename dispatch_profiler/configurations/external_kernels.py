@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dispatch_profiler.operations import ElementType
+from dispatch_profiler.operations import ElementType, Tensor
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,8 @@ class Launch:
     """How `hal.dispatch.extern` launches a kernel.
 
     The kernel takes a pointer for each operand, one for its output, and one for each entry of `scratch`
-    (sizes in bytes), in this order. Its output has `shape` and `type`: the result, or for a split
+    (sizes in bytes), in this order. If the operation has several results, the kernel also takes a pointer for
+    each of `more`, those after the first, before the scratch memory. Its output has `shape` and `type`: the result, or for a split
     reduction the sums of each slice, which IREE's code then adds up.
     """
 
@@ -22,6 +23,7 @@ class Launch:
     shape: tuple[int, ...]
     type: ElementType
     scratch: tuple[int, ...] = ()
+    more: tuple[Tensor, ...] = ()
 
     @property
     def mlir(self) -> str:
@@ -33,7 +35,8 @@ class Launch:
 class KernelSource:
     """A Triton kernel: its name in our sources, constants and options, without any Triton object.
 
-    `types` has the types of its pointers, by parameter; all other parameters are constants.
+    `types` has the types of its pointers, by parameter; all other parameters are constants. With `l1`, its
+    asynchronous copies keep what they load in the L1 cache.
     """
 
     kernel: str
@@ -41,6 +44,7 @@ class KernelSource:
     constants: tuple[tuple[str, int | bool | str | None], ...]
     warps: int
     stages: int
+    l1: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from dispatch_profiler.configurations.formed import Formed
 from dispatch_profiler.configurations.mma_tiles import MmaTiles
 from dispatch_profiler.configurations.simt_tiles import SimtTiles
 from dispatch_profiler.configurations.space import Point, Space
+from dispatch_profiler.configurations.triton_rows import TritonRows
 from dispatch_profiler.configurations.triton_tiles import TritonTiles
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
 from dispatch_profiler.operations import Operation
@@ -29,6 +30,7 @@ KINDS: dict[str, type[Configuration]] = {
         MmaTiles,
         SimtTiles,
         TritonTiles,
+        TritonRows,
         Extern,
         Formed,
     )

@@ -5,9 +5,8 @@ This module does not need Triton: the `compiler` package compiles a `KernelSourc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from dispatch_profiler.configurations._base import (
@@ -18,14 +17,20 @@ from dispatch_profiler.configurations._base import (
     by,
     check_choice,
     check_tiles,
-    contraction_invalid_reason,
     epilogue_invalid_reason,
 )
 from dispatch_profiler.configurations.external_kernels import KernelSource, Launch
 from dispatch_profiler.configurations.space import Axis, Space, powers_of_two, slices_of, tile_axes
 from dispatch_profiler.configurations.splits import check_split, split_invalid_reason, split_suffix
+from dispatch_profiler.configurations.triton_convolutions import (
+    as_implicit_product,
+    as_product,
+    convolution_constants,
+    convolution_invalid_reason,
+    weight_constants,
+)
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import ConvolutionGeometry, Operation
+from dispatch_profiler.operations import Operation, ProductGeometry
 
 #: Our element type names -> Triton's pointer types.
 TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f8E4M3FN": "fp8e4nv", "i8": "i8", "i32": "i32"}
@@ -39,6 +44,8 @@ _DESCRIPTOR, _ALIGNMENT = 128, 16
 #: Triton rejects blocks with more elements.
 _BLOCK = 2**20
 _WARP = 32
+#: Slices of the pixels for a weight gradient, whose result is small: at most one for each multiprocessor.
+_WEIGHT_SLICES = (1, 2, 4, 7, 8, 14, 16, 28, 32, 49, 64, 98)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +57,11 @@ class TritonTiles(Configuration):
     persistent   number of workgroups that loop over the tiles; 0 launches one per tile
     descriptors  load operands with the bulk copy engine (TMA)
     precision    how f32 is multiplied; must be "ieee" for other types
-    split_k      slices of the reduction, for matmul
+    l1           keep operands in the L1 cache, where overlapping windows of an image find them
+    split_k      slices of the reduction, for matmul and the weight_backward of convolutions
 
-    For a convolution, m counts the output pixels of all images, n the filters of a group, and k taps
-    times channels.
+    For a convolution, m counts the pixels of the result, n its channels of a group, and k taps times channels;
+    in weight_backward, m counts filters, n taps times channels, and k pixels.
     """
 
     kind: ClassVar[str] = "triton"
@@ -70,6 +78,7 @@ class TritonTiles(Configuration):
     persistent: int = 0
     descriptors: bool = False
     precision: str = "ieee"
+    l1: bool = False
     split_k: int = 1
 
     def __post_init__(self) -> None:
@@ -82,8 +91,9 @@ class TritonTiles(Configuration):
                 raise ConfigurationError(
                     f"{name} must be a whole number of at least {least}, but got {value!r}"
                 )
-        if not isinstance(self.descriptors, bool):
-            raise ConfigurationError(f"descriptors must be true or false, but got {self.descriptors!r}")
+        for name in ("descriptors", "l1"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigurationError(f"{name} must be true or false, but got {getattr(self, name)!r}")
         check_choice("precision", self.precision, PRECISIONS)
         check_split(self.split_k)
 
@@ -91,27 +101,27 @@ class TritonTiles(Configuration):
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
         """A persistent launch has one or two workgroups per multiprocessor of an H100 or H200."""
         gpu = limits.gpu
-        if gpu is None or limits.backend != "cuda" or contraction_invalid_reason("", operation):
-            return None
-        if operation.convolution is not None and operation.convolution.variant == "depthwise":
+        if gpu is None or limits.backend != "cuda" or _unsupported("", operation):
             return None
         tiles = {"m": powers_of_two(16, 256), "n": powers_of_two(16, 256), "k": powers_of_two(16, 128)}
-        can_describe = operation.convolution is None and gpu.device_capability >= 90
+        product = _product_of(operation)
+        can_describe = product is not None and gpu.device_capability >= 90
         axes = (
             Axis("warps", (4, 8)),
             Axis("stages", (2, 3, 4, 5)),
             Axis("group", (1, 4, 8)),
-            Axis("persistent", (0, 132, 264)),
+            Axis("persistent", (0,) if product is None and _is_weight(operation) else (0, 132, 264)),
             Axis("descriptors", (False, True) if can_describe else (False,)),
             Axis("precision", PRECISIONS[:2] if operation.element_type.name == "f32" else PRECISIONS[:1]),
-            Axis("split_k", slices_of(operation)),
+            Axis("l1", (False, True) if product is None else (False,)),
+            Axis("split_k", _slices_of(operation)),
             *tile_axes("tile", tiles),
         )
         return Space(cls, axes)
 
     @property
     def name(self) -> str:
-        """`triton_128x256x64_8w_3s_g8[_tma][_persistent132][_tf32x3][_splitk4]`"""
+        """`triton_128x256x64_8w_3s_g8[_tma][_persistent132][_tf32x3][_l1][_splitk4]`"""
         parts = [f"triton_{by(self.tile)}", f"{self.warps}w", f"{self.stages}s", *self._options()]
         return "_".join(parts) + split_suffix(self.split_k)
 
@@ -121,6 +131,7 @@ class TritonTiles(Configuration):
             *(["tma"] if self.descriptors else []),
             *([f"persistent{self.persistent}"] if self.persistent else []),
             *([self.precision] if self.precision != "ieee" else []),
+            *(["l1"] if self.l1 else []),
         ]
 
     def fields(self) -> dict[str, str]:
@@ -158,34 +169,25 @@ class TritonTiles(Configuration):
         )
 
     def _source_name(self, operation: Operation) -> str:
-        if operation.convolution is not None:
-            return "convolution"
+        if _product_of(operation) is None:
+            return "weight_gradient" if _is_weight(operation) else "convolution"
         return "product_by_descriptors" if self.descriptors else "product"
 
     def kernel(self, operation: Operation) -> KernelSource:
         """The kernel source with the constants of this dispatch."""
-        written = self.launch(operation).type
-        contraction = operation.as_contraction()
-        # The caller adds the slices and computes the epilogue.
-        simple = contraction.epilogue.bias_and_activation if self.split_k == 1 else None
-        bias, activation = simple or (False, "none")
-        types = contraction.types
+        types, written = operation.as_contraction().types, self.launch(operation).type
+        m, n, k = self.tile
+        own, bias = self._constants(operation)
         pointers = [("lhs", types.lhs), ("rhs", types.lhs), *([("bias", types.result)] if bias else [])]
         pointers.append(("result", written.name))
-        m, n, k = self.tile
-        convolution = operation.convolution
         constants: dict[str, Any] = {
-            **({} if bias else {"bias": None}),
-            **(_convolution_constants(convolution) if convolution else self._strides(operation)),
+            **own,
             "ACCUMULATOR": TYPES[types.accumulator.name],
-            "HAS_BIAS": bias,
-            "ACTIVATION": activation,
             "PRECISION": self.precision,
             "TILE_M": m,
             "TILE_N": n,
             "TILE_K": k,
             "GROUP": self.group,
-            "PERSISTENT": self.persistent,
         }
         return KernelSource(
             self._source_name(operation),
@@ -193,29 +195,47 @@ class TritonTiles(Configuration):
             tuple(constants.items()),
             self.warps,
             self.stages,
+            self.l1,
         )
 
-    def _product(self, operation: Operation) -> tuple[int, int, int, int]:
-        """Batch (or slices, or groups), m, n and k of the product that the kernel computes."""
-        convolution, product = operation.convolution, operation.product
-        if convolution is not None:
-            pixels = convolution.batch * math.prod(convolution.output_size)
-            return convolution.groups, pixels, convolution.filters_per_group, operation.accumulations
-        assert product is not None
+    def _constants(self, operation: Operation) -> tuple[dict[str, Any], bool]:
+        """Constants of the operation's kernel, and whether it adds a bias."""
+        convolution, product = operation.convolution, _product_of(operation)
+        if convolution is not None and product is None and _is_weight(operation):
+            return dict(weight_constants(convolution, self.split_k)), False
+        # The caller adds the slices of a split and computes the epilogue.
+        simple = operation.as_contraction().epilogue.bias_and_activation if self.split_k == 1 else None
+        bias, activation = simple or (False, "none")
+        if product is not None:
+            own = self._strides(operation)
+        else:
+            assert convolution is not None
+            own = convolution_constants(convolution)
+        options = {"HAS_BIAS": bias, "ACTIVATION": activation, "PERSISTENT": self.persistent}
+        return {**({} if bias else {"bias": None}), **own, **options}, bias
+
+    def product(self, operation: Operation) -> tuple[int, int, int, int]:
+        """Batch (or slices, groups, phases), m, n and k of the product that the kernel computes."""
+        product = _product_of(operation)
+        if product is None:
+            assert operation.convolution is not None
+            parts, m, n, k = as_implicit_product(operation.convolution)
+            return parts * self.split_k, m, n, -(-k // self.split_k)
         batch = product.batch if product.is_batched else self.split_k
         return batch, product.m, product.n, product.k // self.split_k
 
     def _tile_count(self, operation: Operation) -> int:
-        batch, m, n, _ = self._product(operation)
+        batch, m, n, _ = self.product(operation)
         return batch * -(-m // self.tile[0]) * -(-n // self.tile[1])
 
     def _strides(self, operation: Operation) -> dict[str, int]:
         """Shape and strides in elements. Slices of k are parts of the same rows; batches are separate."""
-        batch, m, n, k = self._product(operation)
-        lhs, rhs, _ = operation.as_contraction().layouts
+        batch, m, n, k = self.product(operation)
+        product = _product_of(operation)
+        assert product is not None
         whole = k * self.split_k
-        lhs_m, lhs_k = (whole, 1) if lhs == "t" else (1, m)
-        rhs_k, rhs_n = (n, 1) if rhs == "t" else (1, whole)
+        lhs_m, lhs_k = (whole, 1) if product.lhs_layout == "t" else (1, m)
+        rhs_k, rhs_n = (n, 1) if product.rhs_layout == "t" else (1, whole)
         sliced = self.split_k > 1
         return {
             "BATCH": batch, "M": m, "N": n, "K": k,
@@ -227,14 +247,14 @@ class TritonTiles(Configuration):
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
         foreign = backend_invalid_reason("Triton kernels are", "cuda", limits)
-        foreign = foreign or contraction_invalid_reason("Triton kernels are for", operation)
+        foreign = foreign or _unsupported("Triton kernels are for", operation)
         if foreign or limits.gpu is None:
             return foreign
         return next(self._violations(operation, limits.gpu), None)
 
     def _violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
         """Every violated rule, the most informative first."""
-        split = split_invalid_reason(operation, self.split_k)
+        split = self._split_violation(operation)
         if split:
             yield split
         elif self.split_k == 1:
@@ -243,19 +263,38 @@ class TritonTiles(Configuration):
                 yield reason
         yield from self._type_violations(operation, gpu)
         yield from self._tile_violations(operation, gpu)
-        if operation.convolution is not None and operation.convolution.variant == "depthwise":
-            yield "the Triton kernels do not support depthwise convolutions"
+        if self.persistent and _product_of(operation) is None and _is_weight(operation):
+            yield "the kernel of weight gradients computes one tile per workgroup: leave out persistent, or use split_k"
         tiles = self._tile_count(operation)
         if self.persistent >= tiles:
             yield (
                 f"{tiles} tiles are too few for {self.persistent} persistent workgroups: each would compute at "
                 "most one"
             )
-        largest = max(tensor.elements for tensor in (*operation.operands, *operation.results)) * self.split_k
+        written = operation.results[0].elements * self.split_k
+        largest = max(written, *(tensor.elements for tensor in operation.operands))
         if largest >= 2**31:
             yield f"the kernels use 32-bit indices, but a tensor has {largest} elements"
+        if self.l1 and self.descriptors:
+            yield "l1 applies to copies without descriptors, because the bulk copy engine bypasses the L1 cache"
         if self.descriptors:
             yield from self._descriptor_violations(operation, gpu)
+
+    def _split_violation(self, operation: Operation) -> str | None:
+        """As `split_invalid_reason`, but the weight gradient of a convolution can be split."""
+        if self.split_k == 1 or not _is_weight(operation):
+            return split_invalid_reason(operation, self.split_k)
+        product, (_, _, _, pixels) = _product_of(operation), replace(self, split_k=1).product(operation)
+        if product is not None and pixels % self.split_k:
+            return (
+                f"{self.split_k} slices do not divide {pixels} pixels, as the product of a 1x1 filter needs"
+            )
+        steps = -(-pixels // self.tile[2])
+        return (
+            f"{steps} steps of {self.tile[2]} pixels are too few for {self.split_k} slices"
+            if self.split_k > steps
+            else None
+        )
 
     def _type_violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
         if gpu.device_capability < 80:
@@ -307,7 +346,7 @@ class TritonTiles(Configuration):
         need no buffer (on sm_80).
         """
         m, n, k = self.tile
-        if operation.convolution is not None or operation.element_type.bits == 8:
+        if _product_of(operation) is None or operation.element_type.bits == 8:
             return 0
         size, strides = operation.element_type.bytes, self._strides(operation)
         if any(strides[name] > 1 and strides[name] * size % 4 for name in strides if "_" in name):
@@ -318,8 +357,8 @@ class TritonTiles(Configuration):
     def _descriptor_violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
         if gpu.device_capability < 90:
             yield f"descriptors need the bulk copy engine of sm_90, but the target is {gpu.device_arch}"
-        if operation.convolution is not None:
-            yield "descriptors support matmul and batch_matmul only, because convolutions gather windows"
+        if _product_of(operation) is None:
+            yield "descriptors support matrix products and 1x1 filters only, because other convolutions gather windows"
             return
         if max(self.tile) > 256:
             yield f"the bulk copy engine fetches at most 256 elements along an axis, but got {by(self.tile)}"
@@ -332,14 +371,25 @@ class TritonTiles(Configuration):
                 )
 
 
-def _convolution_constants(convolution: ConvolutionGeometry) -> dict[str, int | bool]:
-    (h, w), (oh, ow), (r, s) = convolution.size, convolution.output_size, convolution.filter_size
-    return {
-        "H": h, "W": w, "OH": oh, "OW": ow, "R": r, "S": s,
-        "STRIDE_H": convolution.stride[0], "STRIDE_W": convolution.stride[1],
-        "PAD_H": convolution.padding[0], "PAD_W": convolution.padding[1],
-        "DILATION_H": convolution.dilation[0], "DILATION_W": convolution.dilation[1],
-        "IMAGES": convolution.batch, "CHANNELS": convolution.channels_per_group,
-        "FILTERS": convolution.filters_per_group, "GROUPS": convolution.groups,
-        "NHWC": convolution.is_channels_last,
-    }  # fmt: skip
+def _product_of(operation: Operation) -> ProductGeometry | None:
+    """The matrix product that `operation` is; None for a convolution with windows."""
+    convolution = operation.convolution
+    return operation.product if convolution is None else as_product(convolution)
+
+
+def _is_weight(operation: Operation) -> bool:
+    return operation.convolution is not None and operation.convolution.mode == "weight_backward"
+
+
+def _unsupported(what: str, operation: Operation) -> str | None:
+    """Why no Triton kernel computes `operation`. `what` is its first words."""
+    if operation.contraction is None:
+        return f"{what} matrix products and convolutions, not {operation.kind}"
+    convolution = operation.convolution
+    return None if convolution is None else convolution_invalid_reason(what, convolution)
+
+
+def _slices_of(operation: Operation) -> tuple[int, ...]:
+    if not _is_weight(operation):
+        return slices_of(operation)
+    return _WEIGHT_SLICES

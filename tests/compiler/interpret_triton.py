@@ -42,12 +42,17 @@ def interpret(dispatch, inputs):
     constants = dict(source.constants)
     constants["ACCUMULATOR"] = getattr(tl, _LANGUAGE[constants["ACCUMULATOR"]])
     roles = [tensor.name for tensor in dispatch.operation.operands]
-    pointers = [name for name, _ in source.types if name != "result"]
-    taken = {name: tensor_of(inputs[roles.index(name)]) for name in pointers}
-    unwritten = -1 if launch.type.is_integer else np.nan
-    result = tensor_of(np.full(launch.shape, unwritten, launch.type.dtype))
-    function[launch.workgroups](**taken, result=result, **constants)
-    return array_of(result, launch.type.dtype)
+    taken = {name: tensor_of(inputs[roles.index(name)]) for name, _ in source.types if name in roles}
+    first, *others = (name for name, _ in source.types if name not in roles)
+    outputs = {first: (launch.shape, launch.type)}
+    outputs |= dict(zip(others, ((each.shape, each.type) for each in launch.more), strict=True))
+    written = {
+        name: tensor_of(np.full(shape, -1 if type_.is_integer else np.nan, type_.dtype))
+        for name, (shape, type_) in outputs.items()
+    }
+    function[launch.workgroups](**taken, **written, **constants)
+    found = [array_of(written[name], type_.dtype) for name, (_, type_) in outputs.items()]
+    return found if others else found[0]
 
 
 if __name__ == "__main__":

@@ -21,13 +21,22 @@ from dispatch_profiler.configurations import (
     Default,
     Extern,
     ListedConfiguration,
+    TritonRows,
     TritonTiles,
     load_configurations,
 )
 from dispatch_profiler.dispatches import Selection, Tree, load_manifest
 from dispatch_profiler.errors import MissingDependency
 from dispatch_profiler.generator import Choices, emit, plan_generation
-from dispatch_profiler.operations import BatchMatmul, Conv2d, Epilogue, Matmul
+from dispatch_profiler.operations import (
+    BatchMatmul,
+    Conv2d,
+    Epilogue,
+    LayerNorm,
+    LayerNormInputBackward,
+    LayerNormWeightBackward,
+    Matmul,
+)
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.workloads import Workload, WorkloadEntry
 
@@ -69,6 +78,16 @@ COMPILED = {
     "i8": (Matmul(256, 128, 192, I8), [TILES]),
     "batch": (BatchMatmul(3, 128, 64, 96, F16, "t", "n"), [TILES, TMA]),
     "conv": (CONV, [TILES]),
+    "conv_fhwc": (replace(CONV, layout="nhwc_fhwc_nhwc"), [TILES, replace(TILES, l1=True)]),
+    "input_backward": (replace(CONV, mode="input_backward", stride=(2, 1)), [TILES]),
+    "weight_backward": (replace(CONV, mode="weight_backward"), [TILES, replace(TILES, split_k=3)]),
+    "weight_backward_pointwise": (
+        Conv2d(2, 16, 16, 64, 64, 1, 1, types=F16, layout="nhwc_fhwc_nhwc", mode="weight_backward"),
+        [replace(TILES, split_k=4), replace(TMA, split_k=4)],
+    ),
+    "layer_norm": (LayerNorm(128, 768, "bf16"), [TritonRows(block=(1, 1024)), TritonRows(block=(2, 1024))]),
+    "layer_norm_input_backward": (LayerNormInputBackward(128, 768, "f16"), [TritonRows(block=(2, 1024))]),
+    "layer_norm_weight_backward": (LayerNormWeightBackward(128, 768), [TritonRows(block=(128, 16))]),
     "conv_nchw_groups": (replace(CONV, layout="nchw", groups=2, padding=(1, 1)), [TILES]),
 }
 
@@ -90,7 +109,10 @@ def test_a_triton_kernel_is_in_both_vmfbs_as_ptx_of_its_architecture(name, targe
     assert states(built) == ["compiled"] * len(fitting)
     arch = rb"\.target sm_90a" if target == "cuda:sm_90" else rb"\.target sm_80"
     for vmfb in (built.verify, built.profile):
-        entries = re.findall(rb"\.visible \.entry (?:product|product_by_descriptors|convolution)\(", vmfb)
+        entries = re.findall(
+            rb"\.visible \.entry (?:product|product_by_descriptors|convolution|weight_gradient|layer_norm\w*)\(",
+            vmfb,
+        )
         assert len(entries) == len(fitting)
         assert len(re.findall(arch, vmfb)) >= len(fitting)
 
@@ -102,6 +124,16 @@ def test_hopper_gets_its_own_matrix_instructions_and_copies():
     assert built.verify.count(b"wgmma.mma_async") >= 2
     assert b"cp.async.bulk.tensor" in built.verify
     assert b"mma.sync" not in built.verify
+
+
+@needs_triton
+def test_windows_are_kept_in_the_l1_cache_where_the_configuration_says_so():
+    """Copies of 16 bytes, asynchronously in both."""
+    operation = replace(CONV, layout="nhwc_fhwc_nhwc", types=BF16)
+    bypassing = build("cuda:sm_90", operation, TILES).verify
+    keeping = build("cuda:sm_90", operation, replace(TILES, l1=True)).verify
+    assert (b"cp.async.cg." in bypassing, b"cp.async.ca." in bypassing) == (True, False)
+    assert (b"cp.async.cg." in keeping, b"cp.async.ca." in keeping) == (False, True)
 
 
 @needs_triton

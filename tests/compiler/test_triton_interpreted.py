@@ -1,4 +1,4 @@
-"""What the Triton kernels compute, seen in Triton's interpreter, against the numpy references."""
+"""What the Triton kernels compute, in Triton's interpreter, against the numpy references."""
 
 from __future__ import annotations
 
@@ -13,9 +13,20 @@ import numpy as np
 import pytest
 from epilogue_helpers import SIMPLE
 
-from dispatch_profiler.configurations import TritonTiles
+from dispatch_profiler.configurations import TritonRows, TritonTiles
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul
+from dispatch_profiler.operations import (
+    BatchMatmul,
+    Conv1d,
+    Conv2d,
+    Distribution,
+    ElementTypes,
+    Epilogue,
+    LayerNorm,
+    LayerNormInputBackward,
+    LayerNormWeightBackward,
+    Matmul,
+)
 from dispatch_profiler.operations.contraction_reference import reference
 from dispatch_profiler.targets import parse_target
 
@@ -39,6 +50,25 @@ ODD = {"m": 33, "n": 63, "k": 65}
 ALIGNED = {"m": 24, "n": 40, "k": 72}
 EPILOGUES = SIMPLE
 CONV = Conv2d(2, 7, 6, 32, 24, 3, 2, padding=(1, 1), types=F16)
+
+FHWC = replace(CONV, layout="nhwc_fhwc_nhwc")
+#: In every mode: layouts, strides that do and do not divide, one or more taps a phase, few channels.
+VARIANTS = {
+    "fhwc": {},
+    "hwcf": {"layout": "nhwc"},
+    "nchw": {"layout": "nchw"},
+    "whcn": {"layout": "cwhn_wcfh_hncw"},
+    "strides": {"stride": (2, 3), "r": 4, "s": 2, "padding": (1, 2)},
+    "one_tap_strided": {"r": 1, "s": 1, "stride": (2, 2), "padding": (0, 0)},
+    "dilation": {"dilation": (1, 2)},
+    "groups": {"groups": 4},
+    "few_channels": {"c": 3},
+    "whole_taps": {"c": 64, "k": 32},
+    "one_side": {"padding": (0, 1), "padding_after": (2, 1)},
+    "wide_padding": {"padding": (3, 3)},
+    "pointwise": {"r": 1, "s": 1, "padding": (0, 0)},
+}
+BACKWARD = ("input_backward", "weight_backward")
 
 CASES = {
     **{f"{x}{y}": Dispatch(Matmul(**ODD, types=F16, lhs_layout=x, rhs_layout=y), SMALL) for x, y in LAYOUTS},
@@ -85,12 +115,47 @@ CASES = {
         Conv2d(2, 9, 11, 12, 8, 3, 3, (2, 3), (2, 1), (2, 1), 2, "nchw", types=F16), SMALL
     ),
 }  # fmt: skip
+CASES |= {
+    f"{mode}_{name}": Dispatch(replace(FHWC, mode=mode, **fields), SMALL)
+    for mode in ("forward", *BACKWARD)
+    for name, fields in VARIANTS.items()
+}
+CASES |= {
+    "input_backward_bias_relu": Dispatch(
+        replace(FHWC, mode="input_backward", stride=(2, 2), epilogue=Epilogue.parse("bias+relu")), SMALL
+    ),
+    "input_backward_persistent": Dispatch(replace(FHWC, mode="input_backward"), replace(SMALL, persistent=3)),
+    "forward_tma_pointwise": Dispatch(replace(FHWC, r=1, s=1, padding=(0, 0)), TMA),
+    **{
+        f"conv1d_{mode}": Dispatch(Conv1d(2, 19, 32, 24, 3, (2,), (1,), types=F16, mode=mode), SMALL)
+        for mode in ("forward", *BACKWARD)
+    },
+}
+WEIGHT_SPLITS = {
+    f"weight_split_{name}": Dispatch(
+        replace(FHWC, mode="weight_backward", **VARIANTS[name]), replace(SMALL, split_k=split_k)
+    )
+    for name, split_k in (("fhwc", 2), ("hwcf", 3), ("pointwise", 3))
+}
 SPLITS = {
     f"{'tma_' if c.descriptors else ''}{x}{y}": Dispatch(
         Matmul(40, 24, 96, F16, x, y, Epilogue.parse("bias+relu")), replace(c, split_k=3)
     )
     for x, y in LAYOUTS
     for c in (SMALL, TMA)
+} | WEIGHT_SPLITS
+#: In the interpreter, bf16 is cut off where it should be rounded.
+NORMS = {
+    f"{kind.kind}_{type_}{'' if affine else '_plain'}": Dispatch(
+        kind(13, 40, type_, **({} if affine else {"affine": False})), TritonRows(block=block)
+    )
+    for kind, block in (
+        (LayerNorm, (4, 64)),
+        (LayerNormInputBackward, (2, 64)),
+        (LayerNormWeightBackward, (8, 16)),
+    )
+    for type_ in ("f32", "f16")
+    for affine in ((True,) if kind is LayerNormWeightBackward else (True, False))
 }
 
 
@@ -103,6 +168,12 @@ def operands(dispatch, *, whole):
         return drawn.astype(tensor.type.dtype)
 
     return [values(tensor) for tensor in dispatch.operation.operands]
+
+
+def drawn(operation):
+    """Seeded operands as verification draws them."""
+    rng = np.random.default_rng(7)
+    return [operation.draw(each, Distribution.REALS, rng) for each in operation.operands]
 
 
 def interpret(cases, answer):
@@ -123,17 +194,18 @@ KEYS = [(name, True) for name in CASES] + [(n, False) for n in CASES if not n.st
 @pytest.fixture(scope="module")
 def results(made_once):
     """All of them at once: starting Triton takes longer than they do. A key, or a name of a split -> array."""
+    norms = [(each, drawn(each.operation)) for each in NORMS.values()]
     made = [(CASES[name], operands(CASES[name], whole=whole)) for name, whole in KEYS]
     split = [(each, operands(each, whole=False)) for each in SPLITS.values()]
-    answer = made_once("triton_results", lambda path: interpret([*made, *split], path))
+    answer = made_once("triton_results", lambda path: interpret([*made, *split, *norms], path))
     found = pickle.loads(answer.read_bytes())
-    return dict(zip([*KEYS, *SPLITS], found, strict=True))
+    return dict(zip([*KEYS, *SPLITS, *NORMS], found, strict=True))
 
 
-@pytest.mark.parametrize("name", [*CASES, *SPLITS])
+@pytest.mark.parametrize("name", [*CASES, *SPLITS, *NORMS])
 def test_every_case_is_one_that_could_be_generated(name):
     """What no dispatch can have is not worth the proof."""
-    dispatch = {**CASES, **SPLITS}[name]
+    dispatch = {**CASES, **SPLITS, **NORMS}[name]
     assert dispatch.configuration.invalid_reason(dispatch.operation, LIMITS) is None
 
 
@@ -155,8 +227,20 @@ def test_a_kernel_computes_what_numpy_does(name, whole, results):
 def test_slices_of_a_split_add_up_to_the_product(name, results):
     """The kernel leaves the epilogue to who adds them up, and holds the sums in the accumulator's type."""
     operation = SPLITS[name].operation
-    lhs, rhs, _ = (x.astype(np.float64) for x in operands(SPLITS[name], whole=False))
+    lhs, rhs, *_ = (x.astype(np.float64) for x in operands(SPLITS[name], whole=False))
     got = results[name]
 
-    assert (got.shape, got.dtype) == ((3, operation.m, operation.n), np.float32)
+    slices = SPLITS[name].configuration.split_k
+    assert (got.shape, got.dtype) == ((slices, *operation.result.shape), np.float32)
     np.testing.assert_allclose(got.sum(0), operation.contract(lhs, rhs), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_kernel_of_a_layer_norm_computes_every_result(name, results):
+    operation = NORMS[name].operation
+    got = results[name] if len(operation.results) > 1 else [results[name]]
+    for array, tensor, expected in zip(
+        got, operation.results, operation.reference(drawn(operation)), strict=True
+    ):
+        assert (array.shape, array.dtype) == (tensor.shape, tensor.type.dtype)
+        assert np.all(np.abs(array.astype(np.float64) - expected.expected) <= expected.tolerance)

@@ -227,8 +227,8 @@ ENTRY_MISTAKES = [
     ("5", "expected keys and values, but got 5", ""),
     ("{1: 2}", "expected keys and values, but got {1: 2}", ""),
     ("", "expected keys and values, but got None", ""),
-    ("{kinds: [matmul]}", "needs one of default, distribution, flow, instruction, thread, triton, extern, form, list", ""),
-    ("{}", "needs one of default, distribution, flow, instruction, thread, triton, extern, form, list", ""),
+    ("{kinds: [matmul]}", "needs one of default, distribution, flow, instruction, thread, triton, triton_rows, extern, form, list", ""),
+    ("{}", "needs one of default, distribution, flow, instruction, thread, triton, triton_rows, extern, form, list", ""),
     (
         "{distribution: [64, 128], vectr: [8, 32, 4]}",
         "unknown key 'vectr'",
@@ -242,7 +242,7 @@ ENTRY_MISTAKES = [
     (
         "{defalt: true}",
         "unknown key 'defalt'",
-        "did you mean 'default'? Available: kinds, types, default, distribution, flow, instruction, thread, triton, extern, form, list",
+        "did you mean 'default'? Available: kinds, types, default, distribution, flow, instruction, thread, triton, triton_rows, extern, form, list",
     ),
     ("{flow: data-tiling}", "unknown flow 'data-tiling'",
      "did you mean 'data_tiling'? Available: data_tiling, ukernels"),
@@ -301,8 +301,9 @@ def test_an_unknown_type_is_refused_with_its_place_and_key(tmp_path):
 @pytest.mark.parametrize("row", ["{vector: [8, 32, 4]}", "{split_k: 4}", "{peel: true, cache: [8, 8, 8]}"])
 def test_an_entry_whose_first_key_was_forgotten_is_told_so(row, tmp_path):
     """`vector` is no unknown key: what lacks is `distribution` beside it."""
-    assert "needs one of default, distribution, flow, instruction, thread, triton, extern, form, list" in str(
-        rejection(entries(row), tmp_path)
+    assert (
+        "needs one of default, distribution, flow, instruction, thread, triton, triton_rows, extern, form, list"
+        in str(rejection(entries(row), tmp_path))
     )
 
 

@@ -20,6 +20,7 @@ from dispatch_profiler.configurations import (
     Formed,
     MmaTiles,
     SimtTiles,
+    TritonRows,
     TritonTiles,
     configuration_from_dict,
 )
@@ -72,6 +73,7 @@ def gpu_tiles(draw, tile=TILE):
 MMA = MmaTiles(workgroup=(64, 64), reduction=(32,))
 SIMT = SimtTiles(workgroup=(64, 64), reduction=(16,), thread=(4, 8))
 TRITON = TritonTiles(tile=(128, 256, 64))
+ROWS = TritonRows(block=(2, 1024))
 EXTERN = Extern(label="mine", object="k.ptx", entry="k", workgroups=("m", 4), workgroup_size=(256,))
 
 
@@ -93,6 +95,7 @@ def triton_tiles(draw):
 CONFIGURATIONS = (
     triton_tiles()
     | st.just(EXTERN)
+    | st.builds(TritonRows, block=st.tuples(TILE, TILE), warps=st.integers(1, 64), stages=st.integers(1, 9))
     | gpu_tiles()
     | cpu_tiles()
     | st.builds(Default, st.integers(1, 64))
@@ -155,8 +158,9 @@ def test_gpu_names_tell_every_field():
     simt = {"thread": (8, 4), "promote": False, "pipeline": "BaseVectorize"}
     simt |= {name: mma[name] for name in ("workgroup", "reduction", "stages", "shared_padding", "order", "split_k", "subgroup_size")}  # fmt: skip
     triton = {"tile": (128, 256, 32), "warps": 4, "stages": 4, "group": 1, "persistent": 132,
-              "descriptors": True, "precision": "tf32x3", "split_k": 4}  # fmt: skip
-    for base, changes in ((MMA, mma), (SIMT, simt), (TRITON, triton)):
+              "descriptors": True, "precision": "tf32x3", "l1": True, "split_k": 4}  # fmt: skip
+    rows = {"block": (2, 512), "warps": 8, "stages": 1}
+    for base, changes in ((MMA, mma), (SIMT, simt), (TRITON, triton), (ROWS, rows)):
         assert set(changes) == {field.name for field in dataclasses.fields(base)}
         names = {dataclasses.replace(base, **{name: value}).name for name, value in changes.items()}
         assert len(names | {base.name}) == len(changes) + 1
@@ -171,7 +175,7 @@ def test_a_name_is_part_of_an_mlir_symbol(configuration):
 
 def test_data_of_every_kind_tells_its_kind():
     """The key under which it is found again."""
-    examples = [Default(), CpuTiles((1,), (1, 1)), Flow("ukernels"), MMA, SIMT, TRITON, EXTERN, FORMED]
+    examples = [Default(), CpuTiles((1,), (1, 1)), Flow("ukernels"), MMA, SIMT, TRITON, ROWS, EXTERN, FORMED]
     assert list(KINDS) == [each.to_dict()["kind"] for each in examples]
 
 
@@ -188,7 +192,7 @@ def test_an_unknown_kind_is_refused_with_the_nearest():
         configuration_from_dict({"kind": "cpu_tile"})
     assert (
         caught.value.hint
-        == "did you mean 'cpu_tiles'? Available: default, cpu_tiles, flow, mma_tiles, simt_tiles, triton, extern, formed"
+        == "did you mean 'cpu_tiles'? Available: default, cpu_tiles, flow, mma_tiles, simt_tiles, triton, triton_rows, extern, formed"
     )
 
 

@@ -13,7 +13,15 @@ from dispatch_profiler.configurations import (
     shipped_configurations,
 )
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul
+from dispatch_profiler.operations import (
+    BatchMatmul,
+    Conv2d,
+    Conv3d,
+    ElementTypes,
+    Epilogue,
+    LayerNorm,
+    Matmul,
+)
 from dispatch_profiler.targets import parse_target
 
 F16 = ElementTypes("f16", "f16", "f16")
@@ -46,7 +54,32 @@ REFUSED = {
             replace(TMA, tile=(64, 64, 32)),
             "the bulk copy engine needs strides that are multiples of 16 B, but got 126 B",
         ),
-        (CONV, TMA, "descriptors support matmul and batch_matmul only, because convolutions gather windows"),
+        (CONV, TMA, "descriptors support matrix products and 1x1 filters only, because other convolutions gather windows"),
+        (Conv3d(2, 6, 18, 18, 32, 64, 3, 3, 3, types=F16), BEST, "Triton kernels are for convolutions with one or two spatial axes, not 3"),
+        (LayerNorm(4, 64), BEST, "Triton kernels are for matrix products and convolutions, not layer_norm"),
+        (
+            replace(CONV, mode="input_backward", stride=(1, 2), dilation=(1, 3)),
+            BEST,
+            "the Triton kernels compute input_backward with a stride or a dilation along an axis, not with stride 2 "
+            "and dilation 3",
+        ),
+        (
+            replace(CONV, mode="weight_backward"),
+            replace(BEST, persistent=2),
+            "the kernel of weight gradients computes one tile per workgroup: leave out persistent, or use split_k",
+        ),
+        # 2 * 16 * 16 pixels.
+        (
+            replace(CONV, mode="weight_backward"),
+            replace(BEST, split_k=9),
+            "8 steps of 64 pixels are too few for 9 slices",
+        ),
+        (
+            replace(CONV, mode="weight_backward", r=1, s=1, layout="nhwc_fhwc_nhwc"),
+            replace(BEST, split_k=5),
+            "5 slices do not divide 648 pixels, as the product of a 1x1 filter needs",
+        ),
+        (PRODUCT, replace(TMA, l1=True), "l1 applies to copies without descriptors, because the bulk copy engine bypasses the L1 cache"),
         (
             PRODUCT,
             replace(TMA, tile=(512, 64, 64)),
@@ -112,6 +145,7 @@ def test_kernels_from_outside_are_for_the_device_and_not_for_what_iree_makes_cod
         ({"tile": (128, 256, 64), "warps": 0}, "warps must be a whole number of at least 1, but got 0"),
         ({"tile": (128, 256, 64), "persistent": -1}, "persistent must be a whole number of at least 0, but got -1"),
         ({"tile": (128, 256, 64), "descriptors": 1}, "descriptors must be true or false, but got 1"),
+        ({"tile": (128, 256, 64), "l1": 1}, "l1 must be true or false, but got 1"),
         ({"tile": (128, 256, 64), "precision": "tf23"}, "unknown precision 'tf23'"),
     ],
 )  # fmt: skip
@@ -126,6 +160,33 @@ def test_a_launch_has_a_workgroup_for_each_tile_or_as_many_as_stay():
     assert replace(BEST, persistent=132, tile=(128, 128, 64)).launch(PRODUCT).workgroups == (132, 1, 1)
     assert BEST.launch(BatchMatmul(3, 3456, 1024, 2048, F16)).workgroups == (324, 1, 1)
     assert BEST.launch(PRODUCT).workgroup_size == (256, 1, 1)
+
+
+def test_a_launch_of_a_gradient_has_a_workgroup_for_each_tile_of_its_result():
+    """Input: four phases of 5 x 9 x 9 pixels by 32 channels. Weight: 64 x 288, in three slices of the pixels."""
+    strided = replace(CONV, n=5, stride=(2, 2), mode="input_backward")
+    small = TritonTiles(tile=(64, 16, 64))
+    assert small.launch(strided).workgroups == (4 * 7 * 2, 1, 1)
+    weight = replace(CONV, mode="weight_backward")
+    assert replace(small, split_k=3).launch(weight).workgroups == (3 * 18, 1, 1)
+    assert replace(small, split_k=3).launch(weight).mlir == "tensor<3x3x3x32x64xf32>"
+
+
+def test_a_pointwise_convolution_is_a_matrix_product_unless_an_operand_has_to_be_permuted():
+    pointwise = Conv2d(2, 18, 18, 32, 64, 1, 1, types=F16)
+    kernels = {
+        (mode, layout): BEST.kernel(replace(pointwise, mode=mode, layout=layout)).kernel
+        for mode in ("forward", "input_backward", "weight_backward")
+        for layout in ("nhwc", "nhwc_fhwc_nhwc", "nchw")
+    }
+    assert [key for key, kernel in kernels.items() if kernel != "product"] == [
+        ("forward", "nchw"),
+        ("input_backward", "nchw"),
+        ("weight_backward", "nhwc"),
+        ("weight_backward", "nchw"),
+    ]
+    for changes in ({"stride": (2, 2)}, {"padding": (1, 0)}, {"groups": 2}, {"s": 2}):
+        assert BEST.kernel(replace(pointwise, **changes)).kernel == "convolution"
 
 
 def test_descriptors_have_scratch_memory_for_each_workgroup():

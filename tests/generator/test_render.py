@@ -23,6 +23,7 @@ from dispatch_profiler.configurations import (
     Limits,
     MmaTiles,
     SimtTiles,
+    TritonRows,
     TritonTiles,
 )
 from dispatch_profiler.dispatches import Dispatch
@@ -146,6 +147,13 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
         TritonTiles(tile=(64, 32, 32), warps=4, split_k=3),
     ),
     "conv2d_triton": (Conv2d(2, 18, 18, 32, 64, 3, 3, types=F16), TritonTiles(tile=(64, 32, 32))),
+    "conv2d_weight_backward_triton": (
+        Conv2d(2, 18, 18, 32, 64, 3, 3, types=F16, layout="nhwc_fhwc_nhwc", mode="weight_backward"),
+        TritonTiles(tile=(64, 32, 32)),
+        TritonTiles(tile=(64, 32, 32), split_k=4),
+    ),
+    "layer_norm_triton": (LayerNorm(4, 6), TritonRows(block=(2, 8))),
+    "layer_norm_weight_backward_triton": (LayerNormWeightBackward(4, 6), TritonRows(block=(4, 8))),
     "batch_matmul_extern": (
         BatchMatmul(3, 256, 128, 128, F16),
         Extern(

@@ -1,0 +1,195 @@
+"""Convolutions as Triton's kernels see them: constants, products of pointwise ones, and what is not supported."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from dispatch_profiler.operations import ConvolutionGeometry, ProductGeometry
+from dispatch_profiler.operations.geometry import Role
+
+#: Constants of a kernel, by the names of its parameters.
+Constants = dict[str, int | bool]
+
+
+class _Axis(NamedTuple):
+    """One spatial axis of a convolution."""
+
+    size: int
+    output_size: int
+    taps: int
+    stride: int
+    padding: int
+    dilation: int
+
+
+def convolution_invalid_reason(what: str, convolution: ConvolutionGeometry) -> str | None:
+    """Why the kernels cannot compute `convolution`; None if they can. `what` is its first words."""
+    if convolution.spatial_rank > 2:
+        return f"{what} convolutions with one or two spatial axes, not {convolution.spatial_rank}"
+    if convolution.variant == "depthwise":
+        return "the Triton kernels do not support depthwise convolutions"
+    if convolution.mode == "input_backward":
+        for each in _axes(convolution):
+            if each.stride > 1 and each.dilation > 1:
+                return (
+                    "the Triton kernels compute input_backward with a stride or a dilation along an axis, not with "
+                    f"stride {each.stride} and dilation {each.dilation}"
+                )
+    return None
+
+
+def as_product(convolution: ConvolutionGeometry) -> ProductGeometry | None:
+    """The matrix product that a pointwise convolution is if no operand has to be permuted; otherwise None.
+
+    forward          [pixels, c] x [c, f] -> [pixels, f]
+    input_backward   [pixels, f] x [f, c] -> [pixels, c]
+    weight_backward  [f, pixels] x [pixels, c] -> [f, c]
+    """
+    plain = all(
+        each.taps == 1 and each.stride == 1 and each.size == each.output_size and each.padding == 0
+        for each in _axes(convolution)
+    )
+    is_last = convolution.is_channels_last and convolution.input_layout == convolution.output_layout
+    if not plain or not is_last or convolution.groups > 1:
+        return None
+    pixels, c, f = _pixels(convolution), convolution.channels, convolution.filters
+    filter_rows_are_filters = convolution.filter_layout.index("f") < convolution.filter_layout.index("c")
+    if convolution.mode == "forward":
+        return ProductGeometry(1, pixels, f, c, "t", "n" if filter_rows_are_filters else "t")
+    if convolution.mode == "input_backward":
+        return ProductGeometry(1, pixels, c, f, "t", "t" if filter_rows_are_filters else "n")
+    return ProductGeometry(1, f, c, pixels, "n", "t") if filter_rows_are_filters else None
+
+
+def as_implicit_product(convolution: ConvolutionGeometry) -> tuple[int, int, int, int]:
+    """Independent parts (groups and phases), m, n and k of the product that a kernel computes.
+
+    k is that of the part with the most taps.
+    """
+    c, f = convolution.channels_per_group, convolution.filters_per_group
+    if convolution.mode == "weight_backward":
+        taps = math.prod(each.taps for each in _axes(convolution))
+        return convolution.groups, f, taps * c, _pixels(convolution)
+    taps = math.prod(-(-each.taps // phases) for each, phases in _phased(convolution))
+    if convolution.mode == "forward":
+        return convolution.groups, _pixels(convolution), f, taps * c
+    pixels = math.prod(-(-each.size // phases) for each, phases in _phased(convolution))
+    phases = math.prod(phases for _, phases in _phased(convolution))
+    return convolution.groups * phases, convolution.batch * pixels, c, taps * f
+
+
+def convolution_constants(convolution: ConvolutionGeometry) -> Constants:
+    """Constants of the kernel `convolution`, for forward and input_backward."""
+    backward = convolution.mode == "input_backward"
+    axes, phased = _axes(convolution), _phased(convolution)
+    image, filters, gradient = (_strides(convolution, role) for role in ("input", "filter", "output"))
+    source, out = (gradient, image) if backward else (image, gradient)
+    c, f = convolution.channels_per_group, convolution.filters_per_group
+    found: Constants = {
+        **_each("{}", (each.output_size if backward else each.size for each in axes)),
+        **_each("O{}", (each.size if backward else each.output_size for each in axes)),
+        "R": axes[0].taps, "S": axes[1].taps,
+        **_each("STRIDE_{}", (1 if backward else each.stride for each in axes)),
+        **_each("STEP_{}", (_step(each, phases) if backward else each.dilation for each, phases in phased)),
+        **_each("SHIFT_{}", (each.padding if backward else -each.padding for each in axes)),
+        **_each("PADDING_{}", (each.padding for each in axes)),
+        **_each("PHASES_{}", (phases for _, phases in phased)),
+        "BOUNDED": any(_leaves_source(each, phases, backward) for each, phases in phased),
+        "IMAGES": convolution.batch,
+        "CHANNELS": f if backward else c, "FILTERS": c if backward else f, "GROUPS": convolution.groups,
+        **_named("LHS", source, {"N": "n", "H": "h", "W": "w", "C": "c"}),
+        **_named("RHS", filters, {"H": "h", "W": "w", "C": "f" if backward else "c", "F": "c" if backward else "f"}),
+        "RHS_G": f * filters["f"],
+        **_named("OUT", out, {"N": "n", "H": "h", "W": "w", "F": "c"}),
+    }  # fmt: skip
+    return found
+
+
+def weight_constants(convolution: ConvolutionGeometry, slices: int) -> Constants:
+    """Constants of the kernel `weight_gradient`."""
+    axes, filters = _axes(convolution), _strides(convolution, "filter")
+    gradient, image = _strides(convolution, "output"), _strides(convolution, "input")
+    unmoved = all(each.stride == 1 and each.size == each.output_size for each in axes)
+    found: Constants = {
+        **_each("{}", (each.size for each in axes)),
+        **_each("O{}", (each.output_size for each in axes)),
+        "R": axes[0].taps, "S": axes[1].taps,
+        **_each("STRIDE_{}", (each.stride for each in axes)),
+        **_each("STEP_{}", (each.dilation for each in axes)),
+        **_each("SHIFT_{}", (-each.padding for each in axes)),
+        "BOUNDED": any(_leaves_source(each, 1, False) for each in axes),
+        "FLAT": unmoved and _is_flat(gradient, axes) and _is_flat(image, axes),
+        "IMAGES": convolution.batch,
+        "CHANNELS": convolution.channels_per_group,
+        "FILTERS": convolution.filters_per_group,
+        "GROUPS": convolution.groups,
+        **_named("LHS", gradient, {"N": "n", "H": "h", "W": "w", "F": "c"}),
+        **_named("RHS", image, {"N": "n", "H": "h", "W": "w", "C": "c"}),
+        **_named("OUT", filters, {"H": "h", "W": "w", "C": "c", "F": "f"}),
+        "OUT_G": convolution.filters_per_group * filters["f"],
+        "SLICES": slices,
+    }  # fmt: skip
+    return found
+
+
+def _axes(convolution: ConvolutionGeometry) -> tuple[_Axis, _Axis]:
+    """Height and width; a convolution with one spatial axis has a height of 1."""
+    found = [
+        _Axis(size, output, taps, stride, padding, dilation if taps > 1 else 1)
+        for size, output, taps, stride, padding, dilation in zip(
+            convolution.size, convolution.output_size, convolution.filter_size, convolution.stride,
+            convolution.padding, convolution.dilation, strict=True,
+        )
+    ]  # fmt: skip
+    height, width = [_Axis(1, 1, 1, 1, 0, 1), *found][-2:]
+    return height, width
+
+
+def _phased(convolution: ConvolutionGeometry) -> tuple[tuple[_Axis, int], ...]:
+    """Each axis with the number of phases of its result."""
+    backward = convolution.mode == "input_backward"
+    return tuple((each, each.stride if backward else 1) for each in _axes(convolution))
+
+
+def _step(axis: _Axis, phases: int) -> int:
+    """Rows between the taps of a phase, in an output's gradient."""
+    return -1 if phases > 1 else -axis.dilation
+
+
+def _leaves_source(axis: _Axis, phases: int, backward: bool) -> bool:
+    """Whether a tap of a pixel of the result is outside the source along this axis."""
+    if phases > 1:
+        return True
+    reach = (axis.taps - 1) * axis.dilation
+    if backward:
+        return axis.padding - reach < 0 or axis.size - 1 + axis.padding >= axis.output_size
+    return axis.padding > 0 or (axis.output_size - 1) * axis.stride + reach >= axis.size
+
+
+def _strides(convolution: ConvolutionGeometry, role: Role) -> dict[str, int]:
+    """Distance in elements along each letter of a tensor's layout; 0 along a height that it lacks."""
+    layout, shape = convolution.layout_of(role), convolution.shape_of(role)
+    return {"h": 0} | {letter: math.prod(shape[i + 1 :]) for i, letter in enumerate(layout)}
+
+
+def _is_flat(strides: Mapping[str, int], axes: tuple[_Axis, _Axis]) -> bool:
+    """Whether the pixels of all images follow each other at equal distances."""
+    height, width = axes
+    row = strides["w"] * width.output_size
+    return strides["n"] == row * height.output_size and strides["h"] in (row, 0)
+
+
+def _pixels(convolution: ConvolutionGeometry) -> int:
+    """Pixels of the forward convolution's output, of all images."""
+    return convolution.batch * math.prod(convolution.output_size)
+
+
+def _each(pattern: str, values: Iterable[int]) -> Constants:
+    """`_each("STRIDE_{}", (1, 2))` -> {"STRIDE_H": 1, "STRIDE_W": 2}"""
+    return {pattern.format(letter): value for letter, value in zip("HW", values, strict=True)}
+
+
+def _named(tensor: str, strides: Mapping[str, int], letters: Mapping[str, str]) -> Constants:
+    return {f"{tensor}_{name}": strides[letter] for name, letter in letters.items()}

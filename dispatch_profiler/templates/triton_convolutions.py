@@ -1,0 +1,221 @@
+"""Triton kernels of convolutions in two dimensions, in any layout, as implicit GEMM.
+
+Shapes, strides in elements and tiles are compile-time constants. CHANNELS and FILTERS are per group, and named
+as the kernel sees them: in `convolution`, CHANNELS are summed over and FILTERS are those of the result. Hence
+the gradient of an input is a convolution of the output's gradient, with both exchanged:
+
+    forward         result[y] = sum_r source[y * STRIDE + r * STEP + SHIFT] * filter[r]
+    input_backward  with stride 1: the same with STEP = -dilation and SHIFT = padding
+
+With a stride s, the rows y of an input's gradient with the same (y + padding) % s are a phase. Row number j of
+phase p receives the taps r = p + s * i from rows j - i + SHIFT of the source, so no inserted zero is multiplied.
+"""
+
+# ruff: noqa: ANN001, ANN201, ANN202, N803
+
+import triton
+import triton.language as tl
+
+from dispatch_profiler.templates.triton_common import activated, grouped, multiplied
+
+
+@triton.jit
+def _phase(p, PHASES: tl.constexpr, TAPS: tl.constexpr, PADDING: tl.constexpr, SHIFT: tl.constexpr):
+    """First row of phase `p` in the result, its SHIFT in the source, and its number of taps."""
+    if PHASES == 1:
+        first, shift, taps = 0, SHIFT, TAPS
+    else:
+        first = (p + (PHASES - PADDING % PHASES)) % PHASES
+        shift = (first + PADDING - p) // PHASES
+        taps = (TAPS - p + PHASES - 1) // PHASES
+    return first, shift, taps
+
+
+@triton.jit
+def _convolution_tile(
+    lhs, rhs, bias, result, tile,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
+    SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, PADDING_H: tl.constexpr, PADDING_W: tl.constexpr,
+    PHASES_H: tl.constexpr, PHASES_W: tl.constexpr, BOUNDED: tl.constexpr,
+    IMAGES: tl.constexpr, CHANNELS: tl.constexpr, FILTERS: tl.constexpr, GROUPS: tl.constexpr,
+    LHS_N: tl.constexpr, LHS_H: tl.constexpr, LHS_W: tl.constexpr, LHS_C: tl.constexpr,
+    RHS_H: tl.constexpr, RHS_W: tl.constexpr, RHS_C: tl.constexpr, RHS_F: tl.constexpr, RHS_G: tl.constexpr,
+    OUT_N: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr, OUT_F: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Rows are pixels of one phase of the result, columns are filters of one group; k covers taps and channels."""
+    rows: tl.constexpr = (OH + PHASES_H - 1) // PHASES_H
+    columns: tl.constexpr = (OW + PHASES_W - 1) // PHASES_W
+    pixels: tl.constexpr = IMAGES * rows * columns
+    tiles_m: tl.constexpr = (pixels + TILE_M - 1) // TILE_M
+    tiles_n: tl.constexpr = (FILTERS + TILE_N - 1) // TILE_N
+    one_tap: tl.constexpr = CHANNELS % TILE_K == 0
+
+    part = tile // (tiles_m * tiles_n)
+    group, phase = part % GROUPS, part // GROUPS
+    phase_h, phase_w = phase // PHASES_W, phase % PHASES_W
+    first_h, shift_h, taps_h = _phase(phase_h, PHASES_H, R, PADDING_H, SHIFT_H)
+    first_w, shift_w, taps_w = _phase(phase_w, PHASES_W, S, PADDING_W, SHIFT_W)
+    row, column = grouped(tile % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
+    m = row * TILE_M + tl.arange(0, TILE_M)
+    n = column * TILE_N + tl.arange(0, TILE_N)
+    image, pixel = m // (rows * columns), m % (rows * columns)
+    top = pixel // columns * STRIDE_H + shift_h
+    left = pixel % columns * STRIDE_W + shift_w
+    # Rows beyond the last read a pixel that is never stored.
+    base = tl.where(m < pixels, image, 0) * LHS_N + top * LHS_H + left * LHS_W + group * (CHANNELS * LHS_C)
+    rhs += group * RHS_G
+    known_n = n[None, :] < FILTERS
+    sums = tl.zeros((TILE_M, TILE_N), ACCUMULATOR)
+    taps = taps_h * taps_w
+    for start in range(0, taps * CHANNELS, TILE_K):
+        if one_tap:
+            # All taps of some channels follow each other: their windows overlap, so they are found in caches.
+            step = start // TILE_K
+            tap = step % taps
+            c = step // taps * TILE_K + tl.arange(0, TILE_K)
+            i, j = tap // taps_w, tap % taps_w
+            moved = i * (STEP_H * LHS_H) + j * (STEP_W * LHS_W)
+            at = (base + moved)[:, None] + c[None, :] * LHS_C
+            tap_at = (phase_h + i * PHASES_H) * RHS_H + (phase_w + j * PHASES_W) * RHS_W
+            filter_at = (c * RHS_C + tap_at)[:, None] + n[None, :] * RHS_F
+            y, x = (top + i * STEP_H)[:, None], (left + j * STEP_W)[:, None]
+            known_k = c[None, :] >= 0
+        else:
+            k = start + tl.arange(0, TILE_K)
+            tap, c = k // CHANNELS, k % CHANNELS
+            i, j = tap // taps_w, tap % taps_w
+            moved = i * (STEP_H * LHS_H) + j * (STEP_W * LHS_W)
+            at = base[:, None] + (moved + c * LHS_C)[None, :]
+            tap_at = (phase_h + i * PHASES_H) * RHS_H + (phase_w + j * PHASES_W) * RHS_W
+            filter_at = (c * RHS_C + tap_at)[:, None] + n[None, :] * RHS_F
+            y, x = top[:, None] + (i * STEP_H)[None, :], left[:, None] + (j * STEP_W)[None, :]
+            known_k = (k < taps * CHANNELS)[None, :]
+        if BOUNDED:
+            inside = (y >= 0) & (y < H) & (x >= 0) & (x < W) & known_k
+            window = tl.load(lhs + at, mask=inside, other=0.0)
+        elif one_tap:
+            window = tl.load(lhs + at)
+        else:
+            window = tl.load(lhs + at, mask=known_k, other=0.0)
+        if one_tap and FILTERS % TILE_N == 0:
+            weights = tl.load(rhs + filter_at)
+        else:
+            weights = tl.load(rhs + filter_at, mask=known_k.trans(1, 0) & known_n, other=0.0)
+        sums = multiplied(window, weights, sums, ACCUMULATOR, PRECISION)
+    f = group * FILTERS + n
+    if HAS_BIAS:
+        sums += tl.load(bias + f, mask=n < FILTERS).to(ACCUMULATOR)[None, :]
+    sums = activated(sums, ACTIVATION)
+    out_h = pixel // columns * PHASES_H + first_h
+    out_w = pixel % columns * PHASES_W + first_w
+    at = (image * OUT_N + out_h * OUT_H + out_w * OUT_W)[:, None] + f[None, :] * OUT_F
+    stored = (m < pixels) & (out_h < OH) & (out_w < OW)
+    tl.store(result + at, sums.to(result.dtype.element_ty), mask=stored[:, None] & known_n)
+
+
+@triton.jit
+def convolution(
+    lhs, rhs, bias, result,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
+    SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, PADDING_H: tl.constexpr, PADDING_W: tl.constexpr,
+    PHASES_H: tl.constexpr, PHASES_W: tl.constexpr, BOUNDED: tl.constexpr,
+    IMAGES: tl.constexpr, CHANNELS: tl.constexpr, FILTERS: tl.constexpr, GROUPS: tl.constexpr,
+    LHS_N: tl.constexpr, LHS_H: tl.constexpr, LHS_W: tl.constexpr, LHS_C: tl.constexpr,
+    RHS_H: tl.constexpr, RHS_W: tl.constexpr, RHS_C: tl.constexpr, RHS_F: tl.constexpr, RHS_G: tl.constexpr,
+    OUT_N: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr, OUT_F: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
+    PERSISTENT: tl.constexpr,
+):  # fmt: skip
+    """One program per tile of a phase and group, or PERSISTENT programs that loop over the tiles."""
+    rows: tl.constexpr = (OH + PHASES_H - 1) // PHASES_H
+    columns: tl.constexpr = (OW + PHASES_W - 1) // PHASES_W
+    tiles_m: tl.constexpr = (IMAGES * rows * columns + TILE_M - 1) // TILE_M
+    tiles_n: tl.constexpr = (FILTERS + TILE_N - 1) // TILE_N
+    tiles: tl.constexpr = PHASES_H * PHASES_W * GROUPS * tiles_m * tiles_n
+    step: tl.constexpr = PERSISTENT if PERSISTENT else tiles
+    for tile in range(tl.program_id(0), tiles, step):
+        _convolution_tile(
+            lhs, rhs, bias, result, tile, H, W, OH, OW, R, S, STRIDE_H, STRIDE_W, STEP_H, STEP_W, SHIFT_H,
+            SHIFT_W, PADDING_H, PADDING_W, PHASES_H, PHASES_W, BOUNDED, IMAGES, CHANNELS, FILTERS, GROUPS,
+            LHS_N, LHS_H, LHS_W, LHS_C, RHS_H, RHS_W, RHS_C, RHS_F, RHS_G, OUT_N, OUT_H, OUT_W, OUT_F,
+            ACCUMULATOR, HAS_BIAS, ACTIVATION, PRECISION, TILE_M, TILE_N, TILE_K, GROUP,
+        )  # fmt: skip
+
+
+@triton.jit
+def weight_gradient(
+    lhs, rhs, result,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
+    SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, BOUNDED: tl.constexpr, FLAT: tl.constexpr,
+    IMAGES: tl.constexpr, CHANNELS: tl.constexpr, FILTERS: tl.constexpr, GROUPS: tl.constexpr,
+    LHS_N: tl.constexpr, LHS_H: tl.constexpr, LHS_W: tl.constexpr, LHS_F: tl.constexpr,
+    RHS_N: tl.constexpr, RHS_H: tl.constexpr, RHS_W: tl.constexpr, RHS_C: tl.constexpr,
+    OUT_H: tl.constexpr, OUT_W: tl.constexpr, OUT_C: tl.constexpr, OUT_F: tl.constexpr, OUT_G: tl.constexpr,
+    SLICES: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, PRECISION: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """lhs is the output's gradient, rhs the input. Rows are filters, columns taps and channels; k covers pixels.
+
+    With SLICES > 1, each program sums up a slice of the pixels and writes to its own copy of the result. If FLAT,
+    both tensors have the same pixels at the same distances, so no pixel's row and column are needed for them.
+    """
+    pixels: tl.constexpr = IMAGES * OH * OW
+    reduced: tl.constexpr = R * S * CHANNELS
+    tiles_m: tl.constexpr = (FILTERS + TILE_M - 1) // TILE_M
+    tiles_n: tl.constexpr = (reduced + TILE_N - 1) // TILE_N
+    length: tl.constexpr = (pixels + SLICES * TILE_K - 1) // (SLICES * TILE_K) * TILE_K
+    is_whole: tl.constexpr = length * SLICES == pixels
+    result_size: tl.constexpr = GROUPS * FILTERS * reduced
+
+    # The tiles of a slice, which read the same pixels, run at the same time.
+    part = tl.program_id(0) // (tiles_m * tiles_n)
+    group, piece = part % GROUPS, part // GROUPS
+    row, column = grouped(tl.program_id(0) % (tiles_m * tiles_n), tiles_m, tiles_n, GROUP)
+    f = row * TILE_M + tl.arange(0, TILE_M)
+    n = column * TILE_N + tl.arange(0, TILE_N)
+    tap, c = n // CHANNELS, n % CHANNELS
+    shift_h = tap // S * STEP_H + SHIFT_H
+    shift_w = tap % S * STEP_W + SHIFT_W
+    lhs += group * (FILTERS * LHS_F)
+    rhs += group * (CHANNELS * RHS_C)
+    column_at = shift_h * RHS_H + shift_w * RHS_W + c * RHS_C
+    known_f, known_n = f[None, :] < FILTERS, n[None, :] < reduced
+    sums = tl.zeros((TILE_M, TILE_N), ACCUMULATOR)
+    for start in range(0, length, TILE_K):
+        p = piece * length + start + tl.arange(0, TILE_K)
+        image, oy, ox = p // (OH * OW), p // OW % OH, p % OW
+        if FLAT:
+            left_at, right_at = p * LHS_W, p * RHS_W
+        else:
+            left_at = image * LHS_N + oy * LHS_H + ox * LHS_W
+            right_at = image * RHS_N + oy * (STRIDE_H * RHS_H) + ox * (STRIDE_W * RHS_W)
+        left_at = lhs + left_at[:, None] + f[None, :] * LHS_F
+        right_at = rhs + right_at[:, None] + column_at[None, :]
+        known_p = p[:, None] < pixels
+        if is_whole and FILTERS % TILE_M == 0:
+            gradient = tl.load(left_at)
+        else:
+            gradient = tl.load(left_at, mask=known_p & known_f, other=0.0)
+        if BOUNDED:
+            y = (oy * STRIDE_H)[:, None] + shift_h[None, :]
+            x = (ox * STRIDE_W)[:, None] + shift_w[None, :]
+            inside = (y >= 0) & (y < H) & (x >= 0) & (x < W)
+            if is_whole and reduced % TILE_N == 0:
+                window = tl.load(right_at, mask=inside, other=0.0)
+            else:
+                window = tl.load(right_at, mask=inside & known_p & known_n, other=0.0)
+        elif is_whole and reduced % TILE_N == 0:
+            window = tl.load(right_at)
+        else:
+            window = tl.load(right_at, mask=known_p & known_n, other=0.0)
+        sums = multiplied(gradient.trans(1, 0), window, sums, ACCUMULATOR, PRECISION)
+    at = tap // S * OUT_H + tap % S * OUT_W + c * OUT_C + piece * result_size + group * OUT_G
+    at = f[:, None] * OUT_F + at[None, :]
+    tl.store(result + at, sums.to(result.dtype.element_ty), mask=(f[:, None] < FILTERS) & known_n)
