@@ -140,7 +140,7 @@ def explored_rows(operation: Operation) -> Iterator[TritonRows]:
     norm = operation.normalization
     assert norm is not None
     if norm.mode == "weight_backward":
-        for columns, rows, warps in product((8, 16, 32), (128, 256, 512), (8, 16)):
+        for columns, rows, warps in product((16, 32), (64, 128, 256), (4, 8, 16)):
             yield TritonRows(block=(rows, columns), warps=warps, stages=3)
         return
     for rows, warps in product((1, 2, 4), (1, 2, 4, 8)):

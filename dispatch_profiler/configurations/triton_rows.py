@@ -116,13 +116,13 @@ class TritonRows(Configuration):
         assert norm is not None
         pointers = {each.name: TYPES[each.type.name] for each in (*operation.operands, *operation.results)}
         absent = {"forward": ("weight", "bias"), "input_backward": ("weight",)}.get(norm.mode, ())
-        affine = {"AFFINE": norm.is_affine} if norm.mode != "weight_backward" else {}
+        own = {"STAGES": self.stages} if norm.mode == "weight_backward" else {"AFFINE": norm.is_affine}
         constants: dict[str, Any] = {
             **({} if norm.is_affine else dict.fromkeys(absent)),
             "COUNT": norm.rows,
             "SIZE": norm.size,
             **({"EPS": norm.eps} if norm.mode == "forward" else {}),
-            **affine,
+            **own,
             "ACCUMULATOR": TYPES[operation.accumulator.name],
             "ROWS": self.block[0],
             "COLUMNS": self.block[1],

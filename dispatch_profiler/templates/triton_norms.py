@@ -65,14 +65,15 @@ def layer_norm_input_backward(
 def layer_norm_weight_backward(
     dy, x, mean, rstd, dweight, dbias,
     COUNT: tl.constexpr, SIZE: tl.constexpr,
-    ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Each program sums COLUMNS of SIZE columns over all rows, ROWS at a time."""
     j = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     known_j = j[None, :] < SIZE
     products = tl.zeros((ROWS, COLUMNS), ACCUMULATOR)
     sums = tl.zeros((ROWS, COLUMNS), ACCUMULATOR)
-    for start in range(0, COUNT, ROWS):
+    # Triton pipelines loops without products only where told to.
+    for start in tl.range(0, COUNT, ROWS, num_stages=STAGES):
         i = start + tl.arange(0, ROWS)
         at = i[:, None] * SIZE + j[None, :]
         known = (i[:, None] < COUNT) & known_j
