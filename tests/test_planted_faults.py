@@ -379,7 +379,8 @@ def test_the_same_convolutions_without_a_fault_are_verified(verdict_of, argument
 def shapes_of(form: str, mode: str) -> tuple[str, ...]:
     """Arguments that generate one form of a small convolution, with a filter as MIOpen's commands have it."""
     Path("form.yaml").write_text(f"configurations: [{{form: {form}}}]")
-    chosen = ("--configurations=form.yaml", f"--dispatches=*_{form}_default", "--default-config=true")
+    groups = "--conv-groups=2" if form == "per_group" else "--conv-groups=1"
+    chosen = ("--configurations=form.yaml", f"--dispatches=*_{form}_default", "--default-config=true", groups)
     return (
         *SMALL_CONV,
         PADDED,
@@ -400,6 +401,13 @@ FORM_FAULTS = {
     ],
     ("permuted", "forward"): [
         ("taps not permuted", "(kh, kw, c, f) -> (f, kh, kw, c)", "(kh, kw, c, f) -> (f, kw, kh, c)"),
+    ],
+    ("per_group", "forward"): [
+        (
+            "the first group's image",
+            "%part_3 = tensor.extract_slice %padded[0, 0, 0, 1, 0]",
+            "%part_3 = tensor.extract_slice %padded[0, 0, 0, 0, 0]",
+        ),
     ],
     ("phases", "input_backward"): [
         ("taps not reversed", "arith.constant -2 : index", "arith.constant 0 : index"),

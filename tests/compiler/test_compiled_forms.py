@@ -165,6 +165,10 @@ TILED: list[tuple[Convolution, tuple[Configuration, ...]]] = [
             Formed("im2col_t", CpuTiles((16, 16), (8, 16, 1))),
         ),
     ),
+    (
+        Conv2d(1, 8, 8, 64, 64, 3, 3, padding=(1, 1), groups=4, epilogue=Epilogue.parse("bias")),
+        (Formed("per_group", CpuTiles((1, 2, 8, 16), (1, 1, 4, 8, 1, 1, 4))), Formed("per_group")),
+    ),
     (Conv3d(1, 4, 8, 8, 16, 32, 3, 3, 3, padding=(1, 1, 1)), (Formed("permuted", PLANE),)),
 ]
 

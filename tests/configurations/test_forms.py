@@ -114,6 +114,8 @@ def test_which_forms_an_operation_has():
     assert of(mode="weight_backward") == ["im2col", "im2col_t"]
     assert of(mode="input_backward") == ["permuted", "im2col", "im2col_t"]
     assert of(mode="input_backward", stride=(1, 2)) == ["phases", "im2col", "im2col_t"]
+    assert of(groups=2) == ["per_group", "im2col", "im2col_t"]
+    assert of(groups=4) == of(groups=2, mode="weight_backward") == ["im2col", "im2col_t"]
     assert formed(Conv1d(1, 8, 4, 4, 3)) == formed(Conv3d(1, 3, 8, 8, 4, 4, 3, 3, 3)) == of(layout="nchw")
 
 
@@ -150,6 +152,21 @@ def test_which_forms_an_operation_has():
             "phases",
             Conv2d(1, 1, 1, 1, 1, 1, 1, stride=(9, 9), padding=(1, 1), mode="input_backward"),
             "no pixel of the output reads the input, so that every element of the result is 0",
+        ),
+        (
+            "per_group",
+            Conv2d(1, 8, 8, 4, 4, 3, 3, groups=4),
+            "the form per_group is for several groups, but this convolution is depthwise",
+        ),
+        (
+            "per_group",
+            Conv2d(1, 8, 8, 32, 16, 3, 3, groups=16, stride=(3, 1), mode="input_backward"),
+            "the form per_group would have up to 48 kernels, but at most 32 are allowed",
+        ),
+        (
+            "per_group",
+            Conv2d(1, 8, 8, 8, 4, 3, 3, groups=2, mode="weight_backward"),
+            "the form per_group is not for weight_backward: use im2col or im2col_t",
         ),
         (
             "im2col",
@@ -199,6 +216,11 @@ def test_groups_become_a_batch():
     operation = Conv2d(1, 8, 8, 8, 12, 3, 3, groups=4)
     (kernel,) = reduction_of("im2col", operation).kernels
     assert (kernel.kind, kernel.problem) == ("batch_matmul", "4x36x3x18")
+
+
+def test_each_group_has_a_convolution():
+    operation = Conv2d(1, 8, 8, 8, 12, 3, 3, padding=(1, 1), groups=4)
+    assert reduction_of("per_group", operation).kernels == (Conv2d(1, 10, 10, 2, 3, 3, 3),) * 4
 
 
 def test_kernels_sum_in_the_accumulator_of_the_operation():

@@ -21,6 +21,10 @@ GOLDEN: dict[str, tuple[Operation, Configuration]] = {
         Formed("im2col_t"),
     ),
     "im2col_grouped": (Conv2d(2, 6, 8, 8, 8, 3, 3, groups=4), Formed("im2col")),
+    "per_group": (
+        Conv2d(1, 6, 8, 8, 8, 3, 3, padding=(1, 1), groups=2, epilogue=Epilogue.parse("bias")),
+        Formed("per_group"),
+    ),
     "im2col_t_weight_backward": (
         Conv2d(2, 6, 8, 4, 8, 3, 3, padding=(1, 1), layout=FHWC, mode="weight_backward"),
         Formed("im2col_t", Default(4)),

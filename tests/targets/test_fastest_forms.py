@@ -44,7 +44,10 @@ def test_gradients():
 
 
 def test_groups_and_other_ranks():
-    assert of(groups=4) == of(layout="nchw", groups=32) == "im2col_default"
+    assert of(groups=4) == of(layout="nchw", groups=32) == "per_group_default"
+    assert (
+        of(c=128, k=128, groups=64) == of(groups=16, mode="input_backward", stride=(2, 2)) == "im2col_default"
+    )
     assert of(layout="nchw", groups=64) == "permuted_default"
     assert fastest_form(Conv3d(1, 8, 28, 28, 64, 64, 3, 3, 3), CPU) == Formed("permuted")
     assert fastest_form(Conv1d(1, 3000, 80, 512, 3), CPU).name == "tile_config_im2col_data_tiling"

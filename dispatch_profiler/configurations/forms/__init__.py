@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,6 +10,7 @@ from functools import lru_cache
 from dispatch_profiler.configurations.forms.builder import Reduction
 from dispatch_profiler.configurations.forms.convolutions import (
     CONV2D,
+    CONV2D_PER_GROUP,
     PRODUCT,
     PRODUCT_OF_FILTERS,
     Lowering,
@@ -23,6 +25,8 @@ from dispatch_profiler.operations import Contraction, ConvolutionGeometry, Opera
 __all__ = ["FORMS", "NOTHING_READ", "Form", "Kernel", "Reduction", "Step", "reduction_of"]
 
 
+#: More would be too small to be fast, and take long to compile.
+_MOST_KERNELS = 32
 #: Why a convolution has no form if its result is zero.
 NOTHING_READ = "no pixel of the output reads the input, so that every element of the result is 0"
 
@@ -72,6 +76,19 @@ def _phases_rejects(geometry: ConvolutionGeometry) -> str | None:
     return f"{what} stride {_by(geometry.stride)}" if max(geometry.stride) == 1 else None
 
 
+def _per_group_rejects(geometry: ConvolutionGeometry) -> str | None:
+    if geometry.variant != "grouped":
+        return f"the form per_group is for several groups, but this convolution is {geometry.variant}"
+    if geometry.mode == "weight_backward":
+        return "the form per_group is not for weight_backward: use im2col or im2col_t"
+    kernels = geometry.groups * (math.prod(geometry.stride) if geometry.mode == "input_backward" else 1)
+    if kernels > _MOST_KERNELS:
+        return (
+            f"the form per_group would have up to {kernels} kernels, but at most {_MOST_KERNELS} are allowed"
+        )
+    return None
+
+
 def _any(geometry: ConvolutionGeometry) -> str | None:
     return None
 
@@ -101,6 +118,8 @@ FORMS: dict[str, Form] = {
         Form("permuted", _permuted_rejects, _with(CONV2D)),
         # As one conv2d for each offset of an input pixel from a multiple of the stride.
         Form("phases", _phases_rejects, _with(CONV2D)),
+        # As one conv2d for each group, and in a strided gradient for each group and offset.
+        Form("per_group", _per_group_rejects, _with(CONV2D_PER_GROUP)),
         # As a matrix product whose left operand has the window of each pixel as a row: pixels x filters.
         # Of a filter's gradient, the left operand has an element of every window as a row: taps x filters.
         Form("im2col", _any, _with(PRODUCT)),

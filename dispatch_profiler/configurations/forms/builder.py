@@ -71,6 +71,25 @@ class Builder:
             tensor = padded
         return Labeled(tensor, value.axes)
 
+    def at(self, value: Labeled, axis: str, index: int) -> Labeled:
+        """The part of `value` at one index of `axis`, which then has the extent 1."""
+        tensor = value.tensor
+        shape = tuple(1 if each == axis else size for each, size in value.extents.items())
+        part = self._tensor("part", shape, tensor.type)
+        self.steps.append(Crop(part, tensor, tuple(index if each == axis else 0 for each in value.axes)))
+        return Labeled(part, value.axes)
+
+    def without(self, value: Labeled, axis: str) -> Labeled:
+        """`value` without `axis`, whose extent is 1."""
+        position = value.axes.index(axis)
+        neighbour = value.axes[position + 1] if position + 1 < len(value.axes) else value.axes[position - 1]
+        names = {
+            each: tuple(x for x in value.axes if x in (axis, neighbour)) if each == neighbour else (each,)
+            for each in value.axes
+            if each != axis
+        }
+        return self.merge(value, names)
+
     def barrier(self, value: Labeled) -> Labeled:
         """`value`, stored before anything reads it."""
         stored = self._tensor("stored_" + value.tensor.name, value.tensor.shape, value.tensor.type)

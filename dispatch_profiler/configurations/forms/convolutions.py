@@ -12,6 +12,7 @@ from dispatch_profiler.configurations.forms.forward import (
     Forward,
     Windows,
     as_conv2d,
+    as_conv2d_per_group,
     as_product,
     columns,
     product,
@@ -37,6 +38,7 @@ def _product_of_filters(builder: Builder, forward: Forward) -> Labeled:
 
 
 CONV2D = Lowering(as_conv2d, lambda taps: (*taps[-2:], *taps[:-2], "c", "g", "f"))
+CONV2D_PER_GROUP = Lowering(as_conv2d_per_group, lambda taps: ("g", *taps, "c", "f"))
 PRODUCT = Lowering(_product, lambda taps: ("g", *taps, "c", "f"))
 PRODUCT_OF_FILTERS = Lowering(_product_of_filters, lambda taps: ("g", "f", *taps, "c"))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dispatch_profiler.configurations.forms.builder import Builder
 from dispatch_profiler.configurations.forms.steps import Index, Labeled
@@ -166,6 +166,24 @@ def as_conv2d(builder: Builder, forward: Forward) -> Labeled:
         sums = builder.split(sums, "n", {"n": sizes["n"], "od": sizes["od"]})
     filters = {**sizes, "f": forward.filter.extents["f"]}
     return builder.split(sums, "f", {axis: filters[axis] for axis in (*windows.group, "f")})
+
+
+def as_conv2d_per_group(builder: Builder, forward: Forward) -> Labeled:
+    """The sums as one conv2d for each group, with the axes n, oh, ow, ..., g and f, in this order."""
+    windows = forward.windows
+    image = builder.pad(windows.image, dict(zip(windows.spatial, windows.padding, strict=True)))
+    padded = replace(windows, image=image, padding=((0, 0),) * len(windows.spatial))
+    taps = tuple(f"k{axis}" for axis in windows.spatial)
+    filter_ = builder.arrange("filters", forward.filter, ("g", *taps, "c", "f"), store=True)
+    parts = []
+    for group in range(windows.extents["g"]):
+        one = builder.without(builder.at(image, "g", group), "g")
+        its = builder.without(builder.at(filter_, "g", group), "g")
+        sums = as_conv2d(builder, Forward(replace(padded, image=one), its, forward.types))
+        parts.append(builder.split(sums, "f", {"g": 1, "f": sums.extents["f"]}))
+    extents = {**parts[0].extents, "g": len(parts)}
+    starts = [{"g": group} for group in range(len(parts))]
+    return builder.interleave(parts, starts, extents, {}, parts[0].tensor.type)
 
 
 def _gathered(windows: Windows) -> tuple[str, ...]:
