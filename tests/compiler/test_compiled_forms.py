@@ -78,7 +78,7 @@ EVERY: list[Row] = [
 ]
 EXISTING = [row for row in EVERY if operation_of(row)]
 CHOSEN = pairwise([row[:-1] for row in EXISTING])
-FULL = [(*row[:-1], number) for row in EXISTING for number in range(row[-1] % 127, len(OTHERS), 127)]
+FULL = [(*row[:-1], number) for row in EXISTING for number in range(row[-1] % 211, len(OTHERS), 211)]
 
 
 def verify(dispatches: list[Dispatch]) -> None:
@@ -110,29 +110,35 @@ def test_a_form_of_every_rank_mode_stride_and_grouping_is_right():
 def test_a_form_of_every_operation_is_right(form: str):
     rows = [row for row in FULL if row[0] == form and operation_of(row)]
     dispatches = list(dict.fromkeys(Dispatch(operation_of(row), Formed(form)) for row in rows))
-    assert len(dispatches) > 40
+    assert len(dispatches) > 25
     for begin in range(0, len(dispatches), 30):
         verify(dispatches[begin : begin + 30])
 
 
+#: One output pixel along an axis of an image that is larger than the window; one channel; one of everything.
 EDGES = (
-    # One output pixel along an axis, of an image that is larger than the window.
     *(Conv2d(2, 5, 7, 4, 8, 3, 3, (9, 2), (1, 0), layout=FHWC, mode=mode) for mode in MODES),
+    Conv2d(1, 4, 4, 1, 1, 3, 3, layout=FHWC, padding=(1, 1)),
+    Conv2d(1, 1, 1, 1, 1, 1, 1, layout="nchw"),
+)
+MORE_EDGES = (
     *(Conv1d(2, 14, 4, 8, 3, (9,), layout="ncw", mode=mode) for mode in MODES),
     *(Conv3d(1, 6, 14, 4, 4, 8, 3, 3, 1, (9, 9, 1), layout="ncdhw", mode=mode) for mode in MODES),
-    # Nothing but one pixel, channel or filter.
     *(Conv2d(1, 1, 1, 5, 4, 1, 1, layout="nchw", mode=mode) for mode in MODES),
-    *(Conv2d(1, 4, 4, 1, 1, 3, 3, layout=FHWC, padding=(1, 1), mode=mode) for mode in MODES),
-    *(Conv2d(1, 1, 1, 1, 1, 1, 1, layout="nchw", mode=mode) for mode in MODES),
+    *(Conv2d(1, 4, 4, 1, 1, 3, 3, layout=FHWC, padding=(1, 1), mode=mode) for mode in MODES[1:]),
+    *(Conv2d(1, 1, 1, 1, 1, 1, 1, layout="nchw", mode=mode) for mode in MODES[1:]),
 )
 
 
-def test_forms_of_degenerate_convolutions_are_right():
+@pytest.mark.parametrize(
+    "operations", [EDGES, pytest.param(MORE_EDGES, marks=pytest.mark.slow)], ids=["few", "more"]
+)
+def test_forms_of_degenerate_convolutions_are_right(operations):
     """Loops of extent 1, which the compiler removes."""
     verify(
         [
             Dispatch(operation, Formed(form))
-            for operation in EDGES
+            for operation in operations
             for form in FORMS
             if Formed(form).invalid_reason(operation, TARGET.limits) is None
         ]
