@@ -418,7 +418,7 @@ def test_what_the_rules_call_valid_compiles(target: str, name: str):
     assert [state for state in found if not state.endswith(": compiled")] == []
 
 
-@pytest.mark.parametrize("target", ["cuda:sm_80", "rocm:gfx942"])
+@pytest.mark.parametrize("target", ["cuda:sm_80", pytest.param("rocm:gfx942", marks=pytest.mark.slow)])
 def test_a_few_random_points_compile(target: str):
     found = compile_random(target, SWEEP["matmul"], 2, 1) + compile_random(target, SWEEP["conv"], 2, 1)
     assert [state for state in found if not state.endswith(": compiled")] == []

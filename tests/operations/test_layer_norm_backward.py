@@ -327,7 +327,7 @@ def test_its_mlir_parses(operation, type_):
         assert [str(each) for each in results] == [tensor.mlir for tensor in operation.results]
 
 
-@pytest.mark.parametrize("kind", [INPUT.kind, WEIGHT.kind])
+@pytest.mark.parametrize("kind", [INPUT.kind, pytest.param(WEIGHT.kind, marks=pytest.mark.slow)])
 def test_it_goes_through_all_three_commands(kind, run, in_process):
     shapes = ("--norm-rows=1,7", "--norm-size=33", "--norm-type=f32,f16", f"--op-kind={kind}")
     assert run("generator", *shapes).status == 0

@@ -121,7 +121,7 @@ def test_a_dispatch_without_right_code_is_not_compiled(run):
     assert "IREE 3.13 flushes f8E4M3FN results" in outcome.err
 
 
-@pytest.mark.parametrize("target", ["llvm-cpu", "vmvx"])
+@pytest.mark.parametrize("target", ["llvm-cpu", pytest.param("vmvx", marks=pytest.mark.slow)])
 def test_results_in_f8_without_an_approximated_activation_are_verified(target: str, run):
     """Operands are drawn such that no result lies where IREE makes zero of it: here 1 of 3,400 uniform ones would."""
     shape = ("--m=128", "--n=128", "--k=32", "--lhs=f8,f32", "--epilogue=none,bias+relu")
