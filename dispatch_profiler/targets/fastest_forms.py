@@ -18,6 +18,15 @@ within some 20 %), relative to torch:
     28x28 with 4 groups of 32 / 32 groups of 8 channels: per_group 1.1 / 1.0, im2col 2.3 / 3.7
     conv3d of 8x28x28x64 3x3x3 64: permuted 0.42, im2col 1.2
     56x56x64 1x1 256 in nchw: im2col_t with tiles 1.2, permuted 2.4
+
+Tiles of the conv2d that `permuted` and `phases` compute, on two cores of another machine with AVX-512:
+
+    convolution                                        1x1x14x32    1x1x7x32    compiler's choice
+    56x56x64 3x3 64, fhwc                                   0.98        1.22                 1.22
+    14x14x1024 1x1 256, fhwc, fused epilogue                0.90        0.93                 1.24
+    14x14x1024 1x1 256, nchw                                1.18        1.00                 1.55
+    input_backward of 56x56x256 1x1 512, stride 2           0.76        0.83                 1.12
+    8x28x28x192 1x1x1 64                                    1.05        1.01                 1.40
 """
 
 from __future__ import annotations
@@ -38,17 +47,23 @@ _TILED = tuple(
     for inner in (CpuTiles((64, 64), (8, 32, 1)), CpuTiles((64, 128), (8, 32, 4), (8, 128, 256)), Default())
 )
 
+#: Tiles of the convolution, the fastest first. They need multiples of 14 or 7 pixels and of 32 filters.
+_CONVOLUTION = (
+    CpuTiles((1, 14, 28, 64), (1, 1, 14, 32, 1, 1, 1)),
+    CpuTiles((1, 7, 14, 64), (1, 1, 7, 32, 1, 1, 1)),
+)
+
 
 def fastest_form(operation: Operation, target: Target) -> Configuration | None:
     """The fastest known form of `operation` on `target`; None if it is the direct one, or if none was measured."""
     geometry = operation.convolution
     if geometry is None or target.limits.backend != "llvm-cpu":
         return None
-    candidates = _candidates(geometry)
+    candidates = _candidates(geometry, operation.element_type.name)
     return next((each for each in candidates if each.invalid_reason(operation, target.limits) is None), None)
 
 
-def _candidates(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
+def _candidates(geometry: ConvolutionGeometry, type_: str) -> Iterator[Configuration]:
     """Configurations, the fastest first; none if the direct form is the fastest."""
     if geometry.mode == "weight_backward":
         yield from _TILED
@@ -62,8 +77,10 @@ def _candidates(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
     if geometry.variant == "dense":
         if _is_product_in_place(geometry):
             yield from _TILED
-        if _pixels(geometry) <= _FEW_PIXELS or _is_gathered(geometry):
+        if (_pixels(geometry) <= _FEW_PIXELS and max(geometry.filter_size) > 1) or _is_gathered(geometry):
             yield _PACKED
+        if type_ == "f32":  # tiles were measured for no other type
+            yield from (Formed(form, tiles) for form in ("permuted", "phases") for tiles in _CONVOLUTION)
     yield Formed("permuted")
     yield Formed("phases")
 

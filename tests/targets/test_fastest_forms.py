@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from dispatch_profiler.configurations import Default, Formed
-from dispatch_profiler.operations import Conv1d, Conv2d, Conv3d, LayerNorm, Matmul
+from dispatch_profiler.configurations import Default
+from dispatch_profiler.operations import Conv1d, Conv2d, Conv3d, ElementTypes, LayerNorm, Matmul
 from dispatch_profiler.targets import fastest_form, parse_target
 
 CPU = parse_target("llvm-cpu:x86-64-v4")
 FHWC = "nhwc_fhwc_nhwc"
 EARLY = Conv2d(1, 56, 56, 64, 64, 3, 3, padding=(1, 1))
+HALF = ElementTypes("f16", "f16", "f16")
 LATE = {"n": 1, "h": 7, "w": 7, "c": 512, "k": 512, "r": 3, "s": 3, "padding": (1, 1)}
 
 
@@ -32,14 +33,18 @@ def test_the_direct_form_is_the_fastest_of_a_canonical_convolution(operation):
 
 
 def test_a_filter_in_fhwc_is_permuted_where_there_are_many_pixels():
-    assert of(layout=FHWC) == "permuted_default"
+    """With tiles that were measured for f32; the compiler tiles other types, and what no tile divides."""
+    assert of(layout=FHWC) == "permuted_1x14x28x64_1x1x14x32x1x1x1"
+    assert of(layout=FHWC, n=8, h=7, w=7) == "permuted_1x7x14x64_1x1x7x32x1x1x1"
+    assert of(layout=FHWC, w=57) == of(layout=FHWC, types=HALF) == "permuted_default"
     assert of(layout=FHWC, h=14, w=14, c=256, k=256) == "im2col_data_tiling"
     assert of(**LATE, layout=FHWC) == "im2col_data_tiling"
 
 
 def test_gradients():
-    assert of(mode="input_backward") == "permuted_default"
-    assert of(mode="input_backward", stride=(2, 2)) == "phases_default"
+    assert of(mode="input_backward") == "permuted_1x14x28x64_1x1x14x32x1x1x1"
+    assert of(mode="input_backward", stride=(2, 2)) == "phases_1x14x28x64_1x1x14x32x1x1x1"
+    assert of(mode="input_backward", stride=(2, 2), types=HALF) == "phases_default"
     assert of(mode="weight_backward") == "im2col_t_64x64_8x32x1"
 
 
@@ -49,7 +54,7 @@ def test_groups_and_other_ranks():
         of(c=128, k=128, groups=64) == of(groups=16, mode="input_backward", stride=(2, 2)) == "im2col_default"
     )
     assert of(layout="nchw", groups=64) == "permuted_default"
-    assert fastest_form(Conv3d(1, 8, 28, 28, 64, 64, 3, 3, 3), CPU) == Formed("permuted")
+    assert fastest_form(Conv3d(1, 8, 28, 28, 64, 64, 3, 3, 3), CPU).form == "permuted"
     assert fastest_form(Conv1d(1, 3000, 80, 512, 3), CPU).name == "tile_config_im2col_data_tiling"
 
 
