@@ -26,7 +26,8 @@ Tiles of the conv2d that `permuted` and `phases` compute, on two cores of anothe
     14x14x1024 1x1 256, fhwc, fused epilogue                0.90        0.93                 1.24
     14x14x1024 1x1 256, nchw                                1.18        1.00                 1.55
     input_backward of 56x56x256 1x1 512, stride 2           0.76        0.83                 1.12
-    8x28x28x192 1x1x1 64                                    1.05        1.01                 1.40
+
+With 8 images of 14x14x256 3x3 256: im2col_t with data tiling 1.7, permuted 1.9 with the first tiles.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Flow, Formed
+from dispatch_profiler.configurations import Configuration, CpuTiles, Flow, Formed
 from dispatch_profiler.operations import ConvolutionGeometry, Operation
 from dispatch_profiler.targets._base import Target
 
@@ -44,9 +45,16 @@ _PACKED = Formed("im2col", Flow("data_tiling"))
 #: The product of filter and columns, the fastest tiles first.
 _TILED = tuple(
     Formed("im2col_t", inner)
-    for inner in (CpuTiles((64, 64), (8, 32, 1)), CpuTiles((64, 128), (8, 32, 4), (8, 128, 256)), Default())
+    for inner in (
+        CpuTiles((64, 64), (8, 32, 1)),
+        CpuTiles((64, 128), (8, 32, 4), (8, 128, 256)),
+        Flow("data_tiling"),
+    )
 )
 
+#: With many channels and at most this many pixels, so is the product of filter and columns: the filter is too large
+#: to be permuted.
+_SOME_PIXELS, _MANY_CHANNELS = 2048, 256
 #: Tiles of the convolution, the fastest first. They need multiples of 14 or 7 pixels and of 32 filters.
 _CONVOLUTION = (
     CpuTiles((1, 14, 28, 64), (1, 1, 14, 32, 1, 1, 1)),
@@ -77,10 +85,14 @@ def _candidates(geometry: ConvolutionGeometry, type_: str) -> Iterator[Configura
     if geometry.variant == "dense":
         if _is_product_in_place(geometry):
             yield from _TILED
-        if (_pixels(geometry) <= _FEW_PIXELS and max(geometry.filter_size) > 1) or _is_gathered(geometry):
-            yield _PACKED
-        if type_ == "f32":  # tiles were measured for no other type
-            yield from (Formed(form, tiles) for form in ("permuted", "phases") for tiles in _CONVOLUTION)
+        if max(geometry.filter_size) > 1:
+            if _pixels(geometry) <= _FEW_PIXELS or _is_gathered(geometry):
+                yield _PACKED
+            if _pixels(geometry) <= _SOME_PIXELS and geometry.channels >= _MANY_CHANNELS:
+                yield Formed("im2col_t", Flow("data_tiling"))
+        if type_ == "f32" and geometry.spatial_rank == 2:  # tiles were measured for nothing else
+            forms = [Formed(form, tiles) for form in ("permuted", "phases") for tiles in _CONVOLUTION]
+            yield from (each for each in forms if _are_divided(each, geometry))
     yield Formed("permuted")
     yield Formed("phases")
 
@@ -116,3 +128,17 @@ def _pixels(geometry: ConvolutionGeometry) -> int:
     if geometry.mode == "input_backward":
         return geometry.batch * math.prod(geometry.size) // math.prod(geometry.stride)
     return geometry.batch * math.prod(geometry.output_size)
+
+
+def _are_divided(configuration: Formed, geometry: ConvolutionGeometry) -> bool:
+    """Whether the workgroups of `_CONVOLUTION` divide what `geometry` computes: remainders are slow."""
+    tiles = configuration.inner
+    is_gradient = geometry.mode == "input_backward"
+    strides = geometry.stride if is_gradient else (1, 1)
+    size = geometry.size if is_gradient else geometry.output_size
+    pixels = [extent // stride for extent, stride in zip(size, strides, strict=True)]
+    extents = (*pixels, geometry.channels if is_gradient else geometry.filters)
+    return isinstance(tiles, CpuTiles) and all(
+        extent <= tile or extent % tile == 0
+        for extent, tile in zip(extents, tiles.distribution[1:], strict=True)
+    )

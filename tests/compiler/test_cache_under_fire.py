@@ -579,7 +579,9 @@ def cached(generate, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
         path.chmod(0o755)
 
 
-@pytest.mark.parametrize("what", ["entries", "folders", "the cache"])
+@pytest.mark.parametrize(
+    "what", ["entries", *(pytest.param(each, marks=pytest.mark.slow) for each in ("folders", "the cache"))]
+)
 def test_what_may_not_be_read_costs_only_time(generate, cached, what: str):
     tree, cache = cached
     again = generate("again")

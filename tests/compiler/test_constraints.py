@@ -41,6 +41,12 @@ CASES = {
     "gfx942_f32": (GFX942, Matmul(512, 768, 1024)),
 }
 
+#: One case of each kind; the others are slow tests.
+SOME = [
+    pytest.param(case, marks=() if case in ("matmul", "conv", "gfx942") else pytest.mark.slow)
+    for case in CASES
+]
+
 #: What the compiler's constraints forbid and our rules allow. Each was compiled, and is right to
 #: try: these are limits of its search, not of its code generation.
 ALLOWED_BY_US = {
@@ -119,7 +125,7 @@ def test_the_compiler_states_them_for_each_pipeline(case: str, pipelines: list):
     assert all(len(each.messages) > 30 for each in stated)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", SOME)
 def test_what_our_rules_call_valid_breaks_only_the_constraints_that_are_listed(case: str):
     target, operation = CASES[case]
     for stated in read(case):
@@ -129,7 +135,7 @@ def test_what_our_rules_call_valid_breaks_only_the_constraints_that_are_listed(c
         assert [m for m in broken if not any(m.startswith(known) for known in ALLOWED_BY_US)] == []
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", SOME)
 def test_what_the_constraints_allow_our_rules_allow_except_what_is_listed(case: str):
     """And each solution is the configuration that it is read as: its knobs are found again."""
     target, operation = CASES[case]

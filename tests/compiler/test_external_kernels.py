@@ -93,8 +93,14 @@ COMPILED = {
 
 
 @needs_triton
-@pytest.mark.parametrize("target", ["cuda:sm_80", "cuda:sm_90"])
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        pytest.param(name, target, marks=pytest.mark.slow if number % 2 == at else ())
+        for number, name in enumerate(COMPILED)
+        for at, target in enumerate(("cuda:sm_80", "cuda:sm_90"))
+    ],
+)
 def test_a_triton_kernel_is_in_both_vmfbs_as_ptx_of_its_architecture(name, target):
     """What the target cannot have is left out before anything is compiled."""
     operation, configurations = COMPILED[name]

@@ -106,13 +106,17 @@ CASES: dict[str, tuple[str, Operation, list]] = {
 
 #: Where the compiler's own choice is compiled in the same module; elsewhere only in the slow tests.
 BESIDE_THE_DEFAULT = ("mma", "conv", "gfx942", "vulkan")
+#: Cases with the same kinds of configurations as another: all of them are slow tests.
+SECOND = (
+    "mma_nn", "batch_of_one", "conv_nchw", "conv_one_image", "conv_padded", "sums_in_f16_batch", "gfx942_shape", "vulkan_batch",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("case", "own"),
     [
         pytest.param(
-            case, own, marks=() if bool(own) == (case in BESIDE_THE_DEFAULT) else pytest.mark.slow, id=case + bool(own) * "_and_default"
+            case, own, marks=() if bool(own) == (case in BESIDE_THE_DEFAULT) and case not in SECOND else pytest.mark.slow, id=case + bool(own) * "_and_default"
         )
         for case in CASES
         for own in ([], [Default()])

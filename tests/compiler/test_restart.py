@@ -83,6 +83,7 @@ def test_a_sweep_killed_five_times_is_the_sweep_that_was_not(generate, seed: int
     assert_same(vmfbs(tree), vmfbs(calm))
 
 
+@pytest.mark.slow
 def test_without_a_cache_finished_work_is_kept_too(generate, seed: int):
     tree = generate("killed", "--problem-m=8:256:8", "--problem-n=16,32", *THOUSAND[2:])
 

@@ -189,17 +189,37 @@ def interpret(cases, answer):
 
 #: (Case, whole numbers?); integers are whole anyhow.
 KEYS = [(name, True) for name in CASES] + [(n, False) for n in CASES if not n.startswith(("i8", "to_bf16"))]
+#: The interpreter takes about a second for each, so whole numbers and half of the layer norms are slow tests.
+SLOW = {(name, True) for name in CASES if name.startswith(("forward_", *BACKWARD))}
+SLOW |= {name for name in NORMS if name.endswith("f16")}
+
+
+def parametrized(keys):
+    """With the mark of slow tests for those in `SLOW`."""
+    return [
+        pytest.param(
+            *(key if isinstance(key, tuple) else (key,)), marks=pytest.mark.slow if key in SLOW else ()
+        )
+        for key in keys
+    ]
 
 
 @pytest.fixture(scope="module")
-def results(made_once):
+def results(made_once, request):
     """All of them at once: starting Triton takes longer than they do. A key, or a name of a split -> array."""
-    norms = [(each, drawn(each.operation)) for each in NORMS.values()]
-    made = [(CASES[name], operands(CASES[name], whole=whole)) for name, whole in KEYS]
-    split = [(each, operands(each, whole=False)) for each in SPLITS.values()]
-    answer = made_once("triton_results", lambda path: interpret([*made, *split, *norms], path))
-    found = pickle.loads(answer.read_bytes())
-    return dict(zip([*KEYS, *SPLITS, *NORMS], found, strict=True))
+    with_slow = any(item.get_closest_marker("slow") for item in request.session.items)
+    keys = [key for key in (*KEYS, *SPLITS, *NORMS) if with_slow or key not in SLOW]
+
+    def case(key):
+        if key in NORMS:
+            return NORMS[key], drawn(NORMS[key].operation)
+        if key in SPLITS:
+            return SPLITS[key], operands(SPLITS[key], whole=False)
+        name, whole = key
+        return CASES[name], operands(CASES[name], whole=whole)
+
+    answer = made_once("triton_results", lambda path: interpret(list(map(case, keys)), path))
+    return dict(zip(keys, pickle.loads(answer.read_bytes()), strict=True))
 
 
 @pytest.mark.parametrize("name", [*CASES, *SPLITS, *NORMS])
@@ -209,7 +229,7 @@ def test_every_case_is_one_that_could_be_generated(name):
     assert dispatch.configuration.invalid_reason(dispatch.operation, LIMITS) is None
 
 
-@pytest.mark.parametrize(("name", "whole"), KEYS)
+@pytest.mark.parametrize(("name", "whole"), parametrized(KEYS))
 def test_a_kernel_computes_what_numpy_does(name, whole, results):
     """Within the bound for any numbers, exactly for whole ones; every element is written."""
     dispatch = CASES[name]
@@ -235,7 +255,7 @@ def test_slices_of_a_split_add_up_to_the_product(name, results):
     np.testing.assert_allclose(got.sum(0), operation.contract(lhs, rhs), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("name", parametrized(NORMS))
 def test_a_kernel_of_a_layer_norm_computes_every_result(name, results):
     operation = NORMS[name].operation
     got = results[name] if len(operation.results) > 1 else [results[name]]

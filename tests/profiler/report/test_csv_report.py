@@ -22,6 +22,7 @@ from dispatch_profiler.configurations import (
     Formed,
     MmaTiles,
     SimtTiles,
+    TritonRows,
     TritonTiles,
 )
 from dispatch_profiler.configurations import KINDS as CONFIGURATIONS
@@ -107,6 +108,7 @@ def without_column() -> Iterator[str]:
         mma,
         simt,
         triton,
+        TritonRows(block=(1, 1024)),
         Formed("im2col"),
     ):
         yield from set(configuration.fields()) - set(columns())
@@ -116,7 +118,7 @@ def test_every_argument_of_every_kind_has_its_column():
     """An argument without a column could not be told apart in a spreadsheet."""
     assert list(without_column()) == []
     assert set(CONFIGURATIONS) == {
-        "default", "cpu_tiles", "flow", "mma_tiles", "simt_tiles", "triton", "extern", "formed",
+        "default", "cpu_tiles", "flow", "mma_tiles", "simt_tiles", "triton", "triton_rows", "extern", "formed",
     }, "add the new kind to without_column"  # fmt: skip
 
 
