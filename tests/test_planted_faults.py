@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -256,9 +256,20 @@ REDUCTION_FAULTS = {
 }
 
 
+def first_by_default(faults: Mapping[str | tuple[str, ...], Sequence[tuple[str, ...]]]) -> list:
+    """A test for each fault, with its key; all but the first two of each key are slow."""
+    return [
+        pytest.param(
+            *((key,) if isinstance(key, str) else key), *fault, marks=() if number < 2 else pytest.mark.slow
+        )
+        for key, group in faults.items()
+        for number, fault in enumerate(group)
+    ]
+
+
 @pytest.mark.parametrize(
     ("kind", "fault", "right", "wrong"),
-    [(kind, *fault) for kind, faults in REDUCTION_FAULTS.items() for fault in faults],
+    first_by_default(REDUCTION_FAULTS),
     ids=lambda value: value if " " in value and "%" not in value else "",
 )
 def test_faults_of_reductions_are_caught(verdict_of, kind: str, fault: str, right: str, wrong: str):
@@ -332,7 +343,7 @@ def replacing(right: str, wrong: str) -> Callable[[str], str]:
 
 @pytest.mark.parametrize(
     ("mode", "fault", "right", "wrong"),
-    [(mode, *fault) for mode, faults in CONV_FAULTS.items() for fault in faults],
+    first_by_default(CONV_FAULTS),
     ids=lambda value: (
         value if "_" in value or ("[" not in value and "%" not in value and "*" not in value) else ""
     ),
@@ -422,7 +433,7 @@ FORM_FAULTS = {
 
 @pytest.mark.parametrize(
     ("form", "mode", "fault", "right", "wrong"),
-    [(*form, *fault) for form, faults in FORM_FAULTS.items() for fault in faults],
+    first_by_default(FORM_FAULTS),
     ids=lambda value: value if "[" not in value and "%" not in value and "*" not in value else "",
 )
 def test_faults_of_a_form_are_caught(verdict_of, form, mode, fault, right, wrong):

@@ -90,7 +90,19 @@ CASES += [("rocm:gfx942", kind) for kind in OPERATIONS if kind != "matmul"]
 CASES += [("llvm-cpu:neoverse-v2", "conv2d")]
 
 
-@pytest.mark.parametrize(("name", "kind"), CASES)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        # Other convolutions than conv2d share its template: one family by default.
+        pytest.param(
+            *case,
+            marks=pytest.mark.slow
+            if case[1].startswith("conv") and case[1] != "conv2d" and case[0] != "cuda"
+            else (),
+        )
+        for case in CASES
+    ],
+)
 def test_both_vmfbs_hold_code_for_the_target(name: str, kind: str):
     built = build(parse_target(name), OPERATIONS[kind])
 
