@@ -19,7 +19,7 @@ def check_mode(kind: str, mode: str) -> None:
     if mode == "bias_backward":
         raise OperationError(
             f"{kind} has no mode bias_backward",
-            hint=f"the gradient of a bias is the sum of the output's gradient; available: {', '.join(CONV_ROLES)}",
+            hint=f"--op-kind=bias_backward generates the gradient of a bias; available: {', '.join(CONV_ROLES)}",
         )
     if not isinstance(mode, str) or mode not in CONV_ROLES:
         raise OperationError(f"{kind} has no mode {mode!r}", hint=did_you_mean(str(mode), CONV_ROLES))

@@ -6,28 +6,21 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
+from compiled_helpers import TARGET, verify_compiled
 from pairwise import pairwise
 
-from dispatch_profiler.compiler import BuildRequest, IreeCompiler
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import OperationError
-from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import (
     Conv1d,
     Conv2d,
     Conv3d,
     Convolution,
-    Distribution,
     ElementTypes,
     Epilogue,
 )
-from dispatch_profiler.profiler.measurement.kernels import open_kernels
-from dispatch_profiler.profiler.verification.inputs import draw
-from dispatch_profiler.profiler.verification.verify import compare_result
-from dispatch_profiler.targets import parse_target
 
-TARGET = parse_target("llvm-cpu")
 #: Extents, with a size that no stride divides, and layouts: both canonical ones, filters in KYXC order, and any.
 KINDS = {
     1: (Conv1d, {"n": 2, "w": 12, "s": 3}, ("nwc", "ncw", "nwc_fwc_nwc", "cwn_wfc_ncw")),
@@ -107,18 +100,7 @@ def test_a_compiled_convolution_is_verified(rows: list[Row]):
 
 
 def verify(operations: Sequence[Convolution]) -> None:
-    dispatches = [Dispatch(operation, Default()) for operation in operations]
-    text = "\n".join(render_module(each.operation, [each]) for each in dispatches)
-    built = IreeCompiler().build(BuildRequest(text, tuple(dispatches), TARGET.compile_flags, 1))
-    device = open_kernels("local-sync")
-    program = device.load(built.verify)
-    for dispatch in dispatches:
-        operation = dispatch.operation
-        for distribution in Distribution:
-            inputs = draw(operation, distribution, 5)
-            (actual,) = program.bind(dispatch.name, device.put(operation, inputs)).run()
-            found = compare_result(operation.results[0], actual, operation.reference(inputs)[0])
-            assert found.passed, f"{operation.name} on {distribution.value}: {found.message}"
+    verify_compiled([Dispatch(operation, Default()) for operation in operations])
 
 
 def test_pairs_of_parameters_are_all_compiled():

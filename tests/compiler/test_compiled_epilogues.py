@@ -5,29 +5,22 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from compiled_helpers import TARGET, verify_compiled
 from epilogue_helpers import SEQUENCES, STEP_TEXTS
 from pairwise import pairwise
 
-from dispatch_profiler.compiler import BuildRequest, IreeCompiler
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import OperationError
-from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import (
     BatchMatmul,
     Conv2d,
-    Distribution,
     ElementTypes,
     Epilogue,
     Matmul,
     Operation,
 )
-from dispatch_profiler.profiler.measurement.kernels import open_kernels
-from dispatch_profiler.profiler.verification.inputs import draw
-from dispatch_profiler.profiler.verification.verify import compare_result
-from dispatch_profiler.targets import parse_target
 
-TARGET = parse_target("llvm-cpu")
 TYPES = {
     "f32": ElementTypes(),
     "f16": ElementTypes("f16", "f16", "f16"),
@@ -92,15 +85,5 @@ def groups(rows: list[Row], size: int = 12) -> list[list[Row]]:
 )
 def test_a_compiled_epilogue_is_verified(rows: list[Row]):
     """On integers and on reals, within the bound of a kernel that rounds once."""
-    dispatches = [Dispatch(operation, Default()) for row in rows if (operation := operation_of(row))]
-    text = "\n".join(render_module(each.operation, [each]) for each in dispatches)
-    built = IreeCompiler().build(BuildRequest(text, tuple(dispatches), TARGET.compile_flags, 1))
-    device = open_kernels("local-sync")
-    program = device.load(built.verify)
-    for dispatch in dispatches:
-        operation = dispatch.operation
-        for distribution in Distribution:
-            inputs = draw(operation, distribution, 5)
-            (actual,) = program.bind(dispatch.name, device.put(operation, inputs)).run()
-            found = compare_result(operation.results[0], actual, operation.reference(inputs)[0])
-            assert found.passed, f"{operation.name} on {distribution.value}: {found.message}"
+    operations = filter(None, map(operation_of, rows))
+    verify_compiled([Dispatch(operation, Default()) for operation in operations])

@@ -5,28 +5,21 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from compiled_helpers import TARGET, verify_compiled
 from pairwise import pairwise
 
-from dispatch_profiler.compiler import BuildRequest, IreeCompiler
 from dispatch_profiler.configurations import FORMS, Configuration, CpuTiles, Default, Flow, Formed
-from dispatch_profiler.dispatches import Dispatch, State
+from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import OperationError
-from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import (
     Conv1d,
     Conv2d,
     Conv3d,
     Convolution,
-    Distribution,
     ElementTypes,
     Epilogue,
 )
-from dispatch_profiler.profiler.measurement.kernels import open_kernels
-from dispatch_profiler.profiler.verification.inputs import draw
-from dispatch_profiler.profiler.verification.verify import compare_result
-from dispatch_profiler.targets import parse_target
 
-TARGET = parse_target("llvm-cpu")
 FHWC = "nhwc_fhwc_nhwc"
 KINDS = {
     1: (Conv1d, {"w": 11, "s": 3}, ("nwc_fwc_nwc", "ncw", "cwn_wfc_ncw")),
@@ -81,28 +74,11 @@ CHOSEN = pairwise([row[:-1] for row in EXISTING])
 FULL = [(*row[:-1], number) for row in EXISTING for number in range(row[-1] % 211, len(OTHERS), 211)]
 
 
-def verify(dispatches: list[Dispatch]) -> None:
-    """Compile `dispatches` as one module and compare each result: on integers exactly, on reals within the bound."""
-    text = "\n".join(render_module(each.operation, [each]) for each in dispatches)
-    flags = (*TARGET.compile_flags, *dispatches[0].configuration.flags)
-    built = IreeCompiler().build(BuildRequest(text, tuple(dispatches), flags, 1))
-    assert {name: o.reason for name, o in built.outcomes.items() if o.state is not State.COMPILED} == {}
-    device = open_kernels("local-sync")
-    program = device.load(built.verify)
-    for dispatch in dispatches:
-        operation = dispatch.operation
-        for distribution in Distribution:
-            inputs = draw(operation, distribution, 5)
-            (actual,) = program.bind(dispatch.name, device.put(operation, inputs)).run()
-            found = compare_result(operation.results[0], actual, operation.reference(inputs)[0])
-            assert found.passed, f"{dispatch.name} on {distribution.value}: {found.message}"
-
-
 def test_a_form_of_every_rank_mode_stride_and_grouping_is_right():
     """Every pair of them, with types, layouts, paddings, dilations and epilogues in turn."""
     rows = [row for row in EXISTING if row[:-1] in CHOSEN]
     assert {row[0] for row in rows} == set(FORMS)
-    verify([Dispatch(operation_of(row), Formed(row[0])) for row in rows])
+    verify_compiled([Dispatch(operation_of(row), Formed(row[0])) for row in rows])
 
 
 @pytest.mark.slow
@@ -112,7 +88,7 @@ def test_a_form_of_every_operation_is_right(form: str):
     dispatches = list(dict.fromkeys(Dispatch(operation_of(row), Formed(form)) for row in rows))
     assert len(dispatches) > 25
     for begin in range(0, len(dispatches), 30):
-        verify(dispatches[begin : begin + 30])
+        verify_compiled(dispatches[begin : begin + 30])
 
 
 #: One output pixel along an axis of an image that is larger than the window; one channel; one of everything.
@@ -135,7 +111,7 @@ MORE_EDGES = (
 )
 def test_forms_of_degenerate_convolutions_are_right(operations):
     """Loops of extent 1, which the compiler removes."""
-    verify(
+    verify_compiled(
         [
             Dispatch(operation, Formed(form))
             for operation in operations
@@ -184,12 +160,12 @@ def test_a_form_with_tiles_is_right(operation, configurations):
     """Beside the direct form, in one module."""
     for configuration in configurations:
         assert configuration.invalid_reason(operation, TARGET.limits) is None
-    verify([Dispatch(operation, each) for each in (Default(), *configurations)])
+    verify_compiled([Dispatch(operation, each) for each in (Default(), *configurations)])
 
 
 @pytest.mark.parametrize("form", ["im2col", "im2col_t"])
 def test_a_form_with_data_tiling_is_right(form: str):
-    verify(
+    verify_compiled(
         [
             Dispatch(
                 Conv2d(1, 8, 8, 16, 32, 3, 3, padding=(1, 1), layout=FHWC), Formed(form, Flow("data_tiling"))
