@@ -1,0 +1,62 @@
+"""Small operations: every mode of every kind. A kind that is missing here fails `test_every_kind.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dispatch_profiler.operations import (
+    CONV_ROLES,
+    BatchMatmul,
+    BiasBackward,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    LayerNorm,
+    LayerNormInputBackward,
+    LayerNormWeightBackward,
+    Matmul,
+    Operation,
+)
+
+#: The filter reads every pixel, and extents differ, so that no two axes can be exchanged unnoticed.
+_WINDOWS: dict[type[Any], dict[str, Any]] = {
+    Conv1d: {"n": 2, "w": 9, "c": 4, "k": 6, "s": 3, "stride": (2,), "padding": (1,), "groups": 2},
+    Conv2d: {
+        "n": 2, "h": 7, "w": 5, "c": 3, "k": 4, "r": 3, "s": 2, "stride": (2, 1), "padding": (1, 0),
+        "padding_after": (1, 1), "layout": "nhwc_fhwc_nhwc",
+    },
+    Conv3d: {
+        "n": 2, "d": 3, "h": 5, "w": 6, "c": 2, "k": 3, "t": 2, "r": 3, "s": 2, "stride": (1, 2, 1),
+        "padding": (1, 1, 1), "dilation": (1, 1, 2),
+    },
+}  # fmt: skip
+
+#: Gradients of matrix products are matrix products with a transposed operand.
+EVERY_MODE: tuple[Operation, ...] = (
+    Matmul(5, 7, 6),
+    Matmul(5, 6, 7, rhs_layout="n"),
+    Matmul(6, 7, 5, lhs_layout="n"),
+    BatchMatmul(2, 5, 7, 6),
+    BatchMatmul(2, 5, 6, 7, rhs_layout="n"),
+    BatchMatmul(2, 6, 7, 5, lhs_layout="n"),
+    *(kind(**window, mode=mode) for kind, window in _WINDOWS.items() for mode in CONV_ROLES),
+    LayerNorm(3, 5),
+    LayerNorm(3, 5, affine=False),
+    LayerNormInputBackward(3, 5),
+    LayerNormInputBackward(3, 5, affine=False),
+    LayerNormWeightBackward(4, 5),
+    BiasBackward(3, 5, 7),
+)
+IDS = [
+    "_".join((each.kind, *(getattr(each, name, "") for name in ("mode", "lhs_layout", "rhs_layout")))).rstrip(
+        "_"
+    )
+    + ("" if getattr(each, "affine", True) else "_plain")
+    for each in EVERY_MODE
+]
+
+
+def arguments_of(operation: Operation) -> list[str]:
+    """Arguments that generate `operation` and nothing else."""
+    given = {"op-kind": operation.kind, **operation.arguments()}
+    return [f"--{name}={value}" for name, value in given.items()]
