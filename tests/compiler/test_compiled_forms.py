@@ -51,6 +51,8 @@ Row = tuple[str, int, str, tuple[int, ...], tuple[int, int, int], int]
 def operation_of(row: Row) -> Convolution | None:
     """None if there is no such convolution with this form."""
     form, rank, mode, stride, (c, k, groups), number = row
+    if form == "blocked":
+        c, k = 32 * c, 32 * k  # several blocks
     n, layout, (before, after), types, epilogue, dilation = OTHERS[number]
     kind, extents, layouts = KINDS[rank]
     try:
@@ -137,8 +139,15 @@ TILED: list[tuple[Convolution, tuple[Configuration, ...]]] = [
         (Formed("phases", CpuTiles((1, 2, 4, 16), (1, 1, 4, 8, 1, 1, 8))),),
     ),
     (
+        Conv2d(2, 8, 8, 8, 128, 3, 3, padding=(1, 1), layout=FHWC, epilogue=Epilogue.parse("bias")),
+        (Formed("blocked", PLANE),),
+    ),
+    (
         Conv2d(1, 8, 8, 16, 32, 3, 3, padding=(1, 1), mode="weight_backward"),
-        (Formed("im2col", PRODUCT), Formed("im2col_t", PRODUCT), Formed("im2col_t", Default(4))),
+        (
+            *(Formed("im2col", PRODUCT), Formed("im2col_t", PRODUCT), Formed("im2col_t", Default(4))),
+            Formed("taps", CpuTiles((16, 16), (8, 16, 1))),
+        ),
     ),
     (
         Conv2d(1, 8, 8, 64, 64, 3, 3, padding=(1, 1), groups=4, types=TYPES["f16"]),

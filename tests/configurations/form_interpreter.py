@@ -52,10 +52,7 @@ def _gather(step, values) -> np.ndarray:
     grid = dict(zip(step.loops, np.indices(step.result.shape), strict=True))
     places = []
     for index, size in zip(step.indices, step.source.shape, strict=True):
-        place = sum(
-            (factor * grid[loop] for loop, factor in index.terms),
-            np.full_like(grid[step.loops[0]], index.offset),
-        )
+        place = sum(factor * grid[loop] for loop, factor in index.terms)
         assert place.min() >= 0 and place.max() < size, (step, index)
         places.append(place)
     return _read(step.source, values)[tuple(places)]

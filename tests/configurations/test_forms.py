@@ -95,6 +95,26 @@ def test_the_steps_of_every_form_compute_the_convolution(seed):
                 assert computes(form, operation, rng), (form, operation)
 
 
+@pytest.mark.parametrize(
+    ("kind", "extents"),
+    [
+        (Conv1d, (2, 7, 96, 96, 3)),
+        (Conv2d, (2, 4, 5, 96, 128, 3, 2)),
+        (Conv3d, (1, 2, 3, 4, 64, 96, 2, 3, 3)),
+    ],
+)
+def test_blocks_of_filters_compute_the_convolution(kind, extents):
+    """96 filters are three blocks of 32, 128 filters two of 64; in gradients, these are channels."""
+    rng, rank = np.random.default_rng(1), kind.rank
+    for layout, stride, mode in itertools.product(LAYOUTS[rank], (1, 2), ("forward", "input_backward")):
+        operation = kind(*extents, stride=(stride,) * rank, padding=(1,) * rank, layout=layout, mode=mode)
+        reason = FORMS["blocked"].invalid_reason(operation)
+        if operation.convolution.channels == 64 and mode == "input_backward":
+            assert reason is not None and "more than one block" in reason
+        else:
+            assert computes("blocked", operation, rng), operation
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_unit_extents_move_freely(mode):
     """Axes of extent 1 anywhere: an image of one pixel, a batch of one, a filter of one tap."""
@@ -111,7 +131,8 @@ def test_which_forms_an_operation_has():
 
     assert of() == ["im2col", "im2col_t"]
     assert of(layout="nchw") == of(layout=FHWC) == ["permuted", "im2col", "im2col_t"]
-    assert of(mode="weight_backward") == ["im2col", "im2col_t"]
+    assert of(mode="weight_backward") == ["im2col", "im2col_t", "taps"]
+    assert of(mode="weight_backward", stride=(2, 1)) == ["im2col", "im2col_t"]
     assert of(mode="input_backward") == ["permuted", "im2col", "im2col_t"]
     assert of(mode="input_backward", stride=(1, 2)) == ["phases", "im2col", "im2col_t"]
     assert of(groups=2) == ["per_group", "im2col", "im2col_t"]
@@ -131,12 +152,57 @@ def test_which_forms_an_operation_has():
         (
             "permuted",
             Conv2d(1, 8, 8, 4, 4, 3, 3, mode="weight_backward"),
-            "the form permuted is not for weight_backward: use im2col or im2col_t",
+            "the form permuted is not for weight_backward: use taps, im2col or im2col_t",
         ),
         (
             "permuted",
             Conv2d(1, 8, 8, 4, 4, 3, 3, mode="input_backward", stride=(2, 1)),
             "the form permuted is not for input_backward with stride 2x1: use phases",
+        ),
+        (
+            "blocked",
+            Conv2d(1, 8, 8, 4, 72, 3, 3),
+            "the form blocked needs a multiple of 32 filters and more than one block of them, not 72",
+        ),
+        (
+            "blocked",
+            Conv2d(1, 8, 8, 64, 128, 3, 3, mode="input_backward"),
+            "the form blocked needs a multiple of 32 channels and more than one block of them, not 64",
+        ),
+        (
+            "blocked",
+            Conv2d(1, 8, 8, 4, 2112, 3, 3),
+            "the form blocked would have up to 33 kernels, but at most 32 are allowed",
+        ),
+        (
+            "blocked",
+            Conv2d(1, 8, 8, 128, 128, 3, 3, groups=2),
+            "the form blocked is for convolutions without groups, but this one is grouped",
+        ),
+        (
+            "blocked",
+            Conv2d(1, 8, 8, 128, 128, 3, 3, mode="weight_backward"),
+            "the form blocked is not for weight_backward: use taps, im2col or im2col_t",
+        ),
+        (
+            "taps",
+            Conv2d(1, 8, 8, 4, 4, 3, 3),
+            "the form taps is for weight_backward with stride 1 and without groups, not for forward",
+        ),
+        (
+            "taps",
+            Conv2d(1, 8, 8, 4, 4, 3, 3, stride=(1, 2), mode="weight_backward"),
+            "the form taps is for weight_backward with stride 1 and without groups, not for stride 1x2",
+        ),
+        (
+            "taps",
+            Conv2d(1, 8, 8, 4, 4, 3, 3, groups=2, mode="weight_backward"),
+            "the form taps is for weight_backward with stride 1 and without groups, not for grouped",
+        ),
+        (
+            "taps",
+            Conv2d(1, 8, 8, 4, 4, 6, 6, mode="weight_backward"),
+            "the form taps would have up to 36 kernels, but at most 32 are allowed",
         ),
         (
             "phases",
@@ -166,7 +232,7 @@ def test_which_forms_an_operation_has():
         (
             "per_group",
             Conv2d(1, 8, 8, 8, 4, 3, 3, groups=2, mode="weight_backward"),
-            "the form per_group is not for weight_backward: use im2col or im2col_t",
+            "the form per_group is not for weight_backward: use taps, im2col or im2col_t",
         ),
         (
             "im2col",
@@ -221,6 +287,32 @@ def test_groups_become_a_batch():
 def test_each_group_has_a_convolution():
     operation = Conv2d(1, 8, 8, 8, 12, 3, 3, padding=(1, 1), groups=4)
     assert reduction_of("per_group", operation).kernels == (Conv2d(1, 10, 10, 2, 3, 3, 3),) * 4
+
+
+def test_each_block_of_filters_has_a_convolution():
+    """Results of blocks lie one after another, so that kernels store them in place; one permutation follows."""
+    operation = Conv2d(1, 8, 8, 8, 192, 3, 3, padding=(1, 1), layout=FHWC)
+    assert reduction_of("blocked", operation).kernels == (Conv2d(1, 8, 8, 8, 64, 3, 3, padding=(1, 1)),) * 3
+    *_, interleave, _barrier, gather, _reshape = reduction_of("blocked", operation).steps
+    assert (interleave.kind, interleave.result.shape) == ("interleave", (3, 1, 8, 8, 64))
+    assert (gather.kind, gather.result.shape) == ("gather", (1, 8, 8, 3, 64))
+
+
+def test_each_tap_of_a_filter_gradient_has_a_product_of_parts_that_are_stored():
+    """Parts of the padded image, and of the gradient with zeros after each row: nothing is copied for a tap."""
+    operation = Conv2d(1, 8, 8, 4, 6, 3, 3, padding=(1, 1), layout=FHWC, mode="weight_backward")
+    pixels = 10 * 10 - (2 * 10 + 2)
+    assert reduction_of("taps", operation).kernels == (Matmul(6, 4, pixels, lhs_layout="n"),) * 9
+    assert kinds_of("taps", operation).count("gather") == 1  # of the sums, into fhwc
+
+
+def test_the_reversed_filter_of_a_gradient_is_copied_tap_by_tap():
+    """A loop nest over falling indices would not be vectorized."""
+    operation = Conv2d(1, 8, 8, 4, 6, 3, 3, padding=(1, 1), layout=FHWC, mode="input_backward")
+    steps = reduction_of("permuted", operation).steps
+    crops = [step.offsets for step in steps if step.kind == "crop"]  # for each tap along kh, then along kw
+    taps = [(along_h[1], along_w[2]) for along_h, along_w in zip(crops[::2], crops[1::2], strict=True)]
+    assert taps == list(itertools.product((2, 1, 0), repeat=2))
 
 
 def test_kernels_sum_in_the_accumulator_of_the_operation():

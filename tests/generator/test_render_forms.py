@@ -39,6 +39,14 @@ GOLDEN: dict[str, tuple[Operation, Configuration]] = {
     ),
     "permuted_conv1d": (Conv1d(2, 9, 4, 8, 3, (2,), (1,)), Formed("permuted")),
     "permuted_conv3d": (Conv3d(1, 4, 6, 8, 4, 8, 3, 3, 3, padding=(1, 1, 1)), Formed("permuted")),
+    "blocked_tiles": (
+        Conv2d(1, 6, 8, 4, 96, 3, 3, padding=(1, 1), layout=FHWC, epilogue=Epilogue.parse("bias")),
+        Formed("blocked", CONV_TILES),
+    ),
+    "taps": (
+        Conv2d(2, 6, 8, 4, 8, 2, 2, padding=(1, 1), layout=FHWC, mode="weight_backward"),
+        Formed("taps"),
+    ),
     "phases_cropped": (
         Conv2d(1, 7, 8, 4, 8, 1, 3, (1, 2), (2, 0), mode="input_backward"),
         Formed("phases"),

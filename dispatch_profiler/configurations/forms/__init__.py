@@ -10,14 +10,17 @@ from functools import lru_cache
 from dispatch_profiler.configurations.forms.builder import Reduction
 from dispatch_profiler.configurations.forms.convolutions import (
     CONV2D,
+    CONV2D_PER_BLOCK,
     CONV2D_PER_GROUP,
     PRODUCT,
     PRODUCT_OF_FILTERS,
     Lowering,
+    filter_blocks,
     forward,
     input_backward,
     is_nhwc,
     weight_backward,
+    weight_backward_by_taps,
 )
 from dispatch_profiler.configurations.forms.steps import Kernel, Step
 from dispatch_profiler.operations import Contraction, ConvolutionGeometry, Operation
@@ -63,10 +66,25 @@ def _permuted_rejects(geometry: ConvolutionGeometry) -> str | None:
     if is_nhwc(geometry):
         return "the form permuted is for other convolutions than forward conv2d in nhwc"
     if geometry.mode == "weight_backward":
-        return "the form permuted is not for weight_backward: use im2col or im2col_t"
+        return "the form permuted is not for weight_backward: use taps, im2col or im2col_t"
     if geometry.mode == "input_backward" and max(geometry.stride) > 1:
         return f"the form permuted is not for input_backward with stride {_by(geometry.stride)}: use phases"
     return None
+
+
+def _blocked_rejects(geometry: ConvolutionGeometry) -> str | None:
+    if geometry.variant != "dense":
+        return f"the form blocked is for convolutions without groups, but this one is {geometry.variant}"
+    if geometry.mode == "weight_backward":
+        return "the form blocked is not for weight_backward: use taps, im2col or im2col_t"
+    is_gradient = geometry.mode == "input_backward"
+    filters, what = (geometry.channels, "channels") if is_gradient else (geometry.filters, "filters")
+    blocks = filter_blocks(filters)
+    if blocks == 1:
+        return (
+            f"the form blocked needs a multiple of 32 {what} and more than one block of them, not {filters}"
+        )
+    return _too_many("blocked", blocks, geometry)
 
 
 def _phases_rejects(geometry: ConvolutionGeometry) -> str | None:
@@ -80,13 +98,28 @@ def _per_group_rejects(geometry: ConvolutionGeometry) -> str | None:
     if geometry.variant != "grouped":
         return f"the form per_group is for several groups, but this convolution is {geometry.variant}"
     if geometry.mode == "weight_backward":
-        return "the form per_group is not for weight_backward: use im2col or im2col_t"
-    kernels = geometry.groups * (math.prod(geometry.stride) if geometry.mode == "input_backward" else 1)
+        return "the form per_group is not for weight_backward: use taps, im2col or im2col_t"
+    return _too_many("per_group", geometry.groups, geometry)
+
+
+def _too_many(form: str, kernels: int, geometry: ConvolutionGeometry) -> str | None:
+    """A reason if a form has too many kernels: `kernels`, in a strided gradient for each phase."""
+    if geometry.mode == "input_backward":
+        kernels *= math.prod(geometry.stride)
     if kernels > _MOST_KERNELS:
-        return (
-            f"the form per_group would have up to {kernels} kernels, but at most {_MOST_KERNELS} are allowed"
-        )
+        return f"the form {form} would have up to {kernels} kernels, but at most {_MOST_KERNELS} are allowed"
     return None
+
+
+def _taps_rejects(geometry: ConvolutionGeometry) -> str | None:
+    what = "the form taps is for weight_backward with stride 1 and without groups, not for"
+    if geometry.mode != "weight_backward":
+        return f"{what} {geometry.mode}"
+    if max(geometry.stride) > 1:
+        return f"{what} stride {_by(geometry.stride)}"
+    if geometry.variant != "dense":
+        return f"{what} {geometry.variant}"
+    return _too_many("taps", math.prod(geometry.filter_size), geometry)
 
 
 def _any(geometry: ConvolutionGeometry) -> str | None:
@@ -116,6 +149,8 @@ FORMS: dict[str, Form] = {
     for form in (
         # As one conv2d (nhwc, hwcf), after permutations of its operands.
         Form("permuted", _permuted_rejects, _with(CONV2D)),
+        # As one conv2d for each block of 64 or 32 filters, and in a strided gradient for each block and offset.
+        Form("blocked", _blocked_rejects, _with(CONV2D_PER_BLOCK)),
         # As one conv2d for each offset of an input pixel from a multiple of the stride.
         Form("phases", _phases_rejects, _with(CONV2D)),
         # As one conv2d for each group, and in a strided gradient for each group and offset.
@@ -125,6 +160,8 @@ FORMS: dict[str, Form] = {
         Form("im2col", _any, _with(PRODUCT)),
         # As the transposed product: filters x pixels, and filters x taps.
         Form("im2col_t", _any, _with(PRODUCT_OF_FILTERS)),
+        # A filter's gradient as one matrix product for each tap.
+        Form("taps", _taps_rejects, weight_backward_by_taps),
     )
 }
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dispatch_profiler.configurations.forms.steps import Index
-
 
 @dataclass(frozen=True)
 class Phase:
@@ -20,12 +18,6 @@ class Phase:
     taps: tuple[int, ...]
     dilation: int
     padding: tuple[int, int]
-
-    def index(self, loop: str) -> Index:
-        """The tap of the filter for each value of `loop`: the last one first."""
-        if len(self.taps) == 1:
-            return Index(((loop, 1),), self.taps[0])
-        return Index(((loop, self.taps[0] - self.taps[1]),), self.taps[-1])
 
 
 def phases_along(size: int, output: int, taps: int, stride: int, padding: int, dilation: int) -> list[Phase]:

@@ -71,12 +71,15 @@ class Builder:
             tensor = padded
         return Labeled(tensor, value.axes)
 
-    def at(self, value: Labeled, axis: str, index: int) -> Labeled:
-        """The part of `value` at one index of `axis`, which then has the extent 1."""
-        tensor = value.tensor
-        shape = tuple(1 if each == axis else size for each, size in value.extents.items())
+    def part(self, value: Labeled, axis: str, start: int, extent: int = 1) -> Labeled:
+        """The part of `value` from `start` on, `extent` long, along `axis`."""
+        tensor, position = value.tensor, value.axes.index(axis)
+        if extent == tensor.shape[position]:
+            return value
+        shape = (*tensor.shape[:position], extent, *tensor.shape[position + 1 :])
         part = self._tensor("part", shape, tensor.type)
-        self.steps.append(Crop(part, tensor, tuple(index if each == axis else 0 for each in value.axes)))
+        offsets = tuple(start if each == axis else 0 for each in value.axes)
+        self.steps.append(Crop(part, tensor, offsets))
         return Labeled(part, value.axes)
 
     def without(self, value: Labeled, axis: str) -> Labeled:

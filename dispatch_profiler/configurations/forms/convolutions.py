@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,21 +13,31 @@ from dispatch_profiler.configurations.forms.forward import (
     Forward,
     Windows,
     as_conv2d,
+    as_conv2d_per_block,
     as_conv2d_per_group,
     as_product,
     columns,
     product,
 )
-from dispatch_profiler.configurations.forms.steps import Index, Labeled
+from dispatch_profiler.configurations.forms.steps import Labeled
 from dispatch_profiler.operations import Contraction, ConvolutionGeometry, ElementTypes, Tensor
+
+
+def _one_block(filters: int) -> int:
+    return 1
 
 
 @dataclass(frozen=True)
 class Lowering:
-    """How one form computes a forward convolution, and the axes of the filter that it reads without a copy."""
+    """How one form computes a forward convolution, and the axes of the filter that it reads without a copy.
+
+    `blocks` is the number of blocks that it divides a group's filters into. With several, the axis b counts them,
+    and f the filters of a block.
+    """
 
     lower: Callable[[Builder, Forward], Labeled]
     filter_axes: Callable[[tuple[str, ...]], tuple[str, ...]]
+    blocks: Callable[[int], int] = _one_block
 
 
 def _product(builder: Builder, forward: Forward) -> Labeled:
@@ -37,16 +48,28 @@ def _product_of_filters(builder: Builder, forward: Forward) -> Labeled:
     return as_product(builder, forward, filters_left=True)
 
 
+def filter_blocks(filters: int) -> int:
+    """The number of blocks of 64 filters, or of 32; 1 if these do not divide `filters`."""
+    size = next((size for size in (64, 32) if filters % size == 0), filters)
+    return filters // size
+
+
 CONV2D = Lowering(as_conv2d, lambda taps: (*taps[-2:], *taps[:-2], "c", "g", "f"))
+CONV2D_PER_BLOCK = Lowering(
+    as_conv2d_per_block, lambda taps: (*taps[-2:], "b", *taps[:-2], "c", "f"), filter_blocks
+)
 CONV2D_PER_GROUP = Lowering(as_conv2d_per_group, lambda taps: ("g", *taps, "c", "f"))
 PRODUCT = Lowering(_product, lambda taps: ("g", *taps, "c", "f"))
 PRODUCT_OF_FILTERS = Lowering(_product_of_filters, lambda taps: ("g", "f", *taps, "c"))
 
 
 class _Convolution:
-    """A convolution, its operands as labeled tensors, and the steps so far."""
+    """A convolution, its operands as labeled tensors, and the steps so far.
 
-    def __init__(self, operation: Contraction, geometry: ConvolutionGeometry) -> None:
+    `blocks` divides the channels of the result: filters of the output, or channels of the input's gradient.
+    """
+
+    def __init__(self, operation: Contraction, geometry: ConvolutionGeometry, blocks: int = 1) -> None:
         self.geometry = geometry
         self.builder = Builder()
         self.lhs, self.rhs = operation.operands[:2]
@@ -54,6 +77,7 @@ class _Convolution:
         self.spatial = tuple(geometry.spatial_letters)
         self.taps = tuple(f"k{axis}" for axis in self.spatial)
         self.group = ("g",) if geometry.groups > 1 else ()
+        self.blocks = {"b": blocks} if blocks > 1 else {}
 
     # -- operands ---------------------------------------------------------------------------------
 
@@ -62,11 +86,16 @@ class _Convolution:
         value = Labeled(tensor, tuple(self.geometry.input_layout))
         return self._grouped(value, "c", self.geometry.channels_per_group)
 
-    def filter(self, tensor: Tensor) -> Labeled:
-        """The filter, with the axes kh, kw, ..., g, f, and the channels c of a group."""
+    def filter(self, tensor: Tensor, blocked: str = "f") -> Labeled:
+        """The filter, with the axes kh, kw, ..., g, f, and the channels c of a group; b divides the axis `blocked`."""
         value = Labeled(tensor, tuple(self.geometry.filter_layout))
         value = value.renamed(dict(zip(self.spatial, self.taps, strict=True)))
-        return self._grouped(value, "f", self.geometry.filters_per_group)
+        value = self._grouped(value, "f", self.geometry.filters_per_group)
+        return self.builder.split(value, blocked, self.in_blocks(blocked, value.extents[blocked]))
+
+    def in_blocks(self, axis: str, extent: int) -> dict[str, int]:
+        """The axes b and `axis` that `extent` channels of the result have."""
+        return {**self.blocks, axis: extent // math.prod(self.blocks.values())}
 
     def gradient(self, tensor: Tensor) -> Labeled:
         """The output's gradient, with the axes n, h, w, ..., g and f."""
@@ -80,11 +109,11 @@ class _Convolution:
     # -- results ----------------------------------------------------------------------------------
 
     def output_axes(self) -> tuple[str, ...]:
-        """Axes of the output as it is stored: n, oh, ow, ..., g, f."""
+        """Axes of the output as it is stored: n, oh, ow, ..., g, b, f."""
         return self._axes(self.geometry.output_layout, {**self.outputs(), "c": "f"}, "f")
 
     def input_axes(self) -> tuple[str, ...]:
-        """Axes of the input as it is stored: n, h, w, ..., g, c."""
+        """Axes of the input's gradient as it is stored: n, h, w, ..., g, b, c."""
         return self._axes(self.geometry.input_layout, {}, "c")
 
     def filter_axes(self) -> tuple[str, ...]:
@@ -97,18 +126,20 @@ class _Convolution:
 
     def _axes(self, layout: str, names: Mapping[str, str], grouped: str) -> tuple[str, ...]:
         axes = (names.get(letter, letter) for letter in layout)
-        return tuple(name for axis in axes for name in ((*self.group, axis) if axis == grouped else (axis,)))
+        whole = (*self.group, *self.blocks, grouped)
+        return tuple(name for axis in axes for name in (whole if axis == grouped else (axis,)))
 
     def stored(self, value: Labeled, axes: Sequence[str], grouped: str) -> Labeled:
-        """`value` with its axes in the order `axes`, and g combined with the axis `grouped`.
+        """`value` with its axes in the order `axes`, and g and b combined with the axis `grouped`.
 
         A permutation is done apart from what makes `value`: fused with it, it would make that slow.
         """
         if self.builder.moves(value, axes):
             value = self.builder.barrier(value)
         arranged = self.builder.arrange("arranged", value, axes)
-        plain = [axis for axis in axes if axis != "g"]
-        groups = {axis: (*self.group, axis) if axis == grouped else (axis,) for axis in plain}
+        whole = (*self.group, *self.blocks, grouped)
+        plain = [axis for axis in axes if axis == grouped or axis not in whole]
+        groups = {axis: whole if axis == grouped else (axis,) for axis in plain}
         return self.builder.merge(arranged, groups)
 
     def reduction(self, value: Labeled, axes: Sequence[str], grouped: str) -> Reduction:
@@ -135,7 +166,7 @@ class _Convolution:
             geometry.dilation,
             tuple(map(_used_padding, *self._along())),
             geometry.output_size,
-            tuple(axis for axis in self.output_axes() if axis not in ("g", "f")),
+            tuple(axis for axis in self.output_axes() if axis not in ("g", "b", "f")),
         )
 
 
@@ -161,7 +192,7 @@ def with_wide_result(types: ElementTypes) -> ElementTypes:
 
 def forward(operation: Contraction, geometry: ConvolutionGeometry, lowering: Lowering) -> Reduction:
     """Mode forward: lhs is the input, rhs the filter."""
-    it = _Convolution(operation, geometry)
+    it = _Convolution(operation, geometry, lowering.blocks(geometry.filters_per_group))
     image, filter_ = it.input(it.lhs), it.filter(it.rhs)
     sums = lowering.lower(it.builder, Forward(it.windows(image), filter_, it.types))
     return it.reduction(sums, it.output_axes(), "f")
@@ -173,9 +204,9 @@ def input_backward(operation: Contraction, geometry: ConvolutionGeometry, loweri
     The pixels of the input at one distance from a multiple of the stride are a convolution of the gradient with
     stride 1: a phase. Its filter has the taps that reach these pixels, reversed, with f and c exchanged.
     """
-    it = _Convolution(operation, geometry)
+    it = _Convolution(operation, geometry, lowering.blocks(geometry.channels_per_group))
     gradient = it.gradient(it.lhs).renamed({"f": "c"})
-    filter_ = it.filter(it.rhs)
+    filter_ = it.filter(it.rhs, blocked="c")
     along = [
         phases_along(*each)
         for each in zip(
@@ -198,7 +229,7 @@ def input_backward(operation: Contraction, geometry: ConvolutionGeometry, loweri
             sums = it.builder.barrier(sums)
         parts.append(it.builder.arrange("arranged", sums, axes))
         starts.append({axis: phase.start for axis, phase in zip(it.spatial, phases, strict=True)})
-    sizes = {"n": geometry.batch, "g": geometry.groups, "c": geometry.channels_per_group}
+    sizes = {"n": geometry.batch, "g": geometry.groups, **it.in_blocks("c", geometry.channels_per_group)}
     sizes |= dict(zip(it.spatial, geometry.size, strict=True))
     strides = dict(zip(it.spatial, geometry.stride, strict=True))
     extents = {axis: sizes[axis] for axis in axes}
@@ -209,7 +240,7 @@ def input_backward(operation: Contraction, geometry: ConvolutionGeometry, loweri
 def _phase(
     it: _Convolution, gradient: Labeled, filter_: Labeled, phases: Sequence[Phase], lowering: Lowering
 ) -> Labeled:
-    """The pixels of one phase along each spatial axis, with the axes n, h, w, ..., g, c."""
+    """The pixels of one phase along each spatial axis, with the axes n, h, w, ..., g, b, c."""
     windows = Windows(
         gradient,
         it.spatial,
@@ -219,20 +250,38 @@ def _phase(
         tuple(phase.padding for phase in phases),
         tuple(phase.extent for phase in phases),
         tuple(
-            f"o{axis}" if axis in it.spatial else axis for axis in it.input_axes() if axis not in ("g", "c")
+            f"o{axis}" if axis in it.spatial else axis
+            for axis in it.input_axes()
+            if axis not in ("g", "b", "c")
         ),
     )
-    sizes = {**windows.extents, "c": filter_.extents["f"], "f": filter_.extents["c"]}
-    order = tuple(axis for axis in lowering.filter_axes(it.taps) if axis in sizes)
-    exchanged = {"f": Index((("c", 1),)), "c": Index((("f", 1),))}
-    if all(phase.taps == (0,) for phase in phases) and set(it.geometry.filter_size) == {1}:
-        turned = it.builder.arrange("turned", filter_.renamed({"f": "c", "c": "f"}), order, store=True)
-    else:
-        taps = {tap: phase.index(tap) for tap, phase in zip(it.taps, phases, strict=True)}
-        extents = {axis: sizes[axis] for axis in order}
-        turned = it.builder.barrier(it.builder.gather("turned", filter_, extents, {**exchanged, **taps}))
+    exchanged = filter_.renamed({"f": "c", "c": "f"})
+    order = tuple(axis for axis in lowering.filter_axes(it.taps) if axis in exchanged.axes)
+    taps = [phase.taps for phase in phases]
+    turned = _turned(it.builder, exchanged, order, dict(zip(it.taps, taps, strict=True)))
     sums = lowering.lower(it.builder, Forward(windows, turned, it.types))
     return sums.renamed({"f": "c", **{f"o{axis}": axis for axis in it.spatial}})
+
+
+def _turned(
+    builder: Builder, filter_: Labeled, order: Sequence[str], taps: Mapping[str, tuple[int, ...]]
+) -> Labeled:
+    """`filter_` with only `taps` along each of their axes, the last one first, and its axes in the order `order`.
+
+    Each tap is copied apart: as one loop nest over indices that fall, it would not be vectorized.
+    """
+    if all(filter_.extents[axis] == 1 for axis in taps):
+        return builder.arrange("turned", filter_, order, store=True)
+    parts, starts = [], []
+    for tap in itertools.product(*(tuple(enumerate(reversed(each))) for each in taps.values())):
+        part = filter_
+        for axis, (_, index) in zip(taps, tap, strict=True):
+            part = builder.part(part, axis, index)
+        parts.append(builder.arrange("turned", part, order))
+        starts.append({axis: position for axis, (position, _) in zip(taps, tap, strict=True)})
+    sizes = {**filter_.extents, **{axis: len(each) for axis, each in taps.items()}}
+    joined = builder.interleave(parts, starts, {axis: sizes[axis] for axis in order}, {}, filter_.tensor.type)
+    return builder.barrier(joined)
 
 
 def weight_backward(
@@ -262,6 +311,54 @@ def weight_backward(
         sums = product(it.builder, found, gradients, ("j", "f", "p"), it.types)
     sums = it.builder.split(sums, "j", {axis: windows.extents[axis] for axis in inner})
     return it.reduction(sums, axes, "f")
+
+
+def weight_backward_by_taps(operation: Contraction, geometry: ConvolutionGeometry) -> Reduction:
+    """Mode weight_backward with stride 1: a matrix product for each tap, gradient x the pixels that the tap reads.
+
+    Zeros after each row, column, ... of the gradient give it as many pixels as the padded image. Counted over all
+    axes, pixel p of the gradient then meets pixel p + offset of the image, with one offset for each tap:
+
+        4x4 image, 3x3 filter, 2x2 gradient: tap (kh, kw) has the offset 4 * kh + kw
+    """
+    it = _Convolution(operation, geometry)
+    windows = it.windows(it.input(it.rhs))
+    taps = list(itertools.product(*map(range, windows.taps)))
+    image = it.builder.arrange("image", windows.image, ("n", *it.spatial, "c"), store=True)
+    image = it.builder.pad(image, dict(zip(it.spatial, windows.padding, strict=True)))
+    gradient = it.builder.arrange("gradient", it.gradient(it.lhs), ("n", *it.spatial, "f"), store=True)
+    more = {axis: (0, image.extents[axis] - gradient.extents[axis]) for axis in it.spatial}
+    gradient = it.builder.pad(gradient, more)
+    sizes = [image.extents[axis] for axis in it.spatial]
+    steps = [math.prod(sizes[axis + 1 :]) * each for axis, each in enumerate(windows.dilation)]
+    offsets = [sum(index * step for index, step in zip(tap, steps, strict=True)) for tap in taps]
+    read, given = (
+        it.builder.merge(value, {"p": ("n", *it.spatial), axis: (axis,)})
+        for value, axis in ((image, "c"), (gradient, "f"))
+    )
+    count = read.extents["p"] - offsets[-1]
+    given = it.builder.part(given, "p", 0, count)
+    parts = [
+        product(
+            it.builder,
+            given,
+            it.builder.part(read, "p", offset, count),
+            ("f", "c", "p"),
+            it.types,
+            ("n", "t"),
+        )
+        for offset in offsets
+    ]
+    extents = {"taps": len(taps), **parts[0].extents}
+    joined = it.builder.interleave(
+        [it.builder.split(part, "f", {"taps": 1, "f": part.extents["f"]}) for part in parts],
+        [{"taps": index} for index in range(len(taps))],
+        extents,
+        {},
+        it.types.accumulator,
+    )
+    sums = it.builder.split(joined, "taps", dict(zip(it.taps, windows.taps, strict=True)))
+    return it.reduction(sums, it.filter_axes(), "f")
 
 
 def is_nhwc(geometry: ConvolutionGeometry) -> bool:

@@ -130,14 +130,35 @@ def as_conv2d(builder: Builder, forward: Forward) -> Labeled:
     are all taps of a filter of one row or column, for which the code generator has no fast convolution: the conv2d
     is then pointwise.
     """
+    gathered = _gathered(forward.windows)
+    image = _image(builder, forward.windows, gathered, forward.filter.axes)
+    return _conv2d(builder, forward, image, _filter(builder, forward, gathered))
+
+
+def as_conv2d_per_block(builder: Builder, forward: Forward) -> Labeled:
+    """The sums as one conv2d for each block of filters, with the axes b, n, oh, ow, ... and f, in this order.
+
+    A convolution reads a few filters of one tap and channel, then of the next. With many filters side by side,
+    these lie so far apart that they displace each other in the caches; a block has its filters close together.
+    """
+    gathered = _gathered(forward.windows)
+    image = _image(builder, forward.windows, gathered, forward.filter.axes)
+    filters = _filter(builder, forward, gathered, ("b",))
+    parts, starts = [], []
+    for block in range(filters.extents["b"]):
+        its = builder.without(builder.part(filters, "b", block), "b")
+        sums = _conv2d(builder, forward, image, its)
+        parts.append(builder.split(sums, "n", {"b": 1, "n": sums.extents["n"]}))
+        starts.append({"b": block})
+    extents = {**parts[0].extents, "b": len(parts)}
+    return builder.interleave(parts, starts, extents, {}, parts[0].tensor.type)
+
+
+def _conv2d(builder: Builder, forward: Forward, image: Labeled, filter_: Labeled) -> Labeled:
+    """The sums of `image` and `filter_`, as `_image` and `_filter` arrange them."""
     windows = forward.windows
     rank, sizes = len(windows.spatial), windows.extents
-    gathered = _gathered(windows)
-    image, filter_ = (
-        _image(builder, windows, gathered, forward.filter.axes),
-        _filter(builder, forward, gathered),
-    )
-    is_pointwise = "w" in gathered
+    is_pointwise = "w" in _gathered(windows)
     stride = (1, 1) if is_pointwise else windows.stride[-2:]
     dilation = (1, 1) if is_pointwise else windows.dilation[-2:]
     (top, bottom), (left, right) = ((0, 0), (0, 0)) if is_pointwise else windows.padding[-2:]
@@ -177,8 +198,8 @@ def as_conv2d_per_group(builder: Builder, forward: Forward) -> Labeled:
     filter_ = builder.arrange("filters", forward.filter, ("g", *taps, "c", "f"), store=True)
     parts = []
     for group in range(windows.extents["g"]):
-        one = builder.without(builder.at(image, "g", group), "g")
-        its = builder.without(builder.at(filter_, "g", group), "g")
+        one = builder.without(builder.part(image, "g", group), "g")
+        its = builder.without(builder.part(filter_, "g", group), "g")
         sums = as_conv2d(builder, Forward(replace(padded, image=one), its, forward.types))
         parts.append(builder.split(sums, "f", {"g": 1, "f": sums.extents["f"]}))
     extents = {**parts[0].extents, "g": len(parts)}
@@ -225,13 +246,16 @@ def _image(
     return merged
 
 
-def _filter(builder: Builder, forward: Forward, gathered: Sequence[str]) -> Labeled:
-    """The filter with the axes kh, kw, c and f; c has the taps along the axes `gathered`, and f all groups."""
+def _filter(
+    builder: Builder, forward: Forward, gathered: Sequence[str], blocks: Sequence[str] = ()
+) -> Labeled:
+    """The filter with the axes kh, kw, `blocks`, c and f; c has the taps along the axes `gathered`, f all groups."""
     group = forward.windows.group
     taps = [axis for axis in forward.filter.axes if axis[1:] in gathered]
     plane = [f"k{axis}" for axis in forward.windows.spatial if axis not in gathered]
-    filter_ = builder.arrange("filters", forward.filter, (*plane, *taps, "c", *group, "f"), store=True)
-    filter_ = builder.merge(filter_, {**_alone(plane), "c": (*taps, "c"), "f": (*group, "f")})
+    kept = [*plane, *blocks]
+    filter_ = builder.arrange("filters", forward.filter, (*kept, *taps, "c", *group, "f"), store=True)
+    filter_ = builder.merge(filter_, {**_alone(kept), "c": (*taps, "c"), "f": (*group, "f")})
     return filter_ if plane else builder.split(filter_, "c", {"kh": 1, "kw": 1, "c": filter_.extents["c"]})
 
 

@@ -15,28 +15,19 @@ from dispatch_profiler.operations import Operation, Tensor
 
 @dataclass(frozen=True)
 class Index:
-    """An affine index: `offset` plus the sum of factor x loop over `terms`."""
+    """An affine index: the sum of factor x loop over `terms`. Factors are positive: IREE rejects other maps."""
 
     terms: tuple[tuple[str, int], ...]
-    offset: int = 0
 
     @property
     def mlir(self) -> str:
         """`oh * 2 + kh`"""
-        parts = [loop if factor == 1 else f"{loop} * {factor}" for loop, factor in self.terms]
-        return " + ".join(parts + ([str(self.offset)] if self.offset or not parts else []))
-
-    @property
-    def is_mappable(self) -> bool:
-        """Whether the compiler accepts it in an indexing map: it rejects those that fall as a loop rises."""
-        return not self.offset and all(factor > 0 for _, factor in self.terms)
+        return " + ".join(loop if factor == 1 else f"{loop} * {factor}" for loop, factor in self.terms)
 
     @property
     def loop(self) -> str | None:
         """The loop, if the index is one loop and nothing else."""
-        return (
-            self.terms[0][0] if len(self.terms) == 1 and self.terms[0][1] == 1 and not self.offset else None
-        )
+        return self.terms[0][0] if len(self.terms) == 1 and self.terms[0][1] == 1 else None
 
 
 @dataclass(frozen=True)
@@ -71,22 +62,13 @@ class Crop(Step):
 
 @dataclass(frozen=True)
 class Gather(Step):
-    """`result[loops] = source[indices]`: a permutation, the windows of a convolution, or a reversal."""
+    """`result[loops] = source[indices]`: a permutation, or the windows of a convolution."""
 
     kind: ClassVar[str] = "gather"
 
     source: Tensor
     loops: tuple[str, ...]
     indices: tuple[Index, ...]
-
-    @property
-    def is_mappable(self) -> bool:
-        """Whether indexing maps can express it. A loop that indexes an axis alone must cover all of it."""
-        extents = dict(zip(self.loops, self.result.shape, strict=True))
-        return all(
-            index.is_mappable and (index.loop is None or extents[index.loop] == size)
-            for index, size in zip(self.indices, self.source.shape, strict=True)
-        )
 
 
 @dataclass(frozen=True)
