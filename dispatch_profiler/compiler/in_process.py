@@ -12,7 +12,7 @@ from iree.compiler import api
 
 from dispatch_profiler.compiler._base import BuildError
 from dispatch_profiler.compiler.ir_module import IrModule
-from dispatch_profiler.errors import ToolError, UsageError
+from dispatch_profiler.errors import UsageError
 
 _ERROR = 2  # IREE_COMPILER_DIAGNOSTIC_SEVERITY_ERROR
 _Callback = ctypes.CFUNCTYPE(
@@ -49,28 +49,9 @@ class InProcess:
         _run(module, flags, start=start, stop=stop)
         return module
 
-    def finish(
-        self, module: IrModule, flags: tuple[str, ...], start: str, repeat: int
-    ) -> tuple[bytes, bytes]:
-        """See `Phases.finish`. Code is generated once."""
-        _run(module, flags, start=start, stop="hal")
-        repeated = None if repeat == 1 else _repeated(module, flags, repeat)
-        verify = _run(module, flags, start="hal")
-        return verify, verify if repeated is None else _run(repeated, flags, start="hal")
-
-
-def _repeated(module: IrModule, flags: tuple[str, ...], repeat: int) -> IrModule:
-    """A copy of a module at phase `hal` that executes every dispatch `repeat` times."""
-    repeated = module.clone()
-    # Inside builtin.module(...), the same pipeline silently does nothing.
-    _run(repeated, flags, pipeline=f"util.func(iree-hal-repeat-dispatches{{count={repeat}}})")
-    before, after = module.dispatch_commands(), repeated.dispatch_commands()
-    if after != repeat * before:
-        raise ToolError(
-            f"the profile module should do {repeat} x {before} dispatches, but does {after}",
-            hint="this compiler repeats dispatches differently: use --batch-size=1",
-        )
-    return repeated
+    def vmfb(self, module: IrModule, flags: tuple[str, ...], start: str) -> bytes:
+        """See `Phases.vmfb`."""
+        return _run(module, flags, start=start)
 
 
 @cache
@@ -105,11 +86,10 @@ def _run(
     *,
     start: str | None = None,
     stop: str | None = None,
-    pipeline: str | None = None,
 ) -> bytes:
     """Take `module` from phase `start` to `stop`; without `stop`, compile it and return the vmfb.
 
-    With `pipeline`, run only those passes. Changes `module`, which is unusable after an error.
+    Changes `module`, which is unusable after an error.
     """
     session, library = _session(flags), _library()
     errors: list[str] = []
@@ -126,13 +106,12 @@ def _run(
         if stop:
             library.ireeCompilerInvocationSetCompileToPhase(invocation._inv_p, stop.encode())
         invocation.import_module(module.operation)
-        succeeded = invocation.execute_text_pass_pipeline(pipeline) if pipeline else invocation.execute()
-        if not succeeded:
+        if not invocation.execute():
             raise BuildError(
                 errors[0] if errors else "the compiler failed without a diagnostic",
                 diagnostics="\n".join(errors),
             )
-        return b"" if stop or pipeline else _vmfb(invocation)
+        return b"" if stop else _vmfb(invocation)
 
 
 def _vmfb(invocation: api.Invocation) -> bytes:

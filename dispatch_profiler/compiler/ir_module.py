@@ -15,6 +15,13 @@ from iree.compiler import ir
 from dispatch_profiler.compiler._base import BuildError
 from dispatch_profiler.errors import ToolError
 
+_OPTIMIZATION_BARRIER = "util.optimization_barrier"
+#: Operations of phase `hal` that a device executes; the others of a command buffer only order them.
+COMMANDS = frozenset(
+    f"hal.command_buffer.{name}"
+    for name in ("dispatch", "dispatch.indirect", "fill_buffer", "copy_buffer", "update_buffer", "collective")
+)
+
 
 class IrModule:
     """A module, in the MLIR context that it was parsed in."""
@@ -94,6 +101,19 @@ class IrModule:
         used = set(re.findall(r"@\"?([\w.$-]+)\"?::@", body))
         return {name: op for name, op in executables.items() if name in used}
 
+    @property
+    def has_barriers(self) -> bool:
+        """Whether there is a `util.optimization_barrier`."""
+        return any(op.name == _OPTIMIZATION_BARRIER for op in operations_in(self.operation))
+
+    def drop_barriers(self) -> None:
+        """Replace each `util.optimization_barrier` by its operands."""
+        for op in operations_in(self.operation):
+            if op.name == _OPTIMIZATION_BARRIER:
+                for result, operand in zip(op.results, op.operands, strict=True):
+                    result.replace_all_uses_with(operand)
+                op.erase()
+
     def drop_dispatches(self, names: Sequence[str]) -> None:
         """Erase entry points and the executables that only they use."""
         used = {name: set(self.executables_of(name)) for name in self.entry_points()}
@@ -147,9 +167,9 @@ class IrModule:
             number, name = number + 1, f"{wanted}_copy{number}"
         return name
 
-    def dispatch_commands(self) -> int:
-        """Total number of dispatches in the command buffers of a module at phase `hal`."""
-        return sum(op.name == "hal.command_buffer.dispatch" for op in operations_in(self.operation))
+    def commands(self) -> int:
+        """Total number of dispatches, fills and copies in the command buffers of a module at phase `hal`."""
+        return sum(op.name in COMMANDS for op in operations_in(self.operation))
 
 
 # -- operations ------------------------------------------------------------------------------------

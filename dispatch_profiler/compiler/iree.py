@@ -20,10 +20,14 @@ from dispatch_profiler.files import find_tools
 if TYPE_CHECKING:
     from dispatch_profiler.compiler.ir_module import IrModule
 
+#: The phase at which it is decided which loops share a dispatch.
+_FORMED = "flow"
 #: The phase at which every dispatch is a separate executable, with its source.
 _OUTLINED = "executable-sources"
 #: The phase at which every executable has its tiles and pipeline.
 _CONFIGURED = "executable-configurations"
+#: The phase at which code is generated, and command buffers hold every dispatch, fill and copy.
+_COMMANDS = "hal"
 
 _CPU = "--iree-llvmcpu-target-cpu"
 _HOST = f"{_CPU}=host"
@@ -45,10 +49,8 @@ class Phases(Protocol):
     ) -> IrModule:
         """Take a module from one phase (None: a source) to another. Consumes `module`."""
 
-    def finish(
-        self, module: IrModule, flags: tuple[str, ...], start: str, repeat: int
-    ) -> tuple[bytes, bytes]:
-        """A module at phase `start` -> verify vmfb and profile vmfb. Consumes `module`."""
+    def vmfb(self, module: IrModule, flags: tuple[str, ...], start: str) -> bytes:
+        """A module at phase `start` -> vmfb. Consumes `module`."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class IreeCompiler:
         insert_kernels(source, kernels)
         groups = share(source)
         try:
-            module = phases.advance(source, flags, stop=_OUTLINED)
+            module = outlined(phases, source, flags)
             fan_out(module, groups, lines)
             restore_dropped(module, request.dispatches, lines)
             module = phases.advance(module, flags, _OUTLINED, stop=_CONFIGURED)
@@ -130,7 +132,7 @@ class IreeCompiler:
             if len(dropped) == len(names):
                 return Built(b"", b"", outcomes | failed)
             module.drop_dispatches(dropped)
-            verify, profile = phases.finish(module, flags, _CONFIGURED, request.repeat)
+            verify, profile = _vmfbs(phases, module, flags, request.repeat)
         except BuildError as error:
             culprits = tuple(name for name in _culprits(error.diagnostics, lines) if name in names)
             message = _sentence(error.message)
@@ -153,6 +155,32 @@ class IreeCompiler:
             return evidence.text in module.text()
         later = self._phases.advance(module.clone(), request.flags, _CONFIGURED, stop=evidence.phase)
         return evidence.text in later.text()
+
+
+def outlined(phases: Phases, source: IrModule, flags: tuple[str, ...]) -> IrModule:
+    """A source -> a module at phase `executable-sources`. Consumes `source`.
+
+    Barriers keep the kernels of a form in separate dispatches. Later, the compiler would make the host wait
+    for the device at each of them.
+    """
+    if not source.has_barriers:
+        return phases.advance(source, flags, stop=_OUTLINED)
+    module = phases.advance(source, flags, stop=_FORMED)
+    module.drop_barriers()
+    return phases.advance(module, flags, _FORMED, stop=_OUTLINED)
+
+
+def _vmfbs(phases: Phases, module: IrModule, flags: tuple[str, ...], repeat: int) -> tuple[bytes, bytes]:
+    """A module at phase `executable-configurations` -> verify vmfb and profile vmfb. Consumes `module`.
+
+    Code is generated once.
+    """
+    from dispatch_profiler.compiler.repetition import repeated
+
+    module = phases.advance(module, flags, _CONFIGURED, stop=_COMMANDS)
+    profile = repeated(module, repeat) if repeat > 1 else None
+    verify = phases.vmfb(module, flags, _COMMANDS)
+    return verify, verify if profile is None else phases.vmfb(profile, flags, _COMMANDS)
 
 
 @cache

@@ -49,13 +49,9 @@ class Tools:
             self._run(module, flags, *begin, f"--compile-to={stop}", "--emit-mlir-bytecode")
         )
 
-    def finish(
-        self, module: IrModule, flags: tuple[str, ...], start: str, repeat: int
-    ) -> tuple[bytes, bytes]:
-        """See `Phases.finish`. The commands generate code twice."""
-        begin = f"--compile-from={start}"
-        repeats = f"--iree-hal-benchmark-dispatch-repeat-count={repeat}"
-        return self._run(module, flags, begin), self._run(module, flags, begin, repeats)
+    def vmfb(self, module: IrModule, flags: tuple[str, ...], start: str) -> bytes:
+        """See `Phases.vmfb`."""
+        return self._run(module, flags, f"--compile-from={start}")
 
     def _run(self, module: IrModule, flags: tuple[str, ...], *more: str) -> bytes:
         with tempfile.TemporaryDirectory() as folder:

@@ -160,9 +160,9 @@ def test_the_profile_module_does_the_dispatch_again_and_again(configuration):
     source = phases.parse(request.source, request.flags)
     insert_kernels(source, kernels)
     module = phases.advance(source, request.flags, stop="hal")
-    commands = module.dispatch_commands()
+    commands = module.commands()
 
-    # `finish` fails if the profile module has not `repeat` times as many.
+    # The build fails if the profile module has not `repeat` times as many.
     assert commands == (2 if configuration.split_k > 1 else 1)
     verify, profile = (
         IreeCompiler().build(replace(request, repeat=7)).verify,

@@ -10,20 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from dispatch_profiler.compiler import BuildError, IreeCompiler
-from dispatch_profiler.compiler.in_process import InProcess, _repeated
+from dispatch_profiler.compiler import BuildError, BuildRequest, IreeCompiler, in_process, repetition
+from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.compiler.ir_module import IrModule
+from dispatch_profiler.compiler.iree import outlined
 from dispatch_profiler.compiler.isolate_failures import isolate_failures
+from dispatch_profiler.compiler.repetition import repeated
 from dispatch_profiler.compiler.tools import Tools
-from dispatch_profiler.configurations import CpuTiles, Default, Flow
+from dispatch_profiler.configurations import CpuTiles, Default, Flow, Formed
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.files import find_tools
-from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, Matmul
+from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, LayerNorm, Matmul
 
 #: The wheels put the compiler's commands beside the interpreter: as good as a build directory.
 BIN = Path(sys.executable).parent
 SMALL = Matmul(128, 128, 64)
+FHWC = Conv2d(1, 8, 8, 16, 16, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
 TILES = CpuTiles((16, 16), (8, 16, 4))
 #: The initial zeros of this tile are a vector that the compiler refuses.
 TOO_WIDE = CpuTiles((64, 128), (8, 16, 1), (64, 128, 32))
@@ -46,25 +49,65 @@ def test_both_name_the_same_revision():
     assert InProcess().revision == IreeCompiler().revision
 
 
-def test_the_profile_module_repeats_every_dispatch(make_request):
-    """Counted in the compiler's own IR: a padded convolution has two dispatches, five times each."""
-    request = make_request(Conv2d(2, 8, 8, 16, 16, 3, 3, padding=(1, 1)), [Default()])
-    phases = InProcess()
-    translated = phases.advance(phases.parse(request.source, request.flags), request.flags, stop="hal")
-
-    assert translated.dispatch_commands() == 2
-    assert _repeated(translated, request.flags, 5).dispatch_commands() == 10
-    assert translated.dispatch_commands() == 2
+def commands_of(module: IrModule) -> list[str]:
+    """What the command buffers of a module at phase `hal` do, in order, without barriers."""
+    found = re.findall(r"hal\.command_buffer\.(dispatch|fill_buffer|copy_buffer)<", module.text())
+    return [name.removesuffix("_buffer") for name in found]
 
 
-def test_a_pipeline_that_repeats_nothing_is_an_error(make_request, monkeypatch):
-    """If the compiler took the request and did nothing, times would be wrong by that factor."""
-    monkeypatch.setattr(IrModule, "dispatch_commands", lambda module: 3)
-    request = make_request(SMALL, [Default()])
-    configured = configured_by_wheel(request)
+def at_phase_hal(request: BuildRequest) -> IrModule:
+    phases, flags = InProcess(), request.flags
+    module = outlined(phases, phases.parse(request.source, flags), flags)
+    return phases.advance(module, flags, "executable-sources", stop="hal")
 
-    with pytest.raises(ToolError, match="should do 4 x 3 dispatches, but does 3"):
-        InProcess().finish(configured, request.flags, "executable-configurations", 4)
+
+SEVERAL_COMMANDS = {
+    "padded": (Conv2d(2, 8, 8, 16, 16, 3, 3, padding=(1, 1)), Default(), ["fill", "dispatch", "dispatch"]),
+    "im2col": (FHWC, Formed("im2col"), ["fill", "dispatch", "dispatch", "dispatch"]),
+    "layer norm": (LayerNorm(8, 64), Default(), ["dispatch"] * 3 + ["copy"] * 2),
+}
+
+
+@pytest.mark.parametrize(
+    ("operation", "configuration", "once"), SEVERAL_COMMANDS.values(), ids=SEVERAL_COMMANDS
+)
+def test_the_profile_module_repeats_whole_executions(make_request, operation, configuration, once):
+    """Every fill and copy too, and in the order of separate executions: seen in the compiler's own IR."""
+    module = at_phase_hal(make_request(operation, [configuration]))
+
+    assert commands_of(module) == once
+    assert commands_of(repeated(module, 5)) == 5 * once
+    assert commands_of(module) == once
+
+
+def test_a_single_dispatch_is_repeated_as_the_compiler_does_it(make_request):
+    """`--iree-hal-benchmark-dispatch-repeat-count` is this pass: right where there is only one dispatch."""
+    request = make_request(SMALL, [Default(), TILES])
+    module = at_phase_hal(request)
+    expected = module.clone()
+    with in_process._session(request.flags).invocation() as invocation:
+        invocation.import_module(expected.operation)
+        assert invocation.execute_text_pass_pipeline("util.func(iree-hal-repeat-dispatches{count=5})")
+
+    assert repeated(module, 5).text() == expected.text()
+
+
+def test_an_execution_waits_for_its_kernels_once(make_request):
+    """A barrier that is left in the program makes the host wait there, and repeats could not cross it."""
+    request = make_request(FHWC, [Formed("im2col")])
+    phases, flags = InProcess(), request.flags
+    unchanged = phases.advance(phases.parse(request.source, flags), flags, stop="hal")
+
+    assert unchanged.text().count("hal.fence.await") == 2
+    assert at_phase_hal(request).text().count("hal.fence.await") == 1
+
+
+def test_commands_that_are_not_repeated_are_an_error(make_request, monkeypatch):
+    """Times would be wrong by that factor."""
+    monkeypatch.setattr(repetition, "_CREATE", "no operation")
+
+    with pytest.raises(ToolError, match="should execute 4 x 1 commands, but executes 1"):
+        IreeCompiler().build(make_request(SMALL, [Default()], repeat=4))
 
 
 def test_both_build_two_vmfbs_with_every_function(compiler: IreeCompiler, make_request):
