@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from dispatch_profiler.errors import UsageError
+from dispatch_profiler.profiler.measurement.included import differences, included_text
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.machine import Machine
 from dispatch_profiler.profiler.records.record import Provenance
@@ -74,8 +75,9 @@ class SideSummary:
     #: Known machines only.
     machines: tuple[Machine, ...] = ()
     seeds: tuple[int, ...] = ()
-    #: State of the caches: `warm` or `cold`.
+    #: State of the caches, `warm` or `cold`, and what times include, where records state it.
     modes: tuple[str, ...] = ()
+    includes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,7 @@ def side_differences(
         ("software", base.revisions, new.revisions),
         ("seed", base.seeds, new.seeds),
         ("caches", base.modes, new.modes),
+        ("times include", base.includes, new.includes),
     )
     found = [
         f"{name}: {_listed(one)} vs. {_listed(other)}"
@@ -342,18 +345,15 @@ def _measured_differently(base: StoredRecord, new: StoredRecord) -> list[str]:
     found = []
     if base.provenance.device != new.provenance.device:
         found.append(f"device {base.provenance.device} vs. {new.provenance.device}")
-    if one is None or other is None:
-        return [f"measured differently: {', '.join(found)}"] if found else []
-    if one.mode != other.mode:
-        found.append(f"{one.mode} vs. {other.mode} caches")
-    # Executions per sample are fixed, or chosen to fill a fixed time: only one of the two may differ.
-    if _differ(one.executions, other.executions) and _differ(_sample_ms(one), _sample_ms(other)):
-        found.append(f"samples of {one.executions} vs. {other.executions} executions")
+    if one is not None and other is not None:
+        if one.mode != other.mode:
+            found.append(f"{one.mode} vs. {other.mode} caches")
+        found += differences(one.includes, other.includes)
+        # Executions per sample are fixed, or chosen to fill a fixed time: only one of the two may differ.
+        lengths = [each.executions * each.median_ms for each in (one, other)]
+        if _differ(one.executions, other.executions) and _differ(*lengths):
+            found.append(f"samples of {one.executions} vs. {other.executions} executions")
     return [f"measured differently: {', '.join(found)}"] if found else []
-
-
-def _sample_ms(measurement: Measurement) -> float:
-    return measurement.executions * measurement.median_ms
 
 
 def _differ(one: float, other: float) -> bool:
@@ -385,6 +385,7 @@ def _median(runs: Sequence[StoredRecord]) -> float | None:
 
 def _summary(name: str, records: Sequence[StoredRecord]) -> SideSummary:
     origins = [record.provenance for record in records]
+    measured = [record.measurement for record in records if record.measurement is not None]
     return SideSummary(
         name,
         tuple(dict.fromkeys(origin.device for origin in origins)),
@@ -392,5 +393,6 @@ def _summary(name: str, records: Sequence[StoredRecord]) -> SideSummary:
         tuple(dict.fromkeys(origin.software for origin in origins)),
         tuple(dict.fromkeys(origin.machine for origin in origins if origin.machine.name)),
         tuple(dict.fromkeys(origin.seed for origin in origins)),
-        tuple(dict.fromkeys(record.measurement.mode for record in records if record.measurement)),
+        distinct(each.mode for each in measured),
+        distinct(filter(None, (included_text(each.includes) for each in measured))),
     )

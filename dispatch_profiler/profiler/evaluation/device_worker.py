@@ -26,10 +26,10 @@ from dispatch_profiler.profiler.measurement.measure import (
     MeasureOptions,
     Mode,
     Timer,
-    call_overhead,
     calls_that_last,
     measure_overhead,
     prefers_single,
+    warm_overhead,
 )
 from dispatch_profiler.profiler.measurement.paired_sampling import PairedSamples, Timed, take_paired_samples
 from dispatch_profiler.profiler.measurement.placement import Places, Rotation, Stage, cold_places, warm_places
@@ -280,10 +280,8 @@ def take_batch(
     found = take(timer_of(refs, function, places, single_seconds, plan), plan, _clock)
     after = _monitor.read() if _monitor else None
     found = replace(found, gpu=after, throttled=throttle_warning(before, after))
-    if refs.verify.is_library and plan.before is None:
-        assert _library is not None
-        eager, call = eager_ms(_library, places.at(0)), library_call_ms(_library, operation)
-        found = replace(found, eager_ms=eager, library_call_ms=call)
+    if refs.verify.is_library:
+        found = _of_library(found, places, plan)
     if _sentinel is None:
         # Of single executions: the overhead of a call is the same each time.
         single = _program(refs.verify).bind(function, places.at(0))
@@ -291,6 +289,17 @@ def take_batch(
         took = found.readings[-1].claimed / found.executions
         _sentinel = sentinel, calls_that_last(_SENTINEL_SECONDS, took)
     return found
+
+
+def _of_library(batch: SampleBatch, places: Places, plan: BatchPlan) -> SampleBatch:
+    """A sample batch of the library, with what only libraries have; the costs of calls in the first batch."""
+    assert _library is not None
+    operation = places.operation
+    batch = replace(batch, has_weight_conversion=not _library.converts_weights_ahead(operation))
+    if plan.before is not None:
+        return batch
+    eager, call = eager_ms(_library, places.at(0)), library_call_ms(_library, operation)
+    return replace(batch, eager_ms=eager, library_call_ms=call)
 
 
 def result_of_timed(
@@ -329,7 +338,7 @@ def _warm(refs: VmfbRefs, function: str, places: Places, single_seconds: float, 
         ref.repeat,
         copies[0].bind(function, places.at(0)).now,
         _run_delay,
-        lambda seconds: CallOverhead(call_overhead(single_seconds, seconds, ref.repeat)),
+        lambda seconds: warm_overhead(single_seconds, seconds, ref.repeat),
         rotation.advance,
         skip_warmup=_on_gpu and single_seconds * ref.repeat >= _LONG_CALL_OF_GPU,
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from dispatch_profiler.profiler.measurement.gpu_monitor import GpuState
+from dispatch_profiler.profiler.measurement.included import Included
 from dispatch_profiler.profiler.statistics.intervals import batched_interval, by_batch, by_place, quantile
 from dispatch_profiler.profiler.statistics.stopping import Ended, Reading, StopRule
 
@@ -65,6 +66,8 @@ class Measurement:
     of samples in each sample batch, in order. `gpu` is the GPU's state after the last sample; None if
     unknown.
 
+    `includes` has what the time of an execution covers; empty in records of earlier versions.
+
     `eager_ms` is the time of one eager execution by a library whose samples are of CUDA graphs.
     `library_call_ms` is the overhead of a library's call on a CPU, which has not been subtracted. Both are
     0 where they do not apply.
@@ -83,6 +86,7 @@ class Measurement:
     eager_ms: float = 0.0
     library_call_ms: float = 0.0
     overhead_error_ms: float = 0.0
+    includes: tuple[Included, ...] = ()
 
     @property
     def was_interrupted(self) -> bool:
@@ -183,16 +187,24 @@ def call_overhead(single_seconds: float, call_seconds: float, repeat: int) -> fl
 class CallOverhead:
     """The overhead of a call in seconds, and its uncertainty.
 
-    `execution` is the time of one execution with warm operands; 0 if unknown.
+    `execution` is the time of one execution with warm operands; 0 if unknown. Without `is_known`, the
+    overhead cannot be separated from the executions, whose time includes it.
     """
 
     seconds: float = 0.0
     error: float = 0.0
     execution: float = 0.0
+    is_known: bool = False
 
     def bounded(self, call_seconds: float) -> CallOverhead:
         """The same, but at most `call_seconds` less one execution: a cold one takes no less time."""
         return replace(self, seconds=min(self.seconds, max(0.0, call_seconds - self.execution)))
+
+
+def warm_overhead(single_seconds: float, call_seconds: float, repeat: int) -> CallOverhead:
+    """`call_overhead`, which is unknown without the time of a single execution, or if `repeat` is too small."""
+    is_known = single_seconds > 0.0 and repeat >= _MIN_REPEATS
+    return CallOverhead(call_overhead(single_seconds, call_seconds, repeat), is_known=is_known)
 
 
 def measure_overhead(
@@ -206,7 +218,7 @@ def measure_overhead(
     found = [call_overhead(one, many, repeat) for one, many in pairs]
     one, many = (min(each) for each in zip(*pairs, strict=True))
     execution = max(0.0, many - one) / (repeat - 1)
-    return CallOverhead(call_overhead(one, many, repeat), max(found) - min(found), execution)
+    return CallOverhead(call_overhead(one, many, repeat), max(found) - min(found), execution, True)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dispatch_profiler.profiler.measurement.gpu_monitor import GpuState
+from dispatch_profiler.profiler.measurement.included import included
 from dispatch_profiler.profiler.measurement.measure import (
     CallOverhead,
     Measurement,
@@ -43,10 +44,11 @@ _LONG = 125
 class SampleBatch:
     """One sample batch: milliseconds per execution, in the order taken.
 
-    A sample is `calls` calls, with `executions` executions in total; `overhead` is the overhead of a call. `places` is the place in memory of each sample, or empty. `readings` are of all samples,
-    including dropped ones. `seconds` is how long the batch took, including repetitions and the samples of
+    A sample is `calls` calls, with `executions` executions in total; `overhead` is the overhead of a call.
+    `places` is the place in memory of each sample, or empty. `readings` are of all samples, including
+    dropped ones. `seconds` is how long the batch took, including repetitions and the samples of
     the sentinel. `disturbed` is the sentinel's warning, if any; `gpu` and `throttled` are the GPU's state
-    and warning.
+    and warning. `has_weight_conversion`: the time includes it; see `Included`.
     """
 
     samples_ms: tuple[float, ...]
@@ -63,6 +65,7 @@ class SampleBatch:
     throttled: str = ""
     eager_ms: float = 0.0
     library_call_ms: float = 0.0
+    has_weight_conversion: bool = True
 
 
 @dataclass(frozen=True)
@@ -200,4 +203,5 @@ def joined(
         gpu=last.gpu,
         eager_ms=max(each.eager_ms for each in batches),
         library_call_ms=max(each.library_call_ms for each in batches),
+        includes=included(weights=last.has_weight_conversion, call=not last.overhead.is_known),
     )

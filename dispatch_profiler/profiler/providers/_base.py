@@ -34,6 +34,9 @@ class Library(Protocol):
     def load_repeated(self, count: int) -> LoadedKernels:
         """Kernels that run `count` executions per call. Only if `repeats`."""
 
+    def converts_weights_ahead(self, operation: Operation) -> bool:
+        """Whether `put` stores a filter or weight in a layout or type of the library's choice, which is not timed."""
+
     def load(self, vmfb: bytes) -> Library:
         """Returns the library itself: there is nothing to load."""
 

@@ -57,6 +57,10 @@ class NumpyLibrary:
         """See `Library.load_repeated`: one execution per call."""
         return self
 
+    def converts_weights_ahead(self, operation: Operation) -> bool:
+        """See `Library.converts_weights_ahead`: filters are stored as im2col reads them."""
+        return operation.convolution is not None and operation.convolution.mode != "weight_backward"
+
     def load(self, vmfb: bytes) -> NumpyLibrary:
         """See `Library.load`."""
         return self

@@ -23,7 +23,11 @@ from dispatch_profiler.profiler.providers.torch_convolutions import (
     convolution_handles,
 )
 from dispatch_profiler.profiler.providers.torch_graphs import GraphCache, GraphTurns
-from dispatch_profiler.profiler.providers.torch_norms import norm_computation, norm_handles
+from dispatch_profiler.profiler.providers.torch_norms import (
+    converts_parameters,
+    norm_computation,
+    norm_handles,
+)
 from dispatch_profiler.profiler.providers.torch_steps import apply_steps, epilogue_operand, epilogue_steps
 from dispatch_profiler.profiler.verification.poison import poison
 from dispatch_profiler.runtime import DeviceUri, RunError
@@ -124,6 +128,13 @@ class TorchLibrary:
         if self._device.type == "cuda":
             return int(getattr(torch_api.cuda.get_device_properties(self._device), "L2_cache_size", 0))
         return last_level_cache_bytes()
+
+    def converts_weights_ahead(self, operation: Operation) -> bool:
+        """See `Library.converts_weights_ahead`: filters, and parameters of layer norms in narrow types on a CPU."""
+        if operation.convolution is not None:
+            return operation.convolution.mode != "weight_backward"
+        is_norm = operation.normalization is not None
+        return is_norm and converts_parameters(operation, self._device)
 
     def load(self, vmfb: bytes) -> TorchLibrary:
         """See `Library.load`."""

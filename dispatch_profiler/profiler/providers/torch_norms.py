@@ -22,8 +22,12 @@ def _parameter_type(api: Any, operation: Operation, device: Any, dtype: Any) -> 
     On a CPU they have the type of the parameters: f32 for f16 and bf16, a conversion that is exact. On a GPU
     they always are in the accumulator, and the parameters in the element type, `dtype`.
     """
-    is_narrow = operation.element_type != operation.accumulator
-    return api.float32 if is_narrow and device.type == "cpu" else dtype
+    return api.float32 if converts_parameters(operation, device) else dtype
+
+
+def converts_parameters(operation: Operation, device: Any) -> bool:
+    """Whether `norm_handles` converts the type of weight and bias."""
+    return operation.element_type != operation.accumulator and device.type == "cpu"
 
 
 def norm_handles(

@@ -29,6 +29,7 @@ from dispatch_profiler.json_fields import (
     within,
 )
 from dispatch_profiler.profiler.measurement.gpu_monitor import GpuState
+from dispatch_profiler.profiler.measurement.included import Included
 from dispatch_profiler.profiler.measurement.measure import Measurement, Mode
 from dispatch_profiler.profiler.measurement.peaks import Peaks
 from dispatch_profiler.profiler.records.machine import Machine
@@ -332,7 +333,16 @@ def _measurement(row: Mapping[str, Any]) -> Measurement:
         eager_ms=number(row, "eager_ms", least=0.0, default=0.0),
         library_call_ms=number(row, "library_call_ms", least=0.0, default=0.0),
         overhead_error_ms=number(row, "overhead_error_ms", least=0.0, default=0.0),
+        includes=_included(texts(row, "includes", ())),
     )
+
+
+def _included(names: tuple[str, ...]) -> tuple[Included, ...]:
+    try:
+        return tuple(map(Included, names))
+    except ValueError:
+        known = ", ".join(part.value for part in Included)
+        raise FieldError(f"includes: expected some of {known}, but got {short_repr(list(names))}") from None
 
 
 def _of_samples(places: tuple[int, ...], samples: tuple[float, ...], name: str) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files import write_atomic
 from dispatch_profiler.operations import KINDS as OPERATION_KINDS
+from dispatch_profiler.profiler.measurement.included import included_text
 from dispatch_profiler.profiler.records.record import Confirmation, Record, arguments_text
 from dispatch_profiler.profiler.records.record_file import StoredRecord, as_stored
 from dispatch_profiler.profiler.records.speedup import DEFAULT_REFERENCE, Speedup, SpeedupsOfRuns
@@ -30,7 +31,7 @@ _MAIN = (
 _GPU = ("sm_mhz", "memory_mhz", "watts", "celsius")
 _MEASURED = (
     "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
-    "executions_per_sample", "mode", "overhead(ms)", "eager(ms)", "library_call(ms)", "ended_by", "warnings", "limit(ms)", *_GPU,
+    "executions_per_sample", "mode", "includes", "overhead(ms)", "eager(ms)", "library_call(ms)", "ended_by", "warnings", "limit(ms)", *_GPU,
 )  # fmt: skip
 _SPEEDUP = (
     "vs_default", "vs_default_low", "vs_default_high", "vs_reference", "vs_reference_low", "vs_reference_high",
@@ -69,6 +70,7 @@ def row(record: StoredRecord) -> dict[str, Any]:
         "samples": len(measurement.samples_ms),
         "executions_per_sample": measurement.executions,
         "mode": measurement.mode,
+        "includes": included_text(measurement.includes),
         "overhead(ms)": repr(measurement.overhead_ms),
         "eager(ms)": repr(measurement.eager_ms) if measurement.eager_ms else "",
         "library_call(ms)": repr(measurement.library_call_ms) if measurement.library_call_ms else "",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from dispatch_profiler.markup import Case, junit_xml, markdown_code, markdown_table, markdown_text
 from dispatch_profiler.profiler.compare.pairing import distinct
+from dispatch_profiler.profiler.measurement.included import included_text
 from dispatch_profiler.profiler.records.record import Verdict, kernel_name
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.profiler.records.speedup import speed_ratio, speedup_text
@@ -129,6 +130,7 @@ def _figures(entry: Entry, group: Group) -> dict[str, str]:
         "samples": str(len(measurement.samples_ms)),
         "executions_per_sample": str(measurement.executions),
         "mode": measurement.mode,
+        "includes": included_text(measurement.includes),
         "ended_by": measurement.ended_by,
     }
 

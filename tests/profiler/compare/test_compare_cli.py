@@ -28,6 +28,7 @@ from dispatch_profiler.profiler.compare.pairing import (
     compare_records,
 )
 from dispatch_profiler.profiler.compare.render import FORMATS, console
+from dispatch_profiler.profiler.measurement.included import included
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
 from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records, stored, to_line
@@ -37,6 +38,7 @@ PROVENANCE = Provenance("local-task", "llvm-cpu", "compiler 3.13.0, runtime 3.13
 NEWER = replace(PROVENANCE, iree="compiler 3.14.0, runtime 3.14.0")
 TILES = CpuTiles((64, 128), (8, 32, 4))
 #: One sample in ten is 5 % off, on both sides of the median: an interval that is narrow, but not nothing.
+DISPATCH, LIBRARY = included(weights=True, call=False), included(weights=False, call=True)
 SHAPE = (1.0, 1.001, 0.999, 1.002, 0.998, 1.0, 1.0005, 0.9995, 1.05, 0.95) * 3
 
 
@@ -52,7 +54,10 @@ def record(operation=None, configuration=None, ms=0.25, *, provenance=PROVENANCE
     )
     if measurement is not None:
         measurement = replace(
-            measurement, mode=fields.pop("mode", "warm"), warnings=tuple(fields.pop("warnings", ()))
+            measurement,
+            mode=fields.pop("mode", "warm"),
+            warnings=tuple(fields.pop("warnings", ())),
+            includes=fields.pop("includes", DISPATCH),
         )
     verdict = fields.pop("verdict", Verdict.SUCCESS)
     return stored(Record(dispatch, provenance, verdict, measurement=measurement, **fields))
@@ -222,6 +227,11 @@ def test_more_confidence_needs_more_samples():
     ("new", "words"),
     [
         ({"mode": "cold"}, "measured differently: warm vs. cold caches"),
+        (
+            {"includes": LIBRARY},
+            "measured differently: only base includes weight conversion, only new includes call",
+        ),
+        ({"includes": ()}, "measured differently: new does not state what its time includes"),
         ({"executions": 8}, "measured differently: samples of 80 vs. 8 executions"),
         (
             {"provenance": replace(PROVENANCE, device="cuda")},
@@ -256,6 +266,11 @@ KEYED = replace(PROVENANCE, module_key="1", flags=("--iree-hal-target-device=loc
         ({"provenance": replace(KEYED, module_key="", flags=())}, ()),
         ({"provenance": replace(KEYED, seed=7)}, ("seed: 3 vs. 7",)),
         ({"provenance": replace(KEYED, target="vmvx")}, ("target: llvm-cpu vs. vmvx",)),
+        (
+            {"provenance": KEYED, "includes": LIBRARY},
+            ("times include: kernels; fills and copies; weight conversion vs. kernels; fills and copies; call",),
+        ),
+        ({"provenance": KEYED, "includes": ()}, ()),
         (
             {"provenance": replace(KEYED, iree="compiler 4"), "mode": "cold"},
             ("software: compiler 3.13.0, runtime 3.13.0 vs. compiler 4", "caches: warm vs. cold"),

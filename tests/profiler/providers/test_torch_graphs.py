@@ -15,9 +15,10 @@ pytest.importorskip("torch")
 
 from dispatch_profiler.operations import LayerNormWeightBackward, Matmul
 from dispatch_profiler.profiler.evaluation import device_worker
+from dispatch_profiler.profiler.measurement.included import Included, included_text
 from dispatch_profiler.profiler.measurement.kernels import Operands
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions, Mode
-from dispatch_profiler.profiler.measurement.sample_batches import next_batch
+from dispatch_profiler.profiler.measurement.sample_batches import joined, next_batch
 from dispatch_profiler.profiler.providers import torch_library
 from dispatch_profiler.profiler.providers.torch_graphs import GraphCache, GraphTurns, capture
 from dispatch_profiler.profiler.providers.torch_library import TorchLibrary
@@ -176,6 +177,12 @@ def test_both_sides_have_the_same_number_of_executions_in_a_call(
     assert found.executions == repeat
     assert f"replay {repeat}" in cuda.log
     assert found.eager_ms > 0 and found.library_call_ms == 0
+    assert not found.overhead.is_known  # without the time of one execution
+    timed = device_worker.take_batch(refs, "", OPERATION, 1, plan, 1e-3)
+    assert (
+        included_text(joined(plan.options, [timed]).includes)
+        == "kernels; fills and copies; weight conversion"
+    )
     for mode, result in ((Mode.WARM, True), (Mode.COLD, False)):
         cuda.log.clear()
         device_worker.result_of_timed(refs, "", OPERATION, 1, MeasureOptions(mode=mode), 0.0)
@@ -192,6 +199,7 @@ def test_on_a_cpu_what_a_call_costs_is_told(in_process, monkeypatch):
 
     assert found.executions == 1
     assert found.library_call_ms > 0 and found.eager_ms == 0
+    assert joined(plan.options, [found]).includes[-1] is Included.CALL
 
 
 def test_a_graph_returns_every_result(library: TorchLibrary, cuda: FakeCuda, monkeypatch):

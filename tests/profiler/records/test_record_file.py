@@ -14,6 +14,7 @@ from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Conv2d, Matmul
+from dispatch_profiler.profiler.measurement.included import included
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.measurement.peaks import Peaks
 from dispatch_profiler.profiler.records.machine import Machine
@@ -26,7 +27,10 @@ PROVENANCE = Provenance(
     module_key="0123", flags=("--iree-opt-level=O2", "--other"),
 )  # fmt: skip
 PEAKS = Peaks({"f32": 0.1 + 0.2, "f64": 1 / 3}, 1e10)
-MEASUREMENT = Measurement((0.1 + 0.2, 1 / 3, 0.125), 64, "cold", 1e-5, "budget", ("drifted", 'said "so"'))
+MEASUREMENT = Measurement(
+    (0.1 + 0.2, 1 / 3, 0.125), 64, "cold", 1e-5, "budget", ("drifted", 'said "so"'),
+    includes=included(weights=False, call=True),
+)  # fmt: skip
 RECORDS = [
     Record(
         Dispatch(Matmul(4, 6, 8), Default()),
@@ -105,6 +109,11 @@ def test_a_line_that_is_not_a_record_is_rejected_with_its_number(tmp_path: Path,
         ("measurement/executions", 0, "measurement.executions: expected a whole number of at least 1"),
         ("measurement/batches", [1], "measurement.batches: expected 3 samples in all, but got 1"),
         ("measurement/places", [1], "measurement.places: expected one for each of the 3 samples"),
+        (
+            "measurement/includes",
+            ["lunch"],
+            "measurement.includes: expected some of kernels, fills and copies, ",
+        ),
         ("verdict", "fine", "verdict: 'fine' is not a verdict"),
         ("provenance", None, "provenance: expected an object, but got None"),
         ("provenance/flags", "-O2", "provenance.flags: expected a list"),

@@ -29,6 +29,7 @@ from dispatch_profiler.configurations import KINDS as CONFIGURATIONS
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, Matmul, Operation
+from dispatch_profiler.profiler.measurement.included import included
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
@@ -36,7 +37,7 @@ from dispatch_profiler.profiler.records.record_file import stored
 from dispatch_profiler.profiler.report.csv_report import CsvReport, columns
 
 PROVENANCE = Provenance("local-task", "llvm-cpu", "compiler 1, runtime 2", 7)
-MEASUREMENT = Measurement((0.1 + 0.2, 1 / 3, 0.125), 640)
+MEASUREMENT = Measurement((0.1 + 0.2, 1 / 3, 0.125), 640, includes=included(weights=True, call=False))
 RECORD = Record(Dispatch(Matmul(4, 6, 8), Default()), PROVENANCE, Verdict.SUCCESS, "", MEASUREMENT)
 TILED = replace(RECORD, dispatch=Dispatch(Matmul(4, 6, 8), CpuTiles((64, 128), (8, 32, 4), (8, 64, 64))))
 FAILED = RECORD.failed(Verdict.FAILED, '1 of 24 elements, "result[0, 7]"\nis wrong')
@@ -69,11 +70,11 @@ def test_columns_stand_in_the_documented_order(tmp_path):
         "Verification", "Runtime(ms)", "GFLOPs",
     ]  # fmt: skip
     assert header[11:20] == ["bytes", "flops", "batch_count", "m", "n", "k", "lhs", "rhs", "result"]
-    assert header[-61:] == [
+    assert header[-62:] == [
         "distribution_tile", "cache_tile", "vector_tile", "peel",
         "workgroup_tile", "k_tile", "stages", "core", "instruction", "pipeline", "inner_tile", "options", "form",
         "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
-        "executions_per_sample", "mode", "overhead(ms)", "eager(ms)", "library_call(ms)", "ended_by", "warnings", "limit(ms)",
+        "executions_per_sample", "mode", "includes", "overhead(ms)", "eager(ms)", "library_call(ms)", "ended_by", "warnings", "limit(ms)",
         "sm_mhz", "memory_mhz", "watts", "celsius",
         "vs_default", "vs_default_low", "vs_default_high",
         "vs_reference", "vs_reference_low", "vs_reference_high", "reference", "of_limit", "confirmed", "confirmed_speed", "confirmed_low", "confirmed_high",
@@ -169,7 +170,7 @@ def test_a_row_says_what_the_record_says(tmp_path):
         "min(ms)": "0.125", "p20(ms)": repr(0.125 + 0.4 * (0.1 + 0.2 - 0.125)),
         "p80(ms)": repr((0.1 + 0.2) + 0.6 * (1 / 3 - (0.1 + 0.2))), "max(ms)": repr(1 / 3),
         "low(ms)": repr(MEASUREMENT.interval_ms[0]), "high(ms)": repr(MEASUREMENT.interval_ms[1]), "spread": repr(MEASUREMENT.spread),
-        "samples": "3", "executions_per_sample": "640", "mode": "warm", "overhead(ms)": "0.0",
+        "samples": "3", "executions_per_sample": "640", "mode": "warm", "includes": "kernels; fills and copies; weight conversion", "overhead(ms)": "0.0",
         "ended_by": "count", "reference": "default",
         "device": "local-task", "target": "llvm-cpu", "iree": "compiler 1, runtime 2", "seed": "7",
     }  # fmt: skip

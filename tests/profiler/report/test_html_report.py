@@ -17,6 +17,7 @@ import pytest
 from sample_records import REASONS, invented, written
 
 from dispatch_profiler.errors import MissingDependency
+from dispatch_profiler.profiler.measurement.included import included
 from dispatch_profiler.profiler.measurement.peaks import Peaks
 from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.profiler.records.record_file import StoredRecord
@@ -217,12 +218,16 @@ def test_how_it_was_measured_is_told():
 
 
 def test_conditions_part_what_was_measured_in_other_ways():
-    """One row for each provider and mode; a record without a measurement has no mode."""
+    """One row for each provider, mode and scope of the time; a record without a measurement has no mode."""
     cold = replace(RECORDS[1], measurement=replace(RECORDS[1].measurement, mode="cold", warnings=("drift",)))
-    found = conditions([RECORDS[0], cold, unmeasured(RECORDS[2])])
-    assert [(each.mode, each.dispatches, each.samples) for each in found] == [
-        ("warm", 1, "6"), ("cold", 1, "6"), ("not measured", 1, ""),
+    call = replace(cold, measurement=replace(cold.measurement, includes=included(weights=True, call=True)))
+    found = conditions([RECORDS[0], cold, call, unmeasured(RECORDS[2])])
+    assert [(each.mode, each.includes, each.dispatches, each.samples) for each in found] == [
+        ("warm", "", 1, "6"), ("cold", "", 1, "6"),
+        ("cold", "kernels; fills and copies; weight conversion; call", 1, "6"), ("not measured", "", 1, ""),
     ]  # fmt: skip
+    shown = "<th>time includes</th><td>kernels; fills and copies; weight conversion; call</td>"
+    assert shown in render_page([call], "A run")
     assert warnings([cold, cold]) == [("drift", 2)]
 
 

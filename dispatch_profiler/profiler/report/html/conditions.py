@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from dispatch_profiler.profiler.measurement.included import included_text
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 
@@ -28,6 +29,7 @@ class Condition:
     seed: str
     tags: str
     mode: str
+    includes: str
     samples: str
     executions: str
     overhead: str
@@ -42,7 +44,10 @@ def conditions(records: Sequence[StoredRecord], runs: Sequence[str] = ()) -> lis
     for record, run in zip(records, runs or [""] * len(records), strict=True):
         origin = record.provenance
         tags = ", ".join(f"{name}: {value}" for name, value in record.tags.items())
-        mode = "not measured" if record.measurement is None else record.measurement.mode
+        taken = record.measurement
+        mode, includes = (
+            ("not measured", "") if taken is None else (taken.mode, included_text(taken.includes))
+        )
         key = (
             run,
             record.provider,
@@ -53,6 +58,7 @@ def conditions(records: Sequence[StoredRecord], runs: Sequence[str] = ()) -> lis
             str(origin.seed),
             tags,
             mode,
+            includes,
         )
         found.setdefault(key, []).append(record)
     return [Condition(len(members), *key, *_measured(members)) for key, members in found.items()]
