@@ -10,48 +10,54 @@ import pytest
 from epilogue_helpers import random_epilogue
 from naive_operations import operand_count, steps_in
 
-from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, Matmul, Operation
+from dispatch_profiler.operations import CONV_ROLES, BatchMatmul, Contraction, Convolution, Epilogue, Matmul
 from dispatch_profiler.operations.contraction_reference import reference
 
 torch: Any = pytest.importorskip("torch")
+from torch_convolutions import F64, convolution_in_torch, in_order, random_fields, result_in_order  # noqa: E402
+
 SEED = 14
-F64 = ElementTypes("f64", "f64", "f64")
 
 
-def random_operation(rng: np.random.Generator, epilogue: Epilogue) -> Operation:
-    """A small matmul, or a convolution with any layout, groups, stride, padding and dilation."""
-
-    def one(*choices: Any) -> Any:
-        return choices[int(rng.integers(len(choices)))]
-
-    extents = [int(value) for value in rng.integers(1, 6, 6)]
-    if rng.random() < 0.5:
-        return Matmul(*extents[:3], F64, one("t", "n"), one("t", "n"), epilogue)
-    groups, (c, k) = one(1, 2, 3), extents[4:]
-    pair = lambda *values: (one(*values), one(*values))  # noqa: E731
-    return Conv2d(
-        extents[0], 5 + extents[1], 5 + extents[2], c * groups, k * groups, one(1, 2, 3), one(1, 2, 3),
-        pair(1, 2), pair(0, 1, 2), pair(1, 2), groups, one("nhwc", "nchw"), F64, epilogue,
-    )  # fmt: skip
+def random_operation(rng: np.random.Generator, epilogue: Epilogue) -> Contraction:
+    """A small matrix product in any layout, or a convolution of any rank and layout, forward or by its input."""
+    extents = [int(value) for value in rng.integers(1, 6, 4)]
+    number = rng.random()
+    if number < 0.5:
+        layouts = rng.choice(list("tn"), 2).tolist()
+        kind, shape = (Matmul, extents[:3]) if number < 0.3 else (BatchMatmul, extents)
+        return kind(*shape, F64, *layouts, epilogue)
+    kind, fields = random_fields(rng)
+    return kind(**fields, epilogue=epilogue, mode=("forward", "input_backward")[int(rng.integers(2))])
 
 
-def in_torch(operation: Operation, inputs: list[np.ndarray]) -> np.ndarray:
+def in_torch(operation: Contraction, inputs: list[np.ndarray]) -> np.ndarray:
     """The operation in torch's order of axes, where channels are axis 1 of an image."""
-    lhs, rhs, *rest = (torch.from_numpy(each) for each in inputs)
-    last = isinstance(operation, Conv2d) and operation.layout == "nhwc"
-    if isinstance(operation, Conv2d):
-        images, filters = (lhs.permute(0, 3, 1, 2), rhs.permute(3, 2, 0, 1)) if last else (lhs, rhs)
-        window = (operation.stride, operation.padding, operation.dilation, operation.groups)
-        value = torch.nn.functional.conv2d(images, filters, None, *window)
-        rest = [each.permute(0, 3, 1, 2) if last and each.ndim == 4 else each for each in rest]
+    lhs, rhs, *rest = inputs
+    if isinstance(operation, Convolution):
+        value = convolution_in_torch(operation, lhs, rhs)
+        operands = [
+            in_order(operation, CONV_ROLES[operation.mode][2], each)
+            if each.ndim > 1
+            else torch.from_numpy(each)
+            for each in rest
+        ]
     else:
-        value = (lhs if operation.lhs_layout == "t" else lhs.T) @ (
-            rhs if operation.rhs_layout == "t" else rhs.T
+        layouts = zip((lhs, rhs), (operation.lhs_layout, operation.rhs_layout), strict=True)
+        a, b = (
+            torch.from_numpy(each if layout == "t" else each.swapaxes(-1, -2)) for each, layout in layouts
         )
+        value, operands = a @ b, [torch.from_numpy(each) for each in rest]
+    channels = 1 if isinstance(operation, Convolution) else value.ndim - 1
     for step in steps_in(operation.epilogue):
         count = operand_count(step)
-        value, rest = step_in_torch(step, value, *rest[:count]), rest[count:]
-    return (value.permute(0, 2, 3, 1) if last else value).contiguous().numpy()
+        value = step_in_torch(
+            step,
+            value.movedim(channels, 1),
+            *(each.movedim(channels, 1) if each.ndim > 1 else each for each in operands[:count]),
+        ).movedim(1, channels)
+        operands = operands[count:]
+    return value.detach().contiguous().numpy()
 
 
 def step_in_torch(step: str, value: Any, *operands: Any) -> Any:
@@ -61,7 +67,7 @@ def step_in_torch(step: str, value: Any, *operands: Any) -> Any:
     modules: dict[str, Callable[[], Any]] = {
         "relu": torch.nn.ReLU,
         "relu6": torch.nn.ReLU6,
-        "clamp": lambda: torch.nn.Hardtanh(*numbers),
+        "clamp": lambda: lambda each: each.clamp(*numbers),
         "leaky_relu": lambda: torch.nn.LeakyReLU(*numbers),
         "gelu": torch.nn.GELU,
         "gelu_tanh": lambda: torch.nn.GELU(approximate="tanh"),
@@ -79,16 +85,22 @@ def step_in_torch(step: str, value: Any, *operands: Any) -> Any:
 
 
 def test_200_random_epilogues_agree_with_torch():
-    """Of matmuls and convolutions, all in float64; the bound is that of two float64 computations."""
-    print(f"seed {SEED}")
-    rng = np.random.default_rng(SEED)
-    for number in range(200):
+    """Of products and convolutions, all in float64; the bound is that of two float64 computations."""
+    print(f"seeds ({SEED}, 0) to ({SEED}, 199)")
+    kinds = set()
+    for seed in range(200):
+        rng = np.random.default_rng((SEED, seed))
         operation = random_operation(rng, random_epilogue(rng))
         inputs = [rng.normal(size=tensor.shape) for tensor in operation.operands]
         found = reference(operation, inputs)
-        away = np.abs(in_torch(operation, inputs) - found.expected)
-        assert (away <= found.tolerance).all(), f"seed {SEED}, number {number}: {operation.name}"
-        assert found.tolerance.max() < 1e-9, operation.name
+        expected, tolerance = found.expected, found.tolerance
+        if isinstance(operation, Convolution):
+            expected, tolerance = (result_in_order(operation, each) for each in (expected, tolerance))
+        away = np.abs(in_torch(operation, inputs) - expected)
+        assert (away <= tolerance).all(), f"seed {(SEED, seed)}: {operation.name}"
+        assert tolerance.max() < 1e-9, operation.name
+        kinds.add((operation.kind, getattr(operation, "mode", "forward")))
+    assert len(kinds) == 2 + 3 * 2
 
 
 @pytest.mark.parametrize("planted", ["leaky_relu(0.3)", "relu", "gelu"])
