@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -54,11 +54,11 @@ def test_both_gradients_of_a_matrix_product_are_matrix_products():
 
 
 @pytest.fixture
-def every_tree(run, shared_builds) -> Callable[[str], None]:
-    """Generate the default of every mode of every kind for a target, each by its own command line, and compile."""
+def make_tree(run, shared_builds) -> Callable[..., None]:
+    """Generate the default of `operations` for a target, each by its own command line, and compile."""
 
-    def make(target: str) -> None:
-        for operation in EVERY_MODE:
+    def make(target: str, operations: Sequence[Operation] = EVERY_MODE) -> None:
+        for operation in operations:
             outcome = run(
                 "generator", f"--target={target}", "--default-config=only", *arguments_of(operation)
             )
@@ -79,10 +79,10 @@ def verdicts(provider: str) -> dict[str, str]:
     }
 
 
-def test_a_bundle_of_every_kind_is_verified_beside_the_libraries(every_tree, run, tmp_path, monkeypatch):
+def test_a_bundle_of_every_kind_is_verified_beside_the_libraries(make_tree, run, tmp_path, monkeypatch):
     """numpy and torch compute every mode in f32, so that none of them is `Not supported`."""
     pytest.importorskip("torch")
-    every_tree("null")
+    make_tree("null")
     assert run("compile", "--bundle=out.zip").status == 0
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -99,14 +99,28 @@ def test_a_bundle_of_every_kind_is_verified_beside_the_libraries(every_tree, run
         assert verdicts(provider) == {each.name: "SUCCESS" for each in EVERY_MODE}, provider
 
 
+def test_every_kind_is_compiled_and_verified_on_this_cpu(make_tree, run):
+    """Each block has the arguments that generate its operation."""
+    one_of_each = list({each.kind: each for each in EVERY_MODE}.values())
+    make_tree("llvm-cpu", one_of_each)
+
+    outcome = run("profiler", "--device=local-sync", "--profiling-enabled=false", "--output=data.csv")
+
+    assert outcome.status == 0, outcome.err
+    assert verdicts("IREE Codegen") == {each.name: "SUCCESS" for each in one_of_each}
+    said = " ".join(outcome.out.split())
+    for operation in one_of_each:
+        assert " ".join(f"--{name}={value}" for name, value in operation.arguments().items()) in said
+
+
 def last_result(operation: Operation) -> str:
     return operation.results[-1].name
 
 
 @pytest.mark.parametrize("fault", ["wrong_element", "nan", "unwritten"])
-def test_a_fault_in_the_last_result_of_every_kind_is_found(every_tree, run, fault):
+def test_a_fault_in_the_last_result_of_every_kind_is_found(make_tree, run, fault):
     Path("faults.yaml").write_text(f"'*': {{fault: {fault}}}")
-    every_tree("null:faults.yaml")
+    make_tree("null:faults.yaml")
 
     outcome = run("profiler", "--profiling-enabled=false", "--output=data.csv")
 

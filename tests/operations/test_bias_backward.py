@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispatch_profiler.compiler.cli import main as compile_main
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import OperationError
@@ -222,23 +221,3 @@ def test_its_mlir_parses(shape, type_):
         (function,) = ir.Module.parse(text).body.operations
         results = ir.FunctionType(function.type).results
         assert [str(each) for each in results] == [operation.results[0].mlir]
-
-
-def test_it_goes_through_all_three_commands(run, in_process):
-    shapes = ("--bias-outer=1,9", "--bias-channels=33", "--bias-inner=5", "--bias-type=f32,f16")
-    assert run("generator", *shapes).status == 0
-    assert compile_main(["-j1"]) == 0
-    outcome = run("profiler", "--profiling-enabled=false", "--output=data.csv")
-    assert outcome.status == 0, outcome.err
-    assert outcome.out.count("SUCCESS") == outcome.out.count("Dispatch      :") >= 4
-    arguments = "--bias-outer=9 --bias-channels=33 --bias-inner=5 --bias-type=f16"
-    assert arguments in " ".join(outcome.out.split())
-
-
-@pytest.mark.parametrize("fault", ["wrong_element", "nan", "unwritten"])
-def test_a_fault_is_found(null_tree, run, fault):
-    shapes = ("--bias-outer=4", "--bias-channels=8", "--bias-type=f32")
-    null_tree(*shapes, faults={"*": {"fault": fault}})
-    outcome = run("profiler")
-    assert outcome.status == 1
-    assert "elements are wrong; the worst: db[" in outcome.out

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from dispatch_profiler.compiler.cli import main as compile_main
 from dispatch_profiler.configurations import CpuTiles, Default, Limits
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import OperationError
@@ -183,7 +182,7 @@ def test_tiles_of_contractions_are_not_for_it():
     assert Default().invalid_reason(SMALL, Limits()) is None
 
 
-# -- the three commands ----------------------------------------------------------------------------
+# -- commands ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -200,23 +199,5 @@ def test_its_mlir_parses_with_three_results(type_, affine):
         assert [str(each) for each in results] == [tensor.mlir for tensor in operation.results]
 
 
-def test_it_goes_through_all_three_commands(run):
-    shapes = ("--norm-rows=4", "--norm-size=33", "--norm-type=f32,f16", "--op-kind=layer_norm")
-    assert run("generator", *shapes).status == 0
-    assert compile_main(["-j1"]) == 0
-    outcome = run("profiler", "--benchmark-repetitions=2", "--output=data.csv")
-    assert outcome.status == 0, outcome.err
-    assert outcome.out.count("SUCCESS") == 2
-    assert "--norm-rows=4 --norm-size=33 --norm-type=f16" in outcome.out
-
-
 def test_help_names_its_options(run):
     assert "--norm-size" in run("generator", "--help").out
-
-
-@pytest.mark.parametrize("fault", ["wrong_element", "nan", "unwritten"])
-def test_a_fault_in_its_last_result_is_found(null_tree, run, fault):
-    null_tree("--norm-rows=4", "--norm-size=8", "--norm-type=f32", faults={"*": {"fault": fault}})
-    outcome = run("profiler")
-    assert outcome.status == 1
-    assert "elements are wrong; the worst: rstd[" in outcome.out

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 
-from dispatch_profiler.compiler.cli import main as compile_main
 from dispatch_profiler.configurations import CpuTiles, Default, Limits
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import OperationError
@@ -289,25 +288,3 @@ def test_its_mlir_parses(operation, type_):
         (function,) = module.body.operations
         results = ir.FunctionType(function.type).results
         assert [str(each) for each in results] == [tensor.mlir for tensor in operation.results]
-
-
-@pytest.mark.parametrize("kind", [INPUT.kind, pytest.param(WEIGHT.kind, marks=pytest.mark.slow)])
-def test_it_goes_through_all_three_commands(kind, run, in_process):
-    shapes = ("--norm-rows=1,7", "--norm-size=33", "--norm-type=f32,f16", f"--op-kind={kind}")
-    assert run("generator", *shapes).status == 0
-    assert compile_main(["-j1"]) == 0
-    outcome = run("profiler", "--profiling-enabled=false", "--output=data.csv")
-    assert outcome.status == 0, outcome.err
-    assert outcome.out.count("SUCCESS") == outcome.out.count("Dispatch      :") >= 4
-    arguments = f"--op-kind={kind} --norm-rows=7 --norm-size=33 --norm-type=f16"
-    assert arguments in " ".join(outcome.out.split())
-
-
-@pytest.mark.parametrize("fault", ["wrong_element", "nan", "unwritten"])
-@pytest.mark.parametrize(("kind", "last"), [(INPUT.kind, "dx"), (WEIGHT.kind, "dbias")])
-def test_a_fault_in_its_last_result_is_found(null_tree, run, kind, last, fault):
-    shapes = (f"--op-kind={kind}", "--norm-rows=4", "--norm-size=8", "--norm-type=f32")
-    null_tree(*shapes, faults={"*": {"fault": fault}})
-    outcome = run("profiler")
-    assert outcome.status == 1
-    assert f"elements are wrong; the worst: {last}[" in outcome.out
