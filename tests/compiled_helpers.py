@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from dispatch_profiler.compiler import BuildRequest, IreeCompiler
+from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.generator import render_module
-from dispatch_profiler.operations import Distribution
-from dispatch_profiler.profiler.measurement.kernels import open_kernels
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.measurement.kernels import DeviceKernels, LoadedKernels, open_kernels
 from dispatch_profiler.profiler.verification.inputs import draw
-from dispatch_profiler.profiler.verification.verify import compare_result
+from dispatch_profiler.profiler.verification.verify import compare
 from dispatch_profiler.targets import parse_target
 
 TARGET = parse_target("llvm-cpu")
+
+#: MLIR -> MLIR of a kernel that is wrong.
+Change = Callable[[str], str]
 
 
 def verify_compiled(dispatches: Sequence[Dispatch]) -> None:
@@ -25,9 +29,36 @@ def verify_compiled(dispatches: Sequence[Dispatch]) -> None:
     device = open_kernels("local-sync")
     program = device.load(built.verify)
     for dispatch in dispatches:
-        operation = dispatch.operation
-        for distribution in Distribution:
-            inputs = draw(operation, distribution, 5)
-            (actual,) = program.bind(dispatch.name, device.put(operation, inputs)).run()
-            found = compare_result(operation.results[0], actual, operation.reference(inputs)[0])
-            assert found.passed, f"{dispatch.name} on {distribution.value}: {found.message}"
+        assert failure(device, program, dispatch.name, dispatch.operation) == "", dispatch.name
+
+
+def failures_of(planted: Mapping[Dispatch, Mapping[str, Change]]) -> dict[tuple[Dispatch, str], str]:
+    """What verification finds in the kernels of one module: (dispatch, fault) -> message, empty if it finds nothing.
+
+    With each dispatch, the fault "" is its kernel as it is.
+    """
+    sources, functions = [], {}
+    for dispatch, changes in planted.items():
+        text = render_module(dispatch.operation, [dispatch])
+        for fault, change in {"": str, **changes}.items():
+            changed = change(text)
+            assert fault == "" or changed != text, f"{dispatch.name}: the text of {fault!r} is not there"
+            name = f"kernel_{len(functions)}"
+            functions[dispatch, fault] = name
+            sources.append(changed.replace(dispatch.name, name))
+    compiler = InProcess()
+    module = compiler.parse("\n".join(sources), TARGET.compile_flags)
+    device = open_kernels("local-sync")
+    program = device.load(compiler.finish(module, TARGET.compile_flags, "start", 1)[0])
+    return {key: failure(device, program, name, key[0].operation) for key, name in functions.items()}
+
+
+def failure(device: DeviceKernels, program: LoadedKernels, function: str, operation: Operation) -> str:
+    """Why the results of `function` are not those of `operation` on drawn inputs; empty if they are."""
+    for distribution in operation.distributions:
+        inputs = draw(operation, distribution, 5)
+        results = program.bind(function, device.put(operation, inputs)).run()
+        found = compare(operation, results, operation.reference(inputs))
+        if not found.passed:
+            return f"{found.message} (on {distribution.value})"
+    return ""

@@ -4,41 +4,48 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from compiled_helpers import Change, failures_of
+from every_kind import EVERY_MODE
+
+from dispatch_profiler.configurations import Configuration, Default, Formed
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.operations import (
+    BiasBackward,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ElementTypes,
+    Epilogue,
+    LayerNorm,
+    LayerNormInputBackward,
+    LayerNormWeightBackward,
+    Matmul,
+    Operation,
+)
 
 SQUARE = ("--problem-m=32", "--problem-n=32", "--problem-k=32")
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
 
-@pytest.fixture
-def verdict_of(run) -> Callable[..., tuple[str, str]]:
-    """Generate the default of a problem, change its MLIR, compile, verify: (verdict, reason)."""
+def replacing(*pairs: str) -> Change:
+    """`replacing(right, wrong, right, wrong)`: each `right` has to be there."""
 
-    def verify(change: Callable[[str], str], *arguments: str) -> tuple[str, str]:
-        shapes = arguments or (*SQUARE, "--lhs=f32")
-        assert run("generator", "--default-config=only", *shapes).status == 0
-        (source,) = Path("generated").rglob("*.mlir")
-        text = source.read_text()
-        changed = change(text)
-        assert changed != text or change is unchanged
-        source.write_text(changed)
-        assert run("compile").status == 0, run("compile").err
-        run("profiler", "--profiling-enabled=false", "--output=data.csv", "--device=local-sync")
-        (row,) = csv.DictReader(Path("data.csv").read_text().splitlines())
-        return row["Verification"], row["reason"]
+    def change(text: str) -> str:
+        for right, wrong in zip(pairs[::2], pairs[1::2], strict=True):
+            assert right in text, right
+            text = text.replace(right, wrong)
+        return text
 
-    return verify
+    return change
 
 
-def unchanged(text: str) -> str:
-    return text
-
-
-def before_return(addition: str) -> Callable[[str], str]:
+def before_return(addition: str) -> Change:
     """Put operations between the result and its return; they take %sums and make %wrong."""
 
     def change(text: str) -> str:
@@ -46,14 +53,6 @@ def before_return(addition: str) -> Callable[[str], str]:
         return re.sub(r"  return %\w+ :", addition.replace("%sums", f"%{value}") + "  return %wrong :", text)
 
     return change
-
-
-def swapped_operands(text: str) -> str:
-    return text.replace("ins(%lhs, %rhs :", "ins(%rhs, %lhs :")
-
-
-def transposed_operand(text: str) -> str:
-    return text.replace("-> (k, n)>", "-> (n, k)>")
 
 
 AT_ONE_PLACE = """
@@ -76,370 +75,364 @@ AT_ONE_PLACE = """
     linalg.yield %chosen : f32
   }} -> tensor<32x32xf32>
 """
-ONE_ELEMENT = AT_ONE_PLACE.format(row=17, column=5, value="off_by_one")
-NOT_A_NUMBER = AT_ONE_PLACE.format(row=31, column=31, value="nan")
+ONE_ELEMENT = before_return(AT_ONE_PLACE.format(row=17, column=5, value="off_by_one"))
+NOT_A_NUMBER = before_return(AT_ONE_PLACE.format(row=31, column=31, value="nan"))
 UNWRITTEN_TAIL = """
   %head = tensor.extract_slice %sums[0, 0] [31, 32] [1, 1] : tensor<32x32xf32> to tensor<31x32xf32>
   %wrong = tensor.insert_slice %head into %result[0, 0] [31, 32] [1, 1] : tensor<31x32xf32> into tensor<32x32xf32>
 """
+LAST_ROW = before_return(UNWRITTEN_TAIL)
+
+
+# -- through the commands --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def verdict_of(run) -> Callable[[Change], tuple[str, str]]:
+    """Generate the default of a square problem, change its MLIR, compile, verify: (verdict, reason)."""
+
+    def verify(change: Change) -> tuple[str, str]:
+        assert run("generator", "--default-config=only", *SQUARE, "--lhs=f32").status == 0
+        (source,) = Path("generated").rglob("*.mlir")
+        source.write_text(change(source.read_text()))
+        assert run("compile").status == 0, run("compile").err
+        run("profiler", "--profiling-enabled=false", "--output=data.csv", "--device=local-sync")
+        (row,) = csv.DictReader(Path("data.csv").read_text().splitlines())
+        return row["Verification"], row["reason"]
+
+    return verify
 
 
 def test_the_kernel_without_a_fault_passes(verdict_of):
-    assert verdict_of(unchanged) == ("SUCCESS", "")
-
-
-def test_swapped_operands_of_a_square_problem_are_caught(verdict_of):
-    """lhs and rhs are drawn apart, so that B @ A differs from A @ B."""
-    verdict, reason = verdict_of(swapped_operands)
-
-    assert verdict == "FAILED"
-    assert "of 1024 elements are wrong" in reason
-
-
-def test_a_transposed_operand_is_caught(verdict_of):
-    assert verdict_of(transposed_operand)[0] == "FAILED"
+    assert verdict_of(str) == ("SUCCESS", "")
 
 
 def test_one_wrong_element_is_caught_and_named(verdict_of):
-    verdict, reason = verdict_of(before_return(ONE_ELEMENT))
+    verdict, reason = verdict_of(ONE_ELEMENT)
 
     assert verdict == "FAILED"
     assert reason.startswith("1 of 1024 elements are wrong; the worst: result[17, 5] = ")
 
 
-def test_a_nan_is_caught_and_named(verdict_of):
-    verdict, reason = verdict_of(before_return(NOT_A_NUMBER))
+# -- as one module for each group ------------------------------------------------------------------
 
-    assert verdict == "FAILED"
-    assert "result[31, 31] = nan" in reason
+SMALL = Matmul(32, 32, 32)
 
 
-def test_an_unwritten_tail_is_caught(verdict_of):
-    """The last row is never stored: what was in memory before shows."""
-    verdict, reason = verdict_of(before_return(UNWRITTEN_TAIL))
+def test_faults_of_a_square_product_are_caught_and_named():
+    """lhs and rhs are drawn apart, so that B @ A differs from A @ B; what is not written shows what was in memory."""
+    integers = Matmul(32, 32, 32, ElementTypes("i8", "i8", "i32"))
+    planted = {
+        Dispatch(SMALL, Default()): {
+            "operands swapped": replacing("ins(%lhs, %rhs :", "ins(%rhs, %lhs :"),
+            "operand transposed": replacing("-> (k, n)>", "-> (n, k)>"),
+            "one element": ONE_ELEMENT,
+            "not a number": NOT_A_NUMBER,
+            "unwritten tail": LAST_ROW,
+        },
+        # Integers have no NaN; the poison is a sum that no kernel can reach.
+        Dispatch(integers, Default()): {
+            "unwritten tail": before_return(UNWRITTEN_TAIL.replace("f32", "i32"))
+        },
+    }
 
-    assert verdict == "FAILED"
-    assert reason.startswith("32 of 1024 elements are wrong; the worst: result[31, 0] = nan")
+    found = {(dispatch.operation, fault): why for (dispatch, fault), why in failures_of(planted).items()}
+
+    assert found[SMALL, ""] == found[integers, ""] == ""
+    for fault in ("operands swapped", "operand transposed"):
+        assert int(found[SMALL, fault].split(" of 1024 elements are wrong; the worst: ")[0]) > 900
+    assert found[SMALL, "one element"].startswith("1 of 1024 elements are wrong; the worst: result[17, 5] = ")
+    assert "result[31, 31] = nan" in found[SMALL, "not a number"]
+    tail = "32 of 1024 elements are wrong; the worst: result[31, 0] = nan"
+    assert found[SMALL, "unwritten tail"].startswith(tail)
+    assert found[integers, "unwritten tail"].startswith("32 of 1024 elements are wrong")
 
 
-def test_an_unwritten_integer_tail_is_caught(verdict_of):
-    """Integers have no NaN; the poison is a sum that no kernel can reach."""
-    tail = UNWRITTEN_TAIL.replace("f32", "i32")
-
-    verdict, reason = verdict_of(before_return(tail), *SQUARE, "--lhs=i8")
-
-    assert verdict == "FAILED"
-    assert reason.startswith("32 of 1024 elements are wrong")
+#: A kernel and the faults that are planted in it.
+Planted = tuple[Operation, Configuration, dict[str, Change]]
 
 
-@pytest.mark.parametrize(
-    ("fault", "change"),
-    [
-        ("filter rows swapped", lambda t: t.replace("strides = dense<[1, 1]>", "strides = dense<[1, 1]>").replace("low[0, 1, 1, 0] high[0, 1, 1, 0]", "low[0, 0, 1, 0] high[0, 2, 1, 0]")),
-        ("border not zero", lambda t: t.replace("%border = arith.constant 0.0", "%border = arith.constant 1.0")),
-        ("sums not cleared", lambda t: t.replace("%zero = arith.constant 0.0", "%zero = arith.constant 1.0")),
-    ],
-    ids=["shifted padding", "border", "initial value"],
+def with_epilogue(text: str, **faults: Change) -> Planted:
+    return replace(SMALL, epilogue=Epilogue.parse(text)), Default(), faults
+
+
+#: The activation's result is dropped and its argument stored.
+NO_ACTIVATION = replacing("linalg.yield %active", "linalg.yield %v")
+#: gelu of the erf form in place of the tanh form.
+ERF_FORM = replacing(
+    "0.79788456080286536", "0.70710678118654752", "arith.mulf %bent, %root", "arith.mulf %v, %root",
+    "math.tanh", "math.erf",
 )  # fmt: skip
-def test_faults_of_a_convolution_are_caught(verdict_of, fault: str, change):
-    shapes = (
-        "--conv-n=1",
-        "--conv-h=8",
-        "--conv-w=8",
-        "--conv-c=4",
-        "--conv-k=8",
-        "--conv-padding=1",
-        "--lhs=f32",
-    )
-
-    assert verdict_of(change, *shapes)[0] == "FAILED", fault
-
-
-def test_a_bias_added_along_the_wrong_axis_is_caught(verdict_of):
-    def change(text: str) -> str:
-        return text.replace("affine_map<(d0, d1) -> (d1)>", "affine_map<(d0, d1) -> (d0)>")
-
-    assert verdict_of(change, *SQUARE, "--lhs=f32", "--epilogue=bias")[0] == "FAILED"
+EPILOGUES: list[Planted] = [
+    with_epilogue(
+        "bias", wrong_axis=replacing("affine_map<(d0, d1) -> (d1)>", "affine_map<(d0, d1) -> (d0)>")
+    ),
+    with_epilogue("relu", missing=NO_ACTIVATION),
+    with_epilogue("gelu", missing=NO_ACTIVATION),
+    with_epilogue("tanh", missing=NO_ACTIVATION),
+    with_epilogue("leaky_relu", wrong_slope=replacing("arith.constant 0.01 :", "arith.constant 0.011 :")),
+    with_epilogue("residual+relu", no_residual=replacing("maximumf %added", "maximumf %v")),
+    with_epilogue("scale_shift", swapped=replacing("ins(%sums, %scale, %shift", "ins(%sums, %shift, %scale")),
+    with_epilogue("gelu_tanh", erf_form=ERF_FORM),
+    with_epilogue("clamp(-1,1)", wrong_bound=replacing("arith.constant 1.0 :", "arith.constant 1.01 :")),
+]
 
 
-@pytest.mark.parametrize(
-    ("given", "emitted"), [("relu", "arith.maximumf"), ("gelu", "math.erf"), ("tanh", "math.tanh")]
-)
-def test_a_missing_activation_is_caught(verdict_of, given: str, emitted: str):
-    """The activation's result is dropped and its argument stored."""
-
-    def change(text: str) -> str:
-        assert emitted in text
-        return text.replace("linalg.yield %active", "linalg.yield %v")
-
-    assert verdict_of(change, *SQUARE, "--lhs=f32", f"--epilogue={given}")[0] == "FAILED"
+def narrow_sums(text: str) -> str:
+    """f16 products summed in f16."""
+    text = text.replace("arith.constant 0.0 : f32", "arith.constant 0.0 : f16")
+    text = text.replace("x512xf32>", "x512xf16>").replace("ins(%zero : f32)", "ins(%zero : f16)")
+    text = text.replace("%v: f32", "%v: f16")
+    return re.sub(r"    %narrow = .*\n    linalg.yield %narrow", "    linalg.yield %v", text)
 
 
-def erf_form(text: str) -> str:
-    """gelu of the erf form in place of the tanh form."""
-    for was, becomes in (
-        ("0.79788456080286536", "0.70710678118654752"),
-        ("arith.mulf %bent, %root", "arith.mulf %v, %root"),
-        ("math.tanh", "math.erf"),
-    ):
-        assert was in text
-        text = text.replace(was, becomes)
-    return text
-
-
-@pytest.mark.parametrize(
-    ("epilogue", "change"),
-    [
-        ("leaky_relu", lambda t: t.replace("arith.constant 0.01 :", "arith.constant 0.011 :")),
-        ("residual+relu", lambda t: t.replace("maximumf %added", "maximumf %v")),
-        ("scale_shift", lambda t: t.replace("ins(%sums, %scale, %shift", "ins(%sums, %shift, %scale")),
-        ("gelu_tanh", erf_form),
-        ("clamp(-1,1)", lambda t: t.replace("arith.constant 1.0 :", "arith.constant 1.01 :")),
-    ],
-    ids=["wrong slope", "dropped residual", "swapped scale and shift", "erf form", "wrong bound"],
-)
-def test_faults_of_an_epilogue_are_caught(verdict_of, epilogue: str, change: Callable[[str], str]):
-    verdict, reason = verdict_of(change, *SQUARE, "--lhs=f32", f"--epilogue={epilogue}")
-
-    assert verdict == "FAILED", reason
-
-
-@pytest.mark.parametrize(
-    "epilogue", ["leaky_relu", "residual+relu", "scale_shift", "gelu_tanh", "clamp(-1,1)"]
-)
-def test_the_same_epilogues_without_a_fault_are_verified(verdict_of, epilogue: str):
-    assert verdict_of(unchanged, *SQUARE, "--lhs=f32", f"--epilogue={epilogue}")[0] == "SUCCESS"
-
-
-def test_sums_in_too_narrow_a_type_are_caught(verdict_of):
-    """f16 products summed in f16: real values are off by more than sums in f32 may be."""
-
-    def change(text: str) -> str:
-        text = text.replace("arith.constant 0.0 : f32", "arith.constant 0.0 : f16")
-        text = text.replace("x512xf32>", "x512xf16>").replace("ins(%zero : f32)", "ins(%zero : f16)")
-        text = text.replace("%v: f32", "%v: f16")
-        return re.sub(r"    %narrow = .*\n    linalg.yield %narrow", "    linalg.yield %v", text)
-
-    shapes = ("--problem-m=16", "--problem-n=512", "--problem-k=2048", "--lhs=f16")
-    verdict, reason = verdict_of(change, *shapes)
-
-    assert verdict == "FAILED", reason
-
-
-NORM = ("--norm-rows=4", "--norm-size=33", "--norm-type=f32")
-BIAS = ("--bias-outer=4", "--bias-channels=33", "--bias-inner=33", "--bias-type=f32")
-REDUCTION_FAULTS = {
-    "layer_norm": [
-        ("divided by one less", "%count = arith.constant 33.0", "%count = arith.constant 32.0"),
-        ("no eps", "%shifted = arith.addf %variance, %eps", "%shifted = arith.addf %variance, %zero"),
-        ("no bias", "arith.addf %scaled, %b ", "arith.addf %scaled, %zero "),
-    ],
-    "layer_norm_input_backward": [
-        ("divided by one less", "%count = arith.constant 33.0", "%count = arith.constant 32.0"),
-        ("no weight", "%g = arith.mulf %d, %w", "%g = arith.addf %d, %zero"),
-        ("mean of g left in", "arith.subf %g, %mean_sum", "arith.subf %g, %zero"),
-        ("no projection", "arith.subf %without_mean, %along", "arith.subf %without_mean, %zero"),
-        ("rstd applied once", "arith.mulf %projected, %r", "arith.addf %projected, %zero"),
-        ("sums not cleared", "%zero = arith.constant 0.0", "%zero = arith.constant 1.0"),
-    ],
-    "layer_norm_weight_backward": [
-        ("x not centred", "arith.subf %v, %m", "arith.subf %v, %zero"),
-        ("no rstd", "arith.mulf %centred, %r", "arith.addf %centred, %zero"),
-        ("results exchanged", "return %sums#0, %sums#1", "return %sums#1, %sums#0"),
-        ("sums not cleared", "%zero = arith.constant 0.0", "%zero = arith.constant 1.0"),
-    ],
-    "bias_backward": [
-        ("wrong axis", "(outer, channel, inner)>", "(outer, inner, channel)>"),
-        ("largest element", "arith.addf %sum, %d ", "arith.maximumf %sum, %d "),
-        ("sums not cleared", "%zero = arith.constant 0.0", "%zero = arith.constant 1.0"),
-    ],
-}
-
-
-def first_by_default(faults: Mapping[str | tuple[str, ...], Sequence[tuple[str, ...]]]) -> list:
-    """A test for each fault, with its key; all but the first two of each key are slow."""
-    return [
-        pytest.param(
-            *((key,) if isinstance(key, str) else key), *fault, marks=() if number < 2 else pytest.mark.slow
-        )
-        for key, group in faults.items()
-        for number, fault in enumerate(group)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "fault", "right", "wrong"),
-    first_by_default(REDUCTION_FAULTS),
-    ids=lambda value: value if " " in value and "%" not in value else "",
-)
-def test_faults_of_reductions_are_caught(verdict_of, kind: str, fault: str, right: str, wrong: str):
-    def change(text: str) -> str:
-        assert right in text
-        return text.replace(right, wrong)
-
-    eps = ("--norm-eps=1e-2",) if kind == "layer_norm" else ()
-    shapes = BIAS if kind == "bias_backward" else NORM
-    assert verdict_of(change, f"--op-kind={kind}", *shapes, *eps)[0] == "FAILED", fault
-
-
-NARROW = """%exact_sum = arith.addf %sum, {term} : f32
+def bits_of_bf16(total: str, term: str) -> Change:
+    """Sums with the bits of bf16: IREE removes a conversion to bf16 and back, but no mask."""
+    return replacing(
+        f"{total} = arith.addf %sum, {term} : f32",
+        f"""%exact_sum = arith.addf %sum, {term} : f32
     %bits = arith.bitcast %exact_sum : f32 to i32
     %mask = arith.constant -65536 : i32
     %kept = arith.andi %bits, %mask : i32
-    {total} = arith.bitcast %kept : i32 to f32"""
-
-
-@pytest.mark.parametrize(
-    ("shapes", "total", "term", "result"),
-    [
-        (
-            ("--op-kind=layer_norm_weight_backward", "--norm-rows=300", "--norm-size=9", "--norm-type=bf16"),
-            "%next_sum",
-            "%d_wide",
-            "dbias",
-        ),
-        (("--bias-outer=300", "--bias-channels=9", "--bias-type=bf16"), "%total", "%wide", "db"),
-    ],
-    ids=["layer_norm_weight_backward", "bias_backward"],
-)
-def test_sums_of_a_gradient_in_too_narrow_a_type_are_caught(verdict_of, shapes, total, term, result):
-    """Sums of 300 terms with the bits of bf16: IREE removes a conversion to bf16 and back, but no mask."""
-
-    def change(text: str) -> str:
-        return text.replace(f"{total} = arith.addf %sum, {term} : f32", NARROW.format(total=total, term=term))
-
-    verdict, reason = verdict_of(change, *shapes)
-    assert verdict == "FAILED"
-    assert f"{result}[" in reason
-
-
-SMALL_CONV = ("--conv-n=2", "--conv-h=8", "--conv-w=7", "--conv-c=4", "--conv-k=6", "--lhs=f32")
-PADDED = "--conv-padding=1"
-CONV_FAULTS = {
-    "input_backward": [
-        ("filter not flipped", "tensor.extract %rhs[%at0, %at1,", "tensor.extract %rhs[%i0, %i1,"),
-        ("one axis not flipped", "tensor.extract %rhs[%at0, %at1,", "tensor.extract %rhs[%at0, %i1,"),
-        ("shifted by one", "into %zeros[0, 1, 1, 0]", "into %zeros[0, 0, 1, 0]"),
-        ("stride dropped", "[1, 2, 1, 1] :", "[1, 1, 1, 1] :"),
-        ("border not zero", "%border = arith.constant 0.0", "%border = arith.constant 1.0"),
-        ("sums not cleared", "%zero = arith.constant 0.0", "%zero = arith.constant 1.0"),
-    ],
-    "weight_backward": [
-        ("shifted padding", "low[0, 1, 1, 0] high[0, 1, 1, 0]", "low[0, 0, 1, 0] high[0, 2, 1, 0]"),
-        ("border not zero", "%border = arith.constant 0.0", "%border = arith.constant 1.0"),
-        ("taps exchanged", "oh * 2 + kh * 1, ow * 1 + kw * 1", "oh * 2 + kw * 1, ow * 1 + kh * 1"),
-        ("sums not cleared", "%zero = arith.constant 0.0", "%zero = arith.constant 1.0"),
-    ],
-}
-
-
-def replacing(right: str, wrong: str) -> Callable[[str], str]:
-    def change(text: str) -> str:
-        assert right in text
-        return text.replace(right, wrong)
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("mode", "fault", "right", "wrong"),
-    first_by_default(CONV_FAULTS),
-    ids=lambda value: (
-        value if "_" in value or ("[" not in value and "%" not in value and "*" not in value) else ""
-    ),
-)
-def test_faults_of_gradients_of_a_convolution_are_caught(verdict_of, mode, fault, right, wrong):
-    shapes = (*SMALL_CONV, PADDED, "--conv-stride=2x1", f"--conv-mode={mode}")
-    assert verdict_of(replacing(right, wrong), *shapes)[0] == "FAILED", fault
-
-
-@pytest.mark.parametrize("mode", CONV_FAULTS)
-def test_gradients_of_a_convolution_without_a_fault_are_verified(verdict_of, mode):
-    shapes = (*SMALL_CONV, PADDED, "--conv-stride=2x1", f"--conv-mode={mode}")
-    assert verdict_of(unchanged, *shapes)[0] == "SUCCESS"
-
-
-LAYOUT_FAULTS = [
-        ("padding on the wrong side", "low[0, 0, 1, 0] high[0, 2, 1, 0]", "low[0, 2, 1, 0] high[0, 0, 1, 0]",
-         (*SMALL_CONV, "--conv-padding=0x1", "--conv-padding-after=2x1")),
-        ("filter read in another layout", "(oc, kh, kw, ic)>", "(oc, kw, kh, ic)>",
-         (*SMALL_CONV, "--layout=nhwc_kyxc_nhwc")),
-        ("result in another layout", "(n, oc, oh, ow)>\n    ]", "(n, oc, ow, oh)>\n    ]",
-         ("--conv-n=2", "--conv-h=8", "--conv-w=8", "--conv-c=4", "--conv-k=6", "--lhs=f32", "--layout=nhwc_hwcf_nchw")),
-        ("groups exchanged", "(n, ow * 1 + kw * 1, g, ic)>", "(n, ow * 1 + kw * 1, ic, g)>",
-         ("--conv-n=2", "--conv-w=9", "--conv-c=4", "--conv-k=4", "--conv-groups=2", "--lhs=f32")),
-        ("frames without dilation", "dilations = dense<[2, 1, 1]>", "dilations = dense<[1, 1, 1]>",
-         ("--conv-d=7", "--conv-h=4", "--conv-w=5", "--conv-c=3", "--conv-k=4", "--lhs=f32", "--conv-dilation=2x1x1")),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("fault", "right", "wrong", "arguments"), LAYOUT_FAULTS, ids=[row[0] for row in LAYOUT_FAULTS]
-)
-def test_faults_of_layouts_paddings_and_ranks_are_caught(verdict_of, fault, right, wrong, arguments):
-    assert verdict_of(replacing(right, wrong), *arguments)[0] == "FAILED", fault
-
-
-@pytest.mark.parametrize(
-    "arguments", [row[3] for row in LAYOUT_FAULTS], ids=[row[0] for row in LAYOUT_FAULTS]
-)
-def test_the_same_convolutions_without_a_fault_are_verified(verdict_of, arguments):
-    assert verdict_of(unchanged, *arguments)[0] == "SUCCESS"
-
-
-def shapes_of(form: str, mode: str) -> tuple[str, ...]:
-    """Arguments that generate one form of a small convolution, with a filter as MIOpen's commands have it."""
-    Path("form.yaml").write_text(f"configurations: [{{form: {form}}}]")
-    groups = "--conv-groups=2" if form == "per_group" else "--conv-groups=1"
-    chosen = ("--configurations=form.yaml", f"--dispatches=*_{form}_default", "--default-config=true", groups)
-    return (
-        *SMALL_CONV,
-        PADDED,
-        "--conv-stride=2x1",
-        f"--conv-mode={mode}",
-        "--layout=nhwc_fhwc_nhwc",
-        *chosen,
+    {total} = arith.bitcast %kept : i32 to f32""",
     )
 
 
-FORM_FAULTS = {
-    ("im2col", "forward"): [
-        ("taps exchanged", "oh * 2 + kh, ow + kw", "oh * 2 + kw, ow + kh"),
-        ("no stride", "oh * 2 + kh, ow + kw", "oh + kh, ow + kw"),
-        ("shifted padding", "low[0, 1, 1, 0] high[0, 0, 1, 0]", "low[0, 0, 1, 0] high[0, 1, 1, 0]"),
-        ("border not zero", "%padded_border = arith.constant 0.0", "%padded_border = arith.constant 1.0"),
-        ("sums not cleared", "%product_zero = arith.constant 0.0", "%product_zero = arith.constant 1.0"),
-    ],
-    ("permuted", "forward"): [
-        ("taps not permuted", "(kh, kw, c, f) -> (f, kh, kw, c)", "(kh, kw, c, f) -> (f, kw, kh, c)"),
-    ],
-    ("per_group", "forward"): [
-        (
-            "the first group's image",
-            "%part_3 = tensor.extract_slice %padded[0, 0, 0, 1, 0]",
-            "%part_3 = tensor.extract_slice %padded[0, 0, 0, 0, 0]",
-        ),
-    ],
-    ("phases", "input_backward"): [
-        ("taps not reversed", "arith.constant -2 : index", "arith.constant 0 : index"),
-        ("wrong tap", "%offset_1 = arith.constant 1", "%offset_1 = arith.constant 0"),
-    ],
-    ("im2col_t", "weight_backward"): [
-        ("taps exchanged", "oh * 2 + kh, ow + kw", "oh * 2 + kw, ow + kh"),
-        ("sums not cleared", "%product_zero = arith.constant 0.0", "%product_zero = arith.constant 1.0"),
-    ],
+NARROW_SUMS: list[Planted] = [
+    (Matmul(16, 512, 2048, ElementTypes("f16", "f16", "f16")), Default(), {"f16": narrow_sums}),
+    (LayerNormWeightBackward(300, 9, "bf16"), Default(), {"bf16": bits_of_bf16("%next_sum", "%d_wide")}),
+    (BiasBackward(300, 9, 1, "bf16"), Default(), {"bf16": bits_of_bf16("%total", "%wide")}),
+]
+
+NOT_CLEARED = {"sums not cleared": replacing("%zero = arith.constant 0.0", "%zero = arith.constant 1.0")}
+WRONG_COUNT = {"one less": replacing("%count = arith.constant 33.0", "%count = arith.constant 32.0")}
+REDUCTIONS: list[Planted] = [
+    (
+        LayerNorm(4, 33, eps=1e-2),
+        Default(),
+        {
+            **NOT_CLEARED,
+            **WRONG_COUNT,
+            "no eps": replacing(
+                "%shifted = arith.addf %variance, %eps", "%shifted = arith.addf %variance, %zero"
+            ),
+            "no bias": replacing("arith.addf %scaled, %b ", "arith.addf %scaled, %zero "),
+        },
+    ),
+    (
+        LayerNormInputBackward(4, 33),
+        Default(),
+        {
+            **NOT_CLEARED,
+            **WRONG_COUNT,
+            "no weight": replacing("%g = arith.mulf %d, %w", "%g = arith.addf %d, %zero"),
+            "mean of g left in": replacing("arith.subf %g, %mean_sum", "arith.subf %g, %zero"),
+            "no projection": replacing("arith.subf %without_mean, %along", "arith.subf %without_mean, %zero"),
+            "rstd applied once": replacing("arith.mulf %projected, %r", "arith.addf %projected, %zero"),
+        },
+    ),
+    (
+        LayerNormWeightBackward(4, 33),
+        Default(),
+        {
+            **NOT_CLEARED,
+            "x not centred": replacing("arith.subf %v, %m", "arith.subf %v, %zero"),
+            "no rstd": replacing("arith.mulf %centred, %r", "arith.addf %centred, %zero"),
+            "results exchanged": replacing("return %sums#0, %sums#1", "return %sums#1, %sums#0"),
+        },
+    ),
+    (
+        BiasBackward(4, 33, 33),
+        Default(),
+        {
+            **NOT_CLEARED,
+            "wrong axis": replacing("(outer, channel, inner)>", "(outer, inner, channel)>"),
+            "largest element": replacing("arith.addf %sum, %d ", "arith.maximumf %sum, %d "),
+        },
+    ),
+]
+
+
+def shifted_padding(text: str) -> str:
+    """A pixel of padding moves from the low side to the high side of the first axis that has one."""
+
+    def shift(found: re.Match[str]) -> str:
+        low, high = (list(map(int, each.split(", "))) for each in found.groups())
+        axis = next(i for i, each in enumerate(low) if each)
+        low[axis], high[axis] = low[axis] - 1, high[axis] + 1
+        return f"low[{', '.join(map(str, low))}] high[{', '.join(map(str, high))}]"
+
+    return re.sub(r"low\[([^]]*)\] high\[([^]]*)\]", shift, text, count=1)
+
+
+def shifted_gradient(text: str) -> str:
+    """The output's gradient is stored a pixel too low along the first axis with an offset."""
+    return re.sub(r"(into %zeros\[[0, ]*)1", r"\g<1>0", text, count=1)
+
+
+def unflipped_axis(text: str) -> str:
+    """The filter is flipped along every axis but the first."""
+    return re.sub(r"(tensor.extract %rhs\[[^]]*?)%at(\d)", r"\1%i\2", text, count=1)
+
+
+PADDED = {
+    **NOT_CLEARED,
+    "border not zero": replacing("%border = arith.constant 0.0", "%border = arith.constant 1.0"),
 }
+OF_MODE: dict[str, dict[str, Change]] = {
+    "forward": {**PADDED, "shifted padding": shifted_padding},
+    "input_backward": {**PADDED, "shifted": shifted_gradient, "an axis not flipped": unflipped_axis},
+    "weight_backward": {**PADDED, "shifted padding": shifted_padding},
+}
+#: 8 x 7 pixels with 4 channels, 6 filters of 3 x 3, a pixel of padding.
+IMAGE = Conv2d(2, 8, 7, 4, 6, 3, 3, (2, 1), (1, 1))
 
 
-@pytest.mark.parametrize(
-    ("form", "mode", "fault", "right", "wrong"),
-    first_by_default(FORM_FAULTS),
-    ids=lambda value: value if "[" not in value and "%" not in value and "*" not in value else "",
-)
-def test_faults_of_a_form_are_caught(verdict_of, form, mode, fault, right, wrong):
-    assert verdict_of(replacing(right, wrong), *shapes_of(form, mode))[0] == "FAILED", fault
+def faults_of_every_mode(kind: type[Operation]) -> list[Planted]:
+    """Every mode of a kind in `EVERY_MODE`, with the faults that are the same for every rank."""
+    found = []
+    for operation in EVERY_MODE:
+        if isinstance(operation, kind):
+            convolution = operation.convolution
+            found.append((operation, Default(), OF_MODE[convolution.mode] if convolution else NOT_CLEARED))
+    return found
 
 
-@pytest.mark.parametrize(("form", "mode"), FORM_FAULTS)
-def test_a_form_without_a_fault_is_verified(verdict_of, form, mode):
-    assert verdict_of(unchanged, *shapes_of(form, mode)) == ("SUCCESS", "")
+OF_IMAGES: list[Planted] = [
+    (
+        replace(IMAGE, mode="input_backward"),
+        Default(),
+        {
+            "filter not flipped": replacing(
+                "tensor.extract %rhs[%at0, %at1,", "tensor.extract %rhs[%i0, %i1,"
+            ),
+            "stride dropped": replacing("[1, 2, 1, 1] :", "[1, 1, 1, 1] :"),
+        },
+    ),
+    (
+        replace(IMAGE, mode="weight_backward"),
+        Default(),
+        {"taps exchanged": replacing("oh * 2 + kh * 1, ow * 1 + kw * 1", "oh * 2 + kw * 1, ow * 1 + kh * 1")},
+    ),
+]
+LAYOUTS: list[Planted] = [
+    (
+        replace(IMAGE, stride=(1, 1), padding=(0, 1), padding_after=(2, 1)),
+        Default(),
+        {
+            "padding on the wrong side": replacing(
+                "low[0, 0, 1, 0] high[0, 2, 1, 0]", "low[0, 2, 1, 0] high[0, 0, 1, 0]"
+            )
+        },
+    ),
+    (
+        replace(IMAGE, stride=(1, 1), padding=(0, 0), layout="nhwc_fhwc_nhwc"),
+        Default(),
+        {"filter read in another layout": replacing("(oc, kh, kw, ic)>", "(oc, kw, kh, ic)>")},
+    ),
+    (
+        Conv2d(2, 8, 8, 4, 6, 3, 3, layout="nhwc_hwcf_nchw"),
+        Default(),
+        {"result in another layout": replacing("(n, oc, oh, ow)>\n    ]", "(n, oc, ow, oh)>\n    ]")},
+    ),
+    (
+        Conv1d(2, 9, 4, 4, 3, groups=2),
+        Default(),
+        {"groups exchanged": replacing("(n, ow * 1 + kw * 1, g, ic)>", "(n, ow * 1 + kw * 1, ic, g)>")},
+    ),
+    (
+        Conv3d(1, 7, 4, 5, 3, 4, 3, 3, 3, dilation=(2, 1, 1)),
+        Default(),
+        {
+            "frames without dilation": replacing(
+                "dilations = dense<[2, 1, 1]>", "dilations = dense<[1, 1, 1]>"
+            )
+        },
+    ),
+]
+
+#: With a filter as MIOpen's commands have it.
+FHWC = replace(IMAGE, layout="nhwc_fhwc_nhwc")
+TAPS_EXCHANGED = {"taps exchanged": replacing("oh * 2 + kh, ow + kw", "oh * 2 + kw, ow + kh")}
+PRODUCT_NOT_CLEARED = {
+    "sums not cleared": replacing("%product_zero = arith.constant 0.0", "%product_zero = arith.constant 1.0")
+}
+FORMS: list[Planted] = [
+    (
+        FHWC,
+        Formed("im2col"),
+        {
+            **TAPS_EXCHANGED,
+            **PRODUCT_NOT_CLEARED,
+            "no stride": replacing("oh * 2 + kh, ow + kw", "oh + kh, ow + kw"),
+            "shifted padding": replacing(
+                "low[0, 1, 1, 0] high[0, 0, 1, 0]", "low[0, 0, 1, 0] high[0, 1, 1, 0]"
+            ),
+            "border not zero": replacing(
+                "%padded_border = arith.constant 0.0", "%padded_border = arith.constant 1.0"
+            ),
+        },
+    ),
+    (
+        FHWC,
+        Formed("permuted"),
+        {
+            "taps not permuted": replacing(
+                "(kh, kw, c, f) -> (f, kh, kw, c)", "(kh, kw, c, f) -> (f, kw, kh, c)"
+            )
+        },
+    ),
+    (
+        replace(FHWC, groups=2),
+        Formed("per_group"),
+        {
+            "the first group's image": replacing(
+                "%part_3 = tensor.extract_slice %padded[0, 0, 0, 1, 0]",
+                "%part_3 = tensor.extract_slice %padded[0, 0, 0, 0, 0]",
+            )
+        },
+    ),
+    (
+        replace(FHWC, mode="input_backward"),
+        Formed("phases"),
+        {
+            "taps not reversed": replacing("arith.constant -2 : index", "arith.constant 0 : index"),
+            "wrong tap": replacing("%offset_1 = arith.constant 1", "%offset_1 = arith.constant 0"),
+        },
+    ),
+    (
+        replace(FHWC, mode="weight_backward"),
+        Formed("im2col_t"),
+        {**TAPS_EXCHANGED, **PRODUCT_NOT_CLEARED},
+    ),
+]
+
+GROUPS: dict[str, list[Planted]] = {
+    "epilogues": EPILOGUES,
+    "narrow sums": NARROW_SUMS,
+    "reductions": REDUCTIONS,
+    **{kind.kind: faults_of_every_mode(kind) for kind in dict.fromkeys(map(type, EVERY_MODE))
+       if kind.kind not in {operation.kind for operation, *_ in REDUCTIONS}},
+    "gradients of images": OF_IMAGES,
+    "layouts": LAYOUTS,
+    "forms": FORMS,
+}  # fmt: skip
+
+
+def test_faults_are_planted_in_every_mode_of_every_kind():
+    def mode(operation: Operation) -> tuple[str, str]:
+        return operation.kind, operation.convolution.mode if operation.convolution else ""
+
+    planted = {mode(operation) for group in GROUPS.values() for operation, *_ in group}
+    assert planted == set(map(mode, EVERY_MODE))
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_planted_fault_is_caught(group: str):
+    """And the kernels without a fault are right."""
+    found = failures_of(
+        {Dispatch(operation, configuration): faults for operation, configuration, faults in GROUPS[group]}
+    )
+    assert {dispatch.name: why for (dispatch, fault), why in found.items() if not fault and why} == {}
+    missed = [f"{dispatch.name}: {fault}" for (dispatch, fault), why in found.items() if fault and not why]
+    assert missed == []
