@@ -13,7 +13,7 @@ from dispatch_profiler.configurations.external_kernels import KernelObject, Kern
 from dispatch_profiler.configurations.forms.builder import Reduction
 from dispatch_profiler.configurations.space import Space
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
-from dispatch_profiler.operations import Loop, Operation
+from dispatch_profiler.operations import ErrorBound, Loop, Operation
 
 #: Maximum tiles per level; no operation has as many loops.
 _MAX_TILES = 16
@@ -246,6 +246,14 @@ class Configuration(abc.ABC):
         Results are verified against it.
         """
         return operation
+
+    def error_bound(self, operation: Operation) -> ErrorBound | None:
+        """A bound on the error of the sums; None if they are added as the operation says, so that its bound applies."""
+        return None
+
+    def flops(self, operation: Operation) -> int:
+        """FLOP that a kernel computes at least: those of the operation, unless its algorithm needs fewer."""
+        return operation.flops
 
     def lowering(self, operation: Operation) -> Lowering | None:
         """The requested tiles; None leaves the choice to the compiler."""

@@ -17,7 +17,7 @@ from dispatch_profiler.configurations.default import Default
 from dispatch_profiler.configurations.forms import FORMS, NOTHING_READ, Reduction, reduction_of
 from dispatch_profiler.configurations.space import Point, Space
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
-from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations import ErrorBound, Operation
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,15 @@ class Formed(Configuration):
 
     def reduced(self, operation: Operation) -> Reduction:
         return reduction_of(self.form, operation)
+
+    def error_bound(self, operation: Operation) -> ErrorBound | None:
+        return self.reduced(operation).error_bound
+
+    def flops(self, operation: Operation) -> int:
+        reduction = self.reduced(operation)
+        if reduction.error_bound is None:
+            return operation.flops
+        return min(operation.flops, sum(kernel.flops for kernel in reduction.kernels))
 
     @property
     def kernel_configuration(self) -> Configuration:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dispatch_profiler.configurations import Configuration
-from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations import ErrorBound, Operation
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,16 @@ class Dispatch:
     def effective_operation(self) -> Operation:
         """What its kernel computes: the operation, with the accumulator of the configuration."""
         return self.configuration.effective_operation(self.operation)
+
+    @property
+    def error_bound(self) -> ErrorBound | None:
+        """That of the configuration; None if the operation's own applies."""
+        return self.configuration.error_bound(self.operation)
+
+    @property
+    def flops(self) -> int:
+        """FLOP that its kernel computes at least; speeds are given for those of the operation."""
+        return self.configuration.flops(self.operation)
 
     def arguments(self) -> dict[str, str]:
         """The operation's command-line arguments, with split-K where the kind supports it."""

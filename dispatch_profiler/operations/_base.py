@@ -84,6 +84,24 @@ class Reference:
 ContractFunction = Callable[["Contraction", np.ndarray, np.ndarray], np.ndarray]
 
 
+class ErrorBound(abc.ABC):
+    """A bound on the error of sums that a kernel computes by another algorithm than adding the products.
+
+    Subclasses are frozen dataclasses of plain values: their `repr` is part of the key of a stored reference.
+    """
+
+    @abc.abstractmethod
+    def largest_integer(self, operation: Contraction, lhs: float, rhs: float) -> float:
+        """A bound on every intermediate value for integers of magnitudes up to `lhs` and `rhs`.
+
+        In units of the smallest fraction that occurs; infinite if the algorithm rounds even small integers.
+        """
+
+    @abc.abstractmethod
+    def of_sums(self, operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
+        """A bound on the error of each sum, in the shape of the operation's result."""
+
+
 class Operation(abc.ABC):
     """What is computed: named operands -> named results. It says nothing about speed.
 

@@ -15,6 +15,7 @@ from dispatch_profiler.operations import contraction_reference
 from dispatch_profiler.operations._base import (
     ContractFunction,
     Distribution,
+    ErrorBound,
     Operation,
     Reference,
     Tensor,
@@ -139,8 +140,13 @@ class Contraction(Operation):
         *,
         stepwise: bool = False,
         contract: ContractFunction | None = None,
+        error_bound: ErrorBound | None = None,
     ) -> tuple[Reference, ...]:
-        return (contraction_reference.reference(self, operands, stepwise=stepwise, contract=contract),)
+        """See `Operation.reference`; `error_bound` is that of the sums, if they are not plain sums of products."""
+        found = contraction_reference.reference(
+            self, operands, stepwise=stepwise, contract=contract, error_bound=error_bound
+        )
+        return (found,)
 
     @property
     def smallest_alike(self) -> Contraction:

@@ -11,7 +11,8 @@ accumulated rounding error. With u the unit roundoff of the accumulator and K th
 Higham and Mary ("A New Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput.
 41(5), 2019, Theorem 3.1) bound the error of a sum of products by `lambda * sqrt(K) * u * sum|a||b|`,
 with a failure probability of at most `2 K exp(-lambda**2 / 2)`; the bound `K * u * sum|a||b|` always
-holds (Higham, "Accuracy and Stability", section 3.1).
+holds (Higham, "Accuracy and Stability", section 3.1). A kernel that computes the sums by another algorithm,
+such as Winograd's, has an `ErrorBound` of its own.
 
 The steps of an epilogue follow, each with the error of its argument: see `epilogue_steps`. A bias or residual
 that comes first may be the initial value of the sum, as in BLAS (`beta C`) and in IREE where the whole reduction
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dispatch_profiler.blocks import rows_in_blocks
-from dispatch_profiler.operations._base import ContractFunction, Reference
+from dispatch_profiler.operations._base import ContractFunction, ErrorBound, Reference
 from dispatch_profiler.operations.epilogue_steps import Roundoffs
 from dispatch_profiler.operations.rounding import accumulation_factor, rounded_to
 
@@ -49,11 +50,13 @@ def reference(
     *,
     stepwise: bool = False,
     contract: ContractFunction | None = None,
+    error_bound: ErrorBound | None = None,
 ) -> Reference:
     """The reference result of `operation` for `inputs` (shapes and types as `operation.operands`).
 
     `stepwise` allows for a library that runs the steps separately and so also rounds to the result's
-    type after the sums and after each step; a fused kernel rounds once. `contract` computes the sums.
+    type after the sums and after each step; a fused kernel rounds once. `contract` computes the sums; `error_bound`
+    is that of a kernel which does not add products.
     """
     contract = contract or _contract_with_numpy
     lhs, rhs = inputs[0], inputs[1]
@@ -61,13 +64,13 @@ def reference(
     with np.errstate(all="ignore"):
         if operation.types.output.is_integer:
             return Reference(_integer_result(operation, lhs, rhs, operands, contract), None)
-        bound = _partial_sum_bound(operation, lhs, rhs)
+        bound = _partial_sum_bound(operation, lhs, rhs, error_bound)
         error = np.zeros(())
         if _is_integral(lhs) and _is_integral(rhs) and bound <= operation.types.accumulator.exact_integers:
             exact = np.float32 if bound <= _FLOAT32_EXACT else np.float64
             sums = contract(operation, lhs.astype(exact), rhs.astype(exact)).astype(np.float64)
         else:
-            sums, error = _rounded_sums(operation, lhs, rhs, contract)
+            sums, error = _rounded_sums(operation, lhs, rhs, contract, error_bound)
             bound = math.inf
         rounds = stepwise and operation.rounds_between_steps
         wide = [each.astype(np.float64) for each in operands]
@@ -78,8 +81,12 @@ def reference(
         return _bounded(operation, sums, error, wide, rounds)
 
 
-def _partial_sum_bound(operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> float:
+def _partial_sum_bound(
+    operation: Contraction, lhs: np.ndarray, rhs: np.ndarray, error_bound: ErrorBound | None = None
+) -> float:
     """Upper bound on the magnitude of every partial sum of the contraction."""
+    if error_bound is not None:
+        return error_bound.largest_integer(operation, _largest(lhs), _largest(rhs))
     return operation.accumulations * _largest(lhs) * _largest(rhs)
 
 
@@ -122,7 +129,11 @@ def _integer_result(
 
 
 def _rounded_sums(
-    operation: Contraction, lhs: np.ndarray, rhs: np.ndarray, contract: ContractFunction
+    operation: Contraction,
+    lhs: np.ndarray,
+    rhs: np.ndarray,
+    contract: ContractFunction,
+    error_bound: ErrorBound | None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The sums, and a bound on the error of a kernel's sums."""
     wide_lhs, wide_rhs = lhs.astype(np.float64), rhs.astype(np.float64)
@@ -131,6 +142,9 @@ def _rounded_sums(
     dtype = operation.types.accumulator.dtype
     magnitudes = contract(operation, np.abs(wide_lhs).astype(dtype), np.abs(wide_rhs).astype(dtype))
     error = 1.01 * accumulation_factor(operation.accumulations, operation.types.accumulator) * magnitudes
+    if error_bound is not None:
+        # Of float64, the reference has the plain sum's error, and the caller doubles the larger one.
+        error = np.maximum(error, error_bound.of_sums(operation, lhs, rhs))
     return sums, error
 
 

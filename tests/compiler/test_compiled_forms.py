@@ -67,9 +67,11 @@ def operation_of(row: Row) -> Convolution | None:
     return None if Formed(form).invalid_reason(operation, TARGET.limits) else operation
 
 
+#: Forms of any filter; `test_compiled_winograd` has the others.
+ANY_FILTER = tuple(form for form in FORMS if not form.startswith("winograd"))
 EVERY: list[Row] = [
     (*row, 97 * number % len(OTHERS))
-    for number, row in enumerate(itertools.product(FORMS, KINDS, MODES, STRIDES, CHANNELS))
+    for number, row in enumerate(itertools.product(ANY_FILTER, KINDS, MODES, STRIDES, CHANNELS))
 ]
 EXISTING = [row for row in EVERY if operation_of(row)]
 CHOSEN = pairwise([row[:-1] for row in EXISTING])
@@ -79,12 +81,12 @@ FULL = [(*row[:-1], number) for row in EXISTING for number in range(row[-1] % 21
 def test_a_form_of_every_rank_mode_stride_and_grouping_is_right():
     """Every pair of them, with types, layouts, paddings, dilations and epilogues in turn."""
     rows = [row for row in EXISTING if row[:-1] in CHOSEN]
-    assert {row[0] for row in rows} == set(FORMS)
+    assert {row[0] for row in rows} == set(ANY_FILTER)
     verify_compiled([Dispatch(operation_of(row), Formed(row[0])) for row in rows])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ANY_FILTER)
 def test_a_form_of_every_operation_is_right(form: str):
     rows = [row for row in FULL if row[0] == form and operation_of(row)]
     dispatches = list(dict.fromkeys(Dispatch(operation_of(row), Formed(form)) for row in rows))

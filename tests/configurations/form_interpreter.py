@@ -26,6 +26,7 @@ def _computed(step: Step, values: dict[str, np.ndarray]) -> np.ndarray:
         "pad": _pad,
         "crop": _crop,
         "gather": _gather,
+        "transform": _transform,
         "reshape": _reshape,
         "barrier": lambda step, values: _read(step.source, values),
         "kernel": _kernel,
@@ -56,6 +57,23 @@ def _gather(step, values) -> np.ndarray:
         assert place.min() >= 0 and place.max() < size, (step, index)
         places.append(place)
     return _read(step.source, values)[tuple(places)]
+
+
+def _transform(step, values) -> np.ndarray:
+    source = _read(step.source, values)
+    extents = dict(zip(step.loops, step.result.shape, strict=True))
+    assert extents[step.row] == len(step.matrix)
+    others = [loop for loop in step.loops if loop != step.row]
+    grid = dict(zip(others, np.indices([extents[loop] for loop in others]), strict=True))
+    zeros = np.zeros([extents[loop] for loop in others], int)
+    places = [sum((factor * grid[loop] for loop, factor in index.terms), zeros) for index in step.indices]
+    rows = np.zeros((len(step.matrix), *zeros.shape), source.dtype)
+    for column in range(len(step.matrix[0])):
+        at = [place + (column if axis == step.axis else 0) for axis, place in enumerate(places)]
+        read = source[tuple(at)]
+        for row, coefficients in enumerate(step.matrix):
+            rows[row] += source.dtype.type(float(coefficients[column])) * read
+    return np.moveaxis(rows, 0, step.loops.index(step.row))
 
 
 def _reshape(step, values) -> np.ndarray:

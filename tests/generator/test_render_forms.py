@@ -37,6 +37,14 @@ GOLDEN: dict[str, tuple[Operation, Configuration]] = {
         Conv2d(1, 6, 8, 4, 8, 3, 3, padding=(1, 1), layout=FHWC, mode="input_backward"),
         Formed("permuted"),
     ),
+    "winograd_fhwc_tiles": (
+        Conv2d(1, 6, 8, 4, 8, 3, 3, padding=(1, 1), layout=FHWC, epilogue=Epilogue.parse("bias+relu")),
+        Formed("winograd", CpuTiles((4, 8), (4, 8, 2))),
+    ),
+    "winograd_2_nchw_input_backward": (
+        Conv2d(2, 6, 8, 4, 8, 3, 3, padding=(1, 1), layout="nchw", mode="input_backward"),
+        Formed("winograd_2"),
+    ),
     "permuted_conv1d": (Conv1d(2, 9, 4, 8, 3, (2,), (1,)), Formed("permuted")),
     "permuted_conv3d": (Conv3d(1, 4, 6, 8, 4, 8, 3, 3, 3, padding=(1, 1, 1)), Formed("permuted")),
     "blocked_tiles": (

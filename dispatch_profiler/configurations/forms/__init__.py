@@ -23,7 +23,9 @@ from dispatch_profiler.configurations.forms.convolutions import (
     weight_backward_by_taps,
 )
 from dispatch_profiler.configurations.forms.steps import Kernel, Step
-from dispatch_profiler.operations import Contraction, ConvolutionGeometry, Operation
+from dispatch_profiler.configurations.forms.winograd import winograd, winograd_rejects, winograd_rejects_type
+from dispatch_profiler.configurations.forms.winograd_transforms import FOUR, TWO
+from dispatch_profiler.operations import Contraction, ConvolutionGeometry, ElementType, Operation
 
 __all__ = ["FORMS", "NOTHING_READ", "Form", "Kernel", "Reduction", "Step", "reduction_of"]
 
@@ -39,19 +41,20 @@ class Form:
     """A way to compute an operation with kernels of other operations.
 
     `rejects` gives the reason why a convolution does not have the form, None if it has it; then `reduce` gives
-    its steps.
+    its steps. `rejects_type` gives the reason for the type of the inputs.
     """
 
     name: str
     rejects: Callable[[ConvolutionGeometry], str | None]
     reduce: Callable[[Contraction, ConvolutionGeometry], Reduction]
+    rejects_type: Callable[[ElementType], str | None] = lambda type_: None
 
     def invalid_reason(self, operation: Operation) -> str | None:
         """Why `operation` does not have this form; None if it has."""
         geometry = operation.convolution
         if geometry is None:
             return f"the form {self.name} is for convolutions, not {operation.kind}"
-        return self.rejects(geometry) or _zero_reason(geometry)
+        return self.rejects(geometry) or self.rejects_type(operation.element_type) or _zero_reason(geometry)
 
 
 def _zero_reason(geometry: ConvolutionGeometry) -> str | None:
@@ -162,6 +165,11 @@ FORMS: dict[str, Form] = {
         Form("im2col_t", _any, _with(PRODUCT_OF_FILTERS)),
         # A filter's gradient as one matrix product for each tap.
         Form("taps", _taps_rejects, weight_backward_by_taps),
+        # As a batch of matrix products, tiles x filters, one for each element of a transformed tile (see `winograd`).
+        Form("winograd", winograd_rejects("winograd"), winograd(FOUR), winograd_rejects_type("winograd")),
+        Form(
+            "winograd_2", winograd_rejects("winograd_2"), winograd(TWO), winograd_rejects_type("winograd_2")
+        ),
     )
 }
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from dispatch_profiler.configurations.forms.steps import (
     Barrier,
@@ -18,8 +19,9 @@ from dispatch_profiler.configurations.forms.steps import (
     Pad,
     Reshape,
     Step,
+    Transform,
 )
-from dispatch_profiler.operations import ElementType, Operation, Tensor
+from dispatch_profiler.operations import ElementType, ErrorBound, Operation, Tensor
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Reduction:
 
     steps: tuple[Step, ...]
     sums: Tensor
+    #: None if the sums are plain sums of products.
+    error_bound: ErrorBound | None = None
 
     @property
     def kernels(self) -> tuple[Operation, ...]:
@@ -114,6 +118,28 @@ class Builder:
         found = tuple(given.get(axis, Index(((axis, 1),))) for axis in value.axes)
         result = self._tensor(name, tuple(extents.values()), value.tensor.type)
         self.steps.append(Gather(result, value.tensor, tuple(extents), found))
+        return Labeled(result, tuple(extents))
+
+    def transform(
+        self,
+        name: str,
+        value: Labeled,
+        axis: str,
+        matrix: tuple[tuple[Fraction, ...], ...],
+        extents: Mapping[str, int],
+        begin: Index,
+    ) -> Labeled:
+        """Windows of `value` along `axis`, from `begin` on, multiplied by `matrix`.
+
+        `extents` are the axes of the result: the loops of `begin`, one that is new for the rows, and the other axes.
+        """
+        others = [each for each in value.axes if each != axis]
+        loops = dict(begin.terms)
+        (row,) = (each for each in extents if each not in others and each not in loops)
+        result = self._tensor(name, tuple(extents.values()), value.tensor.type)
+        indices = tuple(begin if each == axis else Index(((each, 1),)) for each in value.axes)
+        at = value.axes.index(axis)
+        self.steps.append(Transform(result, value.tensor, tuple(extents), indices, row, at, matrix))
         return Labeled(result, tuple(extents))
 
     def kernel(self, operation: Operation, lhs: Labeled, rhs: Labeled, axes: Sequence[str]) -> Labeled:

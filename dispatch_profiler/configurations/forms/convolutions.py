@@ -63,7 +63,7 @@ PRODUCT = Lowering(_product, lambda taps: ("g", *taps, "c", "f"))
 PRODUCT_OF_FILTERS = Lowering(_product_of_filters, lambda taps: ("g", "f", *taps, "c"))
 
 
-class _Convolution:
+class LabeledConvolution:
     """A convolution, its operands as labeled tensors, and the steps so far.
 
     `blocks` divides the channels of the result: filters of the output, or channels of the input's gradient.
@@ -192,7 +192,7 @@ def with_wide_result(types: ElementTypes) -> ElementTypes:
 
 def forward(operation: Contraction, geometry: ConvolutionGeometry, lowering: Lowering) -> Reduction:
     """Mode forward: lhs is the input, rhs the filter."""
-    it = _Convolution(operation, geometry, lowering.blocks(geometry.filters_per_group))
+    it = LabeledConvolution(operation, geometry, lowering.blocks(geometry.filters_per_group))
     image, filter_ = it.input(it.lhs), it.filter(it.rhs)
     sums = lowering.lower(it.builder, Forward(it.windows(image), filter_, it.types))
     return it.reduction(sums, it.output_axes(), "f")
@@ -204,7 +204,7 @@ def input_backward(operation: Contraction, geometry: ConvolutionGeometry, loweri
     The pixels of the input at one distance from a multiple of the stride are a convolution of the gradient with
     stride 1: a phase. Its filter has the taps that reach these pixels, reversed, with f and c exchanged.
     """
-    it = _Convolution(operation, geometry, lowering.blocks(geometry.channels_per_group))
+    it = LabeledConvolution(operation, geometry, lowering.blocks(geometry.channels_per_group))
     gradient = it.gradient(it.lhs).renamed({"f": "c"})
     filter_ = it.filter(it.rhs, blocked="c")
     along = [
@@ -238,7 +238,7 @@ def input_backward(operation: Contraction, geometry: ConvolutionGeometry, loweri
 
 
 def _phase(
-    it: _Convolution, gradient: Labeled, filter_: Labeled, phases: Sequence[Phase], lowering: Lowering
+    it: LabeledConvolution, gradient: Labeled, filter_: Labeled, phases: Sequence[Phase], lowering: Lowering
 ) -> Labeled:
     """The pixels of one phase along each spatial axis, with the axes n, h, w, ..., g, b, c."""
     windows = Windows(
@@ -291,7 +291,7 @@ def weight_backward(
 
     Its left operand are the columns; with `filters_left`, it is the gradient.
     """
-    it = _Convolution(operation, geometry)
+    it = LabeledConvolution(operation, geometry)
     gradient = it.gradient(it.lhs).renamed(it.outputs())
     windows = it.windows(it.input(it.rhs))
     axes = it.filter_axes()
@@ -321,7 +321,7 @@ def weight_backward_by_taps(operation: Contraction, geometry: ConvolutionGeometr
 
         4x4 image, 3x3 filter, 2x2 gradient: tap (kh, kw) has the offset 4 * kh + kw
     """
-    it = _Convolution(operation, geometry)
+    it = LabeledConvolution(operation, geometry)
     windows = it.windows(it.input(it.rhs))
     taps = list(itertools.product(*map(range, windows.taps)))
     image = it.builder.arrange("image", windows.image, ("n", *it.spatial, "c"), store=True)

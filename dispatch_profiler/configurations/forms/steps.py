@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar
 
 from dispatch_profiler.operations import Operation, Tensor
@@ -69,6 +70,60 @@ class Gather(Step):
     source: Tensor
     loops: tuple[str, ...]
     indices: tuple[Index, ...]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Elements of a tensor, `strides` apart. `loops` are its axes: those that one loop indexes."""
+
+    tensor: Tensor
+    loops: tuple[str, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Transform(Step):
+    """Windows along an axis, each multiplied by `matrix`.
+
+        result[loops] = sum over k of matrix[row][k] * source[indices]
+
+    where k is added to the index of `axis`. `row` is one of `loops`; the others index the source.
+    """
+
+    kind: ClassVar[str] = "transform"
+
+    source: Tensor
+    loops: tuple[str, ...]
+    indices: tuple[Index, ...]
+    row: str
+    axis: int
+    matrix: tuple[tuple[Fraction, ...], ...]
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """What each column of the matrix multiplies."""
+        return tuple(self._slice(column) for column in range(len(self.matrix[0])))
+
+    @property
+    def columns(self) -> tuple[tuple[float, ...], ...]:
+        """The columns of the matrix."""
+        return tuple(tuple(map(float, column)) for column in zip(*self.matrix, strict=True))
+
+    def _slice(self, column: int) -> Slice:
+        extents = dict(zip(self.loops, self.result.shape, strict=True))
+        terms = [index.terms[0] if index.terms else ("", 1) for index in self.indices]
+        offsets = tuple(column if axis == self.axis else 0 for axis in range(len(terms)))
+        loops = tuple(loop for loop, _ in terms if loop)
+        name = f"{self.result.name}_{column}"
+        return Slice(
+            Tensor(name, tuple(extents[loop] for loop in loops), self.source.type),
+            loops,
+            offsets,
+            tuple(extents.get(loop, 1) for loop, _ in terms),
+            tuple(factor for _, factor in terms),
+        )
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dispatch_profiler.dispatches import Manifest
+from dispatch_profiler.dispatches import Dispatch, Manifest
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.isolation import Worker, WorkerLimits
-from dispatch_profiler.operations import DEFAULT_SEED, Distribution, Operation
+from dispatch_profiler.operations import DEFAULT_SEED, Distribution
 from dispatch_profiler.profiler.compare.pairing import By, Pair
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
@@ -112,7 +112,7 @@ class LiveComparison:
                 options.seconds,
             )
             for side, output in taken.outputs.items():
-                if wrong := self._wrong(operation, output):
+                if wrong := self._wrong(sides[side][1].dispatch, output):
                     return pair(_failed(side), f"{side.value}: {wrong}")
         except DispatchProfilerError as error:
             return pair(Outcome.NOT_MEASURED, error.message)
@@ -122,9 +122,10 @@ class LiveComparison:
             taken.medians_ms.get(Side.BASE), taken.medians_ms.get(Side.NEW),
         )  # fmt: skip
 
-    def _wrong(self, operation: Operation, output: tuple[np.ndarray, ...]) -> str:
+    def _wrong(self, dispatch: Dispatch, output: tuple[np.ndarray, ...]) -> str:
         """What is wrong with a result; empty if it is correct. Raises ShapeMismatch and ToolError."""
-        comparison = self._checker.call(device_worker.check, Expected(operation, Distribution.REALS), output)
+        expected = Expected(dispatch.operation, Distribution.REALS, error_bound=dispatch.error_bound)
+        comparison = self._checker.call(device_worker.check, expected, output)
         return "" if comparison.passed else f"FAILED ({comparison.message})"
 
     def __enter__(self) -> LiveComparison:

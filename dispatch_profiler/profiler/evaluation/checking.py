@@ -60,7 +60,10 @@ class Verifier:
         """The record, failed if the result of `step` differs from the reference."""
         # A library may round between the steps of an epilogue, which a dispatch fuses.
         expected = Expected(
-            record.dispatch.effective_operation, distribution, stepwise=bool(candidate.library)
+            record.dispatch.effective_operation,
+            distribution,
+            stepwise=bool(candidate.library),
+            error_bound=record.dispatch.error_bound,
         )
         known = self._verified_hashes.of(expected)
         result: Result = self._runners.call(candidate, device_worker.unless_known, known, step, *arguments)

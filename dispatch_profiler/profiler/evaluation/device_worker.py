@@ -182,7 +182,9 @@ def start_checker(folder: str, seed: int, device: str = "") -> None:
 def check(expected: Expected, actual: tuple[np.ndarray, ...]) -> Comparison:
     """Compare a result with its reference. Raises ShapeMismatch."""
     assert _references is not None
-    reference = _references.get(expected.operation, expected.distribution, expected.stepwise)
+    reference = _references.get(
+        expected.operation, expected.distribution, expected.stepwise, expected.error_bound
+    )
     return compare(expected.operation, actual, reference)
 
 

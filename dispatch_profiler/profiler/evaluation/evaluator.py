@@ -322,10 +322,11 @@ class Evaluator:
         # The subtracted overhead may be too high.
         milliseconds = measurement.median_ms + measurement.overhead_error_ms
         operation, mode, peaks = record.dispatch.operation, self.mode, self._peaks.get()
-        if milliseconds < peaks.limit_ms(operation, mode):
+        flops = record.dispatch.flops
+        if milliseconds < peaks.limit_ms(operation, mode, flops):
             peaks = self._peaks.again()  # the first measurement may have been disturbed
-        limit = peaks.limit_ms(operation, mode)
-        if peaks.is_plausible(operation, milliseconds, mode):
+        limit = peaks.limit_ms(operation, mode, flops)
+        if peaks.is_plausible(operation, milliseconds, mode, flops):
             return replace(record, limit_ms=limit, peaks=peaks)
         reason = f"measured {measurement.median_ms:.4g} ms, but this machine needs at least {limit:.4g} ms"
         return replace(record.failed(Verdict.IMPLAUSIBLE, reason), limit_ms=limit, peaks=peaks)

@@ -63,9 +63,12 @@ class Peaks:
             return self.flops_per_second[type_.name]
         return self.flops_per_second["f32"] * 4 / type_.bytes
 
-    def limit_ms(self, operation: Operation, mode: Mode = Mode.WARM) -> float:
-        """Least milliseconds that `operation` takes: for its FLOP and, from cold caches, its bytes."""
-        seconds = operation.flops / self.flops_of(operation.element_type)
+    def limit_ms(self, operation: Operation, mode: Mode = Mode.WARM, flops: int | None = None) -> float:
+        """Least milliseconds that `operation` takes: for its FLOP and, from cold caches, its bytes.
+
+        `flops` are those of a kernel that needs fewer.
+        """
+        seconds = (operation.flops if flops is None else flops) / self.flops_of(operation.element_type)
         if mode is Mode.COLD:
             seconds = max(seconds, operation.bytes / self.bytes_per_second)
         return 1e3 * seconds
@@ -74,9 +77,11 @@ class Peaks:
         """Attainable FLOP/s at `intensity` FLOP/byte, with all bytes from memory (the roofline)."""
         return min(self.flops_of(type_), intensity * self.bytes_per_second)
 
-    def is_plausible(self, operation: Operation, milliseconds: float, mode: Mode = Mode.WARM) -> bool:
+    def is_plausible(
+        self, operation: Operation, milliseconds: float, mode: Mode = Mode.WARM, flops: int | None = None
+    ) -> bool:
         """Whether this device can do `operation` in that time."""
-        return milliseconds * _SLACK >= self.limit_ms(operation, mode)
+        return milliseconds * _SLACK >= self.limit_ms(operation, mode, flops)
 
     def best_of(self, other: Peaks) -> Peaks:
         """The higher of each: a disturbance only lowers a measurement."""

@@ -16,8 +16,16 @@ import numpy as np
 
 from dispatch_profiler.errors import WorkerOutOfMemory
 from dispatch_profiler.files import read_bounded, sha256, write_atomic
-from dispatch_profiler.operations import ContractFunction, Distribution, Operation, Reference, operation_kind
+from dispatch_profiler.operations import (
+    ContractFunction,
+    Distribution,
+    ErrorBound,
+    Operation,
+    Reference,
+    operation_kind,
+)
 from dispatch_profiler.profiler.verification.inputs import draw
+from dispatch_profiler.profiler.verification.verified_hashes import Expected
 
 #: From this size on, numpy takes longer than starting torch does: 1 s at 100 GFLOP/s in float64.
 _LARGE_FLOPS = 10**11
@@ -46,8 +54,8 @@ _SOURCES = (
 class References:
     """References of operations under one seed.
 
-    The key of a file holds the operation, the distribution, the seed and a hash of the code that computes
-    them. A file that cannot be read is computed again and replaced. Without a folder, nothing is stored on
+    The key of a file holds the operation, the distribution, the error bound of a form, the seed and a hash of the
+    code that computes them. A file that cannot be read is computed again and replaced. Without a folder, nothing is stored on
     disk. The function that `large` returns, if any, contracts large operations in float64.
     """
 
@@ -57,58 +65,84 @@ class References:
         self._folder = folder
         self._seed = seed
         self._large = large
-        self._recent: dict[tuple[Operation, Distribution, bool], tuple[Reference, ...]] = {}
+        self._recent: dict[Expected, tuple[Reference, ...]] = {}
 
     def get(
-        self, operation: Operation, distribution: Distribution, stepwise: bool = False
+        self,
+        operation: Operation,
+        distribution: Distribution,
+        stepwise: bool = False,
+        error_bound: ErrorBound | None = None,
     ) -> tuple[Reference, ...]:
         """The reference of each result for inputs drawn from `distribution`; keeps the last operation's.
 
-        For `stepwise` see `Operation.reference`.
+        For `stepwise` see `Operation.reference`, for `error_bound` see `Configuration.error_bound`.
         """
         stepwise = stepwise and operation.rounds_between_steps  # otherwise both references are the same
-        key = (operation, distribution, stepwise)
+        key = Expected(operation, distribution, stepwise, error_bound)
         if key not in self._recent:
-            self._recent = {k: v for k, v in self._recent.items() if k[0] == operation}
-            self._recent[key] = self._load_or_compute(operation, distribution, stepwise)
+            self._recent = {k: v for k, v in self._recent.items() if k.operation == operation}
+            self._recent[key] = self._load_or_compute(key)
         return self._recent[key]
 
-    def path(self, operation: Operation, distribution: Distribution, stepwise: bool = False) -> Path | None:
+    def path(
+        self,
+        operation: Operation,
+        distribution: Distribution,
+        stepwise: bool = False,
+        error_bound: ErrorBound | None = None,
+    ) -> Path | None:
         """Path of the reference on disk, which need not exist; None without a folder."""
         if self._folder is None:
             return None
-        content = [operation.to_dict(), distribution.value, self._seed, _code_version(operation.kind)]
+        sources = "" if error_bound is None else type(error_bound).__module__
+        content = [
+            operation.to_dict(),
+            distribution.value,
+            self._seed,
+            _code_version(operation.kind, sources),
+        ]
         content += ["stepwise"] if stepwise else []
+        content += [] if error_bound is None else [repr(error_bound)]
         name = sha256(json.dumps(content, sort_keys=True).encode())[:32]
         return self._folder / operation.kind / f"{name}.npz"
 
-    def _load_or_compute(
-        self, operation: Operation, distribution: Distribution, stepwise: bool
-    ) -> tuple[Reference, ...]:
-        path = self.path(operation, distribution, stepwise)
-        found = _load(path, operation) if path else None
+    def _load_or_compute(self, key: Expected) -> tuple[Reference, ...]:
+        path = self.path(key.operation, key.distribution, key.stepwise, key.error_bound)
+        found = _load(path, key.operation) if path else None
         if found is None:
-            inputs = draw(operation, distribution, self._seed)
-            found = self._by_gpu(operation, inputs, stepwise)
+            inputs = draw(key.operation, key.distribution, self._seed)
+            found = self._by_gpu(key, inputs)
             if found is not None:
                 return found  # not stored: that takes longer than computing it again
-            found = operation.reference(inputs, stepwise=stepwise)
+            found = _computed(key, inputs)
             if path is None:
                 return found
             with contextlib.suppress(OSError):  # a cache that cannot be written is only slower
                 write_atomic(path, _pack(found, path.stem))
         return found
 
-    def _by_gpu(
-        self, operation: Operation, inputs: Sequence[np.ndarray], stepwise: bool
-    ) -> tuple[Reference, ...] | None:
+    def _by_gpu(self, key: Expected, inputs: Sequence[np.ndarray]) -> tuple[Reference, ...] | None:
         """None for a small operation, without a suitable GPU, or if the GPU has too little memory."""
+        operation = key.operation
         is_large = operation.contraction is not None and operation.flops >= _LARGE_FLOPS
         contract = self._large() if is_large else None
         if contract is not None:
             with contextlib.suppress(WorkerOutOfMemory):
-                return operation.reference(inputs, stepwise=stepwise, contract=contract)
+                return _computed(key, inputs, contract)
         return None
+
+
+def _computed(
+    key: Expected, inputs: Sequence[np.ndarray], contract: ContractFunction | None = None
+) -> tuple[Reference, ...]:
+    operation, stepwise = key.operation, key.stepwise
+    if key.error_bound is None:
+        return operation.reference(inputs, stepwise=stepwise, contract=contract)
+    # Only contractions have another bound.
+    return operation.as_contraction().reference(
+        inputs, stepwise=stepwise, contract=contract, error_bound=key.error_bound
+    )
 
 
 def _pack(values: Sequence[Reference], key: str) -> bytes:
@@ -155,8 +189,11 @@ def _digest(arrays: dict[str, np.ndarray], key: str) -> str:
 
 
 @cache
-def _code_version(kind: str) -> str:
-    """Hash of the sources that determine a reference: after a change, it is computed again."""
-    modules = [operation_kind(kind).__module__, *_SOURCES]
+def _code_version(kind: str, error_bound: str = "") -> str:
+    """Hash of the sources that determine a reference: after a change, it is computed again.
+
+    `error_bound` names the module of another bound than the operation's.
+    """
+    modules = [operation_kind(kind).__module__, *_SOURCES, *filter(None, [error_bound])]
     files = [sys.modules[name].__file__ for name in modules]
     return sha256(b"".join(Path(file).read_bytes() for file in files if file))

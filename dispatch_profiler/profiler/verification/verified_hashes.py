@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dispatch_profiler.blocks import in_blocks
-from dispatch_profiler.operations import Distribution, Operation
+from dispatch_profiler.operations import Distribution, ErrorBound, Operation
 
 #: Bytes that a thread hashes at a time.
 _HASHED = 2**21
@@ -53,6 +53,7 @@ class Expected:
     operation: Operation
     distribution: Distribution
     stepwise: bool = False
+    error_bound: ErrorBound | None = None
 
 
 class VerifiedHashes:

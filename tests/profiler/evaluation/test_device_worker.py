@@ -10,11 +10,11 @@ import pytest
 
 from dispatch_profiler.compiler import BuildRequest, NullCompiler
 from dispatch_profiler.compiler.null import Rule
-from dispatch_profiler.configurations import Default
+from dispatch_profiler.configurations import Default, Formed
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError, ToolError
 from dispatch_profiler.files import sha256
-from dispatch_profiler.operations import Distribution, Matmul
+from dispatch_profiler.operations import Conv2d, Distribution, Matmul
 from dispatch_profiler.operations.contraction_reference import reference
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.measurement.measure import Measurement, MeasureOptions, Mode
@@ -227,3 +227,16 @@ def test_the_checker_finds_right_and_wrong(tmp_path):
     assert device_worker.check(Expected(OPERATION, Distribution.INTEGERS), (right,)).passed
     assert not device_worker.check(Expected(OPERATION, Distribution.INTEGERS), (right + 1,)).passed
     assert len(list((tmp_path / "cache").rglob("*.npz"))) == 1
+
+
+def test_the_checker_applies_the_bound_of_a_form(tmp_path):
+    """Integers are exact in the direct form, and rounded in Winograd's."""
+    operation = Conv2d(1, 6, 6, 4, 4, 3, 3)
+    bound = Formed("winograd").error_bound(operation)
+    device_worker.start_checker(str(tmp_path / "cache"), SEED)
+    right = operation.reference(draw(operation, Distribution.INTEGERS, SEED))[0].expected
+    near, direct = np.nextafter(right, np.float32(np.inf)), Expected(operation, Distribution.INTEGERS)
+    formed = replace(direct, error_bound=bound)
+    assert not device_worker.check(direct, (near,)).passed
+    assert device_worker.check(formed, (near,)).passed
+    assert not device_worker.check(formed, (right + 1,)).passed

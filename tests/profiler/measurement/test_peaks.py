@@ -8,15 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dispatch_profiler.dispatches import Tree, load_manifest
 from dispatch_profiler.operations import ElementTypes, Matmul
 from dispatch_profiler.profiler.evaluation import evaluator, hardware
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement import peaks
+from dispatch_profiler.profiler.measurement.kernels import DeviceKernels
 from dispatch_profiler.profiler.measurement.measure import Mode
 from dispatch_profiler.profiler.measurement.peaks import Peaks, PeaksFile, measure_peaks
-from dispatch_profiler.profiler.records.record import Verdict
+from dispatch_profiler.profiler.records.record import Record, Verdict
+from dispatch_profiler.runtime import NullDevice
 from dispatch_profiler.targets import HostCpu
 
 #: 100 GFLOP/s in f32, 50 in f64, 10 GB/s.
@@ -102,6 +105,44 @@ def test_this_machine_has_ceilings():
     assert (a @ a == 8).all()
 
 
+def evaluated_with_peak(
+    peak: float, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> tuple[list[Record], list[float]]:
+    """Records of a null tree on a machine with this peak, and the peak as often as it was measured."""
+    measured = []
+
+    def measured_now() -> Peaks:
+        measured.append(peak)
+        return Peaks({"f32": peak, "f64": peak}, 1e12)
+
+    monkeypatch.setattr(
+        "dispatch_profiler.profiler.evaluation.device_worker.open_kernels",
+        lambda *_: DeviceKernels(NullDevice()),
+    )
+    monkeypatch.setattr(hardware, "measure_peaks", measured_now)
+    pairs = load_manifest(Tree(folder)).dispatches()
+    with Evaluator(EvaluatorOptions("local-null", peaks=tmp_path / "machines")) as running:
+        return list(running.records(TreeCandidates(Tree(folder)).candidates(pairs))), measured
+
+
+@pytest.mark.usefixtures("in_process")
+def test_an_algorithm_with_fewer_operations_has_a_lower_limit(null_tree, monkeypatch, tmp_path):
+    """1.2 MFLOP at 1 GFLOP/s take 1.2 ms; Winograd's products are 4 times fewer."""
+    Path("mine.yaml").write_text("configurations: [{form: winograd}, {form: im2col}]")
+    shape = ("--conv-h=16", "--conv-w=16", "--conv-c=16", "--conv-k=16", "--conv-padding=1", "--lhs=f32")
+    folder = null_tree(*shape, "--configurations=mine.yaml", faults={"*": {"time_ms": 0.5}})
+    records, _ = evaluated_with_peak(1e9, folder, monkeypatch, tmp_path)
+    found = {record.dispatch.configuration.name: record for record in records}
+    direct, formed = 2 * 16 * 16 * 9 * 16 * 16, 2 * 36 * 16 * 16 * 16
+    for name, flops, verdict in (
+        ("tile_config_default", direct, Verdict.IMPLAUSIBLE),
+        ("tile_config_im2col_default", direct, Verdict.IMPLAUSIBLE),
+        ("tile_config_winograd_default", formed, Verdict.SUCCESS),
+    ):
+        assert found[name].verdict is verdict, name
+        assert found[name].limit_ms == pytest.approx(flops / 1e6)
+
+
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("peak", "error_ms", "verdict"),
@@ -116,27 +157,7 @@ def test_a_figure_below_the_limit_is_implausible(
     """
     whole = evaluator.joined
     monkeypatch.setattr(evaluator, "joined", lambda *each: replace(whole(*each), overhead_error_ms=error_ms))
-    from dispatch_profiler.profiler.measurement.kernels import DeviceKernels
-    from dispatch_profiler.runtime import NullDevice
-
-    measured = []
-
-    def measured_now() -> Peaks:
-        measured.append(peak)
-        return Peaks({"f32": peak, "f64": peak}, 1e12)
-
-    folder = null_tree()
-    monkeypatch.setattr(
-        "dispatch_profiler.profiler.evaluation.device_worker.open_kernels",
-        lambda *_: DeviceKernels(NullDevice()),
-    )
-    monkeypatch.setattr(hardware, "measure_peaks", measured_now)
-    options = EvaluatorOptions("local-null", peaks=tmp_path / "machines")
-    from dispatch_profiler.dispatches import Tree, load_manifest
-
-    pairs = load_manifest(Tree(folder)).dispatches()
-    with Evaluator(options) as running:
-        (first, *_) = running.records(TreeCandidates(Tree(folder)).candidates(pairs))
+    (first, *_), measured = evaluated_with_peak(peak, null_tree(), monkeypatch, tmp_path)
 
     assert first.verdict.value == verdict
     assert first.limit_ms == pytest.approx(1e3 * first.dispatch.operation.flops / peak)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dispatch_profiler.configurations import Formed
 from dispatch_profiler.operations import (
     BatchMatmul,
     Contraction,
@@ -183,6 +184,26 @@ def test_the_code_of_another_kind_leaves_the_key_as_it_is(tmp_path, monkeypatch)
     references._code_version.cache_clear()
     assert References(tmp_path, 1).path(OPERATION, BOTH[0]) == before
     references._code_version.cache_clear()
+
+
+def test_a_form_with_its_own_bound_has_its_own_reference(tmp_path, monkeypatch):
+    """In memory, on disk, and after an edit of the bound's source."""
+    operation = Conv2d(1, 6, 6, 4, 4, 3, 3)
+    bound = Formed("winograd").error_bound(operation)
+    cache = References(tmp_path, SEED)
+    assert cache.get(operation, BOTH[0])[0].tolerance is None
+    assert cache.get(operation, BOTH[0], error_bound=bound)[0].tolerance is not None
+    assert References(tmp_path, SEED).get(operation, BOTH[0], error_bound=bound)[0].tolerance is not None
+    paths = [cache.path(operation, BOTH[0], error_bound=each) for each in (None, bound)]
+    assert all(path.exists() for path in paths)
+    monkeypatch.setattr(sys.modules[type(bound).__module__], "__file__", __file__)
+    references._code_version.cache_clear()
+    try:
+        changed = [cache.path(operation, BOTH[0], error_bound=each) for each in (None, bound)]
+        assert changed[0] == paths[0]
+        assert changed[1] != paths[1]
+    finally:
+        references._code_version.cache_clear()
 
 
 # -- damage ----------------------------------------------------------------------------------------
