@@ -1,33 +1,38 @@
 """The fastest known form of an operation, by rules that follow measurements.
 
-f32 on two cores with AVX-512, batch 1, filters stored as fhwc, time relative to torch:
+Time relative to torch, f32, two cores of a Xeon with AVX-512, filters stored as fhwc, one image unless named. Each
+column has the fastest tiles that were tried:
 
-    convolution               permuted   im2col, data tiling
-    56x56x64 3x3 64               1.01                  2.0
-    28x28x128 3x3 128             1.72                  2.06
-    14x14x256 3x3 256             2.96                  2.03
-    7x7x512 3x3 512               4.2                   1.22
-    14x14x1024 1x1 256            1.73                  1.24
-    7x7x2048 1x1 512              2.5                   0.77
+    forward                          permuted    blocked    im2col    direct
+    56x56x64 3x3 64                      1.08                 2.8
+    28x28x128 3x3 128                    1.01       1.13
+    28x28x128 3x3 128, 8 images          1.19       1.07
+    14x14x256 3x3 256                    1.6        1.08      1.67
+    14x14x256 3x3 256, 8 images          1.9        1.14      1.7
+    7x7x512 3x3 512                      2.5        1.64      1.48
+    7x7x512 3x3 512, 8 images            3.4        1.33      1.36
+    14x14x1024 1x1 256                   0.88       0.82      1.24
+    14x14x1024 1x1 256, 8 images         1.6        1.06
+    14x14x256 3x3 256, hwcf                         1.22      1.57      3.30
+    28x28x128 3x3 128, hwcf                         1.02                1.34
+    conv1d of 3000x512, stride 2         1.53                 1.12
+    28x28x128 3x3, 4 groups              per_group 0.80; with the compiler's tiles 1.13
+    16x56x56x64 3x3x3 64                 1.38; with the compiler's tiles 2.13
 
-`permuted` copies the filter, which takes as long as its product with few pixels. CPU time on one core (busy, so
-within some 20 %), relative to torch:
+    input_backward                   permuted    blocked    im2col    phases
+    28x28x128 3x3 128                    0.93       1.04
+    14x14x256 3x3 256                    1.63       1.13      1.65
+    14x14x256 1x1 1024                   0.70
+    8x28x28x128 3x3x3 96                 2.20       1.60
+    28x28x512 1x1 256, stride 2                                         0.76
 
-    weight_backward of 56x56x64 3x3 64 / 14x14x256 3x3 256: im2col_t with tiles 2.1 / 0.36, with data tiling 2.5 / 0.5
-    conv1d of 3000x80, 512 filters / 3000x512, stride 2: permuted 1.0 / 5.2, im2col with data tiling 1.1 / 1.5
-    28x28 with 4 groups of 32 / 32 groups of 8 channels: per_group 1.1 / 1.0, im2col 2.3 / 3.7
-    conv3d of 8x28x28x64 3x3x3 64: permuted 0.42, im2col 1.2
-    56x56x64 1x1 256 in nchw: im2col_t with tiles 1.2, permuted 2.4
-
-Tiles of the conv2d that `permuted` and `phases` compute, on two cores of another machine with AVX-512:
-
-    convolution                                        1x1x14x32    1x1x7x32    compiler's choice
-    56x56x64 3x3 64, fhwc                                   0.98        1.22                 1.22
-    14x14x1024 1x1 256, fhwc, fused epilogue                0.90        0.93                 1.24
-    14x14x1024 1x1 256, nchw                                1.18        1.00                 1.55
-    input_backward of 56x56x256 1x1 512, stride 2           0.76        0.83                 1.12
-
-With 8 images of 14x14x256 3x3 256: im2col_t with data tiling 1.7, permuted 1.9 with the first tiles.
+    weight_backward                      taps    im2col_t
+    56x56x64 3x3 64                      1.09        1.81
+    28x28x128 3x3 128                    1.00        1.40
+    14x14x256 3x3 256                    0.86        0.84
+    7x7x512 3x3 512                      0.47        0.25
+    14x14x256 1x1 1024                   0.36        0.44
+    16x56x56x64 3x3x3 64                 2.07        9.4
 """
 
 from __future__ import annotations
@@ -35,14 +40,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from dispatch_profiler.configurations import Configuration, CpuTiles, Flow, Formed
+from dispatch_profiler.configurations import FORMS, Configuration, CpuTiles, Flow, Formed
 from dispatch_profiler.operations import ConvolutionGeometry, Operation
 from dispatch_profiler.targets._base import Target
 
 #: With at most this many pixels, the packed product of columns and filter is faster than the convolution.
-_FEW_PIXELS = 256
+_FEW_PIXELS = 128
 _PACKED = Formed("im2col", Flow("data_tiling"))
-#: The product of filter and columns, the fastest tiles first.
+#: The product of filter and image, the fastest tiles first.
 _TILED = tuple(
     Formed("im2col_t", inner)
     for inner in (
@@ -52,14 +57,29 @@ _TILED = tuple(
     )
 )
 
-#: With many channels and at most this many pixels, so is the product of filter and columns: the filter is too large
-#: to be permuted.
-_SOME_PIXELS, _MANY_CHANNELS = 2048, 256
-#: Tiles of the convolution, the fastest first. They need multiples of 14 or 7 pixels and of 32 filters.
-_CONVOLUTION = (
-    CpuTiles((1, 14, 28, 64), (1, 1, 14, 32, 1, 1, 1)),
-    CpuTiles((1, 7, 14, 64), (1, 1, 7, 32, 1, 1, 1)),
+#: The product of the gradient and columns, likewise.
+_GRADIENT = tuple(
+    Formed("im2col_t", inner)
+    for inner in (
+        CpuTiles((64, 64), (8, 32, 1), (32, 64, 256)),
+        Flow("data_tiling"),
+    )
 )
+#: With at most this many elements, the products of all taps find gradient and image in the caches.
+_CACHED_ELEMENTS = 2**19
+
+#: A pixel reads at least this many elements of each of at least so many filters: what it reads of filters that lie
+#: side by side does not stay in the caches. A canonical convolution reads filters as they are stored, hence slowly
+#: from fewer on.
+_LONG_WINDOW, _WIDE, _WIDE_DIRECTLY = 1024, 256, 128
+#: Tiles of a convolution: for many workgroups, for few, for widths that are multiples of 7, for a single tap and
+#: short rows.
+_LARGE = CpuTiles((1, 14, 28, 64), (1, 1, 14, 32, 1, 1, 1))
+_FLAT = CpuTiles((1, 4, 28, 64), (1, 1, 14, 32, 1, 1, 1))
+_SEVENS = CpuTiles((1, 7, 7, 64), (1, 1, 7, 32, 1, 1, 1))
+_POINTWISE = CpuTiles((1, 7, 7, 64), (1, 1, 7, 64, 1, 1, 1))
+#: Fewer workgroups of `_LARGE` leave cores idle.
+_MANY_WORKGROUPS = 4
 
 
 def fastest_form(operation: Operation, target: Target) -> Configuration | None:
@@ -67,34 +87,89 @@ def fastest_form(operation: Operation, target: Target) -> Configuration | None:
     geometry = operation.convolution
     if geometry is None or target.limits.backend != "llvm-cpu":
         return None
-    candidates = _candidates(geometry, operation.element_type.name)
+    candidates = _candidates(operation, geometry)
     return next((each for each in candidates if each.invalid_reason(operation, target.limits) is None), None)
 
 
-def _candidates(geometry: ConvolutionGeometry, type_: str) -> Iterator[Configuration]:
+def _candidates(operation: Operation, geometry: ConvolutionGeometry) -> Iterator[Configuration]:
     """Configurations, the fastest first; none if the direct form is the fastest."""
     if geometry.mode == "weight_backward":
-        yield from _TILED
+        yield from _of_filter_gradient(geometry)
         return
     if geometry.variant == "grouped":
+        yield from _tiled("per_group", operation)
         yield Formed("per_group")
         yield Formed("im2col")
         return
-    if _is_fast_directly(geometry):
-        return
+    is_direct = _is_fast_directly(geometry)
     if geometry.variant == "dense":
-        if _is_product_in_place(geometry):
-            yield from _TILED
-        if max(geometry.filter_size) > 1:
-            if _pixels(geometry) <= _FEW_PIXELS or _is_gathered(geometry):
-                yield _PACKED
-            if _pixels(geometry) <= _SOME_PIXELS and geometry.channels >= _MANY_CHANNELS:
-                yield Formed("im2col_t", Flow("data_tiling"))
-        if type_ == "f32" and geometry.spatial_rank == 2:  # tiles were measured for nothing else
-            forms = [Formed(form, tiles) for form in ("permuted", "phases") for tiles in _CONVOLUTION]
-            yield from (each for each in forms if _are_divided(each, geometry))
-    yield Formed("permuted")
-    yield Formed("phases")
+        yield from _of_dense(operation, geometry, is_direct=is_direct)
+    if not is_direct:
+        yield Formed("permuted")
+        yield Formed("phases")
+
+
+def _of_dense(
+    operation: Operation, geometry: ConvolutionGeometry, *, is_direct: bool
+) -> Iterator[Configuration]:
+    """Forms of a convolution without groups, the fastest first."""
+    is_wide = _is_wide(geometry, _WIDE_DIRECTLY if is_direct else _WIDE)
+    if _is_product_in_place(geometry):
+        yield from _TILED
+    has_few_pixels = max(geometry.filter_size) > 1 and _pixels(geometry) <= _FEW_PIXELS
+    if (has_few_pixels and (is_wide or not is_direct)) or _is_gathered(geometry):
+        yield _PACKED
+    if is_wide:
+        yield from _tiled("blocked", operation)
+    if not is_direct:
+        for form in ("permuted", "phases", "blocked"):
+            yield from _tiled(form, operation)
+
+
+def _of_filter_gradient(geometry: ConvolutionGeometry) -> Iterator[Configuration]:
+    """Forms of weight_backward, the fastest first."""
+    pixels = geometry.batch * math.prod(geometry.output_size)
+    if pixels * (geometry.channels + geometry.filters) > _CACHED_ELEMENTS:
+        yield Formed("taps", CpuTiles((32, 32), (8, 32, 1), (32, 32, 1024)))
+        yield Formed("taps", Flow("data_tiling"))
+    elif max(geometry.filter_size) == 1:
+        yield Formed("taps", CpuTiles((64, 64), (8, 32, 1)))
+    elif pixels > _FEW_PIXELS:
+        yield Formed("taps")
+    yield from _GRADIENT
+
+
+def _tiled(form: str, operation: Operation) -> Iterator[Configuration]:
+    """`form` with the tiles that divide its convolutions, the fastest first. Only f32 was measured."""
+    if operation.element_type.name != "f32" or FORMS[form].invalid_reason(operation):
+        return
+    kernels = [kernel.convolution for kernel in Formed(form).reduced(operation).kernels]
+    kernel = kernels[0]  # Those of phases differ by a pixel, and in their taps.
+    if kernel is None or kernel.spatial_rank != 2:
+        return
+    height, width = kernel.output_size
+    workgroups = kernel.batch * -(-height // 14) * -(-width // 28) * -(-kernel.filters // 64)
+    order = (_LARGE, _SEVENS) if workgroups >= _MANY_WORKGROUPS else (_FLAT, _SEVENS)
+    is_pointwise = all(each is not None and max(each.filter_size) == 1 for each in kernels)
+    for tiles in (_POINTWISE, *order) if is_pointwise and width < 28 else order:
+        if _divides(tiles, width, kernel.filters):
+            yield Formed(form, tiles)
+
+
+def _divides(tiles: CpuTiles, width: int, filters: int) -> bool:
+    """Whether `tiles` leave no remainder along pixels of a row and filters: that would not be vectorized."""
+    sizes = zip((width, filters), tiles.distribution[2:4], tiles.vector[2:4], strict=True)
+    return all(
+        extent % vector == 0 and (extent <= tile or extent % tile == 0) for extent, tile, vector in sizes
+    )
+
+
+def _is_wide(geometry: ConvolutionGeometry, channels: int) -> bool:
+    """Whether the result has at least `channels` channels, each the sum of a long window."""
+    inner, outer = geometry.channels, geometry.filters
+    if geometry.mode == "input_backward":
+        inner, outer = outer, inner
+    return outer >= channels and inner * math.prod(geometry.filter_size) >= _LONG_WINDOW
 
 
 def _is_gathered(geometry: ConvolutionGeometry) -> bool:
@@ -128,17 +203,3 @@ def _pixels(geometry: ConvolutionGeometry) -> int:
     if geometry.mode == "input_backward":
         return geometry.batch * math.prod(geometry.size) // math.prod(geometry.stride)
     return geometry.batch * math.prod(geometry.output_size)
-
-
-def _are_divided(configuration: Formed, geometry: ConvolutionGeometry) -> bool:
-    """Whether the workgroups of `_CONVOLUTION` divide what `geometry` computes: remainders are slow."""
-    tiles = configuration.inner
-    is_gradient = geometry.mode == "input_backward"
-    strides = geometry.stride if is_gradient else (1, 1)
-    size = geometry.size if is_gradient else geometry.output_size
-    pixels = [extent // stride for extent, stride in zip(size, strides, strict=True)]
-    extents = (*pixels, geometry.channels if is_gradient else geometry.filters)
-    return isinstance(tiles, CpuTiles) and all(
-        extent <= tile or extent % tile == 0
-        for extent, tile in zip(extents, tiles.distribution[1:], strict=True)
-    )

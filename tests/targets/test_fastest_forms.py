@@ -24,7 +24,7 @@ def of(kind=Conv2d, **fields):
 
 @pytest.mark.parametrize(
     "operation",
-    [EARLY, Conv2d(**LATE), Conv2d(2, 28, 28, 64, 64, 3, 3, groups=64), Matmul(64, 64, 64), LayerNorm(4, 8)],
+    [EARLY, Conv2d(2, 28, 28, 256, 256, 3, 3, groups=256), Matmul(64, 64, 64), LayerNorm(4, 8)],
     ids=lambda operation: operation.name,
 )
 def test_the_direct_form_is_the_fastest_of_a_canonical_convolution(operation):
@@ -32,29 +32,55 @@ def test_the_direct_form_is_the_fastest_of_a_canonical_convolution(operation):
     assert fastest_form(operation, CPU) is None
 
 
-def test_a_filter_in_fhwc_is_permuted_where_there_are_many_pixels():
+def test_a_canonical_convolution_with_many_filters_reads_them_in_blocks():
+    """A pixel reads 1152 elements of each of 128 filters; with fewer of either, the direct form is as fast."""
+    wide = {"h": 28, "w": 28, "c": 128, "k": 128}
+    assert of(**wide) == "blocked_1x4x28x64_1x1x14x32x1x1x1"
+    assert of(**wide, n=8) == "blocked_1x14x28x64_1x1x14x32x1x1x1"
+    assert of(**{**wide, "c": 64}) is of(**{**wide, "k": 64}) is of(**wide, types=HALF) is None
+    assert of(**LATE) == "im2col_data_tiling"
+
+
+def test_a_filter_in_fhwc_is_permuted():
     """With tiles that were measured for f32; the compiler tiles other types, and what no tile divides."""
     assert of(layout=FHWC) == "permuted_1x14x28x64_1x1x14x32x1x1x1"
-    assert of(layout=FHWC, n=8, h=7, w=7) == "permuted_1x7x14x64_1x1x7x32x1x1x1"
+    assert of(layout=FHWC, h=28, w=28) == "permuted_1x4x28x64_1x1x14x32x1x1x1"
+    assert of(layout=FHWC, n=8, h=7, w=7) == "permuted_1x7x7x64_1x1x7x32x1x1x1"
     assert of(layout=FHWC, w=57) == of(layout=FHWC, types=HALF) == "permuted_default"
-    assert of(layout=FHWC, h=14, w=14, c=256, k=256) == "im2col_data_tiling"
+    assert of(layout=FHWC, h=14, w=14, c=256, r=1, s=1, padding=(0, 0)) == "permuted_1x7x7x64_1x1x7x64x1x1x1"
+
+
+def test_many_filters_in_fhwc_are_stored_in_blocks():
+    """Of a gradient, these are the channels. Few pixels are rather multiplied with the filter as it is."""
+    wide = {"layout": FHWC, "h": 14, "w": 14, "c": 256, "k": 256}
+    assert of(**wide) == of(**wide, mode="input_backward") == "blocked_1x4x28x64_1x1x14x32x1x1x1"
     assert of(**LATE, layout=FHWC) == "im2col_data_tiling"
+    assert of(**{**LATE, "n": 8}, layout=FHWC) == "blocked_1x7x7x64_1x1x7x32x1x1x1"
 
 
 def test_gradients():
     assert of(mode="input_backward") == "permuted_1x14x28x64_1x1x14x32x1x1x1"
-    assert of(mode="input_backward", stride=(2, 2)) == "phases_1x14x28x64_1x1x14x32x1x1x1"
+    assert of(mode="input_backward", c=96) == "blocked_1x14x28x64_1x1x14x32x1x1x1"
+    assert of(mode="input_backward", stride=(2, 2)) == "phases_1x4x28x64_1x1x14x32x1x1x1"
     assert of(mode="input_backward", stride=(2, 2), types=HALF) == "phases_default"
-    assert of(mode="weight_backward") == "im2col_t_64x64_8x32x1"
+    assert of(mode="weight_backward") == "taps_default"
+    assert of(mode="weight_backward", n=8) == "taps_32x32_32x32x1024_8x32x1"
+    assert of(mode="weight_backward", n=8, c=80) == "taps_data_tiling"
+    assert of(mode="weight_backward", r=1, s=1, padding=(0, 0)) == "taps_64x64_8x32x1"
+    assert of(mode="weight_backward", stride=(2, 2)) == "im2col_t_64x64_32x64x256_8x32x1"
+    assert of(**LATE, mode="weight_backward") == "im2col_t_64x64_32x64x256_8x32x1"
 
 
 def test_groups_and_other_ranks():
     assert of(groups=4) == of(layout="nchw", groups=32) == "per_group_default"
+    assert of(c=128, k=128, groups=4) == "per_group_1x14x28x64_1x1x14x32x1x1x1"
     assert (
         of(c=128, k=128, groups=64) == of(groups=16, mode="input_backward", stride=(2, 2)) == "im2col_default"
     )
     assert of(layout="nchw", groups=64) == "permuted_default"
-    assert fastest_form(Conv3d(1, 8, 28, 28, 64, 64, 3, 3, 3), CPU).form == "permuted"
+    assert fastest_form(Conv3d(1, 10, 30, 30, 64, 64, 3, 3, 3), CPU).name == (
+        "tile_config_permuted_1x14x28x64_1x1x14x32x1x1x1"
+    )
     assert fastest_form(Conv1d(1, 3000, 80, 512, 3), CPU).name == "tile_config_im2col_data_tiling"
 
 
