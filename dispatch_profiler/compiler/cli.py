@@ -34,6 +34,7 @@ from dispatch_profiler.dispatches import Selection, Tree, load_manifest, write_b
 from dispatch_profiler.dispatches.bundle import command
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.isolation import available_memory
+from dispatch_profiler.plurals import counted
 from dispatch_profiler.targets import parse_target
 
 PROG = "compile.py"
@@ -233,9 +234,9 @@ def _cache(options: argparse.Namespace) -> Cache | None:
 def _manage_cache(cache: Cache | None, *, clear: bool) -> int:
     assert cache is not None  # _cache rejects --no-cache here
     if clear:
-        print(f"removed {cache.clear()} entries from {cache.info().folder}")
+        print(f"removed {counted(cache.clear(), 'entry')} from {cache.info().folder}")
     else:
         info = cache.info()
         size, bound = info.bytes / 2**20, info.max_bytes / 2**20
-        print(f"{info.folder}: {info.entries} entries, {size:.1f} of {bound:.0f} MiB")
+        print(f"{info.folder}: {counted(info.entries, 'entry')}, {size:.1f} of {bound:.0f} MiB")
     return SUCCESS

@@ -13,6 +13,7 @@ from dispatch_profiler.command import FAILED, SUCCESS, line_width, on_terminal, 
 from dispatch_profiler.compiler.time_left import TimeLeft
 from dispatch_profiler.compiler.tree import Progress
 from dispatch_profiler.dispatches import DispatchEntry, State
+from dispatch_profiler.plurals import counted
 
 #: Maximum failure reasons in the summary.
 _REASONS = 10
@@ -99,7 +100,7 @@ def report(results: Iterable[Progress], tally: CompileTally) -> int:
             if is_new and not (shows_bar and all(e.state is State.COMPILED for e in done.entries)):
                 say(tally.line(done, line_width()))
     except KeyboardInterrupt:
-        say(f"{len(tally.entries)} of {tally.total} dispatches are done")
+        say(f"done: {len(tally.entries)} of {counted(tally.total, 'dispatch')}")
         raise
     return _summarize(tally)
 
@@ -108,14 +109,15 @@ def _summarize(tally: CompileTally) -> int:
     states = Counter(entry.state for entry in tally.entries)
     counts = ", ".join(f"{states[state]} {state.value}" for state in State if states[state])
     from_cache = f", {tally.cached} from the cache" if tally.cached else ""
-    count = f"{tally.total} dispatch{'' if tally.total == 1 else 'es'}"
+    count = counted(tally.total, "dispatch")
     say(f"{count}: {counts}; {tally.kept} {'was' if tally.kept == 1 else 'were'} up to date{from_cache}")
     if not tally.failed:
         return SUCCESS
     reasons = Counter((entry.state.value, entry.reason) for entry in tally.failed)
     say_table((f"{n} x", state, reason) for (state, reason), n in reasons.most_common(_REASONS))
     if len(reasons) > _REASONS:
-        say(f"and {len(reasons) - _REASONS} other reasons; manifest.json holds the reason of each dispatch")
+        others = counted(len(reasons) - _REASONS, "other reason")
+        say(f"and {others}; manifest.json holds the reason of each dispatch")
     transient = Counter(entry.reason for entry in tally.failed if entry.is_transient)
     if transient:
         _say_wrapped(f"--retry compiles {transient.total()} of these again: {_most_frequent(transient)}")
@@ -131,4 +133,4 @@ def _most_frequent(reasons: Counter[str]) -> str:
     """`2 x killed by SIGABRT; 1 x ...`, the most frequent first."""
     listed = [f"{count} x {reason}" for reason, count in reasons.most_common(_RETRIED)]
     more = len(reasons) - len(listed)
-    return "; ".join([*listed, *([f"{more} other reasons"] if more else [])])
+    return "; ".join([*listed, *([counted(more, "other reason")] if more else [])])

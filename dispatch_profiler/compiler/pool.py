@@ -27,6 +27,7 @@ from dispatch_profiler.compiler.cluster import Cluster, Warn, cluster_results
 from dispatch_profiler.compiler.isolate_failures import isolate_failures
 from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.isolation import Worker, WorkerLimits
+from dispatch_profiler.plurals import counted
 
 Key = TypeVar("Key")
 Flags = tuple[str, ...]
@@ -223,7 +224,7 @@ class BuildPool(Generic[Key]):
                 # A joblib process was killed, not a compiler process.
                 if attempt == _ATTEMPTS - 1:
                     raise ToolError(
-                        f"joblib's processes were killed {_ATTEMPTS} times; {len(left)} modules remain",
+                        f"joblib's processes were killed {_ATTEMPTS} times with {counted(len(left), 'module')} left",
                         hint="use fewer workers (--num-cpu), or --executor=threads",
                     ) from error
 

@@ -33,6 +33,7 @@ from dispatch_profiler.configurations.splits import (
 )
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Loop, Operation
+from dispatch_profiler.plurals import counted
 
 #: Backends whose code goes through `#iree_gpu.pipeline`.
 GPU_BACKENDS = ("cuda", "rocm")
@@ -172,7 +173,7 @@ class GpuTiles(Configuration):
         if len(self.workgroup) == len(parallel) and len(self.reduction) in ranks:
             return None
         return (
-            f"{operation.kind} needs {len(parallel)} workgroup tiles ({', '.join(parallel)}) and "
+            f"{operation.kind} needs {counted(len(parallel), 'workgroup tile')} ({', '.join(parallel)}) and "
             f"{' or '.join(map(str, sorted(ranks)))} of the reduction, "
             f"but got {len(self.workgroup)} and {len(self.reduction)}"
         )

@@ -47,6 +47,7 @@ from dispatch_profiler.configurations.space import (
 )
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
+from dispatch_profiler.plurals import counted
 
 _PIPELINES = ("TileAndFuse", "VectorDistribute")
 #: Accumulator types; empty for the operation's.
@@ -308,7 +309,7 @@ class MmaTiles(GpuTiles):
             if not even and (rest or share >= load):
                 yield (
                     f"{self.threads} threads cannot evenly share the {role} tile ({rows} rows of {row}) in "
-                    f"loads of {load} elements"
+                    f"loads of {counted(load, 'element')}"
                 )
 
     def _operand_tiles(self, operation: Operation) -> dict[str, tuple[int, int]]:

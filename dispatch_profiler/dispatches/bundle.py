@@ -35,6 +35,7 @@ from dispatch_profiler.errors import TreeError, UsageError, reason_of
 from dispatch_profiler.files import atomic_file, open_regular, read_bounded, sha256
 from dispatch_profiler.json_fields import mapping, parse_json, text, texts, whole
 from dispatch_profiler.operations import DEFAULT_SEED, Operation
+from dispatch_profiler.plurals import counted
 
 #: What profiling a bundle needs besides this package; numpy and ml_dtypes come with the runtime.
 REQUIREMENTS = ("iree-base-runtime >=3.13,<3.14", "numpy >=1.26", "ml_dtypes >=0.5")
@@ -175,7 +176,7 @@ def _readme(name: str, manifest: Manifest) -> str:
     info, count = _info(manifest), sum(len(entry.dispatches) for entry in manifest.entries)
     needed = " ".join(f"'{requirement.replace(' ', '')}'" for requirement in requirements(manifest))
     return f"""\
-{count} dispatches of {len(manifest.entries)} operations for {info.target}, to verify and measure.
+{counted(count, "dispatch")} of {counted(len(manifest.entries), "operation")} for {info.target}, to verify and measure.
 Compiled by {", ".join(info.compilers) or "no compiler"}; packed by dispatch_profiler {info.made_by}.
 
 On the machine with the device, in a virtual environment with Python 3.10 or newer:

@@ -44,6 +44,7 @@ from dispatch_profiler.operations import (
     parse_range,
     unreached_ends,
 )
+from dispatch_profiler.plurals import counted
 from dispatch_profiler.targets import DEFAULT_TARGET, FAMILIES, Target, parse_target
 from dispatch_profiler.workloads import Sweep, Workload, sweep_workload
 
@@ -236,7 +237,7 @@ def _make_printer(plan: Plan, options: argparse.Namespace) -> Callable[[Path, tu
 
     def print_file(path: Path, dispatches: tuple[Dispatch, ...]) -> None:
         shown = path if path.is_absolute() else os.path.join(".", path)
-        count = f"{len(dispatches)} configuration{'s' * (len(dispatches) != 1)}"
+        count = counted(len(dispatches), "configuration")
         print(fitted(f"[Generating]: {shown}" + ("" if lists_each else f" ({count})"), sys.stdout))
         for dispatch in dispatches if lists_each else ():
             print(fitted(f"    Emitting tuning configuration : {dispatch.configuration.name}", sys.stdout))
@@ -276,8 +277,8 @@ def _summarize(
     dispatches = [*(LeftOut("a point of the sweep", reason) for reason in points), *plan.left_out]
     count = len(request) + len(dispatches)
     say(
-        f"{'Would generate' if options.dry_run else 'Generated'} {plan.dispatch_count} dispatches of "
-        f"{len(plan.groups)} operations for {plan.target.name}; left out {count}{':' if count else '.'}"
+        f"{'Would generate' if options.dry_run else 'Generated'} {counted(plan.dispatch_count, 'dispatch')} of "
+        f"{counted(len(plan.groups), 'operation')} for {plan.target.name}; left out {count}{':' if count else '.'}"
     )
     named = [*request, *plan.unused, *(dispatches if options.verbose else ())]
     lines = [f"{each.name}: {each.reason}" for each in named]
@@ -295,6 +296,6 @@ def _counted(reasons: Sequence[str]) -> list[str]:
     lines = [f"{count} x {reason}" for reason, count in counts[:_MAX_REASONS]]
     if rest := counts[_MAX_REASONS:]:
         lines.append(
-            f"{sum(count for _, count in rest)} x {len(rest)} other reasons; --verbose lists them all"
+            f"{sum(count for _, count in rest)} x {counted(len(rest), 'other reason')}; --verbose lists them all"
         )
     return lines

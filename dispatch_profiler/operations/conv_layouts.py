@@ -7,6 +7,7 @@ which axes are stored: `n` images, `c` channels, `f` filters, `d`, `h` and `w` d
 from __future__ import annotations
 
 from dispatch_profiler.errors import OperationError, did_you_mean
+from dispatch_profiler.plurals import counted
 
 #: Number of spatial axes -> their letters, outermost first.
 SPATIAL = {1: "w", 2: "hw", 3: "dhw"}
@@ -78,7 +79,7 @@ def checked_layout(layout: str, rank: int) -> str:
             return layout
         if layout in CONV_LAYOUTS:
             raise OperationError(
-                f"the layout {layout} has {_spatial_axes(len(layout) - 2)}, but the convolution has {rank}",
+                f"the layout {layout} has {counted(len(layout) - 2, 'spatial axis')}, but the convolution has {rank}",
                 hint=f"available: {', '.join(words)}",
             )
         raise OperationError(f"unknown convolution layout {layout!r}", hint=did_you_mean(str(layout), words))
@@ -101,9 +102,5 @@ def _check_letters(role: str, part: str, letters: str, rank: int) -> None:
     if found:
         raise OperationError(
             f"the {role} layout {part!r} {' and '.join(found)}",
-            hint=f"the {role} of a convolution with {_spatial_axes(rank)} has each of {', '.join(letters)} once",
+            hint=f"the {role} of a convolution with {counted(rank, 'spatial axis')} has each of {', '.join(letters)} once",
         )
-
-
-def _spatial_axes(count: int) -> str:
-    return f"{count} spatial {'axis' if count == 1 else 'axes'}"

@@ -12,6 +12,7 @@ import numpy as np
 
 from dispatch_profiler.errors import OperationError, did_you_mean
 from dispatch_profiler.operations.epilogue_steps import STEP_KINDS, Roundoffs, StepKind
+from dispatch_profiler.plurals import counted
 
 _HINT = "write none, or steps joined by +, such as bias+relu or scale_shift+residual+clamp(-1,1)"
 _STEP = re.compile(r"([a-z]\w*)(?:\(([^()]*)\))?", re.ASCII)
@@ -61,7 +62,7 @@ class Step:
     def _check_parameters(self) -> None:
         names, shown = self.kind.parameters, f"{self.name}({_listed(self.parameters)})"
         if len(self.parameters) != len(names):
-            count = f"{len(names)} number{'s' * (len(names) != 1)}" if names else "no numbers"
+            count = counted(len(names), "number") if names else "no numbers"
             listed = f" ({', '.join(names)})" if names else ""
             got = shown if self.parameters else self.name
             raise OperationError(

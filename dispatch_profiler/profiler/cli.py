@@ -39,6 +39,7 @@ from dispatch_profiler.dispatches import (
 from dispatch_profiler.errors import DispatchProfilerError, ToolError, UsageError
 from dispatch_profiler.operations import DEFAULT_SEED
 from dispatch_profiler.output_files import ReportFiles, add_file_arguments
+from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.compare.confirm import confirmations, winners
 from dispatch_profiler.profiler.compare.live import LiveOptions
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
@@ -335,7 +336,7 @@ def _to_files(
             wanted,
         )
         done_count, count = len(candidates) - len(left), len(candidates)
-        say(f"{done_count} of {count} dispatches are already in {beside_csv(output)}")
+        say(f"already in {beside_csv(output)}: {done_count} of {counted(count, 'dispatch')}")
     outputs.to_csv(output, known)
     return left, done
 
@@ -366,25 +367,26 @@ def _confirm(
         confirmed.append((record, found))
         say(f"[Confirming]: {record.dispatch}: {found.text}")
     sure = sum(found.outcome == Outcome.FASTER.value for _, found in confirmed)
-    say(f"[Confirming]: {sure} of {count} best configurations are faster than the default by paired sampling")
+    say(f"[Confirming]: faster than the default: {sure} of {counted(count, 'best configuration')}")
 
 
 def _summarize(records: list[Record], how: EvaluatorOptions, options: argparse.Namespace) -> int:
     verdicts = Counter(record.verdict for record in records)
     counts = ", ".join(f"{verdicts[v]} {v.value}" for v in Verdict if verdicts[v])
-    say(f"\n{len(records)} dispatches: {counts} (inputs from seed {how.seed})")
+    say(f"\n{counted(len(records), 'dispatch')}: {counts} (inputs from seed {how.seed})")
     if options.output:
         say(
             f"Writing performance report to {options.output}, every sample to {beside_csv(folder(options.output))}"
         )
     measured = [record.measurement for record in records if record.measurement]
+    taken = counted(len(measured), "measurement")
     late = [each for each in measured if each.ended_by == Ended.BUDGET.value]
     wide = sum(100 * each.half_width > options.precision for each in late)
     if wide:
-        say(f"{wide} of {len(measured)} measurements did not reach ±{options.precision:g} % within --budget")
+        say(f"{wide} of {taken} did not reach ±{options.precision:g} % within --budget")
     doubtful = sum(bool(m.warnings) for m in measured)
     if doubtful:
-        say(f"{doubtful} of {len(measured)} measurements have a warning")
+        say(f"{doubtful} of {taken} with a warning")
     return FAILED if any(record.is_failure for record in records) else SUCCESS
 
 

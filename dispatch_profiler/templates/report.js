@@ -234,7 +234,7 @@ function start() {
     choose(at);
     byId("configurations").scrollIntoView();
   };
-  select.append(element("option", { value: "", textContent: `all ${DATA.groups.length} operations` }));
+  select.append(element("option", { value: "", textContent: DATA.groups.length === 1 ? "the only operation" : `all ${DATA.groups.length} operations` }));
   DATA.groups.forEach((group, at) => select.append(element("option", { value: at, textContent: group.label })));
   select.addEventListener("change", () => choose(select.value === "" ? null : Number(select.value)));
   const failures = byId("failures-table");

@@ -100,7 +100,7 @@ class DataTable {
     }
     this.body.replaceChildren(...found.slice(0, this.limit).map((row) => this.line(row)));
     const all = found.length <= this.limit ? found.length : `the first ${this.limit} of ${found.length} matches, out`;
-    this.count.textContent = `${all} of ${this.rows.length} rows`;
+    this.count.textContent = `${all} of ${this.rows.length} row${this.rows.length === 1 ? "" : "s"}`;
     this.more.hidden = found.length <= this.limit;
     this.more.textContent = `Show all ${found.length}`;
   }

@@ -210,7 +210,7 @@ def test_an_interrupt_tells_how_much_is_done(run, faulty, capsys):
     with pytest.raises(KeyboardInterrupt):
         report(results(), CompileTally(11))
 
-    assert capsys.readouterr().err.endswith("1 of 11 dispatches are done\n")
+    assert capsys.readouterr().err.endswith("done: 1 of 11 dispatches\n")
 
 
 @pytest.mark.parametrize("columns", [40, 120])

@@ -358,7 +358,7 @@ def test_what_is_for_the_cpu_is_left_out_for_a_gpu(run):
     outcome = run("generator", *arguments, "--verbose")
     refused = run("generator", *arguments, "--dispatches=*_data_tiling")
 
-    assert "Generated 1 dispatches of 1 operations for cuda:sm_80; left out 2:" in outcome.err
+    assert "Generated 1 dispatch of 1 operation for cuda:sm_80; left out 2:" in outcome.err
     assert "tile_config_8x8_8x8x8: these tiles are for llvm-cpu, but the target is cuda" in outcome.err
     assert refused.status == 2
     assert "was left out: the flow data_tiling is for llvm-cpu, but the target is cuda" in refused.err
@@ -382,9 +382,7 @@ def test_the_summary_counts_reasons(run):
     first, *rest = outcome.err.splitlines()
     (entry,) = load_manifest(Tree(Path())).entries
     count = sum(int(line.split(" x ")[0]) for line in rest)
-    assert (
-        first == f"Generated {len(entry.dispatches)} dispatches of 1 operations for null; left out {count}:"
-    )
+    assert first == f"Generated {len(entry.dispatches)} dispatches of 1 operation for null; left out {count}:"
     counts = [int(line.split(" x ")[0]) for line in rest[:5]]
     assert counts == sorted(counts, reverse=True)
 

@@ -307,7 +307,7 @@ def test_a_tree_that_was_only_generated_is_rejected(run):
     run("generator", "--target=null", *TWO)
     outcome = run("profiler", "--output=out.csv")
     assert outcome.status == 2 and not outcome.out and not Path("out.csv").exists()
-    assert "none of the 2 selected dispatches is compiled" in outcome.err
+    assert "not compiled: 2 selected dispatches" in outcome.err
     assert "run compile.py first" in outcome.err
     assert run("profiler", "--dry-run").status == 0
     assert run("profiler", "--providers=numpy", "--budget=0.01").status == 0
@@ -504,7 +504,7 @@ def test_what_was_done_before_ctrl_c_is_kept(tree, run, monkeypatch):
     assert outcome.status == 130 and "interrupted" in outcome.err
     assert [row["Verification"] for row in rows_of(Path("out.csv")).values()] == ["SUCCESS"] * 2
     assert len(blocks_of(outcome.out)) == 2
-    assert "2 finished dispatches are in out.jsonl; continue with --resume --output=out.csv" in outcome.err
+    assert "2 finished dispatches saved in out.jsonl; continue with --resume --output=out.csv" in outcome.err
 
 
 @in_process
@@ -528,7 +528,9 @@ def test_ctrl_c_without_output_shows_and_keeps_what_is_finished(tree, run, monke
     assert outcome.out.count("SUCCESS") == 2
     assert "2 dispatches: 2 SUCCESS" in Path("run.md").read_text()
     assert len(read_records(kept)) == 2
-    said = f"2 finished dispatches are in {kept}; continue with --resume --output={kept.with_suffix('.csv')}"
+    said = (
+        f"2 finished dispatches saved in {kept}; continue with --resume --output={kept.with_suffix('.csv')}"
+    )
     assert said in outcome.err
     resumed = run("profiler", "--resume", f"--output={kept.with_suffix('.csv')}")
     assert resumed.status == 0, resumed.err
@@ -540,7 +542,7 @@ def test_ctrl_c_before_anything_is_finished_leaves_no_file(tree, run, monkeypatc
     tree()
     monkeypatch.setattr(Evaluator, "records", raising_interrupt)
     outcome = run("profiler", "--format=table")
-    assert outcome.status == 130 and "finished dispatches are in" not in outcome.err
+    assert outcome.status == 130 and "finished dispatches saved in" not in outcome.err
     assert not (Path.home() / ".cache/dispatch_profiler/interrupted.jsonl").exists()
 
 
@@ -628,7 +630,7 @@ def test_a_device_that_lies_about_time_gives_no_figure_without_a_warning(null_tr
     outcome = run("profiler", "--output=data.csv")
 
     assert says in " ".join(outcome.out.split())
-    assert "1 of 1 measurements have a warning" in outcome.err
+    assert "1 of 1 measurement with a warning" in outcome.err
     (record,) = read_records(Path("data.jsonl"))
     assert any(warning.startswith(says) for warning in record.measurement.warnings)
 
@@ -731,7 +733,7 @@ def test_resume_does_only_what_is_left(null_tree, run):
 
     outcome = run("profiler", "--output=data.csv", "--resume")
 
-    assert f"4 of {len(whole)} dispatches are already in data.jsonl" in outcome.err
+    assert f"already in data.jsonl: 4 of {len(whole)} dispatches" in outcome.err
     assert outcome.out.count("Dispatch      :") == len(whole) - 4
     assert [r.dispatch for r in read_records(Path("data.jsonl"))] == [r.dispatch for r in whole]
     assert len(Path("data.csv").read_text().splitlines()) == len(rows)
@@ -742,9 +744,9 @@ def test_resume_does_again_in_cold_mode_what_was_measured_warm(null_tree, run):
     null_tree()
     run("profiler", "--output=data.csv", "--dispatches=*_default")
     again = run("profiler", "--output=data.csv", "--dispatches=*_default", "--resume", "--mode=cold")
-    assert "0 of 1 dispatches are already in" in again.err
+    assert "already in data.jsonl: 0 of 1 dispatch" in again.err
     once_more = run("profiler", "--output=data.csv", "--dispatches=*_default", "--resume", "--mode=cold")
-    assert "1 of 1 dispatches are already in" in once_more.err
+    assert "already in data.jsonl: 1 of 1 dispatch" in once_more.err
     modes = [record.measurement.mode for record in read_records(Path("data.jsonl")) if record.measurement]
     assert modes == ["warm", "cold"]
 
@@ -756,7 +758,7 @@ def test_resume_does_again_what_was_made_another_way(null_tree, run):
 
     outcome = run("profiler", "--output=data.csv", "--dispatches=*_default", "--resume", "--seed=7")
 
-    assert "0 of 1 dispatches are already in data.jsonl" in outcome.err
+    assert "already in data.jsonl: 0 of 1 dispatch" in outcome.err
     assert [r.provenance.seed for r in read_records(Path("data.jsonl"))] == [2026, 7]
 
 
@@ -843,7 +845,7 @@ def test_what_was_interrupted_is_measured_again_and_the_table_is_complete(null_t
 
     outcome = run("profiler", "--output=data.csv", "--resume", "--format=table")
 
-    assert f"3 of {len(rows)} dispatches are already in data.jsonl" in outcome.err
+    assert f"already in data.jsonl: 3 of {len(rows)} dispatches" in outcome.err
     assert all(row["configuration"] in outcome.out for row in rows)
     assert "interrupted" not in outcome.out
     # `vs default` is known though the default was measured by the earlier run.
@@ -863,8 +865,8 @@ def test_resume_does_again_what_was_compiled_with_other_flags(null_tree, run):
     run("profiler", *ONE)
     run("compile", "-j1", "--", "--iree-opt-level=O0")
 
-    assert "0 of 1 dispatches are already in data.jsonl" in run("profiler", *ONE, "--resume").err
-    assert "1 of 1 dispatches are already in data.jsonl" in run("profiler", *ONE, "--resume").err
+    assert "already in data.jsonl: 0 of 1 dispatch" in run("profiler", *ONE, "--resume").err
+    assert "already in data.jsonl: 1 of 1 dispatch" in run("profiler", *ONE, "--resume").err
 
     first, second = (record.provenance for record in read_records(Path("data.jsonl")))
     assert set(second.flags) - set(first.flags) == {"--iree-opt-level=O0"}
@@ -879,7 +881,7 @@ def test_resume_does_again_what_was_compiled_from_an_edited_source(null_tree, ru
     source.write_text(source.read_text().replace("arith.constant 0.0", "arith.constant 00.0"))
     run("compile", "-j1")
 
-    assert "0 of 1 dispatches are already in data.jsonl" in run("profiler", *ONE, "--resume").err
+    assert "already in data.jsonl: 0 of 1 dispatch" in run("profiler", *ONE, "--resume").err
 
 
 @in_process
@@ -891,7 +893,7 @@ def test_resume_does_again_what_a_record_of_version_1_holds(null_tree, run):
     del row["provenance"]["module_key"], row["provenance"]["flags"]
     Path("data.jsonl").write_text(f"{json.dumps({**row, 'version': 1})}\n")
 
-    assert "0 of 1 dispatches are already in data.jsonl" in run("profiler", *ONE, "--resume").err
+    assert "already in data.jsonl: 0 of 1 dispatch" in run("profiler", *ONE, "--resume").err
 
 
 @in_process
@@ -900,8 +902,8 @@ def test_resume_does_again_what_was_only_half_done(null_tree, run, less):
     null_tree()
     run("profiler", *ONE, less)
 
-    assert "1 of 1 dispatches are already in" in run("profiler", *ONE, "--resume", less).err
-    assert "0 of 1 dispatches are already in" in run("profiler", *ONE, "--resume").err
+    assert "already in data.jsonl: 1 of 1 dispatch" in run("profiler", *ONE, "--resume", less).err
+    assert "already in data.jsonl: 0 of 1 dispatch" in run("profiler", *ONE, "--resume").err
 
 
 @in_process
@@ -941,7 +943,7 @@ def test_a_figure_that_time_ran_out_for_is_known_less_well(null_tree, run, monke
     monkeypatch.setattr(device_worker, "take_batch", take_batch)
     null_tree(faults={"*": {"time_ms": 1.0}})
     outcome = run("profiler", "--dispatches=*_default")
-    assert "1 of 1 measurements did not reach ±1 % within --budget" in outcome.err
+    assert "1 of 1 measurement did not reach ±1 % within --budget" in outcome.err
 
 
 @pytest.mark.parametrize(("device", "build_dir", "told"), [

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from dispatch_profiler.errors import UsageError
+from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.measurement.included import differences, included_text
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.machine import Machine
@@ -224,7 +225,7 @@ def side_differences(
     ]
     found += _flag_differences(both)
     if not found and (count := sum(_differ_in_content(one, other) for one, other in both)):
-        found = [f"content of the compiled modules of {count} dispatch{'es' if count > 1 else ''}"]
+        found = [f"content of the compiled modules of {counted(count, 'dispatch')}"]
     return tuple(found)
 
 
@@ -335,7 +336,7 @@ def _too_few(side: str, runs: list[StoredRecord], found: Location, needed: int) 
         return ""
     count = len(measured[0])
     if count < needed:
-        return f"{side} has {count} samples, but at least {needed} are required"
+        return f"{side} has {counted(count, 'sample')}, but at least {needed} are required"
     return f"the {count} samples of {side} are autocorrelated (drift?): effective sample size {found.independent:.1f}"
 
 
@@ -352,7 +353,7 @@ def _measured_differently(base: StoredRecord, new: StoredRecord) -> list[str]:
         # Executions per sample are fixed, or chosen to fill a fixed time: only one of the two may differ.
         lengths = [each.executions * each.median_ms for each in (one, other)]
         if _differ(one.executions, other.executions) and _differ(*lengths):
-            found.append(f"samples of {one.executions} vs. {other.executions} executions")
+            found.append(f"samples of {one.executions} vs. {counted(other.executions, 'execution')}")
     return [f"measured differently: {', '.join(found)}"] if found else []
 
 

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.isolation import Worker, WorkerLimits
+from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Vmfb
 from dispatch_profiler.runtime import DeviceUri
@@ -42,7 +43,7 @@ def load_in_parallel(
     count = min(len(left), len(usable_cores()))
     if count < 2:
         return
-    say(f"loading {len(left)} vmfbs first, {count} at a time: the driver compiles their code")
+    say(f"loading {counted(len(left), 'vmfb')} first, {count} at a time: the driver compiles their code")
     workers = [Worker(limits, device_worker.start_loading, (device,)) for _ in range(count)]
 
     def work(worker: Worker) -> None:

@@ -11,6 +11,7 @@ from dispatch_profiler.dispatches import Artifact, DispatchEntry, ModuleEntry, O
 from dispatch_profiler.dispatches.tree import Purpose
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files import read_bounded, sha256
+from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, DamagedVmfb, Vmfb
 from dispatch_profiler.profiler.evaluation.reproduce import command_of
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall, ManifestPair
@@ -21,9 +22,8 @@ _PURPOSES: tuple[Purpose, Purpose] = ("verify", "profile")
 def check_compiled(pairs: Collection[ManifestPair]) -> None:
     """Raise UsageError if none of the dispatches was compiled: a record of each would say the same."""
     if all(dispatch.state is State.GENERATED for _, dispatch in pairs):
-        raise UsageError(
-            f"none of the {len(pairs)} selected dispatches is compiled", hint="run compile.py first"
-        )
+        selected = counted(len(pairs), "selected dispatch")
+        raise UsageError(f"not compiled: {selected}", hint="run compile.py first")
 
 
 class TreeCandidates:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from dispatch_profiler.plurals import counted
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -23,7 +25,7 @@ class Machine:
     @property
     def name(self) -> str:
         """`AMD EPYC 7B13, 2 cores`, preceded by the GPU if any; identifies the machine. Empty if unknown."""
-        cpu = f"{self.cpu}, {self.cores} core{'' if self.cores == 1 else 's'}" if self.cpu else ""
+        cpu = f"{self.cpu}, {counted(self.cores, 'core')}" if self.cpu else ""
         return ", ".join(filter(None, (self.gpu, cpu)))
 
     @property

@@ -28,6 +28,7 @@ from dispatch_profiler.json_fields import (
     wholes,
     within,
 )
+from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.measurement.gpu_monitor import GpuState
 from dispatch_profiler.profiler.measurement.included import Included
 from dispatch_profiler.profiler.measurement.measure import Measurement, Mode
@@ -348,14 +349,16 @@ def _included(names: tuple[str, ...]) -> tuple[Included, ...]:
 def _of_samples(places: tuple[int, ...], samples: tuple[float, ...], name: str) -> tuple[int, ...]:
     if len(places) not in (0, len(samples)):
         raise FieldError(
-            f"{name}: expected one for each of the {len(samples)} samples, but got {len(places)}"
+            f"{name}: expected one for each of the {counted(len(samples), 'sample')}, but got {len(places)}"
         )
     return places
 
 
 def _batches(batches: tuple[int, ...], samples: tuple[float, ...]) -> tuple[int, ...]:
     if batches and sum(batches) != len(samples):
-        raise FieldError(f"batches: expected {len(samples)} samples in all, but got {sum(batches)}")
+        raise FieldError(
+            f"batches: expected {counted(len(samples), 'sample')} in all, but got {sum(batches)}"
+        )
     return batches
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
 from dispatch_profiler.files import write_atomic
 from dispatch_profiler.output_files import ReportFiles, add_file_arguments
+from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.records.record_file import (
     StoredRecord,
     distinct,
@@ -33,10 +34,10 @@ def _main(options: argparse.Namespace) -> int:
     title = options.title or ", ".join(dict.fromkeys(path.name for path in paths))
     write_atomic(output, render_page(records, title, names))
     write_run(files, records, names)
-    say(f"Writing the report of {len(records)} dispatches to {output}")
+    say(f"Writing the report of {counted(len(records), 'dispatch')} to {output}")
     if options.figures:
         written = export(grouped(records, names), folder(options.figures))
-        say(f"Writing {len(written)} figures to {options.figures}")
+        say(f"Writing {counted(len(written), 'figure')} to {options.figures}")
     return SUCCESS
 
 
@@ -49,7 +50,8 @@ def _read(paths: Sequence[Path]) -> tuple[list[StoredRecord], list[str]]:
     ]
     first = distinct([record for record, _ in read])
     if len(first) < len(read):
-        say(f"{len(read) - len(first)} of {len(read)} records are duplicates and count only once")
+        duplicates = counted(len(read) - len(first), "duplicate record")
+        say(f"ignoring {duplicates} of {len(read)}")
     return [read[at][0] for at in first], [read[at][1] for at in first]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
+from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.providers.libraries import LIBRARY_METHODS
 from dispatch_profiler.profiler.providers.library_calls import IREE, choose_reference
 from dispatch_profiler.profiler.records.record_file import (
@@ -36,8 +37,10 @@ def _main(options: argparse.Namespace) -> int:
     libraries = dict.fromkeys(record.provider for record in records if record.provider in LIBRARY_METHODS)
     reference = choose_reference(options.reference, (IREE, *libraries))
     _write(records, output, reference)
-    twice = f" ({len(every) - len(records)} duplicates removed)" if len(every) > len(records) else ""
-    say(f"Writing {len(records)} records{twice} to {output}, every sample to {beside_csv(output)}")
+    twice = (
+        f" ({counted(len(every) - len(records), 'duplicate')} removed)" if len(every) > len(records) else ""
+    )
+    say(f"Writing {counted(len(records), 'record')}{twice} to {output}, every sample to {beside_csv(output)}")
     return SUCCESS
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from dispatch_profiler.command import say, show, warn
 from dispatch_profiler.files import write_atomic
 from dispatch_profiler.output_files import ReportFiles
+from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.records.record import Confirmation, Record
 from dispatch_profiler.profiler.records.record_file import (
     JsonLines,
@@ -132,8 +133,8 @@ class RunOutputs:
             records = _with_confirmations(self.stored_records(), confirmed)
             lines = "".join(f"{to_line(record)}\n" for record in records)
             write_atomic(beside_csv(fallback), lines)
-        count = len(self.records)
-        say(f"{count} finished dispatches are in {beside_csv(path)}; continue with --resume --output={path}")
+        finished = counted(len(self.records), "finished dispatch")
+        say(f"{finished} saved in {beside_csv(path)}; continue with --resume --output={path}")
 
     def _print(self, text: str) -> None:
         """Print data. If standard output is closed, only files are written; raises BrokenPipeError without any."""

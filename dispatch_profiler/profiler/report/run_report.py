@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from dispatch_profiler.markup import Case, junit_xml, markdown_code, markdown_table, markdown_text
+from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.compare.pairing import distinct
 from dispatch_profiler.profiler.measurement.included import included_text
 from dispatch_profiler.profiler.records.record import Verdict, kernel_name
@@ -58,7 +59,8 @@ def junit(records: Sequence[StoredRecord], files: Sequence[str] = ()) -> str:
 def _counts(records: Sequence[StoredRecord]) -> str:
     verdicts = Counter(record.verdict for record in records)
     counts = ", ".join(f"{verdicts[verdict]} {verdict.value}" for verdict in Verdict if verdicts[verdict])
-    return f"{len(records)} dispatches: {counts}" if records else "0 dispatches"
+    dispatches = counted(len(records), "dispatch")
+    return f"{dispatches}: {counts}" if records else dispatches
 
 
 def _origins(records: Iterable[StoredRecord]) -> Iterable[str]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.statistics.intervals import median_interval, series_interval
 
 #: The interval of fewer samples is not used.
@@ -126,7 +127,7 @@ def clock_warnings(readings: Sequence[Reading]) -> tuple[str, ...]:
     if len(late) < len(apart) or 4 * len(late) > len(readings):
         worst = max(apart, key=lambda r: abs(r.claimed - (r.waited or 0.0)))
         found.append(
-            f"two clocks disagree in {len(apart)} of {len(readings)} samples: "
+            f"two clocks disagree in {len(apart)} of {counted(len(readings), 'sample')}: "
             f"{1e3 * worst.claimed:.4g} ms and {1e3 * (worst.waited or 0.0):.4g} ms"
         )
     return tuple(found)
@@ -140,7 +141,7 @@ def load_warning(kept: int, disturbed: int) -> str:
     """A warning if other processes disturbed many of the samples that were kept; else empty."""
     if 4 * disturbed <= kept:
         return ""
-    return f"other processes used a core that was needed in {disturbed} of {kept} samples"
+    return f"other processes used a core that was needed in {disturbed} of {counted(kept, 'sample')}"
 
 
 def drift_warning(samples: Sequence[float]) -> str:

@@ -153,7 +153,7 @@ def test_the_best_is_confirmed_where_it_is_faster(confirmed):
     assert best.speed == pytest.approx(2.0, rel=0.05)
     assert best.low <= best.speed <= best.high
     assert "  confirmed by paired sampling: 2.0" in outcome.out
-    assert "1 of 1 best configurations are faster than the default by paired sampling" in outcome.err
+    assert "faster than the default: 1 of 1 best configuration" in outcome.err
     with Path("data.csv").open(newline="") as file:
         rows = {row["Configuration"]: row for row in csv.DictReader(file)}
     assert rows["flow_config_ukernels"]["confirmed"] == "faster"
@@ -175,7 +175,7 @@ def test_what_was_only_luck_is_not_confirmed(run, null_tree, no_processes, monke
 
     assert "not confirmed by paired sampling: 1.0" in outcome.out
     assert ", same" in outcome.out
-    assert "0 of 1 best configurations are faster" in outcome.err
+    assert "faster than the default: 0 of 1 best configuration" in outcome.err
 
 
 def test_a_default_that_is_the_best_has_nothing_to_confirm(confirmed):
@@ -218,7 +218,7 @@ def test_a_device_that_fails_while_it_confirms_loses_no_table(run, null_tree, no
 
     assert outcome.status == 2 and "no device 'null'" in outcome.err
     assert outcome.out.count("SUCCESS") == 9
-    assert "9 finished dispatches are in" in outcome.err
+    assert "9 finished dispatches saved in" in outcome.err
 
 
 @pytest.mark.alone

@@ -88,4 +88,4 @@ def test_every_record_names_this_machine(null_tree, run):
     assert record.provenance.machine == this_machine()
     Path("data.jsonl").write_text(Path("data.jsonl").read_text().replace(this_machine().cpu, "Other CPU"))
     err = run("profiler", "--output=data.csv", "--dispatches=*_default", "--resume").err
-    assert "0 of 1 dispatches are already in data.jsonl" in err
+    assert "already in data.jsonl: 0 of 1 dispatch" in err

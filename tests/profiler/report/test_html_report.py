@@ -646,8 +646,7 @@ def test_the_command_writes_one_file(data, tmp_path, capsys):
     assert main([str(data), str(data), "-o", str(output)]) == 0
     assert [path.name for path in output.parent.iterdir()] == ["out.html"]
     assert capsys.readouterr().err == (
-        "75 of 150 records are duplicates and count only once\n"
-        f"Writing the report of 75 dispatches to {output}\n"
+        f"ignoring 75 duplicate records of 150\nWriting the report of 75 dispatches to {output}\n"
     )
     assert len(Page(output.read_text()).data["records"]) == 75
 

@@ -226,11 +226,11 @@ def test_a_count_is_a_count():
         ([Reading(10e-6, 40e-6)], ()),  # what no clock resolves
         ([Reading(0.0, 0.01)], ("the clock stood still or went back", "two clocks disagree")),
         ([Reading(-0.01)], ("the clock stood still or went back",)),
-        ([Reading(0.01, 0.011)], ("two clocks disagree in 1 of 1 samples: 10 ms and 11 ms",)),
+        ([Reading(0.01, 0.011)], ("two clocks disagree in 1 of 1 sample: 10 ms and 11 ms",)),
         ([Reading(0.01, 0.011), *[Reading(0.01, 0.01)] * 3], ()),  # the core was taken away once
         ([Reading(0.01, 0.011), *[Reading(0.01, 0.01)] * 2], ("two clocks disagree in 1 of 3 samples",)),
         ([Reading(0.011, 0.01), *[Reading(0.01, 0.01)] * 9], ("two clocks disagree in 1 of 10 samples",)),
-        ([Reading(0.011, 0.01)], ("two clocks disagree in 1 of 1 samples: 11 ms and 10 ms",)),
+        ([Reading(0.011, 0.01)], ("two clocks disagree in 1 of 1 sample: 11 ms and 10 ms",)),
     ],
 )
 def test_a_clock_is_doubted_for_what_it_says(readings: list[Reading], says: tuple[str, ...]):

@@ -10,6 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from dispatch_profiler.plurals import counted, plural
 from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.profiler.report.html.comparison import ROWS, comparable
@@ -46,6 +47,8 @@ def render_page(records: Sequence[StoredRecord], title: str, files: Sequence[str
         _environment()
         .get_template("report.html.j2")
         .render(
+            counted=counted,
+            plural=plural,
             title=title,
             count=len(records),
             verdicts=[(verdict, verdicts[verdict]) for verdict in Verdict if verdicts[verdict]],
@@ -93,7 +96,7 @@ def _notes(groups: Sequence[Group]) -> dict[str, str]:
         left.append(f"Shows the {ROWS} of {count} operations with the largest speedup; the table has all.")
     if absent:
         left.append(
-            f"Omits {absent} of {len(groups)} operations, in which the default, or everything else, has no speed."
+            f"Omits {absent} of {counted(len(groups), 'operation')}, in which the default, or everything else, has no speed."
         )
     limits = any(entry.record.limit_ms > 0 for group in groups for entry in group.entries)
     roof = _ROOF if roofs(groups) else _DASH if limits else _NO_ROOF
