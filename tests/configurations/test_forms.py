@@ -25,6 +25,7 @@ from dispatch_profiler.configurations import (
 )
 from dispatch_profiler.configurations.forms import reduction_of
 from dispatch_profiler.configurations.forms.backward import phases_along
+from dispatch_profiler.configurations.forms.forward import rounded
 from dispatch_profiler.errors import ConfigurationError, OperationError
 from dispatch_profiler.operations import (
     Conv1d,
@@ -135,17 +136,18 @@ def test_which_forms_an_operation_has():
     def of(**fields) -> list[str]:
         return formed(Conv2d(1, 8, 8, 4, 4, 3, 3, **fields))
 
-    winograd = ["winograd", "winograd_2"]
-    assert of() == ["im2col", "im2col_t", *winograd]
-    assert of(layout="nchw") == of(layout=FHWC) == ["permuted", "im2col", "im2col_t", *winograd]
+    products, winograd = ["im2col", "im2col_t", "im2col_t32"], ["winograd", "winograd_2"]
+    assert of() == [*products, *winograd]
+    assert of(layout="nchw") == of(layout=FHWC) == ["permuted", *products, *winograd]
     assert of(mode="weight_backward") == ["im2col", "im2col_t", "taps"]
     assert of(mode="weight_backward", stride=(2, 1)) == ["im2col", "im2col_t"]
-    assert of(mode="input_backward") == ["permuted", "im2col", "im2col_t", *winograd]
-    assert of(mode="input_backward", stride=(1, 2)) == ["phases", "im2col", "im2col_t"]
-    assert of(groups=2) == ["per_group", "im2col", "im2col_t"]
-    assert of(groups=4) == of(groups=2, mode="weight_backward") == ["im2col", "im2col_t"]
+    assert of(mode="input_backward") == ["permuted", *products[:2], *winograd]  # of 64 pixels
+    assert of(mode="input_backward", stride=(1, 2)) == ["phases", *products]
+    assert of(groups=2) == ["per_group", *products]
+    assert of(groups=4) == products
+    assert of(groups=2, mode="weight_backward") == ["im2col", "im2col_t"]
     others = [formed(Conv1d(1, 8, 4, 4, 3)), formed(Conv3d(1, 3, 8, 8, 4, 4, 3, 3, 3))]
-    assert others == [["permuted", "im2col", "im2col_t"]] * 2
+    assert others == [["permuted", *products]] * 2
 
 
 @pytest.mark.parametrize(
@@ -191,6 +193,16 @@ def test_which_forms_an_operation_has():
             "blocked",
             Conv2d(1, 8, 8, 128, 128, 3, 3, mode="weight_backward"),
             "the form blocked is not for weight_backward: use taps, im2col or im2col_t",
+        ),
+        (
+            "im2col_t32",
+            Conv2d(1, 8, 8, 4, 4, 3, 3, padding=(1, 1)),
+            "the form im2col_t32 is not for 64 pixels, a multiple of 32: use im2col_t",
+        ),
+        (
+            "im2col_t32",
+            Conv2d(1, 8, 8, 4, 4, 3, 3, mode="weight_backward"),
+            "the form im2col_t32 is not for weight_backward: use taps, im2col or im2col_t",
         ),
         (
             "taps",
@@ -295,6 +307,15 @@ def test_groups_become_a_batch():
 def test_each_group_has_a_convolution():
     operation = Conv2d(1, 8, 8, 8, 12, 3, 3, padding=(1, 1), groups=4)
     assert reduction_of("per_group", operation).kernels == (Conv2d(1, 10, 10, 2, 3, 3, 3),) * 4
+
+
+def test_pixels_are_rounded_up_to_vectors():
+    """The image has a wider border, and the result is cut: 7x7 pixels are computed as 8x8."""
+    operation = Conv2d(1, 7, 7, 8, 16, 3, 3, padding=(1, 1), layout=FHWC)
+    assert reduction_of("im2col_t32", operation).kernels == (Matmul(16, 64, 72),)
+    assert [rounded(n, output) for n, output in ((2, (14, 14)), (1, (2, 5, 5)), (1, (50,)))] == [
+        (14, 16), (2, 6, 8), (64,)
+    ]  # fmt: skip
 
 
 def test_each_block_of_filters_has_a_convolution():
@@ -468,7 +489,7 @@ def test_every_form_of_an_operation_is_searched_with_every_kind_of_its_kernels()
     operation = Conv2d(1, 16, 16, 8, 16, 3, 3, layout=FHWC)
     found = [space for space in spaces(operation, Limits()) if space.kind is Formed]
     rng = np.random.default_rng(0)
-    drawn_ = {name: set() for name in ("permuted", "im2col", "im2col_t", "winograd", "winograd_2")}
+    drawn_ = {name: set() for name in formed(operation)}
     for space in found:
         for _ in range(200):
             configuration = space.to_configuration(space.draw(rng))

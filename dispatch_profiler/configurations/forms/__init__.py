@@ -14,6 +14,7 @@ from dispatch_profiler.configurations.forms.convolutions import (
     CONV2D_PER_GROUP,
     PRODUCT,
     PRODUCT_OF_FILTERS,
+    ROUNDED_PRODUCT,
     Lowering,
     filter_blocks,
     forward,
@@ -114,6 +115,17 @@ def _too_many(form: str, kernels: int, geometry: ConvolutionGeometry) -> str | N
     return None
 
 
+def _rounded_rejects(geometry: ConvolutionGeometry) -> str | None:
+    if geometry.mode == "weight_backward":
+        return "the form im2col_t32 is not for weight_backward: use taps, im2col or im2col_t"
+    is_gradient = geometry.mode == "input_backward"
+    pixels = geometry.batch * math.prod(geometry.size if is_gradient else geometry.output_size)
+    has_phases = is_gradient and max(geometry.stride) > 1
+    if pixels % 32 == 0 and not has_phases:
+        return f"the form im2col_t32 is not for {pixels} pixels, a multiple of 32: use im2col_t"
+    return None
+
+
 def _taps_rejects(geometry: ConvolutionGeometry) -> str | None:
     what = "the form taps is for weight_backward with stride 1 and without groups, not for"
     if geometry.mode != "weight_backward":
@@ -163,6 +175,8 @@ FORMS: dict[str, Form] = {
         Form("im2col", _any, _with(PRODUCT)),
         # As the transposed product: filters x pixels, and filters x taps.
         Form("im2col_t", _any, _with(PRODUCT_OF_FILTERS)),
+        # As im2col_t, with more pixels: a multiple of 32.
+        Form("im2col_t32", _rounded_rejects, _with(ROUNDED_PRODUCT)),
         # A filter's gradient as one matrix product for each tap.
         Form("taps", _taps_rejects, weight_backward_by_taps),
         # As a batch of matrix products, tiles x filters, one for each element of a transformed tile (see `winograd`).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -101,6 +103,34 @@ def as_product(builder: Builder, forward: Forward, *, filters_left: bool) -> Lab
         layouts = ("t", "t" if is_last else "n")
         sums = product(builder, pixels, filters, ("p", "f", "j"), forward.types, layouts)
     return builder.split(sums, "p", {axis: windows.extents[axis] for axis in windows.pixels})
+
+
+def as_rounded_product(builder: Builder, forward: Forward) -> Labeled:
+    """As `as_product` with the filter on the left, for `rounded` pixels; those that the output lacks are cut off.
+
+    7x7 pixels -> 8x8 = two vectors of 32, where 49 pixels would leave a remainder.
+    """
+    windows = forward.windows
+    output = rounded(windows.image.extents["n"], windows.output)
+    padding = tuple(
+        (low, high + (more - size) * stride)
+        for (low, high), more, size, stride in zip(
+            windows.padding, output, windows.output, windows.stride, strict=True
+        )
+    )
+    wider = replace(windows, padding=padding, output=output)
+    sums = as_product(builder, replace(forward, windows=wider), filters_left=True)
+    for axis, size in zip(windows.spatial, windows.output, strict=True):
+        sums = builder.part(sums, f"o{axis}", 0, size)
+    return sums
+
+
+def rounded(images: int, output: tuple[int, ...]) -> tuple[int, ...]:
+    """The output with the fewest pixels that are a multiple of 32 in all, made larger along its last two axes."""
+    fixed, plane = output[:-2], output[-2:]
+    larger = itertools.product(*(range(size, size + 32) for size in plane))
+    count = images * math.prod(fixed)
+    return (*fixed, *min((each for each in larger if count * math.prod(each) % 32 == 0), key=math.prod))
 
 
 def product(
