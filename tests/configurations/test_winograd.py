@@ -103,14 +103,18 @@ def test_the_steps_compute_the_convolution_within_the_bound(seed: int):
 
 @every_form
 def test_all_tiles_are_one_batch_of_products(form: str):
-    """Filters are read as they are stored, and transformed filters are stored in the same order."""
+    """A filter is copied only if what the product sums over is stored last."""
     tiles = {"winograd": (36, 2 * 3 * 2), "winograd_2": (16, 2 * 5 * 4)}[form]
-    assert reduction_of(form, SMALL).kernels == (BatchMatmul(*tiles, 3, 5),)
-    assert reduction_of(form, replace(SMALL, layout=FHWC)).kernels == (
-        BatchMatmul(*tiles, 3, 5, rhs_layout="n"),
-    )
-    for layout in ("nhwc", FHWC):
-        assert all(step.kind != "gather" for step in reduction_of(form, replace(SMALL, layout=layout)).steps)
+    for layout, mode, copies in (
+        ("nhwc", "forward", 0),
+        (FHWC, "forward", 1),
+        ("nhwc", "input_backward", 1),
+        (FHWC, "input_backward", 0),
+    ):
+        reduction = reduction_of(form, replace(SMALL, layout=layout, mode=mode))
+        filters, channels = (3, 5) if mode == "forward" else (5, 3)
+        assert reduction.kernels == (BatchMatmul(*tiles, filters, channels),)
+        assert [step.kind for step in reduction.steps].count("gather") == copies
 
 
 @every_form

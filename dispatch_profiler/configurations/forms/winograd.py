@@ -101,11 +101,8 @@ class _Winograd:
         extents = tiles.extents
         pairs = {"g": ("x", "y"), "p": ("n", "th", "tw"), "c": ("c",)}
         left = self.builder.barrier(self.builder.merge(tiles, pairs))
-        rest = [axis for axis in filters.axes if axis not in ("x", "y")]
-        right = self.builder.merge(filters, {"g": ("x", "y"), **{axis: (axis,) for axis in rest}})
-        right = self.builder.barrier(right)
-        layouts = ("t", "t" if rest == ["c", "f"] else "n")
-        products = product(self.builder, left, right, ("p", "f", "c"), self.types, layouts)
+        right = self.builder.barrier(self.builder.merge(filters, {"g": ("x", "y"), "c": ("c",), "f": ("f",)}))
+        products = product(self.builder, left, right, ("p", "f", "c"), self.types)
         products = self.builder.barrier(products)
         products = self.builder.split(products, "g", {axis: extents[axis] for axis in ("x", "y")})
         return self._outputs(
@@ -121,18 +118,19 @@ class _Winograd:
         if padded != arranged:
             padded = builder.barrier(padded)
         matrix, size = self.transforms.input, padded.extents
-        axes = {"x": len(matrix), "n": size["n"], "th": rows, "w": size["w"], "c": size["c"]}
+        axes = {"n": size["n"], "th": rows, "x": len(matrix), "w": size["w"], "c": size["c"]}
         half = builder.transform("tile_rows", padded, "h", matrix, axes, Index((("th", m),)))
         axes = {"x": len(matrix), "y": len(matrix), "n": size["n"], "th": rows, "tw": columns, "c": size["c"]}
         return builder.transform("tiles", builder.barrier(half), "w", matrix, axes, Index((("tw", m),)))
 
     def _filters(self, filter_: Labeled) -> Labeled:
-        """G g G^T of every filter and channel: x, y, and c and f in the order in which they are stored."""
+        """G g G^T of every filter and channel: x, y, c, f."""
         builder = self.builder
-        if filter_.axes[-1] not in ("c", "f"):
+        if filter_.axes[-1] != "f":
+            # A product whose right operand is stored as filters x channels would be slower than this copy.
             filter_ = builder.arrange("filter", filter_, ("kh", "kw", "c", "f"), store=True)
         matrix, size = self._filter_matrix(), filter_.extents
-        rest = {axis: size[axis] for axis in filter_.axes if axis in ("c", "f")}
+        rest = {"c": size["c"], "f": size["f"]}
         rows = {"x": len(matrix), "kw": size["kw"], **rest}
         half = builder.barrier(builder.transform("filter_rows", filter_, "kh", matrix, rows, _FIRST))
         both = {"x": len(matrix), "y": len(matrix), **rest}
