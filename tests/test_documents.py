@@ -1,20 +1,26 @@
 """Every command line and program of README.md and docs/ runs.
 
-By default with few configurations and short measurements; the slow tests run them exactly as they are.
+By default with few configurations and short measurements, in this process where nothing has to crash or to be
+redirected; the slow tests run them exactly as they are, in a shell.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import yaml
+from worker_helpers import use_in_process_workers
+
+from dispatch_profiler.__main__ import main
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
@@ -29,6 +35,18 @@ DOCUMENTS = [
     "docs/report.md",
     "docs/bundles.md",
 ]
+#: Faults in them end a worker process, or keep it from ending.
+WITH_FAULTS = ("docs/null.md", "docs/report.md")
+#: Ends a line whose exit status reports dispatches that fail.
+MAY_FAIL = " || true"
+#: First words of a command line -> the command that they stand for.
+COMMANDS = {
+    ("python", "generator.py"): ["generate"],
+    ("python", "compile.py"): ["compile", "-j1"],
+    ("python", "profiler.py"): ["profile"],
+    ("python", "-m", "dispatch_profiler"): [],
+    ("dispatch-profiler",): [],
+}
 #: `make` is run by the slow test below and by CI itself.
 OURS = ("python ", "dispatch-profiler ")
 
@@ -125,25 +143,62 @@ def test_a_quicker_line_keeps_every_option(line: str, expected: str):
     assert quicker(line) == expected
 
 
-def run_lines(lines: list[str]) -> None:
-    assert lines
-    for line in lines:
-        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr}"
+def run_in_a_shell(line: str) -> None:
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr}"
+
+
+def own_arguments(line: str) -> list[str] | None:
+    """What `dispatch-profiler` takes for `line`; None if only a shell can run it."""
+    words = shlex.split(line.removesuffix(MAY_FAIL))
+    if re.search(r"[|>]", line.removesuffix(MAY_FAIL)):
+        return None
+    for first, command in COMMANDS.items():
+        if tuple(words[: len(first)]) == first:
+            return [*command, *words[len(first) :]]
+    return None
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("python generator.py --m=64 --lhs='f32'", ["generate", "--m=64", "--lhs=f32"]),
+        ("python compile.py --num-cpu=2 -- --flag", ["compile", "-j1", "--num-cpu=2", "--", "--flag"]),
+        ("python -m dispatch_profiler report a.jsonl", ["report", "a.jsonl"]),
+        ("dispatch-profiler join a b", ["join", "a", "b"]),
+        ("python profiler.py >run.jsonl", None),
+        ("python compile.py || true", ["compile", "-j1"]),
+        ("python compile.py | cat", None),
+        ("python -c 'import pandas'", None),
+    ],
+)
+def test_a_line_that_needs_no_shell_is_a_call(line: str, expected: list[str] | None):
+    assert own_arguments(line) == expected
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_command_line_runs(document: str, checkout: Path):
+def test_every_command_line_runs(document: str, checkout: Path, monkeypatch, capsys):
     # What a cold call costs exceeds the time of a smaller product: its figure would be implausible.
     largest = 256 if "--mode=cold" in (ROOT / document).read_text() else 32
-    run_lines([quicker(line, largest) for line in commands(document) if line.startswith(OURS)])
+    lines = [quicker(line, largest) for line in commands(document) if line.startswith(OURS)]
+    assert lines
+    if document not in WITH_FAULTS:
+        use_in_process_workers(monkeypatch)
+    for line in lines:
+        arguments = own_arguments(line)
+        if arguments is None:
+            run_in_a_shell(line)
+        else:
+            assert main(arguments) == 0 or line.endswith(MAY_FAIL), f"{line}\n{capsys.readouterr().err}"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_command_line_runs_as_it_stands(document: str, checkout: Path):
-    run_lines([line for line in commands(document) if line.startswith(OURS)])
+    for line in commands(document):
+        if line.startswith(OURS):
+            run_in_a_shell(line)
 
 
 def free_port() -> str:
@@ -153,12 +208,16 @@ def free_port() -> str:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
-def test_the_clusters_of_the_documents_compile(checkout: Path):
+@pytest.mark.parametrize("with_tls", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_clusters_of_the_documents_compile(checkout: Path, with_tls: bool):
     """The commands in their order, on this machine and free ports; those of Dask in the background."""
+    lines = commands("docs/cluster.md")
+    if not with_tls:
+        lines = lines[: next(i for i, line in enumerate(lines) if line.startswith("openssl"))]
     ports = {False: free_port(), True: free_port()}
     background = []
     try:
-        for line in commands("docs/cluster.md"):
+        for line in lines:
             here = quicker(line) if line.startswith("python generator.py") else line
             here = here.replace("8786", ports["tls" in line]).replace("tls://head", "tls://127.0.0.1")
             if line.startswith("dask "):
@@ -168,6 +227,7 @@ def test_the_clusters_of_the_documents_compile(checkout: Path):
             # A scheduler that is up may not have its workers yet.
             while "has no workers" in done.stderr or "no scheduler answers" in done.stderr:
                 assert all(process.poll() is None for process in background)
+                time.sleep(1)  # asking again costs more than the workers take to start
                 done = subprocess.run(["sh", "-c", here], capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"{line}\n{done.stderr}"
             assert "warning" not in done.stderr
@@ -175,7 +235,7 @@ def test_the_clusters_of_the_documents_compile(checkout: Path):
         for process in background:
             process.terminate()
             process.wait()
-    assert len(background) == 5
+    assert len(background) == (5 if with_tls else 3)
     assert len(list(checkout.rglob("*_verify.vmfb"))) >= 2
 
 

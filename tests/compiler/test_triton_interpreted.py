@@ -49,9 +49,12 @@ ODD = {"m": 33, "n": 63, "k": 65}
 #: Rows of 16 bytes, as descriptors need them, and still no multiple of a tile.
 ALIGNED = {"m": 24, "n": 40, "k": 72}
 EPILOGUES = SIMPLE
-CONV = Conv2d(2, 7, 6, 32, 24, 3, 2, padding=(1, 1), types=F16)
+#: 40 pixels of output: no multiple of a tile.
+CONV = Conv2d(2, 5, 3, 32, 24, 3, 2, padding=(1, 1), types=F16)
 
 FHWC = replace(CONV, layout="nhwc_fhwc_nhwc")
+#: Of enough pixels for several slices and for more tiles than workgroups.
+LARGE = {"h": 7, "w": 6}
 #: In every mode: layouts, strides that do and do not divide, one or more taps a phase, few channels.
 VARIANTS = {
     "fhwc": {},
@@ -77,11 +80,11 @@ CASES = {
         for x, y in LAYOUTS
     },
     **{
-        f"batch_{x}{y}": Dispatch(BatchMatmul(3, **ODD, types=F16, lhs_layout=x, rhs_layout=y), SMALL)
+        f"batch_{x}{y}": Dispatch(BatchMatmul(2, **ODD, types=F16, lhs_layout=x, rhs_layout=y), SMALL)
         for x, y in LAYOUTS
     },
     **{
-        f"batch_tma_{x}{y}": Dispatch(BatchMatmul(3, **ALIGNED, types=F16, lhs_layout=x, rhs_layout=y), TMA)
+        f"batch_tma_{x}{y}": Dispatch(BatchMatmul(2, **ALIGNED, types=F16, lhs_layout=x, rhs_layout=y), TMA)
         for x, y in LAYOUTS
     },
     **{f"epilogue_{e}": Dispatch(Matmul(**ODD, types=F16, epilogue=e), SMALL) for e in EPILOGUES},
@@ -99,18 +102,12 @@ CASES = {
     "no_group": Dispatch(Matmul(**ODD, types=F16), replace(SMALL, group=1)),
     "one_row": Dispatch(Matmul(1, 40, 64, F16), SMALL),
     "one_by_one": Dispatch(Matmul(1, 1, 1, F16), SMALL),
-    "conv": Dispatch(CONV, SMALL),
     "conv_bias_gelu": Dispatch(replace(CONV, epilogue=Epilogue.parse("bias+gelu")), SMALL),
-    "conv_nchw": Dispatch(replace(CONV, layout="nchw"), SMALL),
-    "conv_stride": Dispatch(replace(CONV, stride=(2, 1)), SMALL),
-    "conv_dilation": Dispatch(replace(CONV, dilation=(1, 2)), SMALL),
-    "conv_few_channels": Dispatch(replace(CONV, c=3), SMALL),
     "conv_few_channels_nchw": Dispatch(replace(CONV, c=3, layout="nchw"), SMALL),
-    "conv_groups": Dispatch(replace(CONV, groups=4), SMALL),
     "conv_groups_nchw_bias": Dispatch(
         replace(CONV, groups=4, layout="nchw", epilogue=Epilogue.parse("bias")), SMALL
     ),
-    "conv_pointwise": Dispatch(replace(CONV, r=1, s=1, padding=(0, 0)), replace(SMALL, persistent=3)),
+    "conv_pointwise": Dispatch(replace(CONV, **LARGE, r=1, s=1, padding=(0, 0)), replace(SMALL, persistent=3)),
     "conv_everything": Dispatch(
         Conv2d(2, 9, 11, 12, 8, 3, 3, (2, 3), (2, 1), (2, 1), 2, "nchw", types=F16), SMALL
     ),
@@ -124,7 +121,9 @@ CASES |= {
     "input_backward_bias_relu": Dispatch(
         replace(FHWC, mode="input_backward", stride=(2, 2), epilogue=Epilogue.parse("bias+relu")), SMALL
     ),
-    "input_backward_persistent": Dispatch(replace(FHWC, mode="input_backward"), replace(SMALL, persistent=3)),
+    "input_backward_persistent": Dispatch(
+        replace(FHWC, **LARGE, mode="input_backward"), replace(SMALL, persistent=2)
+    ),
     "forward_tma_pointwise": Dispatch(replace(FHWC, r=1, s=1, padding=(0, 0)), TMA),
     **{
         f"conv1d_{mode}": Dispatch(Conv1d(2, 19, 32, 24, 3, (2,), (1,), types=F16, mode=mode), SMALL)
@@ -133,7 +132,7 @@ CASES |= {
 }
 WEIGHT_SPLITS = {
     f"weight_split_{name}": Dispatch(
-        replace(FHWC, mode="weight_backward", **VARIANTS[name]), replace(SMALL, split_k=split_k)
+        replace(FHWC, mode="weight_backward", **LARGE, **VARIANTS[name]), replace(SMALL, split_k=split_k)
     )
     for name, split_k in (("fhwc", 2), ("hwcf", 3), ("pointwise", 3))
 }
@@ -189,9 +188,13 @@ def interpret(cases, answer):
 
 #: (Case, whole numbers?); integers are whole anyhow.
 KEYS = [(name, True) for name in CASES] + [(n, False) for n in CASES if not n.startswith(("i8", "to_bf16"))]
-#: The interpreter takes about a second for each, so whole numbers and half of the layer norms are slow tests.
-SLOW = {(name, True) for name in CASES if name.startswith(("forward_", *BACKWARD))}
-SLOW |= {name for name in NORMS if name.endswith("f16")}
+#: Whole numbers by default: those of types that have no others, and of one product of each kind of copies.
+WHOLE = {("tt", True), ("tma_tt", True), ("conv_everything", True)}
+#: The interpreter takes up to a second for each, so the others and half of the layer norms are slow tests.
+SLOW = {key for key in KEYS if key[1] and (key[0], False) in KEYS} - WHOLE
+SLOW |= {name for name in NORMS if "_f16" in name}
+#: The layout `whcn` stands for the others, and few channels for whole taps.
+SLOW |= {(f"{mode}_{name}", False) for mode in BACKWARD for name in ("hwcf", "nchw", "whole_taps")}
 
 
 def parametrized(keys):
