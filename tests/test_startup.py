@@ -56,6 +56,7 @@ def run(folder: Path, *command: object, **environment: str) -> str:
 SMALL = ("--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32", "--default-config=only")
 
 
+@pytest.mark.usefixtures("shared_cache")
 def test_what_lies_in_the_current_directory_is_not_imported(hostile: Path):
     """IREE compiles and runs in workers."""
     run(hostile, ROOT / "generator.py", *SMALL)

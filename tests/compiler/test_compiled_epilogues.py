@@ -63,8 +63,8 @@ def rotated(rows: list[Row]) -> list[Row]:
     return found
 
 
-#: Every step with every shape and with every type, and every third sequence once.
-CHOSEN = [*pairwise(rows_of(STEP_TEXTS)), *rotated(rows_of(SEQUENCES))[::3]]
+#: Every step with every shape and with every type, and every sixth sequence once.
+CHOSEN = [*pairwise(rows_of(STEP_TEXTS)), *rotated(rows_of(SEQUENCES))[::6]]
 FULL = rows_of((*STEP_TEXTS, *SEQUENCES))
 
 

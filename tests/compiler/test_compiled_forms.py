@@ -95,18 +95,15 @@ def test_a_form_of_every_operation_is_right(form: str):
         verify_compiled(dispatches[begin : begin + 30])
 
 
-#: One output pixel along an axis of an image that is larger than the window; one channel; one of everything.
-EDGES = (
-    *(Conv2d(2, 5, 7, 4, 8, 3, 3, (9, 2), (1, 0), layout=FHWC, mode=mode) for mode in MODES),
-    Conv2d(1, 4, 4, 1, 1, 3, 3, layout=FHWC, padding=(1, 1)),
-    Conv2d(1, 1, 1, 1, 1, 1, 1, layout="nchw"),
-)
+#: One output pixel along an axis of an image that is larger than the window.
+EDGES = tuple(Conv2d(2, 5, 7, 4, 8, 3, 3, (9, 2), (1, 0), layout=FHWC, mode=mode) for mode in MODES)
+#: The same in other ranks; one pixel; one channel; one of everything.
 MORE_EDGES = (
     *(Conv1d(2, 14, 4, 8, 3, (9,), layout="ncw", mode=mode) for mode in MODES),
     *(Conv3d(1, 6, 14, 4, 4, 8, 3, 3, 1, (9, 9, 1), layout="ncdhw", mode=mode) for mode in MODES),
     *(Conv2d(1, 1, 1, 5, 4, 1, 1, layout="nchw", mode=mode) for mode in MODES),
-    *(Conv2d(1, 4, 4, 1, 1, 3, 3, layout=FHWC, padding=(1, 1), mode=mode) for mode in MODES[1:]),
-    *(Conv2d(1, 1, 1, 1, 1, 1, 1, layout="nchw", mode=mode) for mode in MODES[1:]),
+    *(Conv2d(1, 4, 4, 1, 1, 3, 3, layout=FHWC, padding=(1, 1), mode=mode) for mode in MODES),
+    *(Conv2d(1, 1, 1, 1, 1, 1, 1, layout="nchw", mode=mode) for mode in MODES),
 )
 
 
@@ -166,7 +163,17 @@ TILED: list[tuple[Convolution, tuple[Configuration, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("operation", "configurations"), TILED, ids=[row[0].name for row in TILED])
+#: The first forward convolution and every mode, and a grouped one.
+TILED_BY_DEFAULT = (0, 2, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("operation", "configurations"),
+    [
+        pytest.param(*row, id=row[0].name, marks=() if number in TILED_BY_DEFAULT else pytest.mark.slow)
+        for number, row in enumerate(TILED)
+    ],
+)
 def test_a_form_with_tiles_is_right(operation, configurations):
     """Beside the direct form, in one module."""
     for configuration in configurations:

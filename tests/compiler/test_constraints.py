@@ -42,10 +42,7 @@ CASES = {
 }
 
 #: One case of each kind; the others are slow tests.
-SOME = [
-    pytest.param(case, marks=() if case in ("matmul", "conv", "gfx942") else pytest.mark.slow)
-    for case in CASES
-]
+SOME = [pytest.param(case, marks=() if case in ("matmul", "conv") else pytest.mark.slow) for case in CASES]
 
 #: What the compiler's constraints forbid and our rules allow. Each was compiled, and is right to
 #: try: these are limits of its search, not of its code generation.
@@ -167,7 +164,9 @@ with module.operation.context:
 """
 
 
-@pytest.mark.parametrize("case", ["matmul", "conv", "gfx942"])
+@pytest.mark.parametrize(
+    "case", ["matmul", *(pytest.param(each, marks=pytest.mark.slow) for each in ("conv", "gfx942"))]
+)
 def test_a_solution_is_the_attribute_that_the_compiler_makes_of_it(case: str):
     """`materialize_compilation_info` on the knobs, beside what our configuration asks for.
 
@@ -232,6 +231,7 @@ def test_a_space_without_a_solution_ends():
     assert list(stated[1].solutions(np.random.default_rng(0))) == []
 
 
+@pytest.mark.slow
 def test_constraints_that_the_compiler_forbids_and_we_allow_compile():
     """One that breaks each kind which is listed as ours to allow."""
     wanted = {"sg_num <= 10", "dim_# must be divisible by wg_# ", "wg_size_x <= wg_m OR wg_size_x <= wg_n",

@@ -83,7 +83,7 @@ def failures(operation: Operation, count: int, seed: int, make_request) -> list[
     ],
 )
 def test_a_few_random_points_compile(name, make_request):
-    assert failures(OPERATIONS[name], 4, 1, make_request) == []
+    assert failures(OPERATIONS[name], 2, 1, make_request) == []
 
 
 @pytest.mark.slow

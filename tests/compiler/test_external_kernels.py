@@ -151,7 +151,11 @@ def test_f32_is_not_rounded_to_tf32_unless_the_configuration_says_so():
 
 
 @needs_triton
-@pytest.mark.parametrize("configuration", [TILES, TMA, replace(TILES, split_k=3)], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "configuration",
+    [TILES, replace(TILES, split_k=3), pytest.param(TMA, marks=pytest.mark.slow)],
+    ids=lambda c: c.name,
+)
 def test_the_profile_module_does_the_dispatch_again_and_again(configuration):
     """Seen in the command buffers: the compiler folds no repetition of a kernel that it cannot look into."""
     request = gpu_request("cuda:sm_90", PRODUCT, [configuration])

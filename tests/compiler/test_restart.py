@@ -29,7 +29,6 @@ from sweep_helpers import (
 
 from dispatch_profiler.dispatches import State
 
-KILLS = 5
 WORKERS = 2
 
 
@@ -41,11 +40,11 @@ def seed() -> int:
     return seed
 
 
-def killed_five_times(sweep: Sweep, seed: int, modules: int) -> list[Ran]:
-    """Five runs that end with -9 after a random number of modules, and one that ends by itself."""
+def killed(kills: int, sweep: Sweep, seed: int, modules: int) -> list[Ran]:
+    """Up to five runs that end with -9 after a random number of modules, and one that ends by itself."""
     draw = random.Random(seed)
     runs = []
-    for _ in range(KILLS):
+    for _ in range(kills):
         # Five of at most a seventh, and what runs ahead of us: there is always something left.
         ran = sweep.stopped(draw.randint(1, modules // 7), signal.SIGKILL)
         assert ran.status == -signal.SIGKILL
@@ -62,19 +61,20 @@ def killed_five_times(sweep: Sweep, seed: int, modules: int) -> list[Ran]:
 THOUSAND = ("--problem-m=8:256:8", "--problem-n=16,32,64,128", "--problem-k=8", "--lhs=f32")
 
 
-def test_a_sweep_killed_five_times_is_the_sweep_that_was_not(generate, seed: int):
+@pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_a_sweep_that_was_killed_is_the_sweep_that_was_not(generate, seed: int, kills: int):
     """1,024 dispatches: nothing finished is compiled twice, and all vmfbs are those of one calm run."""
     tree = generate("killed", *THOUSAND)
     everything = modules_of(tree)
     assert len(list(load(tree).dispatches())) >= 1000
 
-    runs = killed_five_times(Sweep(tree, (f"-j{WORKERS}",)), seed, len(everything))
+    runs = killed(kills, Sweep(tree, (f"-j{WORKERS}",)), seed, len(everything))
 
     assert_nothing_twice(runs)
     told = {module for ran in runs for module in ran.modules}
     assert told <= everything
     # Not told, though compiled: at most what was between the workers and the line at each kill.
-    assert len(everything - told) <= KILLS * (WORKERS + 1)
+    assert len(everything - told) <= kills * (WORKERS + 1)
     assert_all_is_right(tree)
     assert len(cache_entries(cache_folder())) == len(everything)
 
@@ -87,7 +87,7 @@ def test_a_sweep_killed_five_times_is_the_sweep_that_was_not(generate, seed: int
 def test_without_a_cache_finished_work_is_kept_too(generate, seed: int):
     tree = generate("killed", "--problem-m=8:256:8", "--problem-n=16,32", *THOUSAND[2:])
 
-    runs = killed_five_times(Sweep(tree, (f"-j{WORKERS}", "--no-cache")), seed, len(modules_of(tree)))
+    runs = killed(5, Sweep(tree, (f"-j{WORKERS}", "--no-cache")), seed, len(modules_of(tree)))
 
     assert_all_is_right(tree)
     assert not cache_folder().exists()
@@ -99,7 +99,7 @@ def test_without_a_cache_the_end_is_right_even_if_work_is_lost(generate, seed: i
     """Whatever is done twice: no vmfb of a killed run is taken for one that it is not."""
     tree = generate("killed", "--problem-m=8:64:8", "--problem-n=16,32", "--problem-k=8", "--lhs=f32")
 
-    killed_five_times(Sweep(tree, (f"-j{WORKERS}", "--no-cache")), seed, len(modules_of(tree)))
+    killed(5, Sweep(tree, (f"-j{WORKERS}", "--no-cache")), seed, len(modules_of(tree)))
 
     assert_all_is_right(tree)
 
@@ -117,11 +117,11 @@ def test_a_real_sweep_killed_five_times_is_the_sweep_that_was_not(generate, seed
     everything = modules_of(tree)
     assert len(list(load(tree).dispatches())) >= 1000
 
-    runs = killed_five_times(Sweep(tree, (f"-j{WORKERS}",)), seed, len(everything))
+    runs = killed(5, Sweep(tree, (f"-j{WORKERS}",)), seed, len(everything))
 
     assert_nothing_twice(runs)
     told = {module for ran in runs for module in ran.modules}
-    assert len(everything - told) <= KILLS * (WORKERS + 1)
+    assert len(everything - told) <= 5 * (WORKERS + 1)
     assert_all_is_right(tree, iree_functions)
 
     calm = generate("calm", *arguments, target="llvm-cpu")

@@ -50,13 +50,19 @@ def anonymous(op) -> str:
     [
         (Matmul(128, 64, 64), TILES),
         (Matmul(100, 60, 50), [CpuTiles(t.distribution, t.vector, peel=True) for t in TILES]),
-        (Matmul(128, 64, 64, epilogue=Epilogue.parse("bias+relu")), TILES),
+        pytest.param(
+            Matmul(128, 64, 64, epilogue=Epilogue.parse("bias+relu")), TILES, marks=pytest.mark.slow
+        ),
         (Matmul(64, 64, 256), [CpuTiles((32, 32), (8, 16, k), split_k=4) for k in (1, 4)] + TILES[:2]),
-        (Matmul(64, 64, 64, ElementTypes("f16", "f16", "f16"), lhs_layout="n"), TILES),
-        (BatchMatmul(3, 64, 64, 32), TILES),
+        pytest.param(
+            Matmul(64, 64, 64, ElementTypes("f16", "f16", "f16"), lhs_layout="n"),
+            TILES,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(BatchMatmul(3, 64, 64, 32), TILES, marks=pytest.mark.slow),
         (Conv2d(2, 14, 14, 16, 64, 3, 3), CONV_TILES),
-        (Conv2d(1, 28, 28, 32, 64, 3, 3, padding=(1, 1)), CONV_TILES),
-        (Conv2d(1, 28, 28, 64, 64, 1, 1), CONV_TILES),
+        pytest.param(Conv2d(1, 28, 28, 32, 64, 3, 3, padding=(1, 1)), CONV_TILES, marks=pytest.mark.slow),
+        pytest.param(Conv2d(1, 28, 28, 64, 64, 1, 1), CONV_TILES, marks=pytest.mark.slow),
     ],
     ids=lambda x: x.name if isinstance(x, Operation) else "",
 )

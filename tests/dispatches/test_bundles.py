@@ -490,6 +490,7 @@ sys.meta_path.insert(0, Only)
 SMALL = ("--problem-m=64", "--problem-n=64", "--problem-k=64", "--lhs=f32,bf16", "--epilogue=none,bias+relu")
 
 
+@pytest.mark.usefixtures("shared_cache")
 def test_runtime_and_numpy_are_enough(run, elsewhere, monkeypatch):
     """Compiled by IREE for this CPU, verified and measured where nothing else can be imported."""
     assert run("generator", *SMALL, "--default-config=only").status == 0

@@ -109,6 +109,7 @@ def test_what_says_how_to_measure_needs_live(capsys):
 
 
 @pytest.mark.alone
+@pytest.mark.usefixtures("shared_cache")
 def test_the_same_code_on_this_cpu_is_neither_faster_nor_slower(run, capsys):
     """With a threshold that no two copies of one kernel differ by."""
     run(
@@ -221,6 +222,7 @@ def test_a_device_that_fails_while_it_confirms_loses_no_table(run, null_tree, no
     assert "9 finished dispatches saved in" in outcome.err
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_on_this_cpu_the_pair_and_not_the_run_decides(run, monkeypatch):
     """The figures of the run say that tiles are 20 times as fast as the default; measured together, they are not."""
