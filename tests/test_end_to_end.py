@@ -132,6 +132,7 @@ def test_the_default_sweep_is_right():
     assert all(row["Runtime(ms)"] for row in rows())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_cache")
 def test_a_build_directory_serves_all_the_way():
     """The wheels' commands stand in for someone's own IREE build."""

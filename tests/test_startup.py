@@ -66,7 +66,11 @@ def test_what_lies_in_the_current_directory_is_not_imported(hostile: Path):
     assert imported(hostile) == []
 
 
-@pytest.mark.parametrize("search_path", [os.pathsep, f".{os.pathsep}{ROOT}"], ids=["empty", "dot"])
+@pytest.mark.parametrize(
+    "search_path",
+    [os.pathsep, pytest.param(f".{os.pathsep}{ROOT}", marks=pytest.mark.slow)],
+    ids=["empty", "dot"],
+)
 def test_relative_entries_of_pythonpath_do_not_count(hostile: Path, search_path: str):
     """A stray colon in PYTHONPATH means the current directory; Python imports its own modules from there."""
     for name in (*sys.stdlib_module_names, "sitecustomize", "usercustomize"):

@@ -176,7 +176,9 @@ def test_a_reproducer_goes_when_its_dispatch_compiles(run, faulty):
 # -- a terminal ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [80, 120, 200])
+@pytest.mark.parametrize(
+    "columns", [80, *(pytest.param(each, marks=pytest.mark.slow) for each in (120, 200))]
+)
 def test_no_line_on_a_terminal_is_wider_than_it_or_than_120_columns(run, columns: int):
     """Names of convolutions are 90 columns wide, reasons still wider."""
     reason = "no such tile, " * 20
@@ -213,7 +215,7 @@ def test_an_interrupt_tells_how_much_is_done(run, faulty, capsys):
     assert capsys.readouterr().err.endswith("done: 1 of 11 dispatches\n")
 
 
-@pytest.mark.parametrize("columns", [40, 120])
+@pytest.mark.parametrize("columns", [40, pytest.param(120, marks=pytest.mark.slow)])
 def test_a_terminal_shows_a_bar_and_only_what_went_wrong(faulty, columns: int):
     faulty("crash")
 

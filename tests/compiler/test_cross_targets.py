@@ -93,13 +93,8 @@ CASES += [("llvm-cpu:neoverse-v2", "conv2d")]
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        # Other convolutions than conv2d share its template: one family by default.
-        pytest.param(
-            *case,
-            marks=pytest.mark.slow
-            if case[1].startswith("conv") and case[1] != "conv2d" and case[0] != "cuda"
-            else (),
-        )
+        # By default a matmul for every target, and every kind for one.
+        pytest.param(*case, marks=() if case[1] == "matmul" or case[0] == "cuda" else pytest.mark.slow)
         for case in CASES
     ],
 )

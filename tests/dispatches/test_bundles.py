@@ -61,6 +61,7 @@ def made_here(record: StoredRecord) -> StoredRecord:
 # -- the way there and back ------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_bundle_gives_the_records_of_its_tree(null_tree, run, elsewhere, monkeypatch):
     """Verdicts, reasons and figures are those of the tree, which is gone; nothing is left behind."""
     null_tree(faults=FAULTS)
@@ -101,6 +102,7 @@ def test_the_line_of_a_record_names_the_bundle_and_runs_without_a_checkout(
     assert "--bundle=out.zip" in shlex.split(record.reproduce)
 
 
+@pytest.mark.usefixtures("in_process")
 def test_records_come_back_and_join(null_tree, run, elsewhere, monkeypatch):
     """One CSV of both machines, however often it is joined."""
     from dispatch_profiler.profiler.report.join_cli import main as join
@@ -165,6 +167,7 @@ def test_the_command_of_the_readme_runs(null_tree, run, elsewhere, monkeypatch):
     assert Path("data.csv").exists()
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_bundle_may_have_a_name_that_is_no_text(null_tree, run):
     null_tree()
     name = os.fsdecode(b"\xff.zip")
@@ -179,6 +182,7 @@ def test_a_bundle_may_have_a_name_that_is_no_text(null_tree, run):
 # -- options of the profiler -----------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_bundle_is_resumed(null_tree, run, elsewhere, monkeypatch):
     """Though it is unpacked somewhere else each time."""
     null_tree()
@@ -193,6 +197,7 @@ def test_a_bundle_is_resumed(null_tree, run, elsewhere, monkeypatch):
     assert len(names) == len(set(names)) == len(run("profiler", "--bundle=out.zip", "--dry-run").out.split())
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_library_is_measured_beside_a_bundle(null_tree, run, elsewhere, monkeypatch):
     null_tree()
     run("compile", "-j1", "--dispatches=*_default", "--bundle=out.zip")
@@ -203,6 +208,7 @@ def test_a_library_is_measured_beside_a_bundle(null_tree, run, elsewhere, monkey
     assert [r.provider for r in read_records(Path("data.jsonl"))] == ["IREE Codegen", "numpy"]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_the_seed_comes_with_the_bundle(null_tree, run, monkeypatch):
     """And one that is given goes before it."""
     null_tree()
@@ -243,6 +249,7 @@ def test_an_interrupted_run_leaves_nothing_unpacked(null_tree, run, elsewhere, m
     assert os.listdir("temporary") == []
 
 
+@pytest.mark.usefixtures("in_process")
 def test_another_cpu_is_told(null_tree, run, monkeypatch):
     """Code for `this CPU` is for that of the machine that compiled."""
     null_tree()

@@ -516,7 +516,7 @@ def test_verbose_names_every_configuration_of_a_large_tree(run):
     assert lines[1::2] == ["    Emitting tuning configuration : tile_config_default"] * 101
 
 
-@pytest.mark.parametrize("columns", [80, 300])
+@pytest.mark.parametrize("columns", [80, pytest.param(300, marks=pytest.mark.slow)])
 def test_no_line_is_wider_than_a_terminal_or_120_columns(columns):
     """Paths lose their middle, reasons go on in the next line; a file gets all of it."""
     arguments = (

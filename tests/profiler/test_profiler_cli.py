@@ -562,7 +562,9 @@ def profile_into(reader: str, *arguments: str) -> subprocess.CompletedProcess[st
     return done
 
 
-@pytest.mark.parametrize("format_", ["blocks", "json", "table"])
+@pytest.mark.parametrize(
+    "format_", ["table", *(pytest.param(each, marks=pytest.mark.slow) for each in ("blocks", "json"))]
+)
 def test_a_reader_that_goes_does_not_stop_a_run_that_writes_a_file(tree, format_):
     """It is told once, and every row is written."""
     tree(*EXHIBITION)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ BIN = Path(sys.executable).parent
 FLAGS = parse_target("llvm-cpu").compile_flags
 
 
+@functools.cache
 def build(operation: Operation, repeat: int = 1, source: str | None = None) -> tuple[str, bytes]:
     """(function, vmfb) of the compiler's default."""
     dispatch = Dispatch(operation, Default())

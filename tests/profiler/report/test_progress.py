@@ -181,7 +181,7 @@ def test_what_two_devices_measured_counts_once():
     assert (steps, tally.done) == ([1, 0, 1], 2)
 
 
-@pytest.mark.parametrize("columns", [40, 120])
+@pytest.mark.parametrize("columns", [40, pytest.param(120, marks=pytest.mark.slow)])
 def test_a_terminal_shows_a_bar_with_the_time_left(null_tree, columns):
     """In one line, however narrow; and it is gone before the table comes."""
     null_tree(faults=FAULTS)
@@ -199,7 +199,7 @@ def test_a_terminal_shows_a_bar_with_the_time_left(null_tree, columns):
     assert max(map(len, re.split(r"[\r\n]+", after))) <= columns
 
 
-@pytest.mark.parametrize("columns", [40, 200])
+@pytest.mark.parametrize("columns", [200, pytest.param(40, marks=pytest.mark.slow)])
 def test_no_line_of_a_run_is_over_120_columns(columns):
     """With the long names of a convolution, and with a reason."""
     size = (

@@ -95,7 +95,10 @@ def test_the_same_against_itself_is_not_called(kind):
     assert sum(found[outcome] for outcome in CALLED) <= 2
 
 
-@pytest.mark.parametrize("kind", NOISE)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow if number % 2 else ()) for number, kind in enumerate(NOISE)],
+)
 def test_looking_repeatedly_calls_no_more_than_allowed(kind):
     """At a threshold of 0 every call is an error: 10 % of 300 is 30; 45 is three deviations more."""
     found = outcomes(NOISE[kind], 1.0, 300, threshold=0.0, confidence=0.9, rounds=68)
