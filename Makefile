@@ -4,8 +4,10 @@ SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-slow coverage lint wheel clean
 
-# A worker for each core, at most four; tests marked `alone` run while the other workers wait.
-PYTEST = .venv-test/bin/python -m pytest -n logical --maxprocesses=4 --dist=worksteal
+# One worker more than there are cores, because tests wait for browsers and time limits; at most four. Tests marked
+# `alone` run while the other workers wait.
+WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + len(os.sched_getaffinity(0))))')
+PYTEST = .venv-test/bin/python -m pytest -n $(WORKERS) --dist=worksteal
 
 help:
 	@echo "make quickstart  generate, compile and profile a small sweep on this CPU; leaves data.csv"

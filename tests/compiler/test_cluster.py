@@ -132,7 +132,7 @@ def unexpected(warning: str) -> None:
 
 TLS_OPTIONS = ("--tls-ca-file=cert.pem", "--tls-cert=cert.pem", "--tls-key=key.pem")
 SWEEP = (
-    "--problem-m=16:96:16",
+    "--problem-m=16:64:16",
     "--problem-n=32",
     "--problem-k=16",
     "--lhs=f32",

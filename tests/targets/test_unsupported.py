@@ -109,6 +109,7 @@ def test_iree_makes_zero_of_what_rounds_up_to_the_smallest_normal_number_in_f8(t
     np.testing.assert_array_equal(result.astype(np.float64), np.where(rounded_up, 0, right))
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_dispatch_without_right_code_is_not_compiled(run):
     """The manifest has the reason; what the compiler can do beside it is done."""
     shape = ("--m=8", "--n=8", "--k=8", "--lhs=f8", "--default-config=only")
@@ -121,6 +122,7 @@ def test_a_dispatch_without_right_code_is_not_compiled(run):
     assert "IREE 3.13 flushes f8E4M3FN results" in outcome.err
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("target", ["llvm-cpu", pytest.param("vmvx", marks=pytest.mark.slow)])
 def test_results_in_f8_without_an_approximated_activation_are_verified(target: str, run):
     """Operands are drawn such that no result lies where IREE makes zero of it: here 1 of 3,400 uniform ones would."""
