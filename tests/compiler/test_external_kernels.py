@@ -90,13 +90,15 @@ COMPILED = {
     "layer_norm_weight_backward": (LayerNormWeightBackward(128, 768), [TritonRows(block=(128, 16))]),
     "conv_nchw_groups": (replace(CONV, layout="nchw", groups=2, padding=(1, 1)), [TILES]),
 }
+#: Kernels of the same source as another: slow tests on both targets.
+SECOND = ("nn_bf16", "f32", "conv", "weight_backward_pointwise")
 
 
 @needs_triton
 @pytest.mark.parametrize(
     ("name", "target"),
     [
-        pytest.param(name, target, marks=pytest.mark.slow if number % 2 == at else ())
+        pytest.param(name, target, marks=pytest.mark.slow if number % 2 == at or name in SECOND else ())
         for number, name in enumerate(COMPILED)
         for at, target in enumerate(("cuda:sm_80", "cuda:sm_90"))
     ],
