@@ -143,7 +143,6 @@ def make_parser(prog: str = PROG) -> Parser:
     types.add_argument("--layout", metavar="LAYOUT,...", help=_LAYOUT_HELP)
     types.add_argument(
         "--epilogue",
-        default="none",
         metavar="EPILOGUE,...",
         help="none, or steps joined by +, such as bias+relu or scale_shift+residual+clamp(-1,1); steps: "
         "bias, scale_shift, residual, relu, relu6, clamp(LO,HI), leaky_relu, leaky_relu(SLOPE), gelu, gelu_tanh, "
@@ -193,7 +192,7 @@ def _sweep(
     typed: TypedOptions,
     kinds: tuple[str, ...],
 ) -> Sweep:
-    given = ("lhs", "rhs", "result", "layout")
+    given = ("lhs", "rhs", "result", "layout", "epilogue")
     return Sweep(
         kinds,
         SweepOptions(
@@ -201,7 +200,7 @@ def _sweep(
             types=typed.types,
             layouts=typed.layouts,
             conv_layouts=typed.conv_layouts,
-            epilogues=Epilogue.parse_list(options.epilogue),
+            epilogues=Epilogue.parse_list("none" if options.epilogue is None else options.epilogue),
         ),
         tuple(name for name in given if getattr(options, name)),
     )

@@ -34,7 +34,7 @@ def sweep_workload(sweep: Sweep) -> SweepResult:
     """The operations of the sweep, without duplicates.
 
     Invalid points (a filter larger than its input, gelu on integers) are left out with a reason. Raises
-    OperationError if no point is valid, UsageError if shapes were given for kinds that were not requested.
+    OperationError if no point is valid, UsageError if options were given that no requested kind accepts.
     """
     entries: list[WorkloadEntry] = []
     errors: list[OperationError] = []
@@ -56,10 +56,22 @@ def _kinds(sweep: Sweep) -> list[type[Operation]]:
     if sweep.kinds:
         requested = [operation_kind(name) for name in sweep.kinds]
         _check_shapes(requested, sweep.options)
+        _check_types(requested, sweep.given_types)
         return requested
     implied = [kind for kind in KINDS.values() if kind.is_implied_by(sweep.options)]
     typed = [kind for kind in KINDS.values() if set(sweep.given_types) <= set(kind.type_options)]
     return implied or typed
+
+
+def _check_types(requested: list[type[Operation]], given: tuple[str, ...]) -> None:
+    """Raise UsageError if a type, layout or epilogue option was given that none of the requested kinds accepts."""
+    for name in given:
+        accepting = [kind for kind in KINDS.values() if name in kind.type_options]
+        if not set(accepting) & set(requested):
+            raise UsageError(
+                f"{name} was given, but the requested kinds are {', '.join(kind.kind for kind in requested)}",
+                hint=f"{name} applies to {', '.join(kind.kind for kind in accepting)}",
+            )
 
 
 def _check_shapes(requested: list[type[Operation]], options: SweepOptions) -> None:

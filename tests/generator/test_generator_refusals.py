@@ -109,6 +109,10 @@ REFUSED: dict[str, tuple[str, str]] = {
         "a batch count above 1 needs batch_matmul",
         "request batch_matmul too",
     ),
+    "--op-kind=layer_norm --epilogue=relu": (
+        "epilogue was given, but the requested kinds are layer_norm",
+        "epilogue applies to matmul, batch_matmul, conv1d",
+    ),
     "--op-kind=conv2d --problem-m=8": (
         "shapes of matmul or batch_matmul were given, but the requested kinds",
         "",

@@ -33,14 +33,8 @@ def compare_with_torch(count: int, first: int) -> None:
         )
 
 
-def test_random_convolutions_agree_with_torch():
+def test_500_random_convolutions_agree_with_torch():
     """Every parameter is drawn: rank, mode, layouts, paddings, strides, dilations, groups."""
-    print(f"seeds ({SEED}, 0) to ({SEED}, 59)")
-    compare_with_torch(60, 0)
-
-
-@pytest.mark.slow
-def test_five_hundred_random_convolutions_agree_with_torch():
     print(f"seeds ({SEED}, 1000) to ({SEED}, 1499)")
     compare_with_torch(500, 1000)
 

@@ -166,8 +166,9 @@ def test_its_options_sweep_over_it_and_over_nothing_else():
     assert set(found) == {LayerNorm(rows, 8, type_, 1e-6) for rows in (2, 3) for type_ in ("f32", "bf16")}
 
 
-def test_types_of_contractions_leave_it_out_unless_it_is_asked_for():
-    given = Sweep(given_types=("lhs",))
+@pytest.mark.parametrize("name", ["lhs", "epilogue"])
+def test_types_and_epilogues_of_contractions_leave_it_out(name):
+    given = Sweep(given_types=(name,))
     assert "layer_norm" not in {op.kind for op in sweep_workload(given).workload.operations}
     assert "layer_norm" in {op.kind for op in sweep_workload(Sweep()).workload.operations}
 
