@@ -59,6 +59,8 @@ def _kinds(sweep: Sweep) -> list[type[Operation]]:
         _check_types(requested, sweep.given_types)
         return requested
     implied = [kind for kind in KINDS.values() if kind.is_implied_by(sweep.options)]
+    if implied:
+        _check_types(implied, sweep.given_types)
     typed = [kind for kind in KINDS.values() if set(sweep.given_types) <= set(kind.type_options)]
     return implied or typed
 

@@ -113,6 +113,10 @@ REFUSED: dict[str, tuple[str, str]] = {
         "epilogue was given, but the requested kinds are layer_norm",
         "epilogue applies to matmul, batch_matmul, conv1d",
     ),
+    "--norm-size=8 --lhs=f16": (
+        "lhs was given, but the requested kinds are layer_norm",
+        "lhs applies to matmul, batch_matmul, conv1d",
+    ),
     "--op-kind=conv2d --problem-m=8": (
         "shapes of matmul or batch_matmul were given, but the requested kinds",
         "",
