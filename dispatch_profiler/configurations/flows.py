@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,6 +25,15 @@ class FlowRow:
     kinds: tuple[str, ...]
     types: tuple[str, ...]
     evidence: Evidence
+    #: Why an operation of these kinds and types is not affected; None if it is.
+    rejects: Callable[[Operation], str | None] = lambda operation: None
+
+
+def _without_padded_channels(operation: Operation) -> str | None:
+    geometry = operation.convolution
+    if geometry is None or geometry.variant != "depthwise" or not geometry.is_nhwc:
+        return "is for depthwise convolutions, forward and in nhwc"
+    return None if any((*geometry.padding, *geometry.padding_after)) else "needs padding"
 
 
 _DATA_TILING = "--iree-opt-data-tiling"
@@ -42,6 +52,15 @@ FLOWS: dict[str, FlowRow] = {
         ("matmul", "batch_matmul"),
         ("f32", "f16", "bf16", "i8"),
         Evidence("executable-targets", "iree_uk_mmt4d"),
+    ),
+    # A workgroup pads its own part of the image; otherwise, a padded image is stored first. In dense convolutions,
+    # that part is too large for the stack or slower than all the padding together.
+    "fused_padding": FlowRow(
+        ("--iree-dispatch-creation-enable-fuse-padding-into-linalg-consumer-ops",),
+        ("conv2d",),
+        ("f32", "f64", "f16", "bf16", "i8"),
+        Evidence("executable-configurations", "tensor.pad"),
+        _without_padded_channels,
     ),
 }
 
@@ -91,4 +110,5 @@ class Flow(Configuration):
         for value, known in ((operation.kind, row.kinds), (given, row.types)):
             if value not in known:
                 return f"the flow {self.flow} affects {', '.join(known)}, not {value}"
-        return None
+        reason = row.rejects(operation)
+        return reason and f"the flow {self.flow} {reason}"

@@ -84,6 +84,11 @@ class ConvolutionGeometry:
         return self.mode == "forward" and layouts in (last, first)
 
     @property
+    def is_nhwc(self) -> bool:
+        """A forward conv2d in nhwc, hwcf -> nhwc, for which code generators have fast code."""
+        return self.is_canonical and self.is_channels_last and self.spatial_rank == 2
+
+    @property
     def padded_size(self) -> tuple[int, ...]:
         """Size of the padded input, in pixels."""
         return tuple(map(sum, zip(self.size, self.padding, self.padding_after, strict=True)))

@@ -1,38 +1,44 @@
 """The fastest known form of an operation, by rules that follow measurements.
 
 Time relative to torch, f32, two cores of a Xeon with AVX-512, filters stored as fhwc, one image unless named. Each
-column has the fastest tiles that were tried:
+column has the fastest tiles that were tried; a time covers padding and permutations:
 
-    forward                          permuted    blocked    im2col    direct
-    56x56x64 3x3 64                      1.08                 2.8
-    28x28x128 3x3 128                    1.01       1.13
-    28x28x128 3x3 128, 8 images          1.19       1.07
-    14x14x256 3x3 256                    1.6        1.08      1.67
-    14x14x256 3x3 256, 8 images          1.9        1.14      1.7
-    7x7x512 3x3 512                      2.5        1.64      1.48
-    7x7x512 3x3 512, 8 images            3.4        1.33      1.36
-    14x14x1024 1x1 256                   0.88       0.82      1.24
-    14x14x1024 1x1 256, 8 images         1.6        1.06
-    14x14x256 3x3 256, hwcf                         1.22      1.57      3.30
-    28x28x128 3x3 128, hwcf                         1.02                1.34
-    conv1d of 3000x512, stride 2         1.53                 1.12
+    forward                          permuted    blocked    im2col    im2col_t32    winograd    direct
+    56x56x64 3x3 64                      1.10                 2.8                       0.96
+    28x28x128 3x3 128                    1.07       1.13                                1.01
+    28x28x128 3x3 128, 8 images          1.16       1.07                                0.93
+    14x14x256 3x3 256                    1.6        1.16      1.67                      1.27
+    14x14x256 3x3 256, 8 images          1.9        0.88      1.7                       0.91
+    7x7x512 3x3 512                      2.5        1.64      1.59          0.84
+    7x7x512 3x3 512, 8 images            3.4        0.89      1.36                      1.00
+    14x14x1024 1x1 256                   0.88       0.85      1.24
+    14x14x1024 1x1 256, 8 images         1.02       1.01
+    14x14x256 3x3 256, hwcf                         1.22      1.57                      1.13      2.96
+    7x7x512 3x3 512, hwcf                           1.06      1.53          1.07                  2.08
+    28x28x128 3x3 128, hwcf                         1.17                                1.07      1.28
+    conv1d of 3000x512, stride 2         1.53                 1.15
     28x28x128 3x3, 4 groups              per_group 0.80; with the compiler's tiles 1.13
-    16x56x56x64 3x3x3 64                 1.38; with the compiler's tiles 2.13
+    8x28x28x96 3x3x3 128                 0.83       0.78
 
-    input_backward                   permuted    blocked    im2col    phases
-    28x28x128 3x3 128                    0.93       1.04
-    14x14x256 3x3 256                    1.63       1.13      1.65
-    14x14x256 1x1 1024                   0.70
+    input_backward                   permuted    blocked    im2col    im2col_t32    winograd    phases
+    56x56x64 3x3 64                      1.03                                           0.80
+    28x28x128 3x3 128                    1.10       1.04                                1.01
+    14x14x256 3x3 256                    1.63       1.12      1.65                      1.04
+    7x7x512 3x3 512                      1.75       1.12      1.84          1.70        1.67
+    14x14x256 1x1 1024                   0.82       1.12
     8x28x28x128 3x3x3 96                 2.20       1.60
-    28x28x512 1x1 256, stride 2                                         0.76
+    28x28x512 1x1 256, stride 2                                                                   0.76
 
     weight_backward                      taps    im2col_t
-    56x56x64 3x3 64                      1.09        1.81
-    28x28x128 3x3 128                    1.00        1.40
+    56x56x64 3x3 64                      1.16        1.81
+    28x28x128 3x3 128                    0.95        1.40
     14x14x256 3x3 256                    0.86        0.84
-    7x7x512 3x3 512                      0.47        0.25
-    14x14x256 1x1 1024                   0.36        0.44
-    16x56x56x64 3x3x3 64                 2.07        9.4
+    7x7x512 3x3 512                      0.34        0.23
+    14x14x256 1x1 1024                   0.35        0.36
+    16x56x56x64 3x3x3 64                 1.65        9.4
+
+Winograd's rounding errors are larger than those of other forms, so that it is never chosen here: it is in the
+target's list of configurations.
 """
 
 from __future__ import annotations
@@ -47,6 +53,8 @@ from dispatch_profiler.targets._base import Target
 #: With at most this many pixels, the packed product of columns and filter is faster than the convolution.
 _FEW_PIXELS = 128
 _PACKED = Formed("im2col", Flow("data_tiling"))
+#: It reads filters whose first axis is f as they are stored, and only once.
+_UNPACKED = Formed("im2col_t32", CpuTiles((32, 64), (4, 64, 8)))
 #: The product of filter and image, the fastest tiles first.
 _TILED = tuple(
     Formed("im2col_t", inner)
@@ -72,12 +80,10 @@ _CACHED_ELEMENTS = 2**19
 #: side by side does not stay in the caches. A canonical convolution reads filters as they are stored, hence slowly
 #: from fewer on.
 _LONG_WINDOW, _WIDE, _WIDE_DIRECTLY = 1024, 256, 128
-#: Tiles of a convolution: for many workgroups, for few, for widths that are multiples of 7, for a single tap and
-#: short rows.
+#: Tiles of a convolution: for many workgroups, for few, for rows of 7 pixels and for a single tap.
 _LARGE = CpuTiles((1, 14, 28, 64), (1, 1, 14, 32, 1, 1, 1))
 _FLAT = CpuTiles((1, 4, 28, 64), (1, 1, 14, 32, 1, 1, 1))
-_SEVENS = CpuTiles((1, 7, 7, 64), (1, 1, 7, 32, 1, 1, 1))
-_POINTWISE = CpuTiles((1, 7, 7, 64), (1, 1, 7, 64, 1, 1, 1))
+_SEVENS = CpuTiles((1, 7, 7, 64), (1, 1, 7, 64, 1, 1, 1))
 #: Fewer workgroups of `_LARGE` leave cores idle.
 _MANY_WORKGROUPS = 4
 
@@ -102,6 +108,9 @@ def _candidates(operation: Operation, geometry: ConvolutionGeometry) -> Iterator
         yield Formed("im2col")
         return
     is_direct = _is_fast_directly(geometry)
+    if geometry.variant == "depthwise":
+        yield Flow("fused_padding")
+        yield Formed("permuted", Flow("fused_padding"))
     if geometry.variant == "dense":
         yield from _of_dense(operation, geometry, is_direct=is_direct)
     if not is_direct:
@@ -117,10 +126,12 @@ def _of_dense(
     if _is_product_in_place(geometry):
         yield from _TILED
     has_few_pixels = max(geometry.filter_size) > 1 and _pixels(geometry) <= _FEW_PIXELS
-    if (has_few_pixels and (is_wide or not is_direct)) or _is_gathered(geometry):
-        yield _PACKED
-    if is_wide:
+    if has_few_pixels and geometry.mode == "forward" and geometry.filter_layout[0] == "f":
+        yield _UNPACKED
+    if is_wide and not _is_gathered(geometry):
         yield from _tiled("blocked", operation)
+    if (has_few_pixels and not is_direct) or _is_gathered(geometry):
+        yield _PACKED
     if not is_direct:
         for form in ("permuted", "phases", "blocked"):
             yield from _tiled(form, operation)
@@ -130,7 +141,8 @@ def _of_filter_gradient(geometry: ConvolutionGeometry) -> Iterator[Configuration
     """Forms of weight_backward, the fastest first."""
     pixels = geometry.batch * math.prod(geometry.output_size)
     if pixels * (geometry.channels + geometry.filters) > _CACHED_ELEMENTS:
-        yield Formed("taps", CpuTiles((32, 32), (8, 32, 1), (32, 32, 1024)))
+        columns = 64 if geometry.channels % 64 == 0 else 32
+        yield Formed("taps", CpuTiles((32, columns), (8, 32, 1), (32, columns, 1024)))
         yield Formed("taps", Flow("data_tiling"))
     elif max(geometry.filter_size) == 1:
         yield Formed("taps", CpuTiles((64, 64), (8, 32, 1)))
@@ -149,9 +161,9 @@ def _tiled(form: str, operation: Operation) -> Iterator[Configuration]:
         return
     height, width = kernel.output_size
     workgroups = kernel.batch * -(-height // 14) * -(-width // 28) * -(-kernel.filters // 64)
-    order = (_LARGE, _SEVENS) if workgroups >= _MANY_WORKGROUPS else (_FLAT, _SEVENS)
+    order = [_LARGE if workgroups >= _MANY_WORKGROUPS and form != "phases" else _FLAT, _SEVENS]
     is_pointwise = all(each is not None and max(each.filter_size) == 1 for each in kernels)
-    for tiles in (_POINTWISE, *order) if is_pointwise and width < 28 else order:
+    for tiles in reversed(order) if is_pointwise and width < 28 else order:
         if _divides(tiles, width, kernel.filters):
             yield Formed(form, tiles)
 
@@ -180,9 +192,7 @@ def _is_gathered(geometry: ConvolutionGeometry) -> bool:
 
 def _is_fast_directly(geometry: ConvolutionGeometry) -> bool:
     """Whether the compiler has fast code for the operation as it is: a forward conv2d in nhwc, hwcf."""
-    layouts = (geometry.input_layout, geometry.filter_layout, geometry.output_layout)
-    is_canonical = geometry.mode == "forward" and layouts == ("nhwc", "hwcf", "nhwc")
-    return is_canonical and not (geometry.variant == "dense" and _is_gathered(geometry))
+    return geometry.is_nhwc and not (geometry.variant == "dense" and _is_gathered(geometry))
 
 
 def _is_product_in_place(geometry: ConvolutionGeometry) -> bool:

@@ -190,3 +190,16 @@ def test_a_form_with_data_tiling_is_right(form: str):
             )
         ]
     )
+
+
+def test_padding_of_depthwise_convolutions_is_fused():
+    """Directly, and in the kernel of a form; asymmetric padding and a stride too."""
+    fields = {"groups": 16, "padding": (1, 1), "epilogue": Epilogue.parse("bias")}
+    flow = Flow("fused_padding")
+    verify_compiled(
+        [
+            Dispatch(Conv2d(1, 9, 8, 16, 16, 3, 3, (1, 2), padding_after=(0, 1), **fields), flow),
+            Dispatch(Conv2d(2, 9, 8, 16, 16, 3, 3, types=TYPES["f16"], **fields), flow),
+            Dispatch(Conv2d(2, 9, 9, 16, 16, 3, 3, layout="nchw", **fields), Formed("permuted", flow)),
+        ]
+    )

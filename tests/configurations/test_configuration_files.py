@@ -13,6 +13,7 @@ from dispatch_profiler.configurations import (
     CpuTiles,
     Default,
     Flow,
+    Formed,
     Limits,
     ListedConfiguration,
     MmaTiles,
@@ -61,9 +62,9 @@ def rejection(text, tmp_path):
 
 
 def test_the_shipped_list_loads():
-    """All its entries are different, and tiles and flows are both there."""
+    """All its entries are different, and tiles, forms and flows are there."""
     kinds = {type(entry.configuration) for entry in SHIPPED}
-    assert {CpuTiles, Flow} == kinds
+    assert {CpuTiles, Formed, Flow} == kinds
     assert len(SHIPPED) == len(set(SHIPPED)) > 10
 
 
@@ -245,8 +246,8 @@ ENTRY_MISTAKES = [
         "did you mean 'default'? Available: kinds, types, default, distribution, flow, instruction, thread, triton, triton_rows, extern, form, list",
     ),
     ("{flow: data-tiling}", "unknown flow 'data-tiling'",
-     "did you mean 'data_tiling'? Available: data_tiling, ukernels"),
-    ("{flow: 5}", "unknown flow 5", "available: data_tiling, ukernels"),
+     "did you mean 'data_tiling'? Available: data_tiling, ukernels, fused_padding"),
+    ("{flow: 5}", "unknown flow 5", "available: data_tiling, ukernels, fused_padding"),
     ("{instruction: mmasync, workgroup: [8, 8]}", "'instruction' also needs 'reduction'", ""),
     ("{thread: [1, 1], reduction: [8]}", "'thread' also needs 'workgroup'", ""),
     ("{instruction: mmasync, workgroup: 8, reduction: [8]}", "workgroup must be a list of tiles, but got 8", ""),

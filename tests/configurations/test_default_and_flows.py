@@ -54,10 +54,12 @@ def test_the_default_refuses_slices_that_are_no_number(slices):
         Default(slices)
 
 
-def test_there_are_two_flows():
-    """Packing, and packing with hand-written kernels; each has flags that change matrix products."""
-    assert list(FLOWS) == ["data_tiling", "ukernels"]
-    assert {("matmul", "batch_matmul")} == {row.kinds for row in FLOWS.values()}
+def test_there_are_three_flows():
+    """Packing, packing with hand-written kernels, and padding in the workgroups that read it."""
+    products = ("matmul", "batch_matmul")
+    assert {name: row.kinds for name, row in FLOWS.items()} == {
+        "data_tiling": products, "ukernels": products, "fused_padding": ("conv2d",)
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,11 @@ def test_there_are_two_flows():
             ("--iree-opt-data-tiling", "--iree-llvmcpu-enable-ukernels=all"),
             Evidence("executable-targets", "iree_uk_mmt4d"),
         ),
+        (
+            "fused_padding",
+            ("--iree-dispatch-creation-enable-fuse-padding-into-linalg-consumer-ops",),
+            Evidence("executable-configurations", "tensor.pad"),
+        ),
     ],
 )
 def test_a_flow_has_flags_a_module_and_evidence(flow, flags, evidence):
@@ -84,11 +91,31 @@ def test_a_flow_has_flags_a_module_and_evidence(flow, flags, evidence):
     assert configuration.split_k == 1
 
 
-@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("flow", ["data_tiling", "ukernels"])
 def test_a_flow_is_valid_for_the_kinds_that_it_changes(flow):
     """Under a name that changes nothing, the default would be measured."""
     reasons = [Flow(flow).invalid_reason(operation, ANY) for operation in OPERATIONS]
     assert [None, None, f"the flow {flow} affects matmul, batch_matmul, not conv2d"] == reasons
+
+
+@pytest.mark.parametrize(
+    ("operation", "reason"),
+    [
+        (Conv2d(1, 5, 5, 2, 2, 3, 3, padding=(1, 1), groups=2), None),
+        (Conv2d(1, 5, 5, 2, 2, 3, 3, padding_after=(0, 1), groups=2), None),
+        (Conv2d(1, 5, 5, 2, 2, 3, 3, groups=2), "needs padding"),
+        (OPERATIONS[2], "is for depthwise convolutions, forward and in nhwc"),
+        (
+            Conv2d(1, 5, 5, 2, 2, 3, 3, padding=(1, 1), groups=2, layout="nchw"),
+            "is for depthwise convolutions, forward and in nhwc",
+        ),
+        (OPERATIONS[0], "affects conv2d, not matmul"),
+    ],
+)
+def test_padding_is_fused_where_there_is_some(operation, reason):
+    """In other layouts, the compiler crashes."""
+    expected = reason and f"the flow fused_padding {reason}"
+    assert Flow("fused_padding").invalid_reason(operation, ANY) == expected
 
 
 @pytest.mark.parametrize(
@@ -111,4 +138,4 @@ def test_an_unknown_flow_is_refused_with_the_nearest():
     """A typing mistake names the flow that was probably meant."""
     with pytest.raises(ConfigurationError, match=r"^unknown flow 'data-tiling'$") as caught:
         Flow("data-tiling")
-    assert caught.value.hint == "did you mean 'data_tiling'? Available: data_tiling, ukernels"
+    assert caught.value.hint == "did you mean 'data_tiling'? Available: data_tiling, ukernels, fused_padding"

@@ -19,7 +19,6 @@ from dispatch_profiler.configurations.forms.convolutions import (
     filter_blocks,
     forward,
     input_backward,
-    is_nhwc,
     weight_backward,
     weight_backward_by_taps,
 )
@@ -67,7 +66,7 @@ def _zero_reason(geometry: ConvolutionGeometry) -> str | None:
 
 
 def _permuted_rejects(geometry: ConvolutionGeometry) -> str | None:
-    if is_nhwc(geometry):
+    if geometry.is_nhwc:
         return "the form permuted is for other convolutions than forward conv2d in nhwc"
     if geometry.mode == "weight_backward":
         return "the form permuted is not for weight_backward: use taps, im2col or im2col_t"

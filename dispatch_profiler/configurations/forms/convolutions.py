@@ -361,9 +361,3 @@ def weight_backward_by_taps(operation: Contraction, geometry: ConvolutionGeometr
     )
     sums = it.builder.split(joined, "taps", dict(zip(it.taps, windows.taps, strict=True)))
     return it.reduction(sums, it.filter_axes(), "f")
-
-
-def is_nhwc(geometry: ConvolutionGeometry) -> bool:
-    """Whether it is a forward conv2d in nhwc, hwcf: what other convolutions are reduced to."""
-    layouts = (geometry.input_layout, geometry.filter_layout, geometry.output_layout)
-    return geometry.mode == "forward" and layouts == ("nhwc", "hwcf", "nhwc")

@@ -188,10 +188,11 @@ def _conv2d(builder: Builder, forward: Forward, image: Labeled, filter_: Labeled
     """The sums of `image` and `filter_`, as `_image` and `_filter` arrange them."""
     windows = forward.windows
     rank, sizes = len(windows.spatial), windows.extents
-    is_pointwise = "w" in _gathered(windows)
+    gathered = _gathered(windows)
+    is_pointwise = "w" in gathered
     stride = (1, 1) if is_pointwise else windows.stride[-2:]
     dilation = (1, 1) if is_pointwise else windows.dilation[-2:]
-    (top, bottom), (left, right) = ((0, 0), (0, 0)) if is_pointwise else windows.padding[-2:]
+    (top, bottom), (left, right) = ((0, 0), (0, 0)) if gathered else windows.padding[-2:]
     is_symmetric = top == bottom >= 0 and left == right >= 0
     if not is_symmetric:
         image = builder.pad(image, {"h": (top, bottom), "w": (left, right)})
@@ -248,10 +249,13 @@ def _gathered(windows: Windows) -> tuple[str, ...]:
 def _image(
     builder: Builder, windows: Windows, gathered: Sequence[str], filter_axes: Sequence[str]
 ) -> Labeled:
-    """The image with the axes n, h, w and c; c has the taps along the axes `gathered`, and all groups."""
-    sizes = {**windows.image.extents, **windows.extents}
-    padding = dict(zip(windows.spatial, windows.padding, strict=True))
-    image = builder.pad(windows.image, {axis: padding[axis] for axis in gathered})
+    """The image with the axes n, h, w and c; c has the taps along the axes `gathered`, and all groups.
+
+    If taps are gathered, the image is padded before, since it then has fewer channels.
+    """
+    padding = dict(zip(windows.spatial, windows.padding, strict=True)) if gathered else {}
+    image = builder.pad(windows.image, padding)
+    sizes = {**image.extents, **windows.extents}
     # A tap of extent 1 needs no loop.
     taps = [axis for axis in filter_axes if axis[1:] in gathered and sizes[axis] > 1]
     steps = zip(windows.spatial, windows.stride, windows.dilation, strict=True)
