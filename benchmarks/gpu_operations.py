@@ -3,13 +3,19 @@
 
     python benchmarks/gpu_operations.py --target=cuda:h200 --records=operations.jsonl
 
-The machine needs the compiler, Triton, torch and the GPU. Every dispatch is verified. torch runs in a CUDA graph,
-with cuDNN in benchmark mode. Without --explore, only the shipped configurations are measured.
+The machine needs the compiler, Triton, torch and the GPU; or compile on another machine:
+
+    python benchmarks/gpu_operations.py --prepare=operations.zip    needs no GPU and no torch
+    python benchmarks/gpu_operations.py --bundle=operations.zip     needs no compiler and no Triton
+
+Every dispatch is verified. torch runs in a CUDA graph, with cuDNN in benchmark mode. Without --explore, only the
+shipped configurations are measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import sys
 import tempfile
@@ -24,7 +30,6 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks._table import Row, at_least, report
 from dispatch_profiler.command import user_cache
-from dispatch_profiler.compiler import CompileOptions, IreeCompiler, compile_tree
 from dispatch_profiler.configurations import (
     Configuration,
     TritonRows,
@@ -32,7 +37,8 @@ from dispatch_profiler.configurations import (
     rejection_reason,
     shipped_configurations,
 )
-from dispatch_profiler.dispatches import Dispatch, Tree, load_manifest
+from dispatch_profiler.dispatches import Dispatch, Manifest, Tree, load_manifest
+from dispatch_profiler.dispatches.bundle import unpacked, write_bundle
 from dispatch_profiler.generator import Plan, emit
 from dispatch_profiler.operations import (
     Conv2d,
@@ -70,6 +76,9 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    half = parser.add_mutually_exclusive_group()
+    half.add_argument("--prepare", type=Path, metavar="FILE.zip", help="only compile, and write a bundle")
+    half.add_argument("--bundle", type=Path, metavar="FILE.zip", help="measure a bundle")
     parser.add_argument("--target", default="cuda:h200", help="default: cuda:h200")
     parser.add_argument("--device", default="cuda", help="device URI (default: cuda)")
     parser.add_argument("--types", default="bf16,f16", help="default: bf16,f16")
@@ -161,28 +170,49 @@ def split(tiles: TritonTiles, count: int, reduced: int) -> Iterator[TritonTiles]
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
-    """Compile and measure, one element type after the other; prints the result of each shape."""
-    target = parse_target(options.target)
+    """Compile, unless there is a bundle, and measure; prints the result of each shape."""
     ratios: dict[Operation, float] = {}
-    for kind, types in product(options.kinds.split(","), options.types.split(",")):
-        for operation, records in measured(list(operations_of(kind, types, options.quick)), target, options):
+    for manifest in manifests(options):
+        for operation, records in measured(manifest, options):
             ratios[operation] = line(operation, records)
     groups: dict[str, list[float]] = defaultdict(list)
     for operation, ratio in ratios.items():
         mode = "" if operation.convolution is None else f" {operation.convolution.mode}"
-        groups[f"{operation.kind}{mode}"].append(ratio)
+        groups[f"{operation.kind}{mode}, {operation.element_type.name}"].append(ratio)
         groups[f"{operation.kind.partition('_')[0]}, all"].append(ratio)
     return [
-        at_least(f"{name}: {len(found)} shapes and types, geometric mean", mean(found), "of torch", 1.0)
+        at_least(f"{name}: {len(found)} shapes, geometric mean", mean(found), "of torch", 1.0)
         for name, found in groups.items()
     ]
 
 
-def measured(
-    operations: Sequence[Operation], target: Target, options: argparse.Namespace
-) -> Iterator[tuple[Operation, list[Record]]]:
-    """Records of each operation, as soon as they are complete."""
-    began = time.monotonic()
+def manifests(options: argparse.Namespace) -> Iterator[Manifest]:
+    """The bundle's, or one for each kind and element type, compiled when it is its turn."""
+    if options.bundle:
+        with unpacked(options.bundle) as (manifest, _):
+            yield manifest
+        return
+    for kind, types in product(options.kinds.split(","), options.types.split(",")):
+        with compiled(operations_of(kind, types, options.quick), options) as manifest:
+            yield manifest
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Compile everything and write the bundle."""
+    wanted = product(options.kinds.split(","), options.types.split(","))
+    operations = [each for kind, types in wanted for each in operations_of(kind, types, options.quick)]
+    with compiled(operations, options) as manifest:
+        size = write_bundle(options.prepare, manifest, manifest.dispatches())
+    say(f"{options.prepare}: {size / 2**20:.1f} MiB")
+
+
+@contextlib.contextmanager
+def compiled(operations: Iterable[Operation], options: argparse.Namespace) -> Iterator[Manifest]:
+    """The manifest of the compiled dispatches of `operations`, in a temporary folder."""
+    # The machine that measures a bundle lacks the compiler.
+    from dispatch_profiler.compiler import CompileOptions, IreeCompiler, compile_tree
+
+    began, target = time.monotonic(), parse_target(options.target)
     groups = tuple((each, tuple(dispatches_of(each, target, options.explore))) for each in operations)
     with tempfile.TemporaryDirectory() as folder:
         tree = Tree(Path(folder))
@@ -193,20 +223,26 @@ def measured(
         say(f"compiled in {time.monotonic() - began:.0f} s: {dict(states)}")
         for reason, count in Counter(e.reason for _, e in manifest.dispatches() if e.reason).most_common(8):
             say(f"  {count}: {reason}")
-        pairs = with_providers(manifest.dispatches(), ("iree", "torch"))
-        candidates = TreeCandidates(manifest.tree).candidates(pairs)
-        how = EvaluatorOptions(
-            options.device,
-            measure=MeasureOptions(StopRule(seconds=options.budget)),
-            peaks=user_cache() / "machines",
-            references=manifest.tree.references,
-        )
-        with Evaluator(how) as evaluator:
-            evaluator.check_device()
-            evaluator.check_libraries(["torch"])
-            evaluator.measure_limits()
-            evaluator.load_ahead(candidates, say)
-            yield from by_operation(evaluator.records(candidates), options.records)
+        yield manifest
+
+
+def measured(manifest: Manifest, options: argparse.Namespace) -> Iterator[tuple[Operation, list[Record]]]:
+    """Records of each operation, as soon as they are complete."""
+    began = time.monotonic()
+    pairs = with_providers(manifest.dispatches(), ("iree", "torch"))
+    candidates = TreeCandidates(manifest.tree).candidates(pairs)
+    how = EvaluatorOptions(
+        options.device,
+        measure=MeasureOptions(StopRule(seconds=options.budget)),
+        peaks=user_cache() / "machines",
+        references=manifest.tree.references,
+    )
+    with Evaluator(how) as evaluator:
+        evaluator.check_device()
+        evaluator.check_libraries(["torch"])
+        evaluator.measure_limits()
+        evaluator.load_ahead(candidates, say)
+        yield from by_operation(evaluator.records(candidates), options.records)
     say(f"measured in {time.monotonic() - began:.0f} s")
 
 
@@ -262,6 +298,9 @@ def say(text: str) -> None:
 def main() -> int:
     """The exit status is 1 if a goal was missed."""
     options = options_of()
+    if options.prepare:
+        prepare(options)
+        return 0
     return report(measure(options), options.json)
 
 

@@ -96,20 +96,7 @@ def _kernel(made: Any, source: KernelSource, capability: int) -> Kernel:
         f"Triton {triton_version()}, {source.kernel} for sm_{capability}: {metadata.shared} B of shared memory, "
         f"PTX {major}.{minor}, {mma_count} tensor-core instructions"
     )
-    programs = _programs(source)
-    return Kernel(ptx, int(metadata.shared), origin, int(metadata.global_scratch_size) * programs)
-
-
-def _programs(source: KernelSource) -> int:
-    """The number of programs of a launch, from the source's constants."""
-    constants = dict(source.constants)
-    persistent = int(constants.get("PERSISTENT") or 0)
-    if persistent or "BATCH" not in constants:
-        return persistent
-    tiles = -(-int(constants["M"] or 0) // int(constants["TILE_M"] or 1))
-    return (
-        int(constants["BATCH"] or 0) * tiles * -(-int(constants["N"] or 0) // int(constants["TILE_N"] or 1))
-    )
+    return Kernel(ptx, int(metadata.shared), origin, int(metadata.global_scratch_size) * source.programs)
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ class KernelSource:
     """A Triton kernel: its name in our sources, constants and options, without any Triton object.
 
     `types` has the types of its pointers, by parameter; all other parameters are constants. With `l1`, its
-    asynchronous copies keep what they load in the L1 cache.
+    asynchronous copies keep what they load in the L1 cache. A launch has `programs` workgroups.
     """
 
     kernel: str
@@ -45,6 +45,7 @@ class KernelSource:
     warps: int
     stages: int
     l1: bool = False
+    programs: int = 1
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,33 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from dispatch_profiler.operations import ConvolutionGeometry, ProductGeometry
+from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry
 from dispatch_profiler.operations.geometry import Role
 
 #: Constants of a kernel, by the names of its parameters.
 Constants = dict[str, int | bool]
 
 
-class _Axis(NamedTuple):
+def product_of(operation: Operation) -> ProductGeometry | None:
+    """The matrix product that `operation` is; None for a convolution with windows."""
+    convolution = operation.convolution
+    return operation.product if convolution is None else as_product(convolution)
+
+
+def is_weight_gradient(operation: Operation) -> bool:
+    """Whether `operation` is the weight_backward of a convolution."""
+    return operation.convolution is not None and operation.convolution.mode == "weight_backward"
+
+
+def unsupported_reason(what: str, operation: Operation) -> str | None:
+    """Why no Triton kernel of products and convolutions computes `operation`. `what` is its first words."""
+    if operation.contraction is None:
+        return f"{what} matrix products and convolutions, not {operation.kind}"
+    convolution = operation.convolution
+    return None if convolution is None else convolution_invalid_reason(what, convolution)
+
+
+class Axis(NamedTuple):
     """One spatial axis of a convolution."""
 
     size: int
@@ -31,7 +50,7 @@ def convolution_invalid_reason(what: str, convolution: ConvolutionGeometry) -> s
     if convolution.variant == "depthwise":
         return "the Triton kernels do not support depthwise convolutions"
     if convolution.mode == "input_backward":
-        for each in _axes(convolution):
+        for each in axes_of(convolution):
             if each.stride > 1 and each.dilation > 1:
                 return (
                     "the Triton kernels compute input_backward with a stride or a dilation along an axis, not with "
@@ -49,7 +68,7 @@ def as_product(convolution: ConvolutionGeometry) -> ProductGeometry | None:
     """
     plain = all(
         each.taps == 1 and each.stride == 1 and each.size == each.output_size and each.padding == 0
-        for each in _axes(convolution)
+        for each in axes_of(convolution)
     )
     is_last = convolution.is_channels_last and convolution.input_layout == convolution.output_layout
     if not plain or not is_last or convolution.groups > 1:
@@ -70,7 +89,7 @@ def as_implicit_product(convolution: ConvolutionGeometry) -> tuple[int, int, int
     """
     c, f = convolution.channels_per_group, convolution.filters_per_group
     if convolution.mode == "weight_backward":
-        taps = math.prod(each.taps for each in _axes(convolution))
+        taps = math.prod(each.taps for each in axes_of(convolution))
         return convolution.groups, f, taps * c, _pixels(convolution)
     taps = math.prod(-(-each.taps // phases) for each, phases in _phased(convolution))
     if convolution.mode == "forward":
@@ -83,7 +102,7 @@ def as_implicit_product(convolution: ConvolutionGeometry) -> tuple[int, int, int
 def convolution_constants(convolution: ConvolutionGeometry) -> Constants:
     """Constants of the kernel `convolution`, for forward and input_backward."""
     backward = convolution.mode == "input_backward"
-    axes, phased = _axes(convolution), _phased(convolution)
+    axes, phased = axes_of(convolution), _phased(convolution)
     image, filters, gradient = (_strides(convolution, role) for role in ("input", "filter", "output"))
     source, out = (gradient, image) if backward else (image, gradient)
     c, f = convolution.channels_per_group, convolution.filters_per_group
@@ -109,7 +128,7 @@ def convolution_constants(convolution: ConvolutionGeometry) -> Constants:
 
 def weight_constants(convolution: ConvolutionGeometry, slices: int) -> Constants:
     """Constants of the kernel `weight_gradient`."""
-    axes, filters = _axes(convolution), _strides(convolution, "filter")
+    axes, filters = axes_of(convolution), _strides(convolution, "filter")
     gradient, image = _strides(convolution, "output"), _strides(convolution, "input")
     unmoved = all(each.stride == 1 and each.size == each.output_size for each in axes)
     found: Constants = {
@@ -134,31 +153,31 @@ def weight_constants(convolution: ConvolutionGeometry, slices: int) -> Constants
     return found
 
 
-def _axes(convolution: ConvolutionGeometry) -> tuple[_Axis, _Axis]:
+def axes_of(convolution: ConvolutionGeometry) -> tuple[Axis, Axis]:
     """Height and width; a convolution with one spatial axis has a height of 1."""
     found = [
-        _Axis(size, output, taps, stride, padding, dilation if taps > 1 else 1)
+        Axis(size, output, taps, stride, padding, dilation if taps > 1 else 1)
         for size, output, taps, stride, padding, dilation in zip(
             convolution.size, convolution.output_size, convolution.filter_size, convolution.stride,
             convolution.padding, convolution.dilation, strict=True,
         )
     ]  # fmt: skip
-    height, width = [_Axis(1, 1, 1, 1, 0, 1), *found][-2:]
+    height, width = [Axis(1, 1, 1, 1, 0, 1), *found][-2:]
     return height, width
 
 
-def _phased(convolution: ConvolutionGeometry) -> tuple[tuple[_Axis, int], ...]:
+def _phased(convolution: ConvolutionGeometry) -> tuple[tuple[Axis, int], ...]:
     """Each axis with the number of phases of its result."""
     backward = convolution.mode == "input_backward"
-    return tuple((each, each.stride if backward else 1) for each in _axes(convolution))
+    return tuple((each, each.stride if backward else 1) for each in axes_of(convolution))
 
 
-def _step(axis: _Axis, phases: int) -> int:
+def _step(axis: Axis, phases: int) -> int:
     """Rows between the taps of a phase, in an output's gradient."""
     return -1 if phases > 1 else -axis.dilation
 
 
-def _leaves_source(axis: _Axis, phases: int, backward: bool) -> bool:
+def _leaves_source(axis: Axis, phases: int, backward: bool) -> bool:
     """Whether a tap of a pixel of the result is outside the source along this axis."""
     if phases > 1:
         return True
@@ -174,7 +193,7 @@ def _strides(convolution: ConvolutionGeometry, role: Role) -> dict[str, int]:
     return {"h": 0} | {letter: math.prod(shape[i + 1 :]) for i, letter in enumerate(layout)}
 
 
-def _is_flat(strides: Mapping[str, int], axes: tuple[_Axis, _Axis]) -> bool:
+def _is_flat(strides: Mapping[str, int], axes: tuple[Axis, Axis]) -> bool:
     """Whether the pixels of all images follow each other at equal distances."""
     height, width = axes
     row = strides["w"] * width.output_size

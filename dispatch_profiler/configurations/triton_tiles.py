@@ -20,22 +20,29 @@ from dispatch_profiler.configurations._base import (
     epilogue_invalid_reason,
 )
 from dispatch_profiler.configurations.external_kernels import KernelSource, Launch
-from dispatch_profiler.configurations.space import Axis, Space, powers_of_two, slices_of, tile_axes
+from dispatch_profiler.configurations.space import Space
 from dispatch_profiler.configurations.splits import check_split, split_invalid_reason, split_suffix
 from dispatch_profiler.configurations.triton_convolutions import (
     as_implicit_product,
-    as_product,
     convolution_constants,
-    convolution_invalid_reason,
+    is_weight_gradient,
+    product_of,
+    unsupported_reason,
     weight_constants,
 )
+from dispatch_profiler.configurations.triton_space import PRECISIONS, triton_axes
+from dispatch_profiler.configurations.triton_windows import (
+    box_steps,
+    descriptor_strides,
+    window_constants,
+    window_invalid_reason,
+    window_tiles,
+)
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import Operation, ProductGeometry
+from dispatch_profiler.operations import Operation
 
 #: Our element type names -> Triton's pointer types.
 TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f8E4M3FN": "fp8e4nv", "i8": "i8", "i32": "i32"}
-#: How f32 is multiplied: in f32, on tensor cores in three parts of 11 bits, or rounded to 11 bits.
-PRECISIONS = ("ieee", "tf32x3", "tf32")
 #: Activations that the kernels compute.
 ACTIVATIONS = ("relu", "gelu", "sigmoid", "tanh")
 #: Size and row alignment in bytes of a descriptor of the bulk copy engine (CUDA Driver API,
@@ -44,8 +51,6 @@ _DESCRIPTOR, _ALIGNMENT = 128, 16
 #: Triton rejects blocks with more elements.
 _BLOCK = 2**20
 _WARP = 32
-#: Slices of the pixels for a weight gradient, whose result is small: at most one for each multiprocessor.
-_WEIGHT_SLICES = (1, 2, 4, 7, 8, 14, 16, 28, 32, 49, 64, 98)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +60,11 @@ class TritonTiles(Configuration):
     stages       depth of software pipelining
     group        rows of tiles that are computed together, so that their columns stay in L2
     persistent   number of workgroups that loop over the tiles; 0 launches one per tile
-    descriptors  load operands with the bulk copy engine (TMA)
+    descriptors  load operands with the bulk copy engine (TMA), in weight_backward the windows of images only
     precision    how f32 is multiplied; must be "ieee" for other types
     l1           keep operands in the L1 cache, where overlapping windows of an image find them
-    split_k      slices of the reduction, for matmul and the weight_backward of convolutions
+    split_k      slices of the reduction, for matmul and convolutions
+    windows_only with descriptors, load filters through pointers, which saves creating a descriptor for them
 
     For a convolution, m counts the pixels of the result, n its channels of a group, and k taps times channels;
     in weight_backward, m counts filters, n taps times channels, and k pixels.
@@ -80,6 +86,7 @@ class TritonTiles(Configuration):
     precision: str = "ieee"
     l1: bool = False
     split_k: int = 1
+    windows_only: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tile", check_tiles("triton tile", self.tile))
@@ -91,7 +98,7 @@ class TritonTiles(Configuration):
                 raise ConfigurationError(
                     f"{name} must be a whole number of at least {least}, but got {value!r}"
                 )
-        for name in ("descriptors", "l1"):
+        for name in ("descriptors", "l1", "windows_only"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigurationError(f"{name} must be true or false, but got {getattr(self, name)!r}")
         check_choice("precision", self.precision, PRECISIONS)
@@ -101,27 +108,13 @@ class TritonTiles(Configuration):
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
         """A persistent launch has one or two workgroups per multiprocessor of an H100 or H200."""
         gpu = limits.gpu
-        if gpu is None or limits.backend != "cuda" or _unsupported("", operation):
+        if gpu is None or limits.backend != "cuda" or unsupported_reason("", operation):
             return None
-        tiles = {"m": powers_of_two(16, 256), "n": powers_of_two(16, 256), "k": powers_of_two(16, 128)}
-        product = _product_of(operation)
-        can_describe = product is not None and gpu.device_capability >= 90
-        axes = (
-            Axis("warps", (4, 8)),
-            Axis("stages", (2, 3, 4, 5)),
-            Axis("group", (1, 4, 8)),
-            Axis("persistent", (0,) if product is None and _is_weight(operation) else (0, 132, 264)),
-            Axis("descriptors", (False, True) if can_describe else (False,)),
-            Axis("precision", PRECISIONS[:2] if operation.element_type.name == "f32" else PRECISIONS[:1]),
-            Axis("l1", (False, True) if product is None else (False,)),
-            Axis("split_k", _slices_of(operation)),
-            *tile_axes("tile", tiles),
-        )
-        return Space(cls, axes)
+        return Space(cls, triton_axes(operation, gpu.device_capability))
 
     @property
     def name(self) -> str:
-        """`triton_128x256x64_8w_3s_g8[_tma][_persistent132][_tf32x3][_l1][_splitk4]`"""
+        """`triton_128x256x64_8w_3s_g8[_tma[_windows]][_persistent132][_tf32x3][_l1][_splitk4]`"""
         parts = [f"triton_{by(self.tile)}", f"{self.warps}w", f"{self.stages}s", *self._options()]
         return "_".join(parts) + split_suffix(self.split_k)
 
@@ -129,6 +122,7 @@ class TritonTiles(Configuration):
         return [
             f"g{self.group}",
             *(["tma"] if self.descriptors else []),
+            *(["windows"] if self.windows_only else []),
             *([f"persistent{self.persistent}"] if self.persistent else []),
             *([self.precision] if self.precision != "ieee" else []),
             *(["l1"] if self.l1 else []),
@@ -169,9 +163,11 @@ class TritonTiles(Configuration):
         )
 
     def _source_name(self, operation: Operation) -> str:
-        if _product_of(operation) is None:
-            return "weight_gradient" if _is_weight(operation) else "convolution"
-        return "product_by_descriptors" if self.descriptors else "product"
+        if product_of(operation) is not None:
+            name = "product"
+        else:
+            name = "weight_gradient" if is_weight_gradient(operation) else "convolution"
+        return f"{name}_by_descriptors" if self.descriptors else name
 
     def kernel(self, operation: Operation) -> KernelSource:
         """The kernel source with the constants of this dispatch."""
@@ -196,12 +192,15 @@ class TritonTiles(Configuration):
             self.warps,
             self.stages,
             self.l1,
+            self.launch(operation).workgroups[0],
         )
 
     def _constants(self, operation: Operation) -> tuple[dict[str, Any], bool]:
         """Constants of the operation's kernel, and whether it adds a bias."""
-        convolution, product = operation.convolution, _product_of(operation)
-        if convolution is not None and product is None and _is_weight(operation):
+        convolution, product = operation.convolution, product_of(operation)
+        if convolution is not None and product is None and is_weight_gradient(operation):
+            if self.descriptors:
+                return dict(window_constants(convolution, self.tile[2], self.split_k)), False
             return dict(weight_constants(convolution, self.split_k)), False
         # The caller adds the slices of a split and computes the epilogue.
         simple = operation.as_contraction().epilogue.bias_and_activation if self.split_k == 1 else None
@@ -210,13 +209,18 @@ class TritonTiles(Configuration):
             own = self._strides(operation)
         else:
             assert convolution is not None
-            own = convolution_constants(convolution)
+            if self.descriptors:
+                own = window_constants(convolution, self.tile[0], self.split_k)
+            else:
+                own = convolution_constants(convolution) | {"SLICES": self.split_k}
         options = {"HAS_BIAS": bias, "ACTIVATION": activation, "PERSISTENT": self.persistent}
+        if product is None and self.descriptors:
+            options["WINDOWS_ONLY"] = self.windows_only
         return {**({} if bias else {"bias": None}), **own, **options}, bias
 
     def product(self, operation: Operation) -> tuple[int, int, int, int]:
         """Batch (or slices, groups, phases), m, n and k of the product that the kernel computes."""
-        product = _product_of(operation)
+        product = product_of(operation)
         if product is None:
             assert operation.convolution is not None
             parts, m, n, k = as_implicit_product(operation.convolution)
@@ -225,13 +229,16 @@ class TritonTiles(Configuration):
         return batch, product.m, product.n, product.k // self.split_k
 
     def _tile_count(self, operation: Operation) -> int:
+        convolution = operation.convolution
+        if self.descriptors and convolution is not None and product_of(operation) is None:
+            return self.split_k * window_tiles(convolution, self.tile)
         batch, m, n, _ = self.product(operation)
         return batch * -(-m // self.tile[0]) * -(-n // self.tile[1])
 
     def _strides(self, operation: Operation) -> dict[str, int]:
         """Shape and strides in elements. Slices of k are parts of the same rows; batches are separate."""
         batch, m, n, k = self.product(operation)
-        product = _product_of(operation)
+        product = product_of(operation)
         assert product is not None
         whole = k * self.split_k
         lhs_m, lhs_k = (whole, 1) if product.lhs_layout == "t" else (1, m)
@@ -247,7 +254,7 @@ class TritonTiles(Configuration):
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
         foreign = backend_invalid_reason("Triton kernels are", "cuda", limits)
-        foreign = foreign or _unsupported("Triton kernels are for", operation)
+        foreign = foreign or unsupported_reason("Triton kernels are for", operation)
         if foreign or limits.gpu is None:
             return foreign
         return next(self._violations(operation, limits.gpu), None)
@@ -263,7 +270,7 @@ class TritonTiles(Configuration):
                 yield reason
         yield from self._type_violations(operation, gpu)
         yield from self._tile_violations(operation, gpu)
-        if self.persistent and _product_of(operation) is None and _is_weight(operation):
+        if self.persistent and product_of(operation) is None and is_weight_gradient(operation):
             yield "the kernel of weight gradients computes one tile per workgroup: leave out persistent, or use split_k"
         tiles = self._tile_count(operation)
         if self.persistent >= tiles:
@@ -275,23 +282,31 @@ class TritonTiles(Configuration):
         largest = max(written, *(tensor.elements for tensor in operation.operands))
         if largest >= 2**31:
             yield f"the kernels use 32-bit indices, but a tensor has {largest} elements"
+        if self.windows_only and (
+            not self.descriptors or product_of(operation) is not None or is_weight_gradient(operation)
+        ):
+            yield "windows_only applies to descriptors of convolutions with windows, forward and input_backward"
         if self.l1 and self.descriptors:
             yield "l1 applies to copies without descriptors, because the bulk copy engine bypasses the L1 cache"
         if self.descriptors:
             yield from self._descriptor_violations(operation, gpu)
 
     def _split_violation(self, operation: Operation) -> str | None:
-        """As `split_invalid_reason`, but the weight gradient of a convolution can be split."""
-        if self.split_k == 1 or not _is_weight(operation):
+        """As `split_invalid_reason`, but convolutions can be split too."""
+        convolution = operation.convolution
+        if self.split_k == 1 or convolution is None:
             return split_invalid_reason(operation, self.split_k)
-        product, (_, _, _, pixels) = _product_of(operation), replace(self, split_k=1).product(operation)
-        if product is not None and pixels % self.split_k:
+        *_, k = replace(self, split_k=1).product(operation)
+        summed = "pixels" if is_weight_gradient(operation) else "products"
+        if product_of(operation) is not None:
             return (
-                f"{self.split_k} slices do not divide {pixels} pixels, as the product of a 1x1 filter needs"
+                f"{self.split_k} slices do not divide {k} {summed}, as the product of a 1x1 filter needs"
+                if k % self.split_k
+                else None
             )
-        steps = -(-pixels // self.tile[2])
+        steps = box_steps(convolution, self.tile) if self.descriptors else -(-k // self.tile[2])
         return (
-            f"{steps} steps of {self.tile[2]} pixels are too few for {self.split_k} slices"
+            f"{steps} steps of {self.tile[2]} {summed} are too few for {self.split_k} slices"
             if self.split_k > steps
             else None
         )
@@ -346,8 +361,10 @@ class TritonTiles(Configuration):
         need no buffer (on sm_80).
         """
         m, n, k = self.tile
-        if _product_of(operation) is None or operation.element_type.bits == 8:
+        if operation.element_type.bits == 8:
             return 0
+        if product_of(operation) is None:
+            return (self.stages - 1) * (m + n) * k * operation.element_type.bytes if self.descriptors else 0
         size, strides = operation.element_type.bytes, self._strides(operation)
         if any(strides[name] > 1 and strides[name] * size % 4 for name in strides if "_" in name):
             return 0
@@ -357,39 +374,24 @@ class TritonTiles(Configuration):
     def _descriptor_violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
         if gpu.device_capability < 90:
             yield f"descriptors need the bulk copy engine of sm_90, but the target is {gpu.device_arch}"
-        if _product_of(operation) is None:
-            yield "descriptors support matrix products and 1x1 filters only, because other convolutions gather windows"
-            return
         if max(self.tile) > 256:
             yield f"the bulk copy engine fetches at most 256 elements along an axis, but got {by(self.tile)}"
-        strides, size = self._strides(operation), operation.element_type.bytes
-        for name in ("LHS_BATCH", "LHS_M", "LHS_K", "RHS_BATCH", "RHS_K", "RHS_N"):
-            if strides[name] > 1 and strides[name] * size % _ALIGNMENT:
+        size, convolution = operation.element_type.bytes, operation.convolution
+        if product_of(operation) is None and convolution is not None:
+            reason = window_invalid_reason(convolution)
+            if reason:
+                yield reason
+                return
+            constants, _ = self._constants(operation)
+            strides = descriptor_strides(constants, convolution.mode, self.windows_only)
+        else:
+            own = self._strides(operation)
+            strides = tuple(
+                own[name] for name in ("LHS_BATCH", "LHS_M", "LHS_K", "RHS_BATCH", "RHS_K", "RHS_N")
+            )
+        for stride in strides:
+            if stride > 1 and stride * size % _ALIGNMENT:
                 yield (
                     f"the bulk copy engine needs strides that are multiples of {_ALIGNMENT} B, but got "
-                    f"{strides[name] * size} B"
+                    f"{stride * size} B"
                 )
-
-
-def _product_of(operation: Operation) -> ProductGeometry | None:
-    """The matrix product that `operation` is; None for a convolution with windows."""
-    convolution = operation.convolution
-    return operation.product if convolution is None else as_product(convolution)
-
-
-def _is_weight(operation: Operation) -> bool:
-    return operation.convolution is not None and operation.convolution.mode == "weight_backward"
-
-
-def _unsupported(what: str, operation: Operation) -> str | None:
-    """Why no Triton kernel computes `operation`. `what` is its first words."""
-    if operation.contraction is None:
-        return f"{what} matrix products and convolutions, not {operation.kind}"
-    convolution = operation.convolution
-    return None if convolution is None else convolution_invalid_reason(what, convolution)
-
-
-def _slices_of(operation: Operation) -> tuple[int, ...]:
-    if not _is_weight(operation):
-        return slices_of(operation)
-    return _WEIGHT_SLICES

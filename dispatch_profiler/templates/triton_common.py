@@ -1,4 +1,4 @@
-"""Parts of several Triton kernels: activations, the order of tiles, and products of blocks."""
+"""Parts of several Triton kernels: activations, the order of tiles, loads, and products of blocks."""
 
 # ruff: noqa: ANN001, ANN201, ANN202, N803
 
@@ -50,3 +50,17 @@ def multiplied(x, y, sums, ACCUMULATOR: tl.constexpr, PRECISION: tl.constexpr):
     if x.dtype == tl.float8e4nv:
         x, y = x.to(tl.float16), y.to(tl.float16)
     return tl.dot(x, y, sums, input_precision=PRECISION, out_dtype=ACCUMULATOR)
+
+
+@triton.jit
+def masked(at, rows, columns, ROWS_FIT: tl.constexpr, COLUMNS_FIT: tl.constexpr):
+    """Load from `at`, with 0 outside; without a mask if the tiles divide the problem."""
+    if ROWS_FIT and COLUMNS_FIT:
+        found = tl.load(at)
+    elif ROWS_FIT:
+        found = tl.load(at, mask=columns, other=0.0)
+    elif COLUMNS_FIT:
+        found = tl.load(at, mask=rows, other=0.0)
+    else:
+        found = tl.load(at, mask=rows & columns, other=0.0)
+    return found

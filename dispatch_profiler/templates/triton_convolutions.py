@@ -43,9 +43,12 @@ def _convolution_tile(
     RHS_H: tl.constexpr, RHS_W: tl.constexpr, RHS_C: tl.constexpr, RHS_F: tl.constexpr, RHS_G: tl.constexpr,
     OUT_N: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr, OUT_F: tl.constexpr,
     ACCUMULATOR: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
+    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr, SLICES: tl.constexpr,
 ):  # fmt: skip
-    """Rows are pixels of one phase of the result, columns are filters of one group; k covers taps and channels."""
+    """Rows are pixels of one phase of the result, columns are filters of one group; k covers taps and channels.
+
+    With SLICES > 1, each tile sums up a slice of k and writes to its own copy of the result.
+    """
     rows: tl.constexpr = (OH + PHASES_H - 1) // PHASES_H
     columns: tl.constexpr = (OW + PHASES_W - 1) // PHASES_W
     pixels: tl.constexpr = IMAGES * rows * columns
@@ -55,6 +58,7 @@ def _convolution_tile(
 
     part = tile // (tiles_m * tiles_n)
     group, phase = part % GROUPS, part // GROUPS
+    piece, phase = phase // (PHASES_H * PHASES_W), phase % (PHASES_H * PHASES_W)
     phase_h, phase_w = phase // PHASES_W, phase % PHASES_W
     first_h, shift_h, taps_h = _phase(phase_h, PHASES_H, R, PADDING_H, SHIFT_H)
     first_w, shift_w, taps_w = _phase(phase_w, PHASES_W, S, PADDING_W, SHIFT_W)
@@ -70,7 +74,8 @@ def _convolution_tile(
     known_n = n[None, :] < FILTERS
     sums = tl.zeros((TILE_M, TILE_N), ACCUMULATOR)
     taps = taps_h * taps_w
-    for start in range(0, taps * CHANNELS, TILE_K):
+    length = (taps * CHANNELS + SLICES * TILE_K - 1) // (SLICES * TILE_K) * TILE_K
+    for start in range(piece * length, min(taps * CHANNELS, (piece + 1) * length), TILE_K):
         if one_tap:
             # All taps of some channels follow each other: their windows overlap, so they are found in caches.
             step = start // TILE_K
@@ -112,6 +117,7 @@ def _convolution_tile(
     out_h = pixel // columns * PHASES_H + first_h
     out_w = pixel % columns * PHASES_W + first_w
     at = (image * OUT_N + out_h * OUT_H + out_w * OUT_W)[:, None] + f[None, :] * OUT_F
+    result += piece * (IMAGES * OH * OW * GROUPS * FILTERS)
     stored = (m < pixels) & (out_h < OH) & (out_w < OW)
     tl.store(result + at, sums.to(result.dtype.element_ty), mask=stored[:, None] & known_n)
 
@@ -129,21 +135,21 @@ def convolution(
     OUT_N: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr, OUT_F: tl.constexpr,
     ACCUMULATOR: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
-    PERSISTENT: tl.constexpr,
+    PERSISTENT: tl.constexpr, SLICES: tl.constexpr,
 ):  # fmt: skip
-    """One program per tile of a phase and group, or PERSISTENT programs that loop over the tiles."""
+    """One program per tile of a slice, phase and group, or PERSISTENT programs that loop over the tiles."""
     rows: tl.constexpr = (OH + PHASES_H - 1) // PHASES_H
     columns: tl.constexpr = (OW + PHASES_W - 1) // PHASES_W
     tiles_m: tl.constexpr = (IMAGES * rows * columns + TILE_M - 1) // TILE_M
     tiles_n: tl.constexpr = (FILTERS + TILE_N - 1) // TILE_N
-    tiles: tl.constexpr = PHASES_H * PHASES_W * GROUPS * tiles_m * tiles_n
+    tiles: tl.constexpr = SLICES * PHASES_H * PHASES_W * GROUPS * tiles_m * tiles_n
     step: tl.constexpr = PERSISTENT if PERSISTENT else tiles
     for tile in range(tl.program_id(0), tiles, step):
         _convolution_tile(
             lhs, rhs, bias, result, tile, H, W, OH, OW, R, S, STRIDE_H, STRIDE_W, STEP_H, STEP_W, SHIFT_H,
             SHIFT_W, PADDING_H, PADDING_W, PHASES_H, PHASES_W, BOUNDED, IMAGES, CHANNELS, FILTERS, GROUPS,
             LHS_N, LHS_H, LHS_W, LHS_C, RHS_H, RHS_W, RHS_C, RHS_F, RHS_G, OUT_N, OUT_H, OUT_W, OUT_F,
-            ACCUMULATOR, HAS_BIAS, ACTIVATION, PRECISION, TILE_M, TILE_N, TILE_K, GROUP,
+            ACCUMULATOR, HAS_BIAS, ACTIVATION, PRECISION, TILE_M, TILE_N, TILE_K, GROUP, SLICES,
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ of a split reduction is an element of the batch: only the strides differ.
 import triton
 import triton.language as tl
 
-from dispatch_profiler.templates.triton_common import activated, grouped, multiplied
+from dispatch_profiler.templates.triton_common import activated, grouped, masked, multiplied
 
 
 @triton.jit
@@ -35,8 +35,8 @@ def _product_tile(
     y_at = rhs + batch * RHS_BATCH + k[:, None] * RHS_K + n[None, :] * RHS_N
     sums = tl.zeros((TILE_M, TILE_N), ACCUMULATOR)
     for start in range(0, K, TILE_K):
-        x = _masked(x_at, m[:, None] < M, start + k[None, :] < K, M % TILE_M == 0, K % TILE_K == 0)
-        y = _masked(y_at, start + k[:, None] < K, n[None, :] < N, K % TILE_K == 0, N % TILE_N == 0)
+        x = masked(x_at, m[:, None] < M, start + k[None, :] < K, M % TILE_M == 0, K % TILE_K == 0)
+        y = masked(y_at, start + k[:, None] < K, n[None, :] < N, K % TILE_K == 0, N % TILE_N == 0)
         sums = multiplied(x, y, sums, ACCUMULATOR, PRECISION)
         x_at += TILE_K * LHS_K
         y_at += TILE_K * RHS_K
@@ -45,20 +45,6 @@ def _product_tile(
     sums = activated(sums, ACTIVATION)
     at = result + batch * (M * N) + m[:, None] * N + n[None, :]
     tl.store(at, sums.to(result.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))
-
-
-@triton.jit
-def _masked(at, rows, columns, ROWS_FIT: tl.constexpr, COLUMNS_FIT: tl.constexpr):
-    """Load from `at`, with 0 outside; without a mask if the tiles divide the problem."""
-    if ROWS_FIT and COLUMNS_FIT:
-        found = tl.load(at)
-    elif ROWS_FIT:
-        found = tl.load(at, mask=columns, other=0.0)
-    elif COLUMNS_FIT:
-        found = tl.load(at, mask=rows, other=0.0)
-    else:
-        found = tl.load(at, mask=rows & columns, other=0.0)
-    return found
 
 
 @triton.jit

@@ -145,6 +145,38 @@ def test_windows_are_kept_in_the_l1_cache_where_the_configuration_says_so():
 
 
 @needs_triton
+@pytest.mark.parametrize(
+    ("mode", "windows_only"),
+    [(mode, only) for mode in ("forward", "input_backward") for only in (False, True)]
+    + [("weight_backward", False)],
+)
+def test_windows_come_by_descriptors_and_are_multiplied_from_shared_memory(mode, windows_only):
+    """In Triton 3.6, a left operand in registers (ldmatrix) may be overwritten by the next copy while it is read."""
+    operation = replace(CONV, layout="nhwc_fhwc_nhwc", mode=mode, types=BF16)
+    tiles = TritonTiles(
+        tile=(64, 64, 64) if mode != "weight_backward" else (64, 32, 64), warps=4, descriptors=True
+    )
+    made = triton.compile_kernel(replace(tiles, windows_only=windows_only).kernel(operation), 90).data
+    assert b"cp.async.bulk.tensor.4d" in made
+    assert (b"cp.async.cg." in made) == (windows_only or mode == "weight_backward")
+    assert b"ldmatrix" not in made[: made.index(b"wgmma.mma_async")]
+
+
+@needs_triton
+@pytest.mark.parametrize("descriptors", [False, True])
+@pytest.mark.parametrize("mode", ["forward", "input_backward", "weight_backward"])
+def test_slices_of_a_convolution_are_written_apart_so_that_results_are_the_same_in_every_run(
+    mode, descriptors
+):
+    """Atomic additions would round in the order in which workgroups finish."""
+    operation = replace(CONV, layout="nhwc_fhwc_nhwc", mode=mode, types=BF16)
+    tiles = TritonTiles(tile=(64, 32, 32), warps=4, descriptors=descriptors, split_k=2)
+    assert tiles.launch(operation).shape == (2, *operation.result.shape)
+    made = triton.compile_kernel(tiles.kernel(operation), 90).data
+    assert not re.search(rb"\n\s*(@\S+ )?(atom|red)\.", made)
+
+
+@needs_triton
 def test_f32_is_not_rounded_to_tf32_unless_the_configuration_says_so():
     """`ieee` has no tensor-core instruction at all."""
     f32 = Matmul(256, 128, 192)

@@ -130,11 +130,49 @@ CASES |= {
         for mode in ("forward", *BACKWARD)
     },
 }
-WEIGHT_SPLITS = {
-    f"weight_split_{name}": Dispatch(
-        replace(FHWC, mode="weight_backward", **LARGE, **VARIANTS[name]), replace(SMALL, split_k=split_k)
+#: Windows that the bulk copy engine fetches: the letters of a layout, dilation, and padding decide where from.
+WINDOWS = ("fhwc", "hwcf", "dilation", "one_side", "wide_padding", "whole_taps")
+CASES |= {
+    f"{mode}_tma_{name}": Dispatch(replace(FHWC, mode=mode, **VARIANTS[name]), TMA)
+    for mode in ("forward", *BACKWARD)
+    for name in WINDOWS
+}
+CASES |= {
+    f"{mode}_windows_{name}": Dispatch(
+        replace(FHWC, mode=mode, **VARIANTS[name]), replace(TMA, windows_only=True)
     )
-    for name, split_k in (("fhwc", 2), ("hwcf", 3), ("pointwise", 3))
+    for mode in ("forward", "input_backward")
+    for name in ("fhwc", "hwcf")
+}
+CASES |= {
+    "forward_tma_bias_relu": Dispatch(
+        replace(FHWC, epilogue=Epilogue.parse("bias+relu")), replace(TMA, persistent=3, tile=(32, 16, 16))
+    ),
+    "forward_tma_few_images": Dispatch(replace(FHWC, n=3), replace(TMA, tile=(128, 16, 32))),
+    **{
+        f"conv1d_tma_{mode}": Dispatch(Conv1d(2, 19, 32, 24, 3, (1,), (1,), types=F16, mode=mode), TMA)
+        for mode in ("forward", *BACKWARD)
+    },
+}
+#: A phase of a strided input_backward may have fewer taps than there are slices.
+CONV_SPLITS = {
+    f"split_{mode}_{name}{'_tma' if c.descriptors else ''}": Dispatch(
+        replace(FHWC, mode=mode, **VARIANTS[name]), replace(c, split_k=split_k)
+    )
+    for mode, name, split_k, c in (
+        ("weight_backward", "fhwc", 2, SMALL),
+        ("weight_backward", "hwcf", 3, SMALL),
+        ("weight_backward", "pointwise", 3, SMALL),
+        ("weight_backward", "fhwc", 3, TMA),
+        ("forward", "fhwc", 4, SMALL),
+        ("forward", "groups", 2, SMALL),
+        ("forward", "few_channels", 2, replace(SMALL, tile=(16, 16, 16))),
+        ("forward", "pointwise", 2, SMALL),
+        ("forward", "fhwc", 4, TMA),
+        ("input_backward", "strides", 2, replace(SMALL, tile=(16, 32, 16))),
+        ("input_backward", "whole_taps", 5, TMA),
+        ("input_backward", "fhwc", 3, replace(TMA, windows_only=True, persistent=2)),
+    )
 }
 SPLITS = {
     f"{'tma_' if c.descriptors else ''}{x}{y}": Dispatch(
@@ -142,7 +180,7 @@ SPLITS = {
     )
     for x, y in LAYOUTS
     for c in (SMALL, TMA)
-} | WEIGHT_SPLITS
+} | CONV_SPLITS
 #: In the interpreter, bf16 is cut off where it should be rounded.
 NORMS = {
     f"{kind.kind}_{type_}{'' if affine else '_plain'}": Dispatch(
@@ -195,6 +233,13 @@ SLOW = {key for key in KEYS if key[1] and (key[0], False) in KEYS} - WHOLE
 SLOW |= {name for name in NORMS if "_f16" in name}
 #: The layout `whcn` stands for the others, and few channels for whole taps.
 SLOW |= {(f"{mode}_{name}", False) for mode in BACKWARD for name in ("hwcf", "nchw", "whole_taps")}
+SLOW |= {
+    (f"{mode}_tma_{name}", False)
+    for mode in ("forward", *BACKWARD)
+    for name in WINDOWS
+    if name not in ("fhwc", "wide_padding")
+}
+SLOW |= {(name, False) for name in CASES if name.endswith("windows_hwcf")}
 
 
 def parametrized(keys):

@@ -315,10 +315,15 @@ def test_tiles_that_are_no_power_of_two_are_tried_where_they_divide():
 @pytest.mark.parametrize("name", ["cuda:sm_80", "cuda:sm_90"])
 @pytest.mark.parametrize("operation", OPERATIONS[:6], ids=lambda op: op.name)
 def test_triton_tiles_are_drawn_for_what_has_a_product(name, operation):
-    """Valid ones; descriptors only for products on what has the bulk copy engine."""
+    """Valid ones; descriptors only on what has the bulk copy engine, for rows of a multiple of 16 bytes."""
     limits = limits_of(name)
     among = [TritonTiles.space(operation, limits)]
     points = list(itertools.islice(draw_valid(among, operation, limits, np.random.default_rng(7)), 40))
     assert len(points) == 40
     has = any(point.descriptors for point in points)
-    assert has == (name == "cuda:sm_90" and operation.reduction_axes == ("k",) and operation.n % 8 == 0)
+    convolution = operation.convolution
+    rows_fit = operation.n % 8 == 0 if convolution is None else convolution.is_channels_last
+    assert has == (name == "cuda:sm_90" and rows_fit)
+    if convolution is not None:
+        assert any(point.windows_only for point in points) == has
+        assert any(point.split_k > 1 for point in points)

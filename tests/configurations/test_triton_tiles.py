@@ -54,7 +54,38 @@ REFUSED = {
             replace(TMA, tile=(64, 64, 32)),
             "the bulk copy engine needs strides that are multiples of 16 B, but got 126 B",
         ),
-        (CONV, TMA, "descriptors support matrix products and 1x1 filters only, because other convolutions gather windows"),
+        (replace(CONV, stride=(1, 2)), TMA, "descriptors fetch windows of convolutions with stride 1, not 2"),
+        (replace(CONV, groups=2), TMA, "descriptors fetch windows of convolutions with one group, not 2"),
+        (
+            replace(CONV, layout="nchw"),
+            TMA,
+            "the bulk copy engine needs contiguous channels, but the layout of the input is nchw",
+        ),
+        (
+            replace(CONV, layout="nhwc_fchw_nhwc"),
+            TMA,
+            "the bulk copy engine needs contiguous channels, but the layout of the filter is fchw",
+        ),
+        (
+            replace(CONV, c=12),
+            TMA,
+            "the bulk copy engine needs strides that are multiples of 16 B, but got 24 B",
+        ),
+        # Four buffers of (128 + 256) * 128 elements of 2 bytes.
+        (
+            CONV,
+            replace(TMA, tile=(128, 256, 128), stages=5),
+            "5 stages of 128x256x128 need 393216 B of shared memory, but sm_90 has 232448: use fewer stages or a "
+            "smaller tile",
+        ),
+        *(
+            (operation, configuration, "windows_only applies to descriptors of convolutions with windows, forward and input_backward")
+            for operation, configuration in (
+                (CONV, replace(BEST, windows_only=True)),
+                (PRODUCT, replace(TMA, windows_only=True)),
+                (replace(CONV, mode="weight_backward"), replace(TMA, windows_only=True)),
+            )
+        ),
         (Conv3d(2, 6, 18, 18, 32, 64, 3, 3, 3, types=F16), BEST, "Triton kernels are for convolutions with one or two spatial axes, not 3"),
         (LayerNorm(4, 64), BEST, "Triton kernels are for matrix products and convolutions, not layer_norm"),
         (
@@ -99,7 +130,14 @@ REFUSED = {
             "108 tiles are too few for 132 persistent workgroups: each would compute at most one",
         ),
         (PRODUCT, replace(BEST, split_k=3), "3 slices do not divide k=2048"),
-        (CONV, replace(BEST, split_k=2), "split-k is defined for matmul, not for conv2d"),
+        # 9 taps of 32 channels.
+        (CONV, replace(BEST, split_k=6), "5 steps of 64 products are too few for 6 slices"),
+        (CONV, replace(TMA, split_k=10), "9 steps of 64 products are too few for 10 slices"),
+        (
+            replace(CONV, r=1, s=1, layout="nhwc_fhwc_nhwc"),
+            replace(BEST, split_k=3),
+            "3 slices do not divide 32 products, as the product of a 1x1 filter needs",
+        ),
         (
             Matmul(65536, 65536, 64, F16),
             BEST,
@@ -146,6 +184,7 @@ def test_kernels_from_outside_are_for_the_device_and_not_for_what_iree_makes_cod
         ({"tile": (128, 256, 64), "persistent": -1}, "persistent must be a whole number of at least 0, but got -1"),
         ({"tile": (128, 256, 64), "descriptors": 1}, "descriptors must be true or false, but got 1"),
         ({"tile": (128, 256, 64), "l1": 1}, "l1 must be true or false, but got 1"),
+        ({"tile": (128, 256, 64), "windows_only": 1}, "windows_only must be true or false, but got 1"),
         ({"tile": (128, 256, 64), "precision": "tf23"}, "unknown precision 'tf23'"),
     ],
 )  # fmt: skip
@@ -170,6 +209,28 @@ def test_a_launch_of_a_gradient_has_a_workgroup_for_each_tile_of_its_result():
     weight = replace(CONV, mode="weight_backward")
     assert replace(small, split_k=3).launch(weight).workgroups == (3 * 18, 1, 1)
     assert replace(small, split_k=3).launch(weight).mlir == "tensor<3x3x3x32x64xf32>"
+
+
+def test_a_box_of_pixels_covers_an_image_with_few_copies():
+    """7x7 pixels of 32 images in boxes of 1x8 pixels of 8 images: 7 x 4 boxes, and four columns of 128 filters."""
+    small = Conv2d(32, 7, 7, 512, 512, 3, 3, padding=(1, 1), types=F16, layout="nhwc_fhwc_nhwc")
+    tiles = TritonTiles(tile=(64, 128, 128), warps=4, stages=4, descriptors=True)
+    source = tiles.kernel(small)
+    constants = dict(source.constants)
+    assert source.kernel == "convolution_by_descriptors"
+    assert [constants[f"BOX_{axis}"] for axis in "NHW"] == [8, 1, 8]
+    assert tiles.launch(small).workgroups == (7 * 4 * 4, 1, 1)
+    assert source.programs == 7 * 4 * 4
+    assert replace(tiles, split_k=3).launch(small).workgroups == (7 * 4 * 4 * 3, 1, 1)
+    weight = replace(small, mode="weight_backward")
+    assert tiles.kernel(weight).kernel == "weight_gradient_by_descriptors"
+    # 8 rows of 64 filters, and columns for 9 taps of 4 x 128 channels.
+    assert tiles.launch(weight).workgroups == (8 * 9 * 4, 1, 1)
+
+
+def test_a_configuration_without_the_newer_options_keeps_its_name():
+    assert TMA.name == "triton_128x256x64_8w_3s_g8_tma"
+    assert replace(TMA, windows_only=True, split_k=2).name == "triton_128x256x64_8w_3s_g8_tma_windows_splitk2"
 
 
 def test_a_pointwise_convolution_is_a_matrix_product_unless_an_operand_has_to_be_permuted():
@@ -210,10 +271,14 @@ def test_the_entry_of_a_file_has_the_tile_first(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(
         "configurations:\n  - {kinds: [matmul], triton: [128, 256, 64], stages: 4, persistent: 132}\n"
+        "  - {triton: [64, 128, 64], descriptors: true, windows_only: true, split_k: 2}\n"
     )
-    (entry,) = load_configurations(path)
+    entry, other = load_configurations(path)
     assert entry == ListedConfiguration(
         TritonTiles(tile=(128, 256, 64), stages=4, persistent=132), ("matmul",)
+    )
+    assert other.configuration == TritonTiles(
+        tile=(64, 128, 64), descriptors=True, windows_only=True, split_k=2
     )
 
 
