@@ -12,7 +12,7 @@ import pytest
 from compiled_helpers import Change, failures_of
 from every_kind import EVERY_MODE
 
-from dispatch_profiler.configurations import Configuration, Default, Formed
+from dispatch_profiler.configurations import FORMS, Configuration, Default, Formed
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import (
     BiasBackward,
@@ -357,7 +357,7 @@ TAPS_EXCHANGED = {"taps exchanged": replacing("oh * 2 + kh, ow + kw", "oh * 2 + 
 PRODUCT_NOT_CLEARED = {
     "sums not cleared": replacing("%product_zero = arith.constant 0.0", "%product_zero = arith.constant 1.0")
 }
-FORMS: list[Planted] = [
+FORM_FAULTS: list[Planted] = [
     (
         FHWC,
         Formed("im2col"),
@@ -396,14 +396,58 @@ FORMS: list[Planted] = [
         replace(FHWC, mode="input_backward"),
         Formed("phases"),
         {
-            "taps not reversed": replacing("arith.constant -2 : index", "arith.constant 0 : index"),
-            "wrong tap": replacing("%offset_1 = arith.constant 1", "%offset_1 = arith.constant 0"),
+            "wrong tap": replacing(
+                "%part_2 = tensor.extract_slice %part[0, 0, 2, 0]",
+                "%part_2 = tensor.extract_slice %part[0, 0, 0, 0]",
+            ),
+            "a phase stored twice": replacing("insert_slice %product_2 into", "insert_slice %product into"),
         },
     ),
     (
         replace(FHWC, mode="weight_backward"),
         Formed("im2col_t"),
         {**TAPS_EXCHANGED, **PRODUCT_NOT_CLEARED},
+    ),
+    (
+        replace(FHWC, mode="weight_backward", stride=(1, 1)),
+        Formed("taps"),
+        {
+            "wrong tap": replacing(
+                "%part_3 = tensor.extract_slice %shaped[1, 0]", "%part_3 = tensor.extract_slice %shaped[0, 0]"
+            ),
+            "rows run together": replacing(
+                "%padded_2_border = arith.constant 0.0", "%padded_2_border = arith.constant 1.0"
+            ),
+        },
+    ),
+    (
+        Conv2d(1, 4, 5, 32, 128, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc"),
+        Formed("blocked"),
+        {
+            "the first block twice": replacing(
+                "%part_2 = tensor.extract_slice %stored_filters[0, 0, 1, 0, 0]",
+                "%part_2 = tensor.extract_slice %stored_filters[0, 0, 0, 0, 0]",
+            )
+        },
+    ),
+    (
+        replace(FHWC, stride=(1, 1)),
+        Formed("winograd"),
+        {
+            "wrong sign": replacing("dense<[1.0, -2.0, 4.0, -8.0]>", "dense<[1.0, 2.0, 4.0, -8.0]>"),
+            "inexact number": replacing("-0.16666666666666666", "-0.1665"),
+        },
+    ),
+    (
+        replace(FHWC, stride=(1, 1)),
+        Formed("winograd_2"),
+        {
+            "wrong sign": replacing(
+                "%outputs_column_3 = arith.constant dense<[0.0, -1.0]>",
+                "%outputs_column_3 = arith.constant dense<[0.0, 1.0]>",
+            ),
+            "wrong column": replacing("%stored_tile_rows[0, 0, 0, 3, 0]", "%stored_tile_rows[0, 0, 0, 2, 0]"),
+        },
     ),
 ]
 
@@ -415,7 +459,8 @@ GROUPS: dict[str, list[Planted]] = {
        if kind.kind not in {operation.kind for operation, *_ in REDUCTIONS}},
     "gradients of images": OF_IMAGES,
     "layouts": LAYOUTS,
-    "forms": FORMS,
+    "forms": FORM_FAULTS[:5],
+    "other forms": FORM_FAULTS[5:],
 }  # fmt: skip
 
 
@@ -425,6 +470,11 @@ def test_faults_are_planted_in_every_mode_of_every_kind():
 
     planted = {mode(operation) for group in GROUPS.values() for operation, *_ in group}
     assert planted == set(map(mode, EVERY_MODE))
+
+
+def test_faults_are_planted_in_every_form():
+    planted = {configuration.form for _, configuration, _ in FORM_FAULTS}
+    assert planted == set(FORMS)
 
 
 @pytest.mark.parametrize("group", GROUPS)
