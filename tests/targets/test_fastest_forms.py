@@ -74,7 +74,8 @@ def test_gradients():
 
 
 def test_groups_and_other_ranks():
-    assert of(groups=4) == of(layout="nchw", groups=32) == "per_group_default"
+    assert of(groups=4) == "per_group_1x14x28x64_1x1x14x16x1x1x1"
+    assert of(layout="nchw", groups=32) == of(groups=4, types=HALF) == "per_group_default"
     assert of(c=128, k=128, groups=4) == "per_group_1x14x28x64_1x1x14x32x1x1x1"
     assert (
         of(c=128, k=128, groups=64) == of(groups=16, mode="input_backward", stride=(2, 2)) == "im2col_default"

@@ -221,7 +221,7 @@ def _conv2d(builder: Builder, forward: Forward, image: Labeled, filter_: Labeled
 
 
 def as_conv2d_per_group(builder: Builder, forward: Forward) -> Labeled:
-    """The sums as one conv2d for each group, with the axes n, oh, ow, ..., g and f, in this order."""
+    """The sums as one conv2d for each group, with the axes g, n, oh, ow, ... and f, in this order."""
     windows = forward.windows
     image = builder.pad(windows.image, dict(zip(windows.spatial, windows.padding, strict=True)))
     padded = replace(windows, image=image, padding=((0, 0),) * len(windows.spatial))
@@ -232,7 +232,7 @@ def as_conv2d_per_group(builder: Builder, forward: Forward) -> Labeled:
         one = builder.without(builder.part(image, "g", group), "g")
         its = builder.without(builder.part(filter_, "g", group), "g")
         sums = as_conv2d(builder, Forward(replace(padded, image=one), its, forward.types))
-        parts.append(builder.split(sums, "f", {"g": 1, "f": sums.extents["f"]}))
+        parts.append(builder.split(sums, "n", {"g": 1, "n": sums.extents["n"]}))
     extents = {**parts[0].extents, "g": len(parts)}
     starts = [{"g": group} for group in range(len(parts))]
     return builder.interleave(parts, starts, extents, {}, parts[0].tensor.type)
