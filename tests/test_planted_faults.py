@@ -409,6 +409,16 @@ FORM_FAULTS: list[Planted] = [
         {**TAPS_EXCHANGED, **PRODUCT_NOT_CLEARED},
     ),
     (
+        FHWC,
+        Formed("im2col_t32"),
+        {
+            "cut on the wrong side": replacing(
+                "%part = tensor.extract_slice %shaped_3[0, 0, 0, 0]",
+                "%part = tensor.extract_slice %shaped_3[0, 0, 0, 1]",
+            )
+        },
+    ),
+    (
         replace(FHWC, mode="weight_backward", stride=(1, 1)),
         Formed("taps"),
         {
