@@ -157,7 +157,8 @@ CASES |= {
 #: A phase of a strided input_backward may have fewer taps than there are slices.
 CONV_SPLITS = {
     f"split_{mode}_{name}{'_tma' if c.descriptors else ''}": Dispatch(
-        replace(FHWC, mode=mode, **VARIANTS[name]), replace(c, split_k=split_k)
+        replace(FHWC, mode=mode, **(LARGE if mode == "weight_backward" else {}), **VARIANTS[name]),
+        replace(c, split_k=split_k),
     )
     for mode, name, split_k, c in (
         ("weight_backward", "fhwc", 2, SMALL),
