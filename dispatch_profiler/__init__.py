@@ -74,6 +74,9 @@ if TYPE_CHECKING:
     from dispatch_profiler.generator.render import (
         render_module as render_module,
     )
+    from dispatch_profiler.library.library import (
+        Library as Library,
+    )
     from dispatch_profiler.operations import (
         BatchMatmul as BatchMatmul,
         BiasBackward as BiasBackward,
@@ -273,6 +276,7 @@ _PROVIDED = {
         "compare_records",
     ),
     "profiler.report.html.page": ("render_page",),
+    "library.library": ("Library",),
     "errors": (
         "CompilerError",
         "DispatchProfilerError",

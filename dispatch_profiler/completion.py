@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 #: Metavariables of options and arguments that take a path.
-_PATHS = ("DIR", "FILE", "RECORDS", "BASE", "NEW")
+_PATHS = ("DIR", "FILE", "RECORDS", "BASE", "NEW", "LIBRARY", "ORIGINAL", "INCREMENTAL", "OUTPUT")
 
 
 @dataclass(frozen=True)

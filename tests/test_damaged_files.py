@@ -33,6 +33,8 @@ from dispatch_profiler.dispatches import (
     write_bundle,
 )
 from dispatch_profiler.errors import DispatchProfilerError
+from dispatch_profiler.library import Entry, Estimate, Library
+from dispatch_profiler.library.library_json import to_text
 from dispatch_profiler.operations import Distribution, Matmul
 from dispatch_profiler.profiler.compare.pairing import CompareOptions, FailOn, compare_records
 from dispatch_profiler.profiler.compare.render import FORMATS
@@ -157,6 +159,31 @@ def test_a_record_file(tmp_path: Path, data: bytes):
         comparison = one_sentence(lambda: compare_records(records, records, CompareOptions()))
         for write in FORMATS.values() if comparison else ():
             write(comparison, FailOn())
+
+
+LIBRARY = json.loads(
+    to_text(
+        Entry(
+            Dispatch(Matmul(4 + extra, 6, 8), DISPATCHES[1].configuration),
+            Estimate(2.0, 1.0, 3.0),
+            Estimate(1.5, 1.2, float("inf")),
+            Provenance("local-task", "llvm-cpu", "compiler 1", 7, module_key="1", flags=("-O2",)),
+        )
+        for extra in range(2)
+    )
+)
+
+
+@QUICK
+@given(data=damaged(LIBRARY, json_bytes))
+def test_a_library(tmp_path: Path, data: bytes):
+    """What is read of it can be written and read again."""
+    path = tmp_path / "library.json"
+    path.write_bytes(data)
+    library = one_sentence(lambda: Library(Library.load(path).entries))
+    if isinstance(library, Library):
+        library.save(path)
+        assert set(Library.load(path).entries) == set(library.entries)
 
 
 # -- a tree ----------------------------------------------------------------------------------------

@@ -278,6 +278,18 @@ def test_the_search_space_of_the_documents_is_drawn_from(checkout: Path):
     assert [line.endswith(" is valid") for line in lines[3:]] == [False, *[True] * 3, *[False] * 5]
 
 
+def test_the_library_of_the_documents_is_made_listed_and_merged(checkout: Path, capsys):
+    (program,) = blocks("docs/library.md", "python")
+    exec(program, {})
+    assert "Estimate(value=1.99" in capsys.readouterr().out
+    shutil.copytree("tuned", "new")
+
+    lines = commands("docs/library.md")
+    assert {line.split()[1] for line in lines} == {"library", "merge"}
+    for line in lines:
+        assert main(own_arguments(line)) == 0, f"{line}\n{capsys.readouterr().err}"
+
+
 def test_the_faults_of_the_documents_are_those_of_the_file():
     (text,) = blocks("docs/null.md", "yaml")
 
@@ -285,7 +297,7 @@ def test_the_faults_of_the_documents_are_those_of_the_file():
 
 
 def test_every_link_of_the_documents_leads_somewhere():
-    for document in [*DOCUMENTS, "docs/cluster.md", "CONTRIBUTING.md"]:
+    for document in [*DOCUMENTS, "docs/cluster.md", "docs/library.md", "CONTRIBUTING.md"]:
         folder = (ROOT / document).parent
         for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text()):
             assert (folder / link).exists(), f"{document}: {link}"

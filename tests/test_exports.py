@@ -20,7 +20,7 @@ NAMES = {
     "CompileOptions", "CompilerError", "Configuration", "Contraction", "Conv1d", "Conv2d", "Conv3d", "CpuTarget", "CpuTiles",
     "CudaTarget", "Default", "Device", "Dispatch", "DispatchProfilerError", "ElementType", "ElementTypes",
     "Epilogue", "Evaluator", "EvaluatorOptions", "Extern", "Flow", "Formed", "GpuTiles", "IreeCompiler",
-    "KernelObject", "KernelSource", "Launch", "LayerNorm", "LayerNormInputBackward", "LayerNormWeightBackward", "Limits", "ListedConfiguration", "Manifest", "Matmul",
+    "KernelObject", "KernelSource", "Launch", "LayerNorm", "LayerNormInputBackward", "LayerNormWeightBackward", "Library", "Limits", "ListedConfiguration", "Manifest", "Matmul",
     "MeasureOptions", "Measurement", "MissingDependency", "MmaTiles", "Mode", "NullCompiler",
     "NullTarget", "Operation", "Plan", "Program", "Provenance", "Record", "RocmTarget", "RunComparison",
     "Selection", "SimtTiles", "Space", "State", "StopRule", "StoredRecord", "Sweep", "Target", "Tensor",

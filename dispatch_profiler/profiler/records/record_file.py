@@ -270,7 +270,9 @@ def _from_row(row: Mapping[str, Any]) -> StoredRecord:
         else within("measurement", lambda: _measurement(mapping(measured, "measurement"))),
         limit_ms=number(row, "limit_ms", least=0.0),
         reproduce=text(row, "reproduce"),
-        provenance=within("provenance", lambda: _provenance(mapping(row.get("provenance"), "provenance"))),
+        provenance=within(
+            "provenance", lambda: read_provenance(mapping(row.get("provenance"), "provenance"))
+        ),
         tags=text_values(row, "tags"),
         peaks=None if peaks is None else within("peaks", lambda: Peaks.from_dict(mapping(peaks, "peaks"))),
         confirmed=None
@@ -291,7 +293,8 @@ def _verdict(row: Mapping[str, Any]) -> Verdict:
         raise FieldError(f"verdict: {short_repr(row.get('verdict'))} is not a verdict") from None
 
 
-def _provenance(row: Mapping[str, Any]) -> Provenance:
+def read_provenance(row: Mapping[str, Any]) -> Provenance:
+    """The provenance in a JSON object. Raises FieldError."""
     return Provenance(
         device=text(row, "device"),
         target=text(row, "target"),

@@ -1,0 +1,23 @@
+"""Libraries of tuned kernels: for each operation the configuration to use, with its speed and provenance."""
+
+from dispatch_profiler.library.choice import Choice, KeepRule, choose
+from dispatch_profiler.library.entry import NO_SPEED, Entry, Estimate
+from dispatch_profiler.library.library import LIBRARY_FILE, Library, library_file
+from dispatch_profiler.library.merge import Change, Merged, MergeRule, Outcome, merge
+
+__all__ = [
+    "LIBRARY_FILE",
+    "NO_SPEED",
+    "Change",
+    "Choice",
+    "Entry",
+    "Estimate",
+    "KeepRule",
+    "Library",
+    "MergeRule",
+    "Merged",
+    "Outcome",
+    "choose",
+    "library_file",
+    "merge",
+]

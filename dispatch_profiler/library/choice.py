@@ -1,0 +1,151 @@
+"""Chooses what a library keeps: for each operation the fastest verified dispatch that beats the default."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dispatch_profiler.configurations.kinds import KINDS
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.library.entry import Entry, Estimate
+from dispatch_profiler.plurals import counted
+from dispatch_profiler.profiler.records.record import Record, Verdict
+from dispatch_profiler.profiler.records.record_file import StoredRecord
+from dispatch_profiler.profiler.records.speedup import SpeedupsOfRuns, is_default
+from dispatch_profiler.profiler.statistics.comparison import Ratio
+
+
+@dataclass(frozen=True)
+class KeepRule:
+    """Keeps a dispatch if the lower end of its speedup over the default exceeds 1 + `threshold`."""
+
+    threshold: float = 0.0
+
+    def keeps(self, speedup: Estimate) -> bool:
+        """Whether the whole interval lies above the threshold."""
+        return speedup.low > 1.0 + self.threshold
+
+    def best(self, speedups: Sequence[Estimate]) -> int | None:
+        """The index of the fastest that is kept, by its value; None if the default stays.
+
+        A faster one with an interval that is too wide is passed over.
+        """
+        kept = [at for at, each in enumerate(speedups) if self.keeps(each)]
+        return max(kept, key=lambda at: speedups[at].value, default=None)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen for an operation: an entry, or None, which leaves it to the compiler; and the reason."""
+
+    operation: str
+    entry: Entry | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Tried:
+    dispatch: Dispatch
+    record: StoredRecord
+    speedup: Estimate
+
+
+def choose(
+    records: Iterable[Record | StoredRecord],
+    dispatches: Iterable[Dispatch] = (),
+    rule: KeepRule | None = None,
+) -> tuple[Choice, ...]:
+    """The choice for each operation in `records`, in order.
+
+    Stored records have names only: `dispatches` has what they measured, for example those of a tree's manifest. A
+    paired comparison with the default (`Confirmation`) takes precedence over the speedup of separate runs. If a
+    dispatch was measured several times, its last record counts.
+
+    Raises UsageError if the chosen records are of several targets or IREE versions.
+    """
+    every = list(records)
+    known = _known([*dispatches, *(each.dispatch for each in every if isinstance(each, Record))])
+    tried: dict[str, dict[Dispatch, _Tried]] = {}
+    for record, found in SpeedupsOfRuns(records=every).all():
+        of_operation = tried.setdefault(record.operation, {})
+        dispatch = _dispatch_of(record, known)
+        if dispatch is None or is_default(record):
+            continue
+        of_operation.pop(dispatch, None)
+        speedup = _speedup(record, found.vs_default)
+        if speedup is not None and record.verdict is Verdict.SUCCESS and not record.was_interrupted:
+            of_operation[dispatch] = _Tried(dispatch, record, speedup)
+    choices = tuple(_choice(name, list(found.values()), rule or KeepRule()) for name, found in tried.items())
+    _check_software([each.entry for each in choices if each.entry is not None])
+    return choices
+
+
+def _known(dispatches: Iterable[Dispatch]) -> Mapping[str, Dispatch]:
+    """Dispatch by name. Raises UsageError if two share one."""
+    known: dict[str, Dispatch] = {}
+    for dispatch in dispatches:
+        if known.setdefault(dispatch.name, dispatch) != dispatch:
+            raise UsageError(f"two dispatches have the name {dispatch.name}, so its records are ambiguous")
+    return known
+
+
+def _dispatch_of(record: StoredRecord, known: Mapping[str, Dispatch]) -> Dispatch | None:
+    """What `record` measured; None if that is unknown or a library's function."""
+    dispatch = known.get(record.dispatch)
+    if dispatch is None or dispatch.configuration.kind not in KINDS:
+        return None
+    is_same = (
+        record.provider == dispatch.configuration.provider
+        and dict(record.arguments) == dict(dispatch.arguments())
+        and dict(record.configuration_fields) == dict(dispatch.configuration.fields())
+    )
+    return dispatch if is_same else None
+
+
+def _speedup(record: StoredRecord, found: Ratio | None) -> Estimate | None:
+    if record.confirmed is not None:
+        value, low, high = record.confirmed.speed, record.confirmed.low, record.confirmed.high
+        if value is None or value <= 0.0:
+            return None
+        return Estimate(value, max(0.0, min(low or 0.0, value)), max(high or math.inf, value))
+    return None if found is None else Estimate(found.value, found.low, found.high)
+
+
+def _choice(operation: str, tried: Sequence[_Tried], rule: KeepRule) -> Choice:
+    if not tried:
+        return Choice(operation, None, "no verified configuration was measured together with the default")
+    best = rule.best([each.speedup for each in tried])
+    if best is not None:
+        return Choice(operation, _entry(tried[best]), _text(tried[best]))
+    fastest = max(tried, key=lambda each: each.speedup.value)
+    limit = f"{1.0 + rule.threshold:g}x"
+    return Choice(
+        operation, None, f"the lower end of no speedup exceeds {limit}; the fastest is {_text(fastest)}"
+    )
+
+
+def _text(tried: _Tried) -> str:
+    speedup = tried.speedup
+    return f"{tried.record.configuration}: {speedup.value:.2f}x ({speedup.low:.2f}-{speedup.high:.2f})"
+
+
+def _entry(tried: _Tried) -> Entry:
+    measurement, flops = tried.record.measurement, tried.dispatch.operation.flops
+    assert measurement is not None  # it has a speedup
+    low_ms, high_ms = measurement.interval_ms
+    gflops = Estimate(
+        measurement.gflops(flops), flops / high_ms / 1e6, flops / low_ms / 1e6 if low_ms else math.inf
+    )
+    return Entry(tried.dispatch, gflops, tried.speedup, tried.record.provenance)
+
+
+def _check_software(entries: Sequence[Entry]) -> None:
+    found = dict.fromkeys(entry.software for entry in entries)
+    if len(found) > 1:
+        listed = "; ".join(f"{target} with {iree}" for target, iree in found)
+        raise UsageError(
+            f"the records are of {counted(len(found), 'target')} or IREE versions: {listed}",
+            hint="a library is for one target and one IREE version: pass the records of one",
+        )

@@ -1,0 +1,134 @@
+"""`dispatch-profiler library list|show|export`: what a library of tuned kernels holds."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from textwrap import dedent
+
+from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, show, writable
+from dispatch_profiler.compiler import compiler_for
+from dispatch_profiler.dispatches import Selection
+from dispatch_profiler.errors import DispatchProfilerError, UsageError
+from dispatch_profiler.files import write_atomic
+from dispatch_profiler.library.entry import Entry
+from dispatch_profiler.library.library import Library
+from dispatch_profiler.library.listing import FORMATS, shown_rows, table_rows
+from dispatch_profiler.plurals import counted
+from dispatch_profiler.streams import width_of
+from dispatch_profiler.targets import parse_target
+from dispatch_profiler.terminal import aligned
+
+PROG = "dispatch-profiler library"
+
+
+def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
+    """Entry point; returns the exit status."""
+    return run(make_parser(prog), _main, arguments, kept="nothing was written")
+
+
+def make_parser(prog: str = PROG) -> Parser:
+    """The parser of this command."""
+    parser = Parser(prog, "List, show or export the entries of a library of tuned kernels.")
+    parser.add_argument(
+        "action", choices=list(_ACTIONS),
+        help="list: a table; show: everything known of each entry; export: CSV or JSON",
+    )  # fmt: skip
+    parser.add_argument("library", metavar="LIBRARY", help="folder with a library.json")
+    parser.add_argument(
+        "operations", nargs="?", default="", metavar="OPERATION,...",
+        help="only operations whose full name matches a glob or a regular expression",
+    )  # fmt: skip
+    parser.add_argument(
+        "--operation-kind", "--op-kind", default="", metavar="KIND,...",
+        help="only these kinds, such as matmul or conv2d (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--format", choices=list(FORMATS), help="format of export (default: that of --output, or csv)"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="file that export writes (default: standard output)"
+    )
+    return parser
+
+
+def _main(options: argparse.Namespace) -> int:
+    if options.action != "export" and (options.format or options.output):
+        raise UsageError(
+            f"{options.action} has no --format and no --output",
+            hint=f"dispatch-profiler library export {options.library} writes CSV and JSON",
+        )
+    if options.action == "show" and not options.operations:
+        raise UsageError(
+            "show requires an operation", hint=f"dispatch-profiler library list {options.library} lists them"
+        )
+    library = Library.load(folder(options.library))
+    entries = _chosen(library, Selection.parse(options.operations, options.operation_kind))
+    _ACTIONS[options.action](entries, options)
+    for hint in retune_hints(entries):
+        say(f"hint: {hint}")
+    return SUCCESS
+
+
+def _chosen(library: Library, selection: Selection) -> Sequence[Entry]:
+    if not len(library):
+        return ()
+    return selection.choose(
+        library.entries, lambda entry: entry.operation.kind, lambda entry: entry.operation.name
+    )
+
+
+def _list(entries: Sequence[Entry], options: argparse.Namespace) -> None:
+    if entries:
+        show(_aligned(table_rows(entries)))
+    say(counted(len(entries), "entry"))
+
+
+def _show(entries: Sequence[Entry], options: argparse.Namespace) -> None:
+    show("\n\n".join(_aligned(shown_rows(entry)) for entry in entries))
+
+
+def _aligned(rows: Iterable[Sequence[str]]) -> str:
+    """Columns for standard output, without the indentation that messages have."""
+    return dedent(aligned(rows, width_of(sys.stdout)))
+
+
+def _export(entries: Sequence[Entry], options: argparse.Namespace) -> None:
+    output = writable("--output", options.output) if options.output else None
+    suffix = output.suffix.removeprefix(".") if output is not None else ""
+    text = FORMATS[options.format or (suffix if suffix in FORMATS else "csv")](entries)
+    if output is None:
+        show(text.removesuffix("\n"))
+        return
+    write_atomic(output, text)
+    say(f"Writing {counted(len(entries), 'entry')} to {output}")
+
+
+_ACTIONS = {"list": _list, "show": _show, "export": _export}
+
+
+def retune_hints(entries: Sequence[Entry]) -> list[str]:
+    """A sentence for each compiler other than the installed one that entries were measured with."""
+    counts: dict[tuple[str, str], int] = {}
+    for entry in entries:
+        counts[entry.software] = counts.get(entry.software, 0) + 1
+    hints = []
+    for (target, iree), count in counts.items():
+        installed = _installed(target)
+        if installed and not f"{iree},".startswith(f"compiler {installed},"):
+            hints.append(
+                f"tune again after this upgrade of the compiler: {counted(count, 'entry')} for {target} measured "
+                f"with {iree}, but {installed} is installed"
+            )
+    return hints
+
+
+def _installed(target: str) -> str:
+    """The revision of the installed compiler for `target`; empty if it is not installed."""
+    try:
+        parsed = parse_target(target)
+        return compiler_for(parsed).revision if find_spec("iree.compiler") else ""
+    except (DispatchProfilerError, ModuleNotFoundError):
+        return ""

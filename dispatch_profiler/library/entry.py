@@ -1,0 +1,54 @@
+"""An entry of a library: the configuration to use for an operation, how fast it is, and how that is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.records.record import Provenance
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95 % interval; an end that the samples do not determine is 0 or infinite."""
+
+    value: float
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.low <= self.value <= self.high:
+            raise ValueError(f"expected 0 <= low <= value <= high, but got {self}")
+
+
+#: The speed of an entry that any other entry replaces (`merge --no_eff`).
+NO_SPEED = Estimate(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tuned dispatch.
+
+    `gflops` is its speed in GFLOP/s, `speedup` that over the compiler's default (2 is twice as fast).
+    `provenance` has the machine, the target, the IREE version, all compiler flags and the content key of the
+    module that was measured.
+    """
+
+    dispatch: Dispatch
+    gflops: Estimate
+    speedup: Estimate
+    provenance: Provenance
+
+    @property
+    def operation(self) -> Operation:
+        return self.dispatch.operation
+
+    @property
+    def software(self) -> tuple[str, str]:
+        """What the entry is for: the target and the IREE version."""
+        return self.provenance.target, self.provenance.iree
+
+    def without_speed(self) -> Entry:
+        """A copy that every other entry replaces when libraries are merged."""
+        return replace(self, gflops=NO_SPEED)

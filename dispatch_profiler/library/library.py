@@ -1,0 +1,127 @@
+"""A library: for each operation, the configuration that was found to be faster than the compiler's default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.files import read_bounded, write_atomic
+from dispatch_profiler.json_fields import FieldError, mapping, parse_json, rows, text
+from dispatch_profiler.library.choice import KeepRule, choose
+from dispatch_profiler.library.entry import Entry
+from dispatch_profiler.library.library_json import check_header, entry_of, origins_of, to_text
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.records.record import Provenance, Record
+from dispatch_profiler.profiler.records.record_file import StoredRecord
+
+#: The file in a library's folder that everything else is derived from.
+LIBRARY_FILE = "library.json"
+#: Far above any library: one of ten thousand entries takes 8 MB.
+_LARGEST_FILE = 2**28
+
+
+class Library:
+    """Entries, at most one for each operation.
+
+    Read from a file, an entry is constructed and checked when it is first used, so that a large library
+    loads quickly. Raises UsageError then if it is damaged.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._items: list[Entry | Mapping[str, Any]] = list(entries)
+        self._where = "the library"
+        self._origins: tuple[Provenance, ...] = ()
+        names = (entry.operation.name for entry in self._items if isinstance(entry, Entry))
+        self._places = _places(names)
+        _ = self.entries
+
+    @classmethod
+    def from_records(
+        cls,
+        records: Iterable[Record | StoredRecord],
+        dispatches: Iterable[Dispatch] = (),
+        rule: KeepRule | None = None,
+    ) -> Library:
+        """The best verified record of each operation that is faster than the default by its interval.
+
+        See `choose`, which also returns why an operation has no entry.
+        """
+        choices = choose(records, dispatches, rule or KeepRule())
+        return cls(each.entry for each in choices if each.entry is not None)
+
+    @classmethod
+    def load(cls, path: Path) -> Library:
+        """Read a folder with `library.json`, or such a file. Raises UsageError."""
+        file = library_file(path)
+        library = cls()
+        library._where = str(file)
+        try:
+            data = mapping(parse_json(read_bounded(file, _LARGEST_FILE)))
+            check_header(data)
+            library._origins = origins_of(data)
+            found = rows(data, "entries")
+            library._items = list(found)
+            library._places = _places(text(row, "name") for row in found)
+        except FieldError as error:
+            raise UsageError(
+                f"{file}: not a library ({error})", hint="name a folder with a library.json"
+            ) from error
+        return library
+
+    def save(self, path: Path) -> Path:
+        """Write `library.json` atomically to the folder `path`, or to the file `path`; returns the file."""
+        file = library_file(path)
+        write_atomic(file, to_text(self.entries))
+        return file
+
+    def find(self, operation: Operation) -> Entry | None:
+        """The entry of `operation`; None if it has none."""
+        found = (self._entry(at) for at in self._places.get(operation.name, ()))
+        return next((entry for entry in found if entry.operation == operation), None)
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All entries. Raises UsageError if one is damaged or if an operation has two."""
+        found = tuple(map(self._entry, range(len(self._items))))
+        seen: set[Operation] = set()
+        for entry in found:
+            if entry.operation in seen:
+                raise UsageError(f"{self._where}: {entry.operation.name} has two entries")
+            seen.add(entry.operation)
+        return found
+
+    @property
+    def software(self) -> tuple[tuple[str, str], ...]:
+        """Each (target, IREE version) that entries were measured with."""
+        return tuple(dict.fromkeys(entry.software for entry in self.entries))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def _entry(self, at: int) -> Entry:
+        item = self._items[at]
+        if isinstance(item, Entry):
+            return item
+        try:
+            entry = entry_of(item, self._origins)
+        except FieldError as error:
+            name = str(item.get("name"))[:100]
+            raise UsageError(f"{self._where}, entry {at + 1} ({name}): {error}") from error
+        self._items[at] = entry
+        return entry
+
+
+def library_file(path: Path) -> Path:
+    """`path` if it names a JSON file, otherwise the library's file in the folder `path`."""
+    return path if path.suffix == ".json" and not path.is_dir() else path / LIBRARY_FILE
+
+
+def _places(names: Iterable[str]) -> Mapping[str, Sequence[int]]:
+    """Name of an operation -> the indices of its entries."""
+    places: dict[str, list[int]] = {}
+    for at, name in enumerate(names):
+        places.setdefault(name, []).append(at)
+    return places

@@ -1,0 +1,113 @@
+"""Merges two libraries: for each operation, which entry the result has and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.library.entry import Entry
+from dispatch_profiler.library.library import Library
+from dispatch_profiler.operations import Operation
+
+
+class Outcome(str, Enum):
+    """What happened to an entry of the incremental library."""
+
+    #: The operation had no entry.
+    ADDED = "added"
+    #: It is faster than the known entry, or that has no speed.
+    REPLACED = "replaced"
+    #: It is not faster, and replaced the known entry nevertheless.
+    FORCED = "forced"
+    #: It is not faster; the known entry stays.
+    KEPT = "kept"
+
+
+@dataclass(frozen=True)
+class MergeRule:
+    """Decides from speeds in GFLOP/s alone. With `force`, every incremental entry replaces the known one."""
+
+    force: bool = True
+
+    def outcome(self, known: float | None, new: float) -> Outcome:
+        """The outcome for an entry of speed `new`; `known` is None without an entry, 0 for one without a speed."""
+        if known is None:
+            return Outcome.ADDED
+        if known == 0.0 or new > known:
+            return Outcome.REPLACED
+        return Outcome.FORCED if self.force else Outcome.KEPT
+
+
+@dataclass(frozen=True)
+class Change:
+    """One entry of the incremental library, the known entry of its operation, if any, and the outcome."""
+
+    outcome: Outcome
+    new: Entry
+    known: Entry | None
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The merged library, and a change for each entry of the incremental one."""
+
+    library: Library
+    changes: tuple[Change, ...]
+
+    def count(self, outcome: Outcome) -> int:
+        """How many entries had this outcome."""
+        return sum(change.outcome is outcome for change in self.changes)
+
+
+def merge(
+    base: Library,
+    incremental: Library,
+    *,
+    force: bool = True,
+    keep_speeds: bool = True,
+    allow_mismatch: bool = False,
+) -> Merged:
+    """Merge `incremental` into `base`; neither is changed.
+
+    Entries of operations that only one side has are taken over. Without `keep_speeds`, merged entries have
+    speed 0, so that any later entry replaces them. Speeds are compared before that.
+
+    Raises UsageError if `incremental` is for a target or an IREE version that `base` is not for, unless
+    `allow_mismatch`.
+    """
+    if not allow_mismatch:
+        _check_software(base, incremental)
+    rule = MergeRule(force)
+    found: dict[Operation, Entry] = {entry.operation: entry for entry in base.entries}
+    changes = [_change(rule, found, new) for new in incremental.entries]
+    for change in changes:
+        if change.outcome is not Outcome.KEPT:
+            found[change.new.operation] = change.new if keep_speeds else change.new.without_speed()
+    return Merged(Library(found.values()), tuple(changes))
+
+
+def _change(rule: MergeRule, found: Mapping[Operation, Entry], new: Entry) -> Change:
+    known = found.get(new.operation)
+    speed = None if known is None else known.gflops.value
+    return Change(rule.outcome(speed, new.gflops.value), new, known)
+
+
+def machines(library: Library) -> tuple[str, ...]:
+    """The names of the machines that its entries were measured on."""
+    return tuple(dict.fromkeys(entry.provenance.machine.name for entry in library.entries))
+
+
+def _check_software(base: Library, incremental: Library) -> None:
+    known = base.software
+    foreign = [each for each in incremental.software if each not in known]
+    if known and foreign:
+        raise UsageError(
+            f"ORIGINAL is for {_listed(known)}, but INCREMENTAL has entries for {_listed(foreign)}",
+            hint="tune again for the target and the IREE version of ORIGINAL, or add --allow-mismatch",
+        )
+
+
+def _listed(software: tuple[tuple[str, str], ...] | list[tuple[str, str]]) -> str:
+    return "; ".join(f"{target} with {iree}" for target, iree in software)
