@@ -9,11 +9,10 @@ line of benchmarks/workloads/miopen_commands.txt in their fastest form.
 from __future__ import annotations
 
 import math
-import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from dispatch_profiler.operations import (
     Conv1d,
     Conv2d,
     Conv3d,
-    ElementTypes,
     Epilogue,
     LayerNorm,
     LayerNormInputBackward,
@@ -44,6 +42,7 @@ from dispatch_profiler.profiler.records.record import Record
 from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.workloads import Workload, WorkloadEntry
+from dispatch_profiler.workloads.miopen import miopen_operations
 
 TARGET = parse_target("llvm-cpu")
 FHWC = "nhwc_fhwc_nhwc"
@@ -189,44 +188,10 @@ def speed_row(work: Work, seconds: float) -> Row:
 
 # -- the operations of a real workload -------------------------------------------------------------
 
-_MODES = {"1": "forward", "2": "input_backward", "4": "weight_backward"}
-_TYPES = {"conv": "f32", "convfp16": "f16", "convbfp16": "bf16"}
-
-
-def operation_of(command: str) -> Operation:
-    """The convolution of one line for MIOpenDriver, of those that the file has."""
-    name, *words = command.split()
-    given = dict(re.findall(r"--?(\w+) (\S+)", " ".join(words)))
-    number = {key: int(value) for key, value in given.items() if value.isdigit()}
-    is_3d = given.get("spatial_dim") == "3"
-    fields = {
-        key: number[letter]
-        for key, letter in zip("nchwkrs", ("n", "c", "H", "W", "k", "y", "x"), strict=True)
-    }
-    depth = {"d": number["in_d"], "t": number["fil_d"]} if is_3d else {}
-
-    def each(first: str, *letters: str) -> tuple[int, ...]:
-        return (*((number[first],) if is_3d else ()), *(number[letter] for letter in letters))
-
-    axes = "dhw" if is_3d else "hw"
-    kind: Callable[..., Operation] = Conv3d if is_3d else Conv2d
-    type_ = _TYPES[name]
-    return kind(
-        **fields,
-        **depth,
-        stride=each("conv_stride_d", "u", "v"),
-        padding=each("pad_d", "p", "q"),
-        dilation=each("dilation_d", "l", "j"),
-        groups=number["g"],
-        layout=f"n{axes}c_f{axes}c_n{axes}c",
-        types=ElementTypes(type_, type_, type_),
-        mode=_MODES[given["F"]],
-    )
-
 
 def command_rows(commands: Sequence[str]) -> Iterator[Row]:
     """Generate, compile and verify the operations of all lines in their fastest form."""
-    operations = tuple(dict.fromkeys(map(operation_of, commands)))
+    operations = tuple(dict.fromkeys(each for line in commands for each in miopen_operations(line)))
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         tree = compiled(Path(folder), fastest_plan(operations, only_fastest=True))

@@ -151,7 +151,10 @@ if TYPE_CHECKING:
         Sweep as Sweep,
         Workload as Workload,
         WorkloadEntry as WorkloadEntry,
+        WorkloadReading as WorkloadReading,
+        read_workload as read_workload,
         sweep_workload as sweep_workload,
+        write_workload as write_workload,
     )
 
 __version__ = "0.1.0"
@@ -215,7 +218,10 @@ _PROVIDED = {
         "Sweep",
         "Workload",
         "WorkloadEntry",
+        "WorkloadReading",
+        "read_workload",
         "sweep_workload",
+        "write_workload",
     ),
     "dispatches": (
         "Dispatch",

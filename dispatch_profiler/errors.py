@@ -8,6 +8,8 @@
         TargetError             an unknown target, or one that does not fit
         TreeError               a missing, foreign or damaged tree
         SelectionError          a pattern or kind that selects nothing
+        WorkloadError           a damaged workload, or a damaged line of one
+          UnsupportedFeature      a valid line that no operation can express
       ToolError               an external program failed                     exit status 1
         CompilerError             the compiler rejected a module; has its diagnostics
         WorkerCrashed             a worker process died
@@ -78,6 +80,14 @@ class TreeError(UsageError):
 
 class SelectionError(UsageError):
     """A pattern or a kind selects nothing."""
+
+
+class WorkloadError(UsageError):
+    """A workload, or a line of one, is damaged."""
+
+
+class UnsupportedFeature(WorkloadError):
+    """A line of a workload is valid, but no operation can express it."""
 
 
 class ToolError(DispatchProfilerError):

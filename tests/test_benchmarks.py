@@ -11,8 +11,6 @@ import pytest
 from scipy import stats
 from script_helpers import ROOT, load_script
 
-from dispatch_profiler.operations import Conv3d, ElementTypes
-
 tables = load_script("benchmarks/_table.py")
 figures = load_script("benchmarks/_figures.py")
 measurement = load_script("benchmarks/measurement.py")
@@ -169,32 +167,3 @@ def test_a_hundred_operations_are_repeated_and_quick_takes_some_of_every_extent(
     for extent in ("m", "n", "k"):
         extents = [{getattr(operation, extent) for operation in s.repeated} for s in (FULL, QUICK)]
         assert extents[0] == extents[1]
-
-
-# -- operations ------------------------------------------------------------------------------------
-
-
-def test_every_command_of_the_workload_is_an_operation_of_its_own():
-    lines = [line for line in operations.COMMANDS.read_text().splitlines() if line.startswith("conv")]
-    found = [operations.operation_of(line) for line in lines]
-    assert len(set(found)) == len(lines) == 42
-    assert {each.kind for each in found} == {"conv2d", "conv3d"}
-    assert {each.mode for each in found} == {"forward", "input_backward", "weight_backward"}
-
-
-def test_a_command_of_miopen_becomes_a_convolution():
-    command = (
-        "convbfp16 -n 16 -c 288 --in_d 4 -H 48 -W 32 -k 288 --fil_d 3 -y 1 -x 1 --pad_d 1 -p 0 -q 0 "
-        "--conv_stride_d 1 -u 2 -v 1 --dilation_d 1 -l 1 -j 1 --spatial_dim 3 -m conv -g 3 -F 2 -t 1 "
-        "--iter 100 --in_layout NDHWC --out_layout NDHWC --fil_layout NDHWC"
-    )
-    bf16 = ElementTypes("bf16", "bf16", "bf16")
-    assert operations.operation_of(command) == Conv3d(
-        *(16, 4, 48, 32, 288, 288, 3, 1, 1),
-        stride=(1, 2, 1),
-        padding=(1, 0, 0),
-        groups=3,
-        layout="ndhwc_fdhwc_ndhwc",
-        types=bf16,
-        mode="input_backward",
-    )

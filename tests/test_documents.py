@@ -34,6 +34,7 @@ DOCUMENTS = [
     "docs/compare.md",
     "docs/report.md",
     "docs/bundles.md",
+    "docs/workloads.md",
 ]
 #: Faults in them end a worker process, or keep it from ending.
 WITH_FAULTS = ("docs/null.md", "docs/report.md")
@@ -90,7 +91,15 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_cache: None
     folder.mkdir()
     for name, text in FEW.items():
         (folder / f"few_{name}.yaml").write_text(text)
-    for name in ("generator.py", "compile.py", "profiler.py", "dispatch_profiler", "docs"):
+    for name in (
+        "generator.py",
+        "compile.py",
+        "profiler.py",
+        "dispatch_profiler",
+        "docs",
+        "benchmarks",
+        "tests",
+    ):
         (folder / name).symlink_to(ROOT / name)
     monkeypatch.chdir(folder)
     # `python` is the interpreter of the tests, wherever that lies.
@@ -294,6 +303,28 @@ def test_the_faults_of_the_documents_are_those_of_the_file():
     (text,) = blocks("docs/null.md", "yaml")
 
     assert text == (ROOT / "docs/faults.yaml").read_text()
+
+
+def test_the_workload_of_the_documents_is_read():
+    from dispatch_profiler import Conv2d, read_workload
+
+    (text,) = blocks("docs/workloads.md", "yaml")
+    Path("own.yaml").write_text(text)
+
+    found = read_workload(Path("own.yaml"))
+    assert not found.skipped
+    assert [entry.count for entry in found.workload.entries] == [48, 1]
+    assert found.workload.operations[1] == Conv2d(1, 56, 56, 64, 64, 3, 3, padding=(1, 1))
+
+
+def test_the_workload_program_of_the_documents_runs(checkout: Path):
+    (program,) = blocks("docs/workloads.md", "python")
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 4
+    assert 'count": 10, "origin": "mine"' in Path("workload.yaml").read_text()
 
 
 def test_every_link_of_the_documents_leads_somewhere():

@@ -25,11 +25,11 @@ NAMES = {
     "NullTarget", "Operation", "Plan", "Program", "Provenance", "Record", "RocmTarget", "RunComparison",
     "Selection", "SimtTiles", "Space", "State", "StopRule", "StoredRecord", "Sweep", "Target", "Tensor",
     "Tree", "TreeCandidates", "TritonRows", "TritonTiles", "UsageError", "Verdict", "VulkanTarget", "Workload",
-    "WorkloadEntry", "build_key", "build_request", "compare_records", "compile_tree", "compiler_for",
+    "WorkloadEntry", "WorkloadReading", "build_key", "build_request", "compare_records", "compile_tree", "compiler_for",
     "configuration_from_dict", "draw_valid", "emit", "fastest_form", "load_configurations", "load_manifest",
-    "open_device", "operation_from_dict", "parse_target", "plan_generation", "read_records",
+    "open_device", "operation_from_dict", "parse_target", "plan_generation", "read_records", "read_workload",
     "rejection_reason", "render_module", "render_page", "shipped_configurations", "spaces",
-    "sweep_workload", "unpacked", "write_bundle",
+    "sweep_workload", "unpacked", "write_bundle", "write_workload",
 }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from dispatch_profiler.dispatches.dispatch import Dispatch
@@ -73,10 +73,19 @@ class OperationEntry:
     source_sha256: str
     dispatches: tuple[DispatchEntry, ...]
     modules: tuple[ModuleEntry, ...] = ()
+    #: How often the workload runs it, and where that was read, as of the last time it was generated.
+    count: int = 1
+    origin: str = ""
 
     def same_source(self, other: OperationEntry) -> bool:
         """Whether `other` has the same source and dispatches, and all modules here are for its target."""
         return _made(self) == _made(other) and all(m.target == other.target for m in self.modules)
+
+    def with_use_of(self, other: OperationEntry) -> OperationEntry:
+        """This entry with the count and the origin of `other`; itself if they are equal."""
+        if (self.count, self.origin) == (other.count, other.origin):
+            return self
+        return replace(self, count=other.count, origin=other.origin)
 
     def module_of(self, dispatch: Dispatch) -> ModuleEntry | None:
         """The module that holds `dispatch`; None until it is compiled."""

@@ -146,11 +146,13 @@ def add_generated(tree: Tree, entries: Iterable[OperationEntry], last: Snapshot 
             known, lines = _entries_on_disk(tree), {}
         for entry in entries:
             old = known.get(entry.operation)
-            if old is not None and old.same_source(entry):
+            same = old is not None and old.same_source(entry)
+            new = old.with_use_of(entry) if old is not None and same else entry
+            if new is old:
                 continue
-            if old is not None:
+            if old is not None and not same:
                 _remove_dropped(tree, old, entry)
-            known[entry.operation] = entry
+            known[entry.operation] = new
             lines.pop(entry.operation, None)
         for operation in known.keys() - lines.keys():
             lines[operation] = operation_line(known[operation])

@@ -5,6 +5,8 @@
 | 1 | a module may lack `target` (its operation's is used) and `flags`; a dispatch may lack `is_transient` |
 | 2 | |
 
+An operation that was written without `count` or `origin` has 1 and "".
+
 Lines of the journal have no version: rows of both are read alike.
 """
 
@@ -59,6 +61,8 @@ def operation_line(entry: OperationEntry) -> str:
         "operation": entry.operation.to_dict(),
         "target": entry.target,
         "source_sha256": entry.source_sha256,
+        "count": entry.count,
+        "origin": entry.origin,
         "dispatches": [
             {
                 "name": d.dispatch.name,
@@ -103,6 +107,8 @@ def operation_of(row: Mapping[str, Any]) -> OperationEntry:
         target=text(row, "target"),
         source_sha256=text(row, "source_sha256"),
         dispatches=tuple(_dispatch(operation, each) for each in rows(row, "dispatches")),
+        count=whole(row, "count", least=1, default=1),
+        origin=text(row, "origin", ""),
     )
     modules = {d.dispatch.configuration.module for d in entry.dispatches}
     for each in rows(row, "modules"):

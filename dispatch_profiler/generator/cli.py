@@ -7,10 +7,12 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from dispatch_profiler.command import (
+    FAILED,
     SUCCESS,
     Parser,
     add_tree_arguments,
@@ -19,6 +21,7 @@ from dispatch_profiler.command import (
     run,
     say,
     warn,
+    writable,
 )
 from dispatch_profiler.configurations import (
     ListedConfiguration,
@@ -33,6 +36,7 @@ from dispatch_profiler.errors import RangeError
 from dispatch_profiler.generator.emit import check_tree, emit
 from dispatch_profiler.generator.plan import Choices, LeftOut, Plan, plan_generation
 from dispatch_profiler.generator.type_options import TypedOptions, TypeTexts, parse_types
+from dispatch_profiler.generator.workload_files import read_files
 from dispatch_profiler.operations import (
     CONVOLUTION_KINDS,
     ELEMENT_TYPES,
@@ -46,7 +50,7 @@ from dispatch_profiler.operations import (
 )
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.targets import DEFAULT_TARGET, FAMILIES, Target, parse_target
-from dispatch_profiler.workloads import Sweep, Workload, sweep_workload
+from dispatch_profiler.workloads import Sweep, Workload, sweep_workload, write_workload
 
 PROG = "generator.py"
 T = TypeVar("T")
@@ -55,6 +59,7 @@ _MAX_LINES = 100
 #: Maximum left-out items and reasons that are listed without --verbose.
 _MAX_NAMED, _MAX_REASONS = 20, 5
 _RANGE = "V | START:END[:STEP],..."
+_TYPE_OPTIONS = ("lhs", "rhs", "result", "layout", "epilogue")
 _LAYOUT_HELP = (
     "of matrix products: tt, tn, nt, nn (lhs, rhs); of convolutions: nwc, ncw, nhwc, nchw, ndhwc, ncdhw, or the layouts "
     "of input, filter and output, such as nhwc_fhwc_nhwc"
@@ -71,12 +76,8 @@ def _main(options: argparse.Namespace) -> int:
     if target.note:
         warn(target.note)
     selection = Selection.parse(options.dispatches, options.operation_kind)
-    texts = TypeTexts(options.lhs, options.rhs, options.result, options.layout)
-    shapes = _shapes(options)
-    typed = parse_types(texts, selection.kinds, shapes.get("conv_mode", ("forward",)))
-    result = sweep_workload(_sweep(options, shapes, typed, selection.kinds))
-    _warn_about_ends(options)
-    _warn_about_layouts(typed, result.workload)
+    save_to = writable("--save-workload", options.save_workload) if options.save_workload else None
+    requested = _read_workload(options) if options.workload else _swept(options, selection)
     choices = Choices(
         _entries(options.configurations, target),
         selection,
@@ -84,10 +85,42 @@ def _main(options: argparse.Namespace) -> int:
         options.default_config == "only",
         adds_fastest=not options.configurations and options.default_config != "only",
     )
-    plan = plan_generation(result.workload, target, choices)
+    plan = plan_generation(requested.workload, target, choices)
     _generate(plan, Tree(folder(options.generated_dir)), options)
-    _summarize(plan, typed.left_out, result.left_out, options)
-    return SUCCESS
+    if save_to and not options.dry_run:
+        write_workload(requested.workload, save_to)
+    _summarize(plan, requested.left_out, requested.points, options)
+    return FAILED if requested.has_damage else SUCCESS
+
+
+@dataclass(frozen=True)
+class _Requested:
+    """The operations to generate, and what was left out of the request: types, and points of the sweep."""
+
+    workload: Workload
+    left_out: tuple[LeftOut, ...] = ()
+    points: tuple[str, ...] = ()
+    #: Whether a file has damaged lines.
+    has_damage: bool = False
+
+
+def _swept(options: argparse.Namespace, selection: Selection) -> _Requested:
+    """The operations of the sweep that the options describe."""
+    texts = TypeTexts(options.lhs, options.rhs, options.result, options.layout)
+    shapes = _shapes(options)
+    typed = parse_types(texts, selection.kinds, shapes.get("conv_mode", ("forward",)))
+    result = sweep_workload(_sweep(options, shapes, typed, selection.kinds))
+    _warn_about_ends(options)
+    _warn_about_layouts(typed, result.workload)
+    return _Requested(result.workload, typed.left_out, result.left_out)
+
+
+def _read_workload(options: argparse.Namespace) -> _Requested:
+    """The operations of the files of --workload."""
+    shapes = [each.spellings[0] for each in _shape_options() if getattr(options, each.name) is not None]
+    types = [f"--{name}" for name in _TYPE_OPTIONS if getattr(options, name) is not None]
+    reading = read_files(options, [*shapes, *types])
+    return _Requested(reading.workload, has_damage=bool(reading.damaged))
 
 
 def _generate(plan: Plan, tree: Tree, options: argparse.Namespace) -> None:
@@ -123,6 +156,7 @@ def make_parser(prog: str = PROG) -> Parser:
     """The parser of the command's arguments."""
     parser = Parser(prog, "Generate MLIR dispatches: operations crossed with tuning configurations.")
     add_tree_arguments(parser)
+    _add_workload_arguments(parser)
     shapes = parser.add_argument_group(
         "problem shapes", "Given shapes replace the predefined ones. The end of a range is included."
     )
@@ -175,6 +209,21 @@ def make_parser(prog: str = PROG) -> Parser:
     return parser
 
 
+def _add_workload_arguments(parser: Parser) -> None:
+    workloads = parser.add_argument_group("workloads")
+    workloads.add_argument(
+        "--workload",
+        action="append",
+        metavar="FILE",
+        help="generate the operations of a hipBLASLt log, of MIOpen commands or of a workload.yaml; may be repeated",
+    )
+    workloads.add_argument(
+        "--save-workload",
+        metavar="FILE",
+        help="also write the operations, with their counts and origins, as a workload.yaml",
+    )
+
+
 def _shape_options() -> tuple[ShapeOption, ...]:
     """Shape options of all kinds, without duplicates."""
     return tuple(dict.fromkeys(option for kind in KINDS.values() for option in kind.shape_options))
@@ -192,7 +241,6 @@ def _sweep(
     typed: TypedOptions,
     kinds: tuple[str, ...],
 ) -> Sweep:
-    given = ("lhs", "rhs", "result", "layout", "epilogue")
     return Sweep(
         kinds,
         SweepOptions(
@@ -202,7 +250,7 @@ def _sweep(
             conv_layouts=typed.conv_layouts,
             epilogues=Epilogue.parse_list("none" if options.epilogue is None else options.epilogue),
         ),
-        tuple(name for name in given if getattr(options, name)),
+        tuple(name for name in _TYPE_OPTIONS if getattr(options, name)),
     )
 
 

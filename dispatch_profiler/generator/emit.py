@@ -13,6 +13,7 @@ from dispatch_profiler.errors import TargetError, TreeError, UsageError
 from dispatch_profiler.files import read_bounded, sha256, write_atomic
 from dispatch_profiler.generator.plan import Plan
 from dispatch_profiler.generator.render import render_module
+from dispatch_profiler.workloads import WorkloadEntry
 
 #: Operations written before the first update of the manifest.
 _FEWEST = 15
@@ -26,20 +27,27 @@ def emit(plan: Plan, tree: Tree) -> Iterator[tuple[Path, tuple[Dispatch, ...]]]:
     was written; after `kill -9` it has at least about half.
     """
     known = {entry.operation: entry for entry in check_tree(plan, tree)}
+    uses = {entry.operation: entry for entry in plan.workload.entries}
     entries: list[OperationEntry] = []
     written = 0
     last: Snapshot | None = None
     try:
         for operation, dispatches in plan.groups:
             text = render_module(operation, dispatches)
+            use = uses.get(operation, WorkloadEntry(operation))
             entry = OperationEntry(
-                operation, plan.target.name, sha256(text.encode()), tuple(map(DispatchEntry, dispatches))
+                operation,
+                plan.target.name,
+                sha256(text.encode()),
+                tuple(map(DispatchEntry, dispatches)),
+                count=use.count,
+                origin=use.origin,
             )
             path = tree.source(operation)
             old = known.get(operation)
             if not _has_content(path, text):
                 _write(path, text)
-            entries.append(old if old is not None and old.same_source(entry) else entry)
+            entries.append(old.with_use_of(entry) if old is not None and old.same_source(entry) else entry)
             # Each update writes the whole manifest, so they get rarer as it grows.
             if len(entries) > max(written, _FEWEST):
                 last = add_generated(tree, entries, last)

@@ -28,12 +28,14 @@ class Plan:
     """What to generate: the dispatches of each operation, and what was left out.
 
     `unused` has the entries of a configuration file that fit none of their operations.
+    `workload` has the count and the origin of each operation.
     """
 
     target: Target
     groups: tuple[tuple[Operation, tuple[Dispatch, ...]], ...]
     left_out: tuple[LeftOut, ...] = ()
     unused: tuple[LeftOut, ...] = ()
+    workload: Workload = Workload(())
 
     @property
     def dispatch_count(self) -> int:
@@ -78,7 +80,7 @@ def plan_generation(workload: Workload, target: Target, choices: Choices) -> Pla
     for dispatch in chosen:
         groups.setdefault(dispatch.operation, []).append(dispatch)
     planned = tuple((operation, tuple(group)) for operation, group in groups.items())
-    return Plan(target, planned, tuple(left_out), unused)
+    return Plan(target, planned, tuple(left_out), unused, workload)
 
 
 def _unused(

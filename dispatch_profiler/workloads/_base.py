@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dispatch_profiler.operations import Operation
 
@@ -29,9 +29,9 @@ class Workload:
 
 def merged(entries: list[WorkloadEntry]) -> Workload:
     """A workload that merges entries with equal operations and adds up their counts."""
-    counts: dict[Operation, int] = {}
-    origins: dict[Operation, str] = {}
+    found: dict[Operation, WorkloadEntry] = {}
     for entry in entries:
-        counts[entry.operation] = counts.get(entry.operation, 0) + entry.count
-        origins.setdefault(entry.operation, entry.origin)
-    return Workload(tuple(WorkloadEntry(op, count, origins[op]) for op, count in counts.items()))
+        first = found.setdefault(entry.operation, entry)
+        if first is not entry:
+            found[entry.operation] = replace(first, count=first.count + entry.count)
+    return Workload(tuple(found.values()))

@@ -1,0 +1,81 @@
+"""Parses the lines of a hipBLASLt log: YAML flow maps of scalars, `- {function: matmul, M: 768, ...}`.
+
+PyYAML takes 300 microseconds and more for a line of such a log. This parser accepts only what a log contains:
+one map on one line, plain and quoted scalars, nothing nested.
+"""
+
+from __future__ import annotations
+
+import re
+
+from dispatch_profiler.errors import WorkloadError, short_repr
+
+#: The longest line: one of mask 128 with its kernel's name has about 1,500 characters.
+MOST_CHARACTERS = 10_000
+_KEY = r"[A-Za-z_][\w.+-]{0,99}"
+#: A line as hipBLASLt writes it.
+_PAIR = r"[A-Za-z_]\w*+: [\w.+-]++"
+_USUAL = re.compile(rf"- \{{((?:{_PAIR}, )*+{_PAIR})\}}\s*", re.ASCII)
+_PLAIN = r"(?:[\w.+/(]|-(?=[\w.+/(]))[\w.+/()-]*(?: +[\w.+/()-]+)*"
+_FIELD = re.compile(
+    rf" *(?P<key>{_KEY}) *:(?:(?: +(?P<plain>{_PLAIN})| +'(?P<single>(?:[ !-&(-~]|'')*)'"
+    r'| +"(?P<double>[ !#-\[\]-~]*)")?) *(?P<end>[,}])',
+    re.ASCII,
+)
+_OPENING = re.compile(r"- +\{")
+_ENDING = re.compile(r" *(?: #.*)?\s*")
+
+
+def parse_flow_map(line: str) -> dict[str, str]:
+    """The fields of one line, with every value as text: `- {M: 768, bias_vector: true}` -> {"M": "768", ...}.
+
+    A field without a value is "". Raises WorkloadError for anything else than one flat map.
+    """
+    if len(line) > MOST_CHARACTERS:
+        raise WorkloadError(f"the line has more than {MOST_CHARACTERS} characters")
+    usual = _USUAL.fullmatch(line)
+    if usual is None:
+        return _parse_slowly(line)
+    texts = usual[1].replace(": ", ", ").split(", ")
+    names = texts[::2]
+    fields = dict(zip(names, texts[1::2], strict=True))
+    if len(fields) != len(names):
+        raise _repeated(next(name for name in names if names.count(name) > 1))
+    return fields
+
+
+def _parse_slowly(line: str) -> dict[str, str]:
+    """Like `parse_flow_map`, for lines with quotes, empty values or other spacing; finds what is damaged."""
+    opening = _OPENING.match(line)
+    if opening is None:
+        raise WorkloadError("expected a line such as `- {function: matmul, M: 768, ...}`")
+    fields: dict[str, str] = {}
+    at, end = opening.end(), ","
+    while end == ",":
+        field = _FIELD.match(line, at)
+        if field is None:
+            raise WorkloadError(_problem(line[at:].lstrip(" "), fields))
+        if field["key"] in fields:
+            raise _repeated(field["key"])
+        quoted = field["double"] if field["single"] is None else field["single"].replace("''", "'")
+        fields[field["key"]] = quoted if quoted is not None else field["plain"] or ""
+        at, end = field.end(), field["end"]
+    if not _ENDING.fullmatch(line, at):
+        raise WorkloadError(f"unexpected text after the closing brace: {short_repr(line[at:].strip())}")
+    return fields
+
+
+def _problem(rest: str, fields: dict[str, str]) -> str:
+    """What is wrong with the rest of a line, which does not start with a field."""
+    after = f" after {next(reversed(fields))}" if fields else ""
+    if not rest.strip():
+        return f"the line ends{after}, without a closing brace"
+    if rest.startswith((",", "}")):
+        return f"an empty field{after}"
+    if "}" not in rest:
+        return f"the line ends within a field{after}: {short_repr(rest.strip()[:40])}"
+    return f"expected `name: value`{after}, but got {short_repr(rest.strip()[:40])}"
+
+
+def _repeated(name: str) -> WorkloadError:
+    return WorkloadError(f"{name} is given twice")

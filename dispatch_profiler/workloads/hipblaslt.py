@@ -1,0 +1,251 @@
+"""A call in a hipBLASLt log -> a row-major matmul or batch_matmul.
+
+hipBLASLt computes the column-major product `D = act(scale * op(A) op(B) + bias)`, where op(A) is M x K, op(B)
+is K x N, and bias has one value for each of the M rows of D. A column-major matrix is the row-major matrix of its
+transpose, so this is the row-major product
+
+    D^T = op(B)^T op(A)^T        with m = N, n = M, k = K, lhs = B, rhs = A, and a bias along n
+
+transB N -> lhs is stored as N x K ("t"), T -> as K x N ("n")
+transA N -> rhs is stored as K x M ("t"), T -> as M x K ("n")
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from dispatch_profiler.errors import UnsupportedFeature, WorkloadError, short_repr
+from dispatch_profiler.operations import BatchMatmul, ElementTypes, Epilogue, Matmul, Operation
+
+#: Types of hipBLASLt -> ours.
+_TYPES = {
+    "f64_r": "f64",
+    "f32_r": "f32",
+    "f16_r": "f16",
+    "bf16_r": "bf16",
+    "f8_r": "f8E4M3FN",
+    "i8_r": "i8",
+    "i32_r": "i32",
+}
+#: Activations -> steps of an epilogue. hipBLASLt's gelu is the tanh form, and its swish has a factor of 1.
+_ACTIVATIONS = {"none": "none", "relu": "relu", "gelu": "gelu_tanh", "swish": "silu", "silu": "silu"}
+_LAYOUTS = {"N": "t", "T": "n", "C": "n"}
+_MOST_DIGITS = 18
+_WHOLE = re.compile(rf"-?[0-9]{{1,{_MOST_DIGITS}}}", re.ASCII)
+_FALSE = frozenset({"", "0", "false", "False", "none"})
+#: Features that change what is computed, and what no operation has.
+_FLAGS = {
+    "scaleA": "operands are not scaled",
+    "scaleB": "operands are not scaled",
+    "scaleC": "operands are not scaled",
+    "scaleD": "results are not scaled",
+    "gradient": "gradients of an epilogue are not computed",
+    "use_e": "an epilogue has no second result",
+    "amaxD": "the largest magnitude of the result is not computed",
+    "swizzleA": "operands are not swizzled",
+    "swizzleB": "operands are not swizzled",
+    "grouped_gemm": "products of a group have different shapes",
+}
+
+
+#: All fields but extents, leading dimensions, strides and counts.
+_FORM_FIELDS = (
+    *(
+        "function",
+        "transA",
+        "transB",
+        "alpha",
+        "beta",
+        "a_type",
+        "b_type",
+        "d_type",
+        "compute_type",
+        "scale_type",
+    ),
+    *("bias_vector", "bias_source", "bias_type", "scaleAlpha_vector", "activation_type"),
+    *_FLAGS,
+)
+
+
+@dataclass(frozen=True)
+class GemmCall:
+    """One line of a log. `has_gaps`: some matrices are parts of larger ones, but are dense in `operation`."""
+
+    operation: Operation
+    count: int
+    has_gaps: bool
+
+
+class _Matrix(NamedTuple):
+    """Storage of one column-major matrix: leading dimension and distance between the matrices of a batch."""
+
+    rows: int
+    columns: int
+    leading: int
+    stride: int
+
+    @property
+    def is_dense(self) -> bool:
+        return self.leading == self.rows and self.stride == self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What a call has beside its extents; the layouts are those of the row-major operands."""
+
+    types: ElementTypes
+    epilogue: Epilogue
+    a_layout: str
+    b_layout: str
+
+
+def gemm_call(fields: Mapping[str, str]) -> GemmCall:
+    """The operation of one call, from the fields of its line as text.
+
+    Raises WorkloadError if a field is missing or invalid, UnsupportedFeature if no operation computes the call.
+    """
+    # A log has many extents, but few forms.
+    form = _form(*map(fields.get, _FORM_FIELDS))
+    m, n, k = _whole(fields, "M"), _whole(fields, "N"), _whole(fields, "K")
+    batch, count = _whole(fields, "batch_count", 1), _whole(fields, "call_count", 1)
+    a = _matrix(fields, "a", (m, k) if form.a_layout == "t" else (k, m), batch)
+    b = _matrix(fields, "b", (k, n) if form.b_layout == "t" else (n, k), batch)
+    d = _matrix(fields, "d", (m, n), batch)
+    has_gaps = not (a.is_dense and b.is_dense and d.is_dense)
+    if batch > 1 and not (a.stride and b.stride and d.stride):
+        n, batch, has_gaps = _without_batch(n, batch, (a, b, d), form.b_layout)
+    rest = form.types, form.b_layout, form.a_layout, form.epilogue
+    operation = Matmul(n, m, k, *rest) if batch == 1 else BatchMatmul(batch, n, m, k, *rest)
+    return GemmCall(operation, count, has_gaps)
+
+
+@lru_cache(maxsize=1000)
+def _form(*values: str | None) -> _Form:
+    """The form of a call, from the texts of `_FORM_FIELDS`; None for one that is not given."""
+    fields = {name: value for name, value in zip(_FORM_FIELDS, values, strict=True) if value is not None}
+    if (function := fields.get("function") or "matmul") != "matmul":
+        raise UnsupportedFeature(f"function {short_repr(function)}: only matmul is supported")
+    a_layout, b_layout = _layout(fields, "transA"), _layout(fields, "transB")
+    _check_features(fields)
+    return _Form(_element_types(fields), _epilogue(fields), a_layout, b_layout)
+
+
+def _without_batch(
+    n: int, batch: int, matrices: tuple[_Matrix, _Matrix, _Matrix], trans_b: str
+) -> tuple[int, int, bool]:
+    """N, batch count and gaps of a batch that shares matrices.
+
+    A batch that shares A is one product, whose B and D have the columns of the whole batch.
+    """
+    a, b, d = matrices
+    if not d.stride:
+        raise WorkloadError(f"stride_d is 0, but batch_count is {batch}")
+    if b.stride and trans_b == "t" and b.is_dense and d.is_dense:
+        return n * batch, 1, a.leading > a.rows
+    shared = [f"stride_{name}=0" for name, matrix in (("a", a), ("b", b)) if not matrix.stride]
+    raise UnsupportedFeature(f"{' and '.join(shared)}: products of a batch do not share operands")
+
+
+def _check_features(fields: Mapping[str, str]) -> None:
+    """Raise UnsupportedFeature for what changes the result, and what no operation has."""
+    for name, value in (("alpha", 1.0), ("beta", 0.0)):
+        text = fields.get(name, str(value))
+        try:
+            found = float(text)
+        except ValueError:
+            raise WorkloadError(f"{name}: expected a number, but got {short_repr(text)}") from None
+        if found != value:
+            raise UnsupportedFeature(f"{name}={found:g}: only {name}={value:g} is supported")
+    for name, reason in _FLAGS.items():
+        if (given := fields.get(name, "")) not in _FALSE:
+            raise UnsupportedFeature(f"{name}={given[:40]}: {reason}")
+
+
+def _element_types(fields: Mapping[str, str]) -> ElementTypes:
+    """The types of A, B and D. Products must be summed in the accumulator of A and B."""
+    given = {name: _required(fields, name) for name in ("a_type", "b_type", "d_type")}
+    for name, value in given.items():
+        if value not in _TYPES:
+            reason = "fnuz types are not supported" if "fnuz" in value else f"available: {', '.join(_TYPES)}"
+            raise UnsupportedFeature(f"{name}={value[:40]}: {reason}")
+    a, b, d = given.values()
+    if a != b:
+        raise UnsupportedFeature(f"a_type={a} and b_type={b}: both must be the same type")
+    types = ElementTypes(_TYPES[a], _TYPES[b], _TYPES[d])
+    sums = _required(fields, "compute_type").removeprefix("c_")
+    if sums != f"{types.accumulator.name}_r":
+        raise UnsupportedFeature(
+            f"compute_type={sums[:40]}: {types.input.name} products are summed in {types.accumulator.name}"
+        )
+    return types
+
+
+def _epilogue(fields: Mapping[str, str]) -> Epilogue:
+    """The steps after the product."""
+    activation = fields.get("activation_type") or "none"
+    d_type = fields["d_type"]
+    bias_type = fields.get("bias_type") or d_type
+    steps = []
+    if fields.get("bias_vector", "") not in _FALSE:
+        if (source := fields.get("bias_source") or "d") != "d":
+            raise UnsupportedFeature(f"bias_source={source[:40]}: only a bias of the result d is supported")
+        if bias_type != d_type:
+            raise UnsupportedFeature(
+                f"a bias of type {bias_type[:40]}: only a bias of the result's type {d_type} is supported"
+            )
+        steps.append("bias")
+    if fields.get("scaleAlpha_vector", "") not in _FALSE:
+        if not steps or fields.get("scale_type") != d_type:
+            raise UnsupportedFeature(
+                "scaleAlpha_vector: only supported with a bias, and with scale_type and bias_type equal to d_type"
+            )
+        steps = ["scale_shift"]
+    if activation not in _ACTIVATIONS:
+        raise UnsupportedFeature(f"activation_type={activation[:40]}: available: {', '.join(_ACTIVATIONS)}")
+    return Epilogue.parse("+".join([*steps, _ACTIVATIONS[activation]]))
+
+
+def _matrix(fields: Mapping[str, str], name: str, shape: tuple[int, int], batch: int) -> _Matrix:
+    """The storage of matrix `name`, with dense leading dimension and stride if they are not given."""
+    rows, columns = shape
+    leading = _whole(fields, f"ld{name}", rows)
+    if leading < rows:
+        raise WorkloadError(f"ld{name} must be at least {rows}, but got {leading}")
+    stride = _whole(fields, f"stride_{name}", leading * columns, least=0) if batch > 1 else rows * columns
+    return _Matrix(rows, columns, leading, stride)
+
+
+def _layout(fields: Mapping[str, str], name: str) -> str:
+    """The layout of the row-major operand."""
+    given = _required(fields, name)
+    if given not in _LAYOUTS:
+        raise WorkloadError(f"{name}: expected N or T, but got {short_repr(given)}")
+    return _LAYOUTS[given]
+
+
+def _required(fields: Mapping[str, str], name: str) -> str:
+    given = fields.get(name)
+    if not given:
+        raise WorkloadError(f"{name} is missing" if given is None else f"{name} has no value")
+    return given
+
+
+def _whole(fields: Mapping[str, str], name: str, default: int | None = None, *, least: int = 1) -> int:
+    given = fields.get(name)
+    if not given:
+        if given is None and default is not None:
+            return default
+        raise WorkloadError(f"{name} is missing" if given is None else f"{name} has no value")
+    # isdigit, for speed: it is true for most.
+    if not (given.isdigit() and given.isascii() and len(given) <= _MOST_DIGITS) and not _WHOLE.fullmatch(
+        given
+    ):
+        raise WorkloadError(f"{name}: expected a whole number, but got {short_repr(given)}")
+    value = int(given)
+    if value < least:
+        raise WorkloadError(f"{name} must be at least {least}, but got {value}")
+    return value

@@ -1,0 +1,177 @@
+"""Reads workloads: workload.yaml, hipBLASLt logs, and commands of MIOpenDriver, recognized by their content."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from dispatch_profiler.errors import OperationError, UnsupportedFeature, WorkloadError
+from dispatch_profiler.files import read_bounded
+from dispatch_profiler.plurals import counted
+from dispatch_profiler.workloads._base import Workload, WorkloadEntry, merged
+from dispatch_profiler.workloads.flow_lines import parse_flow_map
+from dispatch_profiler.workloads.gemm_syntaxes import BENCH, bench_fields, csv_columns, csv_fields
+from dispatch_profiler.workloads.hipblaslt import gemm_call
+from dispatch_profiler.workloads.miopen import is_command, miopen_operations
+from dispatch_profiler.workloads.workload_file import entry_of, is_workload_file, workload_entries
+
+#: A log of 100,000 calls has 54 MB.
+MOST_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class SkippedLine:
+    """A line that gave no operation, and why; `is_unsupported` if it is not damaged."""
+
+    file: str
+    line: int
+    reason: str
+    is_unsupported: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {'not supported: ' if self.is_unsupported else ''}{self.reason}"
+
+
+@dataclass(frozen=True)
+class WorkloadReading:
+    """What was read: the workload, the lines that gave no operation, and remarks about the others.
+
+    `calls` is the number of lines and entries that gave operations.
+    """
+
+    workload: Workload
+    calls: int
+    skipped: tuple[SkippedLine, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def damaged(self) -> tuple[SkippedLine, ...]:
+        return tuple(line for line in self.skipped if not line.is_unsupported)
+
+    @property
+    def unsupported(self) -> tuple[SkippedLine, ...]:
+        return tuple(line for line in self.skipped if line.is_unsupported)
+
+
+@dataclass
+class _Found:
+    """What one file has."""
+
+    name: str
+    entries: list[WorkloadEntry] = field(default_factory=list)
+    skipped: list[SkippedLine] = field(default_factory=list)
+    calls: int = 0
+    with_gaps: int = 0
+    #: Command lines that were left out, because the log has profile lines of the same calls.
+    repeated: int = 0
+    columns: tuple[str, ...] = ()
+
+    def read(self, number: int, parse: Callable[[], Iterable[WorkloadEntry]]) -> None:
+        """Add the entries of one line, or the reason why it has none."""
+        try:
+            self.entries.extend(parse())
+            self.calls += 1
+        except UnsupportedFeature as error:
+            self.skipped.append(SkippedLine(self.name, number, str(error), is_unsupported=True))
+        except (WorkloadError, OperationError) as error:
+            self.skipped.append(SkippedLine(self.name, number, str(error)))
+
+
+def read_workload(*paths: Path) -> WorkloadReading:
+    """Read and merge the files at `paths`; equal operations are one entry with their counts added.
+
+    A line that cannot be read is in `skipped`. Raises UsageError if a file cannot be read, WorkloadError if it is
+    empty or nothing in it is an operation.
+    """
+    found = [_read(path) for path in paths]
+    notes = [note for each in found for note in _notes(each)]
+    entries = [entry for each in found for entry in each.entries]
+    skipped = tuple(line for each in found for line in each.skipped)
+    return WorkloadReading(merged(entries), sum(each.calls for each in found), skipped, tuple(notes))
+
+
+def _read(path: Path) -> _Found:
+    content = read_bounded(path, MOST_BYTES).decode("utf-8-sig", "replace")
+    found = _Found(path.name)
+    if is_workload_file(content):
+        for number, data in workload_entries(content, str(path)):
+            found.read(number, partial(_entries_of_row, data, f"{path.name}:{number}"))
+    else:
+        _read_lines(content, found)
+    if not found.entries:
+        raise _empty(path, found)
+    return found
+
+
+def _entries_of_row(data: object, origin: str) -> list[WorkloadEntry]:
+    return [entry_of(data, origin)]
+
+
+def _read_lines(content: str, found: _Found) -> None:
+    has_profile = content.startswith("- {") or "\n- {" in content
+    for number, line in _lines(content):
+        if BENCH in line and has_profile and not line.startswith("- {"):
+            found.repeated += 1
+        elif columns := _header(line):
+            found.columns = columns
+        else:
+            found.read(number, partial(_entries_of_line, line, f"{found.name}:{number}", found))
+
+
+def _entries_of_line(line: str, origin: str, found: _Found) -> list[WorkloadEntry]:
+    """The operations of one line of any form."""
+    if line.startswith("- {"):
+        fields = parse_flow_map(line)
+    elif BENCH in line:
+        fields = bench_fields(line)
+    elif is_command(line):
+        return [WorkloadEntry(each, 1, origin) for each in miopen_operations(line)]
+    elif found.columns:
+        fields = csv_fields(line, found.columns)
+    else:
+        raise WorkloadError("neither a call in a hipBLASLt log nor a command of MIOpenDriver")
+    call = gemm_call(fields)
+    found.with_gaps += call.has_gaps
+    return [WorkloadEntry(call.operation, call.count, origin)]
+
+
+def _lines(content: str) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers, without comments and blank lines."""
+    for number, line in enumerate(content.split("\n"), 1):
+        if (line := line.strip()) and not line.startswith("#") and line != "---":
+            yield number, line
+
+
+def _header(line: str) -> tuple[str, ...]:
+    if line.startswith("- {"):
+        return ()
+    try:
+        return csv_columns(line)
+    except WorkloadError:
+        return ()
+
+
+def _notes(found: _Found) -> Iterator[str]:
+    if found.with_gaps:
+        yield (
+            f"{found.name}: {counted(found.with_gaps, 'call')} with matrices that are parts of larger ones (by their "
+            "leading dimension or stride): their operations have dense matrices of the same shape"
+        )
+    if found.repeated:
+        yield (
+            f"{found.name}: {counted(found.repeated, f'{BENCH} line')} left out, because the log counts the same "
+            "calls in its `call_count`s"
+        )
+
+
+def _empty(path: Path, found: _Found) -> WorkloadError:
+    """The error for a file without any operation."""
+    hint = "log a workload with HIPBLASLT_LOG_MASK=64, or with MIOPEN_ENABLE_LOGGING_CMD=1"
+    if not found.skipped:
+        return WorkloadError(f"{path} has no operations: it is empty", hint=hint)
+    return WorkloadError(
+        f"{path} has no operations: {counted(len(found.skipped), 'line')} skipped; the first is {found.skipped[0]}",
+        hint=hint,
+    )
