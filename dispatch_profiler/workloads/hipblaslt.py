@@ -39,8 +39,6 @@ _WHOLE = re.compile(rf"-?[0-9]{{1,{_MOST_DIGITS}}}", re.ASCII)
 _FALSE = frozenset({"", "0", "false", "False", "none"})
 #: Features that change what is computed, and what no operation has.
 _FLAGS = {
-    "scaleA": "operands are not scaled",
-    "scaleB": "operands are not scaled",
     "scaleC": "operands are not scaled",
     "scaleD": "results are not scaled",
     "gradient": "gradients of an epilogue are not computed",
@@ -52,6 +50,8 @@ _FLAGS = {
 }
 
 
+#: Fields for the scaling of operands, with the values for a single factor; others stand for vectors and blocks.
+_SCALES, _SCALAR = ("scaleA", "scaleB"), frozenset({"1", "s"})
 #: All fields but extents, leading dimensions, strides and counts.
 _FORM_FIELDS = (
     *(
@@ -67,17 +67,23 @@ _FORM_FIELDS = (
         "scale_type",
     ),
     *("bias_vector", "bias_source", "bias_type", "scaleAlpha_vector", "activation_type"),
+    *_SCALES,
     *_FLAGS,
 )
 
 
 @dataclass(frozen=True)
 class GemmCall:
-    """One line of a log. `has_gaps`: some matrices are parts of larger ones, but are dense in `operation`."""
+    """One line of a log, and how it differs from its operation.
+
+    `has_gaps`: some matrices are parts of larger ones, but are dense in `operation`. `is_scaled`: A or B is scaled
+    by one factor, which `operation` leaves out.
+    """
 
     operation: Operation
     count: int
     has_gaps: bool
+    is_scaled: bool
 
 
 class _Matrix(NamedTuple):
@@ -101,6 +107,7 @@ class _Form:
     epilogue: Epilogue
     a_layout: str
     b_layout: str
+    is_scaled: bool
 
 
 def gemm_call(fields: Mapping[str, str]) -> GemmCall:
@@ -120,7 +127,7 @@ def gemm_call(fields: Mapping[str, str]) -> GemmCall:
         n, batch, has_gaps = _without_batch(n, batch, (a, b, d), form.b_layout)
     rest = form.types, form.b_layout, form.a_layout, form.epilogue
     operation = Matmul(n, m, k, *rest) if batch == 1 else BatchMatmul(batch, n, m, k, *rest)
-    return GemmCall(operation, count, has_gaps)
+    return GemmCall(operation, count, has_gaps, form.is_scaled)
 
 
 @lru_cache(maxsize=1000)
@@ -131,7 +138,10 @@ def _form(*values: str | None) -> _Form:
         raise UnsupportedFeature(f"function {short_repr(function)}: only matmul is supported")
     a_layout, b_layout = _layout(fields, "transA"), _layout(fields, "transB")
     _check_features(fields)
-    return _Form(_element_types(fields), _epilogue(fields), a_layout, b_layout)
+    scales = [(name, fields[name]) for name in _SCALES if fields.get(name, "") not in _FALSE]
+    if other := [f"{name}={value[:40]}" for name, value in scales if value not in _SCALAR]:
+        raise UnsupportedFeature(f"{' and '.join(other)}: operands are not scaled by vectors or blocks")
+    return _Form(_element_types(fields), _epilogue(fields), a_layout, b_layout, bool(scales))
 
 
 def _without_batch(

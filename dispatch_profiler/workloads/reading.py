@@ -64,6 +64,7 @@ class _Found:
     skipped: list[SkippedLine] = field(default_factory=list)
     calls: int = 0
     with_gaps: int = 0
+    scaled: int = 0
     #: Command lines that were left out, because the log has profile lines of the same calls.
     repeated: int = 0
     columns: tuple[str, ...] = ()
@@ -134,6 +135,7 @@ def _entries_of_line(line: str, origin: str, found: _Found) -> list[WorkloadEntr
         raise WorkloadError("neither a call in a hipBLASLt log nor a command of MIOpenDriver")
     call = gemm_call(fields)
     found.with_gaps += call.has_gaps
+    found.scaled += call.is_scaled
     return [WorkloadEntry(call.operation, call.count, origin)]
 
 
@@ -158,6 +160,11 @@ def _notes(found: _Found) -> Iterator[str]:
         yield (
             f"{found.name}: {counted(found.with_gaps, 'call')} with matrices that are parts of larger ones (by their "
             "leading dimension or stride): their operations have dense matrices of the same shape"
+        )
+    if found.scaled:
+        yield (
+            f"{found.name}: {counted(found.scaled, 'call')} with a factor for A or B (scaleA, scaleB): their operations "
+            "leave it out"
         )
     if found.repeated:
         yield (

@@ -154,7 +154,12 @@ def test_a_bias_and_an_activation_are_the_epilogue():
             "bias_source=a: only a bias of the result d is supported",
         ),
         ({"activation_type": "clamp"}, "activation_type=clamp: available: none, relu, gelu, swish, silu"),
-        ({"scaleA": "1"}, "scaleA=1: operands are not scaled"),
+        ({"scaleA": "2"}, "scaleA=2: operands are not scaled by vectors or blocks"),
+        (
+            {"scaleA": "1", "scaleB": "v"},
+            "scaleB=v: operands are not scaled by vectors or blocks",
+        ),
+        ({"scaleD": "1"}, "scaleD=1: results are not scaled"),
         (
             {"scaleAlpha_vector": "true"},
             "scaleAlpha_vector: only supported with a bias, and with scale_type and bias_type equal to d_type",
@@ -222,3 +227,13 @@ def test_a_missing_field_is_named(name: str):
 )
 def test_matrices_that_are_parts_of_larger_ones_are_noted(fields: dict[str, str], has_gaps: bool):
     assert gemm_call({**CALL, **fields}).has_gaps is has_gaps
+
+
+@pytest.mark.parametrize("value", ["1", "s"])
+def test_a_factor_of_an_operand_is_left_out_and_noted(value: str):
+    """As in every log of f8 products; its value is not in the log."""
+    f8 = {"a_type": "f8_r", "b_type": "f8_r", "c_type": "bf16_r", "d_type": "bf16_r"}
+    found = gemm_call({**CALL, **f8, "scaleA": value, "scaleB": value})
+    assert found.operation == Matmul(5, 3, 4, ElementTypes("f8", "f8", "bf16"))
+    assert found.is_scaled
+    assert not gemm_call({**CALL, "scaleA": "0"}).is_scaled

@@ -191,6 +191,14 @@ def test_matrices_with_gaps_are_noted(file):
     assert "1 call with matrices that are parts of larger ones" in found.notes[0]
 
 
+def test_factors_that_are_left_out_are_noted(file):
+    found = read_workload(file(LINE.replace("K: 4", "K: 4, scaleA: 1"), LINE))
+    assert found.workload.entries == (WorkloadEntry(GEMM, 4, "log.yaml:1"),)
+    assert found.notes == (
+        "log.yaml: 1 call with a factor for A or B (scaleA, scaleB): their operations leave it out",
+    )
+
+
 # -- invalid files ---------------------------------------------------------------------------------
 
 
