@@ -22,7 +22,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "compare": ("dispatch_profiler.profiler.compare.cli", "show which dispatches became faster or slower"),
     "report": ("dispatch_profiler.profiler.report.cli", "write records as one HTML page with plots"),
     "join": ("dispatch_profiler.profiler.report.join_cli", "merge records of several machines or runs"),
-    "library": ("dispatch_profiler.library.cli", "list, show or export a library of tuned kernels"),
+    "library": (
+        "dispatch_profiler.library.cli",
+        "list, show or export a library of tuned kernels, or write its tuning spec",
+    ),
     "merge": ("dispatch_profiler.library.merge_cli", "merge the entries of a library into another"),
     "completion": ("dispatch_profiler.__main__", "print a completion script for bash, zsh or fish"),
 }

@@ -90,6 +90,13 @@ def verify_applied(
         }
 
 
+def described_unless_configured(module: IrModule, function: str, lowering: Lowering) -> str:
+    """Empty if `function` has the tiles of `lowering`; otherwise the tiles that the compiler configured."""
+    with module.operation.context:
+        roots = _roots(module, function)
+        return "" if _carried(roots, lowering, is_alone=True) else _described(roots)
+
+
 def _missing_kernel(module: IrModule, dispatch: Dispatch) -> str:
     """A reason unless the IR has an operation with the loops of every kernel of the dispatch's form."""
     configuration = dispatch.configuration

@@ -1,4 +1,4 @@
-"""`dispatch-profiler library list|show|export`: what a library of tuned kernels holds."""
+"""`dispatch-profiler library list|show|export|spec`: what a library of tuned kernels holds, and as what it is used."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from textwrap import dedent
 
-from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, show, writable
+from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, say_table, show, warn, writable
 from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.dispatches import Selection
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.files import write_atomic
 from dispatch_profiler.library.entry import Entry
-from dispatch_profiler.library.library import Library
+from dispatch_profiler.library.library import Library, spec_file
 from dispatch_profiler.library.listing import FORMATS, shown_rows, table_rows
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.streams import width_of
@@ -31,10 +31,13 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
 
 def make_parser(prog: str = PROG) -> Parser:
     """The parser of this command."""
-    parser = Parser(prog, "List, show or export the entries of a library of tuned kernels.")
+    parser = Parser(
+        prog,
+        "List, show or export the entries of a library of tuned kernels, or write them as an IREE tuning spec.",
+    )
     parser.add_argument(
         "action", choices=list(_ACTIONS),
-        help="list: a table; show: everything known of each entry; export: CSV or JSON",
+        help="list: a table; show: everything known of each entry; export: CSV or JSON; spec: write spec.mlir beside the library",
     )  # fmt: skip
     parser.add_argument("library", metavar="LIBRARY", help="folder with a library.json")
     parser.add_argument(
@@ -106,7 +109,22 @@ def _export(entries: Sequence[Entry], options: argparse.Namespace) -> None:
     say(f"Writing {counted(len(entries), 'entry')} to {output}")
 
 
-_ACTIONS = {"list": _list, "show": _show, "export": _export}
+def _spec(entries: Sequence[Entry], options: argparse.Namespace) -> None:
+    from dispatch_profiler.library.spec_proof import make_spec  # it loads the compiler
+
+    path = spec_file(folder(options.library))
+    spec = make_spec(entries)
+    if spec.left_out:
+        warn(f"{counted(len(spec.left_out), 'entry')} cannot be part of a tuning spec:")
+        say_table([(entry.dispatch.name, reason) for entry, reason in spec.left_out])
+    if not spec.text:
+        path.unlink(missing_ok=True)
+        raise UsageError(f"no entry of {options.library} can be part of a tuning spec")
+    write_atomic(path, spec.text)
+    say(f"Writing {counted(len(spec.entries), 'entry')} to {path}, each proven by compiling with it")
+
+
+_ACTIONS = {"list": _list, "show": _show, "export": _export, "spec": _spec}
 
 
 def retune_hints(entries: Sequence[Entry]) -> list[str]:

@@ -19,6 +19,8 @@ from dispatch_profiler.profiler.records.record_file import StoredRecord
 
 #: The file in a library's folder that everything else is derived from.
 LIBRARY_FILE = "library.json"
+#: The tuning spec beside it.
+SPEC_FILE = "spec.mlir"
 #: Far above any library: one of ten thousand entries takes 8 MB.
 _LARGEST_FILE = 2**28
 
@@ -117,6 +119,11 @@ class Library:
 def library_file(path: Path) -> Path:
     """`path` if it names a JSON file, otherwise the library's file in the folder `path`."""
     return path if path.suffix == ".json" and not path.is_dir() else path / LIBRARY_FILE
+
+
+def spec_file(path: Path) -> Path:
+    """The tuning spec beside the library `path`."""
+    return library_file(path).with_name(SPEC_FILE)
 
 
 def _places(names: Iterable[str]) -> Mapping[str, Sequence[int]]:
