@@ -14,8 +14,8 @@ from dispatch_profiler.errors import WorkloadError, short_repr
 MOST_CHARACTERS = 10_000
 _KEY = r"[A-Za-z_][\w.+-]{0,99}"
 #: A line as hipBLASLt writes it.
-_PAIR = r"[A-Za-z_]\w*+: [\w.+-]++"
-_USUAL = re.compile(rf"- \{{((?:{_PAIR}, )*+{_PAIR})\}}\s*", re.ASCII)
+_PAIR = r"[A-Za-z_]\w*: [\w.+-]+"
+_USUAL = re.compile(rf"- \{{((?:{_PAIR}, )*{_PAIR})\}}\s*", re.ASCII)
 _PLAIN = r"(?:[\w.+/(]|-(?=[\w.+/(]))[\w.+/()-]*(?: +[\w.+/()-]+)*"
 _FIELD = re.compile(
     rf" *(?P<key>{_KEY}) *:(?:(?: +(?P<plain>{_PLAIN})| +'(?P<single>(?:[ !-&(-~]|'')*)'"

@@ -20,7 +20,7 @@ from dispatch_profiler.files import write_atomic
 from dispatch_profiler.json_fields import FieldError, check_bounded, mapping, parse_json, text, whole
 from dispatch_profiler.operations import Operation, operation_from_dict, operation_kind
 from dispatch_profiler.workloads._base import Workload, WorkloadEntry
-from dispatch_profiler.yaml_files import parse_yaml
+from dispatch_profiler.yaml_files import MOST_BYTES, parse_yaml
 
 FORMAT = "dispatch_profiler workload"
 VERSION = 1
@@ -65,6 +65,11 @@ def workload_entries(content: str, where: str) -> Iterator[tuple[int, object]]:
         # As it was written: 100 times faster than YAML, and a damaged line affects no other.
         yield from _written(content)
         return
+    if len(content) > MOST_BYTES:
+        raise WorkloadError(
+            f"{where} is larger than {MOST_BYTES} characters",
+            hint="entries as --save-workload writes them, one line of JSON each, have no limit",
+        )
     data = parse_yaml(content.encode(), where)
     if not isinstance(data, dict) or not isinstance(data.get("operations"), list):
         raise WorkloadError(f"{where} has no list `operations`", hint="docs/workloads.md shows the format")

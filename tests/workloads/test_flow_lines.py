@@ -93,3 +93,12 @@ def test_a_comment_after_a_line_is_ignored():
 def test_a_long_line_is_rejected():
     with pytest.raises(WorkloadError, match="more than 10000 characters"):
         parse_flow_map("- {M: " + "1" * MOST_CHARACTERS + "}")
+
+
+@pytest.mark.parametrize(
+    "line", ["- {" + "a: " * 3000, "- {" + "a: 1, " * 1600 + "!", "- {M: " + "1" * 9000 + "!}"]
+)
+def test_a_long_damaged_line_takes_no_longer_than_another(line: str):
+    """Patterns that backtrack would take minutes, and the test's time limit would end it."""
+    with pytest.raises(WorkloadError):
+        parse_flow_map(line)

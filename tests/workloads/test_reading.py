@@ -340,3 +340,9 @@ def test_an_invalid_entry_is_skipped_with_its_reason(file, entry: str, reason: s
 def test_an_invalid_workload_file_is_an_error(file, lines: tuple[str, ...], reason: str):
     with pytest.raises(UsageError, match=reason):
         read_workload(file(*lines))
+
+
+def test_a_large_workload_is_read_only_as_it_was_written(file):
+    path = file("operations:", *["- {operation: {kind: matmul, m: 5, n: 3, k: 4}}"] * 30_000)
+    with pytest.raises(WorkloadError, match="is larger than 1048576 characters"):
+        read_workload(path)
