@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,9 @@ class Library:
         library = cls()
         library._where = str(file)
         try:
-            data = mapping(parse_json(read_bounded(file, _LARGEST_FILE)))
+            content = read_bounded(file, _LARGEST_FILE)
+            with _without_collection():
+                data = mapping(parse_json(content))
             check_header(data)
             library._origins = origins_of(data)
             found = rows(data, "entries")
@@ -114,6 +118,18 @@ class Library:
             raise UsageError(f"{self._where}, entry {at + 1} ({name}): {error}") from error
         self._items[at] = entry
         return entry
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Pause the garbage collector, which would search the objects of a large document several times in vain."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def library_file(path: Path) -> Path:

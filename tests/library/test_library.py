@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from dataclasses import replace
@@ -14,6 +15,7 @@ from library_samples import FIRST, HERE, OTHER, SECOND, THIRD, TILES, entry
 from dispatch_profiler.configurations import Flow, Formed
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library import Estimate, Library
+from dispatch_profiler.library import library as library_module
 from dispatch_profiler.operations import Conv2d, ElementTypes, LayerNorm, Matmul
 from dispatch_profiler.profiler.records.machine import Machine
 
@@ -152,6 +154,24 @@ def test_another_file_is_no_library(text: str, said: str):
     with pytest.raises(UsageError) as raised:
         Library.load(Path("."))
     assert said in raised.value.message and raised.value.message.startswith("library.json: not a library")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_loading_leaves_the_garbage_collector_as_it_was(monkeypatch, enabled: bool):
+    """Also if the file is no library."""
+    seen: list[bool] = []
+    parse = library_module.parse_json
+    monkeypatch.setattr(library_module, "parse_json", lambda data: seen.append(gc.isenabled()) or parse(data))
+    Library(EVERY).save(Path("tuned"))
+    Path("library.json").write_text("{")
+    (gc.enable if enabled else gc.disable)()
+    try:
+        Library.load(Path("tuned"))
+        with pytest.raises(UsageError):
+            Library.load(Path("."))
+        assert (gc.isenabled(), seen) == (enabled, [False, False])
+    finally:
+        gc.enable()
 
 
 def test_a_library_that_is_missing_or_a_pipe():
