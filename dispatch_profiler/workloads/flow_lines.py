@@ -15,15 +15,17 @@ MOST_CHARACTERS = 10_000
 _KEY = r"[A-Za-z_][\w.+-]{0,99}"
 #: A line as hipBLASLt writes it.
 _PAIR = r"[A-Za-z_]\w*: [\w.+-]+"
-_USUAL = re.compile(rf"- \{{((?:{_PAIR}, )*{_PAIR})\}}\s*", re.ASCII)
-_PLAIN = r"(?:[\w.+/(]|-(?=[\w.+/(]))[\w.+/()-]*(?: +[\w.+/()-]+)*"
+_USUAL = re.compile(rf"- \{{((?:{_PAIR}, )*{_PAIR})\}} *", re.ASCII)
+#: A plain scalar: characters without a meaning at its start, then all but those that end it.
+_INNER = r"(?:[!\"$-+\--9;->@-Z\\^-z|~]|:(?![\s,\[\]{}]|$))"
+_PLAIN = rf"(?:[\w.+/()<=;$~^]|-(?={_INNER})){_INNER}*(?: +{_INNER}+)*"
 _FIELD = re.compile(
     rf" *(?P<key>{_KEY}) *:(?:(?: +(?P<plain>{_PLAIN})| +'(?P<single>(?:[ !-&(-~]|'')*)'"
     r'| +"(?P<double>[ !#-\[\]-~]*)")?) *(?P<end>[,}])',
     re.ASCII,
 )
 _OPENING = re.compile(r"- +\{")
-_ENDING = re.compile(r" *(?: #.*)?\s*")
+_ENDING = re.compile(r" *(?: #.*)?")
 
 
 def parse_flow_map(line: str) -> dict[str, str]:

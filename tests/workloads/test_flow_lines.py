@@ -13,9 +13,13 @@ from dispatch_profiler.workloads.flow_lines import MOST_CHARACTERS, parse_flow_m
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.+-]{0,12}", fullmatch=True)
 WORDS = st.from_regex(r"-?[A-Za-z0-9_.+][A-Za-z0-9_.+-]{0,12}", fullmatch=True)
 PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=12)
+#: Words of a plain scalar, such as the name of a kernel.
+PLAIN = st.from_regex(r"[A-Za-z0-9_.+/()<=;$~^]([!\"$-+.-9;-=@-Z\\^-z|~]|::?[a-z]){0,12}", fullmatch=True)
 #: How a value is written.
 VALUES = st.one_of(
     WORDS,
+    PLAIN,
+    st.lists(PLAIN, min_size=2, max_size=3).map("  ".join),
     st.just(""),
     st.lists(WORDS, min_size=2, max_size=3).map(" ".join),
     PRINTABLE.map(lambda text: "'" + text.replace("'", "''") + "'"),
@@ -52,6 +56,8 @@ def test_quotes_spaces_and_empty_values_are_read_as_pyyaml_reads_them(line: str)
 
 @settings(max_examples=300, derandomize=True)
 @example("- {a: 1, a: 2}", 0, 0, "")
+@example("- {a: 1}", 8, 0, "\t")
+@example("- {a: 0, b: ''}", 11, 1, "")
 @given(lines(), st.integers(0, 60), st.integers(0, 3), st.text("-{}[],:#&*!|>'\"%@`? \\ab1.\t", max_size=3))
 def test_a_damaged_line_is_rejected_or_read_as_pyyaml_reads_it(line: str, at: int, lost: int, added: str):
     damaged = line[:at] + added + line[at + lost :]
@@ -86,6 +92,16 @@ def test_the_reason_says_where_a_line_is_damaged(line: str, reason: str):
     assert str(raised.value) == reason
 
 
+def test_names_of_kernels_are_read():
+    """Mask 128 adds them."""
+    name = "void gemm<128,64>"
+    assert parse_flow_map("- {kernel_name: Cijk<f32(*)>::x=1;@2, M: 1}") == {
+        "kernel_name": "Cijk<f32(*)>::x=1;@2",
+        "M": "1",
+    }
+    assert parse_flow_map(f"- {{kernel_name: '{name}', M: 1}}") == {"kernel_name": name, "M": "1"}
+
+
 def test_a_comment_after_a_line_is_ignored():
     assert parse_flow_map("- {M: 1} # one") == {"M": "1"}
 
@@ -96,7 +112,7 @@ def test_a_long_line_is_rejected():
 
 
 @pytest.mark.parametrize(
-    "line", ["- {" + "a: " * 3000, "- {" + "a: 1, " * 1600 + "!", "- {M: " + "1" * 9000 + "!}"]
+    "line", ["- {" + "a: " * 3000, "- {" + "a: 1, " * 1600 + "!", "- {M: " + "1" * 9000 + "[}"]
 )
 def test_a_long_damaged_line_takes_no_longer_than_another(line: str):
     """Patterns that backtrack would take minutes, and the test's time limit would end it."""
