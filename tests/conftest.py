@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,14 @@ def folder_of_session(config: pytest.Config) -> Path:
     """A folder of this run of pytest, shared by its workers, whose own folders lie in it."""
     own: Path = config._tmp_path_factory.getbasetemp()
     return own.parent if hasattr(config, "workerinput") else own
+
+
+@pytest.fixture(autouse=True)
+def gradients_in_torch() -> Generator[None, None, None]:
+    """torch records gradients in the next test: measuring it turns that off in its process, here that of the tests."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_grad_enabled(True)
 
 
 @pytest.fixture(scope="session")
