@@ -162,7 +162,7 @@ def _tiled(form: str, operation: Operation) -> Iterator[Configuration]:
     if operation.element_type.name != "f32" or FORMS[form].invalid_reason(operation):
         return
     kernels = [kernel.convolution for kernel in Formed(form).reduced(operation).kernels]
-    kernel = kernels[0]  # Those of phases differ by a pixel, and in their taps.
+    kernel = next(iter(kernels), None)  # Those of phases differ by a pixel, and in their taps.
     if kernel is None or kernel.spatial_rank != 2:
         return
     height, width = kernel.output_size

@@ -103,6 +103,13 @@ def test_no_form_was_measured_on_other_targets(target):
     assert fastest_form(Conv2d(**LATE, layout=FHWC), parse_target(target)) is None
 
 
+@pytest.mark.parametrize("layout", ["nhwc", "nchw", FHWC])
+def test_a_gradient_that_no_pixel_reaches_has_no_form(layout):
+    """All of it is zero, so that its forms would have no kernels."""
+    fields = {"stride": (9, 9), "padding": (1, 1), "mode": "input_backward", "layout": layout}
+    assert fastest_form(Conv2d(1, 1, 1, 1, 1, 1, 1, **fields), CPU) is None
+
+
 def test_the_fastest_form_is_valid():
     """Odd extents, which no tile divides, leave the kernel to the compiler or peel."""
     for layout in ("nchw", FHWC, "hcwn_cwfh_wnch"):

@@ -296,11 +296,10 @@ def take_batch(
 def _of_library(batch: SampleBatch, places: Places, plan: BatchPlan) -> SampleBatch:
     """A sample batch of the library, with what only libraries have; the costs of calls in the first batch."""
     assert _library is not None
-    operation = places.operation
-    batch = replace(batch, has_weight_conversion=not _library.converts_weights_ahead(operation))
+    batch = replace(batch, has_weight_conversion=not _library.converts_weights_ahead(places.operation))
     if plan.before is not None:
         return batch
-    eager, call = eager_ms(_library, places.at(0)), library_call_ms(_library, operation)
+    eager, call = eager_ms(_library, places.at(0)), library_call_ms(_library, places.operation)
     return replace(batch, eager_ms=eager, library_call_ms=call)
 
 
