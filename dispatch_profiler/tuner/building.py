@@ -1,0 +1,201 @@
+"""Dispatches -> candidates in memory: rendered, built in parallel, and kept in a cache.
+
+A tree on disk is compiled by `compiler.tree`. Here nothing but the cache is written.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dispatch_profiler.compiler import (
+    BuildRequest,
+    Built,
+    Cache,
+    Compiler,
+    build_key,
+    build_request,
+    compiler_for,
+)
+from dispatch_profiler.compiler.cluster import Cluster
+from dispatch_profiler.configurations import rejection_reason
+from dispatch_profiler.cores import usable_cores
+from dispatch_profiler.dispatches import Dispatch, State
+from dispatch_profiler.generator import render_module
+from dispatch_profiler.isolation import WorkerLimits, available_memory
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.evaluation.candidate import Candidate, Vmfb
+from dispatch_profiler.targets import Target
+
+if TYPE_CHECKING:
+    from dispatch_profiler.compiler.pool import BuildPool
+
+#: Most dispatches of a module. They share one run of the front end, which takes half of the time of one dispatch;
+#: but if one crashes the compiler, all others are compiled again.
+_LARGEST_MODULE = 16
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How to build.
+
+    `flags` are compiler flags in addition to those of target and configurations; `repeat` defaults to
+    `repeat_count`. `workers` is the number of concurrent builds on this machine, by default one for each core;
+    with `cluster`, its workers build instead. `seconds` and `memory_bytes` limit one dispatch; without
+    `memory_bytes`, workers on this machine share the free memory.
+    """
+
+    flags: tuple[str, ...] = ()
+    repeat: int | None = None
+    workers: int | None = None
+    cluster: Cluster | None = None
+    seconds: float = 120.0
+    memory_bytes: int | None = None
+
+    @property
+    def concurrency(self) -> int:
+        """The number of builds to keep running."""
+        return self.workers or len(usable_cores())
+
+    @property
+    def limits(self) -> WorkerLimits:
+        """The limits of one dispatch."""
+        memory = self.memory_bytes
+        if memory is None and self.cluster is None:
+            memory = available_memory() // self.concurrency
+        return WorkerLimits(self.seconds, memory)
+
+
+@dataclass(frozen=True)
+class _Module:
+    """Dispatches of one operation that are compiled together."""
+
+    request: BuildRequest
+    key: str
+
+
+class Builder:
+    """Turns dispatches into candidates for `target`. Use as a context manager.
+
+    Compiler processes persist between calls. With `cache`, what was built before is not built again.
+    `compiler` is by default the target's.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        options: BuildOptions | None = None,
+        cache: Cache | None = None,
+        compiler: Compiler | None = None,
+    ) -> None:
+        self._target = target
+        self._options = options or BuildOptions()
+        self._cache = cache
+        self._compiler = compiler or compiler_for(target)
+        self._pool: BuildPool[int] | None = None
+
+    @property
+    def revision(self) -> str:
+        """The compiler's revision."""
+        return self._compiler.revision
+
+    def candidates(self, dispatches: Sequence[Dispatch]) -> list[Candidate]:
+        """A candidate for each of `dispatches`, in order.
+
+        One that is not valid, does not compile or is not applied has a state with a reason; it affects no other.
+        Raises UsageError if the compiler does not know one of the flags, ToolError if it fails before it builds.
+        """
+        found: dict[Dispatch, Candidate] = {}
+        for dispatch in dispatches:
+            reason = rejection_reason(dispatch.configuration, dispatch.operation, self._target.limits)
+            if reason is not None:
+                name = self._target.name
+                found[dispatch] = Candidate(dispatch, name, state=State.NOT_COMPILED, reason=reason)
+        left = [dispatch for dispatch in dict.fromkeys(dispatches) if dispatch not in found]
+        for module, built in self._built(self._modules(left)):
+            found |= self._candidates_of(module, built)
+        return [found[dispatch] for dispatch in dispatches]
+
+    def close(self) -> None:
+        """End the compiler processes."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def __enter__(self) -> Builder:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _modules(self, dispatches: Sequence[Dispatch]) -> list[_Module]:
+        """Modules of `dispatches`, small enough that all workers are busy."""
+        groups: dict[tuple[Operation, str], list[Dispatch]] = {}
+        for dispatch in dispatches:
+            groups.setdefault((dispatch.operation, dispatch.configuration.module), []).append(dispatch)
+        largest = min(_LARGEST_MODULE, math.ceil(len(dispatches) / self._options.concurrency))
+        return [self._module(part) for group in groups.values() for part in _even_parts(group, largest)]
+
+    def _module(self, dispatches: Sequence[Dispatch]) -> _Module:
+        source = render_module(dispatches[0].operation, dispatches)
+        options = self._options
+        request = build_request(source, dispatches, self._target, flags=options.flags, repeat=options.repeat)
+        return _Module(request, build_key(request, self._target, self._compiler))
+
+    def _built(self, modules: Sequence[_Module]) -> Iterator[tuple[_Module, Built]]:
+        """Each module with its result, from the cache or the compiler."""
+        requests: dict[int, BuildRequest] = {}
+        for index, module in enumerate(modules):
+            cached = self._cache.get(module.key) if self._cache is not None else None
+            if cached is None:
+                requests[index] = module.request
+            else:
+                yield module, cached
+        if not requests:
+            return
+        for index, built in self._open_pool().results(requests):
+            if self._cache is not None:
+                self._cache.put(modules[index].key, built)
+            yield modules[index], built
+
+    def _open_pool(self) -> BuildPool[int]:
+        if self._pool is None:
+            # joblib is slow to import, and a search that is repeated may find everything in the cache.
+            from dispatch_profiler.compiler.pool import BuildPool, Executor
+
+            kind = "threads" if self._options.cluster is None else "dask"
+            executor = Executor(kind, self._options.concurrency, self._options.cluster)
+            self._pool = BuildPool(self._compiler, executor, self._options.limits)
+        return self._pool
+
+    def _candidates_of(self, module: _Module, built: Built) -> dict[Dispatch, Candidate]:
+        request, outcomes = module.request, built.outcomes
+        verify = Vmfb.of(built.verify)
+        profile = verify if built.profile == built.verify else Vmfb.of(built.profile)
+        common = Candidate(
+            request.dispatches[0],
+            self._target.name,
+            repeat=request.repeat,
+            compiler=self._compiler.revision,
+            module_key=module.key,
+            flags=request.flags,
+        )
+        found = {}
+        for dispatch in request.dispatches:
+            outcome = outcomes[dispatch.name]
+            candidate = replace(common, dispatch=dispatch, state=outcome.state, reason=outcome.reason)
+            if outcome.state is State.COMPILED:
+                candidate = replace(candidate, verify=verify, profile=profile)
+            found[dispatch] = candidate
+        return found
+
+
+def _even_parts(group: Sequence[Dispatch], largest: int) -> Iterator[Sequence[Dispatch]]:
+    """`group` in as few parts of at most `largest` as possible, of nearly equal sizes."""
+    count = math.ceil(len(group) / largest)
+    ends = [len(group) * number // count for number in range(count + 1)]
+    for begin, end in itertools.pairwise(ends):
+        yield group[begin:end]
