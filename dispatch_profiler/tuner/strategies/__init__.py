@@ -1,0 +1,40 @@
+"""Strategies choose what to measure next. They are fed times, and use no clock, device or file.
+
+    strategy = make_strategy("random", space, seed=0, seeds=[Default()])
+    while batch := strategy.ask(8):
+        strategy.tell([Trial(configuration, measure(configuration)) for configuration in batch])
+
+The same seed and the same history give the same proposals, so an interrupted search continues by asking
+again and telling what was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dispatch_profiler.configurations import Configuration
+from dispatch_profiler.errors import UsageError, did_you_mean
+from dispatch_profiler.tuner.space import SearchSpace
+from dispatch_profiler.tuner.strategies._base import BaseStrategy, Strategy, Trial
+from dispatch_profiler.tuner.strategies.simple import Exhaustive, RandomSearch
+
+STRATEGIES: dict[str, type[BaseStrategy]] = {
+    "random": RandomSearch,
+    "exhaustive": Exhaustive,
+}
+DEFAULT_STRATEGY = "random"
+
+
+def make_strategy(
+    name: str, space: SearchSpace, seed: int = 0, seeds: Sequence[Configuration] = ()
+) -> Strategy:
+    """The strategy `name` of `STRATEGIES`, which proposes the valid ones of `seeds` first.
+
+    Raises UsageError for an unknown name, MissingDependency if the strategy's package is not installed.
+    """
+    if name not in STRATEGIES:
+        raise UsageError(f"unknown strategy {name!r}", hint=did_you_mean(name, STRATEGIES))
+    return STRATEGIES[name](space, seed, seeds)
+
+
+__all__ = ["DEFAULT_STRATEGY", "STRATEGIES", "Strategy", "Trial", "make_strategy"]

@@ -1,0 +1,143 @@
+"""What every strategy does: seeds first, nothing invalid, nothing twice."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from dispatch_profiler.configurations import Configuration
+from dispatch_profiler.tuner.space import Point, SearchSpace
+
+#: Draws without a new valid configuration before a small space is enumerated.
+_FEW_TRIES = 64
+#: Draws without one before a space that is too large to enumerate counts as exhausted.
+_MANY_TRIES = 20_000
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The outcome of one proposal. `milliseconds` is None if it failed or was abandoned."""
+
+    configuration: Configuration
+    milliseconds: float | None
+
+    def __post_init__(self) -> None:
+        if self.milliseconds is not None and not (math.isfinite(self.milliseconds) and self.milliseconds > 0):
+            raise ValueError(
+                f"milliseconds must be positive and finite, or None, but got {self.milliseconds}"
+            )
+
+
+class Strategy(Protocol):
+    """Chooses what to measure next. The same seed and the same history give the same proposals."""
+
+    def ask(self, count: int) -> Sequence[Configuration]:
+        """Up to `count` valid configurations that were never asked before; empty when nothing is left."""
+        ...
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        """The outcomes of what was asked, in any order. Trials that were not asked count as asked."""
+        ...
+
+
+class BaseStrategy(abc.ABC):
+    """Implements `Strategy`; a subclass proposes points.
+
+    `seeds` are proposed first, in their order, if they are valid. They need not belong to the space.
+    When the subclass has nothing to propose, random points follow until the space is exhausted.
+    """
+
+    def __init__(self, space: SearchSpace, seed: int, seeds: Sequence[Configuration] = ()) -> None:
+        self._space = space
+        self._seed = seed
+        self._seeds = tuple(dict.fromkeys(each for each in seeds if space.is_valid(each)))
+        #: What was asked, in order, with the point that was proposed; None for what was told without asking.
+        self._asked: dict[Configuration, Point | None] = {}
+        self._outcomes: dict[Configuration, float | None] = {}
+        #: Spaces with configurations that were not asked yet.
+        self._open = list(range(len(space.spaces)))
+
+    # -- the protocol -------------------------------------------------------------------------
+
+    def ask(self, count: int) -> Sequence[Configuration]:
+        """See `Strategy`."""
+        # Seeded by how much was asked, so that proposals depend on nothing but the history.
+        rng = np.random.default_rng((self._seed, len(self._asked)))
+        found: list[Configuration] = []
+        for configuration in self._seeds:
+            if len(found) < count and configuration not in self._asked:
+                self._asked[configuration] = None
+                found.append(configuration)
+        if len(found) < count:
+            for point in self._propose(count - len(found), rng):
+                configuration = self._space.configuration(point)
+                if self._is_new(configuration):
+                    self._asked[configuration] = point
+                    found.append(configuration)
+                if len(found) == count:
+                    break
+        return found
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        """See `Strategy`."""
+        for trial in trials:
+            self._asked.setdefault(trial.configuration, None)
+            self._outcomes[trial.configuration] = trial.milliseconds
+
+    # -- for subclasses -----------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _propose(self, count: int, rng: np.random.Generator) -> Iterator[Point]:
+        """Points to ask, the best first; those that are invalid or known are skipped.
+
+        Each is asked before the next is generated. Ends only when nothing is left in the space.
+        """
+
+    def _is_new(self, configuration: Configuration) -> bool:
+        return configuration not in self._asked and self._space.is_valid(configuration)
+
+    def _trials(self) -> list[Trial]:
+        """Outcomes in the order of proposals, whatever the order in which they were told."""
+        return [Trial(each, self._outcomes[each]) for each in self._asked if each in self._outcomes]
+
+    def _point_of(self, configuration: Configuration) -> Point | None:
+        """The point that was proposed, or else the nearest point; None if the space has none."""
+        point = self._asked.get(configuration)
+        if point is None:
+            point = self._space.nearest_point(configuration)
+            if point is not None and configuration in self._asked:
+                self._asked[configuration] = point
+        return point
+
+    def _random_points(self, rng: np.random.Generator) -> Iterator[Point]:
+        """New valid points, at random, until nothing is left.
+
+        Spaces are drawn from with equal probability, so that a form with few tiles is not missed among
+        forms with many.
+        """
+        while self._open:
+            index = self._open[int(rng.integers(len(self._open)))]
+            point = self._random_point(index, rng)
+            if point is None:
+                self._open.remove(index)
+            else:
+                yield point
+
+    def _random_point(self, index: int, rng: np.random.Generator) -> Point | None:
+        """A new valid point of one space; None if it has none left."""
+        is_enumerable = self._space.is_enumerable(index)
+        for _ in range(_FEW_TRIES if is_enumerable else _MANY_TRIES):
+            point = self._space.draw(rng, index)
+            if self._is_new(self._space.configuration(point)):
+                return point
+        if not is_enumerable:
+            return None
+        left = [
+            point for each, point in self._space.enumerate_valid(index).items() if each not in self._asked
+        ]
+        return left[int(rng.integers(len(left)))] if left else None
