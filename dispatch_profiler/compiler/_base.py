@@ -44,6 +44,8 @@ class BuildOutcome:
     reason: str = ""
     #: What the compiler configured, in its own syntax.
     applied: str = ""
+    #: Hash of the generated code without names, if compiled: equal hashes under equal flags mean equal kernels.
+    kernel: str = ""
     #: Whether another attempt may have a different outcome (after a time limit or a crash).
     is_transient: bool = False
 

@@ -161,7 +161,7 @@ def _remove(path: Path) -> None:
 
 
 def _pack(built: Built, key: str) -> bytes:
-    outcomes = {name: [o.state.value, o.reason, o.applied] for name, o in built.outcomes.items()}
+    outcomes = {name: [o.state.value, o.reason, o.applied, o.kernel] for name, o in built.outcomes.items()}
     header = json.dumps(
         {"key": key, "verify": len(built.verify), "outcomes": outcomes, "diagnostics": built.diagnostics}
     ).encode()
@@ -185,5 +185,5 @@ def _unpack(data: bytes, key: str) -> Built:
 
 
 def _outcome(row: tuple[str, ...]) -> BuildOutcome:
-    state, reason, applied = row
-    return BuildOutcome(State(state), reason, applied)
+    state, reason, applied, kernel = row
+    return BuildOutcome(State(state), reason, applied, kernel)

@@ -26,6 +26,8 @@ _FORMED = "flow"
 _OUTLINED = "executable-sources"
 #: The phase at which every executable has its tiles and pipeline.
 _CONFIGURED = "executable-configurations"
+#: The phase at which every executable is lowered to the target's dialect of MLIR.
+_LOWERED = "executable-targets"
 #: The phase at which code is generated, and command buffers hold every dispatch, fill and copy.
 _COMMANDS = "hal"
 
@@ -108,6 +110,7 @@ class IreeCompiler:
             make_kernels,
             verify_external_kernels,
         )
+        from dispatch_profiler.compiler.kernel_identity import kernel_hashes
         from dispatch_profiler.compiler.sharing import fan_out, share
 
         phases, flags = self._phases, request.flags
@@ -132,6 +135,10 @@ class IreeCompiler:
             if len(dropped) == len(names):
                 return Built(b"", b"", outcomes | failed)
             module.drop_dispatches(dropped)
+            module = phases.advance(module, flags, _CONFIGURED, stop=_LOWERED)
+            kept = [name for name in names if name not in dropped]
+            hashes = kernel_hashes(module, kept)
+            outcomes |= {name: replace(outcomes[name], kernel=hashes[name]) for name in kept}
             verify, profile = _vmfbs(phases, module, flags, request.repeat)
         except BuildError as error:
             culprits = tuple(name for name in _culprits(error.diagnostics, lines) if name in names)
@@ -171,13 +178,13 @@ def outlined(phases: Phases, source: IrModule, flags: tuple[str, ...]) -> IrModu
 
 
 def _vmfbs(phases: Phases, module: IrModule, flags: tuple[str, ...], repeat: int) -> tuple[bytes, bytes]:
-    """A module at phase `executable-configurations` -> verify vmfb and profile vmfb. Consumes `module`.
+    """A module at phase `executable-targets` -> verify vmfb and profile vmfb. Consumes `module`.
 
     Code is generated once.
     """
     from dispatch_profiler.compiler.repetition import repeated
 
-    module = phases.advance(module, flags, _CONFIGURED, stop=_COMMANDS)
+    module = phases.advance(module, flags, _LOWERED, stop=_COMMANDS)
     profile = repeated(module, repeat) if repeat > 1 else None
     verify = phases.vmfb(module, flags, _COMMANDS)
     return verify, verify if profile is None else phases.vmfb(profile, flags, _COMMANDS)

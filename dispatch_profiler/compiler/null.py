@@ -7,9 +7,10 @@ YAML file that maps globs over dispatch names to faults; the first match counts:
     "matmul_64*":        {not_applied: true}
     "*_16x16x1":         {compiler: crash}
     "*_8x64x1":          {fault: wrong_element}
+    "*_32x8x4":          {kernel: same}
     "*":                 {time_ms: 0.25}
 
-Faults of the compiler: crash, hang, memory. Faults of a run: wrong_element, nan, inf, unwritten,
+Dispatches of an operation with the same `kernel` are compiled to the same code. Faults of the compiler: crash, hang, memory. Faults of a run: wrong_element, nan, inf, unwritten,
 crash, hang, memory, clock_zero, clock_back, clock_stalls, clock_drifts.
 """
 
@@ -34,7 +35,7 @@ RUN_FAULTS = (
     "clock_zero", "clock_back", "clock_stalls", "clock_drifts",
 )  # fmt: skip
 COMPILER_FAULTS = ("crash", "hang", "memory")
-_KEYS = ("not_compiled", "not_applied", "compiler", "fault", "time_ms")
+_KEYS = ("not_compiled", "not_applied", "compiler", "fault", "time_ms", "kernel")
 MAGIC = "null vmfb"
 
 
@@ -48,6 +49,7 @@ class Rule:
     compiler: str = ""
     fault: str = ""
     time_ms: float | None = None
+    kernel: str = ""
 
 
 def load_rules(path: Path) -> tuple[Rule, ...]:
@@ -77,7 +79,11 @@ def _rule(pattern: str, values: Any, path: Path) -> Rule:
         if fault != "" and fault not in known:
             hint = did_you_mean(str(fault), known)
             raise UsageError(f"{where}: unknown {key} {short_repr(fault)}", hint=hint)
-    for key, kind, what in (("not_applied", bool, "true or false"), ("not_compiled", str, "a reason")):
+    for key, kind, what in (
+        ("not_applied", bool, "true or false"),
+        ("not_compiled", str, "a reason"),
+        ("kernel", str, "a name"),
+    ):
         if not isinstance(values.get(key, kind()), kind):
             raise UsageError(f"{where}: {key} must be {what}, but got {short_repr(values[key])}")
     time_ms = values.get("time_ms", 0)
@@ -135,9 +141,11 @@ class NullCompiler:
         lowerings = dispatch.configuration.lowerings(dispatch.operation)
         texts = dict.fromkeys(lowering.lowering_config for lowering in lowerings)
         wanted = "; ".join(texts) or "the null compiler's choice"
-        if self._rule_for(dispatch).not_applied:
+        rule = self._rule_for(dispatch)
+        if rule.not_applied:
             return BuildOutcome(State.NOT_APPLIED, f"requested {wanted}, but configured nothing")
-        return BuildOutcome(State.COMPILED, applied=wanted)
+        code = sha256((rule.kernel or dispatch.name).encode())
+        return BuildOutcome(State.COMPILED, applied=wanted, kernel=code)
 
     def _vmfb(self, dispatches: Sequence[Dispatch], repeat: int) -> bytes:
         functions = {}

@@ -172,7 +172,7 @@ class Builder:
         return self._pool
 
     def _candidates_of(self, module: _Module, built: Built) -> dict[Dispatch, Candidate]:
-        request, outcomes = module.request, built.outcomes
+        request = module.request
         verify = Vmfb.of(built.verify)
         profile = verify if built.profile == built.verify else Vmfb.of(built.profile)
         common = Candidate(
@@ -183,13 +183,14 @@ class Builder:
             module_key=module.key,
             flags=request.flags,
         )
+        compiled = replace(common, verify=verify, profile=profile)
         found = {}
         for dispatch in request.dispatches:
-            outcome = outcomes[dispatch.name]
-            candidate = replace(common, dispatch=dispatch, state=outcome.state, reason=outcome.reason)
-            if outcome.state is State.COMPILED:
-                candidate = replace(candidate, verify=verify, profile=profile)
-            found[dispatch] = candidate
+            outcome = built.outcomes[dispatch.name]
+            base = compiled if outcome.state is State.COMPILED else common
+            found[dispatch] = replace(
+                base, dispatch=dispatch, state=outcome.state, reason=outcome.reason, kernel=outcome.kernel
+            )
         return found
 
 

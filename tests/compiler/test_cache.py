@@ -20,7 +20,7 @@ BUILT = Built(
     b"verify \x00\xff",
     b"profile",
     {
-        "good": BuildOutcome(State.COMPILED, applied="tiles"),
+        "good": BuildOutcome(State.COMPILED, applied="tiles", kernel="0af3"),
         "bad": BuildOutcome(State.NOT_COMPILED, "no such tile"),
     },
     "all that was said",

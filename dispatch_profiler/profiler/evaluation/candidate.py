@@ -42,7 +42,8 @@ class Candidate:
     dispatch did not compile or was not applied; a library call (`LibraryCall`) never has any. `target` is
     the name of the target, `compiler` the compiler's revision, `module_key` the content hash of all inputs
     of the module, `flags` the compiler flags. `command` is the start of the command line that reproduces
-    its record; empty if no tree holds it.
+    its record; empty if no tree holds it. `kernel` is the hash of the generated code, empty if unknown: with equal
+    flags, candidates of equal kernels execute the same instructions.
     """
 
     dispatch: Dispatch
@@ -56,6 +57,7 @@ class Candidate:
     module_key: str = ""
     flags: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
+    kernel: str = ""
 
     @property
     def vmfbs(self) -> tuple[Vmfb, ...]:
