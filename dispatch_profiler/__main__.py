@@ -17,7 +17,7 @@ PROG = PROGRAMS[0]
 #: Command -> its module, which has main() and make_parser() and is imported on demand, and its purpose.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "generate": ("dispatch_profiler.generator.cli", "write MLIR: operations crossed with configurations"),
-    "compile": ("dispatch_profiler.compiler.cli", "compile a generated tree to vmfbs"),
+    "compile": ("dispatch_profiler.library.compile_cli", "compile a generated tree to vmfbs"),
     "profile": ("dispatch_profiler.profiler.cli", "verify and measure a tree or a bundle"),
     "compare": ("dispatch_profiler.profiler.compare.cli", "show which dispatches became faster or slower"),
     "report": ("dispatch_profiler.profiler.report.cli", "write records as one HTML page with plots"),

@@ -35,7 +35,7 @@ def generate() -> int:
 
 def compile_() -> int:
     """`compile.py` and `dispatch-compile`."""
-    return start(f"{PACKAGE}.compiler.cli")
+    return start(f"{PACKAGE}.library.compile_cli")
 
 
 def profile() -> int:

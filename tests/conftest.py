@@ -15,9 +15,9 @@ from hypothesis import settings
 from turnstile import turn
 from worker_helpers import use_in_process_workers
 
-from dispatch_profiler.compiler.cli import main as compile_main
 from dispatch_profiler.files import locked
 from dispatch_profiler.generator.cli import main as generator_main
+from dispatch_profiler.library.compile_cli import main as compile_main
 from dispatch_profiler.profiler.cli import main as profiler_main
 
 # No test depends on time: without this, hypothesis fails an example that takes 200 ms on a loaded machine.

@@ -214,5 +214,5 @@ def test_ctrl_c_while_a_command_is_imported_is_no_traceback(monkeypatch, capsys)
     monkeypatch.setattr(startup, "import_module", interrupted)
     monkeypatch.setattr(sys, "argv", ["/bin/dispatch-compile"])
 
-    assert startup.start("dispatch_profiler.compiler.cli") == 130
+    assert startup.start("dispatch_profiler.library.compile_cli") == 130
     assert capsys.readouterr().err == "dispatch-compile: interrupted\n"

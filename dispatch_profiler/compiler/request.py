@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import BuildRequest, Compiler
@@ -76,9 +77,15 @@ def build_key(request: BuildRequest, target: Target, compiler: Compiler) -> str:
     content = [
         *(__version__, _code_version(), compiler.revision, target.fingerprint),
         *(request.flags, request.repeat, relevant_source(request.source, names), names, request.rejected),
-        *(_files_of(request.flags), _external_kernels(request.dispatches)),
+        *(_files_of(request.flags), _external_kernels(request.dispatches), _unnamed(request.dispatches)),
     ]
     return sha256(json.dumps(content).encode())
+
+
+def _unnamed(dispatches: Sequence[Dispatch]) -> tuple[Mapping[str, Any], ...]:
+    """Configurations whose names leave out what the source may not have, such as the options of a Triton kernel."""
+    configurations = (dispatch.configuration for dispatch in dispatches)
+    return tuple(each.to_dict() for each in configurations if not each.is_generated)
 
 
 def _files_of(flags: tuple[str, ...]) -> tuple[str, ...]:

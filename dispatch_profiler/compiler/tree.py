@@ -132,7 +132,7 @@ def _task(
     # Keep dispatches in the module that were compiled before, even if they are not requested now.
     kept = [d for d in members if d.dispatch.name in requested or d.state is not State.GENERATED]
     wanted = tuple(d.dispatch for d in kept)
-    source, unreadable = _source(tree.source(entry.operation))
+    source, unreadable = _source(tree.source_of(members[0].dispatch))
     request = build_request(source, wanted, target, flags=options.flags, repeat=options.repeat)
     if unreadable:
         request = replace(request, rejected=tuple((d.name, unreadable) for d in wanted))

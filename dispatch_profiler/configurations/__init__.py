@@ -39,6 +39,7 @@ from dispatch_profiler.configurations.space import Axis, Choice, Point, Space
 from dispatch_profiler.configurations.splits import split_loops
 from dispatch_profiler.configurations.triton_rows import TritonRows
 from dispatch_profiler.configurations.triton_tiles import TritonTiles
+from dispatch_profiler.configurations.tuned import Tuned
 
 __all__ = [
     "FLOWS",
@@ -74,6 +75,7 @@ __all__ = [
     "Step",
     "TritonRows",
     "TritonTiles",
+    "Tuned",
     "configuration_from_dict",
     "draw_valid",
     "fold_levels",

@@ -160,14 +160,16 @@ class Configuration(abc.ABC):
     """
 
     kind: ClassVar[str]
-    #: Key that marks entries of this kind in a configuration file, and the field that its value sets if
-    #: that has another name.
+    #: Key that marks entries of this kind in a configuration file (empty: it has none), and the field that its
+    #: value sets if that has another name.
     yaml_key: ClassVar[str]
     yaml_field: ClassVar[str] = ""
     #: Provider of the kernel, as named in reports.
     provider: ClassVar[str] = "IREE Codegen"
     #: Whether it can configure the kernels of a form (see `formed`).
     can_be_inner: ClassVar[bool] = True
+    #: Whether the generator writes it. Otherwise its function is in a file of its own, and its module is its own too.
+    is_generated: ClassVar[bool] = True
     #: Columns in `fields`.
     field_names: ClassVar[tuple[str, ...]] = ()
     #: Slices that the reduction is split into; 1 means not split.

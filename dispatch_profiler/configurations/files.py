@@ -155,7 +155,7 @@ def _listed(row: Any, where: str) -> tuple[ListedConfiguration, ...]:
 def _marker(row: Mapping[str, Any], where: str) -> str:
     """The key that marks the kind of an entry. Raises ConfigurationError for unknown keys."""
     # Key that marks an entry -> the other keys that the entry may have.
-    keys = {kind.yaml_key: kind.yaml_keys() for kind in KINDS.values()} | {_LIST: ()}
+    keys = {kind.yaml_key: kind.yaml_keys() for kind in KINDS.values() if kind.yaml_key} | {_LIST: ()}
     present = [key for key in keys if key in row]
     # An entry with a form also has the key of what configures its kernels.
     marker = next(

@@ -18,6 +18,7 @@ from dispatch_profiler.configurations.simt_tiles import SimtTiles
 from dispatch_profiler.configurations.space import Point, Space
 from dispatch_profiler.configurations.triton_rows import TritonRows
 from dispatch_profiler.configurations.triton_tiles import TritonTiles
+from dispatch_profiler.configurations.tuned import Tuned
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
 from dispatch_profiler.operations import Operation
 
@@ -33,6 +34,7 @@ KINDS: dict[str, type[Configuration]] = {
         TritonRows,
         Extern,
         Formed,
+        Tuned,
     )
 }
 

@@ -15,6 +15,7 @@ from dispatch_profiler.dispatches.manifest import (
     fold_journal,
     load_manifest,
     note_result,
+    set_added,
 )
 from dispatch_profiler.dispatches.selection import Selection
 from dispatch_profiler.dispatches.tree import Tree
@@ -34,6 +35,7 @@ __all__ = [
     "fold_journal",
     "load_manifest",
     "note_result",
+    "set_added",
     "unpacked",
     "write_bundle",
 ]

@@ -65,7 +65,8 @@ class ModuleEntry:
 class OperationEntry:
     """One operation of the tree with its dispatches and the modules compiled from them.
 
-    `target` is what it was generated for.
+    `target` is what it was generated for. `source_sha256` is the hash of the generated source, which has the dispatches
+    that the generator wrote.
     """
 
     operation: Operation
@@ -78,7 +79,7 @@ class OperationEntry:
     origin: str = ""
 
     def same_source(self, other: OperationEntry) -> bool:
-        """Whether `other` has the same source and dispatches, and all modules here are for its target."""
+        """Whether `other` has the same generated source and dispatches, and all modules here are for its target."""
         return _made(self) == _made(other) and all(m.target == other.target for m in self.modules)
 
     def with_use_of(self, other: OperationEntry) -> OperationEntry:
@@ -86,6 +87,22 @@ class OperationEntry:
         if (self.count, self.origin) == (other.count, other.origin):
             return self
         return replace(self, count=other.count, origin=other.origin)
+
+    def with_added(self, dispatch: Dispatch | None) -> OperationEntry:
+        """This entry with `dispatch`, if any, instead of those that the generator did not write.
+
+        If it has `dispatch` already, that keeps its state and its module.
+        """
+        kept = tuple(
+            d for d in self.dispatches if d.dispatch.configuration.is_generated or d.dispatch == dispatch
+        )
+        modules = {d.dispatch.configuration.module for d in kept}
+        new = () if dispatch is None or dispatch in (d.dispatch for d in kept) else (DispatchEntry(dispatch),)
+        return replace(
+            self,
+            dispatches=(*kept, *new),
+            modules=tuple(m for m in self.modules if m.name in modules),
+        )
 
     def module_of(self, dispatch: Dispatch) -> ModuleEntry | None:
         """The module that holds `dispatch`; None until it is compiled."""
@@ -98,4 +115,5 @@ class OperationEntry:
 
 
 def _made(entry: OperationEntry) -> tuple[object, ...]:
-    return entry.target, entry.source_sha256, tuple(d.dispatch for d in entry.dispatches)
+    generated = (d.dispatch for d in entry.dispatches if d.dispatch.configuration.is_generated)
+    return entry.target, entry.source_sha256, tuple(generated)

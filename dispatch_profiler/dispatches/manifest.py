@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dispatch_profiler.dispatches.dispatch import Dispatch
 from dispatch_profiler.dispatches.entries import DispatchEntry, OperationEntry
 from dispatch_profiler.dispatches.manifest_json import (
     VERSIONS,
@@ -160,6 +161,26 @@ def add_generated(tree: Tree, entries: Iterable[OperationEntry], last: Snapshot 
         return Snapshot(known, lines, _file_of(tree))
 
 
+def set_added(tree: Tree, added: Mapping[Operation, Dispatch | None]) -> None:
+    """Replace the dispatches of operations that the generator did not write by those in `added` (None: by none).
+
+    A dispatch that is there already keeps what was compiled, as do all that the generator wrote. Files made only from
+    dispatches that are gone are removed. Operations that the manifest does not have are ignored.
+    """
+    with _locked(tree):
+        known = _entries_on_disk(tree)
+        new = {
+            operation: known[operation].with_added(added[operation])
+            for operation in added
+            if operation in known
+        }
+        changed = {operation: entry for operation, entry in new.items() if entry != known[operation]}
+        if changed or tree.journal.exists():
+            _write(tree, map(operation_line, (known | changed).values()))
+        for operation, entry in changed.items():
+            _remove_dropped(tree, known[operation], entry)
+
+
 def _file_of(tree: Tree) -> tuple[int, int, int]:
     """Identifies the manifest's file: each update replaces it by a new one."""
     if not tree.manifest.exists():
@@ -178,6 +199,8 @@ def _made_files(tree: Tree, entry: OperationEntry) -> Iterator[Path]:
     for d in entry.dispatches:
         yield tree.reproducer(entry.operation, d.dispatch.name)
         yield from tree.made_of(entry.operation, d.dispatch.configuration.module)
+        if not d.dispatch.configuration.is_generated:
+            yield tree.source_of(d.dispatch)
 
 
 def note_result(tree: Tree, part: OperationEntry) -> None:
@@ -227,15 +250,18 @@ def _locked(tree: Tree) -> contextlib.AbstractContextManager[None]:
 def _merge(entries: dict[Operation, OperationEntry], part: OperationEntry) -> None:
     """Replace the dispatches and modules in `entries` that `part` holds.
 
-    Does nothing if the operation has been generated again since: its results are obsolete.
+    Does nothing if the operation has been generated again since: its results are obsolete. So is a module with a
+    dispatch that has been replaced since.
     """
     known = entries.get(part.operation)
     if known is None or known.source_sha256 != part.source_sha256:
         return
     done = {d.dispatch: d for d in part.dispatches}
-    names = {m.name for m in part.modules}
+    obsolete = {d.configuration.module for d in done.keys() - {d.dispatch for d in known.dispatches}}
+    modules = tuple(m for m in part.modules if m.name not in obsolete)
+    names = {m.name for m in modules}
     entries[part.operation] = replace(
         known,
         dispatches=tuple(done.get(d.dispatch, d) for d in known.dispatches),
-        modules=(*(m for m in known.modules if m.name not in names), *part.modules),
+        modules=(*(m for m in known.modules if m.name not in names), *modules),
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dispatch_profiler.dispatches.dispatch import Dispatch
 from dispatch_profiler.operations import Operation
 
 Purpose = Literal["verify", "profile"]
@@ -46,9 +47,15 @@ class Tree:
     def operation(self, operation: Operation) -> Path:
         return self.root / operation.kind / operation.name
 
-    def source(self, operation: Operation) -> Path:
-        """The MLIR of every configuration of `operation`."""
-        return self.operation(operation) / f"{operation.name}.mlir"
+    def source(self, operation: Operation, module: str = "") -> Path:
+        """The MLIR of every configuration of `operation` that the generator wrote, or that of another `module`."""
+        suffix = f"_{module}" if module else ""
+        return self.operation(operation) / f"{operation.name}{suffix}.mlir"
+
+    def source_of(self, dispatch: Dispatch) -> Path:
+        """The MLIR file with the function of `dispatch`."""
+        configuration = dispatch.configuration
+        return self.source(dispatch.operation, "" if configuration.is_generated else configuration.module)
 
     def vmfb(self, operation: Operation, module: str, purpose: Purpose) -> Path:
         """A compiled module. `module` is "" for the target's plain flags, else the flow's name."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from dispatch_profiler.dispatches import DispatchEntry, OperationEntry, add_generated, load_manifest
+from dispatch_profiler.dispatches import (
+    DispatchEntry,
+    OperationEntry,
+    add_generated,
+    load_manifest,
+    set_added,
+)
 from dispatch_profiler.dispatches.dispatch import Dispatch
 from dispatch_profiler.dispatches.manifest import Snapshot
 from dispatch_profiler.dispatches.tree import Tree
@@ -13,6 +19,7 @@ from dispatch_profiler.errors import TargetError, TreeError, UsageError
 from dispatch_profiler.files import read_bounded, sha256, write_atomic
 from dispatch_profiler.generator.plan import Plan
 from dispatch_profiler.generator.render import render_module
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.workloads import WorkloadEntry
 
 #: Operations written before the first update of the manifest.
@@ -57,6 +64,19 @@ def emit(plan: Plan, tree: Tree) -> Iterator[tuple[Path, tuple[Dispatch, ...]]]:
     finally:
         if entries:
             _save(tree, entries, last)
+
+
+def emit_added(tree: Tree, added: Mapping[Operation, Dispatch | None]) -> None:
+    """Write dispatches beside the generated ones, each in a file of its own, and set them in the manifest.
+
+    They replace those that were added before; None removes them. See `set_added`.
+    """
+    for operation, dispatch in added.items():
+        if dispatch is not None:
+            path, text = tree.source_of(dispatch), render_module(operation, [dispatch])
+            if not _has_content(path, text):
+                _write(path, text)
+    set_added(tree, added)
 
 
 def _save(tree: Tree, entries: list[OperationEntry], last: Snapshot | None) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dispatch_profiler.configurations import Tuned
 from dispatch_profiler.configurations.kinds import KINDS
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
@@ -138,7 +139,13 @@ def _entry(tried: _Tried) -> Entry:
     gflops = Estimate(
         measurement.gflops(flops), flops / high_ms / 1e6, flops / low_ms / 1e6 if low_ms else math.inf
     )
-    return Entry(tried.dispatch, gflops, tried.speedup, tried.record.provenance)
+    return Entry(_untuned(tried.dispatch), gflops, tried.speedup, tried.record.provenance)
+
+
+def _untuned(dispatch: Dispatch) -> Dispatch:
+    """`dispatch`, for one from another library with the configuration that it has there."""
+    configuration = dispatch.configuration
+    return Dispatch(dispatch.operation, configuration.inner) if isinstance(configuration, Tuned) else dispatch
 
 
 def _check_software(entries: Sequence[Entry]) -> None:

@@ -129,15 +129,15 @@ _ACTIONS = {"list": _list, "show": _show, "export": _export, "spec": _spec}
 
 def retune_hints(entries: Sequence[Entry]) -> list[str]:
     """A sentence for each compiler other than the installed one that entries were measured with."""
-    counts: dict[tuple[str, str], int] = {}
+    groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
-        counts[entry.software] = counts.get(entry.software, 0) + 1
+        groups.setdefault(entry.software, []).append(entry)
     hints = []
-    for (target, iree), count in counts.items():
+    for (target, iree), group in groups.items():
         installed = _installed(target)
-        if installed and not f"{iree},".startswith(f"compiler {installed},"):
+        if installed and not group[0].is_of_compiler(installed):
             hints.append(
-                f"tune again after this upgrade of the compiler: {counted(count, 'entry')} for {target} measured "
+                f"tune again after this upgrade of the compiler: {counted(len(group), 'entry')} for {target} measured "
                 f"with {iree}, but {installed} is installed"
             )
     return hints

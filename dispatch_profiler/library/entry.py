@@ -49,6 +49,10 @@ class Entry:
         """What the entry is for: the target and the IREE version."""
         return self.provenance.target, self.provenance.iree
 
+    def is_of_compiler(self, revision: str) -> bool:
+        """Whether it was measured with the compiler of this revision."""
+        return f"{self.provenance.iree},".startswith(f"compiler {revision},")
+
     def without_speed(self) -> Entry:
         """A copy that every other entry replaces when libraries are merged."""
         return replace(self, gflops=NO_SPEED)

@@ -99,6 +99,12 @@ class Library:
             seen.add(entry.operation)
         return found
 
+    def readable(self) -> Iterator[Entry]:
+        """The entries that are not damaged."""
+        for at in range(len(self._items)):
+            with contextlib.suppress(UsageError):
+                yield self._entry(at)
+
     @property
     def software(self) -> tuple[tuple[str, str], ...]:
         """Each (target, IREE version) that entries were measured with."""

@@ -48,7 +48,7 @@ def heard(event, arguments):
         count += 1
         if count == at:
             os.kill(os.getpid(), signal.SIGKILL)
-import dispatch_profiler.compiler.cli
+import dispatch_profiler.library.compile_cli
 sys.argv = sys.argv[4:]
 sys.addaudithook(heard)
 runpy.run_path(sys.argv[0], run_name="__main__")

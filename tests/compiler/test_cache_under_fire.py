@@ -43,7 +43,7 @@ from dispatch_profiler.files import sha256
 #: Forks (importing 32 times over is what would take long), waits until all are there, lets them go.
 _AT_ONCE = """
 import os, sys
-from dispatch_profiler.compiler.cli import main
+from dispatch_profiler.library.compile_cli import main
 count, folder, arguments = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
 there, go = os.pipe(), os.pipe()
 children = []

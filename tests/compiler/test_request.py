@@ -16,7 +16,7 @@ from dispatch_profiler.compiler import (
     repeat_count,
 )
 from dispatch_profiler.compiler.null import Rule
-from dispatch_profiler.configurations import CpuTiles, Default, Flow
+from dispatch_profiler.configurations import CpuTiles, Default, Flow, TritonTiles, Tuned
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import Matmul
@@ -69,6 +69,18 @@ def test_every_part_of_a_request_changes_its_key(changes: dict[str, object]):
     before = build_key(request_for(), TARGET, NullCompiler())
 
     assert build_key(request_for(**changes), TARGET, NullCompiler()) != before
+
+
+def test_the_key_has_what_the_name_of_a_tuned_configuration_leaves_out():
+    """All are called `tile_config_tuned`, and a source has only the launch of a Triton kernel."""
+    tiles = TritonTiles((64, 64, 32))
+    options = (tiles, replace(tiles, stages=tiles.stages + 1), replace(tiles, group=tiles.group + 1))
+    tuned = [Dispatch(OPERATION, Tuned(each)) for each in options]
+    sources = {render_module(OPERATION, [dispatch]) for dispatch in tuned}
+    target = parse_target("cuda:sm_90")
+    requests = [build_request(source, [dispatch], target) for dispatch in tuned for source in sources]
+    assert len(sources) == 1
+    assert len({build_key(each, target, NullCompiler()) for each in requests}) == len(tuned)
 
 
 def test_target_and_compiler_change_the_key():

@@ -22,6 +22,7 @@ from dispatch_profiler.configurations import (
     SimtTiles,
     TritonRows,
     TritonTiles,
+    Tuned,
     configuration_from_dict,
 )
 from dispatch_profiler.configurations.intrinsics import INSTRUCTIONS
@@ -103,6 +104,7 @@ CONFIGURATIONS = (
     | st.sampled_from([Flow(x) for x in FLOWS])
 )
 FORMED = Formed("im2col", CpuTiles((64, 128), (8, 32, 4)))
+TUNED = Tuned(FORMED, ("--iree-opt-level=O3",), "conv2d_of_another_shape")
 
 
 @PROPERTY
@@ -176,7 +178,18 @@ def test_a_name_is_part_of_an_mlir_symbol(configuration):
 
 def test_data_of_every_kind_tells_its_kind():
     """The key under which it is found again."""
-    examples = [Default(), CpuTiles((1,), (1, 1)), Flow("ukernels"), MMA, SIMT, TRITON, ROWS, EXTERN, FORMED]
+    examples = [
+        Default(),
+        CpuTiles((1,), (1, 1)),
+        Flow("ukernels"),
+        MMA,
+        SIMT,
+        TRITON,
+        ROWS,
+        EXTERN,
+        FORMED,
+        TUNED,
+    ]
     assert list(KINDS) == [each.to_dict()["kind"] for each in examples]
 
 
@@ -193,7 +206,7 @@ def test_an_unknown_kind_is_refused_with_the_nearest():
         configuration_from_dict({"kind": "cpu_tile"})
     assert (
         caught.value.hint
-        == "did you mean 'cpu_tiles'? Available: default, cpu_tiles, flow, mma_tiles, simt_tiles, triton, triton_rows, extern, formed"
+        == "did you mean 'cpu_tiles'? Available: default, cpu_tiles, flow, mma_tiles, simt_tiles, triton, triton_rows, extern, formed, tuned"
     )
 
 
@@ -204,3 +217,16 @@ def test_data_that_is_no_configuration_is_refused_as_such():
         configuration_from_dict({**data, "vector": [8, 0, 4]})
     with pytest.raises(ConfigurationError, match="unknown flow 'none'"):
         configuration_from_dict({"kind": "flow", "flow": "none"})
+
+
+def test_a_tuned_configuration_is_read_back():
+    """With its flags and its origin; it is another configuration than the one that it holds."""
+    assert configuration_from_dict(json.loads(json.dumps(TUNED.to_dict()))) == TUNED
+    assert TUNED.fields() == {"tuned": FORMED.name, "tuned_from": TUNED.tuned_from, **FORMED.fields()}
+    assert TUNED != FORMED
+
+
+def test_a_tuned_configuration_is_not_tuned_again_and_not_the_kernel_of_a_form():
+    for make in (lambda: Tuned(TUNED), lambda: Formed("im2col", TUNED)):
+        with pytest.raises(ConfigurationError):
+            make()

@@ -24,6 +24,7 @@ from dispatch_profiler.configurations import (
     SimtTiles,
     TritonRows,
     TritonTiles,
+    Tuned,
 )
 from dispatch_profiler.configurations import KINDS as CONFIGURATIONS
 from dispatch_profiler.dispatches import Dispatch
@@ -70,9 +71,9 @@ def test_columns_stand_in_the_documented_order(tmp_path):
         "Verification", "Runtime(ms)", "GFLOPs",
     ]  # fmt: skip
     assert header[11:20] == ["bytes", "flops", "batch_count", "m", "n", "k", "lhs", "rhs", "result"]
-    assert header[-62:] == [
+    assert header[-64:] == [
         "distribution_tile", "cache_tile", "vector_tile", "peel",
-        "workgroup_tile", "k_tile", "stages", "core", "instruction", "pipeline", "inner_tile", "options", "form",
+        "workgroup_tile", "k_tile", "stages", "core", "instruction", "pipeline", "inner_tile", "options", "form", "tuned", "tuned_from",
         "min(ms)", "p20(ms)", "p80(ms)", "max(ms)", "low(ms)", "high(ms)", "spread", "samples",
         "executions_per_sample", "mode", "includes", "overhead(ms)", "eager(ms)", "library_call(ms)", "ended_by", "warnings", "limit(ms)",
         "sm_mhz", "memory_mhz", "watts", "celsius",
@@ -111,6 +112,7 @@ def without_column() -> Iterator[str]:
         triton,
         TritonRows(block=(1, 1024)),
         Formed("im2col"),
+        Tuned(mma),
     ):
         yield from set(configuration.fields()) - set(columns())
 
@@ -119,7 +121,7 @@ def test_every_argument_of_every_kind_has_its_column():
     """An argument without a column could not be told apart in a spreadsheet."""
     assert list(without_column()) == []
     assert set(CONFIGURATIONS) == {
-        "default", "cpu_tiles", "flow", "mma_tiles", "simt_tiles", "triton", "triton_rows", "extern", "formed",
+        "default", "cpu_tiles", "flow", "mma_tiles", "simt_tiles", "triton", "triton_rows", "extern", "formed", "tuned",
     }, "add the new kind to without_column"  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dispatch_profiler.command import (
+    FAILED,
     SUCCESS,
     Parser,
     add_tool_arguments,
@@ -16,6 +17,7 @@ from dispatch_profiler.command import (
     positive,
     run,
     say,
+    say_table,
     user_cache,
     warn,
     writable,
@@ -30,12 +32,15 @@ from dispatch_profiler.compiler import (
 from dispatch_profiler.compiler.cluster import Cluster, TlsFiles
 from dispatch_profiler.compiler.console import CompileTally, report
 from dispatch_profiler.cores import usable_cores
-from dispatch_profiler.dispatches import Selection, Tree, load_manifest, write_bundle
+from dispatch_profiler.dispatches import Manifest, Selection, Tree, load_manifest, write_bundle
 from dispatch_profiler.dispatches.bundle import command
 from dispatch_profiler.errors import UsageError
+from dispatch_profiler.generator.emit import emit_added
 from dispatch_profiler.isolation import available_memory
+from dispatch_profiler.library.library import Library
+from dispatch_profiler.library.tuned import TunedConfigurations, check_some_fit
 from dispatch_profiler.plurals import counted
-from dispatch_profiler.targets import parse_target
+from dispatch_profiler.targets import Target, parse_target
 
 PROG = "compile.py"
 
@@ -49,6 +54,8 @@ def _main(options: argparse.Namespace) -> int:
     cache = _cache(options)
     if options.cache_info or options.cache_clear:
         return _manage_cache(cache, clear=options.cache_clear)
+    if options.nearest and options.library is None:
+        raise UsageError("--nearest needs --library", hint="add --library=DIR")
     manifest = load_manifest(Tree(folder(options.generated_dir)))
     target = parse_target(options.target) if options.target else None
     if target is not None and target.note:
@@ -56,6 +63,10 @@ def _main(options: argparse.Namespace) -> int:
     compiler = compiler_for(target or manifest.target, options.build_dir)
     cluster = _cluster(options)
     workers = min(options.num_cpu or len(usable_cores()), len(usable_cores()))
+    library_status = SUCCESS
+    if options.library is not None:
+        library_status = _add_tuned(manifest, target, compiler.revision, options)
+        manifest = load_manifest(manifest.tree)
     chosen = CompileOptions(
         selection=Selection.parse(options.dispatches, options.operation_kind),
         target=target,
@@ -75,7 +86,33 @@ def _main(options: argparse.Namespace) -> int:
     status = report(compile_tree(manifest, compiler, chosen, cache, warn), CompileTally(total))
     if bundle is not None:
         _write_bundle(bundle, manifest.tree, chosen.selection)
-    return status
+    return max(status, library_status)
+
+
+def _add_tuned(manifest: Manifest, target: Target | None, revision: str, options: argparse.Namespace) -> int:
+    """Add `tile_config_tuned` to the operations that the library has an entry for, and remove it from others."""
+    library = Library.load(options.library)
+    tuned = {
+        name: TunedConfigurations(library, target or parse_target(name), revision, options.nearest)
+        for name in dict.fromkeys(entry.target for entry in manifest.entries)
+    }
+    found = [tuned[entry.target].of(entry.operation) for entry in manifest.entries]
+    check_some_fit(found, next(iter(tuned.values())))
+    emit_added(manifest.tree, {each.operation: each.dispatch for each in found})
+    used = [each for each in found if each.dispatch is not None]
+    own = sum(not each.tuned_from for each in used)
+    near = f", {len(used) - own} that of a similar shape" if options.nearest else ""
+    say(
+        f"{options.library}: {own} of {counted(len(found), 'operation')} have an entry{near}; "
+        f"{len(found) - len(used)} left to the compiler"
+    )
+    if own < len(used):
+        say_table([(each.operation.name, f"as {each.tuned_from}") for each in used if each.tuned_from])
+    problems = [(each.operation.name, each.problem) for each in found if each.problem]
+    if problems:
+        warn(f"{counted(len(problems), 'entry')} of {options.library} cannot be used:")
+        say_table(problems)
+    return FAILED if any(each.problem and not each.is_foreign for each in found) else SUCCESS
 
 
 def _write_bundle(path: Path, tree: Tree, selection: Selection) -> None:
@@ -148,6 +185,7 @@ def make_parser(prog: str = PROG) -> Parser:
     )
     add_tree_arguments(parser)
     _add_compilation(parser)
+    _add_library(parser)
     add_tool_arguments(
         parser,
         step="one dispatch",
@@ -174,6 +212,19 @@ def _add_compilation(parser: Parser) -> None:
     parser.add_argument(
         "--batch-size", type=positive, metavar="N",
         help="executions of each dispatch per call of a profile vmfb (default: 1 to 100, depending on its work)",
+    )  # fmt: skip
+
+
+def _add_library(parser: Parser) -> None:
+    """Options for tuned configurations."""
+    parser.add_argument(
+        "--library", type=folder, metavar="DIR",
+        help="also compile the configuration that this library of tuned kernels has for each operation, as "
+        "tile_config_tuned",
+    )  # fmt: skip
+    parser.add_argument(
+        "--nearest", action="store_true",
+        help="with --library, use the configuration of the most similar shape for operations without an entry",
     )  # fmt: skip
 
 

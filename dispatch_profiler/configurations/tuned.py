@@ -1,0 +1,130 @@
+"""The configuration that a library of tuned kernels has for an operation, under the name `tile_config_tuned`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dispatch_profiler.configurations._base import Configuration, Evidence, Limits, Lowering
+from dispatch_profiler.configurations.external_kernels import KernelObject, KernelSource, Launch
+from dispatch_profiler.configurations.forms import Reduction
+from dispatch_profiler.errors import ConfigurationError
+from dispatch_profiler.operations import ErrorBound, Operation
+
+#: Flags that a library may pass to the compiler: those that neither read nor write files.
+_FLAG = re.compile(r"--iree-[a-z0-9-]+(=[\w.,+-]*)?|-?-O[0-3s]?")
+_NAMES_FILES = ("dump", "path", "file", "-to=")
+
+
+@dataclass(frozen=True)
+class Tuned(Configuration):
+    """`inner` with `extra_flags`, in a module of its own, so that it affects no other configuration.
+
+    `tuned_from` is the name of the operation that it was tuned for, if that is another one.
+    """
+
+    kind: ClassVar[str] = "tuned"
+    yaml_key: ClassVar[str] = ""
+    field_names: ClassVar[tuple[str, ...]] = ("tuned", "tuned_from")
+    can_be_inner: ClassVar[bool] = False
+    is_generated: ClassVar[bool] = False
+
+    inner: Configuration
+    extra_flags: tuple[str, ...] = ()
+    tuned_from: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.inner, Tuned):
+            raise ConfigurationError(f"{self.inner.name} cannot be tuned again")
+        for flag in self.extra_flags:
+            if not _FLAG.fullmatch(flag) or any(part in flag for part in _NAMES_FILES):
+                raise ConfigurationError(f"{flag!r} is not a compiler flag that a library may set")
+
+    @property
+    def name(self) -> str:
+        return "tile_config_tuned"
+
+    @property
+    def module(self) -> str:
+        return "tuned"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return (*self.inner.flags, *self.extra_flags)
+
+    def fields(self) -> dict[str, str]:
+        return {"tuned": self.inner.name, "tuned_from": self.tuned_from, **self.inner.fields()}
+
+    # -- plain data ---------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "inner": self.inner.to_dict(),
+            "extra_flags": list(self.extra_flags),
+            "tuned_from": self.tuned_from,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Configuration:
+        from dispatch_profiler.configurations.kinds import configuration_from_dict  # it imports this module
+
+        inner = configuration_from_dict(values["inner"])
+        return cls(inner, tuple(values["extra_flags"]), str(values["tuned_from"]))
+
+    def located(self, folder: Path) -> Configuration:
+        return Tuned(self.inner.located(folder), self.extra_flags, self.tuned_from)
+
+    # -- what the inner configuration gives ---------------------------------------------------
+
+    @property
+    def provider(self) -> str:  # type: ignore[override]
+        return self.inner.provider
+
+    @property
+    def split_k(self) -> int:  # type: ignore[override]
+        return self.inner.split_k
+
+    @property
+    def evidence(self) -> Evidence | None:
+        return self.inner.evidence
+
+    @property
+    def kernel_configuration(self) -> Configuration:
+        return self.inner.kernel_configuration
+
+    def split(self, slices: int) -> Configuration | None:
+        return None
+
+    def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
+        return self.inner.invalid_reason(operation, limits)
+
+    def unsupported_reason(self, operation: Operation, limits: Limits) -> str | None:
+        return self.inner.unsupported_reason(operation, limits)
+
+    def effective_operation(self, operation: Operation) -> Operation:
+        return self.inner.effective_operation(operation)
+
+    def error_bound(self, operation: Operation) -> ErrorBound | None:
+        return self.inner.error_bound(operation)
+
+    def flops(self, operation: Operation) -> int:
+        return self.inner.flops(operation)
+
+    def lowering(self, operation: Operation) -> Lowering | None:
+        return self.inner.lowering(operation)
+
+    def lowerings(self, operation: Operation) -> tuple[Lowering, ...]:
+        return self.inner.lowerings(operation)
+
+    def reduced(self, operation: Operation) -> Reduction | None:
+        return self.inner.reduced(operation)
+
+    def launch(self, operation: Operation) -> Launch | None:
+        return self.inner.launch(operation)
+
+    def kernel(self, operation: Operation) -> KernelSource | KernelObject | None:
+        return self.inner.kernel(operation)

@@ -1,0 +1,113 @@
+"""Which tuned configuration each operation of a tree gets from a library, and why others get none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from dispatch_profiler.configurations import Tuned, rejection_reason
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.errors import DispatchProfilerError, UsageError
+from dispatch_profiler.library.entry import Entry
+from dispatch_profiler.library.library import Library
+from dispatch_profiler.library.nearest import by_distance
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.targets import Target, parse_target
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a library has for an operation: a dispatch, or none.
+
+    `problem` is the reason why the operation's own entry is not used; empty if there is none. `is_foreign` if that is
+    for another target or compiler.
+    """
+
+    operation: Operation
+    dispatch: Dispatch | None = None
+    problem: str = ""
+    is_foreign: bool = False
+
+    @property
+    def tuned_from(self) -> str:
+        """The operation whose entry is used instead; empty if it is its own."""
+        configuration = None if self.dispatch is None else self.dispatch.configuration
+        return configuration.tuned_from if isinstance(configuration, Tuned) else ""
+
+
+@dataclass(frozen=True)
+class TunedConfigurations:
+    """The configurations of `library` for `target`, if they were measured with the compiler of `revision`.
+
+    With `uses_nearest`, an operation without a usable entry gets that of the nearest shape for which it is valid.
+    """
+
+    library: Library
+    target: Target
+    revision: str
+    uses_nearest: bool = False
+
+    def of(self, operation: Operation) -> Found:
+        """What `operation` gets."""
+        problem, is_foreign = "", False
+        try:
+            entry = self.library.find(operation)
+        except UsageError as error:
+            entry, problem = None, error.message
+        if entry is not None:
+            problem = self._foreign_reason(entry)
+            is_foreign = bool(problem)
+            dispatch, invalid = self._dispatch(entry, operation)
+            problem = problem or invalid
+            if not problem:
+                return Found(operation, dispatch)
+        for near in by_distance(operation, self._usable) if self.uses_nearest else ():
+            dispatch, invalid = self._dispatch(near, operation)
+            if not invalid:
+                return Found(operation, dispatch, problem, is_foreign)
+        return Found(operation, None, problem, is_foreign)
+
+    @cached_property
+    def _usable(self) -> Sequence[Entry]:
+        """Entries for this target and compiler, without damaged ones."""
+        return [entry for entry in self.library.readable() if not self._foreign_reason(entry)]
+
+    def _foreign_reason(self, entry: Entry) -> str:
+        target, iree = entry.software
+        if target.partition(":")[0] == self.target.family and entry.is_of_compiler(self.revision):
+            return ""
+        return f"measured for {target} with {iree}"
+
+    def _dispatch(self, entry: Entry, operation: Operation) -> tuple[Dispatch | None, str]:
+        """The dispatch of an entry's configuration for `operation`, or the reason why there is none."""
+        configuration = entry.dispatch.configuration
+        near = "" if entry.operation == operation else entry.operation.name
+        try:
+            tuned = Tuned(configuration, extra_flags(entry), near)
+            reason = rejection_reason(tuned, operation, self.target.limits)
+        except DispatchProfilerError as error:
+            reason = str(error)
+        return (None, f"{configuration.name}: {reason}") if reason else (Dispatch(operation, tuned), "")
+
+
+def extra_flags(entry: Entry) -> tuple[str, ...]:
+    """Flags that an entry was compiled with in addition to those of its target and its configuration."""
+    own = (*parse_target(entry.provenance.target).compile_flags, *entry.dispatch.configuration.flags)
+    names = {flag.partition("=")[0] for flag in own}
+    return tuple(flag for flag in entry.provenance.flags if flag.partition("=")[0] not in names)
+
+
+def check_some_fit(found: Sequence[Found], tuned: TunedConfigurations) -> None:
+    """Raise UsageError if entries were found, but all of them are for other targets or compilers."""
+    foreign = [each for each in found if each.is_foreign]
+    if foreign and not any(each.dispatch for each in found):
+        raise UsageError(
+            f"the library is not for {tuned.target.name} with compiler {tuned.revision}: its entries were "
+            f"{'; '.join(_distinct(foreign))}",
+            hint="tune again for this target and compiler",
+        )
+
+
+def _distinct(found: Sequence[Found]) -> Iterator[str]:
+    return iter(dict.fromkeys(each.problem for each in found))
