@@ -73,7 +73,7 @@ def test_every_part_of_a_request_changes_its_key(changes: dict[str, object]):
 
 def test_the_key_has_what_the_name_of_a_tuned_configuration_leaves_out():
     """All are called `tile_config_tuned`, and a source has only the launch of a Triton kernel."""
-    tiles = TritonTiles((64, 64, 32))
+    tiles = TritonTiles(tile=(64, 64, 32))
     options = (tiles, replace(tiles, stages=tiles.stages + 1), replace(tiles, group=tiles.group + 1))
     tuned = [Dispatch(OPERATION, Tuned(each)) for each in options]
     sources = {render_module(OPERATION, [dispatch]) for dispatch in tuned}
