@@ -8,6 +8,7 @@
         TargetError             an unknown target, or one that does not fit
         TreeError               a missing, foreign or damaged tree
         SelectionError          a pattern or kind that selects nothing
+        StorageError            a locked, damaged or foreign storage of a search
         WorkloadError           a damaged workload, or a damaged line of one
           UnsupportedFeature      a valid line that no operation can express
       ToolError               an external program failed                     exit status 1
@@ -80,6 +81,10 @@ class TreeError(UsageError):
 
 class SelectionError(UsageError):
     """A pattern or a kind selects nothing."""
+
+
+class StorageError(UsageError):
+    """The storage of a search is locked, damaged, in use, or was not written by this package."""
 
 
 class WorkloadError(UsageError):

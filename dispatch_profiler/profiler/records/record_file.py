@@ -138,6 +138,11 @@ def to_line(record: StoredRecord) -> str:
     return json.dumps(row)
 
 
+def from_line(line: str | bytes) -> StoredRecord:
+    """Inverse of `to_line`. Raises FieldError."""
+    return _from_row(current_row(mapping(parse_json(line))))
+
+
 def beside_csv(path: Path) -> Path:
     """The file for the samples of `data.csv`: `data.jsonl`. Raises UsageError if `path` is that file."""
     beside = path.with_suffix(".jsonl")
@@ -243,7 +248,7 @@ def _is_torn(line: bytes) -> bool:
 
 def _read_line(path: Path, number: int, line: bytes) -> StoredRecord:
     try:
-        return _from_row(current_row(mapping(parse_json(line))))
+        return from_line(line)
     except FieldError as error:
         raise UsageError(
             f"{path}, line {number}: not a dispatch_profiler record ({error})",
