@@ -27,6 +27,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "list, show or export a library of tuned kernels, or write its tuning spec",
     ),
     "merge": ("dispatch_profiler.library.merge_cli", "merge the entries of a library into another"),
+    "gen_configs": (
+        "dispatch_profiler.tuner.gen_configs_cli",
+        "write a tuning file for each problem of a workload that is worth tuning",
+    ),
     "completion": ("dispatch_profiler.__main__", "print a completion script for bash, zsh or fish"),
 }
 #: Installed command -> the equivalent subcommand.

@@ -6,6 +6,7 @@ aliases, with which a short file can represent gigabytes.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +100,9 @@ class _Loader(yaml.SafeLoader):
         if type(value) is int and value not in _INTEGERS:
             raise _rejection("an integer has more than 64 bits", node.start_mark)
         return value
+
+
+# JSON and YAML 1.2 have such numbers; PyYAML reads them as strings, as YAML 1.1 says.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+\Z"), list("-+0123456789")
+)

@@ -299,6 +299,17 @@ def test_the_library_of_the_documents_is_made_listed_and_merged(checkout: Path, 
         assert main(own_arguments(line)) == 0, f"{line}\n{capsys.readouterr().err}"
 
 
+def test_the_tuning_files_of_the_documents_are_written(checkout: Path, capsys):
+    from dispatch_profiler.tuner.tuning_file import read_tuning
+
+    for line in [each for each in commands("docs/tuning.md") if " gen_configs " in each]:
+        assert main(own_arguments(line)) == 0, f"{line}\n{capsys.readouterr().err}"
+    assert Path("tunings/SSS_TN_0.yaml").exists()
+    (text,) = blocks("docs/tuning.md", "yaml")
+    Path("own.yaml").write_text(text)
+    assert read_tuning(Path("own.yaml")).name == "BBS_TN_0"
+
+
 def test_the_faults_of_the_documents_are_those_of_the_file():
     (text,) = blocks("docs/null.md", "yaml")
 
@@ -328,7 +339,7 @@ def test_the_workload_program_of_the_documents_runs(checkout: Path):
 
 
 def test_every_link_of_the_documents_leads_somewhere():
-    for document in [*DOCUMENTS, "docs/cluster.md", "docs/library.md", "CONTRIBUTING.md"]:
+    for document in [*DOCUMENTS, "docs/cluster.md", "docs/library.md", "docs/tuning.md", "CONTRIBUTING.md"]:
         folder = (ROOT / document).parent
         for link in re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text()):
             assert (folder / link).exists(), f"{document}: {link}"

@@ -284,7 +284,7 @@ def test_fish_completes_every_option_of_a_command(fish, name: str):
 @pytest.mark.parametrize(
     ("line", "completed"),
     [
-        ("dispatch-profiler gen", "dispatch-profiler generate "),
+        ("dispatch-profiler gene", "dispatch-profiler generate "),
         ("dispatch-profiler comp", "dispatch-profiler comp"),
         ("dispatch-profiler completion z", "dispatch-profiler completion zsh "),
         ("dispatch-profiler profile --for", "dispatch-profiler profile --format="),

@@ -15,9 +15,11 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.yaml_files import MOST_BYTES, load_yaml, parse_yaml
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
-SCALARS = st.none() | st.booleans() | INTEGERS | st.floats(allow_nan=False) | st.text(max_size=20)
+#: PyYAML writes the string 1e5 without quotes, which is a number in JSON.
+TEXTS = st.text(max_size=20).filter(lambda text: not re.fullmatch(r"[-+.0-9]+[eE][-+0-9]+", text))
+SCALARS = st.none() | st.booleans() | INTEGERS | st.floats(allow_nan=False) | TEXTS
 DATA = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4)
+    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4)
 )
 
 
@@ -113,3 +115,17 @@ def test_what_is_no_regular_file_and_what_is_too_large_is_rejected(tmp_path):
     ):
         with pytest.raises(UsageError, match=f"cannot read .*: it is {reason}"):
             load_yaml(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-05", 1e-05), ("-2E+3", -2e3), ("1e5", 1e5), ("1.5e3", 1500.0)]
+)
+def test_numbers_are_those_of_json(text: str, value: float):
+    """Python writes 0.00001 as 1e-05, which YAML 1.1 reads as a string."""
+    found = parse_yaml(f"x: {text}".encode(), "x.yaml")["x"]
+    assert (type(found), found) == (float, value)
+
+
+@pytest.mark.parametrize("text", ["1e", "e5", "1e-5x", "0x1e5z", "1 e5"])
+def test_what_only_resembles_such_a_number_is_text(text: str):
+    assert parse_yaml(f"x: {text}".encode(), "x.yaml")["x"] == text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from dispatch_profiler.command import folder, say, warn
 from dispatch_profiler.errors import UsageError
@@ -25,12 +26,20 @@ def read_files(options: argparse.Namespace, sweep_options: Iterable[str]) -> Wor
             f"--workload gives the operations, but {given} was given too",
             hint="generate the sweep in a second run: it keeps the operations of the first",
         )
-    reading = read_workload(*map(folder, options.workload))
+    return read_reported([folder(each) for each in options.workload], lists_all=options.verbose)
+
+
+def read_reported(paths: Sequence[Path], *, lists_all: bool = False) -> WorkloadReading:
+    """Read the files and print what they have: counts, skipped lines with their reasons, and remarks.
+
+    Unless `lists_all`, many skipped lines are summarized. Raises UsageError, see `read_workload`.
+    """
+    reading = read_workload(*paths)
     say(
         f"Read {counted(reading.calls, 'line')} with {counted(len(reading.workload.entries), 'operation')}; "
         f"skipped {len(reading.damaged)} damaged and {len(reading.unsupported)} unsupported"
     )
-    shown = reading.skipped if options.verbose else reading.skipped[:_MOST_LINES]
+    shown = reading.skipped if lists_all else reading.skipped[:_MOST_LINES]
     for line in shown:
         warn(f"    {line}")
     if rest := reading.skipped[len(shown) :]:

@@ -61,7 +61,7 @@ from dispatch_profiler.profiler.report.outputs import FORMATS, Confirmed, RunOut
 from dispatch_profiler.profiler.report.progress import Tally
 from dispatch_profiler.profiler.statistics.comparison import Outcome
 from dispatch_profiler.profiler.statistics.stopping import Ended, StopRule
-from dispatch_profiler.runtime import DeviceUri, all_devices, find_runtime_tools
+from dispatch_profiler.runtime import DeviceUri, all_devices, device_uri, find_runtime_tools
 
 PROG = "profiler.py"
 
@@ -137,7 +137,7 @@ def _source(options: argparse.Namespace) -> Iterator[_Source]:
 def _devices(options: argparse.Namespace, default: str) -> tuple[str, ...]:
     """The devices to run on. Raises UsageError and TargetError."""
     if options.devices is None:
-        return (options.device or default,)
+        return (device_uri(options.device, default) if options.device else default,)
     if options.device is not None:
         raise UsageError("--device and --devices exclude each other", hint="remove one of them")
     return all_devices(default) if options.devices == "all" else parse_devices(options.devices, default)
@@ -197,9 +197,12 @@ def _add_subjects(parser: Parser) -> None:
         "--bundle", metavar="FILE.zip",
         help="profile a bundle that compile.py --bundle wrote; requires no compiler",
     )  # fmt: skip
-    parser.add_argument("--device", help="device URI (default: the target's, for example local-task)")
     parser.add_argument(
-        "--devices", metavar="URI,...|all",
+        "--device",
+        help="device URI, or the number of a device of the target's driver (default: the target's device)",
+    )
+    parser.add_argument(
+        "--devices", metavar="DEVICE,...|all",
         help="several devices, each with its own default and peaks; all: all devices of the target's driver",
     )  # fmt: skip
     parser.add_argument(

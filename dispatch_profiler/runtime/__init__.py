@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dispatch_profiler.runtime._base import Arguments, Buffer, Call, Device, Program, RunError
-from dispatch_profiler.runtime.device_uri import DeviceUri
+from dispatch_profiler.runtime.device_uri import DeviceUri, device_uri
 from dispatch_profiler.runtime.null import NullDevice
 from dispatch_profiler.runtime.tools import ToolDevice, find_runtime_tools
 
@@ -49,6 +49,7 @@ __all__ = [
     "RunError",
     "ToolDevice",
     "all_devices",
+    "device_uri",
     "find_runtime_tools",
     "open_device",
 ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dispatch_profiler.errors import TargetError
+
 #: Drivers that compute on the CPU, in the process that calls them: `local-sync`, `local-task`.
 _LOCAL = "local-"
 _NULL = "null"
@@ -61,7 +63,29 @@ class DeviceUri:
         """Whether it computes in its own threads, one for each core."""
         return self.driver == "local-task"
 
+    def numbered(self, number: int) -> DeviceUri:
+        """The device with this number of the same driver. Raises TargetError for any but the only CPU."""
+        if self.is_local:
+            if number:
+                raise TargetError(
+                    f"{self.driver} has no device {number}",
+                    hint=f"it is one device: write 0 or {self.driver}",
+                )
+            return self
+        return DeviceUri(self.driver, str(number))
+
     @property
     def family(self) -> str:
         """What its code is compiled for: `local` for both CPU drivers, otherwise the driver."""
         return "local" if self.is_local else self.driver
+
+
+def device_uri(text: str, usual: str) -> str:
+    """The URI of a device that a user names: a number counts the devices of the driver of `usual`.
+
+    `1`, `cuda` -> `cuda://1`; `0`, `local-task` -> `local-task`; `hip://1` stays as it is. Raises TargetError.
+    """
+    name = text.strip()
+    if not (name.isascii() and name.isdigit()):
+        return name
+    return str(DeviceUri.parse(usual).numbered(int(name[:9])))

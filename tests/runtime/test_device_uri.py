@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dispatch_profiler.runtime import DeviceUri
+from dispatch_profiler.errors import TargetError
+from dispatch_profiler.runtime import DeviceUri, device_uri
 
 
 @pytest.mark.parametrize(
@@ -46,3 +47,24 @@ def test_what_a_device_is(text: str, local: bool, null: bool, gpu: bool, cuda: b
 def test_both_devices_of_the_cpu_run_the_same_code():
     assert {DeviceUri.parse(text).family for text in ("local-task", "local-sync")} == {"local"}
     assert DeviceUri.parse("cuda://1").family == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("text", "usual", "uri"),
+    [
+        ("1", "cuda", "cuda://1"),
+        ("0", "cuda://3", "cuda://0"),
+        (" 2 ", "hip", "hip://2"),
+        ("0", "local-task", "local-task"),
+        ("1", "null", "null://1"),
+        ("hip://1", "cuda", "hip://1"),
+        ("local-sync", "local-task", "local-sync"),
+    ],
+)
+def test_a_number_counts_the_devices_of_the_targets_driver(text: str, usual: str, uri: str):
+    assert device_uri(text, usual) == uri
+
+
+def test_a_cpu_is_one_device():
+    with pytest.raises(TargetError, match=r"^local-task has no device 1$"):
+        device_uri("1", "local-task")

@@ -25,7 +25,7 @@ from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement.measure import Mode
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
-from dispatch_profiler.runtime import DeviceUri
+from dispatch_profiler.runtime import DeviceUri, device_uri
 from dispatch_profiler.runtime.cuda_driver import find_gpu
 
 #: Candidates of an operation that a device takes at once and samples in turn. A single evaluator takes
@@ -57,12 +57,12 @@ def _is_baseline(candidate: Candidate) -> bool:
 
 
 def parse_devices(text: str, usual: str) -> tuple[str, ...]:
-    """`cuda://0,cuda://1` -> both.
+    """`cuda://0,cuda://1` -> both; a number is a device of the driver of `usual`.
 
     Raises UsageError for an empty URI, for a device that cannot run code for `usual`, and for hardware
     that is named twice.
     """
-    devices = tuple(part.strip() for part in text.split(","))
+    devices = tuple(device_uri(part, usual) for part in text.split(","))
     if not all(devices):
         raise UsageError(f"--devices: expected device URIs between commas, but got {text!r}")
     for device in devices:

@@ -146,6 +146,17 @@ def test_what_is_no_list_of_devices_is_told(text: str, said: str):
         parse_devices(text, "local-task")
 
 
+def test_devices_may_be_numbers():
+    assert parse_devices("0,null://2", "null") == ("null://0", "null://2")
+
+
+def test_the_device_may_be_a_number(tree, run):
+    tree(*SHAPES)
+
+    assert run("profiler", "--device=1", "--output=run.csv").status == 0
+    assert '"device": "null://1"' in Path("run.jsonl").read_text()
+
+
 def test_device_and_devices_exclude_each_other(tree, run):
     tree(*SHAPES)
 
