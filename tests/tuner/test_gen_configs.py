@@ -30,7 +30,12 @@ WORKLOAD = Workload((WorkloadEntry(SMALL, 6), WorkloadEntry(LARGE, 30), Workload
 #: 60, 30 and 10 % of the time.
 TIMES = {f"{SMALL.name}_*": 10.0, f"{LARGE.name}_*": 1.0, f"{CONV.name}_*": 10.0}
 
-pytestmark = pytest.mark.usefixtures("in_process")
+
+@pytest.fixture(autouse=True)
+def quick_workers(request: pytest.FixtureRequest) -> None:
+    """No worker processes, except where IREE compiles: several threads would use it in one process."""
+    if request.node.get_closest_marker("slow") is None:
+        request.getfixturevalue("in_process")
 
 
 class Ran:
