@@ -10,7 +10,7 @@ from dispatch_profiler.configurations import Tuned
 from dispatch_profiler.configurations.kinds import KINDS
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.library.entry import Entry, Estimate
+from dispatch_profiler.library.entry import Entry, Estimate, confirmed_speedup
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.records.record_file import StoredRecord
@@ -107,10 +107,7 @@ def _dispatch_of(record: StoredRecord, known: Mapping[str, Dispatch]) -> Dispatc
 
 def _speedup(record: StoredRecord, found: Ratio | None) -> Estimate | None:
     if record.confirmed is not None:
-        value, low, high = record.confirmed.speed, record.confirmed.low, record.confirmed.high
-        if value is None or value <= 0.0:
-            return None
-        return Estimate(value, max(0.0, min(low or 0.0, value)), max(high or math.inf, value))
+        return confirmed_speedup(record.confirmed)
     return None if found is None else Estimate(found.value, found.low, found.high)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.profiler.records.record import Provenance
+from dispatch_profiler.profiler.records.record import Confirmation, Provenance
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,14 @@ class Estimate:
     def __post_init__(self) -> None:
         if not 0.0 <= self.low <= self.value <= self.high:
             raise ValueError(f"expected 0 <= low <= value <= high, but got {self}")
+
+
+def confirmed_speedup(found: Confirmation) -> Estimate | None:
+    """The speedup over the default that paired sampling found; None if it found none."""
+    value = found.speed
+    if value is None or value <= 0.0:
+        return None
+    return Estimate(value, max(0.0, min(found.low or 0.0, value)), max(found.high or math.inf, value))
 
 
 #: The speed of an entry that any other entry replaces (`merge --no_eff`).
