@@ -1,10 +1,11 @@
-"""Which tuned operation is the most similar to another one."""
+"""Which tuned operations are the most similar to another one."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+import numpy as np
 
 from dispatch_profiler.library.entry import Entry
 from dispatch_profiler.operations import Operation
@@ -13,33 +14,44 @@ from dispatch_profiler.operations import Operation
 _Described = tuple[tuple[object, ...], tuple[int, ...]]
 
 
-def by_distance(operation: Operation, entries: Iterable[Entry]) -> list[Entry]:
-    """The entries of other shapes of the same kind, the nearest first.
+class SimilarEntries:
+    """Finds the entries of similar shapes.
 
-    They have the kind, the element types, the layouts, the mode and the epilogue of `operation`; convolutions are both
-    dense, both depthwise or both grouped. The distance is the sum of |log2| of the ratios of all extents, strides and
+    Operations are similar if they have the same kind, element types, layouts, mode and epilogue; convolutions are both
+    dense, both depthwise or both grouped. Their distance is the sum of |log2| of the ratios of all extents, strides and
     paddings (each plus 1).
     """
-    common, extents = described(operation)
-    found = []
-    for entry in entries:
-        its_common, its_extents = described(entry.operation)
-        if its_common == common and its_extents != extents:
-            found.append((distance(extents, its_extents), entry.operation.name, entry))
-    return [entry for _, _, entry in sorted(found, key=lambda each: each[:2])]
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        groups: dict[tuple[object, ...], list[tuple[tuple[int, ...], Entry]]] = {}
+        # In order of names, so that the order of equally distant entries is defined.
+        for entry in sorted(entries, key=lambda each: each.operation.name):
+            common, extents = _described(entry.operation)
+            groups.setdefault(common, []).append((extents, entry))
+        self._entries = {common: [entry for _, entry in group] for common, group in groups.items()}
+        self._points = {common: _logarithms([e for e, _ in group]) for common, group in groups.items()}
+
+    def of(self, operation: Operation) -> Iterator[Entry]:
+        """The entries of similar operations, without `operation` itself, the nearest first."""
+        common, extents = _described(operation)
+        if common in self._entries:
+            entries = self._entries[common]
+            distances = np.abs(self._points[common] - _logarithms([extents])).sum(axis=1)
+            for at in np.argsort(distances, kind="stable"):
+                if entries[at].operation != operation:
+                    yield entries[at]
 
 
-def distance(one: tuple[int, ...], other: tuple[int, ...]) -> float:
-    """The sum of |log2| of ratios: 1 for an extent that is twice as large, roughly."""
-    return sum(abs(math.log2((a + 1) / (b + 1))) for a, b in zip(one, other, strict=True))
+def _logarithms(rows: list[tuple[int, ...]]) -> np.ndarray:
+    found: np.ndarray = np.log2(np.array(rows, dtype=float) + 1.0)
+    return found
 
 
-def described(operation: Operation) -> _Described:
+def _described(operation: Operation) -> _Described:
     """(what similar operations share, numbers by which they differ)."""
     parts = list(_parts("", operation.to_dict()))
-    common = [(name, value) for name, value in parts if not _is_extent(value)]
     # Extents differ in value only: their names and number are shared.
-    common += [(name, "extent") for name, value in parts if _is_extent(value)]
+    common = [(name, "extent" if _is_extent(value) else value) for name, value in parts]
     geometry = operation.convolution
     variant = "" if geometry is None else geometry.variant
     return (variant, *common), tuple(value for _, value in parts if _is_extent(value))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +11,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.library.entry import Entry
 from dispatch_profiler.library.library import Library
-from dispatch_profiler.library.nearest import by_distance
+from dispatch_profiler.library.nearest import SimilarEntries
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, parse_target
 
@@ -62,16 +62,16 @@ class TunedConfigurations:
             problem = problem or invalid
             if not problem:
                 return Found(operation, dispatch)
-        for near in by_distance(operation, self._usable) if self.uses_nearest else ():
+        for near in self._similar.of(operation) if self.uses_nearest else ():
             dispatch, invalid = self._dispatch(near, operation)
             if not invalid:
                 return Found(operation, dispatch, problem, is_foreign)
         return Found(operation, None, problem, is_foreign)
 
     @cached_property
-    def _usable(self) -> Sequence[Entry]:
+    def _similar(self) -> SimilarEntries:
         """Entries for this target and compiler, without damaged ones."""
-        return [entry for entry in self.library.readable() if not self._foreign_reason(entry)]
+        return SimilarEntries(each for each in self.library.readable() if not self._foreign_reason(each))
 
     def _foreign_reason(self, entry: Entry) -> str:
         target, iree = entry.software
@@ -98,16 +98,13 @@ def extra_flags(entry: Entry) -> tuple[str, ...]:
     return tuple(flag for flag in entry.provenance.flags if flag.partition("=")[0] not in names)
 
 
-def check_some_fit(found: Sequence[Found], tuned: TunedConfigurations) -> None:
+def check_some_fit(found: Sequence[Found], targets: Iterable[Target], revision: str) -> None:
     """Raise UsageError if entries were found, but all of them are for other targets or compilers."""
     foreign = [each for each in found if each.is_foreign]
     if foreign and not any(each.dispatch for each in found):
+        names = ", ".join(dict.fromkeys(target.name for target in targets))
+        reasons = "; ".join(dict.fromkeys(each.problem for each in foreign))
         raise UsageError(
-            f"the library is not for {tuned.target.name} with compiler {tuned.revision}: its entries were "
-            f"{'; '.join(_distinct(foreign))}",
+            f"the library is not for {names} with compiler {revision}: its entries were {reasons}",
             hint="tune again for this target and compiler",
         )
-
-
-def _distinct(found: Sequence[Found]) -> Iterator[str]:
-    return iter(dict.fromkeys(each.problem for each in found))

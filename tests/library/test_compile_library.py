@@ -24,7 +24,7 @@ from dispatch_profiler.dispatches import (
 )
 from dispatch_profiler.library import Entry, Library
 from dispatch_profiler.library.library import LIBRARY_FILE
-from dispatch_profiler.library.nearest import by_distance
+from dispatch_profiler.library.nearest import SimilarEntries
 from dispatch_profiler.library.tuned import extra_flags
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul, Operation
 
@@ -206,6 +206,14 @@ def test_an_invalid_entry_affects_no_other(run, tree, configuration, reason):
 
 
 @in_process
+def test_a_tuned_configuration_is_not_tuned_again(run, tree):
+    """In a library that was written by hand."""
+    outcome = run("compile", save(tuned_entry(configuration=Tuned(FIT))))
+    assert outcome.status == 1
+    assert "tile_config_tuned: tile_config_tuned cannot be tuned again" in outcome.err
+
+
+@in_process
 def test_a_damaged_entry_affects_no_other(run, tree):
     save(tuned_entry(), tuned_entry(LARGE))
     file = Path("tuned", LIBRARY_FILE)
@@ -263,13 +271,19 @@ def test_an_operation_without_an_entry_gets_that_of_the_nearest_shape(run, tree)
 
 
 def nearest_of(operation: Operation, others: Sequence[Operation]) -> list[Operation]:
-    found = by_distance(operation, [entry(each, configuration=Default()) for each in others])
-    return [each.operation for each in found]
+    similar = SimilarEntries(entry(each, configuration=Default()) for each in others)
+    return [each.operation for each in similar.of(operation)]
 
 
 def test_the_nearest_shape_has_the_smallest_ratios():
     far, near, nearer = Matmul(4096, 64, 64), Matmul(128, 128, 64), Matmul(128, 64, 64)
     assert nearest_of(Matmul(64, 64, 64), [far, near, nearer]) == [nearer, near, far]
+
+
+def test_equally_distant_shapes_come_in_the_order_of_their_names():
+    others = [Matmul(64, 64, 129), Matmul(64, 129, 64), Matmul(129, 64, 64)]
+    assert nearest_of(Matmul(64, 64, 64), others) == nearest_of(Matmul(64, 64, 64), others[::-1])
+    assert nearest_of(Matmul(64, 64, 64), others)[0] == Matmul(129, 64, 64)
 
 
 def test_similar_shapes_have_the_same_types_layouts_and_epilogue():
