@@ -137,6 +137,11 @@ class Evaluator:
             yield from (work.record for work in begun)
             raise
 
+    def learn(self, records: Iterable[Record]) -> None:
+        """Compare candidates with earlier `records` of this device too, as if it had just made them."""
+        for record in records:
+            self._best.learn(record, is_done=True)
+
     def provenance(self, candidate: Candidate) -> Provenance:
         """Device, software and settings of a record of this candidate made now."""
         library = candidate.library and self._runners.library_version(candidate.library)

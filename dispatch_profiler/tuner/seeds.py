@@ -1,0 +1,41 @@
+"""Where a search starts: the compiler's choice, the fastest known form, and what was fast for similar operations."""
+
+from __future__ import annotations
+
+from dispatch_profiler.configurations import Configuration, Default, rejection_reason, shipped_configurations
+from dispatch_profiler.library import Library
+from dispatch_profiler.library.nearest import by_distance
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.targets import Target, fastest_form
+
+#: Winners of similar shapes that a library contributes.
+_NEIGHBOURS = 4
+
+
+def baselines(operation: Operation, target: Target) -> tuple[Configuration, ...]:
+    """What every search evaluates first: the compiler's choice, and the fastest untuned form if that is another."""
+    found = Default(), fastest_form(operation, target)
+    return tuple(each for each in found if each is not None)
+
+
+def seeds(operation: Operation, target: Target, library: Library | None = None) -> tuple[Configuration, ...]:
+    """Valid configurations that are likely to be fast, the likeliest first.
+
+    Winners of `library` for the operation and for similar shapes, then the target's shipped list with its splits.
+    """
+    shipped = [
+        each.configuration for each in shipped_configurations(target.shipped_list) if each.is_for(operation)
+    ]
+    split = (each.split(slices) for slices in operation.predefined_splits for each in shipped)
+    likely = dict.fromkeys([*_winners(operation, target, library), *shipped, *filter(None, split)])
+    return tuple(each for each in likely if rejection_reason(each, operation, target.limits) is None)
+
+
+def _winners(operation: Operation, target: Target, library: Library | None) -> list[Configuration]:
+    if library is None:
+        return []
+    entries = [
+        entry for entry in library.readable() if entry.provenance.target.partition(":")[0] == target.family
+    ]
+    own = [entry for entry in entries if entry.operation == operation]
+    return [entry.dispatch.configuration for entry in (*own, *by_distance(operation, entries)[:_NEIGHBOURS])]
