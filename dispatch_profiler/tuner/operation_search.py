@@ -56,8 +56,8 @@ class OperationSearch:
         self._task = task
         self._known = {each.configuration: each for each in known}
         self._strategy = make_strategy(task.strategy, task.space, task.seed, task.chosen_seeds)
-        #: Evaluated proposals, in the order in which they were proposed.
-        self._evaluated: dict[Configuration, Evaluation] = {}
+        #: Evaluations of the rounds that the strategy was told about, in the order of the proposals.
+        self._told: list[Evaluation] = []
         #: Proposals of the current round: the strategy is told about all of them at once.
         self._round: tuple[Configuration, ...] = tuple(dict.fromkeys(task.baselines))
         self._is_exhausted = False
@@ -73,12 +73,14 @@ class OperationSearch:
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
         """Everything that is known, the evaluated proposals first."""
-        return tuple({**self._evaluated, **self._known}.values())
+        proposed = {each.configuration: each for each in self.proposed}
+        return tuple({**proposed, **self._known}.values())
 
     @property
-    def proposed(self) -> tuple[Evaluation, ...]:
-        """The evaluated proposals, in order."""
-        return tuple(self._evaluated.values())
+    def proposed(self) -> list[Evaluation]:
+        """The evaluated proposals, in order, as many as the budget allows."""
+        current = [self._known[each] for each in self._round if each in self._known]
+        return [*self._told, *current][: self._task.evaluations]
 
     @property
     def default(self) -> Evaluation | None:
@@ -94,9 +96,10 @@ class OperationSearch:
     @property
     def ended_by(self) -> str:
         """Why there are no more proposals: `evaluations`, `seconds` or `exhausted`; empty while there are."""
-        if self._left() <= 0:
+        task, proposed = self._task, self.proposed
+        if task.evaluations is not None and len(proposed) >= task.evaluations:
             return "evaluations"
-        if self._task.seconds is not None and self._seconds_spent() >= self._task.seconds:
+        if task.seconds is not None and sum(each.seconds for each in proposed) >= task.seconds:
             return "seconds"
         return "exhausted" if self._is_exhausted else ""
 
@@ -105,16 +108,12 @@ class OperationSearch:
 
         Pass each outcome to `add`, and then call this again.
         """
-        while True:
-            for configuration in self._round:
-                if configuration in self._known and self._left() > 0:
-                    self._evaluated.setdefault(configuration, self._known[configuration])
-            missing = [each for each in self._round if each not in self._evaluated]
-            if self.ended_by:
-                return []
+        while not self.ended_by:
+            missing = [each for each in self._round if each not in self._known]
             if missing:
                 return missing[: self._affordable()]
             self._finish_round()
+        return []
 
     def add(self, evaluation: Evaluation) -> None:
         """The outcome of a configuration that was requested."""
@@ -122,24 +121,20 @@ class OperationSearch:
 
     def _finish_round(self) -> None:
         """Tell the strategy the outcomes of the round, and ask for the next one."""
-        self._strategy.tell([Trial(each, self._evaluated[each].milliseconds) for each in self._round])
+        outcomes = [self._known[each] for each in self._round]
+        self._told += outcomes
+        self._strategy.tell([Trial(each.configuration, each.milliseconds) for each in outcomes])
         self._round = tuple(self._strategy.ask(ROUND_SIZE))
         self._is_exhausted = not self._round
 
-    def _left(self) -> int:
-        """Evaluations left of the budget."""
-        most = self._task.evaluations
-        return ROUND_SIZE if most is None else most - len(self._evaluated)
-
-    def _seconds_spent(self) -> float:
-        return sum(each.seconds for each in self._evaluated.values())
-
     def _affordable(self) -> int:
         """How many more evaluations the budget allows, at least 1."""
-        count, seconds = self._left(), self._task.seconds
-        spent = self._seconds_spent()
-        if seconds is not None and spent > 0.0:
-            count = min(count, int((seconds - spent) / (spent / len(self._evaluated))))
+        proposed, task, count = self.proposed, self._task, ROUND_SIZE
+        if task.evaluations is not None:
+            count = task.evaluations - len(proposed)
+        spent = sum(each.seconds for each in proposed)
+        if task.seconds is not None and spent > 0.0:
+            count = min(count, int((task.seconds - spent) / (spent / len(proposed))))
         return max(1, count)
 
 

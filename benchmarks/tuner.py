@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+"""Searches: how much of their time goes neither into compiling nor into measuring.
+
+The time of a search starts before Python imports anything and ends when its result is there; opening the storage
+is part of it. Half of the time of the second row, which has everything stored, is that of starting Python.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks._table import Row, arguments, below, report
+
+ROOT = Path(__file__).parent.parent
+#: A product of BERT, searched by a process of its own.
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from dispatch_profiler import EvaluatorOptions, Matmul, parse_target
+from dispatch_profiler.tuner.operation_search import SearchTask
+from dispatch_profiler.tuner.search import SearchOptions, search
+from dispatch_profiler.tuner.seeds import baselines, seeds
+from dispatch_profiler.tuner.space import SearchSpace
+from dispatch_profiler.tuner.storage import open_storage
+
+folder, evaluations = Path(sys.argv[1]), int(sys.argv[2])
+operation, target = Matmul(128, 768, 768), parse_target("llvm-cpu")
+space = SearchSpace(operation, target.limits)
+task = SearchTask(space, baselines(operation, target), seeds(operation, target), evaluations=evaluations)
+options = SearchOptions(EvaluatorOptions(target.device_uri, peaks=folder / "peaks"))
+with open_storage(folder / "search.db") as storage:
+    found = search([task], target, storage, options)
+(result,) = found.operations
+assert result.best is not None and result.default is not None
+print(json.dumps({
+    "compiling": found.times.compiling,
+    "measuring": found.times.measuring,
+    "speedup": result.default.milliseconds / result.best.milliseconds,
+    "failed": sum(each.milliseconds is None for each in result.evaluations),
+}))
+"""
+
+
+def searched(folder: Path, evaluations: int) -> tuple[float, dict[str, float]]:
+    """(seconds that a search took, what it says)."""
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder), str(evaluations)],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    found: dict[str, float] = json.loads(done.stdout)
+    return time.perf_counter() - start, found
+
+
+def overhead(evaluations: int) -> list[Row]:
+    """A search from the start, and again on its storage."""
+    with tempfile.TemporaryDirectory() as folder:
+        seconds, found = searched(Path(folder), evaluations)
+        again, _ = searched(Path(folder), evaluations)
+    busy = found["compiling"] + found["measuring"]
+    print(
+        f"{evaluations} evaluations in {seconds:.0f} s: compiling {found['compiling']:.0f} s, measuring "
+        f"{found['measuring']:.0f} s, {found['failed']:.0f} failed; the best is {found['speedup']:.2f} times as fast as "
+        "the default"
+    )
+    return [
+        below("search time spent neither compiling nor measuring", 100.0 * (1.0 - busy / seconds), "%", 5.0),
+        below("a search that is done, started again", again, "s", 10.0),
+    ]
+
+
+def main() -> int:
+    """Measure and print; the exit status is 1 if a goal was missed."""
+    options = arguments(__doc__ or "")
+    return report(overhead(32 if options.quick else 96), options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
