@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 from dispatch_profiler.configurations import Configuration, Default, rejection_reason, shipped_configurations
 from dispatch_profiler.library import Library
-from dispatch_profiler.library.nearest import by_distance
+from dispatch_profiler.library.nearest import SimilarEntries
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, fastest_form
 
@@ -37,5 +39,6 @@ def _winners(operation: Operation, target: Target, library: Library | None) -> l
     entries = [
         entry for entry in library.readable() if entry.provenance.target.partition(":")[0] == target.family
     ]
+    similar = itertools.islice(SimilarEntries(entries).of(operation), _NEIGHBOURS)
     own = [entry for entry in entries if entry.operation == operation]
-    return [entry.dispatch.configuration for entry in (*own, *by_distance(operation, entries)[:_NEIGHBOURS])]
+    return [entry.dispatch.configuration for entry in (*own, *similar)]
