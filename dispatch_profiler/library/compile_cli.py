@@ -101,9 +101,9 @@ def _add_tuned(manifest: Manifest, target: Target | None, revision: str, options
     emit_added(manifest.tree, {each.operation: each.dispatch for each in found})
     used = [each for each in found if each.dispatch is not None]
     own = sum(not each.tuned_from for each in used)
-    near = f", {len(used) - own} that of a similar shape" if options.nearest else ""
+    near = f", of similar shapes for {len(used) - own}" if options.nearest else ""
     say(
-        f"{options.library}: {own} of {counted(len(found), 'operation')} have an entry{near}; "
+        f"{options.library}: entries for {own} of {counted(len(found), 'operation')}{near}; "
         f"{len(found) - len(used)} left to the compiler"
     )
     if own < len(used):

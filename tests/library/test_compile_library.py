@@ -73,7 +73,7 @@ def test_a_tuned_configuration_is_compiled_verified_measured_and_compared(run, t
     """Also with extra columns that say what it is."""
     outcome = run("compile", save(tuned_entry()))
     assert outcome.status == 0
-    assert "tuned: 1 of 2 operations have an entry; 1 left to the compiler\n" in outcome.err
+    assert "tuned: entries for 1 of 2 operations; 1 left to the compiler\n" in outcome.err
     assert outcome.err.splitlines()[-1].startswith("19 dispatches: 19 compiled; 18 were up to date")
 
     assert run("profiler", "--output=run.csv", "--dispatches=*_tuned,*_default").status == 0
@@ -85,6 +85,10 @@ def test_a_tuned_configuration_is_compiled_verified_measured_and_compared(run, t
     assert row["configuration_fields"]["tuned"] == FIT.name
     assert row["configuration_fields"]["tuned_from"] == ""
     assert FIT.name in Path("run.csv").read_text()
+    outcome = run("profiler", "--dispatches=*_tuned,*_default")
+    assert f"Tuned         : {FIT.name}\n" in outcome.out
+    outcome = run("profiler", "--dispatches=*_tuned,*_default", "--format=table")
+    assert f"tuned: {FIT.name}\n" in outcome.out
 
 
 @in_process
@@ -135,7 +139,7 @@ def test_an_empty_library_changes_nothing_else(run, tree):
     before = files()
     outcome = run("compile", save())
     assert outcome.status == 0
-    assert "tuned: 0 of 2 operations have an entry; 2 left to the compiler\n" in outcome.err
+    assert "tuned: entries for 0 of 2 operations; 2 left to the compiler\n" in outcome.err
     assert (files(), tuned_dispatches()) == (before, {})
 
 
@@ -265,9 +269,11 @@ def test_an_operation_without_an_entry_gets_that_of_the_nearest_shape(run, tree)
     """And says which that is."""
     outcome = run("compile", save(tuned_entry()), "--nearest")
     assert outcome.status == 0
-    assert "1 of 2 operations have an entry, 1 that of a similar shape; 0 left to the compiler" in outcome.err
+    assert "entries for 1 of 2 operations, of similar shapes for 1; 0 left to the compiler" in outcome.err
     assert f"{LARGE.name}  as {SMALL.name}" in outcome.err
     assert tuned_dispatches()[LARGE][1].dispatch.configuration == Tuned(FIT, tuned_from=SMALL.name)
+    outcome = run("profiler", f"--dispatches={LARGE.name}_*_tuned", "--format=table")
+    assert f"tuned: {FIT.name}, as {SMALL.name}" in outcome.out
 
 
 def nearest_of(operation: Operation, others: Sequence[Operation]) -> list[Operation]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from typing import Any
 
 from dispatch_profiler.profiler.records.record import Record
 from dispatch_profiler.profiler.records.record_file import StoredRecord
@@ -26,7 +27,7 @@ _WIDTH = 80
 
 
 def block(record: Record) -> str:
-    """The block of the IREE dispatch profiler, followed by Reason and Warning fields if any."""
+    """The block of the IREE dispatch profiler, followed by Tuned, Reason and Warning fields if any."""
     fields = [
         ("Dispatch", record.dispatch.name),
         ("Provider", record.provider),
@@ -38,11 +39,19 @@ def block(record: Record) -> str:
         ("Runtime(ms)", runtime_text(record)),
         ("GFLOPs", gflops_text(record)),
     ]
+    if tuned := _tuned_text(record.dispatch.configuration.fields()):
+        fields.append(("Tuned", _wrapped(tuned)))
     if record.reason:
         fields.append(("Reason", _wrapped(record.reason)))
     if record.measurement is not None:
         fields += [("Warning", _wrapped(warning)) for warning in record.measurement.warnings]
     return "\n".join([_RULE, *(f"{label:<{_LABEL_WIDTH}}: {value}" for label, value in fields)])
+
+
+def _tuned_text(fields: Mapping[str, Any]) -> str:
+    """What a tuned configuration is: `tile_config_64x128_8x32x4, as matmul_...`; empty for others."""
+    name, origin = fields.get("tuned", ""), fields.get("tuned_from", "")
+    return f"{name}, as {origin}" if origin else str(name)
 
 
 def _wrapped(text: str) -> str:
@@ -182,7 +191,9 @@ def _figures(record: StoredRecord, speedup: Speedup) -> list[str]:
 
 def _notes(record: StoredRecord) -> list[str]:
     """Lines below a row."""
-    notes = [record.reason] if record.reason else []
+    tuned = _tuned_text(record.configuration_fields)
+    notes = [f"tuned: {tuned}"] if tuned else []
+    notes += [record.reason] if record.reason else []
     notes += [record.confirmed.text] if record.confirmed else []
     if record.measurement is not None:
         notes += record.measurement.warnings
