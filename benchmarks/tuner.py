@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Searches: how much of their time goes neither into compiling nor into measuring.
 
-The time of a search starts before Python imports anything and ends when its result is there; opening the storage
-is part of it. Half of the time of the second row, which has everything stored, is that of starting Python.
+The time of a search is that of its process, which starts Python and opens the storage. The second row starts it again
+when everything is stored.
 """
 
 from __future__ import annotations

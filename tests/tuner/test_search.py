@@ -22,7 +22,7 @@ from dispatch_profiler.profiler.evaluation.workers import Runners
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.profiler.statistics.stopping import StopRule
-from dispatch_profiler.targets import NullTarget
+from dispatch_profiler.targets import NullTarget, parse_target
 from dispatch_profiler.tuner.building import BuildOptions
 from dispatch_profiler.tuner.events import Compiling, Evaluated, Event, Measuring, Resumed
 from dispatch_profiler.tuner.operation_search import SearchTask
@@ -373,3 +373,24 @@ def test_the_program_in_the_docs_runs(capsys, monkeypatch):
     exec(shorter, {})
     assert capsys.readouterr().out.count("Evaluated(") == 4
     assert Path("search.db").is_file()
+
+
+# -- on this CPU -------------------------------------------------------------------------------------
+
+
+def test_a_search_with_iree_finds_a_verified_configuration(measured):
+    """Two of the seeds are the same kernel: cache tiles that hold a whole workgroup tile change nothing."""
+    operation, target = Matmul(64, 64, 64), parse_target("llvm-cpu")
+    tiled, cached = CpuTiles((64, 64), (8, 32, 1)), CpuTiles((64, 64), (8, 32, 1), (64, 64, 64))
+    space = SearchSpace(operation, target.limits)
+    task = SearchTask(space, seeds=(tiled, cached), evaluations=4)
+    options = SearchOptions(replace(QUICK, device="local-sync", seconds=120.0))
+    with open_storage("search.db") as storage:
+        found = only_result(search([task], target, storage, options))
+
+    evaluations = {each.configuration: each for each in found.evaluations}
+    assert len(evaluations) == 4 and len(measured) == 3
+    assert evaluations[cached].same_kernel_as == evaluations[tiled].dispatch.name
+    assert evaluations[cached].milliseconds == evaluations[tiled].milliseconds
+    assert found.default is not None and found.best is not None
+    assert found.best.record.verdict is Verdict.SUCCESS
