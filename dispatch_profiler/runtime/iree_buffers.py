@@ -37,6 +37,10 @@ _FATAL = re.compile(
     r"|HARDWARE_STACK_ERROR|LAUNCH_FAILED|LAUNCH_TIMEOUT|ASSERT|ECC_UNCORRECTABLE|CONTEXT_IS_DESTROYED)"
 )
 
+#: IREE's status of everything that waits for an operation of the device that failed. The cause may follow only with
+#: the next use of the device, which would then be blamed for it.
+_ABORTED = "ABORTED;"
+
 
 def run_error(what: str, error: Exception) -> Exception:
     """Our error for the one that IREE raised while `what` was done."""
@@ -46,6 +50,8 @@ def run_error(what: str, error: Exception) -> Exception:
     fatal = _FATAL.search(text)
     if fatal:
         return WorkerCrashed(f"{what} broke the device's context: {fatal[0]}")
+    if _ABORTED in text:
+        return WorkerCrashed(f"{what} broke the device's queue: {text[:300]}")
     rejected = driver_rejection(text)
     if rejected:
         return RunError(f"{what} failed: {rejected}")

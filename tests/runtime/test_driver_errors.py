@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from dispatch_profiler.errors import WorkerCrashed
+from dispatch_profiler.runtime import RunError
 from dispatch_profiler.runtime.driver_errors import driver_rejection
+from dispatch_profiler.runtime.iree_buffers import run_error
 
 HEAD = "Error creating vm context with modules: c/runtime/src/iree/hal/drivers/cuda/native_executable.c"
 SAID = {
@@ -37,3 +40,22 @@ SAID = {
 def test_a_refusal_of_the_driver_is_told_with_its_values(text):
     """An error that is none of the driver's own is left as it is."""
     assert driver_rejection(text) == SAID[text]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA driver error; CUDA_ERROR_INVALID_ADDRESS_SPACE (717)",
+        "Error invoking function: ABORTED; while invoking native function hal.device.queue.dealloca; while calling import",
+    ],
+)
+def test_an_error_after_which_the_device_runs_nothing_more_ends_the_process(text):
+    """Without that, the next dispatch is blamed, as an H200 has shown."""
+    found = run_error("running the dispatch", RuntimeError(text))
+    assert isinstance(found, WorkerCrashed) and found.message.startswith("running the dispatch broke the device's ")
+
+
+def test_other_errors_of_iree_leave_the_process_alone():
+    """They concern one call: an argument of another shape, for example."""
+    found = run_error("running the dispatch", RuntimeError("INVALID_ARGUMENT; shape mismatch"))
+    assert isinstance(found, RunError)

@@ -35,10 +35,11 @@ def test_the_direct_form_is_the_fastest_of_a_canonical_convolution(operation):
 def test_a_canonical_convolution_with_many_filters_reads_them_in_blocks():
     """A pixel reads 1152 elements of each of 128 filters; with fewer of either, the direct form is as fast."""
     wide = {"h": 28, "w": 28, "c": 128, "k": 128}
-    assert of(**wide) == "blocked_1x7x28x64_1x1x14x32x1x1x1"
-    assert of(**wide, n=8) == "blocked_1x14x28x64_1x1x14x32x1x1x1"
+    assert of(**wide) == "blocked_1x7x28x64_1x1x14x32x1x1x8"
+    assert of(**wide, n=8) == "blocked_1x14x28x64_1x1x14x32x1x1x8"
     assert of(**{**wide, "c": 64}) is of(**{**wide, "k": 64}) is of(**wide, types=HALF) is None
-    assert of(**LATE) == "blocked_1x7x7x64_1x1x7x64x1x1x1"
+    assert of(**LATE) == "blocked_1x7x7x64_1x1x7x64x1x1x8"
+    assert of(**{**wide, "c": 132}) == "blocked_1x7x28x64_1x1x14x32x1x1x4"  # 8 does not divide the channels
 
 
 def test_a_filter_in_fhwc_is_permuted():
@@ -53,16 +54,16 @@ def test_a_filter_in_fhwc_is_permuted():
 def test_many_filters_in_fhwc_are_stored_in_blocks():
     """Of a gradient, these are the channels. Few pixels are multiplied with the filter as it is, if f is first."""
     wide = {"layout": FHWC, "h": 14, "w": 14, "c": 256, "k": 256}
-    assert of(**wide) == of(**wide, mode="input_backward") == "blocked_1x7x28x64_1x1x14x32x1x1x1"
+    assert of(**wide) == of(**wide, mode="input_backward") == "blocked_1x7x28x64_1x1x14x32x1x1x8"
     assert of(**LATE, layout=FHWC) == of(**LATE, layout="nchw") == "im2col_t32_32x64_4x64x8"
-    assert of(**{**LATE, "n": 8}, layout=FHWC) == "blocked_1x7x7x64_1x1x7x64x1x1x1"
-    assert of(**LATE, layout=FHWC, mode="input_backward") == "blocked_1x7x7x64_1x1x7x64x1x1x1"
+    assert of(**{**LATE, "n": 8}, layout=FHWC) == "blocked_1x7x7x64_1x1x7x64x1x1x8"
+    assert of(**LATE, layout=FHWC, mode="input_backward") == "blocked_1x7x7x64_1x1x7x64x1x1x8"
 
 
 def test_gradients():
     assert of(mode="input_backward") == "permuted_1x14x28x64_1x1x14x32x1x1x1"
-    assert of(mode="input_backward", c=96) == "blocked_1x14x28x64_1x1x14x32x1x1x1"
-    assert of(mode="input_backward", stride=(2, 2)) == "phases_1x7x28x64_1x1x14x32x1x1x1"
+    assert of(mode="input_backward", c=96) == "blocked_1x14x28x64_1x1x14x32x1x1x8"
+    assert of(mode="input_backward", stride=(2, 2)) == "phases_1x7x28x64_1x1x14x32x1x1x4"
     assert of(mode="input_backward", stride=(2, 2), types=HALF) == "phases_default"
     assert of(mode="weight_backward") == "taps_default"
     assert of(mode="weight_backward", n=8) == "taps_32x64_32x64x1024_8x32x1"
