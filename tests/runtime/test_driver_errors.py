@@ -52,7 +52,9 @@ def test_a_refusal_of_the_driver_is_told_with_its_values(text):
 def test_an_error_after_which_the_device_runs_nothing_more_ends_the_process(text):
     """Without that, the next dispatch is blamed, as an H200 has shown."""
     found = run_error("running the dispatch", RuntimeError(text))
-    assert isinstance(found, WorkerCrashed) and found.message.startswith("running the dispatch broke the device's ")
+    assert isinstance(found, WorkerCrashed) and found.message.startswith(
+        "running the dispatch broke the device's "
+    )
 
 
 def test_other_errors_of_iree_leave_the_process_alone():
