@@ -31,6 +31,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "dispatch_profiler.tuner.gen_configs_cli",
         "write a tuning file for each problem of a workload that is worth tuning",
     ),
+    "optimize": (
+        "dispatch_profiler.tuner.optimize_cli",
+        "search for the fastest configuration of each problem that has a tuning file",
+    ),
     "completion": ("dispatch_profiler.__main__", "print a completion script for bash, zsh or fish"),
 }
 #: Installed command -> the equivalent subcommand.

@@ -24,6 +24,11 @@ class Times:
     measuring: float = 0.0
     other: float = 0.0
 
+    def __add__(self, other: Times) -> Times:
+        return Times(
+            self.compiling + other.compiling, self.measuring + other.measuring, self.other + other.other
+        )
+
     @property
     def total(self) -> float:
         return self.compiling + self.measuring + self.other

@@ -1,0 +1,160 @@
+"""`optimize --only=search` as its users meet it: tuning files become stored evaluations and a table of winners."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dispatch_profiler.__main__ import main
+from dispatch_profiler.command import FAILED, SUCCESS, USAGE
+from dispatch_profiler.configurations import CpuTiles, Default
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.operations import Matmul
+from dispatch_profiler.profiler.records.record_file import read_records
+from dispatch_profiler.targets import parse_target
+from dispatch_profiler.tuner import optimize_cli
+from dispatch_profiler.tuner.tuning_file import Tuning, tuning_text
+
+pytestmark = pytest.mark.usefixtures("in_process")
+
+SMALL, LARGE = Matmul(16, 32, 8), Matmul(64, 32, 8)
+#: Of the shipped list, hence among the seeds.
+WINNER = CpuTiles((16, 64), (4, 16, 1))
+
+
+class Ran:
+    def __init__(self, status: int, err: str) -> None:
+        self.status, self.err = status, err
+
+
+@pytest.fixture
+def optimize(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """`optimize("--seed=1")`: the command on the tuning files of two problems."""
+    faults = {
+        Dispatch(SMALL, WINNER).name: {"time_ms": 0.25},
+        Dispatch(LARGE, Default()).name: {"time_ms": 0.125},
+        "*_default": {"time_ms": 0.5},
+        "*": {"time_ms": 1.0},
+    }
+    Path("faults.yaml").write_text(yaml.safe_dump(faults, sort_keys=False))
+    Path("tunings").mkdir()
+    target = parse_target("null:faults.yaml")
+    for number, operation in enumerate((SMALL, LARGE)):
+        tuning = Tuning(
+            f"SSS_NN_{number}", operation, target, "null", kinds=("default", "cpu_tiles"), evaluations=20
+        )
+        Path(f"tunings/SSS_NN_{number}.yaml").write_text(tuning_text(tuning))
+
+    def call(*arguments: str, files: str = "tunings") -> Ran:
+        capsys.readouterr()
+        status = main(["optimize", files, "--only=search", "-j1", *arguments])
+        return Ran(status, capsys.readouterr().err)
+
+    return call
+
+
+def test_each_problem_has_its_winner_and_the_records_of_all_candidates(optimize):
+    ran = optimize()
+
+    assert ran.status == SUCCESS
+    assert re.search(rf"SSS_NN_0 +0.25 ms +2.00x the default +{WINNER.name}\n", ran.err)
+    assert re.search(r"SSS_NN_1 +0.125 ms +1.00x the default +tile_config_default\n", ran.err)
+    assert re.search(r"compiling \d+\.\d s, measuring \d+\.\d s, neither \d+\.\d s \(\d+\.\d %\)", ran.err)
+    records = read_records(Path("tunings/search.jsonl"))
+    assert [each.operation for each in records].count(SMALL.name) == 20
+    assert {each.verdict.value for each in records} == {"SUCCESS"} and len(records) == 40
+
+
+def test_lines_show_what_happens(optimize):
+    """Rounds, and the best of each problem whenever it improves."""
+    err = optimize().err
+    assert "[Compiling]: round 1: 2 candidates of 2 operations" in err
+    assert "[Measuring]: round 2: 16 candidates" in err
+    assert f"[Best]: {SMALL.name}: 0.5 ms with tile_config_default  [1 of 20]" in err
+    assert f"[Best]: {SMALL.name}: 0.25 ms with {WINNER.name}, 2.00 times as fast as the default  [" in err
+    assert err.count("[Best]: ") == 3
+
+
+def test_a_second_run_has_nothing_to_do(optimize):
+    optimize()
+    err = optimize().err
+    assert "[Resuming]: " in err and "[Compiling]" not in err
+    assert f"0.25 ms  2.00x the default  {WINNER.name}" in re.sub(r" {2,}", "  ", err)
+    assert len(read_records(Path("tunings/search.jsonl"))) == 40
+
+
+def test_options_take_precedence_over_the_files(optimize):
+    """A single file, with fewer evaluations, in another storage."""
+    ran = optimize(
+        "--evaluations=3",
+        "--strategy=exhaustive",
+        "--seed=4",
+        "--storage=mine.log",
+        files="tunings/SSS_NN_1.yaml",
+    )
+    assert ran.status == SUCCESS
+    assert len(read_records(Path("tunings/search.jsonl"))) == 3
+    assert Path("mine.log").exists() and not Path("tunings/search.db").exists()
+
+
+def test_a_time_budget_replaces_the_number_of_evaluations(optimize):
+    """The space is searched until the time is over or nothing is left."""
+    ran = optimize("--time-budget=0.001", files="tunings/SSS_NN_0.yaml")
+    assert ran.status == SUCCESS
+    assert len(read_records(Path("tunings/search.jsonl"))) == 1
+
+
+def test_a_device_that_does_not_open_affects_only_its_own_problems(optimize):
+    """The other problems are searched, and the exit status is 1."""
+    file = Path("tunings/SSS_NN_0.yaml")
+    text = (
+        file.read_text()
+        .replace('"null:faults.yaml"', '"llvm-cpu"')
+        .replace('device: "null"', 'device: "local-none"')
+    )
+    file.write_text(text)
+    ran = optimize()
+    assert ran.status == FAILED
+    assert re.search(r"SSS_NN_0 +.*local-none", ran.err)
+    assert re.search(r"SSS_NN_1 +0.125 ms", ran.err)
+
+
+def test_a_damaged_file_is_reported_and_the_others_are_searched(optimize):
+    Path("tunings/SSS_NN_0.yaml").write_text("format: dispatch_profiler tuning\noperation: 7\n")
+    ran = optimize("--evaluations=2")
+    assert ran.status == FAILED
+    assert "skipped: tunings/SSS_NN_0.yaml: " in ran.err and re.search(r"SSS_NN_1 +0.125 ms", ran.err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--strategy=genetics",), "invalid choice: 'genetics'"),
+        (("--evaluations=0",), "expected a whole number of at least 1"),
+        (("--storage=mine.txt",), "the suffix does not say what kind of storage this is"),
+    ],
+)
+def test_what_is_wrong_is_named(optimize, arguments, message):
+    ran = optimize(*arguments)
+    assert ran.status == USAGE and message in ran.err
+
+
+def test_two_searches_on_one_storage(optimize):
+    """The second is told which process searches, and changes nothing."""
+    said = []
+
+    def second(*arguments):
+        said.append(optimize())
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(optimize_cli.LiveLines, "line", second)
+        first = optimize()
+    (inner,) = said
+    assert first.status == 130 and inner.status == USAGE
+    assert "is searching matmul_16x32x8" in inner.err and "hint: wait for it" in inner.err
+    assert optimize().status == SUCCESS
