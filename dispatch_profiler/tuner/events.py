@@ -69,7 +69,15 @@ def _ratio(numerator: float | None, denominator: float | None) -> float | None:
     return numerator / denominator if numerator and denominator else None
 
 
-Event = Resumed | Compiling | Measuring | Evaluated
+@dataclass(frozen=True)
+class DeviceLost:
+    """One of several devices failed; the others do its work."""
+
+    device: str
+    reason: str
+
+
+Event = Resumed | Compiling | Measuring | Evaluated | DeviceLost
 Listener = Callable[[Event], None]
 
 

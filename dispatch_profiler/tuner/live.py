@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.tuner.evaluations import Evaluation
-from dispatch_profiler.tuner.events import Compiling, Evaluated, Event, Measuring, Resumed
+from dispatch_profiler.tuner.events import Compiling, DeviceLost, Evaluated, Event, Measuring, Resumed
 
 
 class LiveLines:
@@ -25,6 +25,8 @@ class LiveLines:
         if isinstance(event, Measuring):
             shared = f", {event.shared} with the kernel of another" if event.shared else ""
             return f"[Measuring]: round {event.round}: {counted(event.candidates, 'candidate')}{shared}"
+        if isinstance(event, DeviceLost):
+            return f"{event.device} failed ({event.reason}); the other devices do its work"
         return self._evaluated(event)
 
     def _evaluated(self, event: Evaluated) -> str:

@@ -21,12 +21,14 @@ from dispatch_profiler.command import (
     warn,
 )
 from dispatch_profiler.compiler import Cache
+from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files import atomic_file
 from dispatch_profiler.library import Library
 from dispatch_profiler.plurals import counted
+from dispatch_profiler.profiler.evaluation.devices import parse_devices, unlike
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.records.record_file import to_line
-from dispatch_profiler.runtime import device_uri
+from dispatch_profiler.runtime import all_devices
 from dispatch_profiler.tuner.arguments import add_hipblaslt_argument, note_hipblaslt
 from dispatch_profiler.tuner.building import BuildOptions
 from dispatch_profiler.tuner.events import Event
@@ -69,9 +71,10 @@ def make_parser(prog: str = PROG) -> Parser:
         help="end the search for a problem after this time (default: as the files say)",
     )  # fmt: skip
     parser.add_argument(
-        "--device",
-        help="device URI, or the number of a device of the target's driver (default: as the files say)",
-    )
+        "--devices", "--device", metavar="LIST",
+        help="devices that share the problems: numbers of devices of the target's driver, URIs, or all "
+        "(default: as the files say)",
+    )  # fmt: skip
     parser.add_argument(
         "--storage", metavar="FILE|URL",
         help=f"where evaluations are kept: FILE.db, FILE.log or the URL of a database (default: DIR/{STORAGE_FILE})",
@@ -102,6 +105,7 @@ def _main(options: argparse.Namespace) -> int:
         EvaluatorOptions("", seconds=options.timeout, peaks=cache / "machines"),
         BuildOptions(workers=options.num_cpu, seconds=options.timeout),
         Cache(cache),
+        _devices(options, read),
     )
     library = Library.load(folder(options.library)) if options.library else None
     lines = LiveLines()
@@ -118,6 +122,23 @@ def _main(options: argparse.Namespace) -> int:
     return FAILED if failed or errors else SUCCESS
 
 
+def _devices(options: argparse.Namespace, tunings: Sequence[Tuning]) -> tuple[str, ...]:
+    """The devices of `--devices`; without it none, so that each file's own is used."""
+    if not options.devices or not tunings:
+        return ()
+    usual = tunings[0].target.device_uri
+    for tuning in tunings:
+        if tuning.target.family != tunings[0].target.family:
+            raise UsageError(
+                f"--devices: the tuning files are for {tunings[0].target.name} and {tuning.target.name}",
+                hint="name the files of one target, or leave --devices out",
+            )
+    devices = all_devices(usual) if options.devices == "all" else parse_devices(options.devices, usual)
+    if warning := unlike(devices):
+        warn(warning)
+    return devices
+
+
 def _changed(tuning: Tuning, options: argparse.Namespace) -> Tuning:
     """`tuning` with what the options say instead of its file."""
     given = {
@@ -125,7 +146,6 @@ def _changed(tuning: Tuning, options: argparse.Namespace) -> Tuning:
         "seed": options.seed,
         "evaluations": options.evaluations,
         "seconds": options.time_budget,
-        "device": options.device and device_uri(options.device, tuning.target.device_uri),
     }
     changed = {name: value for name, value in given.items() if value is not None}
     if options.time_budget is not None and options.evaluations is None:

@@ -7,8 +7,8 @@ Nothing is measured while the compiler runs, so that it disturbs no measurement.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from dispatch_profiler import __version__
@@ -19,17 +19,24 @@ from dispatch_profiler.files import sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
-from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.machine import this_machine
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.records.record_file import stored
-from dispatch_profiler.profiler.records.resume import Wanted
 from dispatch_profiler.runtime import DeviceUri
 from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.building import Builder, BuildOptions
 from dispatch_profiler.tuner.evaluations import Evaluation, kernel_identity, measured_identity
-from dispatch_profiler.tuner.events import Compiling, Evaluated, Listener, Measuring, Resumed, ignore
+from dispatch_profiler.tuner.events import (
+    Compiling,
+    DeviceLost,
+    Evaluated,
+    Listener,
+    Measuring,
+    Resumed,
+    ignore,
+)
+from dispatch_profiler.tuner.measuring import Devices
 from dispatch_profiler.tuner.operation_search import OperationSearch, SearchTask, fastest
 from dispatch_profiler.tuner.stopwatch import Phase, Stopwatch, Times
 from dispatch_profiler.tuner.storage import SearchKey, Storage, Study
@@ -39,12 +46,14 @@ from dispatch_profiler.tuner.storage import SearchKey, Storage, Study
 class SearchOptions:
     """How to build and measure.
 
-    `evaluator` names the device; verification and measurement are always on. `cache` has earlier builds.
+    `evaluator` names the device; verification and measurement are always on. `devices` names several instead, which
+    should be alike: each measures other operations. `cache` has earlier builds.
     """
 
     evaluator: EvaluatorOptions
     build: BuildOptions = BuildOptions()
     cache: Cache | None = None
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,18 +98,18 @@ def search(
     """Search for the fastest configurations of all operations in `tasks`, which must differ.
 
     Continues from what `storage` has. Every evaluation is stored as soon as it is known, so that an error or an
-    interruption costs at most those in progress.
+    interruption costs at most those in progress. If one of several devices fails, the others do its work.
 
-    Raises StorageError if a storage fails or another search uses it, and TargetError if the device does not open.
+    Raises StorageError if a storage fails or another search uses it, and TargetError if no device works.
     """
     watch = Stopwatch()
-    with ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         builder = stack.enter_context(Builder(target, options.build, options.cache))
         checked = replace(options.evaluator, verify=True, profile=True)
-        evaluator = stack.enter_context(Evaluator(checked))
+        devices = stack.enter_context(Devices(checked, options.devices or (checked.device,)))
         content = _content(target, builder, options)
         studies = [stack.enter_context(storage.study(search_key(task, content))) for task in tasks]
-        rounds = _Rounds(tasks, studies, builder, evaluator, watch, listen)
+        rounds = _Rounds(tasks, studies, builder, devices, watch, listen)
         rounds.run()
         return SearchResult(tuple(map(_result, rounds.searches)), watch.times)
 
@@ -114,15 +123,16 @@ def search_key(task: SearchTask, content: dict[str, str]) -> SearchKey:
 
 def _content(target: Target, builder: Builder, options: SearchOptions) -> dict[str, str]:
     """What makes evaluations of different runs interchangeable, besides the task."""
-    device = DeviceUri.parse(options.evaluator.device)
+    uri = (options.devices or (options.evaluator.device,))[0]
+    device = DeviceUri.parse(uri)
     return {
         "dispatch_profiler": __version__,
         "target": f"{target.name} {target.fingerprint}",
         "flags": " ".join(options.build.flags),
         "compiler": builder.revision,
         # GPUs of one kind are interchangeable; the machine names them.
-        "device": device.driver if device.is_gpu else str(device),
-        "machine": this_machine(options.evaluator.device).name,
+        "device": str(device) if device.is_local else device.driver,
+        "machine": this_machine(uri).name,
         "mode": options.evaluator.measure.mode.value,
         "inputs": str(options.evaluator.seed),
     }
@@ -140,17 +150,18 @@ class _Rounds:
         tasks: Sequence[SearchTask],
         studies: Sequence[Study],
         builder: Builder,
-        evaluator: Evaluator,
+        devices: Devices,
         watch: Stopwatch,
         listen: Listener,
     ) -> None:
         self._studies = studies
         self._builder = builder
-        self._evaluator = evaluator
+        self._devices = devices
         self._watch = watch
         self._listen = listen
-        self._wanted = Wanted(verify=True, profile=True, mode=evaluator.mode.value)
         self._number = 0
+        #: Failures of devices that were reported.
+        self._lost = 0
         #: Kernels that were measured, by operation and identity.
         self._kernels: dict[tuple[Operation, Hashable], Evaluation] = {}
         self.searches = [
@@ -161,7 +172,7 @@ class _Rounds:
         """Evaluate until every search is done."""
         for search in self.searches:
             if known := search.evaluations:
-                self._evaluator.learn(each.full_record() for each in known)
+                self._devices.learn(each.full_record() for each in known)
                 self._listen(Resumed(search.operation, len(known)))
             for evaluation in search.evaluations:
                 self._learn_kernel(evaluation)
@@ -174,10 +185,14 @@ class _Rounds:
                 at: [Dispatch(self.searches[at].operation, each) for each in configurations]
                 for at, configurations in requested.items()
             }
-            if self._number == 0:
-                self._evaluator.check_device()
-            self._number += 1
-            self._evaluate(self._compiled(dispatches))
+            try:
+                if self._number == 0:
+                    self._devices.check()
+                    self._report_lost_devices()
+                self._number += 1
+                self._evaluate(self._compiled(dispatches))
+            except TargetError as error:
+                raise self._without_device(error) from error
 
     def _compiled(self, dispatches: dict[int, list[Dispatch]]) -> dict[int, list[_Compiled]]:
         """Compile everything at once, for all searches."""
@@ -193,11 +208,12 @@ class _Rounds:
         plans = {at: self._split(group) for at, group in compiled.items()}
         own, same = (sum(len(plan[part]) for plan in plans.values()) for part in (0, 1))
         self._listen(Measuring(self._number, own, same))
-        for at, (own_kernels, same_kernels) in plans.items():
-            self._measure(at, own_kernels)
-            for each in same_kernels:
-                shared = self._kernels[_kernel_of(each.candidate)].shared_with(each.candidate)
-                self._store(at, replace(shared, seconds=each.seconds))
+        self._measure({at: group for at, (group, _) in plans.items() if group})
+        for at, (_, group) in plans.items():
+            for each in group:
+                # Without one, the device failed, and the next round has both again.
+                if found := self._kernels.get(_kernel_of(each.candidate)):
+                    self._store(at, replace(found.shared_with(each.candidate), seconds=each.seconds))
 
     def _split(self, group: Sequence[_Compiled]) -> tuple[list[_Compiled], list[_Compiled]]:
         """(candidates to measure, candidates with the kernel of another one) of one operation."""
@@ -211,20 +227,28 @@ class _Rounds:
                 kernels.add(kernel)
         return own, same
 
-    def _measure(self, at: int, group: Sequence[_Compiled]) -> None:
-        """Verify and measure the candidates of one operation, and store each outcome as soon as it is known."""
+    def _measure(self, groups: dict[int, list[_Compiled]]) -> None:
+        """Verify and measure candidates, and store each outcome as soon as it is known."""
+        compiled = {each.candidate.dispatch: each for group in groups.values() for each in group}
+        candidates = {at: [each.candidate for each in group] for at, group in groups.items()}
         self._watch.switch(Phase.MEASURING)
-        compiling = {each.candidate.dispatch: each for each in group}
-        for record in self._evaluator.records(each.candidate for each in group):
-            seconds = self._watch.switch(Phase.OTHER)
-            compiled = compiling[record.dispatch]
-            outcome = stored(record)
-            if self._wanted.is_in(outcome):
-                self._check_device(record)
-                kernel = compiled.candidate.kernel
-                self._store(at, Evaluation(record.dispatch, outcome, kernel, compiled.seconds + seconds))
-            self._watch.switch(Phase.MEASURING)
+        with contextlib.closing(self._devices.records(candidates)) as records:
+            for measured in records:
+                self._watch.switch(Phase.OTHER)
+                record = measured.record
+                if not _is_partial(record):
+                    own = compiled[record.dispatch]
+                    seconds, kernel = own.seconds + measured.seconds, own.candidate.kernel
+                    self._store(measured.at, Evaluation(record.dispatch, stored(record), kernel, seconds))
+                self._watch.switch(Phase.MEASURING)
         self._watch.switch(Phase.OTHER)
+        self._report_lost_devices()
+
+    def _report_lost_devices(self) -> None:
+        failures = list(self._devices.failures.items())
+        for device, reason in failures[self._lost :]:
+            self._listen(DeviceLost(device, reason))
+        self._lost = len(failures)
 
     def _store(self, at: int, evaluation: Evaluation) -> None:
         search = self.searches[at]
@@ -239,20 +263,11 @@ class _Rounds:
             identity = measured_identity(evaluation)
             self._kernels.setdefault((evaluation.dispatch.operation, identity), evaluation)
 
-    def _check_device(self, record: Record) -> None:
-        """Raise TargetError if `record` failed because the device is gone, and not because of its kernel."""
-        if record.verdict is not Verdict.CRASHED:
-            return
-        try:
-            self._evaluator.check_device()
-        except TargetError as error:
-            if record.reason != error.message:
-                return  # this kernel broke the device; the next one will fail because of the device
-            count = sum(len(search.evaluations) for search in self.searches)
-            raise TargetError(
-                f"the device failed: {error.message}",
-                hint=f"{counted(count, 'evaluation')} are stored; start the search again when the device works",
-            ) from error
+    def _without_device(self, error: TargetError) -> TargetError:
+        """`error`, with what is stored."""
+        count = sum(len(search.evaluations) for search in self.searches)
+        hint = f"{counted(count, 'evaluation')} are stored; start the search again when the device works"
+        return TargetError(f"the device failed: {error.message}", hint=hint) if count else error
 
 
 @dataclass(frozen=True)
@@ -265,3 +280,10 @@ class _Compiled:
 
 def _kernel_of(candidate: Candidate) -> tuple[Operation, Hashable]:
     return candidate.dispatch.operation, kernel_identity(candidate)
+
+
+def _is_partial(record: Record) -> bool:
+    """Whether an interruption ended the evaluation: it has no verdict, or not all of its samples."""
+    measurement = record.measurement
+    has_no_verdict = record.verdict is Verdict.NOT_VERIFIED and not record.reason
+    return has_no_verdict or (measurement is not None and measurement.was_interrupted)

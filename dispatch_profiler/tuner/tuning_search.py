@@ -59,14 +59,15 @@ def search_tunings(
     library: Library | None = None,
     listen: Listener = ignore,
 ) -> TuningResult:
-    """Search for the fastest configuration of each problem, on the device that its file names.
+    """Search for the fastest configuration of each problem, on `options.devices` or on the device that its file names.
 
     A device that fails affects only its own problems. Raises StorageError if the storage fails or another search
     uses it.
     """
     groups: dict[tuple[Target, str], list[int]] = {}
     for place, tuning in enumerate(tunings):
-        groups.setdefault((tuning.target, tuning.device), []).append(place)
+        device = options.devices[0] if options.devices else tuning.device
+        groups.setdefault((tuning.target, device), []).append(place)
     found: dict[int, Searched] = {}
     times = Times()
     for (target, device), places in groups.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,32 @@ def test_a_time_budget_replaces_the_number_of_evaluations(optimize):
     ran = optimize("--time-budget=0.001", files="tunings/SSS_NN_0.yaml")
     assert ran.status == SUCCESS
     assert len(read_records(Path("tunings/search.jsonl"))) == 1
+
+
+def test_devices_share_the_problems(optimize, monkeypatch):
+    """Numbers are devices of the target's driver; unlike ones are reported."""
+    seen = []
+    whole = optimize_cli.search_tunings
+
+    def search_tunings(tunings, storage, options, *rest):
+        seen.append(options.devices)
+        return whole(tunings, storage, replace(options, devices=options.devices[:1]), *rest)
+
+    monkeypatch.setattr(optimize_cli, "search_tunings", search_tunings)
+    ran = optimize("--devices=null://0,null://1", "--evaluations=2")
+    assert ran.status == SUCCESS and "unlike devices: null://0, null://1" in ran.err
+    assert optimize("--devices=all", "--evaluations=2").status == SUCCESS
+    assert seen == [("null://0", "null://1"), ("null",)]
+
+
+def test_devices_of_several_targets_are_an_error(optimize):
+    file = Path("tunings/SSS_NN_0.yaml")
+    file.write_text(
+        file.read_text().replace('"null:faults.yaml"', '"llvm-cpu"').replace('"null"', '"local-task"')
+    )
+    ran = optimize("--devices=0")
+    assert ran.status == USAGE
+    assert "--devices: the tuning files are for llvm-cpu and null:faults.yaml" in ran.err
 
 
 def test_a_device_that_does_not_open_affects_only_its_own_problems(optimize):

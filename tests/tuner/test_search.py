@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import NullTarget, parse_target
 from dispatch_profiler.tuner.building import BuildOptions
 from dispatch_profiler.tuner.events import Compiling, Evaluated, Event, Measuring, Resumed
+from dispatch_profiler.tuner.measuring import Devices
 from dispatch_profiler.tuner.operation_search import SearchTask
 from dispatch_profiler.tuner.search import OperationResult, SearchOptions, SearchResult, search
 from dispatch_profiler.tuner.space import SearchSpace
@@ -348,14 +350,32 @@ def test_a_device_that_fails_ends_the_search_and_loses_nothing(find, monkeypatch
 def test_a_time_budget_ends_a_search(find, monkeypatch):
     """After the round that exceeds it, and no further round is begun."""
     ticks = iter(range(10_000))
-    monkeypatch.setattr(
-        "dispatch_profiler.tuner.search.Stopwatch", lambda: Stopwatch(lambda: float(next(ticks)))
-    )
+    clock = lambda: float(next(ticks))  # noqa: E731
+    monkeypatch.setattr("dispatch_profiler.tuner.search.Stopwatch", partial(Stopwatch, clock))
+    monkeypatch.setattr("dispatch_profiler.tuner.search.Devices", partial(Devices, clock=clock))
     found = only_result(find(task(count=20, seconds=14.0)))
     assert found.ended_by == "seconds"
     assert 4 <= len(found.evaluations) < 21
     spent = sum(each.seconds for each in found.evaluations)
     assert 14.0 <= spent < 18.0
+
+
+# -- several devices ---------------------------------------------------------------------------------
+
+
+def test_several_devices_find_what_one_finds(find, monkeypatch):
+    """Each operation is measured on one device, both devices have work, and the storage is the same."""
+    tasks = [task(Matmul(16, 32, k), evaluations=5) for k in (8, 16, 24)]
+    alone = find(*tasks, storage="alone.db")
+    monkeypatch.setattr("test_search.OPTIONS", replace(OPTIONS, devices=("null://0", "null://1")))
+    both = find(*tasks, storage="both.db")
+
+    assert outcomes(both) == outcomes(alone)
+    devices = [{each.record.provenance.device for each in found.evaluations} for found in both.operations]
+    assert all(len(each) == 1 for each in devices)
+    assert set.union(*devices) == {"null://0", "null://1"}
+    assert outcomes(find(*tasks, storage="alone.db")) == outcomes(alone)
+    assert {type(each) for each in find.events} == {Resumed}
 
 
 # -- docs/tuning.md ---------------------------------------------------------------------------------

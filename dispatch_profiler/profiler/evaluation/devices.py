@@ -83,7 +83,7 @@ def _identity(device: str) -> str:
     return gpu.uuid if gpu else device
 
 
-def _hardware(device: str) -> str:
+def hardware_of(device: str) -> str:
     """The hardware of a device URI: devices that share it would slow each other down."""
     return "CPU" if DeviceUri.parse(device).is_local else _identity(device)
 
@@ -227,7 +227,7 @@ class _DeviceThreads:
         self._stopped = threading.Event()
         hardware: dict[str, list[str]] = {}
         for device in evaluators:
-            hardware.setdefault(_hardware(device), []).append(device)
+            hardware.setdefault(hardware_of(device), []).append(device)
         self._threads = [
             threading.Thread(target=self._run, args=(of_it,), name=name, daemon=True)
             for name, of_it in hardware.items()

@@ -1,0 +1,208 @@
+"""Measures the candidates of several operations, on one device or on several at once.
+
+Each operation has a device of its own, so that its candidates are compared with each other on the same hardware.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from dispatch_profiler.errors import TargetError, UsageError
+from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.evaluation.devices import hardware_of
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
+from dispatch_profiler.profiler.records.record import Record, Verdict
+
+#: Candidates by the index of their operation.
+Groups = Mapping[int, Sequence[Candidate]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A record of the operation with index `at`, and the seconds since the previous one of its device."""
+
+    at: int
+    record: Record
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """The thread of a device has ended, with an error or without."""
+
+    device: str
+    error: BaseException | None
+
+
+class Devices:
+    """Evaluators of one or several devices. Use as a context manager.
+
+    Raises UsageError if two of `devices` are the same hardware. `clock` returns seconds.
+    """
+
+    def __init__(
+        self,
+        options: EvaluatorOptions,
+        devices: Sequence[str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        _check_distinct(devices)
+        self._open = ExitStack()
+        self._clock = clock
+        self._evaluators = {
+            device: self._open.enter_context(Evaluator(replace(options, device=device))) for device in devices
+        }
+        #: Index of an operation -> its device.
+        self._homes: dict[int, str] = {}
+        #: Device -> why it failed.
+        self.failures: dict[str, str] = {}
+
+    def learn(self, records: Iterable[Record]) -> None:
+        """See `Evaluator.learn`."""
+        known = list(records)
+        for evaluator in self._evaluators.values():
+            evaluator.learn(known)
+
+    def check(self) -> None:
+        """Open all devices. Those that fail are left out. Raises TargetError if none opens."""
+        for device, evaluator in list(self._evaluators.items()):
+            try:
+                evaluator.check_device()
+            except TargetError as error:
+                self._leave_out(device, error)
+
+    def records(self, groups: Groups) -> Generator[Measured, None, None]:
+        """The record of every candidate as it is known, in order for each device.
+
+        If a device fails, its other candidates have no record, and their operations move to another device. Raises
+        TargetError if no device is left. On KeyboardInterrupt, yields what has samples, as `Evaluator.records`, and
+        re-raises it.
+        """
+        by_device: dict[str, dict[int, Sequence[Candidate]]] = {}
+        for at, group in groups.items():
+            by_device.setdefault(self._home_of(at), {})[at] = group
+        if len(by_device) > 1:
+            yield from self._in_threads(by_device)
+            return
+        for device, own in by_device.items():
+            try:
+                yield from self._on_device(device, own)
+            except TargetError as error:
+                self._leave_out(device, error)
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._open.close()
+
+    def __enter__(self) -> Devices:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # -- devices ------------------------------------------------------------------------------
+
+    def _home_of(self, at: int) -> str:
+        """The device of an operation: the one that has the fewest, if it has none yet."""
+        if self._homes.get(at) not in self._evaluators:
+            homes = [device for other, device in self._homes.items() if other != at]
+            self._homes[at] = min(self._evaluators, key=homes.count)
+        return self._homes[at]
+
+    def _leave_out(self, device: str, error: TargetError) -> None:
+        """Use the other devices from now on. Raises `error` if there are none."""
+        self.failures[device] = error.message
+        self._evaluators.pop(device).close()
+        if not self._evaluators:
+            raise error
+
+    def _on_device(self, device: str, groups: Groups) -> Iterator[Measured]:
+        """Records of one device. Raises TargetError if it fails."""
+        for at, group in groups.items():
+            since = self._clock()
+            for record in self._evaluators[device].records(iter(group)):
+                self._check_after(device, record)
+                yield Measured(at, record, self._clock() - since)
+                since = self._clock()
+
+    def _check_after(self, device: str, record: Record) -> None:
+        """Raise TargetError if `record` failed because the device is gone, and not because of its kernel."""
+        if record.verdict is not Verdict.CRASHED:
+            return
+        try:
+            self._evaluators[device].check_device()
+        except TargetError as error:
+            # A kernel that broke the device has a reason of its own; the next one fails because of the device.
+            if record.reason == error.message:
+                raise
+
+    # -- several devices ----------------------------------------------------------------------
+
+    def _in_threads(self, by_device: Mapping[str, Groups]) -> Iterator[Measured]:
+        results: queue.SimpleQueue[Measured | _Ended] = queue.SimpleQueue()
+        threads = [
+            threading.Thread(target=self._run, args=(device, groups, results), name=device, daemon=True)
+            for device, groups in by_device.items()
+        ]
+        for thread in threads:
+            thread.start()
+        ended: list[_Ended] = []
+        try:
+            yield from _until_ended(results, ended, len(threads))
+        except KeyboardInterrupt:
+            self._stop(threads)
+            yield from _until_ended(results, ended, len(threads))
+            raise
+        except BaseException:
+            self._stop(threads)
+            raise
+        for end in ended:
+            if end.error is not None and not isinstance(end.error, TargetError):
+                raise end.error
+        for end in ended:
+            if isinstance(end.error, TargetError):
+                self._leave_out(end.device, end.error)
+
+    def _run(self, device: str, groups: Groups, results: queue.SimpleQueue[Measured | _Ended]) -> None:
+        error = None
+        try:
+            for measured in self._on_device(device, groups):
+                results.put(measured)
+        except BaseException as raised:
+            error = raised  # re-raised where the records are read
+        results.put(_Ended(device, error))
+
+    def _stop(self, threads: Iterable[threading.Thread]) -> None:
+        for evaluator in self._evaluators.values():
+            evaluator.kill()
+        for thread in threads:
+            thread.join()
+
+
+def _until_ended(
+    results: queue.SimpleQueue[Measured | _Ended], ended: list[_Ended], threads: int
+) -> Iterator[Measured]:
+    """Results until as many threads have ended."""
+    while len(ended) < threads:
+        found = results.get()
+        if isinstance(found, _Ended):
+            ended.append(found)
+        else:
+            yield found
+
+
+def _check_distinct(devices: Sequence[str]) -> None:
+    seen: dict[str, str] = {}
+    for device in devices:
+        other = seen.setdefault(hardware_of(device), device)
+        if other != device or devices.count(device) > 1:
+            raise UsageError(
+                f"{other} and {device} are the same hardware, and would slow each other down",
+                hint="name one of them",
+            )
