@@ -185,6 +185,8 @@ class _Rounds:
                 at: [Dispatch(self.searches[at].operation, each) for each in configurations]
                 for at, configurations in requested.items()
             }
+            for at in requested:
+                self._studies[at].keep_alive()
             try:
                 if self._number == 0:
                     self._devices.check()

@@ -27,7 +27,7 @@ from dispatch_profiler.tuner.ownership import Owner, this_process
 from dispatch_profiler.tuner.storage_backends import open_backend, translated_errors
 
 #: How often a search tells others that it is alive.
-_ALIVE_SECONDS = 10.0
+_ALIVE_SECONDS = 30.0
 #: Attributes of a study: what it is, and which process searches.
 _FORMAT, _OWNER = "dispatch_profiler", "owner"
 _VERSION = 1
@@ -137,10 +137,14 @@ class Study:
             user_attrs=dict(to_attributes(evaluation)),
         )
         with translated_errors(self._where):
-            if time.monotonic() >= self._next_refresh:
-                self.refresh()
+            self.keep_alive()
             self._study.add_trial(trial)
         self._evaluations.setdefault(evaluation.configuration, evaluation)
+
+    def keep_alive(self) -> None:
+        """`refresh`, if the last time is some seconds ago."""
+        if time.monotonic() >= self._next_refresh:
+            self.refresh()
 
     def refresh(self) -> None:
         """Tell other machines that this process is alive. Raises StorageError if one took the study over."""

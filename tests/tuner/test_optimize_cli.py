@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +108,14 @@ def test_a_time_budget_replaces_the_number_of_evaluations(optimize):
     ran = optimize("--time-budget=0.001", files="tunings/SSS_NN_0.yaml")
     assert ran.status == SUCCESS
     assert len(read_records(Path("tunings/search.jsonl"))) == 1
+
+
+def test_the_commands_in_the_docs_are_valid():
+    document = Path(__file__).parents[2] / "docs" / "tuning.md"
+    lines = re.findall(r"^\$ dispatch-profiler optimize (.*)$", document.read_text(), flags=re.MULTILINE)
+    assert lines
+    for line in lines:
+        assert optimize_cli.make_parser().parse(shlex.split(line)).only == "search"
 
 
 def test_devices_share_the_problems(optimize, monkeypatch):

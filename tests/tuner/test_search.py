@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -14,7 +14,7 @@ import yaml
 
 from dispatch_profiler.configurations import Axis, Configuration, CpuTiles, Default, Space
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.errors import TargetError, WorkerCrashed
+from dispatch_profiler.errors import StorageError, TargetError, WorkerCrashed
 from dispatch_profiler.operations import Matmul, Operation
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
@@ -414,3 +414,28 @@ def test_a_search_with_iree_finds_a_verified_configuration(measured):
     assert evaluations[cached].milliseconds == evaluations[tiled].milliseconds
     assert found.default is not None and found.best is not None
     assert found.best.record.verdict is Verdict.SUCCESS
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_search_whose_study_was_taken_over_ends_before_the_next_round(find, monkeypatch):
+    """What it had stored is kept."""
+    monkeypatch.setattr("dispatch_profiler.tuner.storage._ALIVE_SECONDS", 0.0)
+    with open_storage("search.db") as storage:
+        studies = []
+        whole = storage.study
+
+        def study(key):
+            studies.append(whole(key))
+            return studies[-1]
+
+        def take_over(event: Event) -> None:
+            if isinstance(event, Evaluated) and event.done == 9:
+                (one,) = studies
+                other = replace(one._owner, token="other", host="node7")
+                one._study.set_user_attr("owner", asdict(other))
+
+        monkeypatch.setattr(storage, "study", study)
+        Path("faults.yaml").write_text(yaml.safe_dump(EQUALLY_FAST))
+        with pytest.raises(StorageError, match=r"another search took over .*\(process \d+ on node7\)"):
+            search([task(count=20)], NullTarget("faults.yaml"), storage, OPTIONS, take_over)
+        assert len(studies[0].evaluations) == 9
