@@ -74,6 +74,9 @@ class Storage:
     def close(self) -> None:
         """Close connections."""
         self._backend.remove_session()
+        engine = getattr(self._backend, "engine", None)  # a journal has none
+        if engine is not None:
+            engine.dispose()
 
     def __enter__(self) -> Storage:
         return self

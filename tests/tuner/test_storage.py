@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -256,8 +259,61 @@ def test_a_missing_package_is_named(monkeypatch):
     assert raised.value.hint == "python -m pip install 'optuna>=4.0,<5'"
 
 
-def test_a_missing_driver_of_a_database_is_named_without_the_password():
+def test_a_missing_driver_of_a_database_is_named_without_the_password(monkeypatch):
+    for driver in ("psycopg", "psycopg2"):  # SQLAlchemy's choice depends on its version
+        monkeypatch.setitem(sys.modules, driver, None)
     with pytest.raises(
         MissingDependency, match=r"^postgresql://me:\*\*\*@host/tuning needs the package psycopg\d?$"
     ):
         open_storage("postgresql://me:secret@host/tuning")
+
+
+# -- PostgreSQL --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def postgresql() -> Iterator[str]:
+    """The URL of a database of a server of its own, where PostgreSQL and its driver are installed."""
+    pytest.importorskip("psycopg")
+    tools = shutil.which("initdb")
+    if tools is None:
+        pytest.skip("PostgreSQL is not installed")
+    folder = Path(tools).resolve().parent
+    # The server refuses to run as root.
+    user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+
+    def run(tool: str, *arguments: str) -> None:
+        subprocess.run(
+            [*user, str(folder / tool), *arguments], check=True, stdout=subprocess.DEVNULL, cwd="/"
+        )
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        if user:
+            shutil.chown(place, "postgres")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        data, options = f"{place}/data", f"-p {port} -k {place} -c listen_addresses=127.0.0.1"
+        run("initdb", "-D", data, "-A", "trust", "-U", "tuner")
+        run("pg_ctl", "-D", data, "-o", options, "-l", f"{place}/log", "-w", "start")
+        try:
+            yield f"postgresql://tuner@127.0.0.1:{port}/postgres"
+        finally:
+            run("pg_ctl", "-D", data, "-m", "fast", "stop")
+
+
+@pytest.mark.slow
+def test_evaluations_are_kept_in_postgresql(postgresql):
+    """Also after a kill; two searches exclude each other; a server that does not answer is named."""
+    died = subprocess.run([sys.executable, "-c", DIES, postgresql, str(Path(__file__).parent)], check=False)
+    assert died.returncode == -signal.SIGKILL
+    store(postgresql, EVERY[2])
+    assert stored_in(postgresql) == EVERY
+    with (
+        open_storage(postgresql) as one,
+        one.study(KEY),
+        open_storage(postgresql) as other,
+        pytest.raises(StorageError, match="is searching"),
+    ):
+        other.study(KEY)
+    with pytest.raises(StorageError, match="Connection refused"):
+        open_storage("postgresql://tuner:secret@127.0.0.1:1/postgres")
