@@ -1,7 +1,8 @@
 """A compiler that compiles nothing, to try every verdict of the pipeline in seconds.
 
 Its "vmfb" is JSON with instructions for the null device, function by function. Faults come from a
-YAML file that maps globs over dispatch names to faults; the first match counts:
+YAML file that maps globs over dispatch names to faults; the first match counts, and `tile_config_tuned` matches as
+the configuration that it stands for, too:
 
     "*_peel":            {not_compiled: no such tile}
     "matmul_64*":        {not_applied: true}
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built
+from dispatch_profiler.configurations import Tuned
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import UsageError, did_you_mean, short_repr
 from dispatch_profiler.files import sha256
@@ -134,7 +136,10 @@ class NullCompiler:
         return Built(self._vmfb(compiled, 1), self._vmfb(compiled, request.repeat), outcomes)
 
     def _rule_for(self, dispatch: Dispatch) -> Rule:
-        matching = (rule for rule in self.rules if fnmatch.fnmatchcase(dispatch.name, rule.pattern))
+        names = {dispatch.name, _untuned(dispatch).name}
+        matching = (
+            rule for rule in self.rules if any(fnmatch.fnmatchcase(name, rule.pattern) for name in names)
+        )
         return next(matching, Rule("*"))
 
     def _outcome(self, dispatch: Dispatch) -> BuildOutcome:
@@ -144,7 +149,7 @@ class NullCompiler:
         rule = self._rule_for(dispatch)
         if rule.not_applied:
             return BuildOutcome(State.NOT_APPLIED, f"requested {wanted}, but configured nothing")
-        code = sha256((rule.kernel or dispatch.name).encode())
+        code = sha256((rule.kernel or _untuned(dispatch).name).encode())
         return BuildOutcome(State.COMPILED, applied=wanted, kernel=code)
 
     def _vmfb(self, dispatches: Sequence[Dispatch], repeat: int) -> bytes:
@@ -159,3 +164,9 @@ class NullCompiler:
                 "time_ms": time_ms,
             }
         return json.dumps({"magic": MAGIC, "repeat": repeat, "functions": functions}).encode()
+
+
+def _untuned(dispatch: Dispatch) -> Dispatch:
+    """The dispatch whose code `dispatch` has: `tile_config_tuned` is compiled as what it stands for."""
+    configuration = dispatch.configuration
+    return Dispatch(dispatch.operation, configuration.inner) if isinstance(configuration, Tuned) else dispatch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ from dispatch_profiler.configurations import Tuned
 from dispatch_profiler.configurations.kinds import KINDS
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.library.entry import Entry, Estimate, confirmed_speedup
+from dispatch_profiler.library.entry import Entry, Estimate, confirmed_speedup, measured_gflops
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.records.record_file import StoredRecord
@@ -130,12 +129,9 @@ def _text(tried: _Tried) -> str:
 
 
 def _entry(tried: _Tried) -> Entry:
-    measurement, flops = tried.record.measurement, tried.dispatch.operation.flops
+    measurement = tried.record.measurement
     assert measurement is not None  # it has a speedup
-    low_ms, high_ms = measurement.interval_ms
-    gflops = Estimate(
-        measurement.gflops(flops), flops / high_ms / 1e6, flops / low_ms / 1e6 if low_ms else math.inf
-    )
+    gflops = measured_gflops(measurement, tried.dispatch.operation.flops)
     return Entry(_untuned(tried.dispatch), gflops, tried.speedup, tried.record.provenance)
 
 

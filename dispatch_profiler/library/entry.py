@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.record import Confirmation, Provenance
 
 
@@ -29,6 +30,14 @@ def confirmed_speedup(found: Confirmation) -> Estimate | None:
     if value is None or value <= 0.0:
         return None
     return Estimate(value, max(0.0, min(found.low or 0.0, value)), max(found.high or math.inf, value))
+
+
+def measured_gflops(measurement: Measurement, flops: int) -> Estimate:
+    """The speed in GFLOP/s that `measurement` of `flops` operations means."""
+    low_ms, high_ms = measurement.interval_ms
+    return Estimate(
+        measurement.gflops(flops), flops / high_ms / 1e6, flops / low_ms / 1e6 if low_ms else math.inf
+    )
 
 
 #: The speed of an entry that any other entry replaces (`merge --no_eff`).

@@ -52,11 +52,11 @@ def confirmations(
         with LiveComparison(manifest, manifest, replace(options, device=device)) as live:
             matched = [(pairs[default.dispatch], pairs[best.dispatch]) for default, best in found]
             for (_, best), pair in zip(found, live.pairs(matched), strict=True):
-                yield best, _confirmation(pair)
+                yield best, confirmation_of(pair)
 
 
-def _confirmation(pair: Pair) -> Confirmation:
-    """Convert a pair's ratio of times, new over base, to the speed of new."""
+def confirmation_of(pair: Pair) -> Confirmation:
+    """A pair's ratio of times, new over base, as the speed of new."""
     if pair.ratio is None:
         return Confirmation(pair.outcome.value, pair.reason)
     value, low, high = pair.ratio.value, pair.ratio.low, pair.ratio.high
