@@ -33,7 +33,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "optimize": (
         "dispatch_profiler.tuner.optimize_cli",
-        "search for the fastest configuration of each problem that has a tuning file",
+        "tune the problems of tuning files, and write a library of what is faster",
     ),
     "completion": ("dispatch_profiler.__main__", "print a completion script for bash, zsh or fish"),
 }

@@ -25,6 +25,11 @@ class Searched:
     result: OperationResult | None = None
     failure: str = ""
 
+    @property
+    def is_failure(self) -> bool:
+        """Whether nothing was verified."""
+        return self.result is None or self.result.best is None
+
 
 @dataclass(frozen=True)
 class TuningResult:

@@ -18,7 +18,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.targets import parse_target
-from dispatch_profiler.tuner import optimize_cli
+from dispatch_profiler.tuner import optimize_console
 from dispatch_profiler.tuner.tuning_file import Tuning, tuning_text
 
 pytestmark = pytest.mark.usefixtures("in_process")
@@ -121,13 +121,13 @@ def test_the_commands_in_the_docs_are_valid():
 def test_devices_share_the_problems(optimize, monkeypatch):
     """Numbers are devices of the target's driver; unlike ones are reported."""
     seen = []
-    whole = optimize_cli.search_tunings
+    whole = optimize_console.search_tunings
 
     def search_tunings(tunings, storage, options, *rest):
         seen.append(options.devices)
         return whole(tunings, storage, replace(options, devices=options.devices[:1]), *rest)
 
-    monkeypatch.setattr(optimize_cli, "search_tunings", search_tunings)
+    monkeypatch.setattr(optimize_console, "search_tunings", search_tunings)
     ran = optimize("--devices=null://0,null://1", "--evaluations=2")
     assert ran.status == SUCCESS and "unlike devices: null://0, null://1" in ran.err
     assert optimize("--devices=all", "--evaluations=2").status == SUCCESS
@@ -188,7 +188,7 @@ def test_two_searches_on_one_storage(optimize):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(optimize_cli.LiveLines, "line", second)
+        patched.setattr(optimize_console.LiveLines, "line", second)
         first = optimize()
     (inner,) = said
     assert first.status == 130 and inner.status == USAGE
