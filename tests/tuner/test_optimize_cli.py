@@ -18,7 +18,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.targets import parse_target
-from dispatch_profiler.tuner import optimize_console
+from dispatch_profiler.tuner import optimize_cli, optimize_console
 from dispatch_profiler.tuner.tuning_file import Tuning, tuning_text
 
 pytestmark = pytest.mark.usefixtures("in_process")
@@ -115,7 +115,7 @@ def test_the_commands_in_the_docs_are_valid():
     lines = re.findall(r"^\$ dispatch-profiler optimize (.*)$", document.read_text(), flags=re.MULTILINE)
     assert lines
     for line in lines:
-        assert optimize_cli.make_parser().parse(shlex.split(line)).only == "search"
+        assert optimize_cli.make_parser().parse(shlex.split(line)).tunings == "tunings"
 
 
 def test_devices_share_the_problems(optimize, monkeypatch):
