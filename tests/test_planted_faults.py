@@ -459,6 +459,17 @@ FORM_FAULTS: list[Planted] = [
             "wrong column": replacing("%stored_tile_rows[0, 0, 0, 3, 0]", "%stored_tile_rows[0, 0, 0, 2, 0]"),
         },
     ),
+    (
+        Matmul(6, 10, 8, rhs_layout="n"),
+        Formed("transposed"),
+        {
+            **PRODUCT_NOT_CLEARED,
+            "columns in another order": replacing(
+                "affine_map<(k, m) -> (m, k)>, affine_map<(k, m) -> (k, m)>",
+                "affine_map<(k, m) -> (m, k)>, affine_map<(k, m) -> ((k + 1) mod 8, m)>",
+            ),
+        },
+    ),
 ]
 
 GROUPS: dict[str, list[Planted]] = {

@@ -41,6 +41,21 @@ and 7x7 pixels, do not cover padding:
     14x14x256 1x1 1024                   0.35        0.36
     16x56x56x64 3x3x3 64                 1.65        9.4
 
+    matmul, rhs stored as n x k          transposed    data_tiling    tiles    direct
+    128x768x768                              1.29           1.73                2.38
+    128x3072x768                             0.90           1.54                1.88
+    128x768x3072                             1.04           1.60                2.03
+    384x3072x768                             1.00           1.53                1.62
+    384x768x3072                             1.56           1.64                2.38
+    512x2048x512                             0.85           1.20                1.69
+    1024x1024x1024                           1.83           1.78                1.95
+    64x512x512                               0.90           1.50                1.69
+    32x3072x768                              0.53           1.24                1.07
+    16x1024x1024                             0.61           1.32                0.85
+    8x4096x4096                              0.79           7.07     1.22       0.66
+    4x4096x1024                              1.33           1.85                0.66
+    1x1000x2048                              2.11           3.38                2.66
+
 Input channels that one step of `blocked` and `phases` multiplies, time relative to one channel:
 
                                                      2       4       8
@@ -106,6 +121,8 @@ _FLAT = CpuTiles((1, 7, 28, 64), (1, 1, 14, 32, 1, 1, 1))
 _SEVENS = CpuTiles((1, 7, 7, 64), (1, 1, 7, 64, 1, 1, 1))
 #: Input channels that one step multiplies, by form; 1 in other forms, and where they do not divide the channels.
 _CHANNELS_PER_STEP = {"blocked": 8, "phases": 4}
+#: Tiles of a transposed product, the fastest first: for multiples of 32 rows of lhs, and of 16.
+_COLUMNS = (CpuTiles((64, 128), (8, 32, 8)), CpuTiles((64, 16), (8, 16, 8)))
 #: Filters of a group that fill a part of a vector.
 _NARROW = (4, 8, 16)
 #: Fewer workgroups of `_LARGE` leave cores idle.
@@ -114,11 +131,20 @@ _MANY_WORKGROUPS = 4
 
 def fastest_form(operation: Operation, target: Target) -> Configuration | None:
     """The fastest known form of `operation` on `target`; None if it is the direct one, or if none was measured."""
-    geometry = operation.convolution
-    if geometry is None or target.limits.backend != "llvm-cpu":
+    if target.limits.backend != "llvm-cpu":
         return None
-    candidates = _candidates(operation, geometry)
+    geometry = operation.convolution
+    candidates = _of_product(operation) if geometry is None else _candidates(operation, geometry)
     return next((each for each in candidates if each.invalid_reason(operation, target.limits) is None), None)
+
+
+def _of_product(operation: Operation) -> Iterator[Configuration]:
+    """Forms of a matrix product, the fastest first: if rhs is stored as n x k and rows fill vectors."""
+    product = operation.product
+    if product is None or product.is_batched or operation.element_type.name != "f32":
+        return
+    if product.rhs_layout == "n":
+        yield from (Formed("transposed", tiles) for tiles in _COLUMNS)
 
 
 def _candidates(operation: Operation, geometry: ConvolutionGeometry) -> Iterator[Configuration]:

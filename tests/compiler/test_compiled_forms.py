@@ -1,4 +1,4 @@
-"""Forms of convolutions through the compiler on this CPU: applied, and their results verified."""
+"""Forms of convolutions and products through the compiler on this CPU: applied, and their results verified."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from dispatch_profiler.configurations import FORMS, Configuration, CpuTiles, Def
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations import (
+    BatchMatmul,
     Conv1d,
     Conv2d,
     Conv3d,
     Convolution,
     ElementTypes,
     Epilogue,
+    Matmul,
 )
 
 FHWC = "nhwc_fhwc_nhwc"
@@ -30,6 +32,7 @@ KINDS = {
         ("ndhwc_fdhwc_ndhwc", "ncdhw", "dnhcw_cdfwh_hncdw"),
     ),
 }
+OF_PRODUCTS = ("transposed",)
 MODES = ("forward", "input_backward", "weight_backward")
 STRIDES = ((1, 1, 1), (2, 1, 2))
 #: c, k, groups: dense, grouped, depthwise
@@ -67,8 +70,8 @@ def operation_of(row: Row) -> Convolution | None:
     return None if Formed(form).invalid_reason(operation, TARGET.limits) else operation
 
 
-#: Forms of any filter; `test_compiled_winograd` has the others.
-ANY_FILTER = tuple(form for form in FORMS if not form.startswith("winograd"))
+#: Forms of convolutions with any filter; `test_compiled_winograd` has the others.
+ANY_FILTER = tuple(form for form in FORMS if form not in OF_PRODUCTS and not form.startswith("winograd"))
 EVERY: list[Row] = [
     (*row, 97 * number % len(OTHERS))
     for number, row in enumerate(itertools.product(ANY_FILTER, KINDS, MODES, STRIDES, CHANNELS))
@@ -120,6 +123,25 @@ def test_forms_of_degenerate_convolutions_are_right(operations):
             if Formed(form).invalid_reason(operation, TARGET.limits) is None
         ]
     )
+
+
+def test_transposed_products_of_every_type_are_right():
+    """Also with tiles and flows, which configure the kernel; every epilogue follows in the operation's layout."""
+    inner = (Default(), CpuTiles((8, 4), (4, 4, 2)), Default(split_k=2))
+    rows = itertools.zip_longest(TYPES.values(), ("none", "bias+relu", "residual"), inner)
+    dispatches = []
+    for number, (types, epilogue, configuration) in enumerate(rows):
+        options = {
+            "types": types,
+            "lhs_layout": "tn"[number % 2],
+            "rhs_layout": "n",
+            "epilogue": Epilogue.parse(epilogue or "none"),
+        }
+        chosen = Formed("transposed", configuration or Default())
+        dispatches.append(Dispatch(Matmul(4, 8, 16, **options), chosen))
+        dispatches.append(Dispatch(BatchMatmul(3, 5, 7, 6, **options), Formed("transposed")))
+    verify_compiled(dispatches)
+    verify_compiled([Dispatch(Matmul(4, 8, 16, rhs_layout="n"), Formed("transposed", Flow("data_tiling")))])
 
 
 PRODUCT = CpuTiles((16, 32), (8, 16, 1), (16, 32, 8))

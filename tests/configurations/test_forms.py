@@ -1,4 +1,4 @@
-"""Forms of a convolution: their steps compute what the operation does, and their configurations say so."""
+"""Forms of convolutions and products: their steps compute what the operation does, and their configurations say so."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from dispatch_profiler.configurations.forms.backward import phases_along
 from dispatch_profiler.configurations.forms.forward import rounded
 from dispatch_profiler.errors import ConfigurationError, OperationError
 from dispatch_profiler.operations import (
+    BatchMatmul,
+    Contraction,
     Conv1d,
     Conv2d,
     Conv3d,
@@ -51,7 +53,7 @@ def formed(operation: Convolution) -> list[str]:
     return [name for name, form in FORMS.items() if form.invalid_reason(operation) is None]
 
 
-def computes(form: str, operation: Convolution, rng: np.random.Generator) -> bool:
+def computes(form: str, operation: Contraction, rng: np.random.Generator) -> bool:
     """Whether the steps of `form` give the sums of `operation`: of integers, so that they are exact.
 
     A form with transforms may round them in float64.
@@ -132,6 +134,23 @@ def test_unit_extents_move_freely(mode):
             assert computes(form, operation, rng), (form, operation)
 
 
+@pytest.mark.parametrize("lhs", ["t", "n"])
+@pytest.mark.parametrize("extents", [(3, 4, 5), (1, 4, 5), (3, 1, 5), (3, 4, 1), (1, 1, 1)])
+def test_a_transposed_product_computes_the_product(extents, lhs):
+    rng, layouts = np.random.default_rng(1), {"lhs_layout": lhs, "rhs_layout": "n"}
+    assert computes("transposed", Matmul(*extents, **layouts), rng)
+    assert computes("transposed", BatchMatmul(2, *extents, **layouts), rng)
+    assert computes("transposed", BatchMatmul(1, *extents, **layouts), rng)
+
+
+def test_a_transposed_product_reads_rhs_as_it_is_stored():
+    """Only lhs is permuted before the kernel: rhs, such as the weights of a linear layer, is many times larger."""
+    reduction = reduction_of("transposed", Matmul(4, 96, 64, rhs_layout="n"))
+    assert reduction.kernels == (Matmul(96, 4, 64),)
+    (kernel,) = (step for step in reduction.steps if step.kind == "kernel")
+    assert kernel.lhs.name == "rhs" and kernel.rhs.name == "stored_columns"
+
+
 def test_which_forms_an_operation_has():
     def of(**fields) -> list[str]:
         return formed(Conv2d(1, 8, 8, 4, 4, 3, 3, **fields))
@@ -154,6 +173,12 @@ def test_which_forms_an_operation_has():
     ("form", "operation", "reason"),
     [
         ("im2col", Matmul(8, 8, 8), "the form im2col is for convolutions, not matmul"),
+        ("transposed", Conv2d(1, 8, 8, 4, 4, 3, 3), "the form transposed is for matrix products, not conv2d"),
+        (
+            "transposed",
+            Matmul(8, 8, 8, lhs_layout="n"),
+            "the form transposed is for products whose rhs is stored as n x k, in layout n",
+        ),
         (
             "permuted",
             Conv2d(1, 8, 8, 4, 4, 3, 3),

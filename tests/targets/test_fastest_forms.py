@@ -123,3 +123,16 @@ def test_the_fastest_form_is_valid():
                 assert found is not None
                 assert found.invalid_reason(operation, CPU.limits) is None
                 assert found != Default()
+
+
+def test_a_product_with_a_transposed_rhs_is_computed_transposed():
+    """If its rows fill vectors: with fewer rows, the direct form is faster."""
+
+    def of_product(m: int, **fields: object) -> str | None:
+        found = fastest_form(Matmul(m, 96, 64, **{"rhs_layout": "n", **fields}), CPU)
+        return found.name.removeprefix("tile_config_") if found else None
+
+    assert of_product(32) == of_product(32, lhs_layout="n") == "transposed_64x128_8x32x8"
+    assert of_product(48) == "transposed_64x16_8x16x8"
+    assert of_product(8) is of_product(100) is of_product(32, types=HALF) is None
+    assert of_product(32, rhs_layout="t") is None

@@ -22,6 +22,7 @@ from dispatch_profiler.configurations.forms.convolutions import (
     weight_backward,
     weight_backward_by_taps,
 )
+from dispatch_profiler.configurations.forms.products import transposed, transposed_rejects
 from dispatch_profiler.configurations.forms.steps import Kernel, Step
 from dispatch_profiler.configurations.forms.winograd import winograd, winograd_rejects, winograd_rejects_type
 from dispatch_profiler.configurations.forms.winograd_transforms import FOUR, TWO
@@ -40,21 +41,38 @@ NOTHING_READ = "no pixel of the output reads the input, so that every element of
 class Form:
     """A way to compute an operation with kernels of other operations.
 
-    `rejects` gives the reason why a convolution does not have the form, None if it has it; then `reduce` gives
-    its steps. `rejects_type` gives the reason for the type of the inputs.
+    `rejects` gives the reason why an operation does not have the form, None if it has it; then `reduce` gives its
+    steps.
     """
 
     name: str
-    rejects: Callable[[ConvolutionGeometry], str | None]
-    reduce: Callable[[Contraction, ConvolutionGeometry], Reduction]
-    rejects_type: Callable[[ElementType], str | None] = lambda type_: None
+    rejects: Callable[[Operation], str | None]
+    reduce: Callable[[Contraction], Reduction]
 
     def invalid_reason(self, operation: Operation) -> str | None:
         """Why `operation` does not have this form; None if it has."""
+        return self.rejects(operation)
+
+
+def _of_convolutions(
+    name: str,
+    rejects: Callable[[ConvolutionGeometry], str | None],
+    reduce: Callable[[Contraction, ConvolutionGeometry], Reduction],
+    rejects_type: Callable[[ElementType], str | None] = lambda type_: None,
+) -> Form:
+    """A form of convolutions; `rejects_type` gives the reason for the type of the inputs."""
+
+    def reason(operation: Operation) -> str | None:
         geometry = operation.convolution
         if geometry is None:
-            return f"the form {self.name} is for convolutions, not {operation.kind}"
-        return self.rejects(geometry) or self.rejects_type(operation.element_type) or _zero_reason(geometry)
+            return f"the form {name} is for convolutions, not {operation.kind}"
+        return rejects(geometry) or rejects_type(operation.element_type) or _zero_reason(geometry)
+
+    def reduction(operation: Contraction) -> Reduction:
+        assert operation.convolution is not None  # `reason`
+        return reduce(operation, operation.convolution)
+
+    return Form(name, reason, reduction)
 
 
 def _zero_reason(geometry: ConvolutionGeometry) -> str | None:
@@ -162,35 +180,39 @@ FORMS: dict[str, Form] = {
     form.name: form
     for form in (
         # As one conv2d (nhwc, hwcf), after permutations of its operands.
-        Form("permuted", _permuted_rejects, _with(CONV2D)),
+        _of_convolutions("permuted", _permuted_rejects, _with(CONV2D)),
         # As one conv2d for each block of 64 or 32 filters, and in a strided gradient for each block and offset.
-        Form("blocked", _blocked_rejects, _with(CONV2D_PER_BLOCK)),
+        _of_convolutions("blocked", _blocked_rejects, _with(CONV2D_PER_BLOCK)),
         # As one conv2d for each offset of an input pixel from a multiple of the stride.
-        Form("phases", _phases_rejects, _with(CONV2D)),
+        _of_convolutions("phases", _phases_rejects, _with(CONV2D)),
         # As one conv2d for each group, and in a strided gradient for each group and offset.
-        Form("per_group", _per_group_rejects, _with(CONV2D_PER_GROUP)),
+        _of_convolutions("per_group", _per_group_rejects, _with(CONV2D_PER_GROUP)),
         # As a matrix product whose left operand has the window of each pixel as a row: pixels x filters.
         # Of a filter's gradient, the left operand has an element of every window as a row: taps x filters.
-        Form("im2col", _any, _with(PRODUCT)),
+        _of_convolutions("im2col", _any, _with(PRODUCT)),
         # As the transposed product: filters x pixels, and filters x taps.
-        Form("im2col_t", _any, _with(PRODUCT_OF_FILTERS)),
+        _of_convolutions("im2col_t", _any, _with(PRODUCT_OF_FILTERS)),
         # As im2col_t, with more pixels: a multiple of 32.
-        Form("im2col_t32", _rounded_rejects, _with(ROUNDED_PRODUCT)),
+        _of_convolutions("im2col_t32", _rounded_rejects, _with(ROUNDED_PRODUCT)),
         # A filter's gradient as one matrix product for each tap.
-        Form("taps", _taps_rejects, weight_backward_by_taps),
+        _of_convolutions("taps", _taps_rejects, weight_backward_by_taps),
         # As a batch of matrix products, tiles x filters, one for each element of a transformed tile (see `winograd`).
-        Form("winograd", winograd_rejects("winograd"), winograd(FOUR), winograd_rejects_type("winograd")),
-        Form(
+        _of_convolutions(
+            "winograd", winograd_rejects("winograd"), winograd(FOUR), winograd_rejects_type("winograd")
+        ),
+        _of_convolutions(
             "winograd_2", winograd_rejects("winograd_2"), winograd(TWO), winograd_rejects_type("winograd_2")
         ),
+        # A matrix product as the transposed one: rhs, which is stored as n x k, times the permuted lhs.
+        Form("transposed", transposed_rejects, transposed),
     )
 }
 
 
 @lru_cache(maxsize=1024)
 def reduction_of(form: str, operation: Operation) -> Reduction:
-    """The steps of `operation` in a form that it has."""
-    geometry = operation.convolution
-    if geometry is None:
-        raise ValueError(FORMS[form].invalid_reason(operation))
-    return FORMS[form].reduce(operation.as_contraction(), geometry)
+    """The steps of `operation` in a form. Raises ValueError if it does not have the form."""
+    reason = FORMS[form].invalid_reason(operation)
+    if reason:
+        raise ValueError(reason)
+    return FORMS[form].reduce(operation.as_contraction())

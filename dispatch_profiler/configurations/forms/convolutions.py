@@ -19,9 +19,10 @@ from dispatch_profiler.configurations.forms.forward import (
     as_rounded_product,
     columns,
     product,
+    with_wide_result,
 )
 from dispatch_profiler.configurations.forms.steps import Labeled
-from dispatch_profiler.operations import Contraction, ConvolutionGeometry, ElementTypes, Tensor
+from dispatch_profiler.operations import Contraction, ConvolutionGeometry, Tensor
 
 
 def _one_block(filters: int) -> int:
@@ -182,11 +183,6 @@ def _used_padding(
     """
     needed = (output - 1) * stride + (taps - 1) * dilation + 1 - size - low
     return (low, needed if output == 1 else min(high, max(0, needed)))
-
-
-def with_wide_result(types: ElementTypes) -> ElementTypes:
-    """Types of a kernel whose result is the sums, in the accumulator's type."""
-    return ElementTypes(types.lhs, types.rhs, types.accumulator.name, types.sums)
 
 
 # -- modes -----------------------------------------------------------------------------------------------

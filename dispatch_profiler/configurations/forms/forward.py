@@ -133,6 +133,11 @@ def rounded(images: int, output: tuple[int, ...]) -> tuple[int, ...]:
     return (*fixed, *min((each for each in larger if count * math.prod(each) % 32 == 0), key=math.prod))
 
 
+def with_wide_result(types: ElementTypes) -> ElementTypes:
+    """Types of a kernel whose result is the sums, in the accumulator's type."""
+    return ElementTypes(types.lhs, types.rhs, types.accumulator.name, types.sums)
+
+
 def product(
     builder: Builder,
     lhs: Labeled,
