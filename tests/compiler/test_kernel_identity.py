@@ -69,7 +69,7 @@ def test_different_configurations_may_be_the_same_kernel(make_request):
 
 
 def test_the_command_line_compiler_finds_the_same(make_request):
-    request = make_request(SMALL, [TILES, Default()])
+    request = make_request(SMALL, [TILES])
     assert IreeCompiler(TOOLS).build(request).outcomes == IreeCompiler().build(request).outcomes
 
 
