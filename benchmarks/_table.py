@@ -29,6 +29,11 @@ def below(name: str, value: float, unit: str, goal: float) -> Row:
     return Row(name, value, unit, f"< {goal:g}", value < goal)
 
 
+def at_most(name: str, value: float, unit: str, goal: float) -> Row:
+    """A row that holds up to `goal`."""
+    return Row(name, value, unit, f"<= {goal:g}", value <= goal)
+
+
 def arguments(description: str) -> argparse.Namespace:
     """`--quick` and `--json PATH`."""
     parser = argparse.ArgumentParser(description=description)

@@ -27,6 +27,7 @@ from dispatch_profiler.configurations import (
     spaces,
 )
 from dispatch_profiler.operations import Operation
+from dispatch_profiler.tuner.features import Encoder, field_values
 
 #: A space with at most this many points is enumerated when draws find nothing new.
 _ENUMERABLE = 100_000
@@ -46,7 +47,7 @@ class SearchSpace:
     """Every configuration that a search may propose for `operation` on a target with `limits`.
 
     `among` replaces `configurations.spaces(operation, limits)`. With `only`, no other configurations are
-    valid: those of a recorded sweep, for example.
+    valid: those of a recorded sweep, for example. `cores` is how many cores of the target execute workgroups.
     """
 
     def __init__(
@@ -55,13 +56,19 @@ class SearchSpace:
         limits: Limits,
         among: Sequence[Space[Configuration]] | None = None,
         only: Iterable[Configuration] | None = None,
+        cores: int = 1,
     ) -> None:
         self.operation = operation
         self.limits = limits
         self.spaces = tuple(spaces(operation, limits) if among is None else among)
+        self.cores = cores
         self._only = None if only is None else frozenset(only)
         self._validity: dict[Configuration, bool] = {}
         self._enumerated: dict[int, dict[Configuration, Point]] = {}
+        samples = [
+            space.to_configuration(tuple(axis.choices[-1] for axis in space.axes)) for space in self.spaces
+        ]
+        self._encoder = Encoder(operation, cores, samples)
 
     @property
     def size(self) -> int:
@@ -90,11 +97,11 @@ class SearchSpace:
         None if `configuration` is of no kind or form in `spaces`. Finds a point of another's search space
         for a configuration from a file or a library, so that its neighbours can be proposed.
         """
-        values = _values(configuration)
+        values = field_values(configuration)
         found: list[tuple[float, int, Point]] = []
         for index, space in enumerate(self.spaces):
             start = Point(index, _choices(space, values))
-            if _family(self.configuration(start)) == _family(configuration):
+            if family(self.configuration(start)) == family(configuration):
                 distance, point = self._approach(start, values)
                 found.append((distance, index, point))
         return min(found, key=lambda each: each[:2])[2] if found else None
@@ -103,7 +110,7 @@ class SearchSpace:
         """Move along one axis at a time for as long as the configuration comes nearer to `values`."""
 
         def distance_of(point: Point) -> float:
-            return _distance(_values(self.configuration(point)), values)
+            return _distance(field_values(self.configuration(point)), values)
 
         distance = distance_of(point)
         while distance > 0:
@@ -112,6 +119,10 @@ class SearchSpace:
                 break
             distance, point = distance_of(nearest), nearest
         return distance, point
+
+    def vectors(self, configurations: Iterable[Configuration]) -> np.ndarray:
+        """A row of numbers for each of `configurations`, at least one: features, then fields (see `features`)."""
+        return np.stack([self._encoder.vector(each) for each in configurations])
 
     # -- exploring ----------------------------------------------------------------------------
 
@@ -149,21 +160,10 @@ class SearchSpace:
 # -- distance between configurations -------------------------------------------------------------------
 
 
-def _family(configuration: Configuration) -> tuple[str, str, str]:
-    """Configurations of one family have the same axes."""
+def family(configuration: Configuration) -> tuple[str, str, str]:
+    """Kind, form, and the kind that configures the form's kernels: configurations of one family have the same axes."""
     form = getattr(configuration, "form", "")
     return configuration.kind, form, configuration.kernel_configuration.kind
-
-
-def _values(configuration: Configuration) -> dict[str, Any]:
-    """Field -> value, with a field for each tile: `{"vector.0": 8, "vector.1": 32, "peel": False}`."""
-    found: dict[str, Any] = {}
-    for name, value in configuration.kernel_configuration.to_dict().items():
-        if isinstance(value, (list, tuple)):
-            found.update({f"{name}.{i}": each for i, each in enumerate(value)})
-        else:
-            found[name] = value
-    return found
 
 
 def _choices(space: Space[Configuration], values: dict[str, Any]) -> tuple[Choice, ...]:

@@ -16,25 +16,37 @@ from dispatch_profiler.configurations import Configuration
 from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.tuner.space import SearchSpace
 from dispatch_profiler.tuner.strategies._base import BaseStrategy, Strategy, Trial
+from dispatch_profiler.tuner.strategies.evolution import Genetic, Tpe
+from dispatch_profiler.tuner.strategies.learned import Learned
 from dispatch_profiler.tuner.strategies.simple import Exhaustive, RandomSearch
+from dispatch_profiler.tuner.strategies.surrogate import Surrogate
 
 STRATEGIES: dict[str, type[BaseStrategy]] = {
     "random": RandomSearch,
     "exhaustive": Exhaustive,
+    "genetic": Genetic,
+    "tpe": Tpe,
+    "surrogate": Surrogate,
+    "prior": Learned,
 }
-DEFAULT_STRATEGY = "random"
+DEFAULT_STRATEGY = "prior"
 
 
 def make_strategy(
-    name: str, space: SearchSpace, seed: int = 0, seeds: Sequence[Configuration] = ()
+    name: str,
+    space: SearchSpace,
+    seed: int = 0,
+    seeds: Sequence[Configuration] = (),
+    descend_after: int | None = None,
 ) -> Strategy:
     """The strategy `name` of `STRATEGIES`, which proposes the valid ones of `seeds` first.
 
+    After `descend_after` proposals, it proposes the neighbours of the fastest trial first.
     Raises UsageError for an unknown name, MissingDependency if the strategy's package is not installed.
     """
     if name not in STRATEGIES:
         raise UsageError(f"unknown strategy {name!r}", hint=did_you_mean(name, STRATEGIES))
-    return STRATEGIES[name](space, seed, seeds)
+    return STRATEGIES[name](space, seed, seeds, descend_after)
 
 
 __all__ = ["DEFAULT_STRATEGY", "STRATEGIES", "Strategy", "Trial", "make_strategy"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -49,11 +50,19 @@ class BaseStrategy(abc.ABC):
     """Implements `Strategy`; a subclass proposes points.
 
     `seeds` are proposed first, in their order, if they are valid. They need not belong to the space.
-    When the subclass has nothing to propose, random points follow until the space is exhausted.
+    After `descend_after` proposals, neighbours of the fastest trial come first: every configuration that
+    differs from it in one axis, the nearest choices first. The subclass proposes again when all are known.
     """
 
-    def __init__(self, space: SearchSpace, seed: int, seeds: Sequence[Configuration] = ()) -> None:
+    def __init__(
+        self,
+        space: SearchSpace,
+        seed: int,
+        seeds: Sequence[Configuration] = (),
+        descend_after: int | None = None,
+    ) -> None:
         self._space = space
+        self._descend_after = math.inf if descend_after is None else descend_after
         self._seed = seed
         self._seeds = tuple(dict.fromkeys(each for each in seeds if space.is_valid(each)))
         #: What was asked, in order, with the point that was proposed; None for what was told without asking.
@@ -74,7 +83,7 @@ class BaseStrategy(abc.ABC):
                 self._asked[configuration] = None
                 found.append(configuration)
         if len(found) < count:
-            for point in self._propose(count - len(found), rng):
+            for point in self._points(count - len(found), rng):
                 configuration = self._space.configuration(point)
                 if self._is_new(configuration):
                     self._asked[configuration] = point
@@ -82,6 +91,10 @@ class BaseStrategy(abc.ABC):
                 if len(found) == count:
                     break
         return found
+
+    def _points(self, count: int, rng: np.random.Generator) -> Iterator[Point]:
+        near = self._neighbours_of_fastest() if len(self._asked) >= self._descend_after else ()
+        return itertools.chain(near, self._propose(count, rng))
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """See `Strategy`."""
@@ -113,6 +126,26 @@ class BaseStrategy(abc.ABC):
             if point is not None and configuration in self._asked:
                 self._asked[configuration] = point
         return point
+
+    def _fastest(self, count: int) -> list[Point]:
+        """The points of the fastest trials, the fastest first."""
+        timed = [(trial.milliseconds, trial.configuration) for trial in self._trials() if trial.milliseconds]
+        timed.sort(key=lambda each: each[0])
+        points = (self._point_of(configuration) for _, configuration in timed[:count])
+        return [point for point in points if point is not None]
+
+    def _neighbours_of_fastest(self) -> Iterator[Point]:
+        for point in self._fastest(1):
+            near = self._space.neighbours(point)
+            yield from sorted(near, key=lambda each: self._steps(each, point))
+
+    def _steps(self, one: Point, other: Point) -> int:
+        """How many choices lie between two points, over all axes."""
+        axes = self._space.spaces[one.space].axes
+        return sum(
+            abs(axis.choices.index(a) - axis.choices.index(b))
+            for axis, a, b in zip(axes, one.choices, other.choices, strict=True)
+        )
 
     def _random_points(self, rng: np.random.Generator) -> Iterator[Point]:
         """New valid points, at random, until nothing is left.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
+import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_spaces import CONVOLUTION, CPU, MATMUL, SEEDS, every_valid, invented_time, run, search_spaces
 
-from dispatch_profiler.configurations import CpuTiles, Default
-from dispatch_profiler.errors import UsageError
+from dispatch_profiler.configurations import Configuration, CpuTiles, Default
+from dispatch_profiler.errors import MissingDependency, UsageError
 from dispatch_profiler.tuner.space import SearchSpace
 from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY, STRATEGIES, Trial, make_strategy
 
@@ -19,7 +20,7 @@ COUNTS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 
 
 @NAMES
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(space=search_spaces(), counts=COUNTS, seed=st.integers(0, 2**32 - 1))
 def test_nothing_invalid_is_proposed_and_nothing_twice(name: str, space: SearchSpace, counts, seed: int):
     asked = run(make_strategy(name, space, seed, SEEDS), counts)
@@ -39,7 +40,7 @@ def test_a_small_space_is_exhausted_and_then_nothing_is_proposed(name: str, spac
 
 
 @NAMES
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(space=search_spaces(), counts=COUNTS, kept=st.integers(0, 5), seed=st.integers(0, 99))
 def test_a_history_that_is_told_again_up_to_any_round_continues_alike(
     name: str, space: SearchSpace, counts, kept: int, seed: int
@@ -123,3 +124,61 @@ def test_the_default_is_one_of_them():
 def test_a_trial_that_failed_has_no_time(milliseconds: float):
     with pytest.raises(ValueError, match="positive and finite, or None"):
         Trial(Default(), milliseconds)
+
+
+# -- the descent at the end --------------------------------------------------------------------------
+
+
+@NAMES
+def test_a_strategy_ends_with_the_neighbours_of_the_fastest_trial(name: str):
+    """All that differ in one axis, the nearest choices first; and those of a faster one once it is found."""
+    space = SearchSpace(MATMUL, CPU)
+    strategy = make_strategy(name, space, 0, SEEDS, descend_after=10)
+    times: dict[Configuration, float | None] = {}
+
+    def evaluate(count: int) -> list[Configuration]:
+        batch = list(strategy.ask(count))
+        for each in batch:
+            times[each] = invented_time(each)
+        strategy.tell([Trial(each, times[each]) for each in batch])
+        return batch
+
+    evaluate(10)
+    for _ in range(5):
+        fastest = min((time, each.name, each) for each, time in times.items() if time is not None)[2]
+        point = space.nearest_point(fastest)
+        assert point is not None
+        # Several points map to one configuration; the strategy keeps the one that it proposed.
+        before = set(times)
+        batch = evaluate(4)
+        left = [each for each in neighbours_of(strategy, space, fastest) if each not in before]
+        assert set(batch[: len(left)]) <= set(left)
+
+
+def neighbours_of(strategy, space: SearchSpace, configuration: Configuration) -> list[Configuration]:
+    near = space.neighbours(strategy._asked[configuration])
+    return list(dict.fromkeys(each for each in map(space.configuration, near) if space.is_valid(each)))
+
+
+@settings(max_examples=10)
+@given(space=search_spaces(), counts=COUNTS, seed=st.integers(0, 99))
+def test_a_descent_proposes_nothing_invalid_and_nothing_twice(space: SearchSpace, counts, seed: int):
+    asked = run(make_strategy("random", space, seed, SEEDS, descend_after=5), counts)
+    assert len(set(asked)) == len(asked)
+    assert all(map(space.is_valid, asked))
+
+
+# -- what they require -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "package"),
+    [("genetic", "optuna", "optuna>=4.0,<5"), ("tpe", "optuna", "optuna>=4.0,<5"), ("surrogate", "sklearn", "scikit-learn>=1.4")],
+)  # fmt: skip
+def test_a_missing_package_is_named_with_the_line_that_installs_it(
+    name: str, module: str, package: str, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingDependency) as raised:
+        make_strategy(name, SearchSpace(MATMUL, CPU))
+    assert raised.value.hint == f"python -m pip install '{package}'"

@@ -1,0 +1,30 @@
+"""Optional packages of the tuner, imported when they are used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dispatch_profiler.errors import MissingDependency
+
+
+def import_optuna() -> Any:
+    """`optuna`. Raises MissingDependency."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise MissingDependency(
+            "the strategies genetic and tpe require Optuna", hint="python -m pip install 'optuna>=4.0,<5'"
+        ) from error
+    return optuna
+
+
+def import_ensembles() -> Any:
+    """`sklearn.ensemble`. Raises MissingDependency."""
+    try:
+        from sklearn import ensemble
+    except ImportError as error:
+        raise MissingDependency(
+            "the strategy surrogate and training a prior require scikit-learn",
+            hint="python -m pip install 'scikit-learn>=1.4'",
+        ) from error
+    return ensemble

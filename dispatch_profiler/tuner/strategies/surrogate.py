@@ -1,0 +1,57 @@
+"""A random forest, trained on the trials, ranks configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dispatch_profiler.configurations import Configuration
+from dispatch_profiler.tuner.packages import import_ensembles
+from dispatch_profiler.tuner.space import SearchSpace
+from dispatch_profiler.tuner.strategies._model import ModelStrategy
+
+#: Random trials before the first model.
+_INITIAL = 8
+_TREES = 50
+
+
+class Surrogate(ModelStrategy):
+    """Proposes where a forest's mean logarithm of the time, less its spread over the trees, is lowest."""
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        seed: int,
+        seeds: Sequence[Configuration] = (),
+        descend_after: int | None = None,
+    ) -> None:
+        super().__init__(space, seed, seeds, descend_after)
+        self._ensembles = import_ensembles()
+        #: What the forest was fitted to, and the forest.
+        self._fitted: tuple[object, Any] | None = None
+
+    def _is_fitted(self) -> bool:
+        return sum(time is not None for time in self._outcomes.values()) >= _INITIAL
+
+    def _choose(
+        self, among: list[Configuration], count: int, rng: np.random.Generator
+    ) -> list[Configuration]:
+        if not among:
+            return []
+        vectors = self._space.vectors(among).astype(np.float32)
+        each = np.stack([tree.predict(vectors) for tree in self._forest().estimators_])
+        order = np.argsort(each.mean(0) - each.std(0), kind="stable")
+        return [among[i] for i in order[:count]]
+
+    def _forest(self) -> Any:
+        """Fitted to the trials; the last one if none was told since."""
+        observed, times = self._observed()
+        if self._fitted is None or self._fitted[0] != (observed, list(times)):
+            forest = self._ensembles.RandomForestRegressor(
+                _TREES, min_samples_leaf=2, max_features=0.5, random_state=self._seed % 2**32
+            )
+            forest.fit(self._space.vectors(observed), times)
+            self._fitted = (observed, list(times)), forest
+        return self._fitted[1]

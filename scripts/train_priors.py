@@ -1,0 +1,34 @@
+"""Train the priors that ship with the tuner from the recorded sweeps: `python scripts/train_priors.py`.
+
+Writes dispatch_profiler/tuner/priors/BACKEND.npz for every code generator in benchmarks/sweeps. Run it after
+sweeps or features have changed. Requires scikit-learn.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+from dispatch_profiler.tuner.prior import train
+from dispatch_profiler.tuner.sweeps import Sweep, read_sweep
+
+ROOT = Path(__file__).resolve().parent.parent
+SWEEPS = ROOT / "benchmarks" / "sweeps"
+PRIORS = ROOT / "dispatch_profiler" / "tuner" / "priors"
+
+
+def main() -> None:
+    """Train, write and list them."""
+    sweeps: defaultdict[str, list[Sweep]] = defaultdict(list)
+    for path in sorted(SWEEPS.glob("*.jsonl.gz")):
+        sweep = read_sweep(path)
+        sweeps[sweep.target.limits.backend].append(sweep)
+    PRIORS.mkdir(exist_ok=True)
+    for backend, found in sweeps.items():
+        path = PRIORS / f"{backend}.npz"
+        train(found).save(path)
+        print(f"{path.relative_to(ROOT)}: {len(found)} sweeps, {path.stat().st_size / 1024:.0f} KiB")
+
+
+if __name__ == "__main__":
+    main()
