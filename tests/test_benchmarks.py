@@ -11,10 +11,16 @@ import pytest
 from scipy import stats
 from script_helpers import ROOT, load_script
 
+from dispatch_profiler.configurations import CpuTiles
+from dispatch_profiler.operations import Matmul
+from dispatch_profiler.targets import parse_target
+from dispatch_profiler.tuner.sweeps import Sweep
+
 tables = load_script("benchmarks/_table.py")
 figures = load_script("benchmarks/_figures.py")
 measurement = load_script("benchmarks/measurement.py")
 operations = load_script("benchmarks/operations.py")
+replays = load_script("benchmarks/search.py")
 Figure, Rate, Row = figures.Figure, figures.Rate, measurement.Row
 FULL, QUICK = measurement.Scale(), measurement.QUICK
 
@@ -167,3 +173,70 @@ def test_a_hundred_operations_are_repeated_and_quick_takes_some_of_every_extent(
     for extent in ("m", "n", "k"):
         extents = [{getattr(operation, extent) for operation in s.repeated} for s in (FULL, QUICK)]
         assert extents[0] == extents[1]
+
+
+# -- replays of searches ---------------------------------------------------------------------------
+
+
+class InOrder:
+    """A strategy that proposes what it was given, in order."""
+
+    def __init__(self, configurations):
+        self.left = list(configurations)
+        self.rounds = []
+
+    def ask(self, count):
+        found, self.left = self.left[:count], self.left[count:]
+        return found
+
+    def tell(self, trials):
+        self.rounds.append([trial.milliseconds for trial in trials])
+
+
+def invented_sweep(times):
+    tiles = [CpuTiles((m, 8), (1, 8, 1)) for m in range(1, len(times) + 1)]
+    return Sweep(Matmul(128, 8, 8), parse_target("llvm-cpu"), 16, (), dict(zip(tiles, times, strict=True)))
+
+
+def test_regret_is_how_much_slower_the_fastest_of_the_first_evaluations_is():
+    """Failed ones count as evaluations too."""
+    sweep = invented_sweep([None, 3.0, *[2.0] * 13, 1.5, 1.5, *[1.2] * 50, 1.0])
+    strategy = InOrder(sweep.times)
+    assert replays.regrets(strategy, sweep, 2) == pytest.approx({16: 50.0, 64: 20.0})
+    assert [len(each) for each in strategy.rounds] == [2, *[8] * 7, 6]
+    assert strategy.rounds[0] == [None, 3.0]
+
+
+def test_a_space_that_is_exhausted_early_keeps_its_last_regret():
+    sweep = invented_sweep([2.0] * 10 + [1.0])
+    assert replays.regrets(InOrder(list(sweep.times)[:10]), sweep, 2) == {16: 100.0, 64: 100.0}
+
+
+def test_the_default_strategy_is_judged_by_its_mean_over_operations_and_against_random():
+    found = [
+        replays.Replay(name, operation, {16: [regret] * 2, 64: [regret / 4] * 2})
+        for name, regrets in (("prior", (2.0, 8.0)), ("random", (9.0, 10.0)))
+        for operation, regret in zip("ab", regrets, strict=True)
+    ]
+    rows = {row.name: row for row in replays.summary(found)}
+    after = rows["prior: mean regret after 16 (standard error 0.0)"]
+    assert (after.value, after.must, after.holds) == (5.0, "<= 4", False)
+    assert rows["prior: mean regret after 64 (standard error 0.0)"].holds
+    assert rows["random: mean regret after 16 (standard error 0.0)"].must == "any"
+    assert not rows["prior against random after 16"].holds
+
+
+def test_a_prior_is_never_trained_on_the_operation_that_it_is_judged_on(monkeypatch):
+    """Nor on the same operation with another epilogue."""
+    trained = []
+    monkeypatch.setattr(replays, "train", lambda sweeps, seed: trained.append(sweeps))
+    monkeypatch.setattr(replays, "makers", lambda priors: {})
+    paths = sorted(replays.SWEEPS.glob("*.jsonl.gz"))
+    path = next(path for path in paths if "28x28x128" in path.name)
+
+    replays.replays(path, paths, 1)
+
+    assert len(trained) == replays.PRIORS
+    for sweeps in trained:
+        assert len(sweeps) == len(paths) - 2
+        assert not any("28x28x128" in sweep.operation.name for sweep in sweeps)

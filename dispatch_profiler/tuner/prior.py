@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -93,9 +94,9 @@ def _samples(sweep: Sweep) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return vectors, np.log(times / sweep.best), np.full(len(times), 1 / len(times))
 
 
-def _in_preorder(tree: object) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _in_preorder(tree: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Features, thresholds or values, and right children of a tree of scikit-learn, each left child after its parent."""
-    left, right = tree.children_left, tree.children_right  # type: ignore[attr-defined]
+    left, right = tree.children_left, tree.children_right
     order: list[int] = []
     stack = [0]
     while stack:
@@ -106,6 +107,7 @@ def _in_preorder(tree: object) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     place = np.empty(len(order), int)
     place[order] = np.arange(len(order))
     is_leaf = left < 0
-    feature = np.where(is_leaf, -1, tree.feature)  # type: ignore[attr-defined]
-    threshold = np.where(is_leaf, tree.value[:, 0, 0], tree.threshold)  # type: ignore[attr-defined]
-    return feature[order], threshold[order], np.where(is_leaf, 0, place[right])[order]
+    feature = np.where(is_leaf, -1, tree.feature)
+    threshold = np.where(is_leaf, tree.value[:, 0, 0], tree.threshold)
+    children = np.where(is_leaf, 0, place[right])
+    return feature[order], threshold[order], children[order]

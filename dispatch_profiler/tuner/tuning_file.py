@@ -9,7 +9,7 @@
     target: rocm:gfx950
     device: hip://0
     kinds: [mma_tiles, simt_tiles]
-    strategy: random
+    strategy: prior
     evaluations: 64
     seed: 0
 
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from dispatch_profiler.configurations import KINDS, spaces
+from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean
 from dispatch_profiler.json_fields import FieldError, number, text, texts, whole
 from dispatch_profiler.operations import Operation
@@ -73,7 +74,7 @@ class Tuning:
         """The configurations to search."""
         every = spaces(self.operation, self.target.limits)
         among = [each for each in every if not self.kinds or each.kind.kind in self.kinds]
-        return SearchSpace(self.operation, self.target.limits, among)
+        return SearchSpace(self.operation, self.target.limits, among, cores=len(usable_cores()))
 
 
 def tuning_text(tuning: Tuning) -> str:
