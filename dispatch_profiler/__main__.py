@@ -35,6 +35,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "dispatch_profiler.tuner.optimize_cli",
         "tune the problems of tuning files, and write a library of what is faster",
     ),
+    "tune": (
+        "dispatch_profiler.tuner.tune_cli",
+        "tune a workload: gen_configs and optimize in one command; or measure a library again",
+    ),
     "completion": ("dispatch_profiler.__main__", "print a completion script for bash, zsh or fish"),
 }
 #: Installed command -> the equivalent subcommand.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from worker_helpers import use_in_process_workers
+from worker_helpers import InProcessWorker, use_in_process_workers
 
 from dispatch_profiler.__main__ import main
 
@@ -308,6 +308,21 @@ def test_the_tuning_files_of_the_documents_are_written(checkout: Path, capsys):
     (text,) = blocks("docs/tuning.md", "yaml")
     Path("own.yaml").write_text(text)
     assert read_tuning(Path("own.yaml")).name == "BBS_TN_0"
+
+
+def test_the_transcript_of_tuning_is_what_is_printed(checkout: Path, in_process, capsys, monkeypatch):
+    from dispatch_profiler.profiler.compare import live
+
+    monkeypatch.setattr(live, "Worker", InProcessWorker)
+    first, second = (each for each in commands("docs/tuning.md") if "null" in each)
+    assert main(own_arguments(first)) == 0
+    printed = capsys.readouterr()
+    lines = iter([*printed.err.splitlines(), *printed.out.splitlines()])
+    document = (ROOT / "docs/tuning.md").read_text()
+    (transcript,) = re.findall(r"^```\n\n((?:    .*\n)+)(?=\n```console\n.*--recheck)", document, flags=re.M)
+    for line in transcript.splitlines():
+        assert line == "    ..." or line[4:] in lines, line  # in this order
+    assert main(own_arguments(second)) == 0
 
 
 def test_the_faults_of_the_documents_are_those_of_the_file():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, say, say_table, user_cache, warn
 from dispatch_profiler.compiler import Cache
@@ -11,6 +13,7 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator.workload_files import read_reported
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.runtime import device_uri
+from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.arguments import (
     add_architecture_argument,
     add_hipblaslt_argument,
@@ -26,7 +29,7 @@ from dispatch_profiler.tuner.gen_configs import (
     weigh,
     write_tunings,
 )
-from dispatch_profiler.tuner.problems import problems_of
+from dispatch_profiler.tuner.problems import Problem, problems_of
 from dispatch_profiler.tuner.shares import SUMMARY_FILE, TIME, Share, shares_of
 
 PROG = "dispatch-profiler gen_configs"
@@ -64,29 +67,56 @@ def make_parser(prog: str = PROG) -> Parser:
     return parser
 
 
+@dataclass(frozen=True)
+class Request:
+    """What to profile and where to write: `device` is a URI; if it `is_required`, it must open.
+
+    `threshold` is the smallest share in percent that is worth tuning.
+    """
+
+    log: Path
+    output: Path
+    target: Target
+    device: str
+    is_required: bool
+    threshold: float
+
+
 def _main(options: argparse.Namespace) -> int:
     target, output = parse_architecture(options.architecture), folder(options.output_dir)
     device = device_uri(options.device, target.device_uri) if options.device else target.device_uri
     note_hipblaslt(options)
-    reading = read_reported([folder(options.log)])
+    request = Request(folder(options.log), output, target, device, bool(options.device), options.thr)
+    return SUCCESS if generate_tunings(request) else FAILED
+
+
+def generate_tunings(
+    request: Request, check: Callable[[Sequence[Problem]], None] = lambda problems: None
+) -> bool:
+    """Read a log, profile its problems, write their tuning files, and print the shares. Calls `check` before that.
+
+    Returns whether every line was read and every problem has a share. Raises UsageError if no problem is kept.
+    """
+    target, output = request.target, request.output
+    reading = read_reported([request.log])
     problems = problems_of(reading.workload)
     check_output(output, problems, target)
+    check(problems)
     if target.note:
         warn(target.note)
     cache = user_cache()
-    place = Place(target, device, bool(options.device), Cache(cache), cache / "machines")
+    place = Place(target, request.device, request.is_required, Cache(cache), cache / "machines")
     weighed, weighed_by = weigh(problems, place, output / RECORDS_FILE, say)
-    shares = shares_of(weighed, options.thr)
+    shares = shares_of(weighed, request.threshold)
     written = write_tunings(output, shares, weighed_by, place)
     _report(shares, weighed_by)
     if not written:
-        raise _nothing_kept(shares, options)
+        raise _nothing_kept(shares, request)
     say(
         f"Writing {counted(len(written), 'tuning file')} of {counted(len(problems), 'problem')} to {output}: "
         f"{kept_part(shares):.1f} % of the {_noun(weighed_by)}; all shares are in {output / SUMMARY_FILE}"
     )
-    is_complete = not reading.damaged and all(each.percent is not None for each in shares)
-    return SUCCESS if is_complete else FAILED
+    return not reading.damaged and all(each.percent is not None for each in shares)
 
 
 def _noun(weighed_by: str) -> str:
@@ -109,13 +139,13 @@ def _report(shares: Sequence[Share], weighed_by: str) -> None:
             warn(f"{share.problem.name} ({share.problem.operation.name}): {share.reason}")
 
 
-def _nothing_kept(shares: Sequence[Share], options: argparse.Namespace) -> UsageError:
+def _nothing_kept(shares: Sequence[Share], request: Request) -> UsageError:
     largest = max(shares, key=lambda each: each.percent or 0.0)
-    summary = folder(options.output_dir) / SUMMARY_FILE
+    summary = request.output / SUMMARY_FILE
     if largest.percent is None:
         return UsageError("no problem was measured", hint=f"{summary} has the reasons")
     return UsageError(
-        f"no problem has a share of {options.thr:g} %: the largest is {largest.percent:.1f} %, of "
+        f"no problem has a share of {request.threshold:g} %: the largest is {largest.percent:.1f} %, of "
         f"{largest.problem.name}",
         hint=f"lower --thr; {summary} has all shares",
     )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library import KeepRule, Library, library_file
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.plurals import counted
+from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.finalists import (
     Benchmark,
     Contender,
@@ -70,22 +72,20 @@ class Finished:
     uplift: Uplift
 
 
-def check_output(outputs: Outputs, tunings: Sequence[Tuning]) -> None:
-    """Raise UsageError if the final library exists and has something that `tunings` would not replace."""
+def check_output(outputs: Outputs, target: Target, operations: Collection[Operation]) -> None:
+    """Raise UsageError if the final library exists and is for another target, or has entries of other operations."""
     for path in (outputs.library, outputs.results):
         if path.exists() and not path.is_dir():
             raise UsageError(f"{path} is a file", hint="name a folder")
     if not library_file(outputs.library).exists():
         return
     library = Library.load(outputs.library)
-    targets = {tuning.target.name for tuning in tunings}
-    others = [name for name, _ in library.software if name not in targets]
+    others = [name for name, _ in library.software if name != target.name]
     if others:
         raise UsageError(
-            f"--library_dir: {outputs.library} is a library for {', '.join(others)}, not for {', '.join(targets)}",
+            f"--library_dir: {outputs.library} is a library for {', '.join(others)}, not for {target.name}",
             hint="name another folder",
         )
-    operations = {tuning.operation for tuning in tunings}
     foreign = [entry.operation.name for entry in library.entries if entry.operation not in operations]
     if foreign:
         more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""

@@ -74,7 +74,7 @@ def _main(options: argparse.Namespace) -> int:
     if not options.only:
         weights = _weights(options.log_summary, tunings)
         check_same_target(tunings, steps)
-        check_output(outputs, tunings)
+        check_output(outputs, tunings[0].target, {each.operation for each in tunings})
     found = run_search(tunings, files, steps)
     if not options.only:
         finish_tunings(found, outputs, weights, steps)

@@ -1,0 +1,166 @@
+"""`tune`: a workload becomes a library in one command, and a library is measured again."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from worker_helpers import InProcessWorker
+
+from dispatch_profiler.__main__ import main
+from dispatch_profiler.command import FAILED, SUCCESS, USAGE
+from dispatch_profiler.configurations import CpuTiles
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.library import Library
+from dispatch_profiler.operations import Conv2d, Matmul
+from dispatch_profiler.profiler.compare import live
+from dispatch_profiler.workloads import Workload, WorkloadEntry, write_workload
+
+PRODUCT, CONV = Matmul(16, 32, 8), Conv2d(1, 8, 8, 4, 4, 3, 3)
+#: Of the shipped list, hence among the seeds.
+WINNER = CpuTiles((16, 64), (4, 16, 1))
+FAST = Dispatch(PRODUCT, WINNER).name
+
+Faults = dict[str, dict[str, object]]
+TIMES: Faults = {FAST: {"time_ms": 0.25}, "*_default": {"time_ms": 0.5}, "*": {"time_ms": 1.0}}
+
+
+@pytest.fixture(autouse=True)
+def quick_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker processes, except where IREE compiles."""
+    if request.node.get_closest_marker("slow") is None:
+        request.getfixturevalue("in_process")
+        monkeypatch.setattr(live, "Worker", InProcessWorker)
+
+
+class Ran:
+    def __init__(self, status: int, out: str, err: str) -> None:
+        self.status, self.out, self.err = status, out, err
+
+
+Tune = Callable[..., Ran]
+
+
+@pytest.fixture
+def tune(capsys: pytest.CaptureFixture[str]) -> Tune:
+    """`tune("log.yaml", faults={...})`"""
+
+    def call(*arguments: str, faults: Faults = TIMES) -> Ran:
+        Path("faults.yaml").write_text(yaml.safe_dump(faults, sort_keys=False))
+        write_workload(Workload((WorkloadEntry(PRODUCT, 6), WorkloadEntry(CONV, 2))), Path("log.yaml"))
+        capsys.readouterr()
+        status = main(["tune", "-j1", *arguments])
+        found = capsys.readouterr()
+        return Ran(status, found.out, found.err)
+
+    return call
+
+
+@pytest.fixture
+def tuned(tune: Tune) -> Tune:
+    """`tune`, and a library with one entry in `tuned/final`."""
+    assert tune("log.yaml", "--target=null:faults.yaml", "--evaluations=10").status == SUCCESS
+    return tune
+
+
+def configurations() -> dict[str, str]:
+    entries = Library.load(Path("tuned/final")).entries
+    return {each.operation.name: each.dispatch.configuration.name for each in entries}
+
+
+def test_a_workload_of_several_kinds_becomes_a_library(tune):
+    """Everything is in one folder; the uplift is that of the workload."""
+    ran = tune("log.yaml", "--target=null:faults.yaml", "--evaluations=10", "--seed=3", "-o", "mine")
+    assert ran.status == SUCCESS
+    assert {path.name for path in Path("mine").iterdir()} == {"tunings", "results", "final"}
+    (entry,) = Library.load(Path("mine/final")).entries
+    assert (entry.operation, entry.dispatch.configuration) == (PRODUCT, WINNER)
+    assert re.search(
+        r"Weighted total uplift: 60.0 % \(.*\); the kept problems are 75.0 % of the time", ran.out
+    )
+    assert "[Benchmark]: SSS_NN_0: kept: " in ran.err
+
+
+def test_tuning_again_measures_no_candidate_again(tuned):
+    again = tuned("log.yaml", "--target=null:faults.yaml", "--evaluations=10")
+    assert again.status == SUCCESS and configurations() == {PRODUCT.name: WINNER.name}
+    assert "[Compiling]" not in again.err and "[Profiling]" not in again.err
+
+
+def test_operations_below_the_threshold_are_not_tuned(tune):
+    ran = tune("log.yaml", "--target=null:faults.yaml", "--evaluations=2", "--thr=30")
+    assert ran.status == SUCCESS
+    assert [path.name for path in Path("tuned/tunings").glob("*.yaml")] == ["SSS_NN_0.yaml"]
+
+
+def test_a_library_that_holds(tuned):
+    ran = tuned("--recheck", "tuned/final")
+    assert (ran.status, ran.out) == (SUCCESS, "")
+    assert f"[Still faster]: {PRODUCT.name}: kept: {WINNER.name}, 2.00 times as fast" in ran.err
+    assert "Still faster: 1 of 1 entry of tuned/final\n" in ran.err
+    assert configurations() == {PRODUCT.name: WINNER.name}
+
+
+@pytest.mark.parametrize(
+    ("fault", "judgement"),
+    [
+        ({"time_ms": 0.75}, "slower"),
+        ({"fault": "wrong_element", "time_ms": 0.01}, "incorrect"),
+        ({"not_compiled": "no such tile"}, "not compiled"),
+    ],
+)
+def test_an_entry_that_no_longer_holds_is_listed(tuned, fault, judgement):
+    """The compiler is another one by now: the output says to tune again."""
+    ran = tuned("--recheck", "tuned/final", faults={**TIMES, FAST: fault})
+    assert ran.status == FAILED
+    assert ran.out.startswith(f"{PRODUCT.name}: {judgement}: {WINNER.name}: ")
+    assert "Still faster: 0 of 1 entry of tuned/final\n" in ran.err
+    assert "hint: tune again after this upgrade of the compiler: 1 entry for null:faults.yaml" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "expected a workload or --recheck, one of them"),
+        (("log.yaml", "--recheck", "tuned/final"), "expected a workload or --recheck, one of them"),
+        (("--recheck", "empty"), "--recheck: the library has no entries"),
+        (("--recheck", "damaged"), "not a library"),
+        (("--recheck", "tuned/final", "--target=llvm-cpu"), "the library is for null:faults.yaml"),
+        (("nothing.yaml",), "nothing.yaml"),
+        (("log.yaml", "--target=null:faults.yaml", "--seed=-1"), "expected a whole number from 0"),
+        (("log.yaml", "--target=null:faults.yaml", "--device=cuda://9"), "cuda"),
+    ],
+)
+def test_what_is_wrong_is_named(tune, arguments, message):
+    Library().save(Path("empty"))
+    Path("damaged").mkdir()
+    Path("damaged/library.json").write_text("{}")
+    if "tuned/final" in arguments and "--target=llvm-cpu" in arguments:
+        assert tune("log.yaml", "--target=null:faults.yaml", "--evaluations=10").status == SUCCESS
+    ran = tune(*arguments)
+    assert ran.status == USAGE and message in ran.err
+
+
+@pytest.mark.slow
+def test_tuning_a_product_with_iree():
+    """What is kept was the fastest in the search, and is measured again in another process.
+
+    Whether anything is faster depends on the machine.
+    """
+    write_workload(Workload((WorkloadEntry(Matmul(64, 64, 64)),)), Path("log.yaml"))
+    assert main(["tune", "log.yaml", "--evaluations=4"]) == SUCCESS
+    winners, final = (Library.load(Path(f"tuned/{each}")) for each in ("results/winners", "final"))
+    dispatches = [entry.dispatch for entry in winners.entries]
+    assert all(entry.dispatch in dispatches and entry.speedup.low > 1.0 for entry in final.entries)
+    winners_path = "tuned/results/winners"
+    if len(winners):
+        arguments = [sys.executable, "-m", "dispatch_profiler", "tune", "--recheck", winners_path]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        lost = len(done.stdout.splitlines())
+        assert done.returncode == (FAILED if lost else SUCCESS)
+        assert f"Still faster: {len(winners) - lost} of {len(winners)} " in done.stderr
