@@ -26,7 +26,7 @@ class SearchTask:
     """What to search for one operation, and for how long.
 
     `baselines` are evaluated first, then the valid ones of `seeds`, at most half of `evaluations`, then what the
-    strategy proposes. The search ends after `evaluations` configurations, baselines included, or after `seconds` of
+    strategy proposes; after `descend_after` proposals, neighbours of the fastest come first. The search ends after `evaluations` configurations, baselines included, or after `seconds` of
     compiling and measuring, or when the space has nothing left.
     """
 
@@ -37,6 +37,7 @@ class SearchTask:
     seed: int = 0
     evaluations: int | None = 64
     seconds: float | None = None
+    descend_after: int | None = None
 
     @property
     def operation(self) -> Operation:
@@ -55,7 +56,9 @@ class OperationSearch:
     def __init__(self, task: SearchTask, known: Sequence[Evaluation] = ()) -> None:
         self._task = task
         self._known = {each.configuration: each for each in known}
-        self._strategy = make_strategy(task.strategy, task.space, task.seed, task.chosen_seeds)
+        self._strategy = make_strategy(
+            task.strategy, task.space, task.seed, task.chosen_seeds, task.descend_after
+        )
         #: Evaluations of the rounds that the strategy was told about, in the order of the proposals.
         self._told: list[Evaluation] = []
         #: Proposals of the current round: the strategy is told about all of them at once.

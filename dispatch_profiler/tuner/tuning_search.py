@@ -14,7 +14,7 @@ from dispatch_profiler.tuner.search import OperationResult, SearchOptions, searc
 from dispatch_profiler.tuner.seeds import baselines, seeds
 from dispatch_profiler.tuner.stopwatch import Times
 from dispatch_profiler.tuner.storage import Storage
-from dispatch_profiler.tuner.tuning_file import Tuning
+from dispatch_profiler.tuner.tuning_file import DEFAULT_EVALUATIONS, Tuning
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,13 @@ def task_of(tuning: Tuning, library: Library | None = None) -> SearchTask:
         tuning.seed,
         tuning.evaluations,
         tuning.seconds,
+        descend_after(tuning.evaluations),
     )
+
+
+def descend_after(evaluations: int | None) -> int:
+    """After how many proposals a search descends: three quarters of its budget, or of the usual one without a limit."""
+    return 3 * (evaluations or DEFAULT_EVALUATIONS) // 4
 
 
 def search_tunings(

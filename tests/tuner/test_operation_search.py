@@ -147,3 +147,16 @@ def test_only_verified_evaluations_that_were_measured_to_the_end_can_win():
     assert fastest([*others, slow]) == slow
     assert fastest([*others, slow, quick]) == quick
     assert fastest(others) is None
+
+
+def test_a_search_ends_with_the_neighbours_of_the_fastest():
+    """Those that are not known yet, before anything else."""
+    search = OperationSearch(task(evaluations=33, descend_after=17))
+    *before, last = [*rounds(search, 3), search.next_configurations()]
+    known = {each: outcome(each).milliseconds for group in before for each in group}
+    assert len(known) == 17
+    best = min((each for each in known if known[each]), key=lambda each: known[each] or 0.0)
+    point = search.task.space.nearest_point(best)
+    assert point is not None
+    near = {search.task.space.configuration(each) for each in search.task.space.neighbours(point)}
+    assert set(last[: len(near - known.keys())]) == near - known.keys()
