@@ -22,7 +22,7 @@ _MANY_TRIES = 20_000
 
 @dataclass(frozen=True)
 class Trial:
-    """The outcome of one proposal. `milliseconds` is None if it failed or was abandoned."""
+    """The outcome of one proposal. `milliseconds` is None if it failed; approximate if it was abandoned as too slow."""
 
     configuration: Configuration
     milliseconds: float | None
