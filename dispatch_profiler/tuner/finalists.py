@@ -24,7 +24,6 @@ from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.compare.confirm import confirmation_of
 from dispatch_profiler.profiler.compare.live import LiveComparison, LiveOptions
 from dispatch_profiler.profiler.compare.pairing import Pair
-from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
@@ -109,7 +108,7 @@ def benchmarked(
     sides = {
         entry.operation: [(entry, dispatch) for dispatch in entry.dispatches] for entry in manifest.entries
     }
-    records = _records(TreeCandidates(tree), [pair for each in operations for pair in sides[each]], benchmark)
+    records = _records(tree, [pair for each in operations for pair in sides[each]], benchmark)
     live = LiveOptions(
         benchmark.evaluator.device,
         SequentialTestOptions(threshold=benchmark.margin),
@@ -158,11 +157,11 @@ def _compiled(
     return load_manifest(tree), problems
 
 
-def _records(
-    candidates: TreeCandidates, pairs: Sequence[ManifestPair], benchmark: Benchmark
-) -> dict[Dispatch, StoredRecord]:
-    every: list[Candidate] = candidates.candidates(pairs)
-    with Evaluator(replace(benchmark.evaluator, verify=True, profile=True)) as evaluator:
+def _records(tree: Tree, pairs: Sequence[ManifestPair], benchmark: Benchmark) -> dict[Dispatch, StoredRecord]:
+    """The fresh record of each dispatch. References are kept for the comparison that follows."""
+    every = TreeCandidates(tree).candidates(pairs)
+    options = replace(benchmark.evaluator, verify=True, profile=True, references=tree.references)
+    with Evaluator(options) as evaluator:
         evaluator.check_device()
         return {record.dispatch: stored(record) for record in evaluator.records(every)}
 

@@ -212,6 +212,13 @@ def test_the_tree_of_the_library_is_compiled_again(optimize, monkeypatch):
     assert seen == [f"{SMALL.name}_tile_config_default", f"{SMALL.name}_tile_config_tuned"]
 
 
+def test_a_tuning_spec_of_earlier_entries_is_pointed_out(optimize):
+    optimize("--only=search")
+    Path("final").mkdir()
+    Path("final/spec.mlir").write_text("")
+    assert "final/spec.mlir has earlier entries: dispatch-profiler library spec final" in optimize().err
+
+
 # -- interruptions ---------------------------------------------------------------------------------
 
 
