@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dispatch_profiler.compiler import CompileOptions, Compiler, compile_tree
+from dispatch_profiler.configurations import Configuration, Default, Tuned
 from dispatch_profiler.dispatches import Dispatch, Manifest, Tree, load_manifest
 from dispatch_profiler.generator.emit import emit, emit_added
 from dispatch_profiler.generator.plan import Plan
@@ -49,6 +50,15 @@ class Contender:
     problem: Problem
     entry: Entry
 
+    def is_untuned(self, target: Target) -> bool:
+        """Whether the entry is the fastest known form as it is, which needs no tuning."""
+        return self.entry.dispatch.configuration in baselines(self.problem.operation, target)
+
+    def references(self, target: Target) -> tuple[Configuration, ...]:
+        """What the entry is compared with, if that is fastest: the other untuned configurations."""
+        configuration = self.entry.dispatch.configuration
+        return tuple(each for each in baselines(self.problem.operation, target) if each != configuration)
+
 
 @dataclass(frozen=True)
 class Benchmark:
@@ -71,10 +81,12 @@ def untuned_best(result: OperationResult, target: Target) -> Evaluation | None:
 
 
 def winner(result: OperationResult, target: Target) -> Entry | None:
-    """What the search found, as an entry with the speeds of the search; None if nothing beats what is used untuned."""
-    best, reference = result.best, untuned_best(result, target)
-    if best is None or best.configuration in baselines(result.operation, target):
+    """The fastest of a search, as an entry with the speeds of the search; None if that is the compiler's default."""
+    best = result.best
+    if best is None or isinstance(best.configuration, Default):
         return None
+    is_untuned = best.configuration in baselines(result.operation, target)
+    reference = result.default if is_untuned else untuned_best(result, target)
     measurement = best.record.measurement
     assert measurement is not None  # it has a time
     gflops = measured_gflops(measurement, result.operation.flops)
@@ -118,12 +130,13 @@ def benchmarked(
     with LiveComparison(manifest, manifest, live) as comparison:
         for contender in contenders:
             operation = contender.problem.operation
+            references = contender.references(target)
             untuned = [
                 (pair, records[pair[1].dispatch])
                 for pair in sides[operation]
-                if pair[1].dispatch.configuration in baselines(operation, target)
+                if pair[1].dispatch.configuration in references
             ]
-            tuned = [each for each in sides[operation] if each not in [pair for pair, _ in untuned]]
+            tuned = [each for each in sides[operation] if isinstance(each[1].dispatch.configuration, Tuned)]
             yield _finalist(contender, untuned, tuned, records, problems, comparison)
 
 

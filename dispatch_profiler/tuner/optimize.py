@@ -116,15 +116,27 @@ def finish(
         library = Library.load(outputs.results / WINNERS)
         for finalist in benchmarked(list(contenders.values()), library, benchmark, Path(folder)):
             name = finalist.problem.name
-            judged[name] = judge(finalist, rule)
-            say(f"[Benchmark]: {line_of(judged[name])}")
-            if judged[name].is_kept:
+            found = judge(finalist, rule)
+            say(f"[Benchmark]: {line_of(found)}")
+            if found.is_kept:
                 kept[name] = kept_entry(contenders[name].entry, finalist)
+            is_untuned = contenders[name].is_untuned(benchmark.target)
+            judged[name] = _of_untuned(found) if is_untuned else found
     final = Library(kept.values())
     final.save(outputs.library)
     every = [_with_share(judged[each.tuning.name], weights) for each in searched]
-    found = write_results(outputs.results, every, _settings(benchmark, rule))
-    return Finished(tuple(every), final, found)
+    uplift = write_results(outputs.results, every, _settings(benchmark, rule))
+    return Finished(tuple(every), final, uplift)
+
+
+def _of_untuned(found: Judged) -> Judged:
+    """The judgement of a problem whose fastest form needed no tuning: it is no uplift, also if the library has it."""
+    finalist = found.finalist
+    name = finalist.tuned.configuration if finalist.tuned is not None else "the fastest known form"
+    reason = f"no configuration was faster than {name} in the search"
+    if found.is_kept:
+        reason += ", which is in the library because it is faster than the compiler's default"
+    return Judged(Finalist(finalist.problem, finalist.tuned), Judgement.NO_FINALIST, reason)
 
 
 def _merged(

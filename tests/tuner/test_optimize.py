@@ -18,9 +18,10 @@ from dispatch_profiler.command import FAILED, INTERRUPTED, SUCCESS, USAGE
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Library
-from dispatch_profiler.operations import Matmul
+from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler.compare import live
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
+from dispatch_profiler.targets import NullTarget, fastest_form
 from dispatch_profiler.tuner import optimize_console
 from dispatch_profiler.tuner.live import LiveLines
 from dispatch_profiler.workloads import Workload, WorkloadEntry, write_workload
@@ -79,12 +80,13 @@ def command(capsys: pytest.CaptureFixture[str]) -> Run:
 def optimize(command: Run) -> Run:
     """`optimize("--seed=1", faults={...})`: the command on the tuning files of `WORKLOAD`."""
 
-    def call(*arguments: str, faults: Faults | None = None, files: str = "tunings") -> Ran:
+    def call(*arguments: str, faults: Faults | None = None, files: str = "tunings", log: str = "") -> Ran:
         if faults is not None or not Path("faults.yaml").exists():
             Path("faults.yaml").write_text(yaml.safe_dump(faults or TIMES, sort_keys=False))
         if not Path("tunings").exists():
-            write_workload(WORKLOAD, Path("log.yaml"))
-            assert command("gen_configs", "log.yaml", "-a", "null:faults.yaml").status == SUCCESS
+            if not log:
+                write_workload(WORKLOAD, Path("log.yaml"))
+            assert command("gen_configs", log or "log.yaml", "-a", "null:faults.yaml").status == SUCCESS
         return command("optimize", files, "--evaluations=10", "-j1", *arguments)
 
     return call
@@ -146,6 +148,21 @@ def test_the_uplift_is_printed(optimize):
         r"\nWeighted total uplift: 60.0 % \(.*\); the kept problems are 75.0 % of the time", ran.out
     )
     assert rows("results/raw_results.csv")[1]["share(%)"] == "25.0"
+
+
+def test_the_fastest_known_form_becomes_an_entry_but_is_no_uplift(optimize):
+    """Nothing is faster than it, but the compiler's default is slower. A winner is compared with the form."""
+    conv = Conv2d(1, 16, 16, 32, 32, 3, 3, layout="nhwc_fhwc_nhwc")
+    form = fastest_form(conv, NullTarget("faults.yaml"))
+    assert form is not None
+    write_workload(Workload((WorkloadEntry(conv),)), Path("log.yaml"))
+    times: Faults = {Dispatch(conv, form).name: {"time_ms": 0.25}, "*_default": {"time_ms": 0.5}}
+    ran = optimize("--evaluations=2", faults={**times, "*": {"time_ms": 1.0}}, log="log.yaml")
+    assert ran.status == SUCCESS and winners() == {conv.name: form.name}
+    assert ran.out == "Average GEMM uplift: none, because no finalist is kept\n"
+    (row,) = rows("results/raw_results.csv")
+    assert (row["judgement"], row["reference_configuration"]) == ("no finalist", form.name)
+    assert f"no configuration was faster than {form.name} in the search, which is in the" in row["reason"]
 
 
 def test_nothing_that_computes_something_else_is_kept(optimize):
