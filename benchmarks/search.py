@@ -2,7 +2,7 @@
 
     python benchmarks/search.py [--quick] [--json PATH]
 
-A sweep has the time of every configuration of a reduced space of one operation, measured on 16 cores (see
+A sweep has the time of every configuration of a reduced space of one operation, measured on two cores (see
 benchmarks/sweeps). Every strategy is replayed on it from the same start, the compiler's default and the
 fastest untuned form, in rounds of 8 evaluations. Its regret after n evaluations is how much slower the fastest
 of them is than the fastest of the sweep. These first configurations count as evaluations, for every strategy.
