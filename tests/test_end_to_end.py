@@ -144,6 +144,7 @@ def test_a_build_directory_serves_all_the_way():
     assert [row["Verification"] for row in rows()] == ["SUCCESS"]
 
 
+@pytest.mark.slow
 def test_output_into_a_pipe_that_closes_is_no_traceback():
     command("generator.py", *SMALL, "--default-config=only")
     command("compile.py")
@@ -172,6 +173,7 @@ def compiling(*arguments: str) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
+@pytest.mark.slow
 def test_an_interrupted_compilation_goes_on_where_it_stopped():
     """After Ctrl-C what is done is kept, nothing is half-written, and the next run does the rest."""
     with compiling("-j1") as process:

@@ -136,6 +136,7 @@ def test_a_tree_goes_through_the_one_command(capsys, monkeypatch):
     assert Path("report.html").exists()
 
 
+@pytest.mark.slow
 def test_every_command_works_in_a_locale_without_utf_8():
     """Although folders, files and tags have other characters in their names; what is written is UTF-8."""
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -158,6 +158,7 @@ def test_two_workers_give_the_vmfbs_of_this_machine(two_workers: LocalCluster, r
     assert not list((tmp_path / "cluster").rglob("*.mlir"))  # the workers saw no tree
 
 
+@pytest.mark.slow
 def test_what_a_killed_worker_had_in_hand_is_done_by_the_other(
     two_workers: LocalCluster, run, tmp_path: Path
 ):

@@ -91,6 +91,7 @@ def test_it_is_not_tried_again_unasked(run, faulty):
     assert "[Compiling]" not in again.err
 
 
+@pytest.mark.slow
 def test_retry_compiles_the_modules_of_what_failed_so(run, faulty):
     faulty("crash")
     run("compile", "-j1")
@@ -115,6 +116,7 @@ def test_a_refusal_is_no_matter_of_luck(run, faulty):
     assert "--retry" not in outcome.err
 
 
+@pytest.mark.slow
 def test_what_ended_by_luck_is_not_in_the_cache(run, faulty):
     """Another tree compiles it anew."""
     faulty("crash")

@@ -61,6 +61,7 @@ def test_what_a_killed_process_of_joblib_had_in_hand_is_done_by_another(tmp_path
     assert all(built.verify == b"v" for _, built in results)
 
 
+@pytest.mark.slow
 @needs_safe_path
 def test_processes_that_are_killed_again_and_again_end_the_run_with_a_sentence(tmp_path: Path):
     requests = {i: BuildRequest("die" if i == 1 else str(i), (DISPATCH,), (), 1) for i in range(3)}

@@ -154,6 +154,7 @@ def _dies_and_goes_on(tree: Path, operation: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_any_change_of_a_file(generate, seed: int):
     """Three of them here; the slow tests take them all."""
     died = []
@@ -173,6 +174,7 @@ def test_it_goes_on_from_every_change_of_a_file(generate):
     assert operation > 20
 
 
+@pytest.mark.slow
 def test_the_next_run_removes_the_temporary_files_of_a_killed_one(generate):
     """Killed between writing a file and giving it its name, in the tree and in the cache."""
     for number in (1, 2):  # the first renames: an entry of the cache, and what lies beside the source

@@ -254,6 +254,7 @@ def test_an_unknown_architecture_is_rejected(gen: Gen):
 # -- invalid input ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_damaged_lines_are_reported_and_the_rest_is_tuned(gen: Gen):
     outcome = gen(log=str(DAMAGED))
     assert outcome.status == FAILED

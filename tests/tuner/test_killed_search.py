@@ -101,6 +101,7 @@ def check_killed(strategy: str, kills: int) -> None:
     assert len(order) <= seen + len(measured) <= len(order) + kills
 
 
+@pytest.mark.slow
 def test_a_search_that_is_killed_ends_as_an_undisturbed_one():
     check_killed("random", 2)
 

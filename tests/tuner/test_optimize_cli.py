@@ -81,6 +81,7 @@ def test_lines_show_what_happens(optimize):
     assert err.count("[Best]: ") == 3
 
 
+@pytest.mark.slow
 def test_a_second_run_has_nothing_to_do(optimize):
     optimize()
     err = optimize().err

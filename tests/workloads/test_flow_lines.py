@@ -54,6 +54,7 @@ def test_quotes_spaces_and_empty_values_are_read_as_pyyaml_reads_them(line: str)
     assert [parse_flow_map(line)] == by_yaml(line)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, derandomize=True)
 @example("- {a: 1, a: 2}", 0, 0, "")
 @example("- {a: 1}", 8, 0, "\t")

@@ -97,6 +97,7 @@ def test_no_record_names_a_command_line_that_could_not_make_it_again():
     assert record.reproduce == ""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_cache")
 def test_a_real_matmul_is_compiled_verified_and_measured_without_a_tree(monkeypatch):
     """Both vmfbs of a module reach the process once, however many candidates and sample batches it has."""

@@ -71,6 +71,7 @@ def test_work_is_done_once_and_the_default_on_each_device_that_works_on_it(tree,
     assert f" of {len(wanted)} dispatches" in again.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared_cache")
 def test_devices_of_one_processor_take_turns_and_have_tables_of_their_own(run):
     """`local-task` and `local-sync` are as unlike as devices can be here: one has no threads."""
