@@ -1,4 +1,4 @@
-"""An evaluation: what one configuration achieved, as a search stores it and strategies are told it."""
+"""An evaluation: what one configuration achieved, as a search stores it and passes it to its strategy."""
 
 from __future__ import annotations
 

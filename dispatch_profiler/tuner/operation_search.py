@@ -59,9 +59,9 @@ class OperationSearch:
         self._strategy = make_strategy(
             task.strategy, task.space, task.seed, task.chosen_seeds, task.descend_after
         )
-        #: Evaluations of the rounds that the strategy was told about, in the order of the proposals.
+        #: Evaluations that the strategy has received, in the order of its proposals.
         self._told: list[Evaluation] = []
-        #: Proposals of the current round: the strategy is told about all of them at once.
+        #: Proposals of the current round: the strategy receives their outcomes together.
         self._round: tuple[Configuration, ...] = tuple(dict.fromkeys(task.baselines))
         self._is_exhausted = False
 

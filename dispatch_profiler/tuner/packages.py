@@ -7,13 +7,13 @@ from typing import Any
 from dispatch_profiler.errors import MissingDependency
 
 
-def import_optuna() -> Any:
-    """`optuna`. Raises MissingDependency."""
+def import_optuna(user: str) -> Any:
+    """`optuna`. Raises MissingDependency, which says that `user` requires it."""
     try:
         import optuna
     except ImportError as error:
         raise MissingDependency(
-            "the strategies genetic and tpe require Optuna", hint="python -m pip install 'optuna>=4.0,<5'"
+            f"{user} requires Optuna", hint="python -m pip install 'optuna>=4.0,<5'"
         ) from error
     return optuna
 

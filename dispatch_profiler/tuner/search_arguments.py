@@ -16,6 +16,9 @@ from dispatch_profiler.tuner.search import SearchOptions
 from dispatch_profiler.tuner.strategies import STRATEGIES
 from dispatch_profiler.tuner.tuning_file import Tuning
 
+#: Files of a search in the folder of the tuning files: its storage, and the records of everything it evaluated.
+STORAGE_FILE, RECORDS_FILE = "search.db", "search.jsonl"
+
 
 @dataclass(frozen=True)
 class StepOptions:
@@ -94,10 +97,6 @@ def changed(tuning: Tuning, options: argparse.Namespace) -> Tuning:
     if options.time_budget is not None and options.evaluations is None:
         fields["evaluations"] = None
     return replace(tuning, **fields)
-
-
-#: Files of a search in the folder of the tuning files: its storage, and the records of everything it evaluated.
-STORAGE_FILE, RECORDS_FILE = "search.db", "search.jsonl"
 
 
 def storage_in(files: Path, steps: StepOptions) -> str:

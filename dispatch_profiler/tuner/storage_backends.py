@@ -13,6 +13,7 @@ from typing import Any
 
 from dispatch_profiler.errors import DispatchProfilerError, MissingDependency, StorageError, reason_of
 from dispatch_profiler.files import locked, read_bounded, remove_leftovers
+from dispatch_profiler.tuner.packages import import_optuna
 
 #: Suffixes of files by their kind.
 _SQLITE, _JOURNAL = (".db", ".sqlite", ".sqlite3"), (".log", ".journal")
@@ -50,14 +51,7 @@ def _of_file(path: Path) -> Any:
 
 
 def _optuna() -> Any:
-    """Optuna. Raises MissingDependency."""
-    try:
-        import optuna
-    except ImportError as error:
-        raise MissingDependency(
-            "a search requires Optuna for its storage", hint="python -m pip install 'optuna>=4.0,<5'"
-        ) from error
-    return optuna
+    return import_optuna("the storage of a search")
 
 
 # -- SQLite ----------------------------------------------------------------------------------------

@@ -5,15 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
-from worker_helpers import InProcessWorker
+from ran import Ran, Run
 
-from dispatch_profiler.__main__ import main
 from dispatch_profiler.command import FAILED, INTERRUPTED, SUCCESS, USAGE
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch
@@ -47,33 +45,7 @@ TIMES: Faults = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quick_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No worker processes, except where IREE compiles."""
-    if request.node.get_closest_marker("slow") is None:
-        request.getfixturevalue("in_process")
-        monkeypatch.setattr(live, "Worker", InProcessWorker)
-
-
-class Ran:
-    def __init__(self, status: int, out: str, err: str) -> None:
-        self.status, self.out, self.err = status, out, err
-
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Run:
-    """`command("optimize", "tunings")`"""
-
-    def call(*arguments: str) -> Ran:
-        capsys.readouterr()
-        status = main(list(arguments))
-        found = capsys.readouterr()
-        return Ran(status, found.out, found.err)
-
-    return call
+pytestmark = pytest.mark.usefixtures("quick_workers")
 
 
 @pytest.fixture

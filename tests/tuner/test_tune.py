@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
-from worker_helpers import InProcessWorker
+from ran import Ran, Run
 
 from dispatch_profiler.__main__ import main
 from dispatch_profiler.command import FAILED, SUCCESS, USAGE
@@ -18,7 +17,6 @@ from dispatch_profiler.configurations import CpuTiles
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Library
 from dispatch_profiler.operations import Conv2d, Matmul
-from dispatch_profiler.profiler.compare import live
 from dispatch_profiler.workloads import Workload, WorkloadEntry, write_workload
 
 PRODUCT, CONV = Matmul(16, 32, 8), Conv2d(1, 8, 8, 4, 4, 3, 3)
@@ -30,39 +28,23 @@ Faults = dict[str, dict[str, object]]
 TIMES: Faults = {FAST: {"time_ms": 0.25}, "*_default": {"time_ms": 0.5}, "*": {"time_ms": 1.0}}
 
 
-@pytest.fixture(autouse=True)
-def quick_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No worker processes, except where IREE compiles."""
-    if request.node.get_closest_marker("slow") is None:
-        request.getfixturevalue("in_process")
-        monkeypatch.setattr(live, "Worker", InProcessWorker)
-
-
-class Ran:
-    def __init__(self, status: int, out: str, err: str) -> None:
-        self.status, self.out, self.err = status, out, err
-
-
-Tune = Callable[..., Ran]
+pytestmark = pytest.mark.usefixtures("quick_workers")
 
 
 @pytest.fixture
-def tune(capsys: pytest.CaptureFixture[str]) -> Tune:
+def tune(command: Run) -> Run:
     """`tune("log.yaml", faults={...})`"""
 
     def call(*arguments: str, faults: Faults = TIMES) -> Ran:
         Path("faults.yaml").write_text(yaml.safe_dump(faults, sort_keys=False))
         write_workload(Workload((WorkloadEntry(PRODUCT, 6), WorkloadEntry(CONV, 2))), Path("log.yaml"))
-        capsys.readouterr()
-        status = main(["tune", "-j1", *arguments])
-        found = capsys.readouterr()
-        return Ran(status, found.out, found.err)
+        return command("tune", "-j1", *arguments)
 
     return call
 
 
 @pytest.fixture
-def tuned(tune: Tune) -> Tune:
+def tuned(tune: Run) -> Run:
     """`tune`, and a library with one entry in `tuned/final`."""
     assert tune("log.yaml", "--target=null:faults.yaml", "--evaluations=10").status == SUCCESS
     return tune

@@ -65,7 +65,7 @@ class BaseStrategy(abc.ABC):
         self._descend_after = math.inf if descend_after is None else descend_after
         self._seed = seed
         self._seeds = tuple(dict.fromkeys(each for each in seeds if space.is_valid(each)))
-        #: What was asked, in order, with the point that was proposed; None for what was told without asking.
+        #: Proposals in order, each with its point; None for an outcome that was not proposed.
         self._asked: dict[Configuration, Point | None] = {}
         self._outcomes: dict[Configuration, float | None] = {}
         #: Spaces with configurations that were not asked yet.
@@ -115,7 +115,7 @@ class BaseStrategy(abc.ABC):
         return configuration not in self._asked and self._space.is_valid(configuration)
 
     def _trials(self) -> list[Trial]:
-        """Outcomes in the order of proposals, whatever the order in which they were told."""
+        """Outcomes in the order of proposals, whatever the order in which they arrived."""
         return [Trial(each, self._outcomes[each]) for each in self._asked if each in self._outcomes]
 
     def _point_of(self, configuration: Configuration) -> Point | None:

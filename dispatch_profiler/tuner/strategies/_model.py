@@ -57,7 +57,7 @@ class ModelStrategy(BaseStrategy):
         return {each: point for each, point in found if self._is_new(each)}
 
     def _observed(self) -> tuple[list[Configuration], np.ndarray]:
-        """Configurations that were told, with the logarithms of their times; failed ones count as very slow."""
+        """Configurations of all trials, with the logarithms of their times; failed ones count as very slow."""
         trials = self._trials()
         shortest = min((trial.milliseconds for trial in trials if trial.milliseconds), default=1.0)
         longest = _LONGEST * shortest

@@ -44,7 +44,7 @@ class _OptunaStrategy(BaseStrategy):
         descend_after: int | None = None,
     ) -> None:
         super().__init__(space, seed, seeds, descend_after)
-        self._optuna = import_optuna()
+        self._optuna = import_optuna(f"the strategy {type(self).__name__.lower()}")
         before = self._optuna.logging.get_verbosity()
         # It reports a study that is created.
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
@@ -87,7 +87,7 @@ class _OptunaStrategy(BaseStrategy):
     # -- the study ----------------------------------------------------------------------------
 
     def _tell_study(self) -> None:
-        """What was told since the last proposals, in the order of proposals."""
+        """Pass on the outcomes received since the last proposals, in the order of proposals."""
         trials = self._trials()
         slowest = max((trial.milliseconds for trial in trials if trial.milliseconds), default=1.0)
         for trial in trials:

@@ -46,7 +46,7 @@ class Surrogate(ModelStrategy):
         return [among[i] for i in order[:count]]
 
     def _forest(self) -> Any:
-        """Fitted to the trials; the last one if none was told since."""
+        """A forest fitted to all trials; the previous one if there are no new trials."""
         observed, times = self._observed()
         if self._fitted is None or self._fitted[0] != (observed, list(times)):
             forest = self._ensembles.RandomForestRegressor(
