@@ -197,7 +197,7 @@ def _add_subjects(parser: Parser) -> None:
         "--bundle", metavar="FILE.zip",
         help="profile a bundle that compile.py --bundle wrote; requires no compiler",
     )  # fmt: skip
-    parser.add_argument("--device", help="device URI, or number of its driver's (default: the target's)")
+    parser.add_argument("--device", help="device URI, or its number (default: the target's device)")
     parser.add_argument(
         "--devices", metavar="DEVICE,...|all",
         help="several devices, each with its own default and peaks; all: all devices of the target's driver",
