@@ -44,13 +44,16 @@ class Parser(argparse.ArgumentParser):
     """An argument parser without abbreviations, whose errors suggest the most similar option.
 
     Every command has `--version` and `--quiet`. If `passes` names a program, the arguments after `--`
-    are for that program: `parse` returns them as `flags`.
+    are for that program: `parse` returns them as `flags`. With `intermixed`, options may stand between
+    positional arguments of which some are optional.
     """
 
-    def __init__(self, prog: str, description: str, *, passes: str = "", **options: object) -> None:
+    def __init__(
+        self, prog: str, description: str, *, passes: str = "", intermixed: bool = False, **options: object
+    ) -> None:
         options.setdefault("formatter_class", _HelpFormatter)
         super().__init__(prog=prog, description=description, allow_abbrev=False, **options)  # type: ignore[arg-type]
-        self._passes = passes
+        self._passes, self._is_intermixed = passes, intermixed
         self.add_argument("--version", action=_Version, help="print the versions of this package and of IREE")
         self.add_argument(
             "-q", "--quiet", action="store_true", help="print only results, warnings and errors"
@@ -63,7 +66,8 @@ class Parser(argparse.ArgumentParser):
         if self._passes and "--" in ours:
             at = ours.index("--")
             ours, flags = ours[:at], ours[at + 1 :]
-        return argparse.Namespace(**vars(self.parse_args(ours)), flags=tuple(flags), prog=self.prog)
+        found = self.parse_intermixed_args(ours) if self._is_intermixed else self.parse_args(ours)
+        return argparse.Namespace(**vars(found), flags=tuple(flags), prog=self.prog)
 
     def format_help(self) -> str:
         return as_called(super().format_help(), self.prog)

@@ -22,7 +22,10 @@ def add_architecture_argument(parser: Parser) -> None:
 
 
 def add_hipblaslt_argument(parser: Parser) -> None:
-    """Add the path of hipBLASLt that hipBLASLt's own workflow has as its first argument; `note_hipblaslt` reads it."""
+    """Add the path of hipBLASLt that hipBLASLt's own workflow has as its first argument; `note_hipblaslt` reads it.
+
+    `parser` must be `intermixed`, because another positional argument follows.
+    """
     parser.add_argument(
         "hipblaslt_path", nargs="?", metavar="HIPBLASLT_PATH",
         help="accepted for compatibility with hipBLASLt's tuning workflow, and ignored",

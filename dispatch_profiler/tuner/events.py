@@ -10,6 +10,15 @@ from dispatch_profiler.tuner.evaluations import Evaluation
 
 
 @dataclass(frozen=True)
+class Sharing:
+    """`devices` share the search for `operations`; `left_out` are unlike the first of them."""
+
+    operations: int
+    devices: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Resumed:
     """A search continues: `evaluations` of its earlier runs are known."""
 
@@ -77,7 +86,7 @@ class DeviceLost:
     reason: str
 
 
-Event = Resumed | Compiling | Measuring | Evaluated | DeviceLost
+Event = Sharing | Resumed | Compiling | Measuring | Evaluated | DeviceLost
 Listener = Callable[[Event], None]
 
 

@@ -47,6 +47,7 @@ def make_parser(prog: str = PROG) -> Parser:
     parser = Parser(
         prog,
         "Profile the problems of a workload untuned, and write a tuning file for each that is worth tuning.",
+        intermixed=True,
     )
     add_hipblaslt_argument(parser)
     parser.add_argument("log", metavar="LOG", help="a hipBLASLt log, MIOpen commands or a workload.yaml")

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.tuner.evaluations import Evaluation
-from dispatch_profiler.tuner.events import Compiling, DeviceLost, Evaluated, Event, Measuring, Resumed
+from dispatch_profiler.tuner.events import (
+    Compiling,
+    DeviceLost,
+    Evaluated,
+    Event,
+    Measuring,
+    Resumed,
+    Sharing,
+)
 
 
 class LiveLines:
@@ -15,6 +23,8 @@ class LiveLines:
 
     def line(self, event: Event) -> str:
         """The line of an event; empty if it has none."""
+        if isinstance(event, Sharing):
+            return _sharing(event)
         if isinstance(event, Resumed):
             return f"[Resuming]: {event.operation.name}: {counted(event.evaluations, 'stored evaluation')}"
         if isinstance(event, Compiling):
@@ -39,6 +49,14 @@ class LiveLines:
             return ""
         self._best[name] = best
         return f"[Best]: {name}: {summary_of(event)}  {place}"
+
+
+def _sharing(event: Sharing) -> str:
+    """`[Devices]: cuda://0, cuda://1 share 12 operations; left out, because it is unlike the first: cuda://2`"""
+    devices, others = ", ".join(event.devices), ", ".join(event.left_out)
+    text = f"{devices} share {counted(event.operations, 'operation')}" if len(event.devices) > 1 else devices
+    left_out = f"; unlike {event.devices[0]}, and therefore not used: {others} (--devices names others)"
+    return f"[Devices]: {text}{left_out if others else ''}"
 
 
 def summary_of(event: Evaluated) -> str:

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, warn
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.profiler.evaluation.devices import parse_devices, unlike
-from dispatch_profiler.runtime import all_devices
 from dispatch_profiler.tuner.arguments import add_hipblaslt_argument, note_hipblaslt
 from dispatch_profiler.tuner.optimize import Outputs, Weights, check_output, weights_of
 from dispatch_profiler.tuner.optimize_console import check_same_target, finish_tunings, run_search
-from dispatch_profiler.tuner.search_arguments import add_search_arguments, changed, step_options
+from dispatch_profiler.tuner.search_arguments import (
+    add_search_arguments,
+    changed,
+    named_devices,
+    step_options,
+)
 from dispatch_profiler.tuner.tuning_file import Tuning, read_tunings
 
 PROG = "dispatch-profiler optimize"
@@ -34,6 +37,7 @@ def make_parser(prog: str = PROG) -> Parser:
         prog,
         "Search for the fastest configuration of each problem that has a tuning file, measure the winners again beside "
         "the compiler's default, and write a library of those that are faster.",
+        intermixed=True,
     )
     add_hipblaslt_argument(parser)
     parser.add_argument("tunings", metavar="DIR", help="a folder of tuning files, or one of them")
@@ -52,7 +56,7 @@ def make_parser(prog: str = PROG) -> Parser:
     parser.add_argument(
         "-d", "--devices", "--device", metavar="LIST",
         help="devices that share the problems: numbers of devices of the target's driver, URIs, or all "
-        "(default: as the files say)",
+        "(default: all, unless the files name some)",
     )  # fmt: skip
     parser.add_argument("--only", choices=("search",), help="do this step alone")
     add_search_arguments(parser, usual="as the files say")
@@ -82,7 +86,7 @@ def _main(options: argparse.Namespace) -> int:
 
 
 def _devices(devices: str | None, tunings: Sequence[Tuning]) -> tuple[str, ...]:
-    """The devices of `--devices`; without it none, so that each file's own is used."""
+    """The devices of `--devices`; without it none, so that those of each file are used."""
     if not devices:
         return ()
     usual = tunings[0].target.device_uri
@@ -92,10 +96,7 @@ def _devices(devices: str | None, tunings: Sequence[Tuning]) -> tuple[str, ...]:
                 f"--devices: the tuning files are for {tunings[0].target.name} and {tuning.target.name}",
                 hint="name the files of one target, or leave --devices out",
             )
-    found = all_devices(usual) if devices == "all" else parse_devices(devices, usual)
-    if warning := unlike(found):
-        warn(warning)
-    return found
+    return named_devices(devices, usual)
 
 
 def _weights(summary: str | None, tunings: Sequence[Tuning]) -> Weights:

@@ -6,10 +6,12 @@ import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dispatch_profiler.command import Parser, folder, positive, positive_number, user_cache
+from dispatch_profiler.command import Parser, folder, positive, positive_number, user_cache, warn
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.library import KeepRule, Library
+from dispatch_profiler.profiler.evaluation.devices import parse_devices, unlike
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
+from dispatch_profiler.runtime import all_devices
 from dispatch_profiler.tuner.arguments import percent
 from dispatch_profiler.tuner.building import BuildOptions
 from dispatch_profiler.tuner.search import SearchOptions
@@ -64,6 +66,19 @@ def add_search_arguments(parser: Parser, *, usual: str) -> None:
         "--timeout", type=positive_number, default=120.0, metavar="SECONDS",
         help="time limit for a step of one candidate (default: %(default)g)",
     )  # fmt: skip
+
+
+def named_devices(names: str | None, usual: str) -> tuple[str, ...]:
+    """The devices of `--devices`: `all`, or URIs and numbers for the driver of `usual`; empty without names.
+
+    Warns of unlike ones. Raises UsageError and TargetError.
+    """
+    if not names:
+        return ()
+    found = all_devices(usual) if names == "all" else parse_devices(names, usual)
+    if warning := unlike(found):
+        warn(warning)
+    return found
 
 
 def _seed(text: str) -> int:

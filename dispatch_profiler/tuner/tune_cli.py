@@ -12,21 +12,36 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library import Library
 from dispatch_profiler.library.cli import retune_hints
 from dispatch_profiler.plurals import counted
-from dispatch_profiler.runtime import device_uri
-from dispatch_profiler.targets import DEFAULT_TARGET, Target
+from dispatch_profiler.targets import DEFAULT_TARGET
 from dispatch_profiler.tuner.arguments import parse_architecture, percent
 from dispatch_profiler.tuner.finalists import Benchmark
 from dispatch_profiler.tuner.gen_configs_cli import Request, generate_tunings
 from dispatch_profiler.tuner.optimize import Outputs, check_output, line_of, weights_of
 from dispatch_profiler.tuner.optimize_console import finish_tunings, run_search
 from dispatch_profiler.tuner.recheck import rechecked, target_of
-from dispatch_profiler.tuner.search_arguments import add_search_arguments, changed, step_options
+from dispatch_profiler.tuner.search_arguments import (
+    add_search_arguments,
+    changed,
+    named_devices,
+    step_options,
+)
 from dispatch_profiler.tuner.shares import SUMMARY_FILE
 from dispatch_profiler.tuner.tuning_file import read_tunings
 
 PROG = "dispatch-profiler tune"
 #: Folders in that of the output.
 _TUNINGS, _RESULTS, _FINAL = "tunings", "results", "final"
+#: Options that --recheck does not have, and where argparse puts them.
+_OF_SEARCHES = {
+    "--output_dir": "output_dir",
+    "--thr": "thr",
+    "--strategy": "strategy",
+    "--seed": "seed",
+    "--evaluations": "evaluations",
+    "--time-budget": "time_budget",
+    "--storage": "storage",
+    "--library": "library",
+}
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
@@ -63,8 +78,9 @@ def make_parser(prog: str = PROG) -> Parser:
         help=f"a target such as rocm:gfx950, or an architecture (default: {DEFAULT_TARGET}, or the library's)",
     )  # fmt: skip
     parser.add_argument(
-        "-d", "--device",
-        help="device URI, or the number of a device of the target's driver (default: the first one)",
+        "-d", "--devices", "--device", metavar="LIST",
+        help="devices that share the search: numbers of devices of the target's driver, URIs, or all; the first of "
+        "them measures everything else (default: all)",
     )  # fmt: skip
     parser.add_argument(
         "--thr", type=percent, default=0.0, metavar="PERCENT",
@@ -87,10 +103,10 @@ def _tune(options: argparse.Namespace) -> int:
     target = parse_architecture(options.target or DEFAULT_TARGET)
     output = folder(options.output_dir)
     outputs = Outputs(output / _FINAL, output / _RESULTS)
-    steps = step_options(options)
-    request = Request(
-        folder(options.workload), output / _TUNINGS, target, _device(options, target), True, options.thr
-    )
+    named = named_devices(options.devices, target.device_uri)
+    steps = step_options(options, named)
+    device = named[0] if named else target.device_uri
+    request = Request(folder(options.workload), output / _TUNINGS, target, device, True, options.thr)
     generated = generate_tunings(
         request, lambda problems: check_output(outputs, target, [each.operation for each in problems])
     )
@@ -105,16 +121,26 @@ def _tune(options: argparse.Namespace) -> int:
     return SUCCESS if is_complete else FAILED
 
 
-def _device(options: argparse.Namespace, target: Target) -> str:
-    return device_uri(options.device, target.device_uri) if options.device else target.device_uri
+def _check_recheck(options: argparse.Namespace, parser: Parser) -> None:
+    """Raise UsageError for options of a search."""
+    given = [
+        option for option, name in _OF_SEARCHES.items() if getattr(options, name) != parser.get_default(name)
+    ]
+    if given:
+        raise UsageError(
+            f"{', '.join(given)} cannot be combined with --recheck, which measures a library and searches nothing",
+            hint=f"{options.prog} --recheck {options.recheck}",
+        )
 
 
 def _recheck(options: argparse.Namespace) -> int:
+    _check_recheck(options, make_parser(options.prog))
     path = folder(options.recheck)
     library = Library.load(path)
     target = target_of(library, parse_architecture(options.target) if options.target else None)
     steps = step_options(options)
-    evaluator = replace(steps.search.evaluator, device=_device(options, target))
+    device = (*named_devices(options.devices, target.device_uri), target.device_uri)[0]
+    evaluator = replace(steps.search.evaluator, device=device)
     benchmark = Benchmark(target, compiler_for(target), evaluator, steps.search.build)
     lost = 0
     say(f"Measuring {counted(len(library), 'entry')} of {path} again")

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from dispatch_profiler.errors import TargetError, ToolError
 from dispatch_profiler.library import Library
 from dispatch_profiler.targets import Target
-from dispatch_profiler.tuner.events import Listener, ignore
+from dispatch_profiler.tuner.devices import SharedDevices, usual_devices
+from dispatch_profiler.tuner.events import Listener, Sharing, ignore
 from dispatch_profiler.tuner.operation_search import SearchTask
 from dispatch_profiler.tuner.search import OperationResult, SearchOptions, search
 from dispatch_profiler.tuner.seeds import baselines, seeds
@@ -70,7 +71,7 @@ def search_tunings(
     library: Library | None = None,
     listen: Listener = ignore,
 ) -> TuningResult:
-    """Search for the fastest configuration of each problem, on `options.devices` or on the device that its file names.
+    """Search for the fastest configuration of each problem, on `options.devices` or on those of its file (`usual_devices`).
 
     A device that fails affects only its own problems. Raises StorageError if the storage fails or another search
     uses it.
@@ -83,7 +84,12 @@ def search_tunings(
     times = Times()
     for (target, device), places in groups.items():
         tasks = [task_of(tunings[place], library) for place in places]
-        on_device = replace(options, evaluator=replace(options.evaluator, device=device))
+        shared = SharedDevices(options.devices) if options.devices else usual_devices(device)
+        if len(shared.devices) > 1 or shared.left_out:
+            listen(Sharing(len(tasks), shared.devices, shared.left_out))
+        on_device = replace(
+            options, evaluator=replace(options.evaluator, device=device), devices=shared.devices
+        )
         try:
             outcome = search(tasks, target, storage, on_device, listen)
         except (TargetError, ToolError) as error:

@@ -18,7 +18,9 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.records.record_file import read_records
 from dispatch_profiler.targets import parse_target
-from dispatch_profiler.tuner import optimize_cli, optimize_console
+from dispatch_profiler.tuner import gen_configs_cli, optimize_cli, optimize_console, tuning_search
+from dispatch_profiler.tuner.devices import SharedDevices
+from dispatch_profiler.tuner.search import OperationResult, SearchResult
 from dispatch_profiler.tuner.tuning_file import Tuning, tuning_text
 
 pytestmark = pytest.mark.usefixtures("in_process")
@@ -26,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("in_process")
 SMALL, LARGE = Matmul(16, 32, 8), Matmul(64, 32, 8)
 #: Of the shipped list, hence among the seeds.
 WINNER = CpuTiles((16, 64), (4, 16, 1))
+NOTHING = SearchResult((OperationResult(SMALL, (), None, ""),))
 
 
 class Ran:
@@ -119,6 +122,25 @@ def test_the_commands_in_the_docs_are_valid():
         assert optimize_cli.make_parser().parse(shlex.split(line)).tunings == "tunings"
 
 
+@pytest.mark.parametrize(
+    ("command", "name", "option", "value"),
+    [
+        (optimize_cli, "tunings", ("--devices=0,1,2,3",), "devices"),
+        (optimize_cli, "tunings", ("-d", "0,1,2,3"), "devices"),
+        (gen_configs_cli, "log", ("-a", "gfx950"), "architecture"),
+        (gen_configs_cli, "log", ("--architecture=gfx950", "-o", "made"), "architecture"),
+    ],
+)
+def test_options_may_stand_anywhere(command, name, option, value):
+    """Before, between and after hipBLASLt's path, which is optional, and what is tuned."""
+    for words in (("/path/to/hipblaslt/", "here"), ("here",)):
+        for at in range(len(words) + 1):
+            found = command.make_parser().parse([*words[:at], *option, *words[at:]])
+            assert getattr(found, name) == "here"
+            assert found.hipblaslt_path == (words[0] if len(words) == 2 else None)
+            assert getattr(found, value) in ("0,1,2,3", "gfx950")
+
+
 def test_devices_share_the_problems(optimize, monkeypatch):
     """Numbers are devices of the target's driver; unlike ones are reported."""
     seen = []
@@ -133,6 +155,27 @@ def test_devices_share_the_problems(optimize, monkeypatch):
     assert ran.status == SUCCESS and "unlike devices: null://0, null://1" in ran.err
     assert optimize("--devices=all", "--evaluations=2").status == SUCCESS
     assert seen == [("null://0", "null://1"), ("null",)]
+
+
+def test_without_a_name_all_devices_share_the_problems(optimize, monkeypatch):
+    """A file that names a device keeps it."""
+    file = Path("tunings/SSS_NN_0.yaml")
+    file.write_text(file.read_text().replace('device: "null"', 'device: "null://7"'))
+    monkeypatch.setattr(
+        tuning_search, "usual_devices", lambda device: SharedDevices((device, "null://1"), ("null://2",))
+    )
+    seen = []
+    monkeypatch.setattr(
+        tuning_search,
+        "search",
+        lambda tasks, target, storage, options, listen: seen.append(options) or NOTHING,
+    )
+    err = optimize("--evaluations=2").err
+    assert [(each.evaluator.device, each.devices) for each in seen] == [
+        ("null://7", ("null://7", "null://1")),
+        ("null", ("null", "null://1")),
+    ]
+    assert "[Devices]: null, null://1 share 1 operation; unlike null, and therefore not used: null://2" in err
 
 
 def test_devices_of_several_targets_are_an_error(optimize):

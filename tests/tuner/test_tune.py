@@ -113,6 +113,10 @@ def test_an_entry_that_no_longer_holds_is_listed(tuned, fault, judgement):
         (("--recheck", "empty"), "--recheck: the library has no entries"),
         (("--recheck", "damaged"), "not a library"),
         (("--recheck", "tuned/final", "--target=llvm-cpu"), "the library is for null:faults.yaml"),
+        (
+            ("--recheck", "empty", "--evaluations=5", "--strategy=random", "-o", "mine"),
+            "--output_dir, --strategy, --evaluations cannot be combined with --recheck",
+        ),
         (("nothing.yaml",), "nothing.yaml"),
         (("log.yaml", "--target=null:faults.yaml", "--seed=-1"), "expected a whole number from 0"),
         (("log.yaml", "--target=null:faults.yaml", "--device=cuda://9"), "cuda"),

@@ -1,0 +1,45 @@
+"""Which devices share a search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dispatch_profiler.errors import TargetError
+from dispatch_profiler.profiler.evaluation.machine import this_machine
+from dispatch_profiler.runtime import DeviceUri, all_devices
+
+
+@dataclass(frozen=True)
+class SharedDevices:
+    """Devices that share a search, and those of their driver that are left out because they differ."""
+
+    devices: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+
+
+def usual_devices(device: str) -> SharedDevices:
+    """The devices that search what a tuning file with `device` describes, unless an option names others.
+
+    A driver, `hip`, stands for all of its devices that are like the first one. `hip://1` is that device alone, and so
+    is one that does not exist: the search reports why.
+    """
+    if DeviceUri.parse(device).path:
+        return SharedDevices((device,))
+    try:
+        found = all_devices(device)
+    except TargetError:
+        return SharedDevices((device,))
+    return alike(found)
+
+
+def alike(devices: Sequence[str]) -> SharedDevices:
+    """The devices with the hardware of the first one."""
+    if len(devices) == 1:
+        return SharedDevices(tuple(devices))
+    kinds = {device: this_machine(device).gpu for device in devices}
+    first = kinds[devices[0]]
+    return SharedDevices(
+        tuple(each for each in devices if kinds[each] == first),
+        tuple(each for each in devices if kinds[each] != first),
+    )
