@@ -41,9 +41,15 @@ _ATTEMPTS = 3
 
 
 class WorkerSet:
-    """Compiler processes of this process, one for each building thread."""
+    """Compiler processes of this process, one for each building thread.
 
-    def __init__(self) -> None:
+    With `most`, at most so many build at once, and further threads wait. The processes run on `cores`, by default on
+    all.
+    """
+
+    def __init__(self, most: int | None = None, cores: tuple[int, ...] = ()) -> None:
+        self._free = threading.Semaphore(most) if most is not None else contextlib.nullcontext()
+        self._cores = cores
         self._idle: list[tuple[WorkerLimits, Worker]] = []
         self._all: list[Worker] = []
         self._lock = threading.Lock()
@@ -52,12 +58,14 @@ class WorkerSet:
     @contextlib.contextmanager
     def borrow(self, limits: WorkerLimits) -> Iterator[Worker]:
         """A process with these limits, reserved for the caller until the block ends."""
-        worker = self._take(limits)
-        try:
-            yield worker
-        finally:
-            with self._lock:
-                self._idle.append((limits, worker))
+        with self._free:
+            self.check_open()
+            worker = self._take(limits)
+            try:
+                yield worker
+            finally:
+                with self._lock:
+                    self._idle.append((limits, worker))
 
     def _take(self, limits: WorkerLimits) -> Worker:
         with self._lock:
@@ -65,7 +73,7 @@ class WorkerSet:
                 if own_limits == limits:
                     del self._idle[index]
                     return worker
-            worker = Worker(limits, start=_load, max_calls=_BUILDS)
+            worker = Worker(limits, start=_load, start_arguments=(self._cores,), max_calls=_BUILDS)
             self._all.append(worker)
             return worker
 
@@ -85,8 +93,10 @@ class WorkerSet:
 _PROCESS_WORKERS = WorkerSet()
 
 
-def _load() -> None:
-    """Import this package, so that the time limit of the first dispatch does not include it."""
+def _load(cores: tuple[int, ...]) -> None:
+    """Import this package, so that the time limit of the first dispatch does not include it; move to `cores`."""
+    if cores:
+        os.sched_setaffinity(0, cores)
 
 
 def _build(compiler: Compiler, request: BuildRequest) -> Built:
@@ -167,12 +177,14 @@ def _safe_path() -> Iterator[None]:
 class Executor:
     """Distributes the modules: `threads`, `loky`, or `dask` with a cluster.
 
-    `workers` is the number of concurrent builds; for a cluster it is the threads of its workers.
+    `workers` is the number of concurrent builds; for a cluster it is the threads of its workers. With `threads`, the
+    compilers run on `cores`, by default on all.
     """
 
     kind: str = "threads"
     workers: int = 1
     cluster: Cluster | None = None
+    cores: tuple[int, ...] = ()
 
     @property
     def uses_threads(self) -> bool:
@@ -182,7 +194,10 @@ class Executor:
 
 
 class BuildPool(Generic[Key]):
-    """Builds modules with `executor`. `limits` apply to one dispatch; `warn` receives security warnings."""
+    """Builds modules with `executor`. `limits` apply to one dispatch; `warn` receives security warnings.
+
+    Several threads may call `results` at once; they share the compiler processes.
+    """
 
     def __init__(
         self,
@@ -195,7 +210,9 @@ class BuildPool(Generic[Key]):
         self._executor = executor
         self._limits = limits
         self._warn = warn
-        self._threads = WorkerSet()
+        self._threads = WorkerSet(executor.workers, executor.cores)
+        #: Flags that were read, and what they resolve to.
+        self._flags: dict[Flags, Flags] = {}
 
     def results(self, requests: Mapping[Key, BuildRequest]) -> Iterator[tuple[Key, Built]]:
         """Yield the result of every request as it completes, with its key.
@@ -203,8 +220,10 @@ class BuildPool(Generic[Key]):
         Raises UsageError if the compiler does not know one of the flags, ToolError if it crashes on them
         or if workers are lost repeatedly.
         """
-        resolved = self._resolved_flags({request.flags: None for request in requests.values()})
-        left = {key: replace(request, flags=resolved[request.flags]) for key, request in requests.items()}
+        given = dict.fromkeys(request.flags for request in requests.values())
+        if unread := [flags for flags in given if flags not in self._flags]:
+            self._flags |= self._resolved_flags(unread)
+        left = {key: replace(request, flags=self._flags[request.flags]) for key, request in requests.items()}
         if self._executor.kind == "dask":
             task = partial(build_task, compiler=self._compiler, limits=self._limits)
             assert self._executor.cluster is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from dispatch_profiler.compiler.cluster import Cluster
 from dispatch_profiler.configurations import rejection_reason
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.dispatches import Dispatch, State
+from dispatch_profiler.errors import ToolError
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.isolation import WorkerLimits, available_memory
 from dispatch_profiler.operations import Operation
@@ -44,8 +46,8 @@ class BuildOptions:
 
     `flags` are compiler flags in addition to those of target and configurations; `repeat` defaults to
     `repeat_count`. `workers` is the number of concurrent builds on this machine, by default one for each core;
-    with `cluster`, its workers build instead. `seconds` and `memory_bytes` limit one dispatch; without
-    `memory_bytes`, workers on this machine share the free memory.
+    with `cluster`, its workers build instead. Builds on this machine run on `cores`, by default on all. `seconds`
+    and `memory_bytes` limit one dispatch; without `memory_bytes`, workers on this machine share the free memory.
     """
 
     flags: tuple[str, ...] = ()
@@ -54,11 +56,12 @@ class BuildOptions:
     cluster: Cluster | None = None
     seconds: float = 120.0
     memory_bytes: int | None = None
+    cores: tuple[int, ...] = ()
 
     @property
     def concurrency(self) -> int:
         """The number of builds to keep running."""
-        return self.workers or len(usable_cores())
+        return self.workers or len(self.cores or usable_cores())
 
     @property
     def limits(self) -> WorkerLimits:
@@ -81,7 +84,8 @@ class Builder:
     """Turns dispatches into candidates for `target`. Use as a context manager.
 
     Compiler processes persist between calls. With `cache`, what was built before is not built again.
-    `compiler` is by default the target's.
+    `compiler` is by default the target's. Several threads may call `candidates` at once; `close` from another thread
+    ends their builds, which raise ToolError.
     """
 
     def __init__(
@@ -96,6 +100,8 @@ class Builder:
         self._cache = cache
         self._compiler = compiler or compiler_for(target)
         self._pool: BuildPool[int] | None = None
+        self._opening = threading.Lock()
+        self._is_closed = False
 
     @property
     def revision(self) -> str:
@@ -121,9 +127,10 @@ class Builder:
 
     def close(self) -> None:
         """End the compiler processes."""
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
+        with self._opening:
+            self._is_closed = True
+            if self._pool is not None:
+                self._pool.close()
 
     def __enter__(self) -> Builder:
         return self
@@ -162,14 +169,18 @@ class Builder:
             yield modules[index], built
 
     def _open_pool(self) -> BuildPool[int]:
-        if self._pool is None:
-            # joblib is slow to import, and a search that is repeated may find everything in the cache.
-            from dispatch_profiler.compiler.pool import BuildPool, Executor
+        # joblib is slow to import, and a search that is repeated may find everything in the cache.
+        from dispatch_profiler.compiler.pool import BuildPool, Executor
 
-            kind = "threads" if self._options.cluster is None else "dask"
-            executor = Executor(kind, self._options.concurrency, self._options.cluster)
-            self._pool = BuildPool(self._compiler, executor, self._options.limits)
-        return self._pool
+        with self._opening:
+            if self._is_closed:
+                raise ToolError("interrupted")
+            if self._pool is None:
+                options = self._options
+                kind = "threads" if options.cluster is None else "dask"
+                executor = Executor(kind, options.concurrency, options.cluster, options.cores)
+                self._pool = BuildPool(self._compiler, executor, options.limits)
+            return self._pool
 
     def _candidates_of(self, module: _Module, built: Built) -> dict[Dispatch, Candidate]:
         request = module.request

@@ -6,11 +6,10 @@ Each operation has a device of its own, so that its candidates are compared with
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
@@ -18,26 +17,10 @@ from dispatch_profiler.profiler.evaluation.devices import hardware_of
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.records.record import Record, Verdict
+from dispatch_profiler.tuner.device_threads import DeviceEnded, DeviceThreads, Measured, Message
 
 #: Candidates by the index of their operation.
 Groups = Mapping[int, Sequence[Candidate]]
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A record of the operation with index `at`, and the seconds since the previous one of its device."""
-
-    at: int
-    record: Record
-    seconds: float
-
-
-@dataclass(frozen=True)
-class _Ended:
-    """The thread of a device has ended, with an error or without."""
-
-    device: str
-    error: BaseException | None
 
 
 class Devices:
@@ -63,6 +46,11 @@ class Devices:
         #: Device -> why it failed.
         self.failures: dict[str, str] = {}
 
+    @property
+    def count(self) -> int:
+        """Devices that are left."""
+        return len(self._evaluators)
+
     def learn(self, records: Iterable[Record]) -> None:
         """See `Evaluator.learn`."""
         known = list(records)
@@ -75,7 +63,7 @@ class Devices:
             try:
                 evaluator.check_device()
             except TargetError as error:
-                self._leave_out(device, error)
+                self.leave_out(device, error)
 
     def records(self, groups: Groups) -> Generator[Measured, None, None]:
         """The record of every candidate as it is known, in order for each device.
@@ -86,15 +74,28 @@ class Devices:
         """
         by_device: dict[str, dict[int, Sequence[Candidate]]] = {}
         for at, group in groups.items():
-            by_device.setdefault(self._home_of(at), {})[at] = group
+            by_device.setdefault(self.home_of(at), {})[at] = group
         if len(by_device) > 1:
             yield from self._in_threads(by_device)
             return
         for device, own in by_device.items():
             try:
-                yield from self._on_device(device, own)
+                for at, group in own.items():
+                    yield from self._on_device(device, at, group)
             except TargetError as error:
-                self._leave_out(device, error)
+                self.leave_out(device, error)
+
+    def threads(self, put: Callable[[Message], None]) -> DeviceThreads:
+        """A thread for each device that is left, for candidates that come while others are measured.
+
+        If one ends with a TargetError, call `leave_out`.
+        """
+        return DeviceThreads(self._evaluators, self._on_device, put)
+
+    def kill(self) -> None:
+        """Interrupt the threads of all devices, as Ctrl-C would."""
+        for evaluator in self._evaluators.values():
+            evaluator.kill()
 
     def close(self) -> None:
         """End the worker processes."""
@@ -108,28 +109,31 @@ class Devices:
 
     # -- devices ------------------------------------------------------------------------------
 
-    def _home_of(self, at: int) -> str:
+    def home_of(self, at: int) -> str:
         """The device of an operation: the one that has the fewest, if it has none yet."""
         if self._homes.get(at) not in self._evaluators:
             homes = [device for other, device in self._homes.items() if other != at]
             self._homes[at] = min(self._evaluators, key=homes.count)
         return self._homes[at]
 
-    def _leave_out(self, device: str, error: TargetError) -> None:
+    def leave(self, at: int) -> None:
+        """Note that an operation is done: its device has one less."""
+        self._homes.pop(at, None)
+
+    def leave_out(self, device: str, error: TargetError) -> None:
         """Use the other devices from now on. Raises `error` if there are none."""
         self.failures[device] = error.message
         self._evaluators.pop(device).close()
         if not self._evaluators:
             raise error
 
-    def _on_device(self, device: str, groups: Groups) -> Iterator[Measured]:
+    def _on_device(self, device: str, at: int, group: Sequence[Candidate]) -> Iterator[Measured]:
         """Records of one device. Raises TargetError if it fails."""
-        for at, group in groups.items():
+        since = self._clock()
+        for record in self._evaluators[device].records(iter(group)):
+            self._check_after(device, record)
+            yield Measured(at, record, self._clock() - since)
             since = self._clock()
-            for record in self._evaluators[device].records(iter(group)):
-                self._check_after(device, record)
-                yield Measured(at, record, self._clock() - since)
-                since = self._clock()
 
     def _check_after(self, device: str, record: Record) -> None:
         """Raise TargetError if `record` failed because the device is gone, and not because of its kernel."""
@@ -145,55 +149,38 @@ class Devices:
     # -- several devices ----------------------------------------------------------------------
 
     def _in_threads(self, by_device: Mapping[str, Groups]) -> Iterator[Measured]:
-        results: queue.SimpleQueue[Measured | _Ended] = queue.SimpleQueue()
-        threads = [
-            threading.Thread(target=self._run, args=(device, groups, results), name=device, daemon=True)
-            for device, groups in by_device.items()
-        ]
-        for thread in threads:
-            thread.start()
-        ended: list[_Ended] = []
+        messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        threads = DeviceThreads(by_device, self._on_device, messages.put)
+        for device, groups in by_device.items():
+            for at, group in groups.items():
+                threads.begin(device, at, group)
+        threads.finish()
+        ended: list[DeviceEnded] = []
         try:
-            yield from _until_ended(results, ended, len(threads))
-        except KeyboardInterrupt:
-            self._stop(threads)
-            yield from _until_ended(results, ended, len(threads))
-            raise
-        except BaseException:
-            self._stop(threads)
+            yield from _until_ended(messages, ended, len(by_device))
+        except BaseException as error:
+            self.kill()
+            threads.join()
+            if isinstance(error, KeyboardInterrupt):
+                yield from _until_ended(messages, ended, len(by_device))
             raise
         for end in ended:
             if end.error is not None and not isinstance(end.error, TargetError):
                 raise end.error
         for end in ended:
             if isinstance(end.error, TargetError):
-                self._leave_out(end.device, end.error)
-
-    def _run(self, device: str, groups: Groups, results: queue.SimpleQueue[Measured | _Ended]) -> None:
-        error = None
-        try:
-            for measured in self._on_device(device, groups):
-                results.put(measured)
-        except BaseException as raised:
-            error = raised  # re-raised where the records are read
-        results.put(_Ended(device, error))
-
-    def _stop(self, threads: Iterable[threading.Thread]) -> None:
-        for evaluator in self._evaluators.values():
-            evaluator.kill()
-        for thread in threads:
-            thread.join()
+                self.leave_out(end.device, end.error)
 
 
 def _until_ended(
-    results: queue.SimpleQueue[Measured | _Ended], ended: list[_Ended], threads: int
+    messages: queue.SimpleQueue[Message], ended: list[DeviceEnded], threads: int
 ) -> Iterator[Measured]:
-    """Results until as many threads have ended."""
+    """What was measured until as many threads have ended."""
     while len(ended) < threads:
-        found = results.get()
-        if isinstance(found, _Ended):
+        found = messages.get()
+        if isinstance(found, DeviceEnded):
             ended.append(found)
-        else:
+        elif isinstance(found, Measured):
             yield found
 
 

@@ -57,3 +57,11 @@ class KillsItsParent(NullCompiler):
             file.write_text("x" * (killed + 1))
             os.kill(os.getppid(), signal.SIGKILL)
         return Built(b"v", b"p", {})
+
+
+@dataclass(frozen=True)
+class TellsItsCores(NullCompiler):
+    """The verify vmfb is the number of the process that built it, the profile vmfb the cores that it may use."""
+
+    def build(self, request: BuildRequest) -> Built:
+        return Built(str(os.getpid()).encode(), repr(sorted(os.sched_getaffinity(0))).encode(), {})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from pool_helpers import Deadly, DiesOfFlags, KillsItsParent, TellsItsProcess
+from pool_helpers import Deadly, DiesOfFlags, KillsItsParent, TellsItsCores, TellsItsProcess
 
 from dispatch_profiler.compiler import BuildOutcome, BuildRequest, pool
 from dispatch_profiler.compiler.cluster import Cluster
@@ -101,6 +102,21 @@ def test_a_compiler_process_is_renewed_after_so_many_builds(monkeypatch):
         processes = [built.verify for _, built in builds.results(requests)]
 
     assert sorted(processes.count(process) for process in set(processes)) == [1, 2, 2, 2]
+
+
+def test_concurrent_calls_share_the_processes_and_their_cores():
+    """Three calls at once, but no more compilers than one caller would have."""
+    core = min(os.sched_getaffinity(0))
+    requests = {i: BuildRequest(str(i), (DISPATCH,), (), 1) for i in range(2)}
+    with (
+        BuildPool[int](TellsItsCores(), Executor("threads", 1, cores=(core,)), LIMITS) as builds,
+        ThreadPoolExecutor(3) as callers,
+    ):
+        found = list(callers.map(lambda _: dict(builds.results(requests)), range(3)))
+
+    assert [set(each) for each in found] == [{0, 1}] * 3
+    assert len({built.verify for each in found for built in each.values()}) == 1
+    assert {built.profile for each in found for built in each.values()} == {f"[{core}]".encode()}
 
 
 def test_a_closed_set_of_workers_builds_nothing_more():

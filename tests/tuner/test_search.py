@@ -364,10 +364,15 @@ def test_a_time_budget_ends_a_search(find, monkeypatch):
 
 
 def test_several_devices_find_what_one_finds(find, monkeypatch):
-    """Each operation is measured on one device, both devices have work, and the storage is the same."""
+    """Each operation is measured on one device, both devices have work, and the storage is the same.
+
+    Also if operations are compiled while others are measured.
+    """
     tasks = [task(Matmul(16, 32, k), evaluations=5) for k in (8, 16, 24)]
     alone = find(*tasks, storage="alone.db")
-    monkeypatch.setattr("test_search.OPTIONS", replace(OPTIONS, devices=("null://0", "null://1")))
+    monkeypatch.setattr(
+        "test_search.OPTIONS", replace(OPTIONS, devices=("null://0", "null://1"), overlap=True)
+    )
     both = find(*tasks, storage="both.db")
 
     assert outcomes(both) == outcomes(alone)

@@ -28,15 +28,20 @@ def prevent_cpu_idle(first: int = 0) -> tuple[int, ...]:
     """
     if not hasattr(os, "SCHED_IDLE"):
         return ()
-    usable = usable_cores()
-    begin = _PROCESSORS * first
-    chosen = tuple(
-        dict.fromkeys(usable[(begin + each) % len(usable)] for each in range(min(_PROCESSORS, len(usable))))
-    )
+    chosen = processors_of(first)
     for processor in chosen:
         threading.Thread(target=_spin, args=(processor,), daemon=True, name="awake").start()
     os.sched_setaffinity(0, chosen)
     return chosen
+
+
+def processors_of(first: int) -> tuple[int, ...]:
+    """The processors that `prevent_cpu_idle(first)` moves its threads to."""
+    usable = usable_cores()
+    begin = _PROCESSORS * first
+    return tuple(
+        dict.fromkeys(usable[(begin + each) % len(usable)] for each in range(min(_PROCESSORS, len(usable))))
+    )
 
 
 def yield_to_workers() -> None:
