@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dispatch_profiler.compiler import CompileOptions, Compiler, compile_tree
-from dispatch_profiler.configurations import Configuration, Default, Tuned
+from dispatch_profiler.configurations import Configuration, Tuned
 from dispatch_profiler.dispatches import Dispatch, Manifest, Tree, load_manifest
 from dispatch_profiler.generator.emit import emit, emit_added
 from dispatch_profiler.generator.plan import Plan
@@ -45,10 +45,19 @@ from dispatch_profiler.tuner.uplift import Finalist
 
 @dataclass(frozen=True)
 class Contender:
-    """A problem, and the entry of a library that may replace what is used untuned."""
+    """A problem, and the entry of a library that may replace what is used untuned.
+
+    `found` is its record in the search.
+    """
 
     problem: Problem
     entry: Entry
+    found: StoredRecord | None = None
+
+    @property
+    def untimed(self) -> StoredRecord | None:
+        """Its record in the search without the times, which do not count."""
+        return None if self.found is None else replace(self.found, measurement=None)
 
     def is_untuned(self, target: Target) -> bool:
         """Whether the entry is the fastest known form as it is, which needs no tuning."""
@@ -73,6 +82,16 @@ class Benchmark:
     build: BuildOptions = BuildOptions()
     margin: float = 0.01
 
+    @property
+    def paired(self) -> LiveOptions:
+        """How two configurations are compared."""
+        return LiveOptions(
+            self.evaluator.device,
+            SequentialTestOptions(threshold=self.margin),
+            limit_seconds=self.evaluator.seconds,
+            seed=self.evaluator.seed,
+        )
+
 
 def untuned_best(result: OperationResult, target: Target) -> Evaluation | None:
     """The fastest verified one of the configurations that are used without tuning; None if there is none."""
@@ -80,17 +99,14 @@ def untuned_best(result: OperationResult, target: Target) -> Evaluation | None:
     return fastest([each for each in result.evaluations if each.configuration in untuned])
 
 
-def winner(result: OperationResult, target: Target) -> Entry | None:
-    """The fastest of a search, as an entry with the speeds of the search; None if that is the compiler's default."""
-    best = result.best
-    if best is None or isinstance(best.configuration, Default):
-        return None
-    is_untuned = best.configuration in baselines(result.operation, target)
+def entry_of(found: Evaluation, result: OperationResult, target: Target) -> Entry:
+    """An evaluation with a time as an entry, with the speeds of the search."""
+    is_untuned = found.configuration in baselines(result.operation, target)
     reference = result.default if is_untuned else untuned_best(result, target)
-    measurement = best.record.measurement
-    assert measurement is not None  # it has a time
+    measurement = found.record.measurement
+    assert measurement is not None
     gflops = measured_gflops(measurement, result.operation.flops)
-    return Entry(best.dispatch, gflops, _speedup(reference, best), best.record.provenance)
+    return Entry(found.dispatch, gflops, _speedup(reference, found), found.record.provenance)
 
 
 def _speedup(reference: Evaluation | None, best: Evaluation) -> Estimate:
@@ -121,13 +137,7 @@ def benchmarked(
         entry.operation: [(entry, dispatch) for dispatch in entry.dispatches] for entry in manifest.entries
     }
     records = _records(tree, [pair for each in operations for pair in sides[each]], benchmark)
-    live = LiveOptions(
-        benchmark.evaluator.device,
-        SequentialTestOptions(threshold=benchmark.margin),
-        limit_seconds=benchmark.evaluator.seconds,
-        seed=benchmark.evaluator.seed,
-    )
-    with LiveComparison(manifest, manifest, live) as comparison:
+    with LiveComparison(manifest, manifest, benchmark.paired) as comparison:
         for contender in contenders:
             operation = contender.problem.operation
             references = contender.references(target)
@@ -147,16 +157,24 @@ def _compiled(
 
     Compiled again, not taken from a cache.
     """
-    target, compiler, build = benchmark.target, benchmark.compiler, benchmark.build
+    target = benchmark.target
     groups = tuple(
         (each, tuple(Dispatch(each, configuration) for configuration in baselines(each, target)))
         for each in operations
     )
     for _ in emit(Plan(target, groups), tree):
         pass
-    tuned = TunedConfigurations(library, target, compiler.revision)
+    tuned = TunedConfigurations(library, target, benchmark.compiler.revision)
     found = [tuned.of(each) for each in operations]
     emit_added(tree, {each.operation: each.dispatch for each in found})
+    compile_all(tree, benchmark)
+    problems = {each.operation: each.problem for each in found if each.dispatch is None}
+    return load_manifest(tree), problems
+
+
+def compile_all(tree: Tree, benchmark: Benchmark) -> None:
+    """Compile a generated tree, without a cache."""
+    build = benchmark.build
     options = CompileOptions(
         flags=build.flags,
         workers=build.concurrency,
@@ -164,10 +182,8 @@ def _compiled(
         seconds=build.seconds,
         memory_bytes=build.limits.memory_bytes,
     )
-    for _ in compile_tree(load_manifest(tree), compiler, options):
+    for _ in compile_tree(load_manifest(tree), benchmark.compiler, options):
         pass
-    problems = {each.operation: each.problem for each in found if each.dispatch is None}
-    return load_manifest(tree), problems
 
 
 def _records(tree: Tree, pairs: Sequence[ManifestPair], benchmark: Benchmark) -> dict[Dispatch, StoredRecord]:

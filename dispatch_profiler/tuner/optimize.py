@@ -12,20 +12,15 @@ from dispatch_profiler.library import KeepRule, Library, library_file
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.targets import Target
-from dispatch_profiler.tuner.finalists import (
-    Benchmark,
-    Contender,
-    benchmarked,
-    kept_entry,
-    untuned_best,
-    winner,
-)
+from dispatch_profiler.tuner.benchmark_rounds import BenchmarkRounds
+from dispatch_profiler.tuner.finalists import Benchmark, untuned_best
 from dispatch_profiler.tuner.problems import Problem
 from dispatch_profiler.tuner.results import write_results
+from dispatch_profiler.tuner.runners_up import Ranked, contenders, ranked
 from dispatch_profiler.tuner.shares import TIME, read_summary
 from dispatch_profiler.tuner.tuning_file import Tuning
 from dispatch_profiler.tuner.tuning_search import Searched
-from dispatch_profiler.tuner.uplift import Finalist, Judged, Judgement, Uplift, judge
+from dispatch_profiler.tuner.uplift import Finalist, Judged, Judgement, Uplift
 
 #: The folder of the merged winners, among the results.
 WINNERS = "winners"
@@ -107,75 +102,63 @@ def finish(
 
     `say` is called with lines of progress. Raises TargetError if the device does not open.
     """
-    contenders, judged = _merged(searched, benchmark)
-    winners = Library(each.entry for each in contenders.values())
-    file = winners.save(outputs.results / WINNERS)
-    say(f"[Merge]: {counted(len(winners), 'winner')} of {counted(len(searched), 'problem')} in {file}")
-    kept = {}
     with tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder:
-        library = Library.load(outputs.results / WINNERS)
-        for finalist in benchmarked(list(contenders.values()), library, benchmark, Path(folder)):
-            name = finalist.problem.name
-            found = judge(finalist, rule)
-            say(f"[Benchmark]: {line_of(found)}")
-            if found.is_kept:
-                kept[name] = kept_entry(contenders[name].entry, finalist)
-            is_untuned = contenders[name].is_untuned(benchmark.target)
-            judged[name] = _of_untuned(found) if is_untuned else found
-    final = Library(kept.values())
+        fields = _ranked(searched, benchmark, Path(folder) / "runners_up", say)
+        rounds = BenchmarkRounds(fields, benchmark, rule, say)
+        winners = rounds.first_winners()
+        file = winners.save(outputs.results / WINNERS)
+        say(f"[Merge]: {counted(len(winners), 'winner')} of {counted(len(searched), 'problem')} in {file}")
+        rounds.run(outputs.results / WINNERS, Path(folder))
+    final = Library(rounds.kept[name] for name in fields if name in rounds.kept)
     final.save(outputs.library)
-    every = [_with_share(judged[each.tuning.name], weights) for each in searched]
+    judged = [
+        rounds.judged(each.tuning.name) or _without_finalist(each, benchmark.target) for each in searched
+    ]
+    every = [_with_share(each, weights) for each in judged]
     uplift = write_results(outputs.results, every, _settings(benchmark, rule))
     return Finished(tuple(every), final, uplift)
 
 
-def _of_untuned(found: Judged) -> Judged:
-    """The judgement of a problem whose fastest form needed no tuning: it is no uplift, also if the library has it."""
-    finalist = found.finalist
-    name = finalist.tuned.configuration if finalist.tuned is not None else "the fastest known form"
-    reason = f"no configuration was faster than {name} in the search"
-    if found.is_kept:
-        reason += ", which is in the library because it is faster than the compiler's default"
-    return Judged(Finalist(finalist.problem, finalist.tuned), Judgement.NO_FINALIST, reason)
-
-
-def _merged(
-    searched: Sequence[Searched], benchmark: Benchmark
-) -> tuple[dict[str, Contender], dict[str, Judged]]:
-    """The winners, and the judgement of each problem that has none, by the names of the problems."""
-    contenders, judged = {}, {}
+def _ranked(
+    searched: Sequence[Searched], benchmark: Benchmark, folder: Path, say: Callable[[str], None]
+) -> dict[str, Ranked]:
+    """The contenders of each problem that has any, by its name, in the order to benchmark them."""
+    fields = []
     for each in searched:
-        tuning, result = each.tuning, each.result
-        problem = Problem(tuning.name, tuning.operation, tuning.count, tuning.origin)
-        entry = None if result is None else winner(result, benchmark.target)
-        if entry is not None:
-            contenders[problem.name] = Contender(problem, entry)
-            continue
-        untuned = None if result is None else untuned_best(result, benchmark.target)
-        reason = (
-            each.failure or "no candidate was verified in the search"
-            if untuned is None
-            else f"no configuration was faster than {untuned.configuration.name} in the search"
-        )
-        finalist = Finalist(problem, None if untuned is None else untuned.record)
-        judged[problem.name] = Judged(finalist, Judgement.NO_FINALIST, reason)
-    return contenders, judged
+        found = () if each.result is None else contenders(_problem(each), each.result, benchmark.target)
+        if found:
+            fields.append(found)
+    order = {}
+    for place in ranked(fields, benchmark, folder):
+        first = place.contenders[0]
+        order[first.problem.name] = place
+        if place.compared:
+            configuration = first.entry.dispatch.configuration.name
+            say(
+                f"[Finalists]: {first.problem.name}: {configuration} is the fastest of {place.compared} beside each other"
+            )
+    return order
 
 
-def line_of(judged: Judged) -> str:
-    """`BBS_TN_0: kept: tile_config_64x128, 1.52 times as fast (1.48-1.56)`"""
-    finalist = judged.finalist
-    name = f"{finalist.problem.name}: {judged.judgement.value}"
-    configuration = f": {finalist.tuned.configuration}" if finalist.tuned is not None else ""
-    if judged.is_kept:
-        speedup = judged.kept_speedup
-        return (
-            f"{name}{configuration}, {speedup.value:.2f} times as fast ({speedup.low:.2f}-{speedup.high:.2f})"
-        )
-    return f"{name}{configuration}: {judged.reason}"
+def _problem(searched: Searched) -> Problem:
+    tuning = searched.tuning
+    return Problem(tuning.name, tuning.operation, tuning.count, tuning.origin)
+
+
+def _without_finalist(searched: Searched, target: Target) -> Judged:
+    """The judgement of a problem for which the search found nothing faster."""
+    untuned = None if searched.result is None else untuned_best(searched.result, target)
+    reason = (
+        searched.failure or "no candidate was verified in the search"
+        if untuned is None
+        else f"no configuration was faster than {untuned.configuration.name} in the search"
+    )
+    finalist = Finalist(_problem(searched), None if untuned is None else untuned.record)
+    return Judged(finalist, Judgement.NO_FINALIST, reason)
 
 
 def _with_share(judged: Judged, weights: Weights) -> Judged:
+    """With its share, which other finalists of the same problem do not have, so that shares can be added."""
     finalist = judged.finalist
     return replace(judged, finalist=replace(finalist, share=weights.shares.get(finalist.problem.name)))
 

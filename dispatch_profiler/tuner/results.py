@@ -15,7 +15,7 @@ from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 from dispatch_profiler.tuner.uplift import Interval, Judged, Judgement, Uplift, uplift
 
-#: Every problem, and those whose finalist is kept.
+#: Every problem with all its finalists, and those that are kept.
 RAW_FILE, FINAL_FILE = "raw_results.csv", "final_results.csv"
 METRICS_FILE = "metrics.json"
 METRICS_VERSION = 1
@@ -30,14 +30,15 @@ _COLUMNS = (
 def write_results(folder: Path, judged: Sequence[Judged], settings: Mapping[str, Any]) -> Uplift:
     """Write the three files to `folder`, each atomically; returns the uplift. `settings` are part of the metrics."""
     found = uplift(judged)
-    write_atomic(folder / RAW_FILE, results_text(judged))
+    every = [row for each in judged for row in (each, *each.others)]
+    write_atomic(folder / RAW_FILE, results_text(every))
     write_atomic(folder / FINAL_FILE, results_text([each for each in judged if each.is_kept]))
     write_atomic(folder / METRICS_FILE, metrics_text(judged, found, settings))
     return found
 
 
 def results_text(judged: Sequence[Judged]) -> str:
-    """A CSV with a line for each problem, in order; unknown values are empty."""
+    """A CSV with a line for each finalist, in order; unknown values are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -84,6 +85,19 @@ def _times(side: str, record: StoredRecord | None) -> dict[str, str]:
 def _number(value: float | None) -> str:
     """All digits; empty for a number that is unknown."""
     return repr(value) if value is not None and math.isfinite(value) else ""
+
+
+def line_of(judged: Judged) -> str:
+    """`BBS_TN_0: kept: tile_config_64x128, 1.52 times as fast (1.48-1.56)`"""
+    finalist = judged.finalist
+    name = f"{finalist.problem.name}: {judged.judgement.value}"
+    configuration = f": {finalist.tuned.configuration}" if finalist.tuned is not None else ""
+    if judged.is_kept:
+        speedup = judged.kept_speedup
+        return (
+            f"{name}{configuration}, {speedup.value:.2f} times as fast ({speedup.low:.2f}-{speedup.high:.2f})"
+        )
+    return f"{name}{configuration}: {judged.reason}"
 
 
 # -- metrics ---------------------------------------------------------------------------------------

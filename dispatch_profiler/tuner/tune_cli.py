@@ -16,9 +16,10 @@ from dispatch_profiler.targets import DEFAULT_TARGET
 from dispatch_profiler.tuner.arguments import parse_architecture, percent
 from dispatch_profiler.tuner.finalists import Benchmark
 from dispatch_profiler.tuner.gen_configs_cli import Request, generate_tunings
-from dispatch_profiler.tuner.optimize import Outputs, check_output, line_of, weights_of
+from dispatch_profiler.tuner.optimize import Outputs, check_output, weights_of
 from dispatch_profiler.tuner.optimize_console import finish_tunings, run_search
 from dispatch_profiler.tuner.recheck import rechecked, target_of
+from dispatch_profiler.tuner.results import line_of
 from dispatch_profiler.tuner.search_arguments import (
     add_search_arguments,
     changed,

@@ -31,6 +31,8 @@ class Judgement(str, Enum):
     KEPT = "kept"
     #: The search found nothing faster than the default.
     NO_FINALIST = "no finalist"
+    #: Another finalist was faster beside it.
+    RUNNER_UP = "runner-up"
     #: It is the kernel that the default is.
     SAME_KERNEL = "same kernel"
     INCORRECT = "incorrect"
@@ -85,11 +87,15 @@ class Finalist:
 
 @dataclass(frozen=True)
 class Judged:
-    """A finalist with what becomes of it. `reason` is a sentence; empty if it is kept."""
+    """A finalist with what becomes of it. `reason` is a sentence; empty if it is kept.
+
+    `others` are other finalists of the same problem, none of which is kept.
+    """
 
     finalist: Finalist
     judgement: Judgement
     reason: str
+    others: tuple[Judged, ...] = ()
 
     @property
     def is_kept(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +19,11 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Library
 from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler.compare import live
+from dispatch_profiler.profiler.compare.pairing import Pair
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
+from dispatch_profiler.profiler.statistics.comparison import Outcome, Ratio
 from dispatch_profiler.targets import NullTarget, fastest_form
-from dispatch_profiler.tuner import optimize_console
+from dispatch_profiler.tuner import optimize_console, runners_up
 from dispatch_profiler.tuner.live import LiveLines
 from dispatch_profiler.workloads import Workload, WorkloadEntry, write_workload
 
@@ -28,7 +31,7 @@ SMALL, LARGE = Matmul(16, 32, 8), Matmul(64, 32, 8)
 #: 75 and 25 % of the time.
 WORKLOAD = Workload((WorkloadEntry(SMALL, 6), WorkloadEntry(LARGE, 2)))
 #: Of the shipped list, hence among the seeds.
-WINNER, RIVAL = CpuTiles((16, 64), (4, 16, 1)), CpuTiles((16, 64), (8, 16, 1))
+WINNER, RIVAL = CpuTiles((16, 64), (4, 16, 1)), CpuTiles((64, 128), (16, 16, 1))
 
 Faults = dict[str, dict[str, object]]
 
@@ -206,6 +209,85 @@ def test_a_tuning_spec_of_earlier_entries_is_pointed_out(optimize):
     Path("final").mkdir()
     Path("final/spec.mlir").write_text("")
     assert "final/spec.mlir has earlier entries: dispatch-profiler library spec final" in optimize().err
+
+
+# -- runners-up ------------------------------------------------------------------------------------
+
+#: In the order of the search: its times do not tell them apart.
+BOTH: Faults = {name(SMALL, RIVAL): {"time_ms": 0.25}, **TIMES}
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`beside(Outcome.FASTER, Ratio(0.8, 0.78, 0.82))`: what paired sampling finds of finalists other than the first."""
+
+    def call(outcome: Outcome, ratio: Ratio | None = None) -> None:
+        class Comparison(live.LiveComparison):
+            def pairs(self, matched):
+                for _ in matched:
+                    yield Pair("", "", "", "", outcome, f"it is {outcome.value}", ratio)
+
+        monkeypatch.setattr(runners_up, "LiveComparison", Comparison)
+
+    return call
+
+
+def test_the_finalist_that_is_the_fastest_beside_the_others_is_kept(optimize, beside):
+    beside(Outcome.FASTER, Ratio(0.8, 0.78, 0.82))
+    ran = optimize(faults=BOTH)
+    assert ran.status == SUCCESS and winners() == {SMALL.name: WINNER.name} == winners("results/winners")
+    assert f"[Finalists]: SSS_NN_0: {WINNER.name} is the fastest of 2 beside each other\n" in ran.err
+    first, second, third = rows("results/raw_results.csv")
+    assert (first["problem"], first["judgement"], first["tuned_configuration"]) == (
+        "SSS_NN_0",
+        "kept",
+        WINNER.name,
+    )
+    # From samples of its own.
+    assert float(first["speedup"]) == pytest.approx(2.0)
+    assert (second["problem"], second["tuned_configuration"]) == ("SSS_NN_0", RIVAL.name)
+    assert (second["judgement"], second["speedup"], second["tuned(ms)"]) == ("runner-up", "", "")
+    assert second["reason"] == f"{WINNER.name} is 1.250 (1.220 to 1.282) times as fast beside it"
+    assert third["problem"] == "SSS_NN_1" and rows("results/final_results.csv") == [first]
+    assert json.loads(Path("results/metrics.json").read_text())["problems"] == 2
+
+
+def test_a_finalist_that_fails_beside_the_others_is_not_kept(optimize, beside):
+    beside(Outcome.FAILED)
+    optimize("--log_summary=tunings/summary.csv", faults=BOTH)
+    assert winners() == {SMALL.name: RIVAL.name}
+    first, second, _ = rows("results/raw_results.csv")
+    assert (second["tuned_configuration"], second["judgement"]) == (WINNER.name, "not compared")
+    assert (first["share(%)"], second["share(%)"]) == ("75.0", "")
+
+
+def test_if_a_finalist_is_wrong_the_next_one_is_measured(optimize):
+    """Here, all are, when they are compiled from the library; the problem has the reason of the first."""
+    ran = optimize(faults={"*_tuned": {"time_ms": 0.2, "fault": "wrong_element"}, **BOTH})
+    assert ran.status == SUCCESS and winners() == {}
+    found = rows("results/raw_results.csv")
+    assert [row["judgement"] for row in found] == ["incorrect", "incorrect", "no finalist"]
+    assert [row["tuned_configuration"] for row in found[:2]] == [RIVAL.name, WINNER.name]
+
+
+def test_the_fastest_known_form_replaces_a_winner_that_is_no_faster(optimize):
+    conv = Conv2d(1, 16, 16, 32, 32, 3, 3, layout="nhwc_fhwc_nhwc")
+    form = fastest_form(conv, NullTarget("faults.yaml"))
+    assert form is not None
+    write_workload(Workload((WorkloadEntry(conv),)), Path("log.yaml"))
+    times = {
+        "*_tuned": {"time_ms": 0.25},
+        Dispatch(conv, form).name: {"time_ms": 0.25},
+        "*_default": {"time_ms": 0.5},
+        "*": {"time_ms": 0.2},
+    }
+    ran = optimize("--evaluations=6", faults=times, log="log.yaml")
+    assert ran.status == SUCCESS and winners() == {conv.name: form.name}
+    row = rows("results/raw_results.csv")[0]
+    assert row["judgement"] == "interval overlaps" and row["reference_configuration"] == form.name
+    assert row["reason"].endswith(
+        f"; {form.name}, the fastest known form, is in the library: it is faster than the compiler's default"
+    )
 
 
 # -- interruptions ---------------------------------------------------------------------------------
