@@ -6,6 +6,7 @@ import abc
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -230,24 +231,7 @@ class Contraction(Operation):
         return operand.reshape(shape)
 
     def _check_epilogue(self) -> None:
-        types = self.types
-        if types.output.is_integer:
-            if not all(step.is_on_integers for step in self.epilogue.steps):
-                raise OperationError(
-                    f"epilogue {self.epilogue} needs a floating-point result, but got {types.result}",
-                    hint="integer results support bias, scale_shift, residual, relu, relu6 and clamp with whole "
-                    "numbers, such as bias+relu",
-                )
-            return
-        # 16-bit inputs may be summed in their own type.
-        held = types.input if types.input.bits == 16 else types.accumulator
-        limit = float(held.finfo().max)
-        for step in self.epilogue.steps:
-            if any(abs(value) > limit for value in step.parameters):
-                raise OperationError(
-                    f"{step} has a number beyond {limit:g}, the largest value of {held.name}",
-                    hint="use a smaller number",
-                )
+        _check_epilogue(self.types, self.epilogue)
 
     # -- plain data ---------------------------------------------------------------------------
 
@@ -268,6 +252,28 @@ class Contraction(Operation):
     def from_dict(cls, values: Mapping[str, Any]) -> Operation:
         types, epilogue = ElementTypes(*values["types"]), Epilogue.parse(values["epilogue"])
         return super().from_dict({**values, "types": types, "epilogue": epilogue})
+
+
+@lru_cache(maxsize=1000)
+def _check_epilogue(types: ElementTypes, epilogue: Epilogue) -> None:
+    """Raise OperationError if the types cannot hold what the epilogue does."""
+    if types.output.is_integer:
+        if not all(step.is_on_integers for step in epilogue.steps):
+            raise OperationError(
+                f"epilogue {epilogue} needs a floating-point result, but got {types.result}",
+                hint="integer results support bias, scale_shift, residual, relu, relu6 and clamp with whole "
+                "numbers, such as bias+relu",
+            )
+        return
+    # 16-bit inputs may be summed in their own type.
+    held = types.input if types.input.bits == 16 else types.accumulator
+    limit = float(held.finfo().max)
+    for step in epilogue.steps:
+        if any(abs(value) > limit for value in step.parameters):
+            raise OperationError(
+                f"{step} has a number beyond {limit:g}, the largest value of {held.name}",
+                hint="use a smaller number",
+            )
 
 
 def _draw_factors(operand: Tensor, rng: np.random.Generator) -> np.ndarray:

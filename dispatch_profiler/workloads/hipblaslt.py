@@ -34,8 +34,7 @@ _TYPES = {
 #: Activations -> steps of an epilogue. hipBLASLt's gelu is the tanh form, and its swish has a factor of 1.
 _ACTIVATIONS = {"none": "none", "relu": "relu", "gelu": "gelu_tanh", "swish": "silu", "silu": "silu"}
 _LAYOUTS = {"N": "t", "T": "n", "C": "n"}
-_MOST_DIGITS = 18
-_WHOLE = re.compile(rf"-?[0-9]{{1,{_MOST_DIGITS}}}", re.ASCII)
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
 _FALSE = frozenset({"", "0", "false", "False", "none"})
 #: Features that change what is computed, and what no operation has.
 _FLAGS = {
@@ -250,12 +249,15 @@ def _whole(fields: Mapping[str, str], name: str, default: int | None = None, *, 
         if given is None and default is not None:
             return default
         raise WorkloadError(f"{name} is missing" if given is None else f"{name} has no value")
-    # isdigit, for speed: it is true for most.
-    if not (given.isdigit() and given.isascii() and len(given) <= _MOST_DIGITS) and not _WHOLE.fullmatch(
-        given
-    ):
+    value = _parse_whole(given)
+    if value is None:
         raise WorkloadError(f"{name}: expected a whole number, but got {short_repr(given)}")
-    value = int(given)
     if value < least:
         raise WorkloadError(f"{name} must be at least {least}, but got {value}")
     return value
+
+
+@lru_cache(maxsize=10_000)
+def _parse_whole(text: str) -> int | None:
+    """The number that `text` is, None if it is none: a log has few extents in many calls."""
+    return int(text) if _WHOLE.fullmatch(text) else None

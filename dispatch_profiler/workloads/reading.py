@@ -11,7 +11,7 @@ from dispatch_profiler.errors import OperationError, UnsupportedFeature, Workloa
 from dispatch_profiler.files import read_bounded
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.workloads._base import Workload, WorkloadEntry, merged
-from dispatch_profiler.workloads.flow_lines import parse_flow_map
+from dispatch_profiler.workloads.flow_lines import FlowMaps
 from dispatch_profiler.workloads.gemm_syntaxes import BENCH, bench_fields, csv_columns, csv_fields
 from dispatch_profiler.workloads.hipblaslt import gemm_call
 from dispatch_profiler.workloads.miopen import is_command, miopen_operations
@@ -68,6 +68,7 @@ class _Found:
     #: Command lines that were left out, because the log has profile lines of the same calls.
     repeated: int = 0
     columns: tuple[str, ...] = ()
+    flow_maps: FlowMaps = field(default_factory=FlowMaps)
 
     def read(self, number: int, parse: Callable[[], Iterable[WorkloadEntry]]) -> None:
         """Add the entries of one line, or the reason why it has none."""
@@ -124,7 +125,7 @@ def _read_lines(content: str, found: _Found) -> None:
 def _entries_of_line(line: str, origin: str, found: _Found) -> list[WorkloadEntry]:
     """The operations of one line of any form."""
     if line.startswith("- {"):
-        fields = parse_flow_map(line)
+        fields = found.flow_maps.parse(line)
     elif BENCH in line:
         fields = bench_fields(line)
     elif is_command(line):

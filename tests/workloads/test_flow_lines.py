@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dispatch_profiler.errors import WorkloadError
-from dispatch_profiler.workloads.flow_lines import MOST_CHARACTERS, parse_flow_map
+from dispatch_profiler.workloads import flow_lines
+from dispatch_profiler.workloads.flow_lines import MOST_CHARACTERS, FlowMaps, parse_flow_map
 
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.+-]{0,12}", fullmatch=True)
 WORDS = st.from_regex(r"-?[A-Za-z0-9_.+][A-Za-z0-9_.+-]{0,12}", fullmatch=True)
@@ -52,6 +56,57 @@ def test_a_line_as_hipblaslt_writes_it_is_read_as_pyyaml_reads_it(line: str):
 @given(lines())
 def test_quotes_spaces_and_empty_values_are_read_as_pyyaml_reads_them(line: str):
     assert [parse_flow_map(line)] == by_yaml(line)
+
+
+def outcome(parse: Callable[[str], dict[str, str]], line: str) -> dict[str, str] | str:
+    """The fields of a line, or why it has none."""
+    try:
+        return parse(line)
+    except WorkloadError as error:
+        return str(error)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[str]:
+    """A line, and lines that differ from it in numbers and in a few characters."""
+    line = draw(lines(st.one_of(WORDS, st.integers(0, 9999).map(str)), usual=True))
+    numbers = st.integers(0, 9999).map(str)
+    others = draw(st.lists(st.builds(lambda number: re.sub(r"(?<= )\d+", number, line), numbers), max_size=3))
+    at, lost = draw(st.integers(0, 60)), draw(st.integers(0, 2))
+    added = draw(st.text("-{}[],: #'\"ab12\n\u0663", max_size=3))
+    return [line, *others, line[:at] + added + line[at + lost :], line]
+
+
+@settings(max_examples=150, derandomize=True)
+@example(["- {a: 1}", "- {a: \u0663}", "- {a: 1.5}", "- {a: 12}  "])
+@example(["- {a: 1.5}", "- {a: 125}", "- {a: 2}", "- {a: }", "- {b: 2, a: 1.5}"])
+@given(logs())
+def test_lines_after_a_similar_line_are_read_as_they_are_alone(log: list[str]):
+    maps = FlowMaps()
+    for line in log:
+        assert outcome(maps.parse, line) == outcome(parse_flow_map, line)
+
+
+def test_a_line_that_differs_in_numbers_only_is_not_parsed_again(monkeypatch):
+    maps = FlowMaps()
+    maps.parse("- {function: matmul, M: 768, alpha: 1.0}")
+    maps.parse("- {function: matmul, M: 768}")
+    monkeypatch.setattr(flow_lines, "parse_flow_map", None)
+    assert maps.parse("- {function: matmul, M: 5, alpha: 1.0}") == {
+        "function": "matmul",
+        "M": "5",
+        "alpha": "1.0",
+    }
+
+
+def test_a_log_may_have_many_forms_of_lines_and_long_ones():
+    maps = FlowMaps()
+    for name in [f"field_{at % 30}" for at in range(60)]:
+        assert maps.parse(f"- {{{name}: 1}}") == {name: "1"}
+    maps = FlowMaps()
+    maps.parse("- {M: 1}")
+    with pytest.raises(WorkloadError, match="more than 10000 characters"):
+        maps.parse("- {M: " + "1" * MOST_CHARACTERS + "}")
 
 
 @pytest.mark.slow
