@@ -5,9 +5,10 @@ SHELL := /bin/sh
 .PHONY: help quickstart test test-slow coverage lint wheel clean
 
 # One worker more than there are cores, because tests wait for browsers and time limits; at most four. Tests marked
-# `alone` run while the other workers wait.
+# `alone` run while the other workers wait. Bytecode is kept, also where PYTHONDONTWRITEBYTECODE is set: otherwise each
+# worker compiles all tests again, and each process that a test starts compiles this package.
 WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + len(os.sched_getaffinity(0))))')
-PYTEST = .venv-test/bin/python -m pytest -n $(WORKERS) --dist=worksteal
+PYTEST = PYTHONDONTWRITEBYTECODE= .venv-test/bin/python -m pytest -n $(WORKERS) --dist=worksteal
 
 help:
 	@echo "make quickstart  generate, compile and profile a small sweep on this CPU; leaves data.csv"
