@@ -21,6 +21,7 @@ figures = load_script("benchmarks/_figures.py")
 measurement = load_script("benchmarks/measurement.py")
 operations = load_script("benchmarks/operations.py")
 replays = load_script("benchmarks/search.py")
+several_devices = load_script("benchmarks/devices.py")
 Figure, Rate, Row = figures.Figure, figures.Rate, measurement.Row
 FULL, QUICK = measurement.Scale(), measurement.QUICK
 
@@ -240,3 +241,15 @@ def test_a_prior_is_never_trained_on_the_operation_that_it_is_judged_on(monkeypa
     for sweeps in trained:
         assert len(sweeps) == len(paths) - 2
         assert not any("28x28x128" in sweep.operation.name for sweep in sweeps)
+
+
+# -- several devices -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_one_and_two_null_devices_find_the_same_winners(capsys):
+    rows = several_devices.compared(parse_target("null"), ("null://0", "null://1"), 2, 3)
+
+    assert [row.must for row in rows] == [">= 1.7", ">= 100"]
+    assert rows[1].value == 100.0
+    assert "3 evaluations" in capsys.readouterr().out
