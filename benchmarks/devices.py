@@ -59,7 +59,7 @@ class _Study:
         self.evaluations += (evaluation,)
 
     def keep_alive(self) -> None:
-        """Nobody else can have it."""
+        """No other process has it."""
 
     def __enter__(self) -> _Study:
         return self
