@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 from dispatch_profiler.configurations._base import (
@@ -323,20 +324,24 @@ def _nearest_valid(
     split_k: int,
 ) -> CpuTiles:
     """The configuration nearest to these tiles in which each level is a multiple of the next."""
-    extents = {loop.name: loop.extent for loop in split_loops(operation, split_k)}
-    axes = (*operation.parallel_axes, *operation.reduction_axes)
-    limits = [extents.get(axis, 1) for axis in axes]
+    limits = _extents(operation, split_k)
     units = [min(tile, limit) for tile, limit in zip(vector, limits, strict=True)]
     shares = [max(1, tile // unit) for tile, unit in zip(distribution, units, strict=False)]
-    blocks = [
-        max(1, min(tile, limit) // unit) for tile, limit, unit in zip(cache, limits, units, strict=True)
-    ]
-    for i, share in enumerate(shares):
-        blocks[i] = divisors(share, blocks[i])[-1]
+    blocks: list[int] = []
+    if cached:
+        blocks = [max(1, min(each) // unit) for *each, unit in zip(cache, limits, units, strict=True)]
+        blocks[: len(shares)] = [divisors(*each)[-1] for each in zip(shares, blocks, strict=False)]
     return CpuTiles(
         tuple(share * unit for share, unit in zip(shares, units, strict=False)),
         tuple(units),
-        tuple(block * unit for block, unit in zip(blocks, units, strict=True)) if cached else (),
+        tuple(block * unit for block, unit in zip(blocks, units, strict=False)),
         any(limit % unit for limit, unit in zip(limits, units, strict=True)),
         split_k,
     )
+
+
+@lru_cache(maxsize=1024)
+def _extents(operation: Operation, split_k: int) -> tuple[int, ...]:
+    """The extent of each axis that has a tile; 1 for those without a loop."""
+    extents = {loop.name: loop.extent for loop in split_loops(operation, split_k)}
+    return tuple(extents.get(axis, 1) for axis in (*operation.parallel_axes, *operation.reduction_axes))

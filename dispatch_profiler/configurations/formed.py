@@ -165,7 +165,8 @@ class _FormedSpace(Space[Configuration]):
     inner: Space[Configuration]
 
     def to_configuration(self, point: Point) -> Configuration:
-        return Formed(self.form, replace(self.inner, axes=self.axes).to_configuration(point))
+        inner = self.inner if self.inner.axes is self.axes else replace(self.inner, axes=self.axes)
+        return Formed(self.form, inner.to_configuration(point))
 
 
 def _inner_kinds() -> list[type[Configuration]]:

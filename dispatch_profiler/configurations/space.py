@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -95,6 +96,7 @@ def tile_axes(field: str, choices: dict[str, tuple[int, ...]]) -> tuple[Axis, ..
     return tuple(Axis(f"{field}_{name}", tiles, field) for name, tiles in choices.items())
 
 
+@lru_cache(maxsize=4096)
 def divisors(extent: int, most: int) -> tuple[int, ...]:
     """Divisors of `extent` up to `most`, in ascending order."""
     return tuple(d for d in range(1, min(extent, most) + 1) if extent % d == 0)

@@ -12,8 +12,10 @@ workgroup, of the caches, and of the innermost step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from dispatch_profiler.configurations import (
     Kernel,
     Lowering,
     Reduction,
+    Tuned,
 )
 from dispatch_profiler.configurations.forms.steps import Barrier, Reshape
 from dispatch_profiler.operations import Matmul, Operation
@@ -33,31 +36,41 @@ from dispatch_profiler.operations import Matmul, Operation
 ABSENT = -16.0
 #: Bytes of a vector register, to which the widths of vectors are compared: AVX-512's, a cache line.
 _VECTOR_BYTES = 64
-#: Tiles of one level: rows, columns and terms.
-_Tiles = tuple[int, int, int]
 
 
 def features(configuration: Configuration, operation: Operation, cores: int) -> dict[str, float]:
     """Name -> value, with the same names for every configuration and operation.
 
-    `cores` execute the workgroups.
+    `cores` execute the workgroups. For many configurations, use `Encoder`.
     """
-    inner = configuration.kernel_configuration
-    reduction = configuration.reduced(operation)
-    kernels = reduction.kernels if reduction else (operation,)
-    kernel = max(kernels, key=lambda each: each.flops, default=operation)
-    lowering = inner.lowering(kernel)
-    return {
-        **_choices(configuration),
-        **_of_kernel(kernel),
-        "kernels": _log(len(kernels)),
-        "flops": _log(configuration.flops(operation) / max(1, operation.flops)),
-        "slices": _log(inner.split_k),
-        "moved": _log(_moved_bytes(reduction) / operation.bytes),
-        "moved per flop": _log(_moved_bytes(reduction) / max(1, operation.flops)),
-        "read per flop": _log(kernel.bytes / max(1, kernel.flops)),
-        **(_NO_TILES if lowering is None else _of_tiles(_Tiling.of(lowering, kernel), cores)),
-    }
+    return dict(zip(FEATURES, Encoder(operation, cores).vectors([configuration])[0].tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What configurations with the same kind, form, flow and slices share: the largest kernel, and features."""
+
+    kernel: Operation
+    names: tuple[str, ...]
+    features: tuple[float, ...]
+
+    @classmethod
+    def of(cls, configuration: Configuration, operation: Operation) -> _Shared:
+        reduction = configuration.reduced(operation)
+        kernels = reduction.kernels if reduction else (operation,)
+        kernel = max(kernels, key=lambda each: each.flops, default=operation)
+        moved = _moved_bytes(reduction)
+        found = {
+            **_choices(configuration),
+            **_of_kernel(kernel),
+            "kernels": _log(len(kernels)),
+            "flops": _log(configuration.flops(operation) / max(1, operation.flops)),
+            "slices": _log(configuration.kernel_configuration.split_k),
+            "moved": _log(moved / operation.bytes),
+            "moved per flop": _log(moved / max(1, operation.flops)),
+            "read per flop": _log(kernel.bytes / max(1, kernel.flops)),
+        }
+        return cls(kernel, tuple(found), tuple(found.values()))
 
 
 def _choices(configuration: Configuration) -> dict[str, float]:
@@ -94,92 +107,88 @@ def _of_kernel(kernel: Operation) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class _Tiling:
-    """Tiles of a kernel. `axes` has (extent, workgroup's tile, innermost tile) of each parallel loop."""
+class _Tilings:
+    """Tiles of several configurations, a row for each; loops without a tile are not divided.
 
-    axes: tuple[tuple[int, int, int], ...]
-    workgroup: _Tiles
-    cache: _Tiles
-    vector: _Tiles
+    Loops are grouped as rows, columns and terms: `workgroup`, `cache` and `vector` have a column for each group.
+    `whole` and `inner` have the workgroup's and the innermost tile of each parallel loop, `extents` its extent.
+    """
+
+    extents: np.ndarray
+    whole: np.ndarray
+    inner: np.ndarray
+    workgroup: np.ndarray
+    cache: np.ndarray
+    vector: np.ndarray
     is_cached: bool
     element_bytes: int
 
     @classmethod
-    def of(cls, lowering: Lowering, kernel: Operation) -> _Tiling:
-        """The tiles that `lowering` requests. Loops without a tile are not divided."""
-        loops = lowering.loops
-        parallel = [i for i, loop in enumerate(loops) if loop.iterator == "parallel"]
-        terms = [i for i, loop in enumerate(loops) if loop.iterator != "parallel"]
-        extents = [loop.extent for loop in loops]
+    def of(cls, lowerings: Sequence[Lowering], element_bytes: int) -> _Tilings:
+        """The tiles that `lowerings` request. Their levels and the iterators of their loops are the same."""
+        levels = [name for name, _ in lowerings[0].levels]
+        is_parallel = np.array([loop.iterator == "parallel" for loop in lowerings[0].loops])
+        extents = np.array([[loop.extent for loop in each.loops] for each in lowerings])
+        tiles = np.array([[level for _, level in each.levels] for each in lowerings])
 
-        def merged(wanted: Mapping[str, tuple[int, ...]]) -> list[int]:
-            tiles = list(extents)
-            for level in wanted.values():
-                tiles = [
-                    min(new, extent) if new else old
-                    for old, new, extent in zip(tiles, level, extents, strict=True)
-                ]
-            return tiles
+        def merged(wanted: Sequence[int]) -> np.ndarray:
+            found = extents
+            for i in wanted:
+                found = np.where(tiles[:, i] > 0, np.minimum(tiles[:, i], extents), found)
+            return found
 
-        def grouped(tiles: list[int]) -> _Tiles:
-            of_parallel = [tiles[i] for i in parallel] or [1]
-            return math.prod(of_parallel[:-1]), of_parallel[-1], math.prod(tiles[i] for i in terms)
+        def grouped(found: np.ndarray) -> np.ndarray:
+            parallel = found[:, is_parallel]
+            rows, columns, terms = parallel[:, :-1], parallel[:, -1:], found[:, ~is_parallel]
+            return np.stack([rows.prod(1), columns.prod(1), terms.prod(1)], axis=1)
 
-        levels = dict(lowering.levels)
-        outermost = dict(lowering.levels[:1])
-        cached = {**outermost, **{k: v for k, v in levels.items() if k.startswith("cache")}}
-        whole, inner = merged(outermost), merged(levels)
+        cached = [i for i, name in enumerate(levels) if i == 0 or name.startswith("cache")]
+        whole, inner = merged([0]), merged(range(len(levels)))
         return cls(
-            axes=tuple((extents[i], whole[i], inner[i]) for i in parallel),
+            extents=extents[:, is_parallel],
+            whole=whole[:, is_parallel],
+            inner=inner[:, is_parallel],
             workgroup=grouped(whole),
             cache=grouped(merged(cached)),
             vector=grouped(inner),
             is_cached=len(cached) > 1,
-            element_bytes=kernel.accumulator.bytes,
+            element_bytes=element_bytes,
         )
 
-    @property
-    def workgroups(self) -> int:
-        return math.prod(-(-extent // tile) for extent, tile, _ in self.axes)
 
-
-def _of_tiles(tiling: _Tiling, cores: int) -> dict[str, float]:
-    return dict(_tile_features(tiling, cores))
-
-
-def _tile_features(tiling: _Tiling, cores: int) -> Iterator[tuple[str, float]]:
+def _tile_features(tilings: _Tilings, cores: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Name -> a value for each configuration."""
     for level in ("workgroup", "cache", "vector"):
-        rows, columns, terms = getattr(tiling, level)
-        yield f"{level} rows", _log(rows)
-        yield f"{level} columns", _log(columns)
-        yield f"{level} terms", _log(terms)
-        yield f"{level} bytes", _log(tiling.element_bytes * (rows * columns + rows * terms + columns * terms))
+        rows, columns, terms = getattr(tilings, level).T
+        yield f"{level} rows", np.log2(rows)
+        yield f"{level} columns", np.log2(columns)
+        yield f"{level} terms", np.log2(terms)
+        yield (
+            f"{level} bytes",
+            np.log2(tilings.element_bytes * (rows * columns + rows * terms + columns * terms)),
+        )
         # How often an operand's element is used once it was read.
-        yield f"{level} reuse", _log(rows * columns / (rows + columns))
-    rows, columns, terms = tiling.vector
-    lanes = _VECTOR_BYTES // tiling.element_bytes or 1
+        yield f"{level} reuse", np.log2(rows * columns / (rows + columns))
+    rows, columns, terms = tilings.vector.T
+    lanes = _VECTOR_BYTES // tilings.element_bytes or 1
     registers = -(-columns // lanes)
-    yield "cached", float(tiling.is_cached)
-    yield "registers", _log(rows * registers)
-    yield "idle lanes", _log(registers * lanes / columns)
-    yield "unrolled", _log(rows * registers * terms)
-    workgroups = tiling.workgroups
-    yield "workgroups", _log(workgroups)
-    yield "workgroups of a core", _log(workgroups / cores)
-    yield "idle cores", _log(-(-workgroups // cores) * cores / workgroups)
-    yield "padding", sum(_log(-(-extent // tile) * tile / extent) for extent, tile, _ in tiling.axes)
-    yield "remainder", max(extent % tile / extent for extent, _, tile in tiling.axes)
-    yield "divided", float(sum(extent > tile for extent, tile, _ in tiling.axes))
+    yield "cached", np.full(len(rows), float(tilings.is_cached))
+    yield "registers", np.log2(rows * registers)
+    yield "idle lanes", np.log2(registers * lanes / columns)
+    yield "unrolled", np.log2(rows * registers * terms)
+    extents, whole, inner = tilings.extents, tilings.whole, tilings.inner
+    parts = -(-extents // whole)
+    workgroups = parts.prod(1)
+    yield "workgroups", np.log2(workgroups)
+    yield "workgroups of a core", np.log2(workgroups / cores)
+    yield "idle cores", np.log2(-(-workgroups // cores) * cores / workgroups)
+    yield "padding", np.log2(parts * whole / extents).sum(1)
+    yield "remainder", (extents % inner / extents).max(1, initial=0.0)
+    yield "divided", (extents > whole).sum(1).astype(float)
 
 
 def _log(value: float) -> float:
     return math.log2(value) if value > 0 else ABSENT
-
-
-_NO_TILES = dict.fromkeys(
-    (name for name, _ in _tile_features(_Tiling(((1, 1, 1),), (1, 1, 1), (1, 1, 1), (1, 1, 1), False, 4), 1)),
-    ABSENT,
-)
 
 
 # -- the fields themselves -----------------------------------------------------------------------------
@@ -202,30 +211,49 @@ class Encoder:
     Fields are learned from `samples`: every configuration has a number for each of their fields.
     """
 
-    def __init__(self, operation: Operation, cores: int, samples: Iterable[Configuration]) -> None:
+    def __init__(self, operation: Operation, cores: int, samples: Iterable[Configuration] = ()) -> None:
         self._operation = operation
         self._cores = cores
         names: dict[str, None] = {}
         for sample in samples:
             names.update(dict.fromkeys(field_values(sample)))
         self._fields = tuple(name for name in names if name != "kind")
-        self._known: dict[Configuration, np.ndarray] = {}
+        self._shared: dict[tuple[object, ...], _Shared] = {}
 
-    def vector(self, configuration: Configuration) -> np.ndarray:
-        """`features` in the order of their names, then the fields that the samples have."""
-        known = self._known.get(configuration)
-        if known is None:
-            values = field_values(configuration)
-            known = np.array(
-                [
-                    *features(configuration, self._operation, self._cores).values(),
-                    *(_number(values.get(name)) for name in self._fields),
-                ]
-            )
-            self._known[configuration] = known
-        return known
+    def vectors(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """A row for each: `features` in the order of their names, then the fields that the samples have."""
+        found = np.full((len(configurations), len(FEATURES) + len(self._fields)), ABSENT)
+        #: Rows with tiles, by the bytes of an element and what is alike in their lowerings.
+        tiled: defaultdict[tuple[int, object, object], list[tuple[int, Lowering]]] = defaultdict(list)
+        for row, configuration in enumerate(configurations):
+            inner = configuration.kernel_configuration
+            shared = self._shared_by(configuration, inner)
+            found[row, : len(shared.features)] = shared.features
+            if self._fields:
+                values = field_values(inner)
+                found[row, len(FEATURES) :] = [_number(values.get(name)) for name in self._fields]
+            lowering = inner.lowering(shared.kernel)
+            if lowering is not None:
+                iterators = tuple(loop.iterator for loop in lowering.loops)
+                levels = tuple(name for name, _ in lowering.levels)
+                tiled[shared.kernel.accumulator.bytes, iterators, levels].append((row, lowering))
+        for (element_bytes, *_), group in tiled.items():
+            rows, lowerings = zip(*group, strict=True)
+            tilings = _Tilings.of(lowerings, element_bytes)
+            of_tiles = [values for _, values in _tile_features(tilings, self._cores)]
+            found[rows, len(FEATURES) - len(of_tiles) : len(FEATURES)] = np.stack(of_tiles, axis=1)
+        return found
+
+    def _shared_by(self, configuration: Configuration, inner: Configuration) -> _Shared:
+        own = configuration.inner if isinstance(configuration, Tuned) else configuration
+        form, flow = getattr(own, "form", ""), getattr(inner, "flow", "")
+        key = (configuration.kind, form, inner.kind, flow, inner.split_k)
+        if key not in self._shared:
+            self._shared[key] = _Shared.of(configuration, self._operation)
+        return self._shared[key]
 
 
+@cache
 def _number(value: object) -> float:
     """Texts become arbitrary but fixed numbers, which trees tell apart."""
     if isinstance(value, (bool, int, float)):
@@ -235,5 +263,9 @@ def _number(value: object) -> float:
     return ABSENT
 
 
+_ONE = np.ones((1, 3), int)
 #: The names in `features`, in order.
-FEATURES = tuple(features(Default(), Matmul(1, 1, 1), 1))
+FEATURES = (
+    *_Shared.of(Default(), Matmul(1, 1, 1)).names,
+    *dict(_tile_features(_Tilings(_ONE, _ONE, _ONE, _ONE, _ONE, _ONE, False, 4), 1)),
+)

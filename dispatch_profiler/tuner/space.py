@@ -91,6 +91,10 @@ class SearchSpace:
             self._validity[configuration] = known
         return known
 
+    def may_be_valid(self, configuration: Configuration) -> bool:
+        """False if `configuration` is known to be invalid; asks no rules."""
+        return self._validity.get(configuration, self._only is None or configuration in self._only)
+
     def nearest_point(self, configuration: Configuration) -> Point | None:
         """The point that maps to `configuration`, or to one that differs little.
 
@@ -122,7 +126,7 @@ class SearchSpace:
 
     def vectors(self, configurations: Iterable[Configuration]) -> np.ndarray:
         """A row of numbers for each of `configurations`, at least one: features, then fields (see `features`)."""
-        return np.stack([self._encoder.vector(each) for each in configurations])
+        return self._encoder.vectors(tuple(configurations))
 
     # -- exploring ----------------------------------------------------------------------------
 
@@ -135,10 +139,13 @@ class SearchSpace:
         for choices in self.spaces[point.space].neighbours(point.choices):
             yield Point(point.space, choices)
 
-    def points(self) -> Iterator[Point]:
-        """Iterate over all points, including invalid ones; there may be more than fit into memory."""
+    def points(self, most: float = math.inf) -> Iterator[Point]:
+        """Iterate over all points of the spaces with at most `most`, including invalid ones.
+
+        There may be more than fit into memory.
+        """
         for index, space in enumerate(self.spaces):
-            for choices in space.points():
+            for choices in space.points() if space.size <= most else ():
                 yield Point(index, choices)
 
     def is_enumerable(self, space: int) -> bool:

@@ -62,12 +62,16 @@ def test_forms_are_described_by_their_kernels_and_what_they_move():
 @pytest.mark.parametrize("operation", EVERY_MODE, ids=IDS)
 @pytest.mark.parametrize("target", ["llvm-cpu", "cuda:sm_90", "rocm:gfx942", "vulkan-spirv"])
 def test_every_configuration_of_every_kind_has_the_same_features(operation, target: str):
-    """And finite numbers in rows of the same length within a search space."""
+    """And finite numbers in rows of the same length within a search space, alone or with others."""
     space = SearchSpace(operation, parse_target(target).limits, cores=16)
     rng = np.random.default_rng(0)
     drawn = [space.configuration(space.draw(rng, i)) for i in range(len(space.spaces)) for _ in range(20)]
     valid = [each for each in dict.fromkeys([Default(), *drawn]) if space.is_valid(each)]
+    # Of these, the valid ones are found out later.
+    assert np.isfinite(space.vectors(drawn)).all()
     names = list(features(Default(), operation, 16))
     assert tuple(names) == FEATURES
     assert all(list(features(each, operation, 16)) == names for each in valid)
-    assert np.isfinite(space.vectors(valid)).all()
+    vectors = space.vectors(valid)
+    assert np.isfinite(vectors).all()
+    assert np.array_equal(vectors, np.concatenate([space.vectors([each]) for each in valid]))

@@ -8,88 +8,82 @@ for Machine Learning, algorithm 2.1, and Jones et al. 1998 for expected improvem
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.special import ndtr
 
 #: Variances, in squared natural logarithms of times: of the constant, families, the smooth function and noise.
-_CONSTANT, _FAMILY, _SMOOTH, _NOISE = 1.0, 0.3, 0.5, 0.01
+_CONSTANT, _FAMILY, _SMOOTH, _NOISE = 1.0, 0.1, 0.2, 0.01
 #: Root mean square distance, in standard deviations of each column, over which the smooth function changes.
 _LENGTH = 0.8
+_LEAST_VARIANCE = 1e-9
 
 
-@dataclass(frozen=True)
-class Points:
-    """Rows of numbers, the family of each, and its mean that is known beforehand."""
+class Process:
+    """The process at some points, before anything is observed: rows of numbers, and the family of each."""
 
-    vectors: np.ndarray
-    families: Sequence[object]
-    means: np.ndarray
+    def __init__(self, vectors: np.ndarray, families: np.ndarray) -> None:
+        spread = vectors.std(0)
+        varied = spread > 1e-9
+        scale = spread[varied] * np.sqrt(max(1, varied.sum()))
+        self._scaled = (vectors[:, varied] - vectors[:, varied].mean(0)) / scale
+        self._squares = (self._scaled**2).sum(1)
+        self._families = families
 
-    def weighted(self, weight: float) -> Points:
-        """With `weight` times the means."""
-        return replace(self, means=weight * self.means)
+    def covariance(self, rows: np.ndarray) -> np.ndarray:
+        """Between the points `rows` and all points: an array of len(rows) x points."""
+        products = self._scaled[rows] @ self._scaled.T
+        distances = np.maximum(self._squares[rows, None] + self._squares - 2 * products, 0.0)
+        same = self._families[rows, None] == self._families
+        return _CONSTANT + _FAMILY * same + _SMOOTH * np.exp(-distances / (2 * _LENGTH**2))
 
 
-def expected_improvements(observed: Points, times: np.ndarray, points: Points, count: int) -> list[int]:
-    """The indices of `count` of `points` where the shortest of `times` is expected to be improved most.
+class Posterior:
+    """What the times of the points `rows`, as logarithms, say about all points. `means` are known beforehand.
 
-    Each is chosen as if those before it had been observed to be what is predicted. `times` are logarithms.
+    `mean` and `variance` are those of each point, and `promise` its expected improvement over the shortest time.
     """
-    count = min(count, len(points.means))
-    gram = _covariance(observed, points)
-    size = len(observed.means)
-    known = list(range(size))
-    residuals = list(times - observed.means)
-    constant = float(np.median(residuals)) if residuals else 0.0
-    means = np.concatenate([observed.means, points.means])
-    chosen: list[int] = []
-    for _ in range(count):
-        mean, deviation = _predict(gram, known, np.array(residuals) - constant)
-        mean += means + constant
-        shortest = float((means[known] + residuals).min())
-        gain = shortest - mean
+
+    def __init__(self, process: Process, rows: np.ndarray, times: np.ndarray, means: np.ndarray) -> None:
+        residuals = times - means[rows]
+        center = float(np.median(residuals)) if len(residuals) else 0.0
+        self._process = process
+        self._shortest = float(times.min())
+        cross = process.covariance(rows)
+        factor = np.linalg.cholesky(cross[:, rows] + _NOISE * np.eye(len(rows)))
+        #: The rows of a triangular solution: their squares are what the observations take from the variance.
+        self._half = solve_triangular(factor, cross, lower=True)
+        self.mean = means + center + solve_triangular(factor, residuals - center, lower=True) @ self._half
+        self.variance = _CONSTANT + _FAMILY + _SMOOTH - (self._half**2).sum(0)
+        self.promise = self._improvement()
+
+    def assume(self, at: int) -> None:
+        """Continue as if the point `at` had been observed to be what is predicted. No mean changes."""
+        covariance = self._process.covariance(np.array([at]))[0] - self._half[:, at] @ self._half
+        row = covariance / np.sqrt(max(self.variance[at], _LEAST_VARIANCE) + _NOISE)
+        self._half = np.concatenate([self._half, row[None]])
+        self.variance = self.variance - row**2
+        self._shortest = min(self._shortest, float(self.mean[at]))
+        self.promise = self._improvement()
+
+    def _improvement(self) -> np.ndarray:
+        deviation = np.sqrt(np.maximum(self.variance, _LEAST_VARIANCE))
+        gain = self._shortest - self.mean
         z = gain / deviation
-        improvement = gain * ndtr(z) + deviation * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
-        improvement[known] = -np.inf
-        at = int(np.argmax(improvement))
-        chosen.append(at - size)
-        known.append(at)
-        residuals.append(float(mean[at] - means[at]))
-    return chosen
+        return gain * ndtr(z) + deviation * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
 
 
-def log_likelihood(observed: Points, times: np.ndarray) -> float:
-    """How well the known means explain the times, up to a constant."""
-    empty = Points(observed.vectors[:0], [], observed.means[:0])
-    gram = _covariance(observed, empty) + _NOISE * np.eye(len(times))
-    residuals = times - observed.means
-    residuals -= np.median(residuals)
-    factor = cho_factor(gram, lower=True)
-    return float(-0.5 * residuals @ cho_solve(factor, residuals) - np.log(np.diag(factor[0])).sum())
+def best_weight(
+    process: Process, rows: np.ndarray, times: np.ndarray, means: np.ndarray, weights: Sequence[float]
+) -> float:
+    """The factor of `means`, one of `weights`, with which the times of the points `rows` are most likely."""
+    factor = cho_factor(process.covariance(rows)[:, rows] + _NOISE * np.eye(len(rows)), lower=True)
 
+    def squares(weight: float) -> float:
+        """The part of the likelihood's logarithm that depends on the means, times -2."""
+        residuals = times - weight * means[rows]
+        residuals -= np.median(residuals)
+        return float(residuals @ cho_solve(factor, residuals))
 
-def _covariance(observed: Points, points: Points) -> np.ndarray:
-    vectors = np.concatenate([observed.vectors, points.vectors])
-    spread = vectors.std(0)
-    varied = spread > 1e-9
-    scaled = (vectors[:, varied] - vectors[:, varied].mean(0)) / spread[varied]
-    squares = (scaled**2).sum(1)
-    distances = np.maximum(squares[:, None] + squares - 2 * scaled @ scaled.T, 0) / max(1, varied.sum())
-    numbers: dict[object, int] = {}
-    families = np.array(
-        [numbers.setdefault(each, len(numbers)) for each in (*observed.families, *points.families)]
-    )
-    same = families[:, None] == families
-    return _CONSTANT + _FAMILY * same + _SMOOTH * np.exp(-distances / (2 * _LENGTH**2))
-
-
-def _predict(gram: np.ndarray, known: list[int], residuals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation at every row of `gram`, given the residuals at `known`."""
-    cross = gram[:, known]
-    factor = cho_factor(gram[np.ix_(known, known)] + _NOISE * np.eye(len(known)), lower=True)
-    half = solve_triangular(factor[0], cross.T, lower=True)
-    variance = np.diag(gram) - (half**2).sum(0)
-    return cross @ cho_solve(factor, residuals), np.sqrt(np.maximum(variance, 1e-9))
+    return min(weights, key=squares)

@@ -8,9 +8,9 @@ import numpy as np
 
 from dispatch_profiler.configurations import Configuration
 from dispatch_profiler.tuner.prior import Prior, shipped_prior
-from dispatch_profiler.tuner.space import SearchSpace, family
-from dispatch_profiler.tuner.strategies._gaussian import Points, expected_improvements, log_likelihood
-from dispatch_profiler.tuner.strategies._model import ModelStrategy
+from dispatch_profiler.tuner.space import SearchSpace
+from dispatch_profiler.tuner.strategies._gaussian import Posterior, Process, best_weight
+from dispatch_profiler.tuner.strategies._model import Fixed, ModelStrategy, Ranking
 
 #: Factors of the prior's predictions, of which the trials choose one.
 _WEIGHTS = (1.0, 0.5, 0.0)
@@ -34,32 +34,19 @@ class Learned(ModelStrategy):
         descend_after: int | None = None,
         prior: Prior | None = None,
     ) -> None:
-        super().__init__(space, seed, seeds, descend_after)
         self._prior = prior or shipped_prior(space.limits.backend)
+        super().__init__(space, seed, seeds, descend_after)
 
     def _is_fitted(self) -> bool:
         return self._prior is not None or len(self._outcomes) >= _INITIAL
 
-    def _choose(
-        self, among: list[Configuration], count: int, rng: np.random.Generator
-    ) -> list[Configuration]:
-        if not among:
-            return []
-        points = self._features_of(among)
-        observed, times = self._observed()
-        if not observed:
-            return [among[i] for i in np.argsort(points.means, kind="stable")[:count]]
-        known = self._features_of(observed)
-        weight = trust(known, times)
-        chosen = expected_improvements(known.weighted(weight), times, points.weighted(weight), count)
-        return [among[i] for i in chosen]
+    def _predict(self, vectors: np.ndarray) -> np.ndarray:
+        return super()._predict(vectors) if self._prior is None else self._prior.predict(vectors)
 
-    def _features_of(self, configurations: list[Configuration]) -> Points:
-        vectors = self._space.vectors(configurations)
-        means = np.zeros(len(vectors)) if self._prior is None else self._prior.predict(vectors)
-        return Points(vectors, [family(each) for each in configurations], means)
-
-
-def trust(observed: Points, times: np.ndarray) -> float:
-    """The weight of the known means that explains `times` best: 0 if they mislead."""
-    return max(_WEIGHTS, key=lambda weight: log_likelihood(observed.weighted(weight), times))
+    def _ranking(self, rows: np.ndarray, times: np.ndarray) -> Ranking:
+        means = self._pool.means
+        if not len(rows):
+            return Fixed(-means)
+        process = Process(self._pool.vectors, self._pool.families)
+        weight = best_weight(process, rows, times, means, _WEIGHTS)
+        return Posterior(process, rows, times, weight * means)

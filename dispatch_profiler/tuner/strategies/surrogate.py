@@ -10,7 +10,7 @@ import numpy as np
 from dispatch_profiler.configurations import Configuration
 from dispatch_profiler.tuner.packages import import_ensembles
 from dispatch_profiler.tuner.space import SearchSpace
-from dispatch_profiler.tuner.strategies._model import ModelStrategy
+from dispatch_profiler.tuner.strategies._model import Fixed, ModelStrategy, Ranking
 
 #: Random trials before the first model.
 _INITIAL = 8
@@ -29,29 +29,23 @@ class Surrogate(ModelStrategy):
     ) -> None:
         super().__init__(space, seed, seeds, descend_after)
         self._ensembles = import_ensembles()
-        #: What the forest was fitted to, and the forest.
-        self._fitted: tuple[object, Any] | None = None
+        #: The times that the forest was fitted to, and the forest.
+        self._fitted: tuple[np.ndarray, Any] | None = None
 
     def _is_fitted(self) -> bool:
         return sum(time is not None for time in self._outcomes.values()) >= _INITIAL
 
-    def _choose(
-        self, among: list[Configuration], count: int, rng: np.random.Generator
-    ) -> list[Configuration]:
-        if not among:
-            return []
-        vectors = self._space.vectors(among).astype(np.float32)
-        each = np.stack([tree.predict(vectors) for tree in self._forest().estimators_])
-        order = np.argsort(each.mean(0) - each.std(0), kind="stable")
-        return [among[i] for i in order[:count]]
+    def _ranking(self, rows: np.ndarray, times: np.ndarray) -> Ranking:
+        vectors = self._pool.vectors.astype(np.float32)
+        each = np.stack([tree.predict(vectors) for tree in self._forest(rows, times).estimators_])
+        return Fixed(each.std(0) - each.mean(0))
 
-    def _forest(self) -> Any:
+    def _forest(self, rows: np.ndarray, times: np.ndarray) -> Any:
         """A forest fitted to all trials; the previous one if there are no new trials."""
-        observed, times = self._observed()
-        if self._fitted is None or self._fitted[0] != (observed, list(times)):
+        if self._fitted is None or not np.array_equal(self._fitted[0], times):
             forest = self._ensembles.RandomForestRegressor(
                 _TREES, min_samples_leaf=2, max_features=0.5, random_state=self._seed % 2**32
             )
-            forest.fit(self._space.vectors(observed), times)
-            self._fitted = (observed, list(times)), forest
+            forest.fit(self._pool.vectors[rows], times)
+            self._fitted = times, forest
         return self._fitted[1]

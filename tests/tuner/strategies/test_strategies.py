@@ -12,6 +12,7 @@ from search_spaces import CONVOLUTION, CPU, MATMUL, SEEDS, every_valid, invented
 
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default
 from dispatch_profiler.errors import MissingDependency, UsageError
+from dispatch_profiler.targets import parse_target
 from dispatch_profiler.tuner.space import SearchSpace
 from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY, STRATEGIES, Trial, make_strategy
 
@@ -71,6 +72,15 @@ def test_a_large_space_of_many_forms_is_searched(name: str):
     space = SearchSpace(CONVOLUTION, CPU)
     assert space.size > 10**6
     assert len(run(make_strategy(name, space, 3, SEEDS), [8, 8, 8])) == 24
+
+
+@pytest.mark.parametrize("name", ["prior", "surrogate"])
+def test_models_propose_nothing_invalid_where_most_points_are(name: str):
+    """They rank points before they ask for reasons to reject them."""
+    space = SearchSpace(CONVOLUTION, parse_target("cuda:sm_80").limits)
+    asked = run(make_strategy(name, space, 1), [8, 8, 8])
+    assert len(set(asked)) == 24
+    assert all(map(space.is_valid, asked))
 
 
 @NAMES
