@@ -364,6 +364,8 @@ def test_the_command_of_the_document_runs_as_written(command, monkeypatch):
     hipblaslt = "/path/to/rocm-libraries/projects/hipblaslt/"
     ran = command("gen_configs", hipblaslt, "hipblaslt.log", "-a", "null:faults.yaml")
     assert ran.status == SUCCESS
+    for file in Path("tunings").glob("*.yaml"):
+        file.write_text(re.sub(r"(?m)^evaluations: 64$", "evaluations: 10", file.read_text()))
     ran = command("optimize", hipblaslt, "tunings", "--devices=0,1,2,3")
     assert ran.status == SUCCESS
     assert "/path/to/rocm-libraries/projects/hipblaslt/ is not needed" in ran.err
@@ -371,7 +373,7 @@ def test_the_command_of_the_document_runs_as_written(command, monkeypatch):
     assert {path.name for path in Path("results").iterdir()} == {
         *("raw_results.csv", "final_results.csv", "metrics.json", "winners"),
     }
-    assert Library.load(Path("final")) is not None
+    assert Path("tunings/search.db").exists() and Library.load(Path("final")) is not None
     merged = command("merge", "--no_eff", "--force_merge", "True", "final", "final", "merged")
     assert merged.status == SUCCESS
 

@@ -51,15 +51,15 @@ def test_overlapping_changes_no_proposal_and_no_winner(find, request, strategy):
         "*_default": {"time_ms": 1.0},
         "*x1": {"time_ms": 0.5, "kernel": "same"},
     }  # fmt: skip
-    rounds = find(*tasks, faults=faults, storage="rounds.db")
+    rounds = find(*tasks, faults=faults, storage="rounds.log")
     request.getfixturevalue("overlap")
-    overlapping = find(*tasks, faults=faults, storage="overlapping.db")
+    overlapping = find(*tasks, faults=faults, storage="overlapping.log")
 
     assert outcomes(overlapping) == outcomes(rounds)
     assert [each.best.dispatch for each in overlapping.operations] == [
         each.best.dispatch for each in rounds.operations
     ]
-    assert outcomes(find(*tasks, faults=faults, storage="overlapping.db")) == outcomes(rounds)
+    assert outcomes(find(*tasks, faults=faults, storage="overlapping.log")) == outcomes(rounds)
     assert {type(each) for each in find.events} == {Resumed}
 
 
@@ -92,7 +92,7 @@ def test_one_operation_is_compiled_while_another_is_measured(find, monkeypatch):
 @pytest.mark.parametrize("after", [2, 8])
 def test_an_interrupted_search_continues_with_the_same_proposals(find, after):  # noqa: F811
     tasks = [task(each, count=20, evaluations=9) for each in (SMALL, LARGE)]
-    undisturbed = find(*tasks, storage="undisturbed.db")
+    undisturbed = find(*tasks, storage="undisturbed.log")
     seen = []
 
     def interrupt(event: Event) -> None:
@@ -100,7 +100,7 @@ def test_an_interrupted_search_continues_with_the_same_proposals(find, after):  
         if sum(seen) == after:
             raise KeyboardInterrupt
 
-    with open_storage("search.db") as storage, pytest.raises(KeyboardInterrupt):
+    with open_storage("search.log") as storage, pytest.raises(KeyboardInterrupt):
         search(tasks, NullTarget("faults.yaml"), storage, test_search.OPTIONS, interrupt)
     assert outcomes(find(*tasks)) == outcomes(undisturbed)
     assert sum(each.evaluations for each in find.events if isinstance(each, Resumed)) >= after
@@ -125,7 +125,7 @@ def test_the_operations_of_a_device_that_fails_continue_on_another(monkeypatch):
     Path("faults.yaml").write_text(yaml.safe_dump(test_search.EQUALLY_FAST))
     options, events = replace(OPTIONS, overlap=True, devices=("gpu://0", "gpu://1")), []
     tasks = [task(each, count=20, evaluations=9) for each in PROBLEMS]
-    with open_storage("search.db") as storage:
+    with open_storage("search.log") as storage:
         result = search(tasks, NullTarget("faults.yaml"), storage, options, events.append)
 
     assert [each for each in events if isinstance(each, DeviceLost)] == [DeviceLost("gpu://1", GONE)]

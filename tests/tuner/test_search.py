@@ -81,7 +81,7 @@ def outcomes(result: SearchResult) -> list[tuple[object, ...]]:
 def find() -> Callable[..., SearchResult]:
     """`find(task, faults={...})`: the result of a search on the null target, with its events in `find.events`."""
 
-    def run(*tasks: SearchTask, faults: Faults | None = None, storage: str = "search.db") -> SearchResult:
+    def run(*tasks: SearchTask, faults: Faults | None = None, storage: str = "search.log") -> SearchResult:
         Path("faults.yaml").write_text(yaml.safe_dump(faults or EQUALLY_FAST, sort_keys=False))
         run.events = []
         with open_storage(storage) as opened:
@@ -292,7 +292,7 @@ def test_a_search_that_is_done_measures_nothing_again(find, measured):
 @pytest.mark.usefixtures("in_process")
 def test_a_search_that_is_started_again_with_a_larger_budget_continues(find, measured):
     """As if it had had that from the start."""
-    undisturbed = find(task(count=20, evaluations=17), storage="undisturbed.db")
+    undisturbed = find(task(count=20, evaluations=17), storage="undisturbed.log")
     names = list(measured)
     measured.clear()
     for budget in (1, 4, 11, 17):
@@ -305,7 +305,7 @@ def test_a_search_that_is_started_again_with_a_larger_budget_continues(find, mea
 @pytest.mark.parametrize("after", [1, 5, 12])
 def test_an_interrupted_search_keeps_what_it_measured(find, measured, after, monkeypatch):
     """Ctrl-C after some evaluations: the rest follows, with the same proposals."""
-    undisturbed = find(task(count=20, evaluations=17), storage="undisturbed.db")
+    undisturbed = find(task(count=20, evaluations=17), storage="undisturbed.log")
     names = list(measured)
     measured.clear()
 
@@ -313,7 +313,7 @@ def test_an_interrupted_search_keeps_what_it_measured(find, measured, after, mon
         if isinstance(event, Evaluated) and event.done == after:
             raise KeyboardInterrupt
 
-    with open_storage("search.db") as storage, pytest.raises(KeyboardInterrupt):
+    with open_storage("search.log") as storage, pytest.raises(KeyboardInterrupt):
         search([task(count=20, evaluations=17)], NullTarget("faults.yaml"), storage, OPTIONS, interrupt)
     assert outcomes(find(task(count=20, evaluations=17))) == outcomes(undisturbed)
     assert list(dict.fromkeys(measured)) == names
@@ -369,17 +369,17 @@ def test_several_devices_find_what_one_finds(find, monkeypatch):
     Also if operations are compiled while others are measured.
     """
     tasks = [task(Matmul(16, 32, k), evaluations=5) for k in (8, 16, 24)]
-    alone = find(*tasks, storage="alone.db")
+    alone = find(*tasks, storage="alone.log")
     monkeypatch.setattr(
         "test_search.OPTIONS", replace(OPTIONS, devices=("null://0", "null://1"), overlap=True)
     )
-    both = find(*tasks, storage="both.db")
+    both = find(*tasks, storage="both.log")
 
     assert outcomes(both) == outcomes(alone)
     devices = [{each.record.provenance.device for each in found.evaluations} for found in both.operations]
     assert all(len(each) == 1 for each in devices)
     assert set.union(*devices) == {"null://0", "null://1"}
-    assert outcomes(find(*tasks, storage="alone.db")) == outcomes(alone)
+    assert outcomes(find(*tasks, storage="alone.log")) == outcomes(alone)
     assert {type(each) for each in find.events} == {Resumed}
 
 
@@ -425,7 +425,7 @@ def test_a_search_with_iree_finds_a_verified_configuration(measured):
 def test_a_search_whose_study_was_taken_over_ends_before_the_next_round(find, monkeypatch):
     """What it had stored is kept."""
     monkeypatch.setattr("dispatch_profiler.tuner.storage._ALIVE_SECONDS", 0.0)
-    with open_storage("search.db") as storage:
+    with open_storage("search.log") as storage:
         studies = []
         whole = storage.study
 
