@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,8 @@ PRODUCT, CONV = Matmul(16, 32, 8), Conv2d(1, 8, 8, 4, 4, 3, 3)
 #: Of the shipped list, hence among the seeds.
 WINNER = CpuTiles((16, 64), (4, 16, 1))
 FAST = Dispatch(PRODUCT, WINNER).name
+
+TUNED = ("log.yaml", "--target=null:faults.yaml", "--evaluations=10", "--strategy=random")
 
 Faults = dict[str, dict[str, object]]
 TIMES: Faults = {FAST: {"time_ms": 0.25}, "*_default": {"time_ms": 0.5}, "*": {"time_ms": 1.0}}
@@ -44,9 +48,14 @@ def tune(command: Run) -> Run:
 
 
 @pytest.fixture
-def tuned(tune: Run) -> Run:
-    """`tune`, and a library with one entry in `tuned/final`."""
-    assert tune("log.yaml", "--target=null:faults.yaml", "--evaluations=10").status == SUCCESS
+def tuned(tune: Run, made_once: Callable[[str, Callable[[Path], None]], Path]) -> Run:
+    """`tune`, and what it made of the workload: a library with one entry in `tuned/final`."""
+
+    def make(folder: Path) -> None:
+        assert tune(*TUNED).status == SUCCESS
+        Path("tuned").rename(folder)
+
+    shutil.copytree(made_once("tuned", make), "tuned")
     return tune
 
 
@@ -69,7 +78,7 @@ def test_a_workload_of_several_kinds_becomes_a_library(tune):
 
 
 def test_tuning_again_measures_no_candidate_again(tuned):
-    again = tuned("log.yaml", "--target=null:faults.yaml", "--evaluations=10")
+    again = tuned(*TUNED)
     assert again.status == SUCCESS and configurations() == {PRODUCT.name: WINNER.name}
     assert "[Compiling]" not in again.err and "[Profiling]" not in again.err
 
@@ -122,12 +131,12 @@ def test_an_entry_that_no_longer_holds_is_listed(tuned, fault, judgement):
         (("log.yaml", "--target=null:faults.yaml", "--device=cuda://9"), "cuda"),
     ],
 )
-def test_what_is_wrong_is_named(tune, arguments, message):
+def test_what_is_wrong_is_named(tune, arguments, message, request):
     Library().save(Path("empty"))
     Path("damaged").mkdir()
     Path("damaged/library.json").write_text("{}")
     if "tuned/final" in arguments and "--target=llvm-cpu" in arguments:
-        assert tune("log.yaml", "--target=null:faults.yaml", "--evaluations=10").status == SUCCESS
+        request.getfixturevalue("tuned")
     ran = tune(*arguments)
     assert ran.status == USAGE and message in ran.err
 
