@@ -36,6 +36,15 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="module")
+def browser() -> Generator[object, None, None]:
+    """A headless Chromium, for tests that are marked with `needs_chromium`."""
+    from browser_helpers import chromium
+
+    with chromium() as found:
+        yield found
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """A test marked `alone` runs while the other workers of pytest-xdist wait."""

@@ -1,12 +1,8 @@
 // The page: first the tables, then each figure when it becomes visible.
 
-const DATA = JSON.parse(document.getElementById("data").textContent);
 const WRONG = (record) => !["SUCCESS", "Not verified", "Not supported"].includes(record.verdict);
 // Includes results that could not be verified.
 const FAILED = (record) => WRONG(record) || (record.verdict === "Not verified" && record.reason !== "");
-const number = (value) => (typeof value === "number" ? value : null);
-const times = (value) => (typeof value === "number" ? `${value.toFixed(2)}x` : "");
-const percent = (value) => (typeof value === "number" ? `${(100 * value).toFixed(1)} %` : "");
 const median = (index) => (index === null || index === undefined ? null : number(DATA.records[index].derived.median_ms));
 
 // The first group of each record; a library's record may be in several.
@@ -119,8 +115,6 @@ const GROUP_COLUMNS = [
 
 // -- hover texts of figures -----------------------------------------------------------------------
 
-const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-
 function hover(index) {
   if (index === null) return "";
   const record = DATA.records[index];
@@ -134,14 +128,6 @@ function hover(index) {
 }
 
 // -- details of a record --------------------------------------------------------------------------
-
-function flat(value, name, found) {
-  const nested = value !== null && typeof value === "object";
-  if (!nested) found.push([name, value === null ? "none" : String(value)]);
-  else if (Array.isArray(value)) found.push([name, value.length ? value.map(String).join(", ") : "none"]);
-  else for (const [key, each] of Object.entries(value)) flat(each, name ? `${name}.${key}` : key, found);
-  return found;
-}
 
 function whole(index) {
   const record = { ...DATA.records[index] };
@@ -164,34 +150,12 @@ function inOrder(record) {
 
 function showDetails(index) {
   const record = whole(index);
-  const dialog = byId("details");
-  dialog.dataset.index = index;
-  dialog.querySelector("h2").textContent = record.dispatch;
-  const rows = flat(record, "", []).flatMap(([name, text]) => [
-    element("dt", { textContent: name }), element("dd", { textContent: text })]);
-  dialog.querySelector("dl").replaceChildren(...rows);
-  if (!dialog.open) dialog.showModal();
+  byId("details").dataset.index = index;
+  openDetails(record.dispatch, flat(record, "", []));
   place("in-order", inOrder(record));
 }
 
 // -- start ----------------------------------------------------------------------------------------
-
-// The button shows the current choice; figures follow the theme.
-function startTheme() {
-  const button = byId("theme");
-  const show = () => { button.textContent = `Theme: ${theme}`; };
-  button.addEventListener("click", () => { nextTheme(); show(); drawAgain(); });
-  prefersDark.addEventListener("change", () => { showTheme(); drawAgain(); });
-  const print = (printing) => {
-    isPrinting = printing;
-    showTheme();
-    document.querySelectorAll("figure[data-drawn]").forEach(draw); // immediately, because the browser does not wait
-  };
-  window.addEventListener("beforeprint", () => print(true));
-  window.addEventListener("afterprint", () => print(false));
-  button.hidden = false;
-  show();
-}
 
 function startScaling() {
   const kind = byId("scaling-kind"), size = byId("scaling-size");

@@ -47,7 +47,7 @@ function themed(value, dark) {
   return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, COLOURED.has(key) ? themed(each, dark) : each]));
 }
 // Properties that contain colours. Names and texts are unchanged.
-const COLOURED = new Set(["marker", "line", "color", "colours", "error_x", "font", "hoverlabel", "bgcolor", "paper_bgcolor",
+const COLOURED = new Set(["marker", "line", "color", "colours", "error_x", "error_y", "shapes", "font", "hoverlabel", "bgcolor", "paper_bgcolor",
   "plot_bgcolor", "xaxis", "yaxis", "gridcolor", "linecolor", "colorbar", "tickfont", "title"]);
 
 // The layout for the figure's width.
@@ -186,4 +186,40 @@ function place(id, figure) {
 // Redraws in the colours of the current theme.
 function drawAgain() {
   for (const target of document.querySelectorAll("figure[data-drawn]")) enqueue(target);
+}
+
+// The button shows the current choice; figures follow the theme.
+function startTheme() {
+  const button = byId("theme");
+  const show = () => { button.textContent = `Theme: ${theme}`; };
+  button.addEventListener("click", () => { nextTheme(); show(); drawAgain(); });
+  prefersDark.addEventListener("change", () => { showTheme(); drawAgain(); });
+  const print = (printing) => {
+    isPrinting = printing;
+    showTheme();
+    document.querySelectorAll("figure[data-drawn]").forEach(draw); // immediately, because the browser does not wait
+  };
+  window.addEventListener("beforeprint", () => print(true));
+  window.addEventListener("afterprint", () => print(false));
+  button.hidden = false;
+  show();
+}
+
+// -- details --------------------------------------------------------------------------------------
+
+function flat(value, name, found) {
+  const nested = value !== null && typeof value === "object";
+  if (!nested) found.push([name, value === null ? "none" : String(value)]);
+  else if (Array.isArray(value)) found.push([name, value.length ? value.map(String).join(", ") : "none"]);
+  else for (const [key, each] of Object.entries(value)) flat(each, name ? `${name}.${key}` : key, found);
+  return found;
+}
+
+// Shows [name, text] pairs.
+function openDetails(title, pairs) {
+  const dialog = byId("details");
+  dialog.querySelector("h2").textContent = title;
+  const rows = pairs.flatMap(([name, text]) => [element("dt", { textContent: name }), element("dd", { textContent: text })]);
+  dialog.querySelector("dl").replaceChildren(...rows);
+  if (!dialog.open) dialog.showModal();
 }

@@ -1,6 +1,12 @@
 // A table that can be sorted and filtered. Inserts text as text, never as HTML. Shows one hundred rows, the rest on request.
 
+const DATA = JSON.parse(document.getElementById("data").textContent);
 const FIRST_ROWS = 100;
+
+const number = (value) => (typeof value === "number" ? value : null);
+const times = (value) => (typeof value === "number" ? `${value.toFixed(2)}x` : "");
+const percent = (value) => (typeof value === "number" ? `${(100 * value).toFixed(1)} %` : "");
+const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
 function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);

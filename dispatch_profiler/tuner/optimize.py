@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dispatch_profiler.errors import UsageError
+from dispatch_profiler.files import write_atomic
 from dispatch_profiler.library import KeepRule, Library, library_file
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.plurals import counted
@@ -19,6 +20,7 @@ from dispatch_profiler.tuner.results import write_results
 from dispatch_profiler.tuner.runners_up import Ranked, contenders, ranked
 from dispatch_profiler.tuner.shares import TIME, read_summary
 from dispatch_profiler.tuner.tuning_file import Tuning
+from dispatch_profiler.tuner.tuning_report import REPORT_FILE, Tuned, render_tuning
 from dispatch_profiler.tuner.tuning_search import Searched
 from dispatch_profiler.tuner.uplift import Finalist, Judged, Judgement, Uplift
 
@@ -116,6 +118,8 @@ def finish(
     ]
     every = [_with_share(each, weights) for each in judged]
     uplift = write_results(outputs.results, every, _settings(benchmark, rule))
+    tuned = Tuned(tuple(searched), tuple(every), uplift, weights.unit, rule.threshold)
+    write_atomic(outputs.results / REPORT_FILE, render_tuning(tuned, f"Tuning for {benchmark.target.name}"))
     return Finished(tuple(every), final, uplift)
 
 

@@ -23,6 +23,7 @@ from dispatch_profiler.tuner.search_arguments import RECORDS_FILE, StepOptions, 
 from dispatch_profiler.tuner.stopwatch import Times
 from dispatch_profiler.tuner.storage import open_storage
 from dispatch_profiler.tuner.tuning_file import Tuning
+from dispatch_profiler.tuner.tuning_report import REPORT_FILE
 from dispatch_profiler.tuner.tuning_search import Searched, search_tunings
 
 
@@ -106,7 +107,7 @@ def finish_tunings(
         steps.search.build,
     )
     found = finish(searched, benchmark, outputs, steps.rule, weights, say)
-    names = ", ".join((RAW_FILE, FINAL_FILE, METRICS_FILE))
+    names = ", ".join((RAW_FILE, FINAL_FILE, METRICS_FILE, REPORT_FILE))
     say(f"[Postprocess]: {outputs.results} has {names}")
     count = len(found.library)
     say(

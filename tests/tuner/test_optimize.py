@@ -371,7 +371,7 @@ def test_the_command_of_the_document_runs_as_written(command, monkeypatch):
     assert "/path/to/rocm-libraries/projects/hipblaslt/ is not needed" in ran.err
     assert seen == ["null://0", "null://1", "null://2", "null://3"]
     assert {path.name for path in Path("results").iterdir()} == {
-        *("raw_results.csv", "final_results.csv", "metrics.json", "winners"),
+        *("raw_results.csv", "final_results.csv", "metrics.json", "report.html", "winners"),
     }
     assert Path("tunings/search.db").exists() and Library.load(Path("final")) is not None
     merged = command("merge", "--no_eff", "--force_merge", "True", "final", "final", "merged")

@@ -36,8 +36,9 @@ from dispatch_profiler.profiler.report.html import (
     summary,
 )
 from dispatch_profiler.profiler.report.html.conditions import conditions, warnings
-from dispatch_profiler.profiler.report.html.data import script_json, without_samples
+from dispatch_profiler.profiler.report.html.data import without_samples
 from dispatch_profiler.profiler.report.html.runs import runs
+from dispatch_profiler.profiler.report.html.shell import script_json
 from dispatch_profiler.profiler.report.html.style import (
     DARK,
     _tick_text,

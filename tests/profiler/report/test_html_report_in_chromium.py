@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser_helpers import OVERLAPS, Opened, needs_chromium
 from sample_records import invented, written
 from test_html_report import HOSTILE, numbers, times, unmeasured
 
@@ -18,67 +18,9 @@ from dispatch_profiler.profiler.records.record_file import StoredRecord, to_line
 from dispatch_profiler.profiler.report.cli import main
 from dispatch_profiler.profiler.report.html import export, grouped, render_page
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"none of {', '.join(NAMES)} is on the PATH")
-
+pytestmark = needs_chromium
 RECORDS = invented(75, samples=6)
 FIGURES = ("comparison", "scaling", "roofline", "heat-map", "samples")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as driver:
-        # Root, as in a container, has no sandbox.
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-class Opened:
-    """A page without a network, and everything that it complained of."""
-
-    def __init__(self, browser: Any, path: Path) -> None:
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        context = browser.new_context(offline=True, viewport={"width": 1400, "height": 900})
-        self.page = context.new_page()
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
-        self.page.goto(path.as_uri())
-
-    def column(self, table: str, key: str) -> list[str]:
-        at = self.page.locator(f"#{table} th").evaluate_all(
-            "(heads, key) => heads.findIndex((head) => head.dataset.key === key)", key
-        )
-        return self.page.locator(f"#{table} tbody td:nth-child({at + 1})").all_inner_texts()
-
-    def sort(self, table: str, key: str) -> str:
-        head = self.page.locator(f"#{table} th[data-key={key}]")
-        head.locator("button").click()
-        return head.get_attribute("aria-sort")
-
-    def filter(self, table: str, text: str) -> None:
-        self.page.locator(f"#{table} input").fill(text)
-
-    def until(self, condition: str) -> None:
-        """Wait; `wait_for_function` would need `eval`, which the page forbids."""
-        for _ in range(200):
-            if self.page.evaluate(condition):
-                return
-            self.page.wait_for_timeout(50)
-        raise AssertionError(f"still not: {condition}")
-
-    def choose(self, operation: str) -> None:
-        self.page.select_option("#operation", label=operation)
-
-    def drawn(self, figure: str) -> None:
-        self.page.locator(f"#{figure}").scroll_into_view_if_needed()
-        self.page.wait_for_selector(f"#{figure}[data-drawn]")
 
 
 @pytest.fixture(scope="module")
@@ -237,23 +179,6 @@ def test_nothing_to_draw_is_no_error(records, browser, tmp_path):
     assert opened.complaints == []
     assert opened.page.locator("figure:visible").count() == 0
     opened.page.context.close()
-
-
-#: Pairs of boxes that overlap: labels of one axis, and buttons, captions and legends.
-OVERLAPS = """() => {
-  const boxes = (within, selector) => [...within.querySelectorAll(selector)]
-    .map((each) => ({ text: each.textContent.slice(0, 40), box: each.getBoundingClientRect() }))
-    .filter(({ box }) => box.width > 0 && box.height > 0);
-  const touch = ({ box: a }, { box: b }) =>
-    a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
-  const pairs = (some) => some.flatMap((one, at) =>
-    some.slice(at + 1).filter((other) => touch(one, other)).map((other) => [one.text, other.text]));
-  // Boxes of turned labels overlap though the labels do not.
-  const upright = [...document.querySelectorAll(".plot")].filter((plot) => !/rotate\\([1-9]/.test(
-    plot.querySelector(".xtick text")?.getAttribute("transform") ?? ""));
-  return [...upright.flatMap((plot) => [".xtick", ".ytick"].flatMap((axis) => pairs(boxes(plot, axis)))),
-    ...pairs(boxes(document, ".save button, .note, h2, h3, .xtitle, .legend"))];
-}"""
 
 
 def test_nothing_overlaps_or_overflows_at_any_width(opened):

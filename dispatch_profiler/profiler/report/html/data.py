@@ -1,9 +1,8 @@
-"""The data of a page: all fields of all records, as JSON that is safe in HTML."""
+"""The data of a page: all fields of all records, for its script."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,8 +18,6 @@ from dispatch_profiler.profiler.report.html.style import DARK, Figure
 
 #: Fields with few distinct values: each value is stored once, and records contain its index.
 _SHARED = ("arguments", "provenance", "configuration_fields", "tags", "peaks")
-#: Larger integers become text, because JavaScript rounds them.
-_LARGEST_EXACT = 2**53
 
 
 def page_data(
@@ -96,24 +93,3 @@ def without_samples(figure: Figure) -> Figure:
             trace = {**trace, "x": [], "y": [], "marker": marker}
         data.append(trace)
     return {**figure, "data": data}
-
-
-def script_json(value: Any) -> str:
-    """JSON for a <script> element, which nothing in it can end.
-
-    `</script>` -> `\\u003c/script\\u003e`; NaN and infinities become text.
-    """
-    text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if type(value) is int and abs(value) > _LARGEST_EXACT:
-        return str(value)
-    return value
