@@ -54,7 +54,7 @@ const VERDICT_COLUMNS = [
 const EVALUATION_COLUMNS = [
   plainNumber("number", "#"), { key: "configuration", title: "configuration", name: true },
   { key: "verdict", title: "verification" }, plainNumber("ms", "median ms"), plainNumber("gflops", "GFLOP/s", true),
-  plainNumber("vs_default", "vs default", true, times), plainNumber("of_limit", "% of limit", true, percent),
+  plainNumber("vs_default", "vs default", true, times), plainNumber("of_limit", "% of peak", true, percent),
   { key: "reason", title: "reason", wrap: true }, plainNumber("low", "low ms"), plainNumber("high", "high ms"),
   { key: "kind", title: "kind" }, { key: "same_kernel_as", title: "same kernel as", name: true },
 ];
