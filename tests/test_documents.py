@@ -6,6 +6,7 @@ redirected; the slow tests run them exactly as they are, in a shell.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -248,6 +249,37 @@ def test_the_clusters_of_the_documents_compile(checkout: Path, with_tls: bool):
     assert len(list(checkout.rglob("*_verify.vmfb"))) >= 2
 
 
+@pytest.mark.slow
+def test_the_cluster_of_tuning_compiles_and_measures(checkout: Path):
+    """The commands in their order, on a free port; those of Dask in the background."""
+    lines = [each for each in commands("docs/tuning.md") if "8786" in each]
+    port, background = free_port(), []
+    assert [line.split()[0] for line in lines] == ["dask", "dask", "dask", "dispatch-profiler"]
+    try:
+        for line in [each.replace("8786", port) for each in lines]:
+            if line.startswith("dask "):
+                background.append(subprocess.Popen(["sh", "-c", f"exec {line} >{len(background)}.log 2>&1"]))
+                continue
+            workers = [sys.executable, "-c", _WAIT_FOR_WORKERS, f"tcp://127.0.0.1:{port}"]
+            subprocess.run(workers, check=True, timeout=120)
+            done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+    finally:
+        for process in background:
+            process.terminate()
+            process.wait()
+    lines = Path("cluster_tuned/tunings/search.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert {record["provenance"]["device"] for record in records} == {"null://0@node7"}
+
+
+_WAIT_FOR_WORKERS = """
+import sys, time, distributed
+time.sleep(2)
+distributed.Client(sys.argv[1], timeout=100).wait_for_workers(2, timeout=100)
+"""
+
+
 def test_no_command_line_is_left_untested():
     every = [line for document in DOCUMENTS for line in commands(document)]
 
@@ -314,7 +346,7 @@ def test_the_transcript_of_tuning_is_what_is_printed(checkout: Path, in_process,
     from dispatch_profiler.profiler.compare import live
 
     monkeypatch.setattr(live, "Worker", InProcessWorker)
-    first, second = (each for each in commands("docs/tuning.md") if "null" in each)
+    first, second = (each for each in commands("docs/tuning.md") if "null_tuned" in each)
     assert main(own_arguments(first)) == 0
     printed = capsys.readouterr()
     lines = iter([*printed.err.splitlines(), *printed.out.splitlines()])

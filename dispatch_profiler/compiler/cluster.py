@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import itertools
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+import queue
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import BuildOutcome, BuildRequest, Built, Compiler
@@ -28,6 +30,10 @@ _INSTALL = "python -m pip install 'distributed>=2024.8'"
 _ANSWER_SECONDS = 10
 #: Maximum addresses in a warning.
 _MAX_ADDRESSES = 3
+#: Seconds between looks for workers that are gone.
+_POLL_SECONDS = 1.0
+#: Drivers of devices.
+_DRIVERS = ("cuda", "hip", "vulkan", "metal", "local-task", "local-sync", "null")
 
 Key = TypeVar("Key")
 #: Called with a warning for the user, such as that other machines can use the cluster.
@@ -51,39 +57,120 @@ class Cluster:
     tls: TlsFiles | None = None
 
 
+def is_device(resource: str) -> bool:
+    """Whether a resource of a worker is a device that it measures on, such as `cuda://0`; it compiles nothing."""
+    return resource.partition("://")[0] in _DRIVERS
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """A worker: its name, its threads and its resources."""
+
+    name: str
+    threads: int
+    resources: tuple[str, ...]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """URIs of the devices that it measures on."""
+        return tuple(each for each in self.resources if is_device(each))
+
+
+def workers_of(client: Any) -> dict[str, WorkerInfo]:
+    """The workers of a cluster by address."""
+
+    # Nested functions are pickled by value: a scheduler may lack this package.
+    def of_scheduler(dask_scheduler: Any) -> dict[str, tuple[str, int, tuple[str, ...]]]:
+        return {
+            address: (str(worker.name), worker.nthreads, tuple(worker.resources))
+            for address, worker in dask_scheduler.workers.items()
+        }
+
+    return {address: WorkerInfo(*row) for address, row in client.run_on_scheduler(of_scheduler).items()}
+
+
+def compiling_workers(client: Any) -> dict[str, WorkerInfo]:
+    """Those that have no device."""
+    return {address: worker for address, worker in workers_of(client).items() if not worker.devices}
+
+
 def cluster_results(
-    cluster: Cluster,
-    compiler: Compiler,
+    client: Any,
     requests: Mapping[Key, BuildRequest],
     task: Callable[[Key, BuildRequest], tuple[Key, Built]],
-    warn: Warn,
 ) -> Iterator[tuple[Key, Built]]:
-    """Yield the result of `task(key, request)` for every request as it completes on some worker.
+    """Yield the result of `task(key, request)` for every request as it completes on some worker of `client`.
 
-    If the scheduler gives up a request because its workers died, that is its outcome. Raises the errors
-    of `connect`.
+    If the scheduler gives up a request because its workers died, that is its outcome. Raises ToolError if `client` is
+    closed, and what the task raises.
     """
-    distributed = _distributed()
-    left = dict(requests)
-    futures: dict[Any, Key] = {}
-    with connect(cluster, compiler, warn) as client:
-        done = distributed.as_completed(loop=client.loop)
-
-        def submit() -> None:
-            # Twice as many as threads, so that none is idle; the rest is not submitted yet.
-            for key in list(left)[: max(0, 2 * sum(client.nthreads().values()) - len(futures))]:
-                future = client.submit(task, key, left.pop(key), pure=False)
-                futures[future] = key
-                done.add(future)
-
-        submit()
-        for future in done:
-            key = futures.pop(future)
+    tasks = _Tasks(client, dict(requests), task)
+    try:
+        tasks.submit()
+        while tasks.running:
+            future = tasks.next_done()
+            if future is None:
+                tasks.move_from_lost_workers()
+                continue
+            key, _ = tasks.running.pop(future)
             try:
                 yield future.result()
-            except distributed.KilledWorker as error:
+            except _distributed().KilledWorker as error:
                 yield key, _lost(requests[key], error)
-            submit()
+            tasks.submit()
+    finally:
+        with contextlib.suppress(Exception):  # closed by another thread
+            client.cancel(list(tasks.running))
+
+
+class _Tasks(Generic[Key]):
+    """Requests that are submitted, and those that are left."""
+
+    def __init__(
+        self,
+        client: Any,
+        left: dict[Key, BuildRequest],
+        task: Callable[[Key, BuildRequest], tuple[Key, Built]],
+    ) -> None:
+        self._client = client
+        self._left = left
+        self._requests = dict(left)
+        self._task = task
+        self._done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        #: Future -> its key, and the workers that it may run on.
+        self.running: dict[Any, tuple[Key, frozenset[str]]] = {}
+
+    def submit(self) -> None:
+        """Submit twice as many as there are threads, so that none is idle."""
+        workers = compiling_workers(self._client)
+        threads = sum(worker.threads for worker in workers.values())
+        # Without any, the tasks wait for a new one.
+        room = max(2 * threads, 1) - len(self.running)
+        for key in list(self._left)[: max(0, room)]:
+            future = self._client.submit(
+                self._task, key, self._left.pop(key), pure=False, workers=list(workers) or None
+            )
+            self.running[future] = key, frozenset(workers)
+            future.add_done_callback(self._done.put)
+
+    def next_done(self) -> Any:
+        """A future that is done; None if there is none for a while. Raises ToolError if the client is closed."""
+        with contextlib.suppress(queue.Empty):
+            found = self._done.get(timeout=_POLL_SECONDS)
+            return found if found in self.running else None
+        if self._client.status != "running":
+            raise ToolError("interrupted")
+        return None
+
+    def move_from_lost_workers(self) -> None:
+        """Submit again what may only run on workers that are gone, if there are others."""
+        alive = compiling_workers(self._client).keys()
+        for future, (key, workers) in list(self.running.items()):
+            if alive and workers.isdisjoint(alive):
+                del self.running[future]
+                future.cancel()
+                self._left[key] = self._requests[key]
+        self.submit()
 
 
 def _lost(request: BuildRequest, error: Exception) -> Built:
@@ -94,11 +181,27 @@ def _lost(request: BuildRequest, error: Exception) -> Built:
 
 @contextlib.contextmanager
 def connect(cluster: Cluster, compiler: Compiler, warn: Warn) -> Iterator[Any]:
-    """A client of `cluster`, whose workers all have the compiler of this machine.
+    """A client of `cluster`, whose workers without a device all have the compiler of this machine.
 
-    Warns if other machines can reach it without TLS. Raises MissingDependency, UsageError if no scheduler
-    answers, ToolError if it has no workers or they have another compiler: results are cached under the
-    compiler's revision.
+    Raises the errors of `open_client`, and ToolError if no worker compiles or one has another compiler: results are
+    cached under the compiler's revision.
+    """
+    with open_client(cluster, warn) as client:
+        workers = compiling_workers(client)
+        if not workers:
+            raise ToolError(
+                f"the scheduler at {cluster.scheduler} has no workers",
+                hint=f"start some with: dask worker {cluster.scheduler}",
+            )
+        _check_compilers(client, workers, compiler)
+        yield client
+
+
+@contextlib.contextmanager
+def open_client(cluster: Cluster, warn: Warn) -> Iterator[Any]:
+    """A client of `cluster`. Warns if other machines can reach it without TLS.
+
+    Raises MissingDependency, and UsageError if no scheduler answers.
     """
     try:
         client = _distributed().Client(
@@ -111,8 +214,7 @@ def connect(cluster: Cluster, compiler: Compiler, warn: Warn) -> Iterator[Any]:
             hint="start one with: dask scheduler --host 127.0.0.1 --port 8786 (docs/cluster.md)",
         ) from error
     with client:
-        listening = _check_workers(client, cluster.scheduler, compiler)
-        exposed = [address for address in listening if is_exposed(address)]
+        exposed = [address for address in _listening(client) if is_exposed(address)]
         if exposed:
             warn(
                 f"warning: any process that reaches {', '.join(exposed[:_MAX_ADDRESSES])} can run programs in this "
@@ -155,37 +257,40 @@ def _distributed() -> Any:
     return distributed
 
 
-def _check_workers(client: Any, scheduler: str, compiler: Compiler) -> list[str]:
-    """Addresses on which the scheduler and its workers listen. Raises ToolError as `connect` does."""
-    if not client.nthreads():
-        raise ToolError(
-            f"the scheduler at {scheduler} has no workers", hint=f"start some with: dask worker {scheduler}"
-        )
+def _listening(client: Any) -> list[str]:
+    """Addresses on which the scheduler and its workers listen."""
 
     # Nested functions are pickled by value: a worker may lack this package.
     def of_scheduler(dask_scheduler: Any) -> list[str]:
         return [listener.listen_address for listener in dask_scheduler.listeners]
 
-    def of_worker(compiler: bytes, dask_worker: Any) -> tuple[str, str, list[str]]:
+    def of_worker(dask_worker: Any) -> list[str]:
+        return [listener.listen_address for listener in dask_worker.listeners]
+
+    of_workers = client.run(of_worker).values()
+    return list(dict.fromkeys([*client.run_on_scheduler(of_scheduler), *itertools.chain(*of_workers)]))
+
+
+def _check_compilers(client: Any, workers: Collection[str], compiler: Compiler) -> None:
+    """Raise ToolError if a worker has no compiler or another one."""
+
+    def of_worker(compiler: bytes) -> tuple[str, str]:
         import pickle
 
         import dispatch_profiler
 
-        addresses = [listener.listen_address for listener in dask_worker.listeners]
         # From our own client, which may run any program here anyway: see the top of this file.
-        return dispatch_profiler.__version__, pickle.loads(compiler).revision, addresses
+        return dispatch_profiler.__version__, pickle.loads(compiler).revision
 
-    listening = dict.fromkeys(client.run_on_scheduler(of_scheduler))
     # Check once in advance: otherwise every task fails there, with an error that names no worker.
-    for address, found in client.run(of_worker, pickle.dumps(compiler), on_error="return").items():
+    answers = client.run(of_worker, pickle.dumps(compiler), workers=list(workers), on_error="return")
+    for address, found in answers.items():
         if isinstance(found, Exception):
             raise ToolError(
                 f"the worker {address} cannot compile: {found}",
                 hint="install the same dispatch_profiler there (docs/cluster.md)",
             ) from found
-        _check_versions(address, found[:2], compiler)
-        listening |= dict.fromkeys(found[2])
-    return list(listening)
+        _check_versions(address, found, compiler)
 
 
 def _check_versions(address: str, found: tuple[str, str], compiler: Compiler) -> None:

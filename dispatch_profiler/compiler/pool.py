@@ -23,7 +23,7 @@ import joblib
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from dispatch_profiler.compiler._base import BuildRequest, Built, Compiler
-from dispatch_profiler.compiler.cluster import Cluster, Warn, cluster_results
+from dispatch_profiler.compiler.cluster import Cluster, Warn, cluster_results, connect
 from dispatch_profiler.compiler.isolate_failures import isolate_failures
 from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.isolation import Worker, WorkerLimits
@@ -211,6 +211,9 @@ class BuildPool(Generic[Key]):
         self._limits = limits
         self._warn = warn
         self._threads = WorkerSet(executor.workers, executor.cores)
+        self._open = contextlib.ExitStack()
+        self._client: Any = None
+        self._connecting = threading.Lock()
         #: Flags that were read, and what they resolve to.
         self._flags: dict[Flags, Flags] = {}
 
@@ -226,11 +229,19 @@ class BuildPool(Generic[Key]):
         left = {key: replace(request, flags=self._flags[request.flags]) for key, request in requests.items()}
         if self._executor.kind == "dask":
             task = partial(build_task, compiler=self._compiler, limits=self._limits)
-            assert self._executor.cluster is not None
-            yield from cluster_results(self._executor.cluster, self._compiler, left, task, self._warn)
+            yield from cluster_results(self._connected(), left, task)
             return
         with contextlib.nullcontext() if self._executor.uses_threads else _safe_path():
             yield from self._build_with_retries(left)
+
+    def _connected(self) -> Any:
+        """The client of the cluster. Raises the errors of `connect`."""
+        with self._connecting:
+            if self._client is None:
+                assert self._executor.cluster is not None
+                connection = connect(self._executor.cluster, self._compiler, self._warn)
+                self._client = self._open.enter_context(connection)
+            return self._client
 
     def _build_with_retries(self, left: dict[Key, BuildRequest]) -> Iterator[tuple[Key, Built]]:
         for attempt in range(_ATTEMPTS):
@@ -290,8 +301,9 @@ class BuildPool(Generic[Key]):
             raise
 
     def close(self) -> None:
-        """Kill the builds of this process."""
+        """Kill the builds of this process, and leave the cluster."""
         self._threads.close()
+        self._open.close()
 
     def __enter__(self) -> BuildPool[Key]:
         return self

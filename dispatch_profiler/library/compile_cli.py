@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +28,8 @@ from dispatch_profiler.compiler import (
     compiler_for,
     count_dispatches,
 )
-from dispatch_profiler.compiler.cluster import Cluster, TlsFiles
+from dispatch_profiler.compiler.cluster import Cluster
+from dispatch_profiler.compiler.cluster_options import add_tls_arguments, cluster_at, tls_files
 from dispatch_profiler.compiler.console import CompileTally, report
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.dispatches import Manifest, Selection, Tree, load_manifest, write_bundle
@@ -132,7 +132,7 @@ def _memory_limit(options: argparse.Namespace, workers: int) -> int | None:
 
 def _cluster(options: argparse.Namespace) -> Cluster | None:
     """The cluster of `--executor=dask`; None for other executors. Raises UsageError."""
-    tls = _tls_files(options)
+    tls = tls_files(options)
     if options.executor != "dask":
         if options.scheduler or tls:
             name = "--scheduler" if options.scheduler else "--tls-ca-file"
@@ -143,36 +143,12 @@ def _cluster(options: argparse.Namespace) -> Cluster | None:
             "--executor=dask needs --scheduler",
             hint="give the address of `dask scheduler`, such as --scheduler=tcp://127.0.0.1:8786",
         )
-    if not re.fullmatch(r"(tcp|tls)://\S+:\d+", options.scheduler):
-        raise UsageError(
-            f"malformed scheduler address {options.scheduler!r}",
-            hint="write tcp://HOST:PORT or tls://HOST:PORT",
-        )
-    if options.scheduler.startswith("tls://") != (tls is not None):
-        raise UsageError(
-            "tls:// addresses and --tls options go together",
-            hint="give --scheduler=tls://HOST:PORT and all three files (docs/cluster.md)",
-        )
+    cluster = cluster_at("--scheduler", options.scheduler, tls)
     if options.num_cpu:
         raise UsageError(
             "--num-cpu does not limit a cluster", hint="limit its workers: dask worker --nthreads=N"
         )
-    return Cluster(options.scheduler, tls)
-
-
-def _tls_files(options: argparse.Namespace) -> TlsFiles | None:
-    given = {
-        "--tls-ca-file": options.tls_ca_file,
-        "--tls-cert": options.tls_cert,
-        "--tls-key": options.tls_key,
-    }
-    if not any(given.values()):
-        return None
-    for name, path in given.items():
-        if path is None or not path.is_file():
-            problem = "is required too" if path is None else f"is not a file: {path}"
-            raise UsageError(f"{name} {problem}", hint="docs/cluster.md shows how to create the files")
-    return TlsFiles(*given.values())
+    return cluster
 
 
 def make_parser(prog: str = PROG) -> Parser:
@@ -252,13 +228,7 @@ def _add_executor(parser: Parser) -> None:
         metavar="tcp://HOST:PORT",
         help="address of the cluster's scheduler, with --executor=dask; or tls://HOST:PORT",
     )
-    parser.add_argument(
-        "--tls-ca-file", type=folder, metavar="FILE", help="certificate of the authority, with tls://"
-    )
-    parser.add_argument(
-        "--tls-cert", type=folder, metavar="FILE", help="certificate of this machine, with tls://"
-    )
-    parser.add_argument("--tls-key", type=folder, metavar="FILE", help="key of that certificate")
+    add_tls_arguments(parser)
 
 
 def _add_cache(parser: Parser) -> None:

@@ -1,4 +1,4 @@
-"""Device URIs: `local-task`, `cuda`, `cuda://1`, `cuda://GPU-<uuid>`, `null://0`."""
+"""Device URIs: `local-task`, `cuda`, `cuda://1`, `cuda://GPU-<uuid>`, `null://0`, `cuda://1@node7`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ class DeviceUri:
     """A parsed device URI.
 
     `driver` is the part before `://`, `path` the part after it: a number, an identifier that the driver
-    knows, or empty for the driver's first device.
+    knows, or empty for the driver's first device. `host` names the machine, or is empty for this one.
     """
 
     driver: str
     path: str = ""
+    host: str = ""
 
     @classmethod
     def parse(cls, text: str) -> DeviceUri:
         """`cuda://1` -> DeviceUri("cuda", "1"). Accepts any text; an unknown driver fails to open."""
-        driver, _, path = text.strip().partition("://")
-        return cls(driver, path)
+        uri, _, host = text.strip().partition("@")
+        driver, _, path = uri.partition("://")
+        return cls(driver, path, host)
 
     def __str__(self) -> str:
-        return f"{self.driver}://{self.path}" if self.path else self.driver
+        uri = f"{self.driver}://{self.path}" if self.path else self.driver
+        return f"{uri}@{self.host}" if self.host else uri
 
     @property
     def ordinal(self) -> int | None:
@@ -62,6 +65,11 @@ class DeviceUri:
     def has_workers(self) -> bool:
         """Whether it computes in its own threads, one for each core."""
         return self.driver == "local-task"
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is a device of another machine, which a worker of a cluster measures on."""
+        return bool(self.host)
 
     def numbered(self, number: int) -> DeviceUri:
         """The device with this number of the same driver. Raises TargetError for any but the only CPU."""

@@ -25,7 +25,7 @@ def compiles_beside(devices: Sequence[str]) -> bool:
 def _cores_of(device: str) -> tuple[int, ...]:
     """Those that `prevent_cpu_idle` keeps for a GPU; another driver's threads need as many."""
     uri = DeviceUri.parse(device)
-    if not uri.is_gpu:
+    if uri.is_remote or not uri.is_gpu:
         return ()
     gpu = find_gpu(device)
     return processors_of(gpu.ordinal if gpu else uri.ordinal or 0)

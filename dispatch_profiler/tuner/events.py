@@ -86,7 +86,14 @@ class DeviceLost:
     reason: str
 
 
-Event = Sharing | Resumed | Compiling | Measuring | Evaluated | DeviceLost
+@dataclass(frozen=True)
+class Warned:
+    """Something that the user should know, such as that other machines can use the cluster."""
+
+    message: str
+
+
+Event = Sharing | Resumed | Compiling | Measuring | Evaluated | DeviceLost | Warned
 Listener = Callable[[Event], None]
 
 

@@ -12,6 +12,7 @@ from dispatch_profiler.tuner.events import (
     Measuring,
     Resumed,
     Sharing,
+    Warned,
 )
 
 
@@ -37,6 +38,8 @@ class LiveLines:
             return f"[Measuring]: round {event.round}: {counted(event.candidates, 'candidate')}{shared}"
         if isinstance(event, DeviceLost):
             return f"{event.device} failed ({event.reason}); the other devices do its work"
+        if isinstance(event, Warned):
+            return event.message
         return self._evaluated(event)
 
     def _evaluated(self, event: Evaluated) -> str:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Protocol
 
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
@@ -23,24 +25,38 @@ from dispatch_profiler.tuner.device_threads import DeviceEnded, DeviceThreads, M
 Groups = Mapping[int, Sequence[Candidate]]
 
 
+class DeviceEvaluator(Protocol):
+    """What measures on a device: an `Evaluator`, or a worker of a cluster."""
+
+    def check_device(self) -> None: ...
+    def learn(self, records: Iterable[Record]) -> None: ...
+    def records(self, candidates: Iterable[Candidate]) -> Iterator[Record]: ...
+    def kill(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class Devices:
     """Evaluators of one or several devices. Use as a context manager.
 
-    Raises UsageError if two of `devices` are the same hardware. `clock` returns seconds.
+    Those of other machines are `hosted`. Raises UsageError if two of `devices` are the same hardware. `clock` returns
+    seconds.
     """
 
     def __init__(
         self,
         options: EvaluatorOptions,
         devices: Sequence[str],
+        hosted: Mapping[str, DeviceEvaluator] = MappingProxyType({}),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         _check_distinct(devices)
         self._open = ExitStack()
         self._clock = clock
-        self._evaluators = {
-            device: self._open.enter_context(Evaluator(replace(options, device=device))) for device in devices
+        self._evaluators: dict[str, DeviceEvaluator] = {
+            device: hosted.get(device) or Evaluator(replace(options, device=device)) for device in devices
         }
+        for evaluator in self._evaluators.values():
+            self._open.callback(evaluator.close)
         #: Index of an operation -> its device.
         self._homes: dict[int, str] = {}
         #: Device -> why it failed.

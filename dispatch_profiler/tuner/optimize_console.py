@@ -19,7 +19,7 @@ from dispatch_profiler.tuner.finalists import Benchmark
 from dispatch_profiler.tuner.live import LiveLines
 from dispatch_profiler.tuner.optimize import Finished, Outputs, Weights, finish
 from dispatch_profiler.tuner.results import FINAL_FILE, METRICS_FILE, RAW_FILE, uplift_lines
-from dispatch_profiler.tuner.search_arguments import RECORDS_FILE, StepOptions, storage_in
+from dispatch_profiler.tuner.search_arguments import RECORDS_FILE, StepOptions, own_device, storage_in
 from dispatch_profiler.tuner.stopwatch import Times
 from dispatch_profiler.tuner.storage import open_storage
 from dispatch_profiler.tuner.tuning_file import Tuning
@@ -96,10 +96,10 @@ def finish_tunings(
 ) -> Finished:
     """Merge, benchmark and filter the winners, and print the uplift. The tunings must be for one target and device.
 
-    If several devices shared the search, the first of them measures the finalists.
+    If several devices shared the search, the first of them on this machine measures the finalists.
     """
     tuning = searched[0].tuning
-    device = (*steps.search.devices, tuning.device)[0]
+    device = own_device(steps.search.devices, tuning.device)
     benchmark = Benchmark(
         tuning.target,
         compiler_for(tuning.target),

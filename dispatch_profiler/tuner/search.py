@@ -9,11 +9,13 @@ compiles for some operations while others are measured (`Pipeline`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dispatch_profiler import __version__
 from dispatch_profiler.compiler import Cache
+from dispatch_profiler.compiler.cluster import Cluster, Warn
+from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files import sha256
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation.machine import this_machine
@@ -21,9 +23,10 @@ from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.runtime import DeviceUri
 from dispatch_profiler.targets import Target
 from dispatch_profiler.tuner.building import Builder, BuildOptions
+from dispatch_profiler.tuner.cluster_devices import ClusterDevices, ClusterEvaluator, HostedDevice
 from dispatch_profiler.tuner.core_shares import compiles_beside, cores_beside
 from dispatch_profiler.tuner.evaluations import Evaluation
-from dispatch_profiler.tuner.events import Listener, ignore
+from dispatch_profiler.tuner.events import Listener, Warned, ignore
 from dispatch_profiler.tuner.measuring import Devices
 from dispatch_profiler.tuner.operation_search import OperationSearch, SearchTask, fastest
 from dispatch_profiler.tuner.pipeline import Pipeline
@@ -39,6 +42,9 @@ class SearchOptions:
     `evaluator` names the device; verification and measurement are always on. `devices` names several instead, which
     should be alike: each measures other operations. `cache` has earlier builds. `overlap` says whether some operations
     are compiled while others are measured, by default if the devices are GPUs and leave the compiler enough cores.
+
+    With `cluster`, its workers compile, and those that have devices measure: the `devices` with a host, such as
+    `cuda://0@node7`, or without `devices` all that suit the target.
     """
 
     evaluator: EvaluatorOptions
@@ -46,6 +52,7 @@ class SearchOptions:
     cache: Cache | None = None
     devices: tuple[str, ...] = ()
     overlap: bool | None = None
+    cluster: Cluster | None = None
 
 
 @dataclass(frozen=True)
@@ -92,22 +99,65 @@ def search(
     Continues from what `storage` has. Every evaluation is stored as soon as it is known, so that an error or an
     interruption costs at most those in progress. If one of several devices fails, the others do its work.
 
-    Raises StorageError if a storage fails or another search uses it, and TargetError if no device works.
+    Raises StorageError if a storage fails or another search uses it, TargetError if no device works, UsageError or
+    ToolError if the cluster cannot be used.
     """
     watch = Stopwatch()
-    named = options.devices or (options.evaluator.device,)
-    overlaps = compiles_beside(named) if options.overlap is None else options.overlap
-    build = replace(options.build, cores=cores_beside(named)) if overlaps else options.build
     with contextlib.ExitStack() as stack:
-        builder = stack.enter_context(Builder(target, build, options.cache))
+        place = _place(options, stack, lambda message: listen(Warned(message)))
+        builder = stack.enter_context(Builder(target, place.build, options.cache))
         checked = replace(options.evaluator, verify=True, profile=True)
-        devices = stack.enter_context(Devices(checked, named))
-        content = _content(target, builder, options)
+        hosted = {name: place.evaluator(name, checked) for name in place.hosted}
+        devices = stack.enter_context(Devices(checked, place.devices, hosted))
+        content = _content(target, builder, options, place)
         studies = [stack.enter_context(storage.study(search_key(task, content))) for task in tasks]
         means = Means(builder, devices, watch, listen)
-        rounds = Pipeline(tasks, studies, means) if overlaps else Rounds(tasks, studies, means)
+        rounds = Pipeline(tasks, studies, means) if place.overlaps else Rounds(tasks, studies, means)
         rounds.run()
         return SearchResult(tuple(map(_result, rounds.searches)), watch.times)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where candidates are compiled and measured. `hosted` are the devices of other machines."""
+
+    build: BuildOptions
+    devices: tuple[str, ...]
+    overlaps: bool
+    hosted: Mapping[str, HostedDevice] = field(default_factory=dict)
+    cluster: ClusterDevices | None = None
+
+    @property
+    def machine(self) -> str:
+        """The GPU of the first device, or its machine if it is no NVIDIA GPU."""
+        name = self.devices[0]
+        machine = self.hosted[name].host.machine if name in self.hosted else this_machine(name)
+        return machine.gpu or machine.name
+
+    def evaluator(self, name: str, options: EvaluatorOptions) -> ClusterEvaluator:
+        """What measures on a device of another machine."""
+        assert self.cluster is not None
+        return self.cluster.evaluator(self.hosted[name], options)
+
+
+def _place(options: SearchOptions, stack: contextlib.ExitStack, warn: Warn) -> _Place:
+    """Where a search takes place; `stack` closes the connection to the cluster. Raises UsageError, ToolError."""
+    usual, named, build = options.evaluator.device, options.devices, options.build
+    remote = [each for each in named if DeviceUri.parse(each).is_remote]
+    cluster, hosted, threads = None, {}, 0
+    if options.cluster is not None:
+        cluster = stack.enter_context(ClusterDevices(options.cluster, warn))
+        hosted = cluster.devices(usual, remote) if remote or not named else {}
+        threads = cluster.compiling_threads
+    elif remote:
+        raise UsageError(f"--devices: {remote[0]} is on another machine", hint="add --cluster=ADDRESS")
+    devices = named or tuple(hosted) or (usual,)
+    overlaps = compiles_beside(devices) if options.overlap is None else options.overlap
+    if threads:
+        build = replace(build, cluster=options.cluster, workers=threads)
+    elif overlaps:
+        build = replace(build, cores=cores_beside(devices))
+    return _Place(build, devices, overlaps, hosted, cluster)
 
 
 def search_key(task: SearchTask, content: dict[str, str]) -> SearchKey:
@@ -117,18 +167,17 @@ def search_key(task: SearchTask, content: dict[str, str]) -> SearchKey:
     return SearchKey(task.operation, {**content, **own})
 
 
-def _content(target: Target, builder: Builder, options: SearchOptions) -> dict[str, str]:
+def _content(target: Target, builder: Builder, options: SearchOptions, place: _Place) -> dict[str, str]:
     """What makes evaluations of different runs interchangeable, besides the task."""
-    uri = (options.devices or (options.evaluator.device,))[0]
-    device = DeviceUri.parse(uri)
+    device = replace(DeviceUri.parse(place.devices[0]), host="")
     return {
         "dispatch_profiler": __version__,
         "target": f"{target.name} {target.fingerprint}",
         "flags": " ".join(options.build.flags),
         "compiler": builder.revision,
-        # GPUs of one kind are interchangeable; the machine names them.
+        # GPUs of one kind are interchangeable, wherever they are; `machine` names them.
         "device": str(device) if device.is_local else device.driver,
-        "machine": this_machine(uri).name,
+        "machine": place.machine,
         "mode": options.evaluator.measure.mode.value,
         "inputs": str(options.evaluator.seed),
     }

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dispatch_profiler.command import Parser, folder, positive, positive_number, user_cache, warn
 from dispatch_profiler.compiler import Cache
+from dispatch_profiler.compiler.cluster_options import add_tls_arguments, cluster_at, tls_files
+from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library import KeepRule, Library
 from dispatch_profiler.profiler.evaluation.devices import parse_devices, unlike
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
-from dispatch_profiler.runtime import all_devices
+from dispatch_profiler.runtime import DeviceUri, all_devices
 from dispatch_profiler.tuner.arguments import percent
 from dispatch_profiler.tuner.building import BuildOptions
 from dispatch_profiler.tuner.search import SearchOptions
@@ -66,6 +69,12 @@ def add_search_arguments(parser: Parser, *, usual: str) -> None:
         "--timeout", type=positive_number, default=120.0, metavar="SECONDS",
         help="time limit for a step of one candidate (default: %(default)g)",
     )  # fmt: skip
+    parser.add_argument(
+        "--cluster", metavar="ADDRESS",
+        help="tcp://HOST:PORT or tls://HOST:PORT of a Dask scheduler, whose workers compile, and measure if they have "
+        "devices (docs/tuning.md)",
+    )  # fmt: skip
+    add_tls_arguments(parser)
 
 
 def named_devices(names: str | None, usual: str) -> tuple[str, ...]:
@@ -81,6 +90,11 @@ def named_devices(names: str | None, usual: str) -> tuple[str, ...]:
     return found
 
 
+def own_device(devices: Sequence[str], usual: str) -> str:
+    """The first of `devices` that is on this machine; `usual` if there is none."""
+    return next((each for each in devices if not DeviceUri.parse(each).is_remote), usual)
+
+
 def _seed(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text[:11]) < 2**32):
         raise argparse.ArgumentTypeError(f"expected a whole number from 0 to {2**32 - 1}, but got {text!r}")
@@ -88,13 +102,16 @@ def _seed(text: str) -> int:
 
 
 def step_options(options: argparse.Namespace, devices: tuple[str, ...] = ()) -> StepOptions:
-    """What the options say. Raises UsageError if the library cannot be read."""
-    cache = user_cache()
+    """What the options say. Raises UsageError, also if the library cannot be read."""
+    cache, tls = user_cache(), tls_files(options)
+    if tls is not None and options.cluster is None:
+        raise UsageError("--tls-ca-file needs --cluster", hint="add --cluster=tls://HOST:PORT")
     search = SearchOptions(
         EvaluatorOptions("", seconds=options.timeout, peaks=cache / "machines"),
         BuildOptions(workers=options.num_cpu, seconds=options.timeout),
         Cache(cache),
         devices,
+        cluster=cluster_at("--cluster", options.cluster, tls) if options.cluster is not None else None,
     )
     library = Library.load(folder(options.library)) if options.library else None
     return StepOptions(search, options.storage or "", library, KeepRule(options.threshold / 100.0))

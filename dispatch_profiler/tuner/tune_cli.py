@@ -24,6 +24,7 @@ from dispatch_profiler.tuner.search_arguments import (
     add_search_arguments,
     changed,
     named_devices,
+    own_device,
     step_options,
 )
 from dispatch_profiler.tuner.shares import SUMMARY_FILE
@@ -106,7 +107,7 @@ def _tune(options: argparse.Namespace) -> int:
     outputs = Outputs(output / _FINAL, output / _RESULTS)
     named = named_devices(options.devices, target.device_uri)
     steps = step_options(options, named)
-    device = named[0] if named else target.device_uri
+    device = own_device(named, target.device_uri)
     request = Request(folder(options.workload), output / _TUNINGS, target, device, True, options.thr)
     generated = generate_tunings(
         request, lambda problems: check_output(outputs, target, [each.operation for each in problems])

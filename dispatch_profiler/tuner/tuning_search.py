@@ -84,7 +84,9 @@ def search_tunings(
     times = Times()
     for (target, device), places in groups.items():
         tasks = [task_of(tunings[place], library) for place in places]
-        shared = SharedDevices(options.devices) if options.devices else usual_devices(device)
+        # With a cluster and without names, `search` takes the devices of its workers.
+        is_given = options.devices or options.cluster is not None
+        shared = SharedDevices(options.devices) if is_given else usual_devices(device)
         if len(shared.devices) > 1 or shared.left_out:
             listen(Sharing(len(tasks), shared.devices, shared.left_out))
         on_device = replace(

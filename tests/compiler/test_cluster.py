@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from cluster_helpers import PATIENCE, LocalCluster
 from pool_helpers import KillsItsParent
 
 from dispatch_profiler.compiler import BuildRequest, CompileOptions, IreeCompiler, NullCompiler, compile_tree
@@ -27,74 +25,6 @@ from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.operations import Matmul
 
 ROOT = Path(__file__).parent.parent.parent
-#: Long enough for the slowest machine: what is waited for comes in seconds.
-PATIENCE = 120.0
-
-
-@dataclass
-class LocalCluster:
-    """A scheduler with workers, each in a folder and a home of its own."""
-
-    folder: Path
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    @property
-    def address(self) -> str:
-        return str(json.loads((self.folder / "scheduler.json").read_text())["address"])
-
-    def start(self, *command: str, **environment: str) -> subprocess.Popen[bytes]:
-        place = self.folder / str(len(self.processes))
-        place.mkdir(parents=True)
-        with (self.folder / f"{place.name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "dask", *command, "--no-dashboard"],
-                cwd=place,
-                env={**os.environ, "HOME": str(place), "PYTHONPATH": PATHS, **environment},
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-            )
-        self.processes.append(process)
-        return process
-
-    def start_scheduler(self, *options: str, host: str = "--host=127.0.0.1", **environment: str) -> None:
-        file = self.folder / "scheduler.json"
-        self.start(
-            "scheduler",
-            *filter(None, [host]),
-            "--port=0",
-            f"--scheduler-file={file}",
-            *options,
-            **environment,
-        )
-        self.wait_for(lambda: file.exists() and file.read_text().endswith("}"))
-
-    def start_worker(
-        self, *options: str, host: str = "--host=127.0.0.1", **environment: str
-    ) -> subprocess.Popen[bytes]:
-        # Without a nanny: a worker that is killed stays dead.
-        fixed = ("--nthreads=1", "--no-nanny")
-        return self.start("worker", self.address, *fixed, *filter(None, [host]), *options, **environment)
-
-    def wait_for_workers(self, count: int) -> None:
-        import distributed
-
-        with distributed.Client(self.address, set_as_default=False) as client:
-            self.wait_for(lambda: len(client.nthreads()) == count)
-
-    def wait_for(self, condition) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not condition():
-            assert all(p.poll() is None for p in self.processes), self.logs()
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.05)
-
-    def logs(self) -> str:
-        return "\n".join(file.read_text() for file in sorted(self.folder.glob("*.log")))
-
-    def stop(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.wait()
 
 
 PATHS = os.pathsep.join(
@@ -105,7 +35,7 @@ PATHS = os.pathsep.join(
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCluster]:
     monkeypatch.setenv("PYTHONPATH", PATHS)  # for the process that is asked for flags here
-    made = LocalCluster(tmp_path / "cluster")
+    made = LocalCluster(tmp_path / "cluster", PATHS)
     try:
         yield made
     finally:

@@ -32,6 +32,17 @@ class Vmfb:
         """A vmfb held in memory; hashed only here."""
         return cls(sha256(data), len(data), lambda: data)
 
+    def __reduce__(self) -> tuple[Callable[[str, bytes], Vmfb], tuple[str, bytes]]:
+        """It travels with its content, which is checked when it arrives."""
+        return _received, (self.sha256, self.load())
+
+
+def _received(digest: str, data: bytes) -> Vmfb:
+    found = Vmfb.of(data)
+    if found.sha256 != digest:
+        raise DamagedVmfb("a vmfb was damaged on its way")
+    return found
+
 
 @dataclass(frozen=True)
 class Candidate:

@@ -85,12 +85,14 @@ def _identity(device: str) -> str:
 
 def hardware_of(device: str) -> str:
     """The hardware of a device URI: devices that share it would slow each other down."""
-    return "CPU" if DeviceUri.parse(device).is_local else _identity(device)
+    uri = DeviceUri.parse(device)
+    return "CPU" if uri.is_local and not uri.is_remote else _identity(device)
 
 
 def unlike(devices: Sequence[str]) -> str:
-    """A warning if these devices are not alike; else empty."""
-    kinds = {device: this_machine(device).gpu or device for device in devices}
+    """A warning if these devices of this machine are not alike; else empty."""
+    own = [device for device in devices if not DeviceUri.parse(device).is_remote]
+    kinds = {device: this_machine(device).gpu or device for device in own}
     if len(set(kinds.values())) < 2:
         return ""
     names = ", ".join(device if kind == device else f"{device} ({kind})" for device, kind in kinds.items())

@@ -78,7 +78,7 @@ class Evaluator:
 
     def __init__(self, options: EvaluatorOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
-        self._runtime = f"runtime {_version('iree-base-runtime')}"
+        self._runtime = f"runtime {runtime_version()}"
         memory = options.memory_bytes if options.memory_bytes is not None else memory_limit(options.device)
         self._limits = WorkerLimits(options.seconds, memory)
         self._runners = Runners(
@@ -337,8 +337,9 @@ class Evaluator:
         return replace(record.failed(Verdict.IMPLAUSIBLE, reason), limit_ms=limit, peaks=peaks)
 
 
-def _version(package: str) -> str:
+def runtime_version() -> str:
+    """The version of IREE's runtime."""
     try:
-        return metadata.version(package)
+        return metadata.version("iree-base-runtime")
     except metadata.PackageNotFoundError:
         return "of unknown version"

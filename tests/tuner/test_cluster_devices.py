@@ -1,0 +1,150 @@
+"""A search whose candidates are compiled by some workers of a cluster and measured by others."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import test_search
+from cluster_helpers import LocalCluster
+from test_search import OPTIONS, find, outcomes, task  # noqa: F401
+from worker_helpers import use_in_process_workers
+
+from dispatch_profiler.compiler.cluster import Cluster, is_device
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.operations import Matmul
+from dispatch_profiler.profiler.evaluation.candidate import DamagedVmfb, Vmfb, _received
+from dispatch_profiler.profiler.evaluation.hosted import Host
+from dispatch_profiler.profiler.records.machine import Machine
+from dispatch_profiler.targets import NullTarget
+from dispatch_profiler.tuner import cluster_devices
+from dispatch_profiler.tuner.cluster_devices import HostedDevice, _check_alike
+from dispatch_profiler.tuner.events import DeviceLost, Evaluated, Event
+from dispatch_profiler.tuner.search import search
+from dispatch_profiler.tuner.storage import open_storage
+
+ROOT = Path(__file__).parents[2]
+#: Imported by a worker when it starts: it has no compiler.
+NO_COMPILER = "import sys; sys.modules['iree.compiler'] = None; sys.modules['joblib'] = None\n"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A scheduler, a worker that compiles, and one with a device and without a compiler."""
+    folder = tmp_path_factory.mktemp("cluster")
+    (folder / "sitecustomize.py").write_text(NO_COMPILER)
+    made = LocalCluster(folder / "processes", str(ROOT))
+    try:
+        made.start_scheduler()
+        made.start_worker()
+        start_device(made, "null://0", "--name=first")
+        made.wait_for_workers(2)
+        yield made
+    finally:
+        made.stop()
+
+
+def start_device(cluster: LocalCluster, device: str, *options: str):
+    paths = os.pathsep.join([str(cluster.folder.parent), cluster.paths])
+    return cluster.start_worker(f"--resources={device}=1", *options, PYTHONPATH=paths)
+
+
+@pytest.fixture
+def on_cluster(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches of this test use the cluster."""
+    # For the process that is asked for flags here.
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(test_search, "OPTIONS", replace(OPTIONS, cluster=Cluster(cluster.address)))
+
+
+def tasks():
+    return [task(Matmul(16, 32, k), count=10, evaluations=7) for k in (8, 16)]
+
+
+@pytest.mark.usefixtures("on_cluster")
+def test_a_lost_worker_costs_only_its_candidates_in_flight(cluster, find, monkeypatch):  # noqa: F811
+    """Its operations continue on another device; what it measured before stays. All is as on this machine."""
+    with monkeypatch.context() as patched:
+        use_in_process_workers(patched)
+        patched.setattr(test_search, "OPTIONS", OPTIONS)
+        alone = find(*tasks(), storage="local.db")
+    lost = start_device(cluster, "null://1", "--name=second")
+    cluster.wait_for_workers(3)
+    events: list[Event] = []
+
+    def listen(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Evaluated) and _device(event).endswith("second") and lost.poll() is None:
+            lost.send_signal(signal.SIGKILL)
+            lost.wait()
+
+    with open_storage("search.db") as storage:
+        options = replace(test_search.OPTIONS, overlap=True)
+        result = search(tasks(), NullTarget("faults.yaml"), storage, options, listen)
+
+    cluster.processes.remove(lost)
+    assert outcomes(result) == outcomes(alone)
+    (failure,) = [each for each in events if isinstance(each, DeviceLost)]
+    assert failure.device == "null://1@second" and "the worker on" in failure.reason
+    evaluated = [each.evaluation.dispatch.name for each in events if isinstance(each, Evaluated)]
+    assert len(evaluated) == len(set(evaluated))
+    records = [each.record for found in result.operations for each in found.evaluations]
+    assert {record.provenance.device for record in records} == {"null://0@first", "null://1@second"}
+    assert all(record.provenance.machine.cores and record.provenance.machine.cpu for record in records)
+    assert all(record.measurement is not None and record.measurement.samples_ms for record in records)
+
+
+def _device(event: Evaluated) -> str:
+    return event.evaluation.record.provenance.device
+
+
+@pytest.mark.usefixtures("on_cluster")
+def test_a_worker_with_another_runtime_is_refused(find, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(cluster_devices, "runtime_version", lambda: "2.0")
+    with pytest.raises(UsageError, match=r"the worker first on .* this machine has .* with 2\.0"):
+        find(task())
+
+
+@pytest.mark.usefixtures("on_cluster")
+def test_a_device_that_no_worker_has_is_an_error(find, monkeypatch):  # noqa: F811
+    options = replace(test_search.OPTIONS, devices=("null://7@first",))
+    monkeypatch.setattr(test_search, "OPTIONS", options)
+    with pytest.raises(UsageError, match=r"measures on null://7@first; available: null://0@first"):
+        find(task())
+
+
+def test_a_device_of_another_machine_needs_a_cluster(find, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(test_search, "OPTIONS", replace(OPTIONS, devices=("null://0@node7",)))
+    with pytest.raises(UsageError, match="null://0@node7 is on another machine"):
+        find(task())
+
+
+def hosted(name: str, gpu: str = "H100", hardware: str = "") -> HostedDevice:
+    host = Host(name, "0.1", "3.13", Machine(gpu=gpu), hardware or name)
+    return HostedDevice(f"cuda://0@{name}", "cuda://0", "tcp://127.0.0.1:1", host)
+
+
+def test_unlike_devices_and_the_same_device_twice_are_errors():
+    _check_alike([hosted("a"), hosted("b")])
+    with pytest.raises(UsageError, match="cuda://0@a is H100, cuda://0@b is A100"):
+        _check_alike([hosted("a"), hosted("b", "A100")])
+    with pytest.raises(UsageError, match="cuda://0@a and cuda://0@b are the same hardware"):
+        _check_alike([hosted("a", hardware="GPU-1"), hosted("b", hardware="GPU-1")])
+
+
+def test_resources_that_are_devices_have_their_uri():
+    assert all(map(is_device, ("cuda", "cuda://1", "hip://0", "local-task", "null://0")))
+    assert not any(map(is_device, ("GPU", "memory", "cuda1")))
+
+
+def test_a_vmfb_travels_with_its_content():
+    vmfb = Vmfb.of(b"code")
+    arrived = pickle.loads(pickle.dumps(vmfb))
+    assert arrived == vmfb and arrived.load() == b"code"
+    with pytest.raises(DamagedVmfb):
+        _received(vmfb.sha256, b"c0de")
