@@ -20,6 +20,7 @@ tables = load_script("benchmarks/_table.py")
 figures = load_script("benchmarks/_figures.py")
 measurement = load_script("benchmarks/measurement.py")
 operations = load_script("benchmarks/operations.py")
+tuned = load_script("benchmarks/tuned.py")
 replays = load_script("benchmarks/search.py")
 several_devices = load_script("benchmarks/devices.py")
 Figure, Rate, Row = figures.Figure, figures.Rate, measurement.Row
@@ -253,3 +254,19 @@ def test_one_and_two_null_devices_find_the_same_winners(capsys):
     assert [row.must for row in rows] == [">= 1.7", ">= 100"]
     assert rows[1].value == 100.0
     assert "3 evaluations" in capsys.readouterr().out
+
+
+def test_tuned_workloads_are_weighted_by_how_often_an_operation_runs():
+    one, other = Matmul(16, 16, 16), Matmul(32, 32, 32)
+    times = {one: tuned.Times(4.0, 2.0, 3.0, 1.0), other: tuned.Times(9.0, 3.0, 3.0, 3.0)}
+    (sums,) = tuned.totals([times], {one: 5, other: 1})
+    assert sums == tuned.Times(29.0, 13.0, 18.0, 8.0)
+    rows = list(tuned.rows_of("work", tuned.Goals(2.0, 1.5, None), [sums, sums]))
+    assert [round(row.value, 3) for row in rows] == [2.231, 1.385, 0.615, 0.444]
+    assert [row.holds for row in rows] == [True, False, True, True]
+
+
+def test_what_has_neither_entry_nor_form_runs_as_the_default():
+    assert tuned.times_of({"default": 3.0, "torch": 2.0, "numpy": 1.0}, 0.5) == tuned.Times(
+        3.0, 3.0, 1.0, 0.5
+    )

@@ -4,6 +4,7 @@ from dispatch_profiler.library.choice import Choice, KeepRule, choose
 from dispatch_profiler.library.entry import NO_SPEED, Entry, Estimate
 from dispatch_profiler.library.library import LIBRARY_FILE, Library, library_file
 from dispatch_profiler.library.merge import Change, Merged, MergeRule, Outcome, merge
+from dispatch_profiler.library.shipped import find_library, shipped_libraries
 
 __all__ = [
     "LIBRARY_FILE",
@@ -18,6 +19,8 @@ __all__ = [
     "Merged",
     "Outcome",
     "choose",
+    "find_library",
     "library_file",
     "merge",
+    "shipped_libraries",
 ]

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from textwrap import dedent
 
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, say_table, show, warn, writable
@@ -16,6 +17,7 @@ from dispatch_profiler.files import write_atomic
 from dispatch_profiler.library.entry import Entry
 from dispatch_profiler.library.library import Library, spec_file
 from dispatch_profiler.library.listing import FORMATS, shown_rows, table_rows
+from dispatch_profiler.library.shipped import find_library, is_shipped, shipped_libraries
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.streams import width_of
 from dispatch_profiler.targets import parse_target
@@ -39,7 +41,11 @@ def make_parser(prog: str = PROG) -> Parser:
         "action", choices=list(_ACTIONS),
         help="list: a table; show: everything known of each entry; export: CSV or JSON; spec: write spec.mlir beside the library",
     )  # fmt: skip
-    parser.add_argument("library", metavar="LIBRARY", help="folder with a library.json")
+    parser.add_argument(
+        "library", nargs="?", metavar="LIBRARY",
+        help=f"folder with a library.json, or a shipped library: {', '.join(shipped_libraries())} "
+        "(list without it: the shipped ones)",
+    )  # fmt: skip
     parser.add_argument(
         "operations", nargs="?", default="", metavar="OPERATION,...",
         help="only operations whose full name matches a glob or a regular expression",
@@ -58,6 +64,8 @@ def make_parser(prog: str = PROG) -> Parser:
 
 
 def _main(options: argparse.Namespace) -> int:
+    if options.library is None:
+        return _list_shipped(options.action)
     if options.action != "export" and (options.format or options.output):
         raise UsageError(
             f"{options.action} has no --format and no --output",
@@ -67,11 +75,25 @@ def _main(options: argparse.Namespace) -> int:
         raise UsageError(
             "show requires an operation", hint=f"dispatch-profiler library list {options.library} lists them"
         )
-    library = Library.load(folder(options.library))
+    library = Library.load(find_library(folder(options.library)))
     entries = _chosen(library, Selection.parse(options.operations, options.operation_kind))
     _ACTIONS[options.action](entries, options)
     for hint in retune_hints(entries):
         say(f"hint: {hint}")
+    return SUCCESS
+
+
+def _list_shipped(action: str) -> int:
+    if action != "list":
+        raise UsageError(
+            f"{action} requires a library", hint="dispatch-profiler library list names the shipped ones"
+        )
+    rows = []
+    for name in shipped_libraries():
+        library = Library.load(find_library(Path(name)))
+        machines = dict.fromkeys(each.provenance.machine.name for each in library.entries)
+        rows.append((name, counted(len(library), "entry"), "; ".join(machines)))
+    show(_aligned(rows))
     return SUCCESS
 
 
@@ -112,7 +134,13 @@ def _export(entries: Sequence[Entry], options: argparse.Namespace) -> None:
 def _spec(entries: Sequence[Entry], options: argparse.Namespace) -> None:
     from dispatch_profiler.library.spec_proof import make_spec  # it loads the compiler
 
-    path = spec_file(folder(options.library))
+    library = folder(options.library)
+    if is_shipped(library):
+        raise UsageError(
+            f"{library} is a shipped library, which has its spec: {spec_file(find_library(library))}",
+            hint=f"to change it, merge it into a folder: dispatch-profiler merge {library} OTHER FOLDER",
+        )
+    path = spec_file(library)
     spec = make_spec(entries)
     if spec.left_out:
         warn(f"{counted(len(spec.left_out), 'entry')} cannot be part of a tuning spec:")

@@ -38,6 +38,7 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.generator.emit import emit_added
 from dispatch_profiler.isolation import available_memory
 from dispatch_profiler.library.library import Library
+from dispatch_profiler.library.shipped import find_library, shipped_libraries
 from dispatch_profiler.library.tuned import TunedConfigurations, check_some_fit
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.targets import Target, parse_target
@@ -91,7 +92,7 @@ def _main(options: argparse.Namespace) -> int:
 
 def _add_tuned(manifest: Manifest, target: Target | None, revision: str, options: argparse.Namespace) -> int:
     """Add `tile_config_tuned` to the operations that the library has an entry for, and remove it from others."""
-    library = Library.load(options.library)
+    library = Library.load(find_library(options.library))
     tuned = {
         name: TunedConfigurations(library, target or parse_target(name), revision, options.nearest)
         for name in dict.fromkeys(entry.target for entry in manifest.entries)
@@ -194,9 +195,9 @@ def _add_compilation(parser: Parser) -> None:
 def _add_library(parser: Parser) -> None:
     """Options for tuned configurations."""
     parser.add_argument(
-        "--library", type=folder, metavar="DIR",
+        "--library", type=folder, metavar="DIR|NAME",
         help="also compile the configuration that this library of tuned kernels has for each operation, as "
-        "tile_config_tuned",
+        f"tile_config_tuned: a folder, or a shipped library ({', '.join(shipped_libraries())})",
     )  # fmt: skip
     parser.add_argument(
         "--nearest", action="store_true",

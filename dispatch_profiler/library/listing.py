@@ -14,7 +14,7 @@ from dispatch_profiler.library.library_json import exported
 from dispatch_profiler.profiler.records.speedup import speedup_text
 from dispatch_profiler.profiler.statistics.comparison import Ratio
 
-HEADER = ("operation", "configuration", "GFLOP/s", "vs default")
+HEADER = ("operation", "configuration", "GFLOP/s", "vs untuned")
 _COLUMNS = (
     "operation", "kind", "arguments", "configuration", "configuration_fields", "gflops", "gflops_low",
     "gflops_high", "speedup", "speedup_low", "speedup_high", "target", "iree", "device", "cpu", "cores", "gpu",
@@ -39,7 +39,7 @@ def shown_rows(entry: Entry) -> list[Sequence[str]]:
         ("configuration", entry.dispatch.configuration.name),
         *((f"  {name}", value) for name, value in entry.dispatch.configuration.fields().items()),
         ("GFLOP/s", _gflops(entry, with_interval=True)),
-        ("vs default", _speedup(entry)),
+        ("vs untuned", _speedup(entry)),
         ("target", origin.target),
         ("IREE", origin.iree),
         ("device", origin.device),

@@ -12,6 +12,7 @@ from dispatch_profiler.files import locked
 from dispatch_profiler.library.entry import Entry
 from dispatch_profiler.library.library import Library, library_file, spec_file
 from dispatch_profiler.library.merge import Change, Merged, Outcome, machines, merge
+from dispatch_profiler.library.shipped import find_library
 from dispatch_profiler.plurals import counted
 
 PROG = "dispatch-profiler merge"
@@ -58,7 +59,7 @@ def _main(options: argparse.Namespace) -> int:
         folder(text) for text in (options.original, options.incremental, options.output)
     )
     with _locked(output, is_dry_run=options.dry_run):
-        base, new = Library.load(original), Library.load(incremental)
+        base, new = (Library.load(find_library(path)) for path in (original, incremental))
         merged = merge(
             base,
             new,

@@ -11,7 +11,7 @@ from dispatch_profiler.command import Parser, folder, positive, positive_number,
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.compiler.cluster_options import add_tls_arguments, cluster_at, tls_files
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.library import KeepRule, Library
+from dispatch_profiler.library import KeepRule, Library, find_library
 from dispatch_profiler.profiler.evaluation.devices import parse_devices, unlike
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.runtime import DeviceUri, all_devices
@@ -113,7 +113,7 @@ def step_options(options: argparse.Namespace, devices: tuple[str, ...] = ()) -> 
         devices,
         cluster=cluster_at("--cluster", options.cluster, tls) if options.cluster is not None else None,
     )
-    library = Library.load(folder(options.library)) if options.library else None
+    library = Library.load(find_library(folder(options.library))) if options.library else None
     return StepOptions(search, options.storage or "", library, KeepRule(options.threshold / 100.0))
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, say, show, warn
 from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.library import Library
+from dispatch_profiler.library import Library, find_library
 from dispatch_profiler.library.cli import retune_hints
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.targets import DEFAULT_TARGET
@@ -138,7 +138,7 @@ def _check_recheck(options: argparse.Namespace, parser: Parser) -> None:
 def _recheck(options: argparse.Namespace) -> int:
     _check_recheck(options, make_parser(options.prog))
     path = folder(options.recheck)
-    library = Library.load(path)
+    library = Library.load(find_library(path))
     target = target_of(library, parse_architecture(options.target) if options.target else None)
     steps = step_options(options)
     device = (*named_devices(options.devices, target.device_uri), target.device_uri)[0]

@@ -1,0 +1,276 @@
+#!/usr/bin/env python3
+"""Tuned workloads on this CPU: the entries of a library against the compiler's default tiles, and against libraries.
+
+    python benchmarks/tuned.py [--library=DIR] [--quick] [--json=PATH]
+
+ResNet-50's convolutions and BERT's matrix products, f32, each weighted by how often its workload runs it. An
+operation without an entry runs as it does untuned. "Default" is the fastest form whose tiles the compiler chose, or
+the operation as it is. Weights are arguments of every call, for all sides.
+
+Everything is compiled and verified; then rounds of measurements follow, in which every side of an
+operation is sampled in turn. A figure is the mean over rounds, with its 95 % interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks._table import Row, report
+from dispatch_profiler.command import user_cache
+from dispatch_profiler.compiler import Cache, CompileOptions, IreeCompiler, compile_tree
+from dispatch_profiler.configurations import FORMS, Configuration, Default, Formed, Tuned
+from dispatch_profiler.dispatches import Dispatch, Tree, load_manifest
+from dispatch_profiler.generator import Plan, emit
+from dispatch_profiler.generator.emit import emit_added
+from dispatch_profiler.library import Library, find_library
+from dispatch_profiler.library.tuned import TunedConfigurations
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
+from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
+from dispatch_profiler.profiler.measurement.measure import MeasureOptions
+from dispatch_profiler.profiler.providers.library_calls import LibraryCall, ManifestPair, with_providers
+from dispatch_profiler.profiler.records.record import Record
+from dispatch_profiler.profiler.statistics.stopping import StopRule
+from dispatch_profiler.profiler.statistics.student import reach
+from dispatch_profiler.targets import fastest_form, parse_target
+from dispatch_profiler.workloads import Workload, WorkloadEntry, read_workload
+
+TARGET = parse_target("llvm-cpu")
+WORKLOADS = Path(__file__).parent / "workloads"
+#: Forms that are as accurate as the operation itself.
+EXACT_FORMS = [name for name in FORMS if not name.startswith("winograd")]
+ROUNDS, QUICK_ROUNDS = 6, 3
+SAMPLES, QUICK_SAMPLES = 24, 10
+
+
+@dataclass(frozen=True)
+class Goals:
+    """Speedups over the default and the fastest library, and a part of the measured peak."""
+
+    default: float
+    library: float
+    peak: float | None = None
+
+
+WORKS = {
+    "resnet50_f32.txt": ("ResNet-50 convolutions", ("torch",), Goals(1.9, 1.15, 0.88)),
+    "gemm_log.yaml": ("BERT matrix products", ("torch", "numpy"), Goals(1.65, 1.0)),
+}
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What is measured of one operation. `untuned` are candidates for the default, `tuned` is None without an entry."""
+
+    entry: WorkloadEntry
+    untuned: tuple[Dispatch, ...]
+    tuned: Dispatch | None
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds of the default, of the tuned configuration and of the fastest library, and the least possible."""
+
+    default: float
+    tuned: float
+    library: float
+    limit: float
+
+
+def untuned(operation: Operation) -> tuple[Dispatch, ...]:
+    """The operation as it is, and each form of it, with tiles that the compiler chooses."""
+    every: list[Configuration] = [Default(), *map(Formed, EXACT_FORMS)]
+    return tuple(
+        Dispatch(operation, each) for each in every if each.invalid_reason(operation, TARGET.limits) is None
+    )
+
+
+def sides_of(workload: Workload, library: Library, revision: str) -> list[Sides]:
+    """The sides of each operation. Without an entry, the tuned side is the fastest known form."""
+    tuned = TunedConfigurations(library, TARGET, revision)
+    found = []
+    for entry in workload.entries:
+        dispatch = tuned.of(entry.operation).dispatch
+        form = fastest_form(entry.operation, TARGET)
+        if dispatch is None and form is not None:
+            dispatch = Dispatch(entry.operation, Tuned(form))
+        found.append(Sides(entry, untuned(entry.operation), dispatch))
+    return found
+
+
+def compiled(folder: Path, sides: Sequence[Sides]) -> Tree:
+    """A compiled tree of all sides but the libraries."""
+    tree = Tree(folder)
+    list(emit(Plan(TARGET, tuple((each.entry.operation, each.untuned) for each in sides)), tree))
+    emit_added(tree, {each.entry.operation: each.tuned for each in sides})
+    list(compile_tree(load_manifest(tree), IreeCompiler(), CompileOptions(), Cache(user_cache())))
+    return tree
+
+
+def records(pairs: Sequence[ManifestPair], tree: Tree, evaluator: Evaluator) -> Iterator[Record]:
+    """The records of `pairs`; failures are printed."""
+    for record in evaluator.records(TreeCandidates(tree).candidates(pairs)):
+        if record.is_failure:
+            print(f"    {record.dispatch.name}: {record.verdict.value}, {record.reason}", flush=True)
+        yield record
+
+
+def milliseconds(record: Record) -> float:
+    """The median; infinite without one."""
+    measured = not record.is_failure and record.measurement is not None
+    return record.measurement.median_ms if measured and record.measurement is not None else float("inf")
+
+
+def contestants(
+    tree: Tree, libraries: Sequence[str], options: EvaluatorOptions
+) -> tuple[list[ManifestPair], Mapping[Operation, float]]:
+    """Verify everything; of each operation the fastest default, the tuned side and the libraries, and its limit."""
+    pairs = list(with_providers(load_manifest(tree).dispatches(), ("iree", *libraries)))
+    fastest: dict[tuple[Operation, str], tuple[float, ManifestPair]] = {}
+    limits: dict[Operation, float] = {}
+    with Evaluator(options) as evaluator:
+        for pair, record in zip(pairs, records(pairs, tree, evaluator), strict=True):
+            operation, took = record.dispatch.operation, milliseconds(record)
+            limits[operation] = max(record.limit_ms, limits.get(operation, 0.0))
+            key = operation, side_of(record.dispatch.configuration)
+            if took < fastest.get(key, (float("inf"), pair))[0]:
+                fastest[key] = took, pair
+    return [pair for _, pair in fastest.values()], limits
+
+
+def side_of(configuration: Configuration) -> str:
+    """Which side a configuration belongs to."""
+    if isinstance(configuration, LibraryCall):
+        return configuration.library
+    return "tuned" if isinstance(configuration, Tuned) else "default"
+
+
+def measured_round(
+    pairs: Sequence[ManifestPair], tree: Tree, evaluator: Evaluator, limits: Mapping[Operation, float]
+) -> dict[Operation, Times]:
+    """One measurement of every contestant."""
+    took: dict[Operation, dict[str, float]] = {}
+    for record in records(pairs, tree, evaluator):
+        took.setdefault(record.dispatch.operation, {})[side_of(record.dispatch.configuration)] = milliseconds(
+            record
+        )
+    return {operation: times_of(found, limits[operation]) for operation, found in took.items()}
+
+
+def times_of(found: Mapping[str, float], limit: float) -> Times:
+    """The times of one operation by side. What has neither entry nor form runs as the default."""
+    library = min(ms for side, ms in found.items() if side not in ("default", "tuned"))
+    return Times(found["default"], found.get("tuned", found["default"]), library, limit)
+
+
+def mean_with_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half the width of its 95 % interval."""
+    half = reach(0.95, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return statistics.fmean(values), half
+
+
+def totals(rounds: Sequence[Mapping[Operation, Times]], counts: Mapping[Operation, int]) -> list[Times]:
+    """The time of the whole workload in each round."""
+    return [
+        Times(
+            *(
+                sum(count * getattr(times[operation], side) for operation, count in counts.items())
+                for side in ("default", "tuned", "library", "limit")
+            )
+        )
+        for times in rounds
+    ]
+
+
+def rows_of(name: str, goals: Goals, sums: Sequence[Times]) -> Iterator[Row]:
+    """The rows of one workload."""
+    figures = [
+        ("against the default", [each.default / each.tuned for each in sums], goals.default),
+        ("against the fastest library", [each.library / each.tuned for each in sums], goals.library),
+        ("fraction of the measured peak", [each.limit / each.tuned for each in sums], goals.peak),
+        ("library: fraction of the measured peak", [each.limit / each.library for each in sums], None),
+    ]
+    for what, values, goal in figures:
+        mean, half = mean_with_interval(values)
+        text = f"{name}, tuned {what}" if not what.startswith("library") else f"{name}, {what}"
+        must = "any" if goal is None else f">= {goal:g}"
+        yield Row(f"{text} (± {half:.3f})", mean, "x", must, goal is None or mean >= goal)
+
+
+def print_operations(rounds: Sequence[Mapping[Operation, Times]], sides: Sequence[Sides]) -> None:
+    """Each operation: its share of the untuned time, medians over rounds, and what is used."""
+    median = {
+        each.entry.operation: Times(
+            *(
+                statistics.median(getattr(times[each.entry.operation], side) for times in rounds)
+                for side in ("default", "tuned", "library", "limit")
+            )
+        )
+        for each in sides
+    }
+    total = sum(each.entry.count * median[each.entry.operation].default for each in sides)
+    print(
+        f"{'operation':<64} {'share':>6} {'default':>8} {'tuned':>8} {'library':>8} {'peak':>5}  configuration"
+    )
+    for each in sides:
+        times = median[each.entry.operation]
+        used = each.tuned.configuration if each.tuned else None
+        name = used.inner.name if isinstance(used, Tuned) else "default"
+        print(
+            f"{each.entry.operation.name[:64]:<64} {100 * each.entry.count * times.default / total:>5.1f}% "
+            f"{times.default:>8.4f} {times.tuned:>8.4f} {times.library:>8.4f} {times.limit / times.tuned:>5.2f}  {name}",
+            flush=True,
+        )
+
+
+def measured(file: str, library: Library, quick: bool) -> list[Row]:
+    """Compile, verify and measure one workload."""
+    name, providers, goals = WORKS[file]
+    read = read_workload(WORKLOADS / file).workload
+    entries = [each for each in read.entries if each.operation.element_type.name == "f32"]
+    compiler = IreeCompiler()
+    sides = sides_of(replace(read, entries=tuple(entries[:: 4 if quick else 1])), library, compiler.revision)
+    once = MeasureOptions(StopRule(count=SAMPLES if not quick else QUICK_SAMPLES))
+    options = EvaluatorOptions(TARGET.device_uri, measure=once, peaks=user_cache() / "machines")
+    with tempfile.TemporaryDirectory() as folder:
+        tree = compiled(Path(folder), sides)
+        print(f"{name}: {len(sides)} operations are compiled", flush=True)
+        pairs, limits = contestants(tree, providers, replace(options, references=tree.references))
+        rounds = []
+        with Evaluator(replace(options, verify=False)) as evaluator:
+            for number in range(QUICK_ROUNDS if quick else ROUNDS):
+                rounds.append(measured_round(pairs, tree, evaluator, limits))
+                print(f"{name}: round {number + 1} is done", flush=True)
+    print_operations(rounds, sides)
+    counts = {each.entry.operation: each.entry.count for each in sides}
+    return list(rows_of(name, goals, totals(rounds, counts)))
+
+
+def main() -> int:
+    """Measure and print; the exit status is 1 if a goal was missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--library", type=Path, default=Path("xeon-avx512"), metavar="DIR|NAME", help="default: xeon-avx512"
+    )
+    parser.add_argument("--workload", choices=list(WORKS), action="append", help="default: both")
+    parser.add_argument("--quick", action="store_true", help="every fourth operation, in three rounds")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="also write the rows as JSON")
+    options = parser.parse_args()
+    library = Library.load(find_library(options.library))
+    rows = [row for file in options.workload or WORKS for row in measured(file, library, options.quick)]
+    return report(rows, options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""Libraries of tuned kernels that come with the package."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+from dispatch_profiler.errors import UsageError, did_you_mean
+
+_SHIPPED = Path(str(resources.files("dispatch_profiler.library") / "shipped"))
+
+
+def shipped_libraries() -> tuple[str, ...]:
+    """Their names: the processors that they were measured on."""
+    return tuple(sorted(each.name for each in _SHIPPED.iterdir() if each.is_dir()))
+
+
+def is_shipped(path: Path) -> bool:
+    """Whether `path` is the name of a shipped library, and nothing else has that name."""
+    return str(path) in shipped_libraries() and not path.exists()
+
+
+def find_library(path: Path) -> Path:
+    """`path`, or the folder of the shipped library with that name. Raises UsageError if there is neither."""
+    if is_shipped(path):
+        return _SHIPPED / path
+    if not path.exists():
+        raise UsageError(
+            f"{path}: no such library",
+            hint=f"name a folder with a library.json, or a shipped library; {did_you_mean(str(path), shipped_libraries())}",
+        )
+    return path

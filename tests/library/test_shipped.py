@@ -1,0 +1,63 @@
+"""Libraries that come with the package, and their names on the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dispatch_profiler.configurations import rejection_reason
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.library import Library, find_library, shipped_libraries
+from dispatch_profiler.library.cli import main
+from dispatch_profiler.library.library import spec_file
+from dispatch_profiler.library.merge_cli import main as merge
+from dispatch_profiler.targets import parse_target
+
+
+@pytest.mark.parametrize("name", shipped_libraries())
+def test_every_entry_is_valid_and_faster_than_what_is_used_untuned(name):
+    library = Library.load(find_library(Path(name)))
+    assert len(library) >= 20
+    for entry in library.entries:
+        limits = parse_target(entry.provenance.target).limits
+        assert rejection_reason(entry.dispatch.configuration, entry.operation, limits) is None
+        assert entry.speedup.low > 1.0, entry.dispatch.name
+
+
+def test_the_library_of_a_folder_takes_precedence():
+    name = Path(shipped_libraries()[0])
+    assert find_library(name) != name
+    Library(()).save(name)
+    assert find_library(name) == name
+
+
+def test_an_unknown_name_is_an_error_that_names_the_shipped_ones():
+    with pytest.raises(UsageError, match="xeon: no such library") as caught:
+        find_library(Path("xeon"))
+    assert "xeon-avx512" in caught.value.hint
+
+
+def test_list_names_the_shipped_ones_and_their_machines(capsys):
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(shipped_libraries())
+    assert all("entries" in line for line in lines)
+
+
+def test_only_list_works_without_a_library(capsys):
+    assert main(["show"]) == 2
+    assert "show requires a library" in capsys.readouterr().err
+
+
+def test_the_spec_of_a_shipped_library_is_not_written(capsys):
+    assert main(["spec", "xeon-avx512"]) == 2
+    error = capsys.readouterr().err
+    assert "is a shipped library" in error and str(spec_file(find_library(Path("xeon-avx512")))) in error
+
+
+def test_a_shipped_library_is_merged_into_a_folder():
+    Library(()).save(Path("empty"))
+    assert merge(["xeon-avx512", "empty", "merged"]) == 0
+    shipped = Library.load(find_library(Path("xeon-avx512")))
+    assert Library.load(Path("merged")).entries == shipped.entries
