@@ -17,6 +17,7 @@ from typing import Any
 from dispatch_profiler import __version__
 from dispatch_profiler.compiler.cluster import Cluster, Warn, WorkerInfo, open_client, workers_of
 from dispatch_profiler.errors import DispatchProfilerError, TargetError, UsageError
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation import hosted
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.evaluator import runtime_version
@@ -137,6 +138,9 @@ class ClusterEvaluator:
     def check_device(self) -> None:
         """Raise TargetError if the device does not open, or the worker is gone."""
         self._call(hosted.check, self._options)
+
+    def prepare(self, operation: Operation) -> None:
+        """The worker does so itself."""
 
     def learn(self, records: Iterable[Record]) -> None:
         """See `Evaluator.learn`; sent with the next candidates."""

@@ -53,7 +53,7 @@ class DeviceThreads:
     ) -> None:
         self._measure = measure
         self._put = put
-        self._given: dict[str, queue.SimpleQueue[tuple[int, Sequence[Candidate]] | None]] = {
+        self._given: dict[str, queue.SimpleQueue[Callable[[], None] | None]] = {
             device: queue.SimpleQueue() for device in devices
         }
         self._threads = [
@@ -65,7 +65,17 @@ class DeviceThreads:
 
     def begin(self, device: str, at: int, candidates: Sequence[Candidate]) -> None:
         """Measure candidates of the operation with index `at` after what the device was given before."""
-        self._given[device].put((at, candidates))
+
+        def measure() -> None:
+            for measured in self._measure(device, at, candidates):
+                self._put(measured)
+            self._put(GroupDone(at))
+
+        self._given[device].put(measure)
+
+    def call(self, device: str, function: Callable[[], None]) -> None:
+        """Call `function` in the thread of a device, after what it was given before."""
+        self._given[device].put(function)
 
     def finish(self) -> None:
         """End each thread after what it was given."""
@@ -80,10 +90,8 @@ class DeviceThreads:
     def _run(self, device: str) -> None:
         error = None
         try:
-            while (group := self._given[device].get()) is not None:
-                for measured in self._measure(device, *group):
-                    self._put(measured)
-                self._put(GroupDone(group[0]))
+            while (given := self._given[device].get()) is not None:
+                given()
         except BaseException as raised:
             error = raised  # re-raised where the messages are read
         self._put(DeviceEnded(device, error))

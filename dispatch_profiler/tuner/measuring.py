@@ -8,12 +8,14 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Protocol
 
 from dispatch_profiler.errors import TargetError, UsageError
+from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.devices import hardware_of
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
@@ -29,6 +31,7 @@ class DeviceEvaluator(Protocol):
     """What measures on a device: an `Evaluator`, or a worker of a cluster."""
 
     def check_device(self) -> None: ...
+    def prepare(self, operation: Operation) -> None: ...
     def learn(self, records: Iterable[Record]) -> None: ...
     def records(self, candidates: Iterable[Candidate]) -> Iterator[Record]: ...
     def kill(self) -> None: ...
@@ -74,12 +77,16 @@ class Devices:
             evaluator.learn(known)
 
     def check(self) -> None:
-        """Open all devices. Those that fail are left out. Raises TargetError if none opens."""
-        for device, evaluator in list(self._evaluators.items()):
-            try:
-                evaluator.check_device()
-            except TargetError as error:
+        """Open all devices at once. Those that fail are left out. Raises TargetError if none opens."""
+        with ThreadPoolExecutor(len(self._evaluators)) as pool:
+            failures = list(pool.map(_failure, self._evaluators.values()))
+        for device, error in zip(list(self._evaluators), failures, strict=True):
+            if error is not None:
                 self.leave_out(device, error)
+
+    def prepare(self, device: str, operation: Operation) -> None:
+        """Do what takes time before the first candidate of an operation is evaluated on a device."""
+        self._evaluators[device].prepare(operation)
 
     def records(self, groups: Groups) -> Generator[Measured, None, None]:
         """The record of every candidate as it is known, in order for each device.
@@ -198,6 +205,14 @@ def _until_ended(
             ended.append(found)
         elif isinstance(found, Measured):
             yield found
+
+
+def _failure(evaluator: DeviceEvaluator) -> TargetError | None:
+    try:
+        evaluator.check_device()
+    except TargetError as error:
+        return error
+    return None
 
 
 def _check_distinct(devices: Sequence[str]) -> None:

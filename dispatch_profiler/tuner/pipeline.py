@@ -76,37 +76,49 @@ class Pipeline(Rounds):
         self._proposing: set[int] = set()
         self._compiling: dict[int, int] = {}  # with the number of the round
         self._measuring: dict[int, _Group] = {}
+        #: Devices that were given something.
+        self._prepared: set[str] = set()
 
     def _run(self) -> None:
         # A search that is done needs no device.
         self._waiting.extend(at for at, search in enumerate(self.searches) if search.next_configurations())
         if not self._waiting:
             return
-        self._check_devices()
-        threads = self._devices.threads(self._messages.put)
         with ThreadPoolExecutor(len(self._waiting), thread_name_prefix="round") as builds:
             try:
-                self._proceed(threads, builds)
-            except BaseException as error:
+                self._begin(builds)
+                # The compiler works while devices open.
+                self._watch.switch(Phase.COMPILING)
+                self._check_devices()
+                self._measure_in_threads(builds)
+            except BaseException:
                 builds.shutdown(wait=False, cancel_futures=True)
                 self._builder.close()
-                self._devices.kill()
-                _end(threads)
-                if isinstance(error, KeyboardInterrupt):
-                    self._store_finished()
                 raise
+
+    def _measure_in_threads(self, builds: ThreadPoolExecutor) -> None:
+        threads = self._devices.threads(self._messages.put)
+        try:
+            self._proceed(threads, builds)
+        except BaseException as error:
+            self._devices.kill()
             _end(threads)
+            if isinstance(error, KeyboardInterrupt):
+                self._store_finished()
+            raise
+        _end(threads)
+
+    def _begin(self, builds: ThreadPoolExecutor) -> None:
+        """Begin the searches of further operations if there is room."""
+        while self._waiting and self._active < _OPERATIONS * self._devices.count:
+            self._next_round(self._waiting.popleft(), builds)
 
     def _proceed(self, threads: DeviceThreads, builds: ThreadPoolExecutor) -> None:
-        """Begin and continue searches until all are done."""
-        most = _OPERATIONS * self._devices.count
-        while True:
-            while self._waiting and self._active < most:
-                self._next_round(self._waiting.popleft(), builds)
-            if not self._active:
-                return
+        """Continue searches until all are done."""
+        while self._active:
             self._switch()
             self._handle(self._next_message(), threads, builds)
+            self._begin(builds)
 
     @property
     def _active(self) -> int:
@@ -136,7 +148,7 @@ class Pipeline(Rounds):
         if isinstance(message, Measured):
             self._store_of_group(message)
         elif isinstance(message, _Proposed):
-            self._announce(message)
+            self._announce(message, threads)
         elif isinstance(message, _Ready):
             self._measure_group(message, threads, builds)
         elif isinstance(message, GroupDone):
@@ -168,7 +180,7 @@ class Pipeline(Rounds):
         except BaseException as error:
             self._messages.put(_Failed(error))
 
-    def _announce(self, proposed: _Proposed) -> None:
+    def _announce(self, proposed: _Proposed, threads: DeviceThreads) -> None:
         self._proposing.remove(proposed.at)
         if not proposed.count:
             self._devices.leave(proposed.at)
@@ -176,6 +188,12 @@ class Pipeline(Rounds):
         self._number += 1
         self._compiling[proposed.at] = self._number
         self._listen(Compiling(self._number, 1, proposed.count))
+        device = self._devices.home_of(proposed.at)
+        if device not in self._prepared:
+            # It has nothing else to do while its first candidates are compiled.
+            self._prepared.add(device)
+            operation = self.searches[proposed.at].operation
+            threads.call(device, lambda: self._devices.prepare(device, operation))
 
     # -- measuring ------------------------------------------------------------------------------
 

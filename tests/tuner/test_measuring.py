@@ -11,7 +11,7 @@ from search_samples import ORIGIN, TILES
 
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError, UsageError
-from dispatch_profiler.operations import Matmul
+from dispatch_profiler.operations import Matmul, Operation
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.records.record import Record, Verdict
@@ -45,6 +45,8 @@ class Evaluator:
     def check_device(self) -> None:
         if self._device in self._bench.broken:
             raise TargetError(GONE)
+
+    def prepare(self, operation: Operation) -> None: ...
 
     def records(self, candidates: Iterable[Candidate]) -> Iterator[Record]:
         for candidate in candidates:

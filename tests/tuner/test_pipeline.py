@@ -15,6 +15,7 @@ from test_search import LARGE, OPTIONS, SMALL, configurations, find, outcomes, t
 from dispatch_profiler.compiler import NullCompiler
 from dispatch_profiler.errors import ToolError
 from dispatch_profiler.operations import Matmul
+from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.tuner import core_shares, measuring
@@ -86,6 +87,25 @@ def test_one_operation_is_compiled_while_another_is_measured(find, monkeypatch):
     monkeypatch.setattr(Evaluator, "records", slow_records)
     result = find(task(SMALL, evaluations=1), task(LARGE, evaluations=1))
     assert [len(each.evaluations) for each in result.operations] == [1, 1]
+
+
+@pytest.mark.usefixtures("in_process", "overlap")
+def test_references_are_computed_while_the_first_candidates_are_compiled(find, monkeypatch):  # noqa: F811
+    """The compiler waits until they are."""
+    prepared, build, prepare = threading.Event(), NullCompiler.build, device_worker.prepare
+
+    def slow_build(self, asked):
+        assert prepared.wait(PATIENCE)
+        return build(self, asked)
+
+    def noted(expected):
+        prepare(expected)
+        prepared.set()
+
+    monkeypatch.setattr(NullCompiler, "build", slow_build)
+    monkeypatch.setattr(device_worker, "prepare", noted)
+    (found,) = find(task(SMALL, evaluations=1)).operations
+    assert found.best is not None
 
 
 @pytest.mark.usefixtures("in_process", "overlap")

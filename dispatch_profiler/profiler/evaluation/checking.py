@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from dispatch_profiler.errors import ToolError
-from dispatch_profiler.operations import Distribution
+from dispatch_profiler.operations import Distribution, Operation
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.workers import Runners, refs_of
@@ -25,6 +25,11 @@ class Verifier:
         self._runners = runners
         self._seed = seed
         self._verified_hashes = VerifiedHashes()
+
+    def prepare(self, operation: Operation) -> None:
+        """Compute the references of an operation, and keep them."""
+        for distribution in operation.distributions:
+            self._runners.prepare(Expected(operation, distribution))
 
     def verified(self, record: Record, candidate: Candidate) -> Record:
         """The record with its verdict on the verify vmfb: on integers first, then on reals."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dispatch_profiler.operations import Distribution, Operation
+from dispatch_profiler.operations import Distribution, Operation, Reference
 from dispatch_profiler.profiler.measurement.cpu_idle import prevent_cpu_idle, yield_to_workers
 from dispatch_profiler.profiler.measurement.gpu_monitor import GpuMonitor, open_monitor, throttle_warning
 from dispatch_profiler.profiler.measurement.kernels import Kernels, LoadedKernels, open_kernels
@@ -57,9 +57,9 @@ _on_gpu = False
 #: Content by hash, least recently used first.
 _vmfbs: OrderedDict[str, bytes] = OrderedDict()
 _VMFB_BYTES = 256 * 2**20
-#: Operands on the device, least recently used first; two operations may exceed `HELD_BYTES`.
+#: Operands on the device, least recently used first; two operations may exceed `HELD_BYTES`, on a GPU `_HELD_ON_GPU`.
 _held: OrderedDict[tuple[bool, Operation, Distribution, int], Places] = OrderedDict()
-HELD_BYTES = 512 * 2**20
+HELD_BYTES, _HELD_ON_GPU = 2**29, 2**31
 #: Seconds for which the device's threads have waited for a core; None if unavailable.
 _run_delay: Callable[[], float] | None = None
 #: Timer and calls per sample of the sentinel, which shows whether the machine is as fast as before.
@@ -68,15 +68,12 @@ _SENTINEL_SECONDS = 1e-3
 #: Clock of the budget of a dispatch, in seconds.
 _clock: Callable[[], float] = time.monotonic
 #: Most copies of a vmfb: two were seen to differ by 1 % because of where their code lay.
-_COPIES = 8
-_COPIES_SECONDS = 0.01
+_COPIES, _COPIES_SECONDS = 8, 0.01
 #: `estimate` takes the quickest of this many executions if they take less than this many seconds.
-_READINGS = 3
-_SHORT_SECONDS = 0.05
-#: Seconds. A GPU call this long needs no warm-up except the execution that brings operands into the caches.
-_LONG_CALL_OF_GPU = 2e-3
-#: For this many seconds a reading of the GPU's state counts as current: reading it takes milliseconds.
-_FRESH_SECONDS = 0.05
+_READINGS, _SHORT_SECONDS = 3, 0.05
+#: Seconds. A GPU call this long needs no warm-up but the execution that brings operands into the caches; a reading of
+#: the GPU's state, which takes milliseconds, counts as current for this long.
+_LONG_CALL_OF_GPU, _FRESH_SECONDS = 2e-3, 0.05
 
 
 @dataclass(frozen=True)
@@ -111,8 +108,7 @@ def start(uri: str, build_dir: str) -> None:
     """Open the device of this process. Raises TargetError if there is none."""
     global _device, _monitor, _on_gpu, _run_delay
     _on_gpu = DeviceUri.parse(uri).is_gpu
-    gpu = find_gpu(uri)
-    if gpu is not None:
+    if (gpu := find_gpu(uri)) is not None:
         prevent_cpu_idle(gpu.ordinal)  # before the device starts threads, which inherit it
     _device = open_kernels(uri, Path(build_dir) if build_dir else None)
     parsed = DeviceUri.parse(uri)
@@ -139,9 +135,8 @@ def load(vmfb: bytes) -> None:
 
 def missing_vmfbs(hashes: Sequence[str]) -> list[str]:
     """The vmfbs that this process does not hold; marks the others as recently used."""
-    for each in hashes:
-        if each in _vmfbs:
-            _vmfbs.move_to_end(each)
+    for each in (each for each in hashes if each in _vmfbs):
+        _vmfbs.move_to_end(each)
     return [each for each in hashes if each not in _vmfbs]
 
 
@@ -181,11 +176,17 @@ def start_checker(folder: str, seed: int, device: str = "") -> None:
 
 def check(expected: Expected, actual: tuple[np.ndarray, ...]) -> Comparison:
     """Compare a result with its reference. Raises ShapeMismatch."""
+    return compare(expected.operation, actual, _reference(expected))
+
+
+def _reference(wanted: Expected) -> tuple[Reference, ...]:
     assert _references is not None
-    reference = _references.get(
-        expected.operation, expected.distribution, expected.stepwise, expected.error_bound
-    )
-    return compare(expected.operation, actual, reference)
+    return _references.get(wanted.operation, wanted.distribution, wanted.stepwise, wanted.error_bound)
+
+
+def prepare(expected: Expected) -> None:
+    """Compute a reference ahead."""
+    _reference(expected)
 
 
 def _vmfb(ref: VmfbRef) -> bytes:
@@ -229,7 +230,7 @@ def _places(is_library: bool, operation: Operation, distribution: Distribution, 
     if key not in _held:
         _held[key] = Places(_kernels(is_library), operation, draw(operation, distribution, seed))
     _held.move_to_end(key)
-    while len(_held) > 2 and sum(each.bytes for each in _held.values()) > HELD_BYTES:
+    while len(_held) > 2 and sum(e.bytes for e in _held.values()) > (_HELD_ON_GPU if _on_gpu else HELD_BYTES):
         _held.popitem(last=False)
     return _held[key]
 
@@ -299,8 +300,8 @@ def _of_library(batch: SampleBatch, places: Places, plan: BatchPlan) -> SampleBa
     batch = replace(batch, has_weight_conversion=not _library.converts_weights_ahead(places.operation))
     if plan.before is not None:
         return batch
-    eager, call = eager_ms(_library, places.at(0)), library_call_ms(_library, places.operation)
-    return replace(batch, eager_ms=eager, library_call_ms=call)
+    call = library_call_ms(_library, places.operation)
+    return replace(batch, eager_ms=eager_ms(_library, places.at(0)), library_call_ms=call)
 
 
 def result_of_timed(
@@ -313,8 +314,7 @@ def result_of_timed(
 ) -> tuple[np.ndarray, ...]:
     """The results of what `take_batch` times, for real values."""
     refs = _as_timed(refs, options.mode)
-    is_cold = options.mode is Mode.COLD
-    ref = refs.verify if is_cold else _timed_when_warm(refs, single_seconds, options)
+    ref = refs.verify if options.mode is Mode.COLD else _timed_when_warm(refs, single_seconds, options)
     return run_once(ref, function, operation, Distribution.REALS, seed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections import deque
@@ -98,6 +99,11 @@ class Evaluator:
     def check_device(self) -> None:
         """Raise TargetError if the device does not open."""
         self._runners.check_device()
+
+    def prepare(self, operation: Operation) -> None:
+        """Compute the references of an operation ahead. An error is reported when they are needed."""
+        with contextlib.suppress(DispatchProfilerError):
+            self._verifier.prepare(operation)
 
     def check_libraries(self, names: Iterable[str]) -> None:
         """Raise UsageError if a library does not run on the device, MissingDependency if not installed."""

@@ -142,6 +142,10 @@ class Runners:
         found: Comparison = self._checker.call(device_worker.check, expected, actual)
         return found
 
+    def prepare(self, expected: Expected) -> None:
+        """`device_worker.prepare` in the process that checks."""
+        self._checker.call(device_worker.prepare, expected)
+
     def put_to_sleep(self, library: str) -> None:
         """Wait until the threads of a library sleep, or end it: they would disturb the next measurement."""
         if library == _DISPATCHES:

@@ -8,6 +8,7 @@ import io
 import json
 import sys
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,8 @@ from dispatch_profiler.profiler.verification.verified_hashes import Expected
 
 #: From this size on, numpy takes longer than starting torch does: 1 s at 100 GFLOP/s in float64.
 _LARGE_FLOPS = 10**11
+#: Bytes of the references in memory: those of the operations that a search evaluates in turn.
+_KEPT_BYTES = 256 * 2**20
 #: Bytes of a file besides its arrays: names, shapes and the hash.
 _LARGEST_HEADERS = 2**16
 #: Modules that determine a reference, besides that of the operation.
@@ -65,7 +68,8 @@ class References:
         self._folder = folder
         self._seed = seed
         self._large = large
-        self._recent: dict[Expected, tuple[Reference, ...]] = {}
+        #: Least recently used first.
+        self._recent: OrderedDict[Expected, tuple[Reference, ...]] = OrderedDict()
 
     def get(
         self,
@@ -74,16 +78,25 @@ class References:
         stepwise: bool = False,
         error_bound: ErrorBound | None = None,
     ) -> tuple[Reference, ...]:
-        """The reference of each result for inputs drawn from `distribution`; keeps the last operation's.
+        """The reference of each result for inputs drawn from `distribution`; keeps the most recent ones.
 
         For `stepwise` see `Operation.reference`, for `error_bound` see `Configuration.error_bound`.
         """
         stepwise = stepwise and operation.rounds_between_steps  # otherwise both references are the same
         key = Expected(operation, distribution, stepwise, error_bound)
         if key not in self._recent:
-            self._recent = {k: v for k, v in self._recent.items() if k.operation == operation}
             self._recent[key] = self._load_or_compute(key)
+            self._forget(operation)
+        self._recent.move_to_end(key)
         return self._recent[key]
+
+    def _forget(self, operation: Operation) -> None:
+        """Drop the least recently used references of others than `operation` if all together are too large."""
+        size = sum(map(_bytes_of, self._recent.values()))
+        for key in [key for key in self._recent if key.operation != operation]:
+            if size <= _KEPT_BYTES:
+                return
+            size -= _bytes_of(self._recent.pop(key))
 
     def path(
         self,
@@ -142,6 +155,12 @@ def _computed(
     # Only contractions have another bound.
     return operation.as_contraction().reference(
         inputs, stepwise=stepwise, contract=contract, error_bound=key.error_bound
+    )
+
+
+def _bytes_of(references: Sequence[Reference]) -> int:
+    return sum(
+        array.nbytes for each in references for array in (each.expected, each.tolerance) if array is not None
     )
 
 

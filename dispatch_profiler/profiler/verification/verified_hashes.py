@@ -7,7 +7,7 @@ Hashing a result costs less than sending it to the process that compares it.
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +20,8 @@ from dispatch_profiler.operations import Distribution, ErrorBound, Operation
 _HASHED = 2**21
 #: Hashes kept for each reference; few orders of summation are worthwhile for an operation.
 _KEPT = 16
+#: References whose hashes are kept: those of the operations that a search evaluates in turn.
+_REFERENCES = 256
 
 
 @dataclass(frozen=True)
@@ -57,17 +59,19 @@ class Expected:
 
 
 class VerifiedHashes:
-    """Hashes of the most recent results of one operation that were compared and correct."""
+    """Hashes of the most recent results that were compared and correct."""
 
     def __init__(self) -> None:
-        self._found: dict[Expected, deque[str]] = {}
+        #: Least recently added to first.
+        self._found: OrderedDict[Expected, deque[str]] = OrderedDict()
 
     def of(self, expected: Expected) -> frozenset[str]:
         """Hashes of results that match one reference."""
         return frozenset(self._found.get(expected, ()))
 
     def add(self, expected: Expected, digest: str) -> None:
-        """Add one; forgets those of other operations."""
-        if not all(each.operation == expected.operation for each in self._found):
-            self._found = {}
+        """Add one; forgets those of the references that were not added to for longest."""
         self._found.setdefault(expected, deque(maxlen=_KEPT)).append(digest)
+        self._found.move_to_end(expected)
+        if len(self._found) > _REFERENCES:
+            self._found.popitem(last=False)

@@ -29,6 +29,7 @@ from dispatch_profiler.operations.contraction_reference import reference
 from dispatch_profiler.profiler.verification import references
 from dispatch_profiler.profiler.verification.inputs import draw
 from dispatch_profiler.profiler.verification.references import References
+from dispatch_profiler.profiler.verification.verified_hashes import Expected, VerifiedHashes
 
 OPERATION = Matmul(4, 6, 8)
 BOTH = list(Distribution)
@@ -115,14 +116,32 @@ def test_the_last_operation_is_kept_in_memory(tmp_path, computed):
     assert len(computed) == 2
 
 
-def test_an_operation_before_the_last_is_read_again(tmp_path, computed):
-    """Memory holds one operation; the disk holds the others."""
+def test_operations_that_take_turns_are_kept_in_memory(computed):
+    """A search evaluates rounds of several operations in turn, and has no folder."""
+    cache, others = References(None, SEED), [Matmul(2, 2, n) for n in (2, 3, 4)]
+    first = [cache.get(each, BOTH[0]) for each in others]
+    assert [cache.get(each, BOTH[0]) for each in others] == first
+    assert computed == others
+
+
+def test_what_exceeds_the_memory_is_read_again(tmp_path, computed, monkeypatch):
+    """Memory holds the last operation, however large; the disk holds the others."""
+    monkeypatch.setattr(references, "_KEPT_BYTES", 1)
     cache, other = References(tmp_path, SEED), Matmul(2, 2, 2)
     first = cache.get(OPERATION, BOTH[0])
     cache.get(other, BOTH[0])
     again = cache.get(OPERATION, BOTH[0])
     assert again is not first and same(again[0], first[0])
     assert computed == [OPERATION, other]
+
+
+def test_verified_results_of_operations_that_take_turns_are_known():
+    hashes, expected = VerifiedHashes(), [Expected(Matmul(2, 2, n), BOTH[0]) for n in (2, 3)]
+    for number in range(20):
+        for each in expected:
+            hashes.add(each, f"{number}")
+    assert [hashes.of(each) for each in expected] == [frozenset(map(str, range(4, 20)))] * 2
+    assert hashes.of(Expected(OPERATION, BOTH[0])) == frozenset()
 
 
 # -- keys ------------------------------------------------------------------------------------------
