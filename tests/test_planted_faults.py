@@ -468,6 +468,32 @@ FORM_FAULTS: list[Planted] = [
             "result not permuted": replacing("affine_map<(m, n) -> (n, m)>", "affine_map<(m, n) -> (m, n)>"),
         },
     ),
+    (
+        Matmul(8, 8, 8, rhs_layout="n"),
+        Formed("permuted"),
+        {
+            **PRODUCT_NOT_CLEARED,
+            "columns not permuted": replacing("affine_map<(k, n) -> (n, k)>", "affine_map<(k, n) -> (k, n)>"),
+        },
+    ),
+    (
+        Matmul(64, 32, 32, rhs_layout="n"),
+        Formed("transposed_panels"),
+        {
+            **PRODUCT_NOT_CLEARED,
+            "panel not permuted": replacing("(p, k, m) -> (p, m, k)", "(p, k, m) -> (p, k, m)"),
+            "rows transposed": replacing("(m, p, n, k) -> (m, k)", "(m, p, n, k) -> (k, m)"),
+        },
+    ),
+    (
+        Matmul(32, 64, 32),
+        Formed("panels"),
+        {
+            **PRODUCT_NOT_CLEARED,
+            "panel transposed": replacing("(m, p, n, k) -> (p, k, n)", "(m, p, n, k) -> (p, n, k)"),
+            "lhs transposed": replacing("(m, p, n, k) -> (m, k)", "(m, p, n, k) -> (k, m)"),
+        },
+    ),
 ]
 
 GROUPS: dict[str, list[Planted]] = {

@@ -124,7 +124,7 @@ class Formed(Configuration):
         )
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
-        reason = FORMS[self.form].invalid_reason(operation)
+        reason = FORMS[self.form].invalid_reason(operation, limits.backend)
         if reason:
             return reason
         kernels = self.reduced(operation).kernels
@@ -148,7 +148,7 @@ class Formed(Configuration):
     def spaces(cls, operation: Operation, limits: Limits) -> Iterator[Space[Configuration]]:
         """For each form of `operation`, the space of each kind that can configure its kernels."""
         for form in FORMS.values():
-            if form.invalid_reason(operation) is None:
+            if form.invalid_reason(operation, limits.backend) is None:
                 kernels = reduction_of(form.name, operation).kernels
                 for kind in _inner_kinds() if kernels else ():
                     # Of several kernels, the smallest limits the tiles most.

@@ -51,6 +51,7 @@ from dispatch_profiler.operations.layer_norm_input_backward import LayerNormInpu
 from dispatch_profiler.operations.layer_norm_weight_backward import LayerNormWeightBackward
 from dispatch_profiler.operations.matmul import BatchMatmul, Matmul, check_layouts
 from dispatch_profiler.operations.options import DEFAULT_TYPES, ShapeOption, SweepOptions
+from dispatch_profiler.operations.panel_matmul import PanelMatmul
 from dispatch_profiler.operations.ranges import parse_range, parse_tuples, unreached_ends
 from dispatch_profiler.operations.rounding import accumulation_factor
 
@@ -118,6 +119,7 @@ __all__ = [
     "Matmul",
     "NormGeometry",
     "Operation",
+    "PanelMatmul",
     "ProductGeometry",
     "Reference",
     "ShapeOption",

@@ -32,7 +32,7 @@ KINDS = {
         ("ndhwc_fdhwc_ndhwc", "ncdhw", "dnhcw_cdfwh_hncdw"),
     ),
 }
-OF_PRODUCTS = ("transposed",)
+OF_PRODUCTS = ("transposed", "transposed_panels", "panels")
 MODES = ("forward", "input_backward", "weight_backward")
 STRIDES = ((1, 1, 1), (2, 1, 2))
 #: c, k, groups: dense, grouped, depthwise
@@ -142,6 +142,38 @@ def test_transposed_products_of_every_type_are_right():
         dispatches.append(Dispatch(BatchMatmul(3, 5, 7, 6, **options), Formed("transposed")))
     verify_compiled(dispatches)
     verify_compiled([Dispatch(Matmul(4, 8, 16, rhs_layout="n"), Formed("transposed", Flow("data_tiling")))])
+
+
+#: Other forms of products, each with a kind that has it, and its tiles: one level, two, and the compiler's.
+OTHER_FORMS = (
+    ("permuted", Matmul),
+    ("permuted", BatchMatmul),
+    ("panels", Matmul),
+    ("transposed_panels", Matmul),
+)
+TILES_OF_PRODUCTS = (CpuTiles((8, 32), (4, 16, 2)), CpuTiles((16, 32), (8, 32, 1), (8, 32, 8)), Default())
+
+
+def dispatch_of(form: str, kind: type[Matmul | BatchMatmul], number: int) -> Dispatch:
+    """A product with `form`: types, tiles, epilogue and layout of lhs in turn."""
+    operation = kind(
+        *((64, 96, 16) if kind is Matmul else (3, 16, 32, 8)),
+        types=list(TYPES.values())[number % len(TYPES)],
+        lhs_layout="tn"[number % 2],
+        rhs_layout="n",
+        epilogue=Epilogue.parse(("bias+relu", "none", "residual")[number % 3]),
+    )
+    return Dispatch(operation, Formed(form, TILES_OF_PRODUCTS[number % 3]))
+
+
+def test_every_form_of_a_product_is_right():
+    verify_compiled([dispatch_of(*each, number) for number, each in enumerate(OTHER_FORMS)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "kind"), OTHER_FORMS)
+def test_other_forms_of_products_of_every_type_are_right(form, kind):
+    verify_compiled([dispatch_of(form, kind, number) for number in range(15)])
 
 
 PRODUCT = CpuTiles((16, 32), (8, 16, 1), (16, 32, 8))

@@ -36,6 +36,7 @@ from dispatch_profiler.operations import (
     Convolution,
     ElementTypes,
     Matmul,
+    PanelMatmul,
 )
 
 MODES = ("forward", "input_backward", "weight_backward")
@@ -134,21 +135,52 @@ def test_unit_extents_move_freely(mode):
             assert computes(form, operation, rng), (form, operation)
 
 
-@pytest.mark.parametrize("lhs", ["t", "n"])
-@pytest.mark.parametrize("extents", [(3, 4, 5), (1, 4, 5), (3, 1, 5), (3, 4, 1), (1, 1, 1)])
-def test_a_transposed_product_computes_the_product(extents, lhs):
-    rng, layouts = np.random.default_rng(1), {"lhs_layout": lhs, "rhs_layout": "n"}
-    assert computes("transposed", Matmul(*extents, **layouts), rng)
-    assert computes("transposed", BatchMatmul(2, *extents, **layouts), rng)
-    assert computes("transposed", BatchMatmul(1, *extents, **layouts), rng)
+@pytest.mark.parametrize("layouts", ["tt", "tn", "nt", "nn"])
+@pytest.mark.parametrize("extents", [(3, 4, 5), (1, 4, 5), (3, 1, 5), (3, 4, 1), (1, 1, 1), (64, 96, 5)])
+def test_forms_of_products_compute_the_product(extents, layouts):
+    rng, fields = np.random.default_rng(1), dict(zip(("lhs_layout", "rhs_layout"), layouts, strict=True))
+    for operation in (Matmul(*extents, **fields), *(BatchMatmul(b, *extents, **fields) for b in (1, 2))):
+        for form in formed(operation):
+            assert computes(form, operation, rng), (form, operation)
 
 
-def test_a_transposed_product_reads_rhs_as_it_is_stored():
-    """Only lhs is permuted before the kernel: rhs, such as the weights of a linear layer, is many times larger."""
-    reduction = reduction_of("transposed", Matmul(4, 96, 64, rhs_layout="n"))
-    assert reduction.kernels == (Matmul(96, 4, 64),)
-    (kernel,) = (step for step in reduction.steps if step.kind == "kernel")
-    assert kernel.lhs.name == "rhs" and kernel.rhs.name == "stored_columns"
+def test_which_forms_a_product_has():
+    """Panels need several of 32 rows or columns; rhs in layout n is what is permuted."""
+    every = ["permuted", "transposed", "transposed_panels", "panels"]
+    assert formed(Matmul(64, 96, 8, rhs_layout="n")) == every
+    assert formed(Matmul(64, 96, 8, lhs_layout="n", rhs_layout="n")) == every
+    assert formed(Matmul(64, 96, 8)) == ["panels"]
+    assert formed(Matmul(32, 32, 8, rhs_layout="n")) == ["permuted", "transposed"]
+    assert formed(Matmul(48, 64, 8, rhs_layout="n")) == ["permuted", "transposed", "panels"]
+    assert formed(BatchMatmul(2, 64, 96, 8, rhs_layout="n")) == ["permuted", "transposed"]
+    assert formed(BatchMatmul(2, 64, 96, 8)) == formed(Matmul(8, 8, 8)) == []
+
+
+@pytest.mark.parametrize(
+    ("form", "kernel", "lhs", "rhs"),
+    [
+        ("transposed", Matmul(96, 64, 32), "rhs", "stored_columns"),
+        ("transposed_panels", PanelMatmul(96, 2, 32, 32), "rhs", "stored_columns"),
+        ("panels", PanelMatmul(64, 3, 32, 32), "lhs", "stored_columns"),
+        ("permuted", Matmul(64, 96, 32), "lhs", "stored_columns"),
+    ],
+)
+def test_a_form_of_a_product_moves_only_one_operand(form, kernel, lhs, rhs):
+    """Weights, many times larger than the rows of lhs, are read as they are stored by the transposed forms."""
+    reduction = reduction_of(form, Matmul(64, 96, 32, rhs_layout="n"))
+    assert reduction.kernels == (kernel,)
+    (step,) = (step for step in reduction.steps if step.kind == "kernel")
+    assert (step.lhs.name, step.rhs.name) == (lhs, rhs)
+
+
+@pytest.mark.parametrize("form", ["panels", "transposed_panels"])
+def test_panels_are_for_cpus(form):
+    operation = Matmul(64, 96, 32, rhs_layout="n")
+    assert Formed(form).invalid_reason(operation, Limits(backend="llvm-cpu")) is None
+    reason = f"the form {form} is for llvm-cpu, but the target is cuda"
+    assert Formed(form).invalid_reason(operation, Limits(backend="cuda")) == reason
+    searched = {space.form for space in spaces(operation, Limits(backend="cuda")) if space.kind is Formed}
+    assert form not in searched
 
 
 def test_which_forms_an_operation_has():
@@ -178,6 +210,26 @@ def test_which_forms_an_operation_has():
             "transposed",
             Matmul(8, 8, 8, lhs_layout="n"),
             "the form transposed is for products whose rhs is stored as n x k, in layout n",
+        ),
+        (
+            "permuted",
+            Matmul(8, 8, 8),
+            "the form permuted is for products whose rhs is stored as n x k, in layout n",
+        ),
+        (
+            "panels",
+            Matmul(8, 80, 8),
+            "the form panels needs a multiple of 32 columns and more than 32 of them, not 80",
+        ),
+        (
+            "transposed_panels",
+            Matmul(32, 64, 8, rhs_layout="n"),
+            "the form transposed_panels needs a multiple of 32 rows and more than 32 of them, not 32",
+        ),
+        (
+            "panels",
+            BatchMatmul(2, 64, 64, 8),
+            "the form panels is for matmul, not for batch_matmul",
         ),
         (
             "permuted",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dispatch_profiler.configurations.forms.builder import Reduction
@@ -22,7 +22,7 @@ from dispatch_profiler.configurations.forms.convolutions import (
     weight_backward,
     weight_backward_by_taps,
 )
-from dispatch_profiler.configurations.forms.products import transposed, transposed_rejects
+from dispatch_profiler.configurations.forms import products
 from dispatch_profiler.configurations.forms.steps import Kernel, Step
 from dispatch_profiler.configurations.forms.winograd import winograd, winograd_rejects, winograd_rejects_type
 from dispatch_profiler.configurations.forms.winograd_transforms import FOUR, TWO
@@ -42,16 +42,32 @@ class Form:
     """A way to compute an operation with kernels of other operations.
 
     `rejects` gives the reason why an operation does not have the form, None if it has it; then `reduce` gives its
-    steps.
+    steps. `backend` is the only one that has the form, if it was made for the code generator of that one.
     """
 
     name: str
     rejects: Callable[[Operation], str | None]
     reduce: Callable[[Contraction], Reduction]
+    backend: str | None = None
 
-    def invalid_reason(self, operation: Operation) -> str | None:
-        """Why `operation` does not have this form; None if it has."""
+    def invalid_reason(self, operation: Operation, backend: str | None = None) -> str | None:
+        """Why `operation` does not have this form, on `backend` if that is given; None if it has."""
+        if backend and self.backend and backend != self.backend:
+            return f"the form {self.name} is for {self.backend}, but the target is {backend}"
         return self.rejects(operation)
+
+
+def _with_products(form: Form, rejects: products.Reason, reduce: Callable[[Contraction], Reduction]) -> Form:
+    """A form of convolutions that products have, too; `rejects` gives the reason for a product."""
+    of_product = products.rejects(form.name, rejects)
+
+    def reason(operation: Operation) -> str | None:
+        return of_product(operation) if operation.product else form.rejects(operation)
+
+    def reduction(operation: Contraction) -> Reduction:
+        return reduce(operation) if operation.product else form.reduce(operation)
+
+    return replace(form, rejects=reason, reduce=reduction)
 
 
 def _of_convolutions(
@@ -179,8 +195,12 @@ def _by(values: tuple[int, ...]) -> str:
 FORMS: dict[str, Form] = {
     form.name: form
     for form in (
-        # As one conv2d (nhwc, hwcf), after permutations of its operands.
-        _of_convolutions("permuted", _permuted_rejects, _with(CONV2D)),
+        # As one conv2d (nhwc, hwcf), or as one product (m x k, k x n), after permutations of its operands.
+        _with_products(
+            _of_convolutions("permuted", _permuted_rejects, _with(CONV2D)),
+            products.needs_transposed_rhs,
+            products.permuted,
+        ),
         # As one conv2d for each block of 64 or 32 filters, and in a strided gradient for each block and offset.
         _of_convolutions("blocked", _blocked_rejects, _with(CONV2D_PER_BLOCK)),
         # As one conv2d for each offset of an input pixel from a multiple of the stride.
@@ -204,7 +224,27 @@ FORMS: dict[str, Form] = {
             "winograd_2", winograd_rejects("winograd_2"), winograd(TWO), winograd_rejects_type("winograd_2")
         ),
         # A matrix product as the transposed one: rhs, which is stored as n x k, times the permuted lhs.
-        Form("transposed", transposed_rejects, transposed),
+        Form(
+            "transposed",
+            products.rejects("transposed", products.needs_transposed_rhs),
+            products.transposed,
+        ),
+        # The same with lhs stored as panels of 32 of its rows.
+        Form(
+            "transposed_panels",
+            products.rejects(
+                "transposed_panels", products.needs_transposed_rhs, products.needs_panels_of_rows
+            ),
+            products.transposed_panels,
+            "llvm-cpu",
+        ),
+        # A matrix product whose rhs is stored as panels of 32 columns.
+        Form(
+            "panels",
+            products.rejects("panels", products.needs_panels_of_columns),
+            products.panels,
+            "llvm-cpu",
+        ),
     )
 }
 
