@@ -21,7 +21,7 @@ from dispatch_profiler.configurations.forms.steps import (
     Step,
     Transform,
 )
-from dispatch_profiler.operations import ElementType, ErrorBound, Operation, Tensor
+from dispatch_profiler.operations import ElementType, Epilogue, ErrorBound, Operation, Tensor
 
 
 @dataclass(frozen=True)
@@ -217,6 +217,19 @@ class Builder:
             return self._with_units_moved(value, tuple(axes))
         moved = self.gather(name, value, {axis: value.extents[axis] for axis in axes})
         return self.barrier(moved) if store else moved
+
+    def permuted(self, value: Labeled, axes: Sequence[str], epilogue: Epilogue) -> Labeled:
+        """The result `value` with its axes in the order `axes`, permuted apart from what makes it.
+
+        A permutation that moves the last axis is stored if the epilogue reads operands. The compiler has a fast
+        transposition of one operand, but not fused with a bias or a residual, which makes it ten times slower.
+        """
+        if not self.moves(value, axes):
+            return self.arrange("arranged", value, axes)
+        extents = value.extents
+        last = [[axis for axis in order if extents[axis] > 1][-1] for order in (value.axes, axes)]
+        is_stored = bool(epilogue.operands) and last[0] != last[1]
+        return self.arrange("arranged", self.barrier(value), axes, store=is_stored)
 
     def _with_units_moved(self, value: Labeled, axes: tuple[str, ...]) -> Labeled:
         extents = value.extents

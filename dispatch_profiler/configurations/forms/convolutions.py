@@ -77,6 +77,7 @@ class LabeledConvolution:
         self.builder = Builder()
         self.lhs, self.rhs = operation.operands[:2]
         self.types = with_wide_result(operation.types)
+        self.epilogue = operation.epilogue
         self.spatial = tuple(geometry.spatial_letters)
         self.taps = tuple(f"k{axis}" for axis in self.spatial)
         self.group = ("g",) if geometry.groups > 1 else ()
@@ -133,13 +134,8 @@ class LabeledConvolution:
         return tuple(name for axis in axes for name in (whole if axis == grouped else (axis,)))
 
     def stored(self, value: Labeled, axes: Sequence[str], grouped: str) -> Labeled:
-        """`value` with its axes in the order `axes`, and g and b combined with the axis `grouped`.
-
-        A permutation is done apart from what makes `value`: fused with it, it would make that slow.
-        """
-        if self.builder.moves(value, axes):
-            value = self.builder.barrier(value)
-        arranged = self.builder.arrange("arranged", value, axes)
+        """`value` with its axes in the order `axes`, and g and b combined with the axis `grouped`."""
+        arranged = self.builder.permuted(value, axes, self.epilogue)
         whole = (*self.group, *self.blocks, grouped)
         plain = [axis for axis in axes if axis == grouped or axis not in whole]
         groups = {axis: whole if axis == grouped else (axis,) for axis in plain}

@@ -71,7 +71,8 @@ def transposed(operation: Contraction) -> Reduction:
     lhs, rhs = _operands(operation, _geometry(operation))
     columns = builder.arrange("columns", lhs, (*lhs.axes[:-2], "k", "m"), store=True)
     sums = product(builder, rhs, columns, ("n", "m", "k"), with_wide_result(operation.types))
-    return _permuted(builder, sums, (*lhs.axes[:-2], "m", "n"))
+    result = builder.permuted(sums, (*lhs.axes[:-2], "m", "n"), operation.epilogue)
+    return Reduction(tuple(builder.steps), result.tensor)
 
 
 def panels(operation: Contraction) -> Reduction:
@@ -93,7 +94,8 @@ def transposed_panels(operation: Contraction) -> Reduction:
     builder = Builder()
     lhs, rhs = _operands(operation, _geometry(operation))
     sums = _panel_product(builder, rhs, lhs, ("n", "m"), with_wide_result(operation.types))
-    return _permuted(builder, sums, ("m", "n"))
+    result = builder.permuted(sums, ("m", "n"), operation.epilogue)
+    return Reduction(tuple(builder.steps), result.tensor)
 
 
 def _panel_product(
@@ -124,11 +126,3 @@ def _operands(operation: Contraction, geometry: ProductGeometry) -> tuple[Labele
         Labeled(lhs, (*batch, *("mk" if geometry.lhs_layout == "t" else "km"))),
         Labeled(rhs, (*batch, *("kn" if geometry.rhs_layout == "t" else "nk"))),
     )
-
-
-def _permuted(builder: Builder, sums: Labeled, axes: tuple[str, ...]) -> Reduction:
-    """`sums` with its axes in the order `axes`, permuted apart from the kernel."""
-    if builder.moves(sums, axes):
-        sums = builder.barrier(sums)
-    sums = builder.arrange("arranged", sums, axes)
-    return Reduction(tuple(builder.steps), sums.tensor)
