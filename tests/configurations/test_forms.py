@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ from dispatch_profiler.operations import (
     Conv3d,
     Convolution,
     ElementTypes,
+    Epilogue,
     Matmul,
     PanelMatmul,
 )
@@ -171,6 +173,30 @@ def test_a_form_of_a_product_moves_only_one_operand(form, kernel, lhs, rhs):
     assert reduction.kernels == (kernel,)
     (step,) = (step for step in reduction.steps if step.kind == "kernel")
     assert (step.lhs.name, step.rhs.name) == (lhs, rhs)
+
+
+@pytest.mark.parametrize(
+    ("epilogue", "is_stored"), [("none", False), ("relu", False), ("bias", True), ("relu+residual", True)]
+)
+@pytest.mark.parametrize(
+    ("form", "operation"),
+    [
+        ("transposed", Matmul(64, 96, 8, rhs_layout="n")),
+        ("transposed_panels", Matmul(64, 96, 8, rhs_layout="n")),
+        ("im2col_t", Conv2d(1, 8, 8, 4, 4, 3, 3)),
+    ],
+)
+def test_a_transposed_result_is_stored_before_an_epilogue_reads_other_operands(
+    form, operation, epilogue, is_stored
+):
+    """The compiler would fuse them into a transposition without vectors."""
+    reduction = reduction_of(form, replace(operation, epilogue=Epilogue.parse(epilogue)))
+    assert reduction.sums.name.startswith("stored_") == is_stored
+
+
+def test_a_result_whose_last_axis_stays_is_permuted_with_its_epilogue():
+    operation = Conv2d(1, 8, 8, 4, 128, 3, 3, epilogue=Epilogue.parse("bias"))
+    assert "stored" not in reduction_of("blocked", operation).sums.name
 
 
 @pytest.mark.parametrize("form", ["panels", "transposed_panels"])

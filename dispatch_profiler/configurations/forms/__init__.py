@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from dispatch_profiler.configurations.forms import products
 from dispatch_profiler.configurations.forms.builder import Reduction
 from dispatch_profiler.configurations.forms.convolutions import (
     CONV2D,
@@ -22,7 +23,6 @@ from dispatch_profiler.configurations.forms.convolutions import (
     weight_backward,
     weight_backward_by_taps,
 )
-from dispatch_profiler.configurations.forms import products
 from dispatch_profiler.configurations.forms.steps import Kernel, Step
 from dispatch_profiler.configurations.forms.winograd import winograd, winograd_rejects, winograd_rejects_type
 from dispatch_profiler.configurations.forms.winograd_transforms import FOUR, TWO

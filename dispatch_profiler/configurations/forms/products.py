@@ -31,16 +31,19 @@ def rejects(form: str, *reasons: Reason) -> Callable[[Operation], str | None]:
 
 
 def needs_transposed_rhs(form: str, geometry: ProductGeometry) -> str | None:
+    """A reason unless rhs is stored as n x k."""
     if geometry.rhs_layout == "n":
         return None
     return f"the form {form} is for products whose rhs is stored as n x k, in layout n"
 
 
 def needs_panels_of_rows(form: str, geometry: ProductGeometry) -> str | None:
+    """A reason unless the rows of lhs are several whole panels."""
     return _panels_reason(form, geometry, "rows", geometry.m)
 
 
 def needs_panels_of_columns(form: str, geometry: ProductGeometry) -> str | None:
+    """A reason unless the columns of rhs are several whole panels."""
     return _panels_reason(form, geometry, "columns", geometry.n)
 
 
@@ -48,7 +51,9 @@ def _panels_reason(form: str, geometry: ProductGeometry, what: str, extent: int)
     if geometry.is_batched:
         return f"the form {form} is for matmul, not for batch_matmul"
     if extent % PANEL or extent == PANEL:
-        return f"the form {form} needs a multiple of {PANEL} {what} and more than {PANEL} of them, not {extent}"
+        return (
+            f"the form {form} needs a multiple of {PANEL} {what} and more than {PANEL} of them, not {extent}"
+        )
     return None
 
 
