@@ -13,21 +13,27 @@ from typing import Any
 import pytest
 
 Row = tuple[Hashable, ...]
-Pair = tuple[tuple[int, Hashable], tuple[int, Hashable]]
+#: Values, each with its position in a row.
+Group = tuple[tuple[int, Hashable], ...]
 
 
-def pairs_of(row: Row) -> set[Pair]:
-    """Every two values of `row`, each with its position."""
-    return set(itertools.combinations(enumerate(row), 2))  # type: ignore[arg-type]
+def groups_of(row: Row, size: int) -> set[Group]:
+    """Every `size` values of `row`."""
+    return set(itertools.combinations(enumerate(row), size))
 
 
 def pairwise(rows: Sequence[Row]) -> list[Row]:
-    """Rows out of `rows` that hold every pair of values that any of `rows` holds, in their order.
+    """Rows out of `rows` that hold every pair of values that any of `rows` holds, in their order."""
+    return covering(rows, 2)
 
-    Greedy: the row with the most pairs that are still missing, the first of several. The same rows
+
+def covering(rows: Sequence[Row], size: int) -> list[Row]:
+    """Rows out of `rows` that hold every group of `size` values that any of `rows` holds, in their order.
+
+    Greedy: the row with the most groups that are still missing, the first of several. The same rows
     give the same choice.
     """
-    missing = set().union(*map(pairs_of, rows))
+    missing = set().union(*(groups_of(row, size) for row in rows))
     # What a row adds never grows, so that an old count is an upper bound.
     bounds = {row: len(missing) for row in rows}
     chosen = set()
@@ -35,11 +41,11 @@ def pairwise(rows: Sequence[Row]) -> list[Row]:
         best, most = rows[0], 0
         for row, bound in bounds.items():
             if bound > most:
-                bounds[row] = len(pairs_of(row) & missing)
+                bounds[row] = len(groups_of(row, size) & missing)
                 if bounds[row] > most:
                     best, most = row, bounds[row]
         chosen.add(best)
-        missing -= pairs_of(best)
+        missing -= groups_of(best, size)
     return [row for row in dict.fromkeys(rows) if row in chosen]
 
 

@@ -7,20 +7,27 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pairwise import pairs_of, pairwise, parametrize_pairwise
+from pairwise import covering, groups_of, pairwise, parametrize_pairwise
 
 ROWS = st.integers(2, 4).flatmap(
     lambda width: st.lists(st.tuples(*[st.integers(0, 3)] * width), min_size=1, max_size=60)
 )
 
 
-@given(ROWS)
-def test_every_pair_that_occurs_is_chosen_in_the_order_of_the_rows(rows: list[tuple[int, ...]]):
-    chosen = pairwise(rows)
+@given(ROWS, st.integers(1, 2))
+def test_every_group_that_occurs_is_chosen_in_the_order_of_the_rows(rows: list[tuple[int, ...]], size: int):
+    chosen = covering(rows, size)
 
-    assert set().union(*map(pairs_of, chosen)) == set().union(*map(pairs_of, rows))
+    every, held = (set().union(*(groups_of(row, size) for row in each)) for each in (rows, chosen))
+    assert held == every
     assert sorted(chosen, key=rows.index) == chosen
     assert len(set(chosen)) == len(chosen)
+
+
+def test_pairs_are_groups_of_two():
+    assert groups_of(("a", 1, "a"), 2) == {((0, "a"), (1, 1)), ((0, "a"), (2, "a")), ((1, 1), (2, "a"))}
+    assert pairwise([(1, 1), (1, 2), (2, 1), (2, 2)]) == covering([(1, 1), (1, 2), (2, 1), (2, 2)], 2)
+    assert covering([(1, 1), (1, 2), (2, 1), (2, 2)], 1) == [(1, 1), (2, 2)]
 
 
 def test_two_parameters_have_only_pairs():
