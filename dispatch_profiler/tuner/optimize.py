@@ -73,7 +73,7 @@ def check_output(outputs: Outputs, target: Target, operations: Collection[Operat
     """Raise UsageError if the final library exists and is for another target, or has entries of other operations."""
     for path in (outputs.library, outputs.results):
         if path.exists() and not path.is_dir():
-            raise UsageError(f"{path} is a file", hint="name a folder")
+            raise UsageError(f"{path} is a file, but a folder is expected", hint="name another one")
     if not library_file(outputs.library).exists():
         return
     library = Library.load(outputs.library)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dispatch_profiler.command import say, say_table, show
 from dispatch_profiler.compiler import compiler_for
-from dispatch_profiler.errors import UsageError
+from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.files import atomic_file
 from dispatch_profiler.library import library_file
 from dispatch_profiler.library.library import spec_file
@@ -59,6 +59,8 @@ def _report_search(problems: Sequence[Searched], times: Times, records: Path) ->
         f"The fastest of {counted(count, 'evaluation')} of {counted(len(problems), 'problem')}; records in {records}:"
     )
     say_table(_row(each) for each in problems)
+    if not times.compiling + times.measuring:
+        return  # everything was stored
     say(
         f"compiling {times.compiling:.1f} s, measuring {times.measuring:.1f} s, neither {times.other:.1f} s "
         f"({100.0 * times.overhead:.1f} %)"
@@ -106,7 +108,13 @@ def finish_tunings(
         replace(steps.search.evaluator, device=device),
         steps.search.build,
     )
-    found = finish(searched, benchmark, outputs, steps.rule, weights, say)
+    try:
+        found = finish(searched, benchmark, outputs, steps.rule, weights, say)
+    except TargetError as error:
+        raise TargetError(
+            f"the device failed after the search: {error.message}",
+            hint="the search is stored, and the library is unchanged; repeat the command when the device works",
+        ) from error
     names = ", ".join((RAW_FILE, FINAL_FILE, METRICS_FILE, REPORT_FILE))
     say(f"[Postprocess]: {outputs.results} has {names}")
     count = len(found.library)

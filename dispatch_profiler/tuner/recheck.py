@@ -25,9 +25,14 @@ def target_of(library: Library, wanted: Target | None = None) -> Target:
         raise UsageError("--recheck: the library has no entries", hint="there is nothing to measure again")
     target = wanted or parse_target(names[0])
     others = [name for name in names if parse_target(name).family != target.family]
+    if others and wanted is not None:
+        raise UsageError(
+            f"--recheck: the library is for {', '.join(names)}, not for {wanted.name}",
+            hint="leave --target out, or name another library",
+        )
     if others:
         raise UsageError(
-            f"--recheck: the library is for {', '.join(names)}, not only for {target.name}",
+            f"--recheck: the library is for several targets: {', '.join(names)}",
             hint="name a library for one target",
         )
     return target

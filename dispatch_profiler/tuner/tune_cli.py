@@ -93,11 +93,13 @@ def make_parser(prog: str = PROG) -> Parser:
 
 
 def _main(options: argparse.Namespace) -> int:
-    if (options.workload is None) == (options.recheck is None):
+    usage = f"{options.prog} WORKLOAD, or {options.prog} --recheck LIBRARY"
+    if options.workload is None and options.recheck is None:
         raise UsageError(
-            "expected a workload or --recheck, one of them",
-            hint=f"{options.prog} WORKLOAD, or {options.prog} --recheck LIBRARY",
+            "expected a workload to tune, or --recheck and a library to measure again", hint=usage
         )
+    if options.workload is not None and options.recheck is not None:
+        raise UsageError("a workload and --recheck exclude each other", hint=usage)
     return _recheck(options) if options.recheck else _tune(options)
 
 

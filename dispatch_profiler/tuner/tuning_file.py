@@ -136,7 +136,9 @@ def read_tunings(path: Path) -> tuple[tuple[Tuning, ...], tuple[UsageError, ...]
         except UsageError as error:
             errors.append(error)
     if not found and not errors:
-        raise UsageError(f"{path} has no tuning files", hint=f"dispatch-profiler gen_configs LOG -o {path}")
+        inside = path / "tunings"  # as `tune` writes them
+        hint = f"they are in {inside}" if inside.is_dir() else f"dispatch-profiler gen_configs LOG -o {path}"
+        raise UsageError(f"{path} has no tuning files", hint=hint)
     _check_distinct(found)
     return tuple(found.values()), tuple(errors)
 

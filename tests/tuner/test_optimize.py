@@ -16,6 +16,7 @@ from ran import Ran, Run
 from dispatch_profiler.command import FAILED, INTERRUPTED, SUCCESS, USAGE
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.errors import TargetError
 from dispatch_profiler.library import Library
 from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler.compare import live
@@ -335,6 +336,20 @@ def test_a_run_that_is_interrupted_in_its_benchmark_continues(optimize, monkeypa
     assert ran.status == SUCCESS and "[Compiling]" not in ran.err and winners() == {SMALL.name: WINNER.name}
 
 
+def test_a_device_that_vanishes_in_the_benchmark_costs_nothing_of_the_search(optimize, monkeypatch):
+    def vanished(*_: object) -> None:
+        raise TargetError("no such device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(live.LiveComparison, "pairs", vanished)
+        ran = optimize()
+    assert ran.status == USAGE and "the device failed after the search: no such device" in ran.err
+    assert (
+        "hint: the search is stored, and the library is unchanged" in ran.err and not Path("final").exists()
+    )
+    assert "[Compiling]" not in optimize().err and winners() == {SMALL.name: WINNER.name}
+
+
 def _interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
@@ -391,6 +406,11 @@ def test_an_empty_folder(command):
     Path("tunings").mkdir()
     ran = command("optimize", "tunings")
     assert ran.status == USAGE and "tunings has no tuning files" in ran.err
+
+
+def test_a_folder_that_tune_wrote_is_pointed_at_its_tuning_files(command):
+    Path("tuned/tunings").mkdir(parents=True)
+    assert "hint: they are in tuned/tunings\n" in command("optimize", "tuned").err
 
 
 def test_only_damaged_tuning_files(command):

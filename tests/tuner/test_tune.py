@@ -117,8 +117,8 @@ def test_an_entry_that_no_longer_holds_is_listed(tuned, fault, judgement):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "expected a workload or --recheck, one of them"),
-        (("log.yaml", "--recheck", "tuned/final"), "expected a workload or --recheck, one of them"),
+        ((), "expected a workload to tune, or --recheck and a library to measure again"),
+        (("log.yaml", "--recheck", "tuned/final"), "a workload and --recheck exclude each other"),
         (("--recheck", "empty"), "--recheck: the library has no entries"),
         (("--recheck", "damaged"), "not a library"),
         (("--recheck", "tuned/final", "--target=llvm-cpu"), "the library is for null:faults.yaml"),

@@ -68,8 +68,8 @@ def parse_devices(text: str, usual: str) -> tuple[str, ...]:
     for device in devices:
         if DeviceUri.parse(device).family != DeviceUri.parse(usual).family:
             raise UsageError(
-                f"--devices: the tree is compiled for devices like {usual}, but got {device}",
-                hint="a device of another kind needs its own tree; compare the runs with `compare`",
+                f"--devices: code for {usual} does not run on {device}",
+                hint="a device of another kind needs a target of its own",
             )
     identities = [_identity(device) for device in devices]
     for device, identity in zip(devices, identities, strict=True):
