@@ -9,7 +9,7 @@ from dispatch_profiler.configurations import Tuned
 from dispatch_profiler.configurations.kinds import KINDS
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.library.entry import Entry, Estimate, confirmed_speedup, measured_gflops
+from dispatch_profiler.library.entry import Entry, Estimate, confirmed_speedup, measured_gflops, software_text
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.records.record_file import StoredRecord
@@ -144,8 +144,7 @@ def _untuned(dispatch: Dispatch) -> Dispatch:
 def _check_software(entries: Sequence[Entry]) -> None:
     found = dict.fromkeys(entry.software for entry in entries)
     if len(found) > 1:
-        listed = "; ".join(f"{target} with {iree}" for target, iree in found)
         raise UsageError(
-            f"the records are of {counted(len(found), 'target')} or IREE versions: {listed}",
+            f"the records are of {counted(len(found), 'target')} or IREE versions: {software_text(found)}",
             hint="a library is for one target and one IREE version: pass the records of one",
         )

@@ -91,8 +91,7 @@ def _list_shipped(action: str) -> int:
     rows = []
     for name in shipped_libraries():
         library = Library.load(find_library(Path(name)))
-        machines = dict.fromkeys(each.provenance.machine.name for each in library.entries)
-        rows.append((name, counted(len(library), "entry"), "; ".join(machines)))
+        rows.append((name, counted(len(library), "entry"), "; ".join(library.machines)))
     show(_aligned(rows))
     return SUCCESS
 

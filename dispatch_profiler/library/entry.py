@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from dispatch_profiler.dispatches import Dispatch
@@ -44,6 +45,10 @@ def measured_gflops(measurement: Measurement, flops: int) -> Estimate:
 NO_SPEED = Estimate(0.0, 0.0, 0.0)
 
 
+#: A target and an IREE version.
+Software = tuple[str, str]
+
+
 @dataclass(frozen=True)
 class Entry:
     """A tuned dispatch.
@@ -63,8 +68,8 @@ class Entry:
         return self.dispatch.operation
 
     @property
-    def software(self) -> tuple[str, str]:
-        """What the entry is for: the target and the IREE version."""
+    def software(self) -> Software:
+        """What the entry is for."""
         return self.provenance.target, self.provenance.iree
 
     def is_of_compiler(self, revision: str) -> bool:
@@ -74,3 +79,8 @@ class Entry:
     def without_speed(self) -> Entry:
         """A copy that every other entry replaces when libraries are merged."""
         return replace(self, gflops=NO_SPEED)
+
+
+def software_text(found: Iterable[Software]) -> str:
+    """`llvm-cpu with compiler 3.13.0; cuda:sm_90 with compiler 3.13.0`"""
+    return "; ".join(f"{target} with {iree}" for target, iree in found)

@@ -13,7 +13,7 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files import read_bounded, write_atomic
 from dispatch_profiler.json_fields import FieldError, mapping, parse_json, rows, text
 from dispatch_profiler.library.choice import KeepRule, choose
-from dispatch_profiler.library.entry import Entry
+from dispatch_profiler.library.entry import Entry, Software
 from dispatch_profiler.library.library_json import check_header, entry_of, origins_of, to_text
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.records.record import Provenance, Record
@@ -106,9 +106,14 @@ class Library:
                 yield self._entry(at)
 
     @property
-    def software(self) -> tuple[tuple[str, str], ...]:
+    def software(self) -> tuple[Software, ...]:
         """Each (target, IREE version) that entries were measured with."""
         return tuple(dict.fromkeys(entry.software for entry in self.entries))
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """The names of the machines that entries were measured on."""
+        return tuple(dict.fromkeys(entry.provenance.machine.name for entry in self.entries))
 
     def __len__(self) -> int:
         return len(self._items)

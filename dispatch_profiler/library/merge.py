@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.library.entry import Entry
+from dispatch_profiler.library.entry import Entry, software_text
 from dispatch_profiler.library.library import Library
 from dispatch_profiler.operations import Operation
 
@@ -94,20 +94,11 @@ def _change(rule: MergeRule, found: Mapping[Operation, Entry], new: Entry) -> Ch
     return Change(rule.outcome(speed, new.gflops.value), new, known)
 
 
-def machines(library: Library) -> tuple[str, ...]:
-    """The names of the machines that its entries were measured on."""
-    return tuple(dict.fromkeys(entry.provenance.machine.name for entry in library.entries))
-
-
 def _check_software(base: Library, incremental: Library) -> None:
     known = base.software
     foreign = [each for each in incremental.software if each not in known]
     if known and foreign:
         raise UsageError(
-            f"ORIGINAL is for {_listed(known)}, but INCREMENTAL has entries for {_listed(foreign)}",
+            f"ORIGINAL is for {software_text(known)}, but INCREMENTAL has entries for {software_text(foreign)}",
             hint="tune again for the target and the IREE version of ORIGINAL, or add --allow-mismatch",
         )
-
-
-def _listed(software: tuple[tuple[str, str], ...] | list[tuple[str, str]]) -> str:
-    return "; ".join(f"{target} with {iree}" for target, iree in software)

@@ -11,7 +11,7 @@ from dispatch_profiler.command import SUCCESS, Parser, boolean, folder, run, say
 from dispatch_profiler.files import locked
 from dispatch_profiler.library.entry import Entry
 from dispatch_profiler.library.library import Library, library_file, spec_file
-from dispatch_profiler.library.merge import Change, Merged, Outcome, machines, merge
+from dispatch_profiler.library.merge import Change, Merged, Outcome, merge
 from dispatch_profiler.library.shipped import find_library
 from dispatch_profiler.plurals import counted
 
@@ -88,7 +88,7 @@ def _locked(output: Path, *, is_dry_run: bool) -> contextlib.AbstractContextMana
 
 
 def _warn_of_machines(base: Library, new: Library) -> None:
-    here, there = machines(base), machines(new)
+    here, there = base.machines, new.machines
     if here and there and set(here) != set(there):
         warn(
             "warning: the speeds were measured on different machines: "

@@ -1,4 +1,4 @@
-"""Measures the entries of a library again: which still hold on this machine, with this compiler?"""
+"""Measures the entries of a library again: which are still faster on this machine, with this compiler?"""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def target_of(library: Library, wanted: Target | None = None) -> Target:
 
 
 def rechecked(library: Library, benchmark: Benchmark, rule: KeepRule) -> Iterator[Judged]:
-    """The judgement of each entry, in order: kept if it still is faster than what is used untuned.
+    """The judgement of each entry, in order: kept if it is still faster than the untuned configuration.
 
     Every entry is compiled with the compiler of `benchmark`, also if it was measured with another one. Raises
     TargetError if the device does not open.
