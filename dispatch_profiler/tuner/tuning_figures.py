@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from dispatch_profiler.configurations import Configuration, Default
@@ -76,17 +77,17 @@ class ProblemEvaluations:
     def operation(self) -> Operation:
         return self.judged.finalist.problem.operation
 
-    @property
+    @cached_property
     def limit_ms(self) -> float | None:
         """The least time that the hardware's measured peaks allow; None if they are unknown."""
         return min((e.record.limit_ms for e in self.evaluations if e.record.limit_ms > 0.0), default=None)
 
-    @property
+    @cached_property
     def default(self) -> Evaluation | None:
         """The compiler's choice, if it was verified and has a time."""
         return fastest([each for each in self.evaluations if isinstance(each.configuration, Default)])
 
-    @property
+    @cached_property
     def form(self) -> Evaluation | None:
         """The fastest known untuned form, if it was verified and has a time."""
         untuned = [e for e in self.evaluations if e.configuration in self.untuned]
@@ -96,10 +97,13 @@ class ProblemEvaluations:
         """GFLOP/s."""
         return self.operation.flops / milliseconds / 1e6
 
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {each.dispatch.name: self.start + at for at, each in enumerate(self.evaluations)}
+
     def indices(self, evaluations: Iterable[Evaluation]) -> list[int]:
         """Of evaluations in the page."""
-        places = {each.configuration: self.start + at for at, each in enumerate(self.evaluations)}
-        return [places[each.configuration] for each in evaluations]
+        return [self._places[each.dispatch.name] for each in evaluations]
 
 
 # -- best so far -----------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ def _milliseconds(record: StoredRecord | None) -> float | None:
 def _evaluation(at: int, number: int, found: Evaluation, problem: ProblemEvaluations) -> dict[str, Any]:
     measurement, milliseconds = found.record.measurement, found.milliseconds
     low, high = measurement.interval_ms if measurement is not None and milliseconds else (None, None)
-    default, limit = problem.default, problem.limit_ms
+    default, limit = problem.default, found.record.limit_ms
     base = None if default is None else default.milliseconds
     return {
         "problem": at,
