@@ -21,13 +21,15 @@ class LocalCluster:
     folder: Path
     paths: str
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    started: int = 0
 
     @property
     def address(self) -> str:
         return str(json.loads((self.folder / "scheduler.json").read_text())["address"])
 
     def start(self, *command: str, **environment: str) -> subprocess.Popen[bytes]:
-        place = self.folder / str(len(self.processes))
+        place = self.folder / str(self.started)
+        self.started += 1
         place.mkdir(parents=True)
         with (self.folder / f"{place.name}.log").open("wb") as log:
             process = subprocess.Popen(
@@ -71,6 +73,12 @@ class LocalCluster:
             assert all(p.poll() is None for p in self.processes), self.logs()
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.05)
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """A process that is no longer expected to live."""
+        self.processes.remove(process)
+        process.kill()
+        process.wait()
 
     def logs(self) -> str:
         return "\n".join(file.read_text() for file in sorted(self.folder.glob("*.log")))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +51,9 @@ class ClusterDevices:
         self._open = contextlib.ExitStack()
         self._client = self._open.enter_context(open_client(cluster, warn))
         self._scheduler = cluster.scheduler
+        self._warn = warn
+        #: Workers and resources that are used, or were rejected.
+        self._seen: set[tuple[str, str]] = set()
         #: Tells the evaluators of searches apart.
         self._search = secrets.token_hex(8)
 
@@ -64,7 +67,7 @@ class ClusterDevices:
 
         Raises UsageError for an unknown one, if they are not alike, or if a worker has other versions.
         """
-        offered = list(self._offered(usual))
+        offered = [self._described(*each) for each in self._offered(usual)]
         for name in wanted:
             if name not in [each.name for each in offered]:
                 raise UsageError(
@@ -74,20 +77,44 @@ class ClusterDevices:
                 )
         chosen = [each for each in offered if not wanted or each.name in wanted]
         _check_alike(chosen)
+        self._seen |= {(each.worker, each.resource) for each in chosen}
         return {each.name: each for each in chosen}
 
-    def _offered(self, usual: str) -> Iterator[HostedDevice]:
-        family = DeviceUri.parse(usual).family
-        for address, worker in workers_of(self._client).items():
-            for resource in worker.devices:
-                if DeviceUri.parse(resource).family == family:
-                    host = self._described(address, worker, resource)
-                    # Without --name, a worker has the name of its address.
-                    label = host.name if worker.name == address else worker.name
-                    name = str(replace(DeviceUri.parse(resource), host=label))
-                    yield HostedDevice(name, resource, address, host)
+    def new_devices(
+        self, first: HostedDevice, wanted: Sequence[str], taken: Collection[str]
+    ) -> list[HostedDevice]:
+        """Further devices that are like `first`, by default all, with other names than `taken`; warns of others."""
+        found = []
+        for each in self._offered(first.resource):
+            try:
+                device = self._described(*each)
+                if device.name in taken:
+                    continue  # its worker was started again, and the loss of the old one is not noticed yet
+                if not wanted or device.name in wanted:
+                    _check_alike([first, device])
+                    found.append(device)
+            except UsageError as error:
+                self._warn(f"not used: {error.message}")
+            self._seen.add((each[0], each[2]))
+        return found
 
-    def _described(self, address: str, worker: WorkerInfo, resource: str) -> Host:
+    def _offered(self, usual: str) -> list[tuple[str, WorkerInfo, str]]:
+        """(address, worker, resource) of each device for the code of `usual` that was not seen before."""
+        family = DeviceUri.parse(usual).family
+        return [
+            (address, worker, resource)
+            for address, worker in workers_of(self._client).items()
+            for resource in worker.devices
+            if DeviceUri.parse(resource).family == family and (address, resource) not in self._seen
+        ]
+
+    def _described(self, address: str, worker: WorkerInfo, resource: str) -> HostedDevice:
+        host = self._host(address, worker, resource)
+        # Without --name, a worker has the name of its address.
+        label = host.name if worker.name == address else worker.name
+        return HostedDevice(str(replace(DeviceUri.parse(resource), host=label)), resource, address, host)
+
+    def _host(self, address: str, worker: WorkerInfo, resource: str) -> Host:
         try:
             host: Host = self._client.run(hosted.describe, resource, workers=[address])[address]
         except Exception as error:  # what the worker's Python raised

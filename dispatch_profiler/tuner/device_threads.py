@@ -53,15 +53,17 @@ class DeviceThreads:
     ) -> None:
         self._measure = measure
         self._put = put
-        self._given: dict[str, queue.SimpleQueue[Callable[[], None] | None]] = {
-            device: queue.SimpleQueue() for device in devices
-        }
-        self._threads = [
-            threading.Thread(target=self._run, args=(device,), name=device, daemon=True)
-            for device in self._given
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._given: dict[str, queue.SimpleQueue[Callable[[], None] | None]] = {}
+        self._threads: list[threading.Thread] = []
+        for device in devices:
+            self.add(device)
+
+    def add(self, device: str) -> None:
+        """Start the thread of another device, or of one that had ended."""
+        self._given[device] = queue.SimpleQueue()
+        thread = threading.Thread(target=self._run, args=(device,), name=device, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def begin(self, device: str, at: int, candidates: Sequence[Candidate]) -> None:
         """Measure candidates of the operation with index `at` after what the device was given before."""
@@ -88,10 +90,10 @@ class DeviceThreads:
             thread.join()
 
     def _run(self, device: str) -> None:
-        error = None
+        error, given = None, self._given[device]
         try:
-            while (given := self._given[device].get()) is not None:
-                given()
+            while (step := given.get()) is not None:
+                step()
         except BaseException as raised:
             error = raised  # re-raised where the messages are read
         self._put(DeviceEnded(device, error))

@@ -87,13 +87,20 @@ class DeviceLost:
 
 
 @dataclass(frozen=True)
+class DeviceJoined:
+    """A device of a worker that was started during the search takes part."""
+
+    device: str
+
+
+@dataclass(frozen=True)
 class Warned:
     """Something that the user should know, such as that other machines can use the cluster."""
 
     message: str
 
 
-Event = Sharing | Resumed | Compiling | Measuring | Evaluated | DeviceLost | Warned
+Event = Sharing | Resumed | Compiling | Measuring | Evaluated | DeviceLost | DeviceJoined | Warned
 Listener = Callable[[Event], None]
 
 

@@ -6,6 +6,7 @@ from dispatch_profiler.plurals import counted
 from dispatch_profiler.tuner.evaluations import Evaluation
 from dispatch_profiler.tuner.events import (
     Compiling,
+    DeviceJoined,
     DeviceLost,
     Evaluated,
     Event,
@@ -38,6 +39,8 @@ class LiveLines:
             return f"[Measuring]: round {event.round}: {counted(event.candidates, 'candidate')}{shared}"
         if isinstance(event, DeviceLost):
             return f"{event.device} failed ({event.reason}); the other devices do its work"
+        if isinstance(event, DeviceJoined):
+            return f"{event.device} takes part"
         if isinstance(event, Warned):
             return event.message
         return self._evaluated(event)

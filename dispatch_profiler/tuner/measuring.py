@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -41,8 +41,8 @@ class DeviceEvaluator(Protocol):
 class Devices:
     """Evaluators of one or several devices. Use as a context manager.
 
-    Those of other machines are `hosted`. Raises UsageError if two of `devices` are the same hardware. `clock` returns
-    seconds.
+    Those of other machines are `hosted`; `discover(names)` returns further ones, with other names than those in use.
+    Raises UsageError if two of `devices` are the same hardware. `clock` returns seconds.
     """
 
     def __init__(
@@ -50,11 +50,13 @@ class Devices:
         options: EvaluatorOptions,
         devices: Sequence[str],
         hosted: Mapping[str, DeviceEvaluator] = MappingProxyType({}),
+        discover: Callable[[Collection[str]], Mapping[str, DeviceEvaluator]] = lambda names: {},
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         _check_distinct(devices)
         self._open = ExitStack()
         self._clock = clock
+        self._discover = discover
         self._evaluators: dict[str, DeviceEvaluator] = {
             device: hosted.get(device) or Evaluator(replace(options, device=device)) for device in devices
         }
@@ -83,6 +85,20 @@ class Devices:
         for device, error in zip(list(self._evaluators), failures, strict=True):
             if error is not None:
                 self.leave_out(device, error)
+
+    def join(self) -> list[str]:
+        """Use devices that have come since the last call, if they open. Returns their names."""
+        joined = []
+        for device, evaluator in self._discover(tuple(self._evaluators)).items():
+            error = _failure(evaluator)
+            if error is not None:
+                self.failures[device] = error.message
+                continue
+            self._open.callback(evaluator.close)
+            self._evaluators[device] = evaluator
+            self.failures.pop(device, None)
+            joined.append(device)
+        return joined
 
     def prepare(self, device: str, operation: Operation) -> None:
         """Do what takes time before the first candidate of an operation is evaluated on a device."""

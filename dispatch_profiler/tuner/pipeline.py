@@ -29,8 +29,8 @@ from dispatch_profiler.tuner.storage import Study
 #: Operations in progress for each device: one is measured, the others are compiled or wait. The rest begins as these
 #: end, on the device that is free, so that all devices end at about the same time.
 _OPERATIONS = 3
-#: Seconds between signs of life while nothing happens.
-_ALIVE_SECONDS = 30.0
+#: Seconds between signs of life while nothing happens, and between looks for new devices.
+_ALIVE_SECONDS = _LOOK_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,15 @@ class Pipeline(Rounds):
 
     def _proceed(self, threads: DeviceThreads, builds: ThreadPoolExecutor) -> None:
         """Continue searches until all are done."""
+        look = time.monotonic() + _LOOK_SECONDS
         while self._active:
+            if time.monotonic() >= look:
+                for device in self._join_devices():
+                    threads.add(device)
+                look = time.monotonic() + _LOOK_SECONDS
+            self._begin(builds)
             self._switch()
             self._handle(self._next_message(), threads, builds)
-            self._begin(builds)
 
     @property
     def _active(self) -> int:

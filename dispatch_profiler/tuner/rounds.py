@@ -16,7 +16,15 @@ from dispatch_profiler.profiler.records.record_file import stored
 from dispatch_profiler.tuner.building import Builder
 from dispatch_profiler.tuner.device_threads import Measured
 from dispatch_profiler.tuner.evaluations import Evaluation, kernel_identity, measured_identity
-from dispatch_profiler.tuner.events import Compiling, DeviceLost, Evaluated, Listener, Measuring, Resumed
+from dispatch_profiler.tuner.events import (
+    Compiling,
+    DeviceJoined,
+    DeviceLost,
+    Evaluated,
+    Listener,
+    Measuring,
+    Resumed,
+)
 from dispatch_profiler.tuner.measuring import Devices
 from dispatch_profiler.tuner.operation_search import OperationSearch, SearchTask
 from dispatch_profiler.tuner.stopwatch import Phase, Stopwatch
@@ -57,7 +65,7 @@ class Rounds:
         self._listen = means.listen
         self._number = 0
         #: Failures of devices that were reported.
-        self._lost = 0
+        self._lost: dict[str, str] = {}
         #: Kernels that were measured, by operation and identity.
         self._kernels: dict[tuple[Operation, Hashable], Evaluation] = {}
         self.searches = [
@@ -95,12 +103,22 @@ class Rounds:
                 self._studies[at].keep_alive()
             if self._number == 0:
                 self._check_devices()
+            else:
+                self._join_devices()
             self._number += 1
             self._evaluate(self._compiled(dispatches))
 
     def _check_devices(self) -> None:
         self._devices.check()
         self._report_lost_devices()
+
+    def _join_devices(self) -> list[str]:
+        """Use devices that have come since the last look."""
+        joined = self._devices.join()
+        self._report_lost_devices()
+        for device in joined:
+            self._listen(DeviceJoined(device))
+        return joined
 
     def _compiled(self, dispatches: dict[int, list[Dispatch]]) -> dict[int, list[Compiled]]:
         """Compile everything at once, for all searches."""
@@ -160,10 +178,11 @@ class Rounds:
             self._store(measured.at, Evaluation(record.dispatch, stored(record), kernel, seconds))
 
     def _report_lost_devices(self) -> None:
-        failures = list(self._devices.failures.items())
-        for device, reason in failures[self._lost :]:
-            self._listen(DeviceLost(device, reason))
-        self._lost = len(failures)
+        failures = dict(self._devices.failures)
+        for device, reason in failures.items():
+            if device not in self._lost:
+                self._listen(DeviceLost(device, reason))
+        self._lost = failures
 
     def _store(self, at: int, evaluation: Evaluation) -> None:
         search = self.searches[at]

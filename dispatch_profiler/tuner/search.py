@@ -9,7 +9,7 @@ compiles for some operations while others are measured (`Pipeline`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dispatch_profiler import __version__
@@ -107,8 +107,10 @@ def search(
         place = _place(options, stack, lambda message: listen(Warned(message)))
         builder = stack.enter_context(Builder(target, place.build, options.cache))
         checked = replace(options.evaluator, verify=True, profile=True)
-        hosted = {name: place.evaluator(name, checked) for name in place.hosted}
-        devices = stack.enter_context(Devices(checked, place.devices, hosted))
+        hosted = place.evaluators(place.hosted.values(), checked)
+        devices = stack.enter_context(
+            Devices(checked, place.devices, hosted, lambda names: place.joining(checked, names))
+        )
         content = _content(target, builder, options, place)
         studies = [stack.enter_context(storage.study(search_key(task, content))) for task in tasks]
         means = Means(builder, devices, watch, listen)
@@ -119,13 +121,17 @@ def search(
 
 @dataclass(frozen=True)
 class _Place:
-    """Where candidates are compiled and measured. `hosted` are the devices of other machines."""
+    """Where candidates are compiled and measured.
+
+    `hosted` are the devices of other machines; if the user named some, only those in `wanted` may join later.
+    """
 
     build: BuildOptions
     devices: tuple[str, ...]
     overlaps: bool
     hosted: Mapping[str, HostedDevice] = field(default_factory=dict)
     cluster: ClusterDevices | None = None
+    wanted: tuple[str, ...] = ()
 
     @property
     def machine(self) -> str:
@@ -134,10 +140,20 @@ class _Place:
         machine = self.hosted[name].host.machine if name in self.hosted else this_machine(name)
         return machine.gpu or machine.name
 
-    def evaluator(self, name: str, options: EvaluatorOptions) -> ClusterEvaluator:
-        """What measures on a device of another machine."""
-        assert self.cluster is not None
-        return self.cluster.evaluator(self.hosted[name], options)
+    def evaluators(
+        self, devices: Iterable[HostedDevice], options: EvaluatorOptions
+    ) -> dict[str, ClusterEvaluator]:
+        """What measures on devices of other machines."""
+        if self.cluster is None:
+            return {}
+        return {each.name: self.cluster.evaluator(each, options) for each in devices}
+
+    def joining(self, options: EvaluatorOptions, taken: Collection[str]) -> dict[str, ClusterEvaluator]:
+        """The same for devices of workers that started since, with other names than `taken`."""
+        if self.cluster is None or not self.hosted:
+            return {}
+        first = next(iter(self.hosted.values()))
+        return self.evaluators(self.cluster.new_devices(first, self.wanted, taken), options)
 
 
 def _place(options: SearchOptions, stack: contextlib.ExitStack, warn: Warn) -> _Place:
@@ -157,7 +173,7 @@ def _place(options: SearchOptions, stack: contextlib.ExitStack, warn: Warn) -> _
         build = replace(build, cluster=options.cluster, workers=threads)
     elif overlaps:
         build = replace(build, cores=cores_beside(devices))
-    return _Place(build, devices, overlaps, hosted, cluster)
+    return _Place(build, devices, overlaps, hosted, cluster, tuple(remote))
 
 
 def search_key(task: SearchTask, content: dict[str, str]) -> SearchKey:

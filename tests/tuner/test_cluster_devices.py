@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from dispatch_profiler.profiler.evaluation.hosted import Host
 from dispatch_profiler.profiler.records.machine import Machine
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.tuner import cluster_devices
-from dispatch_profiler.tuner.cluster_devices import HostedDevice, _check_alike
+from dispatch_profiler.tuner.cluster_devices import ClusterDevices, HostedDevice, _check_alike
 from dispatch_profiler.tuner.events import DeviceLost, Evaluated, Event
 from dispatch_profiler.tuner.search import search
 from dispatch_profiler.tuner.storage import open_storage
@@ -80,14 +79,12 @@ def test_a_lost_worker_costs_only_its_candidates_in_flight(cluster, find, monkey
     def listen(event: Event) -> None:
         events.append(event)
         if isinstance(event, Evaluated) and _device(event).endswith("second") and lost.poll() is None:
-            lost.send_signal(signal.SIGKILL)
-            lost.wait()
+            cluster.kill(lost)
 
     with open_storage("search.db") as storage:
         options = replace(test_search.OPTIONS, overlap=True)
         result = search(tasks(), NullTarget("faults.yaml"), storage, options, listen)
 
-    cluster.processes.remove(lost)
     assert outcomes(result) == outcomes(alone)
     (failure,) = [each for each in events if isinstance(each, DeviceLost)]
     assert failure.device == "null://1@second" and "the worker on" in failure.reason
@@ -101,6 +98,21 @@ def test_a_lost_worker_costs_only_its_candidates_in_flight(cluster, find, monkey
 
 def _device(event: Evaluated) -> str:
     return event.evaluation.record.provenance.device
+
+
+@pytest.mark.slow
+def test_a_worker_that_starts_later_is_found_once(cluster):
+    """Under a name that is in use only when the worker that had it is gone."""
+    with ClusterDevices(Cluster(cluster.address)) as opened:
+        first = opened.devices("null")["null://0@first"]
+        assert opened.new_devices(first, (), ()) == []
+        late = start_device(cluster, "null://2", "--name=late")
+        cluster.wait_for_workers(3)
+        assert opened.new_devices(first, (), ["null://2@late"]) == []
+        assert [each.name for each in opened.new_devices(first, (), ())] == ["null://2@late"]
+        assert opened.new_devices(first, (), ()) == []
+    cluster.kill(late)
+    cluster.wait_for_workers(2)
 
 
 @pytest.mark.usefixtures("on_cluster")

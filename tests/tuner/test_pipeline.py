@@ -18,10 +18,10 @@ from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.targets import NullTarget
-from dispatch_profiler.tuner import core_shares, measuring
+from dispatch_profiler.tuner import core_shares, measuring, pipeline
 from dispatch_profiler.tuner.core_shares import compiles_beside, cores_beside
-from dispatch_profiler.tuner.events import DeviceLost, Evaluated, Event, Resumed
-from dispatch_profiler.tuner.search import search
+from dispatch_profiler.tuner.events import DeviceJoined, DeviceLost, Evaluated, Event, Resumed
+from dispatch_profiler.tuner.search import _Place, search
 from dispatch_profiler.tuner.storage import open_storage
 
 #: Long enough for the slowest machine.
@@ -109,9 +109,8 @@ def test_references_are_computed_while_the_first_candidates_are_compiled(find, m
 
 
 @pytest.mark.usefixtures("in_process", "overlap")
-@pytest.mark.parametrize("after", [2, 8])
-def test_an_interrupted_search_continues_with_the_same_proposals(find, after):  # noqa: F811
-    tasks = [task(each, count=20, evaluations=9) for each in (SMALL, LARGE)]
+def test_an_interrupted_search_continues_with_the_same_proposals(find):  # noqa: F811
+    tasks, after = [task(each, count=10, evaluations=6) for each in (SMALL, LARGE)], 5
     undisturbed = find(*tasks, storage="undisturbed.log")
     seen = []
 
@@ -152,6 +151,31 @@ def test_the_operations_of_a_device_that_fails_continue_on_another(monkeypatch):
     names = [each.dispatch.name for found in result.operations for each in found.evaluations]
     assert len(names) == len(set(names)) == 9 * len(PROBLEMS)
     assert sorted([*bench.given["gpu://0"], *bench.given["gpu://1"]]) == sorted(names)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_device_that_comes_later_takes_operations_that_wait(monkeypatch):
+    """Also if it fails when it is first used: then it is reported, and not used."""
+    bench, events = Bench(), []
+    bench.broken = {"gpu://2"}
+    monkeypatch.setattr(measuring, "Evaluator", bench.evaluator)
+    monkeypatch.setattr(pipeline, "_LOOK_SECONDS", 0.0)
+    late = [bench.evaluator(replace(OPTIONS.evaluator, device=each)) for each in ("gpu://1", "gpu://2")]
+    offers = iter([dict(zip(("gpu://1", "gpu://2"), late, strict=True))])
+    monkeypatch.setattr(_Place, "joining", lambda self, options, taken: next(offers, {}))
+    Path("faults.yaml").write_text(yaml.safe_dump(test_search.EQUALLY_FAST))
+    tasks = [task(each, count=20, evaluations=9) for each in PROBLEMS]
+    with open_storage("search.log") as storage:
+        options = replace(OPTIONS, overlap=True, devices=("gpu://0",))
+        result = search(tasks, NullTarget("faults.yaml"), storage, options, events.append)
+
+    assert [each for each in events if isinstance(each, (DeviceJoined, DeviceLost))] == [
+        DeviceLost("gpu://2", GONE), DeviceJoined("gpu://1")
+    ]  # fmt: skip
+    assert bench.given["gpu://0"] and bench.given["gpu://1"] and not bench.given["gpu://2"]
+    names = [each.dispatch.name for found in result.operations for each in found.evaluations]
+    assert sorted([*bench.given["gpu://0"], *bench.given["gpu://1"]]) == sorted(names)
+    assert len(set(names)) == 9 * len(PROBLEMS)
 
 
 def test_the_compiler_leaves_the_cores_of_gpus_alone(monkeypatch):

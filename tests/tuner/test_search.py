@@ -363,6 +363,7 @@ def test_a_time_budget_ends_a_search(find, monkeypatch):
 # -- several devices ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_several_devices_find_what_one_finds(find, monkeypatch):
     """Each operation is measured on one device, both devices have work, and the storage is the same.
 
