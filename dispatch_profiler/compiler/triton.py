@@ -17,12 +17,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from dispatch_profiler.compiler._base import BuildError, Kernel
+from dispatch_profiler.compiler.triton_ptx import COUNTERS, with_counters, with_parallel_descriptors
 from dispatch_profiler.configurations import KernelSource
 from dispatch_profiler.errors import MissingDependency
 
 #: The PTX version to write: the oldest with everything that the kernels use (descriptor copies came
 #: with 8.6), so that drivers since 560 (CUDA 12.6) accept it.
 _PTX_VERSION = 86
+PARALLEL = True
 #: The files of the kernels, which only this module imports.
 SOURCES = tuple(sorted((Path(__file__).parent.parent / "templates").glob("triton_*.py")))
 
@@ -86,7 +88,12 @@ _LANGUAGE = {"fp32": "float32", "i32": "int32"}
 
 def _kernel(made: Any, source: KernelSource, capability: int) -> Kernel:
     metadata = made.metadata
-    ptx = made.asm["ptx"].encode()
+    text = made.asm["ptx"]
+    if source.counters:
+        text = with_counters(text, source.kernel, _parameter(source, COUNTERS), source.counters)
+    if PARALLEL:
+        text = with_parallel_descriptors(text)
+    ptx = text.encode()
     if source.l1:
         # Triton has no option for it: its copies of 16 bytes bypass the L1 cache.
         ptx = ptx.replace(b"cp.async.cg.", b"cp.async.ca.")
@@ -97,6 +104,11 @@ def _kernel(made: Any, source: KernelSource, capability: int) -> Kernel:
         f"PTX {major}.{minor}, {mma_count} tensor-core instructions"
     )
     return Kernel(ptx, int(metadata.shared), origin, int(metadata.global_scratch_size) * source.programs)
+
+
+def _parameter(source: KernelSource, name: str) -> int:
+    """The position of the pointer `name` among those that are passed."""
+    return [each for each, _ in source.types].index(name)
 
 
 @contextlib.contextmanager

@@ -46,6 +46,7 @@ class KernelSource:
     stages: int
     l1: bool = False
     programs: int = 1
+    counters: int = 0
 
 
 @dataclass(frozen=True)

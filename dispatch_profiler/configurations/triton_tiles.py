@@ -65,6 +65,9 @@ class TritonTiles(Configuration):
     l1           keep operands in the L1 cache, where overlapping windows of an image find them
     split_k      slices of the reduction, for matmul and convolutions
     windows_only with descriptors, load filters through pointers, which saves creating a descriptor for them
+    joined       with split_k, the workgroups of a tile add its slices themselves; products only
+    swapped      exchange the operands of each product, for tiles with few rows
+    specialized  with descriptors, some warps only load and the others only multiply; products only
 
     For a convolution, m counts the pixels of the result, n its channels of a group, and k taps times channels;
     in weight_backward, m counts filters, n taps times channels, and k pixels.
@@ -87,6 +90,9 @@ class TritonTiles(Configuration):
     l1: bool = False
     split_k: int = 1
     windows_only: bool = False
+    joined: bool = False
+    swapped: bool = False
+    specialized: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tile", check_tiles("triton tile", self.tile))
@@ -98,7 +104,7 @@ class TritonTiles(Configuration):
                 raise ConfigurationError(
                     f"{name} must be a whole number of at least {least}, but got {value!r}"
                 )
-        for name in ("descriptors", "l1", "windows_only"):
+        for name in ("descriptors", "l1", "windows_only", "joined", "swapped", "specialized"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigurationError(f"{name} must be true or false, but got {getattr(self, name)!r}")
         check_choice("precision", self.precision, PRECISIONS)
@@ -126,6 +132,9 @@ class TritonTiles(Configuration):
             *([f"persistent{self.persistent}"] if self.persistent else []),
             *([self.precision] if self.precision != "ieee" else []),
             *(["l1"] if self.l1 else []),
+            *(["swapped"] if self.swapped else []),
+            *(["specialized"] if self.specialized else []),
+            *(["joined"] if self.joined else []),
         ]
 
     def fields(self) -> dict[str, str]:
@@ -149,17 +158,19 @@ class TritonTiles(Configuration):
     def launch(self, operation: Operation) -> Launch:
         tiles = self._tile_count(operation)
         programs = self.persistent or tiles
-        split = self.split_k > 1
+        split = self.split_k > 1 and not self.joined
         result = operation.results[0]
         # Triton passes two more pointers to every kernel: scratch memory of all programs, and a profiler's.
         descriptors = programs * 2 * _DESCRIPTOR if self.descriptors else _ALIGNMENT
+        partial = (tiles * self.tile[0] * self.tile[1] * operation.accumulator.bytes,) if self.joined else ()
+        warps = self.warps * (3 if self.specialized else 1)
         return Launch(
             entry=self._source_name(operation),
             workgroups=(programs, 1, 1),
-            workgroup_size=(_WARP * self.warps, 1, 1),
+            workgroup_size=(_WARP * warps, 1, 1),
             shape=(self.split_k, *result.shape) if split else result.shape,
             type=operation.accumulator if split else result.type,
-            scratch=(descriptors, _ALIGNMENT),
+            scratch=(*partial, descriptors, _ALIGNMENT),
         )
 
     def _source_name(self, operation: Operation) -> str:
@@ -176,6 +187,8 @@ class TritonTiles(Configuration):
         own, bias = self._constants(operation)
         pointers = [("lhs", types.lhs), ("rhs", types.lhs), *([("bias", types.result)] if bias else [])]
         pointers.append(("result", written.name))
+        if self.joined:
+            pointers += [("partial", types.accumulator.name), ("arrivals", "i32")]
         constants: dict[str, Any] = {
             **own,
             "ACCUMULATOR": TYPES[types.accumulator.name],
@@ -193,6 +206,7 @@ class TritonTiles(Configuration):
             self.stages,
             self.l1,
             self.launch(operation).workgroups[0],
+            self._tile_count(operation) // self.split_k if self.joined else 0,
         )
 
     def _constants(self, operation: Operation) -> tuple[dict[str, Any], bool]:
@@ -203,7 +217,8 @@ class TritonTiles(Configuration):
                 return dict(window_constants(convolution, self.tile[2], self.split_k)), False
             return dict(weight_constants(convolution, self.split_k)), False
         # The caller adds the slices of a split and computes the epilogue.
-        simple = operation.as_contraction().epilogue.bias_and_activation if self.split_k == 1 else None
+        joins = self.split_k == 1 or self.joined
+        simple = operation.as_contraction().epilogue.bias_and_activation if joins else None
         bias, activation = simple or (False, "none")
         if product is not None:
             own = self._strides(operation)
@@ -216,6 +231,12 @@ class TritonTiles(Configuration):
         options = {"HAS_BIAS": bias, "ACTIVATION": activation, "PERSISTENT": self.persistent}
         if product is None and self.descriptors:
             options["WINDOWS_ONLY"] = self.windows_only
+        if product is not None:
+            options |= {"JOINED": self.split_k if self.joined else 1, "SWAPPED": self.swapped}
+            if self.descriptors:
+                options["SPECIALIZED"] = self.specialized
+            if not self.joined:
+                own = {"partial": None, "arrivals": None, **own}
         return {**({} if bias else {"bias": None}), **own, **options}, bias
 
     def product(self, operation: Operation) -> tuple[int, int, int, int]:
@@ -264,7 +285,7 @@ class TritonTiles(Configuration):
         split = self._split_violation(operation)
         if split:
             yield split
-        elif self.split_k == 1:
+        elif self.split_k == 1 or self.joined:
             reason = epilogue_invalid_reason("the Triton kernels have", operation, ACTIVATIONS)
             if reason:
                 yield reason
@@ -332,7 +353,7 @@ class TritonTiles(Configuration):
             if value & (value - 1):
                 yield f"{what} must be a power of two for Triton, but is {value}"
         m, n, k = self.tile
-        min_k = 32 if operation.element_type.bits == 8 else 16
+        min_k = {8: 32, 32: 8}.get(operation.element_type.bits, 16)
         if min(m, n) < 16 or k < min_k:
             yield f"tiles must be at least 16x16x{min_k} for {operation.element_type.name}, but got {by(self.tile)}"
         if max(m * n, m * k, n * k) > _BLOCK:
@@ -340,7 +361,7 @@ class TritonTiles(Configuration):
         threads = self.warps * _WARP
         if threads > gpu.threads:
             yield f"{self.warps} warps are {threads} threads, but {gpu.device_arch} allows {gpu.threads}"
-        registers = m * n // threads
+        registers = m * n // (threads * (2 if self.specialized else 1))
         if gpu.registers and registers > gpu.registers:
             yield (
                 f"the sums of a {m}x{n} tile need {registers} registers per thread, but {gpu.device_arch} has "
