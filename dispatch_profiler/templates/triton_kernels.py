@@ -34,27 +34,32 @@ def _position(tile, M: tl.constexpr, N: tl.constexpr, TILE_M: tl.constexpr, TILE
 
 
 @triton.jit
-def _joined(sums, partial, arrivals, tile, JOINED: tl.constexpr):
-    """Some rows of the sum of all slices, which are added in their order: each workgroup of a tile adds other rows.
+def _arrive(counter, JOINED: tl.constexpr):
+    """Count this workgroup, and wait until all JOINED workgroups of its tile have been counted.
 
-    Every workgroup adds 1 to the count of its tile and waits for a multiple of JOINED, so no launch resets it.
+    Every launch adds JOINED to the counter, so it is never reset.
     """
-    tile_m: tl.constexpr = sums.shape[0]
-    tile_n: tl.constexpr = sums.shape[1]
-    rows: tl.constexpr = tile_m // JOINED
-    partial += tile // JOINED * (JOINED * tile_m * tile_n)
-    at = tl.arange(0, tile_m)[:, None] * tile_n + tl.arange(0, tile_n)[None, :]
-    tl.store(partial + tile % JOINED * (tile_m * tile_n) + at, sums)
     tl.debug_barrier()
-    count = tl.atomic_add(arrivals + tile // JOINED, 1, sem="acq_rel") + 1
+    count = tl.atomic_add(counter, 1, sem="acq_rel") + 1
     # The difference is right even if the count overflows, because JOINED is a power of two.
     complete = ((count - 1) & -JOINED) + JOINED
     while count - complete < 0:
-        count = tl.atomic_add(arrivals + tile // JOINED, 0, sem="acquire")
-    at = (tile % JOINED * rows + tl.arange(0, rows))[:, None] * tile_n + tl.arange(0, tile_n)[None, :]
+        count = tl.atomic_add(counter, 0, sem="acquire")
+
+
+@triton.jit
+def _joined(sums, partial, counter, piece, JOINED: tl.constexpr):
+    """Rows of the sum of a tile's slices, added in their order; each workgroup of the tile adds other rows."""
+    tile_m: tl.constexpr = sums.shape[0]
+    tile_n: tl.constexpr = sums.shape[1]
+    rows: tl.constexpr = tile_m // JOINED
+    at = tl.arange(0, tile_m)[:, None] * tile_n + tl.arange(0, tile_n)[None, :]
+    tl.store(partial + piece * (tile_m * tile_n) + at, sums)
+    _arrive(counter, JOINED)
+    at = (piece * rows + tl.arange(0, rows))[:, None] * tile_n + tl.arange(0, tile_n)[None, :]
     total = tl.zeros((rows, tile_n), sums.dtype)
-    for piece in tl.static_range(JOINED):
-        total += tl.load(partial + piece * (tile_m * tile_n) + at, cache_modifier=".cg")
+    for other in tl.static_range(JOINED):
+        total += tl.load(partial + other * (tile_m * tile_n) + at, cache_modifier=".cg")
     return total
 
 
@@ -67,7 +72,9 @@ def _finish(
     columns: tl.constexpr = sums.shape[1]
     rows: tl.constexpr = sums.shape[0] // JOINED
     if JOINED > 1:
-        sums = _joined(sums, partial, arrivals, tile, JOINED)
+        whole = tile // JOINED
+        partial += whole * (JOINED * sums.shape[0] * columns)
+        sums = _joined(sums, partial, arrivals + whole, batch, JOINED)
         m += batch * rows
     else:
         result += batch * (M * N)
