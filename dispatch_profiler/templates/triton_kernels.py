@@ -56,7 +56,7 @@ def _joined(sums, partial, counter, piece, JOINED: tl.constexpr):
     at = tl.arange(0, tile_m)[:, None] * tile_n + tl.arange(0, tile_n)[None, :]
     tl.store(partial + piece * (tile_m * tile_n) + at, sums)
     _arrive(counter, JOINED)
-    at = (piece * rows + tl.arange(0, rows))[:, None] * tile_n + tl.arange(0, tile_n)[None, :]
+    at = (tl.arange(0, rows) + piece * rows)[:, None] * tile_n + tl.arange(0, tile_n)[None, :]
     total = tl.zeros((rows, tile_n), sums.dtype)
     for other in tl.static_range(JOINED):
         total += tl.load(partial + other * (tile_m * tile_n) + at, cache_modifier=".cg")
