@@ -109,15 +109,8 @@ def _variants(operation: Operation, m: int, n: int, slices: int) -> Iterator[Tri
         return
     yield from (made(64), made(64, 2), made(64, descriptors=False), made(128), made(64, group=1))
     yield made(64, warps=8 if m * n <= 128 * 128 else 4)
-    is_long = slices == 1 and tiles > PROCESSORS
-    if is_long:
+    if slices == 1 and tiles > PROCESSORS:
         yield from (made(64, persistent=PROCESSORS), made(64, 2, persistent=2 * PROCESSORS))
-    if m >= 128 and n >= 128 and slices == 1:
-        stages = max(2, min(8, (_SHARED - m * n * 2) // ((m + n) * 128)))
-        special = {"specialized": True, "warps": 4}
-        yield from (made(64, stages=stages, **special), made(64, 2, **special))
-        if is_long:
-            yield made(64, stages=stages, persistent=PROCESSORS, **special)
 
 
 def _explored_single() -> Iterator[TritonTiles]:

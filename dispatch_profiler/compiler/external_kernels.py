@@ -66,10 +66,11 @@ def _checked(kernel: Kernel, dispatch: Dispatch, gpu: GpuLimits) -> Kernel:
             f"the kernel needs {kernel.shared_bytes} B of shared memory, but {gpu.device_arch} has "
             f"{gpu.device_shared_bytes}: use fewer stages or a smaller tile"
         )
-    if kernel.scratch_bytes > max(launch.scratch, default=0):
+    # Triton's scratch memory is the last but one: then follows the profiler's.
+    scratch = launch.scratch[-2] if len(launch.scratch) > 1 else 0
+    if kernel.scratch_bytes > scratch:
         raise BuildError(
-            f"the kernel needs {kernel.scratch_bytes} B of scratch memory, but its launch gives "
-            f"{max(launch.scratch, default=0)}: this release of Triton creates descriptors differently"
+            f"the kernel needs {kernel.scratch_bytes} B of scratch memory, but its launch gives {scratch}: this release of Triton creates descriptors differently"
         )
     if _is_ptx(kernel.data) and not re.search(
         rb"\.entry\s+" + re.escape(launch.entry.encode()) + rb"\b", kernel.data

@@ -17,14 +17,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from dispatch_profiler.compiler._base import BuildError, Kernel
-from dispatch_profiler.compiler.triton_ptx import COUNTERS, with_counters, with_parallel_descriptors
+from dispatch_profiler.compiler.triton_ptx import COUNTERS, with_counters, without_fences
 from dispatch_profiler.configurations import KernelSource
 from dispatch_profiler.errors import MissingDependency
 
 #: The PTX version to write: the oldest with everything that the kernels use (descriptor copies came
 #: with 8.6), so that drivers since 560 (CUDA 12.6) accept it.
 _PTX_VERSION = 86
-PARALLEL = True
 #: The files of the kernels, which only this module imports.
 SOURCES = tuple(sorted((Path(__file__).parent.parent / "templates").glob("triton_*.py")))
 
@@ -91,8 +90,8 @@ def _kernel(made: Any, source: KernelSource, capability: int) -> Kernel:
     text = made.asm["ptx"]
     if source.counters:
         text = with_counters(text, source.kernel, _parameter(source, COUNTERS), source.counters)
-    if PARALLEL:
-        text = with_parallel_descriptors(text)
+    if source.unfenced:
+        text = without_fences(text)
     ptx = text.encode()
     if source.l1:
         # Triton has no option for it: its copies of 16 bytes bypass the L1 cache.

@@ -8,7 +8,7 @@ from dispatch_profiler.configurations.triton_windows import window_invalid_reaso
 from dispatch_profiler.operations import Operation
 
 #: How f32 is multiplied: in f32, on tensor cores in three parts of 11 bits, or rounded to 11 bits.
-PRECISIONS = ("ieee", "tf32x3", "tf32")
+PRECISIONS = ("ieee", "tf32x3", "tf32", "bf16x6")
 #: Slices of the pixels for a weight gradient, whose result is small: at most one for each multiprocessor.
 _WEIGHT_SLICES = (1, 2, 3, 4, 7, 8, 14, 16, 28, 32, 49, 64, 98)
 #: Slices for the other modes, whose tiles are too few for the multiprocessors if images are small.

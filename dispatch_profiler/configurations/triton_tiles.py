@@ -67,7 +67,7 @@ class TritonTiles(Configuration):
     windows_only with descriptors, load filters through pointers, which saves creating a descriptor for them
     joined       with split_k, the workgroups of a tile add its slices themselves; products only
     swapped      exchange the operands of each product, for tiles with few rows
-    specialized  with descriptors, some warps only load and the others only multiply; products only
+    unfenced     without descriptors, leave out the fence between copies and wgmma, as Triton 3.6 does
 
     For a convolution, m counts the pixels of the result, n its channels of a group, and k taps times channels;
     in weight_backward, m counts filters, n taps times channels, and k pixels.
@@ -92,7 +92,7 @@ class TritonTiles(Configuration):
     windows_only: bool = False
     joined: bool = False
     swapped: bool = False
-    specialized: bool = False
+    unfenced: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tile", check_tiles("triton tile", self.tile))
@@ -104,7 +104,7 @@ class TritonTiles(Configuration):
                 raise ConfigurationError(
                     f"{name} must be a whole number of at least {least}, but got {value!r}"
                 )
-        for name in ("descriptors", "l1", "windows_only", "joined", "swapped", "specialized"):
+        for name in ("descriptors", "l1", "windows_only", "joined", "swapped", "unfenced"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigurationError(f"{name} must be true or false, but got {getattr(self, name)!r}")
         check_choice("precision", self.precision, PRECISIONS)
@@ -133,7 +133,7 @@ class TritonTiles(Configuration):
             *([self.precision] if self.precision != "ieee" else []),
             *(["l1"] if self.l1 else []),
             *(["swapped"] if self.swapped else []),
-            *(["specialized"] if self.specialized else []),
+            *(["unfenced"] if self.unfenced else []),
             *(["joined"] if self.joined else []),
         ]
 
@@ -163,11 +163,10 @@ class TritonTiles(Configuration):
         # Triton passes two more pointers to every kernel: scratch memory of all programs, and a profiler's.
         descriptors = programs * 2 * _DESCRIPTOR if self.descriptors else _ALIGNMENT
         partial = (tiles * self.tile[0] * self.tile[1] * operation.accumulator.bytes,) if self.joined else ()
-        warps = self.warps * (3 if self.specialized else 1)
         return Launch(
             entry=self._source_name(operation),
             workgroups=(programs, 1, 1),
-            workgroup_size=(_WARP * warps, 1, 1),
+            workgroup_size=(_WARP * self.warps, 1, 1),
             shape=(self.split_k, *result.shape) if split else result.shape,
             type=operation.accumulator if split else result.type,
             scratch=(*partial, descriptors, _ALIGNMENT),
@@ -207,6 +206,7 @@ class TritonTiles(Configuration):
             self.l1,
             self.launch(operation).workgroups[0],
             self._tile_count(operation) // self.split_k if self.joined else 0,
+            self.unfenced,
         )
 
     def _constants(self, operation: Operation) -> tuple[dict[str, Any], bool]:
@@ -233,8 +233,6 @@ class TritonTiles(Configuration):
             options["WINDOWS_ONLY"] = self.windows_only
         if product is not None:
             options |= {"JOINED": self.split_k if self.joined else 1, "SWAPPED": self.swapped}
-            if self.descriptors:
-                options["SPECIALIZED"] = self.specialized
             if not self.joined:
                 own = {"partial": None, "arrivals": None, **own}
         return {**({} if bias else {"bias": None}), **own, **options}, bias
@@ -361,7 +359,7 @@ class TritonTiles(Configuration):
         threads = self.warps * _WARP
         if threads > gpu.threads:
             yield f"{self.warps} warps are {threads} threads, but {gpu.device_arch} allows {gpu.threads}"
-        registers = m * n // (threads * (2 if self.specialized else 1))
+        registers = m * n // threads
         if gpu.registers and registers > gpu.registers:
             yield (
                 f"the sums of a {m}x{n} tile need {registers} registers per thread, but {gpu.device_arch} has "

@@ -32,6 +32,59 @@ def _phase(p, PHASES: tl.constexpr, TAPS: tl.constexpr, PADDING: tl.constexpr, S
 
 
 @triton.jit
+def _step_at(
+    start, base, top, left, n, taps, taps_w, phase_h, phase_w,
+    STEP_H: tl.constexpr, STEP_W: tl.constexpr, PHASES_H: tl.constexpr, PHASES_W: tl.constexpr,
+    CHANNELS: tl.constexpr, TILE_K: tl.constexpr, LHS_H: tl.constexpr, LHS_W: tl.constexpr, LHS_C: tl.constexpr,
+    RHS_H: tl.constexpr, RHS_W: tl.constexpr, RHS_C: tl.constexpr, RHS_F: tl.constexpr,
+):  # fmt: skip
+    """Offsets of a step's window and filters, the row and column of each element, and which k exist."""
+    if CHANNELS % TILE_K == 0:
+        # All taps of some channels follow each other: their windows overlap, so they are found in caches.
+        step = start // TILE_K
+        tap = step % taps
+        c = step // taps * TILE_K + tl.arange(0, TILE_K)
+        i, j = tap // taps_w, tap % taps_w
+        moved = i * (STEP_H * LHS_H) + j * (STEP_W * LHS_W)
+        at = (base + moved)[:, None] + c[None, :] * LHS_C
+        tap_at = (phase_h + i * PHASES_H) * RHS_H + (phase_w + j * PHASES_W) * RHS_W
+        filter_at = (c * RHS_C + tap_at)[:, None] + n[None, :] * RHS_F
+        y, x = (top + i * STEP_H)[:, None], (left + j * STEP_W)[:, None]
+        known_k = c[None, :] >= 0
+    else:
+        k = start + tl.arange(0, TILE_K)
+        tap, c = k // CHANNELS, k % CHANNELS
+        i, j = tap // taps_w, tap % taps_w
+        moved = i * (STEP_H * LHS_H) + j * (STEP_W * LHS_W)
+        at = base[:, None] + (moved + c * LHS_C)[None, :]
+        tap_at = (phase_h + i * PHASES_H) * RHS_H + (phase_w + j * PHASES_W) * RHS_W
+        filter_at = (c * RHS_C + tap_at)[:, None] + n[None, :] * RHS_F
+        y, x = top[:, None] + (i * STEP_H)[None, :], left[:, None] + (j * STEP_W)[None, :]
+        known_k = (k < taps * CHANNELS)[None, :]
+    return at, filter_at, y, x, known_k
+
+
+@triton.jit
+def _step(
+    lhs, rhs, at, filter_at, y, x, known_k, known_n,
+    H: tl.constexpr, W: tl.constexpr, BOUNDED: tl.constexpr, ONE_TAP: tl.constexpr, FILTERS_FIT: tl.constexpr,
+):  # fmt: skip
+    """The window and the filters of a step, with 0 outside."""
+    if BOUNDED:
+        inside = (y >= 0) & (y < H) & (x >= 0) & (x < W) & known_k
+        window = tl.load(lhs + at, mask=inside, other=0.0)
+    elif ONE_TAP:
+        window = tl.load(lhs + at)
+    else:
+        window = tl.load(lhs + at, mask=known_k, other=0.0)
+    if ONE_TAP and FILTERS_FIT:
+        weights = tl.load(rhs + filter_at)
+    else:
+        weights = tl.load(rhs + filter_at, mask=known_k.trans(1, 0) & known_n, other=0.0)
+    return window, weights
+
+
+@triton.jit
 def _convolution_tile(
     lhs, rhs, bias, result, tile,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
@@ -54,7 +107,6 @@ def _convolution_tile(
     pixels: tl.constexpr = IMAGES * rows * columns
     tiles_m: tl.constexpr = (pixels + TILE_M - 1) // TILE_M
     tiles_n: tl.constexpr = (FILTERS + TILE_N - 1) // TILE_N
-    one_tap: tl.constexpr = CHANNELS % TILE_K == 0
 
     part = tile // (tiles_m * tiles_n)
     group, phase = part % GROUPS, part // GROUPS
@@ -76,39 +128,14 @@ def _convolution_tile(
     taps = taps_h * taps_w
     length = (taps * CHANNELS + SLICES * TILE_K - 1) // (SLICES * TILE_K) * TILE_K
     for start in range(piece * length, min(taps * CHANNELS, (piece + 1) * length), TILE_K):
-        if one_tap:
-            # All taps of some channels follow each other: their windows overlap, so they are found in caches.
-            step = start // TILE_K
-            tap = step % taps
-            c = step // taps * TILE_K + tl.arange(0, TILE_K)
-            i, j = tap // taps_w, tap % taps_w
-            moved = i * (STEP_H * LHS_H) + j * (STEP_W * LHS_W)
-            at = (base + moved)[:, None] + c[None, :] * LHS_C
-            tap_at = (phase_h + i * PHASES_H) * RHS_H + (phase_w + j * PHASES_W) * RHS_W
-            filter_at = (c * RHS_C + tap_at)[:, None] + n[None, :] * RHS_F
-            y, x = (top + i * STEP_H)[:, None], (left + j * STEP_W)[:, None]
-            known_k = c[None, :] >= 0
-        else:
-            k = start + tl.arange(0, TILE_K)
-            tap, c = k // CHANNELS, k % CHANNELS
-            i, j = tap // taps_w, tap % taps_w
-            moved = i * (STEP_H * LHS_H) + j * (STEP_W * LHS_W)
-            at = base[:, None] + (moved + c * LHS_C)[None, :]
-            tap_at = (phase_h + i * PHASES_H) * RHS_H + (phase_w + j * PHASES_W) * RHS_W
-            filter_at = (c * RHS_C + tap_at)[:, None] + n[None, :] * RHS_F
-            y, x = top[:, None] + (i * STEP_H)[None, :], left[:, None] + (j * STEP_W)[None, :]
-            known_k = (k < taps * CHANNELS)[None, :]
-        if BOUNDED:
-            inside = (y >= 0) & (y < H) & (x >= 0) & (x < W) & known_k
-            window = tl.load(lhs + at, mask=inside, other=0.0)
-        elif one_tap:
-            window = tl.load(lhs + at)
-        else:
-            window = tl.load(lhs + at, mask=known_k, other=0.0)
-        if one_tap and FILTERS % TILE_N == 0:
-            weights = tl.load(rhs + filter_at)
-        else:
-            weights = tl.load(rhs + filter_at, mask=known_k.trans(1, 0) & known_n, other=0.0)
+        at, filter_at, y, x, known_k = _step_at(
+            start, base, top, left, n, taps, taps_w, phase_h, phase_w, STEP_H, STEP_W, PHASES_H, PHASES_W, CHANNELS,
+            TILE_K, LHS_H, LHS_W, LHS_C, RHS_H, RHS_W, RHS_C, RHS_F,
+        )  # fmt: skip
+        window, weights = _step(
+            lhs, rhs, at, filter_at, y, x, known_k, known_n, H, W, BOUNDED, CHANNELS % TILE_K == 0,
+            FILTERS % TILE_N == 0,
+        )  # fmt: skip
         sums = multiplied(window, weights, sums, ACCUMULATOR, PRECISION)
     f = group * FILTERS + n
     if HAS_BIAS:
@@ -151,6 +178,33 @@ def convolution(
             LHS_N, LHS_H, LHS_W, LHS_C, RHS_H, RHS_W, RHS_C, RHS_F, RHS_G, OUT_N, OUT_H, OUT_W, OUT_F,
             ACCUMULATOR, HAS_BIAS, ACTIVATION, PRECISION, TILE_M, TILE_N, TILE_K, GROUP, SLICES,
         )  # fmt: skip
+
+
+@triton.jit
+def _loaded(at, known, FITS: tl.constexpr):
+    """With 0 where elements are not known, unless all are."""
+    if FITS:
+        found = tl.load(at)
+    else:
+        found = tl.load(at, mask=known, other=0.0)
+    return found
+
+
+@triton.jit
+def _gradient_window(
+    at, oy, ox, shift_h, shift_w, known_p, known_n,
+    H: tl.constexpr, W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    BOUNDED: tl.constexpr, FITS: tl.constexpr,
+):  # fmt: skip
+    """Pixels of the input that are multiplied by those of the gradient, with 0 outside."""
+    if BOUNDED:
+        y = (oy * STRIDE_H)[:, None] + shift_h[None, :]
+        x = (ox * STRIDE_W)[:, None] + shift_w[None, :]
+        inside = (y >= 0) & (y < H) & (x >= 0) & (x < W)
+        window = tl.load(at, mask=inside if FITS else inside & known_p & known_n, other=0.0)
+    else:
+        window = _loaded(at, known_p & known_n, FITS)
+    return window
 
 
 @triton.jit
@@ -205,22 +259,11 @@ def weight_gradient(
         left_at = lhs + left_at[:, None] + f[None, :] * LHS_F
         right_at = rhs + right_at[:, None] + column_at[None, :]
         known_p = p[:, None] < pixels
-        if is_whole and FILTERS % TILE_M == 0:
-            gradient = tl.load(left_at)
-        else:
-            gradient = tl.load(left_at, mask=known_p & known_f, other=0.0)
-        if BOUNDED:
-            y = (oy * STRIDE_H)[:, None] + shift_h[None, :]
-            x = (ox * STRIDE_W)[:, None] + shift_w[None, :]
-            inside = (y >= 0) & (y < H) & (x >= 0) & (x < W)
-            if is_whole and reduced % TILE_N == 0:
-                window = tl.load(right_at, mask=inside, other=0.0)
-            else:
-                window = tl.load(right_at, mask=inside & known_p & known_n, other=0.0)
-        elif is_whole and reduced % TILE_N == 0:
-            window = tl.load(right_at)
-        else:
-            window = tl.load(right_at, mask=known_p & known_n, other=0.0)
+        gradient = _loaded(left_at, known_p & known_f, is_whole and FILTERS % TILE_M == 0)
+        window = _gradient_window(
+            right_at, oy, ox, shift_h, shift_w, known_p, known_n, H, W, STRIDE_H, STRIDE_W, BOUNDED,
+            is_whole and reduced % TILE_N == 0,
+        )  # fmt: skip
         sums = multiplied(gradient.trans(1, 0), window, sums, ACCUMULATOR, PRECISION)
     at = tap // S * OUT_H + tap % S * OUT_W + c * OUT_C + piece * result_size + group * OUT_G
     at = f[:, None] * OUT_F + at[None, :]

@@ -180,7 +180,7 @@ def product_by_descriptors(
     RHS_BATCH: tl.constexpr, RHS_K: tl.constexpr, RHS_N: tl.constexpr,
     ACCUMULATOR: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
-    PERSISTENT: tl.constexpr, JOINED: tl.constexpr, SWAPPED: tl.constexpr, SPECIALIZED: tl.constexpr,
+    PERSISTENT: tl.constexpr, JOINED: tl.constexpr, SWAPPED: tl.constexpr,
 ):  # fmt: skip
     """`product` with operands that the bulk copy engine (TMA) loads.
 
@@ -198,9 +198,7 @@ def product_by_descriptors(
     else:
         x_tiles = _matrices(lhs, BATCH, M, K, LHS_BATCH, LHS_M, LHS_K, TILE_M, TILE_K)
         y_tiles = _matrices(rhs, BATCH, K, N, RHS_BATCH, RHS_K, RHS_N, TILE_K, TILE_N)
-    for tile in tl.range(
-        tl.program_id(0), tiles, step, flatten=PERSISTENT > 0 and not SPECIALIZED, warp_specialize=SPECIALIZED
-    ):
+    for tile in tl.range(tl.program_id(0), tiles, step, flatten=PERSISTENT > 0):
         batch, at_m, at_n = _position(tile, M, N, TILE_M, TILE_N, GROUP, JOINED)
         sums = tl.zeros((TILE_N, TILE_M) if SWAPPED else (TILE_M, TILE_N), ACCUMULATOR)
         for start in range(0, K, TILE_K):

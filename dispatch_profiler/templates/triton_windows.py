@@ -26,6 +26,60 @@ def _first_pixel(
 
 
 @triton.jit
+def _filters(
+    rhs, R: tl.constexpr, S: tl.constexpr, CHANNELS: tl.constexpr, FILTERS: tl.constexpr,
+    RHS_H: tl.constexpr, RHS_W: tl.constexpr, RHS_C: tl.constexpr, RHS_F: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+):  # fmt: skip
+    """A descriptor of all filters, whose channels or numbers are contiguous."""
+    if RHS_C == 1:
+        made = tl.make_tensor_descriptor(
+            rhs, [R, S, FILTERS, CHANNELS], [RHS_H, RHS_W, RHS_F, 1], [1, 1, TILE_N, TILE_K]
+        )
+    else:
+        made = tl.make_tensor_descriptor(
+            rhs, [R, S, CHANNELS, FILTERS], [RHS_H, RHS_W, RHS_C, 1], [1, 1, TILE_K, TILE_N]
+        )
+    return made
+
+
+@triton.jit
+def _filters_at(
+    at, n, c, CHANNELS: tl.constexpr, FILTERS: tl.constexpr, RHS_C: tl.constexpr, RHS_F: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_K: tl.constexpr,
+):  # fmt: skip
+    """Filters n of a tap from channel c on, through pointers: filters x channels."""
+    fits_n: tl.constexpr = FILTERS % TILE_N == 0
+    fits_k: tl.constexpr = CHANNELS % TILE_K == 0
+    k = tl.arange(0, TILE_K)
+    if RHS_C == 1:
+        at = at + n[:, None] * RHS_F + k[None, :]
+        weights = masked(at, n[:, None] < FILTERS, c + k[None, :] < CHANNELS, fits_n, fits_k)
+    else:
+        at = at + k[:, None] * RHS_C + n[None, :]
+        weights = masked(at, c + k[:, None] < CHANNELS, n[None, :] < FILTERS, fits_k, fits_n).T
+    return weights
+
+
+@triton.jit
+def _store(
+    sums, result, first, image, top, left, n,
+    IMAGES: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, FILTERS: tl.constexpr,
+    OUT_N: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr, OUT_F: tl.constexpr,
+    BOX_H: tl.constexpr, BOX_W: tl.constexpr,
+):  # fmt: skip
+    """Store the pixels of a box that are inside the image, in the copy of the result that begins at `first`."""
+    pixel = tl.arange(0, sums.shape[0])
+    image += pixel // (BOX_H * BOX_W)
+    y = top + pixel // BOX_W % BOX_H
+    x = left + pixel % BOX_W
+    at = (image * OUT_N + y * OUT_H + x * OUT_W)[:, None] + n[None, :] * OUT_F
+    at += first
+    stored = (image < IMAGES) & (y < OH) & (x < OW)
+    tl.store(result + at, sums, mask=stored[:, None] & (n[None, :] < FILTERS))
+
+
+@triton.jit
 def convolution_by_descriptors(
     lhs, rhs, bias, result,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
@@ -50,21 +104,11 @@ def convolution_by_descriptors(
     tiles: tl.constexpr = SLICES * tiles_m * tiles_n
     steps: tl.constexpr = R * S * ((CHANNELS + TILE_K - 1) // TILE_K)
     length: tl.constexpr = (steps + SLICES - 1) // SLICES
-    rows: tl.constexpr = RHS_C == 1
-    fits_n: tl.constexpr = FILTERS % TILE_N == 0
-    fits_k: tl.constexpr = CHANNELS % TILE_K == 0
     source = tl.make_tensor_descriptor(
         lhs, [IMAGES, H, W, CHANNELS], [LHS_N, LHS_H, LHS_W, 1], [BOX_N, BOX_H, BOX_W, TILE_K]
     )
     if not WINDOWS_ONLY:
-        if rows:
-            filters = tl.make_tensor_descriptor(
-                rhs, [R, S, FILTERS, CHANNELS], [RHS_H, RHS_W, RHS_F, 1], [1, 1, TILE_N, TILE_K]
-            )
-        else:
-            filters = tl.make_tensor_descriptor(
-                rhs, [R, S, CHANNELS, FILTERS], [RHS_H, RHS_W, RHS_C, 1], [1, 1, TILE_K, TILE_N]
-            )
+        filters = _filters(rhs, R, S, CHANNELS, FILTERS, RHS_H, RHS_W, RHS_C, RHS_F, TILE_N, TILE_K)
     programs: tl.constexpr = PERSISTENT if PERSISTENT else tiles
     for tile in range(tl.program_id(0), tiles, programs):
         piece = tile // (tiles_m * tiles_n)
@@ -72,7 +116,6 @@ def convolution_by_descriptors(
         image, top, left = _first_pixel(row, OH, OW, BOX_N, BOX_H, BOX_W)
         f = column * TILE_N
         n = f + tl.arange(0, TILE_N)
-        k = tl.arange(0, TILE_K)
         sums = tl.zeros((TILE_N, TILE_M), ACCUMULATOR)
         for step in range(piece * length, min(steps, (piece + 1) * length)):
             # All taps of some channels follow each other: their windows overlap, so they are found in L2.
@@ -80,14 +123,10 @@ def convolution_by_descriptors(
             i, j = tap // S, tap % S
             window = source.load([image, top + i * STEP_H + SHIFT_H, left + j * STEP_W + SHIFT_W, c])
             if WINDOWS_ONLY:
-                at = rhs + (i * RHS_H + j * RHS_W + c * RHS_C)
-                if rows:
-                    at = at + n[:, None] * RHS_F + k[None, :]
-                    weights = masked(at, n[:, None] < FILTERS, c + k[None, :] < CHANNELS, fits_n, fits_k)
-                else:
-                    at = at + k[:, None] * RHS_C + n[None, :]
-                    weights = masked(at, c + k[:, None] < CHANNELS, n[None, :] < FILTERS, fits_k, fits_n).T
-            elif rows:
+                weights = _filters_at(
+                    rhs + (i * RHS_H + j * RHS_W + c * RHS_C), n, c, CHANNELS, FILTERS, RHS_C, RHS_F, TILE_N, TILE_K
+                )  # fmt: skip
+            elif RHS_C == 1:
                 weights = filters.load([i, j, f, c]).reshape([TILE_N, TILE_K])
             else:
                 weights = filters.load([i, j, c, f]).reshape([TILE_K, TILE_N]).T
@@ -97,14 +136,10 @@ def convolution_by_descriptors(
         if HAS_BIAS:
             sums += tl.load(bias + n, mask=n < FILTERS).to(ACCUMULATOR)[None, :]
         sums = activated(sums, ACTIVATION).to(result.dtype.element_ty)
-        pixel = tl.arange(0, TILE_M)
-        image += pixel // (BOX_H * BOX_W)
-        y = top + pixel // BOX_W % BOX_H
-        x = left + pixel % BOX_W
-        at = (image * OUT_N + y * OUT_H + x * OUT_W)[:, None] + n[None, :] * OUT_F
-        at += piece * (IMAGES * OH * OW * FILTERS)
-        stored = (image < IMAGES) & (y < OH) & (x < OW)
-        tl.store(result + at, sums, mask=stored[:, None] & (n[None, :] < FILTERS))
+        _store(
+            sums, result, piece * (IMAGES * OH * OW * FILTERS), image, top, left, n,
+            IMAGES, OH, OW, FILTERS, OUT_N, OUT_H, OUT_W, OUT_F, BOX_H, BOX_W,
+        )  # fmt: skip
 
 
 @triton.jit
