@@ -114,9 +114,12 @@ def _variants(operation: Operation, m: int, n: int, slices: int) -> Iterator[Tri
 
 
 def _explored_single() -> Iterator[TritonTiles]:
-    for (m, n), k, warps, stages in product(
-        ((128, 128), (128, 64), (64, 128), (64, 64), (256, 64), (64, 256), (256, 128), (128, 256)),
-        (16, 32), (4, 8), (2, 3, 4),
-    ):  # fmt: skip
-        if 16 <= m * n // (warps * 32) <= 128 and (stages + 1) * k <= 96:
-            yield TritonTiles(tile=(m, n, k), warps=warps, stages=stages)
+    """Without tensor cores, and on them in parts of 11 or 8 bits, which keep the accuracy."""
+    sides = ((128, 128), (128, 64), (64, 128), (64, 64), (256, 64), (64, 256), (256, 128), (128, 256))
+    for (m, n), warps, stages in product(sides, (4, 8), (2, 3)):
+        values = m * n // (warps * 32)
+        if 32 <= values <= 128:
+            yield TritonTiles(tile=(m, n, 16), warps=warps, stages=stages)
+        for precision, k in product(("tf32x3", "bf16x6"), (16, 32)):
+            if values <= 64:
+                yield TritonTiles(tile=(m, n, k), warps=warps, stages=stages, precision=precision)

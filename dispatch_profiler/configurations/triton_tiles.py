@@ -30,6 +30,7 @@ from dispatch_profiler.configurations.triton_convolutions import (
     unsupported_reason,
     weight_constants,
 )
+from dispatch_profiler.configurations.triton_options import ALIGNMENT, descriptor_violations, option_violations, wasteful_tiles
 from dispatch_profiler.configurations.triton_space import PRECISIONS, triton_axes
 from dispatch_profiler.configurations.triton_windows import (
     box_steps,
@@ -45,12 +46,15 @@ from dispatch_profiler.operations import Operation
 TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f8E4M3FN": "fp8e4nv", "i8": "i8", "i32": "i32"}
 #: Activations that the kernels compute.
 ACTIVATIONS = ("relu", "gelu", "sigmoid", "tanh")
-#: Size and row alignment in bytes of a descriptor of the bulk copy engine (CUDA Driver API,
-#: cuTensorMapEncodeTiled).
-_DESCRIPTOR, _ALIGNMENT = 128, 16
+#: Size in bytes of a descriptor of the bulk copy engine (CUDA Driver API, cuTensorMapEncodeTiled).
+_DESCRIPTOR = 128
+#: The smallest tile along m and n.
+_SMALLEST = 16
 #: Triton rejects blocks with more elements.
 _BLOCK = 2**20
 _WARP = 32
+#: Of a product's operands.
+_AXES = (("LHS", ("BATCH", "M", "K")), ("RHS", ("BATCH", "K", "N")))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +165,7 @@ class TritonTiles(Configuration):
         split = self.split_k > 1 and not self.joined
         result = operation.results[0]
         # Triton passes two more pointers to every kernel: scratch memory of all programs, and a profiler's.
-        descriptors = programs * 2 * _DESCRIPTOR if self.descriptors else _ALIGNMENT
+        descriptors = programs * 2 * _DESCRIPTOR if self.descriptors else ALIGNMENT
         partial = (tiles * self.tile[0] * self.tile[1] * operation.accumulator.bytes,) if self.joined else ()
         return Launch(
             entry=self._source_name(operation),
@@ -169,7 +173,7 @@ class TritonTiles(Configuration):
             workgroup_size=(_WARP * self.warps, 1, 1),
             shape=(self.split_k, *result.shape) if split else result.shape,
             type=operation.accumulator if split else result.type,
-            scratch=(*partial, descriptors, _ALIGNMENT),
+            scratch=(*partial, descriptors, ALIGNMENT),
         )
 
     def _source_name(self, operation: Operation) -> str:
@@ -289,8 +293,7 @@ class TritonTiles(Configuration):
                 yield reason
         yield from self._type_violations(operation, gpu)
         yield from self._tile_violations(operation, gpu)
-        if self.persistent and product_of(operation) is None and is_weight_gradient(operation):
-            yield "the kernel of weight gradients computes one tile per workgroup: leave out persistent, or use split_k"
+        yield from option_violations(self, operation, gpu)
         tiles = self._tile_count(operation)
         if self.persistent >= tiles:
             yield (
@@ -301,14 +304,9 @@ class TritonTiles(Configuration):
         largest = max(written, *(tensor.elements for tensor in operation.operands))
         if largest >= 2**31:
             yield f"the kernels use 32-bit indices, but a tensor has {largest} elements"
-        if self.windows_only and (
-            not self.descriptors or product_of(operation) is not None or is_weight_gradient(operation)
-        ):
-            yield "windows_only applies to descriptors of convolutions with windows, forward and input_backward"
-        if self.l1 and self.descriptors:
-            yield "l1 applies to copies without descriptors, because the bulk copy engine bypasses the L1 cache"
         if self.descriptors:
-            yield from self._descriptor_violations(operation, gpu)
+            yield from descriptor_violations(self.tile, self._strides_of_descriptors(operation), operation, gpu)
+        yield from wasteful_tiles(self.tile, self.product(operation)[1:3])
 
     def _split_violation(self, operation: Operation) -> str | None:
         """As `split_invalid_reason`, but convolutions can be split too."""
@@ -352,7 +350,7 @@ class TritonTiles(Configuration):
                 yield f"{what} must be a power of two for Triton, but is {value}"
         m, n, k = self.tile
         min_k = {8: 32, 32: 8}.get(operation.element_type.bits, 16)
-        if min(m, n) < 16 or k < min_k:
+        if min(m, n) < _SMALLEST or k < min_k:
             yield f"tiles must be at least 16x16x{min_k} for {operation.element_type.name}, but got {by(self.tile)}"
         if max(m * n, m * k, n * k) > _BLOCK:
             yield f"a Triton block has at most {_BLOCK} elements, but {by(self.tile)} has more"
@@ -390,27 +388,13 @@ class TritonTiles(Configuration):
         steps = -(-strides["K"] // k)
         return (min(self.stages, steps) - 1) * (m + n) * k * size
 
-    def _descriptor_violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
-        if gpu.device_capability < 90:
-            yield f"descriptors need the bulk copy engine of sm_90, but the target is {gpu.device_arch}"
-        if max(self.tile) > 256:
-            yield f"the bulk copy engine fetches at most 256 elements along an axis, but got {by(self.tile)}"
-        size, convolution = operation.element_type.bytes, operation.convolution
-        if product_of(operation) is None and convolution is not None:
-            reason = window_invalid_reason(convolution)
-            if reason:
-                yield reason
-                return
-            constants, _ = self._constants(operation)
-            strides = descriptor_strides(constants, convolution.mode, self.windows_only)
-        else:
+    def _strides_of_descriptors(self, operation: Operation) -> tuple[int, ...]:
+        """In elements."""
+        convolution = operation.convolution
+        if product_of(operation) is not None or convolution is None:
             own = self._strides(operation)
-            strides = tuple(
-                own[name] for name in ("LHS_BATCH", "LHS_M", "LHS_K", "RHS_BATCH", "RHS_K", "RHS_N")
-            )
-        for stride in strides:
-            if stride > 1 and stride * size % _ALIGNMENT:
-                yield (
-                    f"the bulk copy engine needs strides that are multiples of {_ALIGNMENT} B, but got "
-                    f"{stride * size} B"
-                )
+            return tuple(own[f"{side}_{axis}"] for side, axes in _AXES for axis in axes)
+        if window_invalid_reason(convolution):
+            return ()
+        constants, _ = self._constants(operation)
+        return tuple(descriptor_strides(constants, convolution.mode, self.windows_only))

@@ -17,6 +17,7 @@ import torch
 import triton.language as tl
 
 from dispatch_profiler.compiler.triton import _LANGUAGE, _sources
+from dispatch_profiler.templates import triton_kernels
 
 _VIEWS = {
     np.dtype(ml_dtypes.bfloat16): (np.int16, torch.bfloat16),
@@ -43,13 +44,20 @@ def interpret(dispatch, inputs):
     constants["ACCUMULATOR"] = getattr(tl, _LANGUAGE[constants["ACCUMULATOR"]])
     roles = [tensor.name for tensor in dispatch.operation.operands]
     taken = {name: tensor_of(inputs[roles.index(name)]) for name, _ in source.types if name in roles}
-    first, *others = (name for name, _ in source.types if name not in roles)
+    own = {name for name, _ in source.types} & {"partial", "arrivals"}
+    first, *others = (name for name, _ in source.types if name not in {*roles, *own})
     outputs = {first: (launch.shape, launch.type)}
     outputs |= dict(zip(others, ((each.shape, each.type) for each in launch.more), strict=True))
     written = {
         name: tensor_of(np.full(shape, -1 if type_.is_integer else np.nan, type_.dtype))
         for name, (shape, type_) in outputs.items()
     }
+    if own:
+        taken["partial"] = torch.full((launch.scratch[0] // 4,), np.nan)
+        taken["arrivals"] = torch.zeros(source.counters, dtype=torch.int32)
+        # The interpreter runs one workgroup after another, so none may wait: the second launch finds all sums.
+        triton_kernels._arrive = lambda counter, JOINED: None
+        function[launch.workgroups](**taken, **written, **constants)
     function[launch.workgroups](**taken, **written, **constants)
     found = [array_of(written[name], type_.dtype) for name, (_, type_) in outputs.items()]
     return found if others else found[0]

@@ -11,6 +11,7 @@ from gpu_helpers import BF16, F8, F16, I8, build, gpu_request, states
 from pairwise import parametrize_pairwise
 
 from dispatch_profiler.compiler import BuildRequest, build_key, external_kernels, triton
+from dispatch_profiler.compiler.triton_ptx import with_counters, without_fences
 from dispatch_profiler.compiler._base import BuildError
 from dispatch_profiler.compiler.external_kernels import insert_kernels
 from dispatch_profiler.compiler.in_process import InProcess
@@ -132,6 +133,42 @@ def test_hopper_gets_its_own_matrix_instructions_and_copies():
     assert built.verify.count(b"wgmma.mma_async") >= 2
     assert b"cp.async.bulk.tensor" in built.verify
     assert b"mma.sync" not in built.verify
+
+
+@needs_triton
+def test_joined_slices_count_in_memory_of_the_module_and_are_added_without_atomics():
+    """Adding floating-point numbers atomically would give another result in every run."""
+    joined = replace(TILES, split_k=2, joined=True)
+    made = triton.compile_kernel(joined.kernel(PRODUCT), 90).data
+    pointers = len(joined.launch(PRODUCT).scratch) + 3
+    assert b".global .align 4 .b32 arrivals[" in made
+    assert made.count(b".param .u64") == pointers
+    assert set(re.findall(rb"(?:atom|red)\.\S+", made)) == {b"atom.global.gpu.acq_rel.add.u32"}
+    assert b"ld.global.gpu.acquire.b32" in made
+    assert build("cuda:sm_90", PRODUCT, joined).verify.count(b"arrivals[") == 1
+
+
+@needs_triton
+def test_fences_are_left_out_only_between_asynchronous_copies_and_products():
+    """Triton 3.9 writes one; a result is stored through shared memory after the last product."""
+    fenced = triton.compile_kernel(TILES.kernel(PRODUCT), 90).data
+    unfenced = triton.compile_kernel(replace(TILES, unfenced=True).kernel(PRODUCT), 90).data
+    fence = b"\tfence.proxy.async.shared::cta;\n"
+    assert fence in fenced
+    assert unfenced == fenced.replace(fence, b"")
+
+
+def test_fences_stay_where_threads_store_operands_themselves():
+    stored = "\tst.shared.b32 [%r1], %r2;\n\tfence.proxy.async.shared::cta;\n\twgmma.mma_async;\n"
+    assert without_fences(stored) == stored
+    assert without_fences(stored.replace("st.shared", "cp.async")) == stored.replace("st.shared", "cp.async").replace(
+        "\tfence.proxy.async.shared::cta;\n", ""
+    )
+
+
+def test_counters_need_a_kernel_that_loads_their_pointer():
+    with pytest.raises(ValueError, match="the PTX of product does not load product_param_4"):
+        with_counters(".address_size 64\n", "product", 4, 8)
 
 
 @needs_triton

@@ -99,6 +99,14 @@ CASES = {
     "i8_bias_relu": Dispatch(Matmul(**ODD, types=I8, epilogue=Epilogue.parse("bias+relu")), SMALL),
     "persistent": Dispatch(Matmul(**ODD, types=F16), replace(SMALL, persistent=4)),
     "persistent_tma": Dispatch(Matmul(**ALIGNED, types=F16), replace(TMA, persistent=3)),
+    "swapped": Dispatch(Matmul(**ODD, types=F16, rhs_layout="n"), replace(SMALL, swapped=True)),
+    "swapped_tma": Dispatch(Matmul(**ALIGNED, types=F16), replace(TMA, swapped=True)),
+    "joined_bias_relu": Dispatch(
+        Matmul(33, 40, 132, F16, epilogue=Epilogue.parse("bias+relu")), replace(SMALL, split_k=4, joined=True)
+    ),
+    "joined_tma_swapped": Dispatch(
+        Matmul(24, 40, 128, F16, rhs_layout="n"), replace(TMA, split_k=2, joined=True, swapped=True)
+    ),
     "no_group": Dispatch(Matmul(**ODD, types=F16), replace(SMALL, group=1)),
     "one_row": Dispatch(Matmul(1, 40, 64, F16), SMALL),
     "one_by_one": Dispatch(Matmul(1, 1, 1, F16), SMALL),
@@ -148,7 +156,7 @@ CASES |= {
     "forward_tma_bias_relu": Dispatch(
         replace(FHWC, epilogue=Epilogue.parse("bias+relu")), replace(TMA, persistent=3, tile=(32, 16, 16))
     ),
-    "forward_tma_few_images": Dispatch(replace(FHWC, n=3), replace(TMA, tile=(128, 16, 32))),
+    "forward_tma_few_images": Dispatch(replace(FHWC, n=3), replace(TMA, tile=(64, 16, 32))),
     **{
         f"conv1d_tma_{mode}": Dispatch(Conv1d(2, 19, 32, 24, 3, (1,), (1,), types=F16, mode=mode), TMA)
         for mode in ("forward", *BACKWARD)

@@ -117,6 +117,31 @@ REFUSED = {
             "the bulk copy engine fetches at most 256 elements along an axis, but got 512x64x64",
         ),
         (PRODUCT, replace(BEST, precision="tf32"), "tf32 applies to f32 inputs, not f16"),
+        (
+            Matmul(3456, 128, 2048, F16),
+            BEST,
+            "a tile of 256 along n, which is 128, is larger than necessary: use at most 128",
+        ),
+        (CONV, replace(BEST, tile=(64, 64, 32), swapped=True), "swapped applies to matrix products"),
+        (
+            PRODUCT,
+            replace(TMA, unfenced=True),
+            "unfenced applies to f16 and bf16 that come without descriptors, on sm_90 or newer",
+        ),
+        (CONV, replace(BEST, tile=(64, 64, 32), joined=True, split_k=2), "joined applies to matrix products"),
+        *(
+            (
+                PRODUCT,
+                replace(BEST, tile=(32, 256, 64), joined=True, split_k=slices),
+                f"joined slices must be a power of two from 2 to 32, but split_k is {slices}",
+            )
+            for slices in (1, 64)
+        ),
+        (
+            PRODUCT,
+            replace(BEST, joined=True, split_k=2, persistent=132),
+            "joined slices wait for each other, so each needs a workgroup of its own: leave out persistent",
+        ),
         (Matmul(64, 64, 64, ElementTypes("f64", "f64", "f64")), BEST, "the kernels support f32, f16, bf16, f8E4M3FN, i8, not f64"),
         (
             Matmul(64, 64, 64, ElementTypes("f8", "f8", "f8")),
@@ -231,6 +256,7 @@ def test_a_box_of_pixels_covers_an_image_with_few_copies():
 def test_a_configuration_without_the_newer_options_keeps_its_name():
     assert TMA.name == "triton_128x256x64_8w_3s_g8_tma"
     assert replace(TMA, windows_only=True, split_k=2).name == "triton_128x256x64_8w_3s_g8_tma_windows_splitk2"
+    assert replace(BEST, swapped=True, unfenced=True).name == "triton_128x256x64_8w_3s_g8_swapped_unfenced"
 
 
 def test_a_pointwise_convolution_is_a_matrix_product_unless_an_operand_has_to_be_permuted():
@@ -265,6 +291,21 @@ def test_a_split_writes_the_sums_of_each_slice_and_leaves_the_epilogue():
     assert launch.mlir == "tensor<4x3456x1024xf32>"
     assert (constants["HAS_BIAS"], constants["ACTIVATION"]) == (False, "none")
     assert (constants["BATCH"], constants["K"], constants["LHS_BATCH"]) == (4, 512, 512)
+
+
+def test_joined_slices_write_the_result_with_its_epilogue_and_share_their_sums():
+    """27 x 4 tiles of 128x256, each in four slices, and a counter for each tile."""
+    operation = replace(PRODUCT, epilogue=Epilogue.parse("bias+relu"))
+    joined = replace(TMA, split_k=4, joined=True)
+    launch, source = joined.launch(operation), joined.kernel(operation)
+    constants = dict(source.constants)
+
+    assert joined.name == "triton_128x256x64_8w_3s_g8_tma_joined_splitk4"
+    assert (launch.mlir, launch.workgroups) == ("tensor<3456x1024xf16>", (432, 1, 1))
+    assert launch.scratch == (432 * 128 * 256 * 4, 432 * 256, 16)
+    assert (constants["HAS_BIAS"], constants["ACTIVATION"], constants["JOINED"]) == (True, "relu", 4)
+    assert [name for name, _ in source.types] == ["lhs", "rhs", "bias", "result", "partial", "arrivals"]
+    assert source.counters == 108
 
 
 def test_the_entry_of_a_file_has_the_tile_first(tmp_path):

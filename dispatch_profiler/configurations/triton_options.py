@@ -1,0 +1,77 @@
+"""What the options of Triton's tiles apply to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from dispatch_profiler.configurations._base import GpuLimits, by
+from dispatch_profiler.configurations.triton_convolutions import is_weight_gradient, product_of
+from dispatch_profiler.configurations.triton_windows import window_invalid_reason
+from dispatch_profiler.operations import Operation
+
+if TYPE_CHECKING:
+    from dispatch_profiler.configurations.triton_tiles import TritonTiles
+
+#: Alignment in bytes of the rows that a descriptor describes (CUDA Driver API, cuTensorMapEncodeTiled).
+ALIGNMENT = 16
+#: The rows of a `wgmma`.
+_ROWS = 64
+#: Joined slices wait for each other, so all those of a tile have to run at the same time.
+_MAX_JOINED = 64
+
+
+def option_violations(tiles: TritonTiles, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
+    """Why the options of `tiles` do not apply to `operation`."""
+    is_product, is_weight = product_of(operation) is not None, is_weight_gradient(operation)
+    if tiles.persistent and not is_product and is_weight:
+        yield "the kernel of weight gradients computes one tile per workgroup: leave out persistent, or use split_k"
+    if tiles.windows_only and (not tiles.descriptors or is_product or is_weight):
+        yield "windows_only applies to descriptors of convolutions with windows, forward and input_backward"
+    if tiles.l1 and tiles.descriptors:
+        yield "l1 applies to copies without descriptors, because the bulk copy engine bypasses the L1 cache"
+    if tiles.swapped and not is_product:
+        yield "swapped applies to matrix products"
+    if tiles.unfenced and (tiles.descriptors or gpu.device_capability < 90 or operation.element_type.bits != 16):
+        yield "unfenced applies to f16 and bf16 that come without descriptors, on sm_90 or newer"
+    if tiles.joined:
+        yield from _joined_violations(tiles, is_product)
+
+
+def _joined_violations(tiles: TritonTiles, is_product: bool) -> Iterator[str]:
+    if not is_product:
+        yield "joined applies to matrix products"
+    slices, most = tiles.split_k, min(tiles.tile[0], _MAX_JOINED)
+    if slices & (slices - 1) or not 2 <= slices <= most:
+        yield f"joined slices must be a power of two from 2 to {most}, but split_k is {slices}"
+    if tiles.persistent:
+        yield "joined slices wait for each other, so each needs a workgroup of its own: leave out persistent"
+
+
+def descriptor_violations(
+    tile: tuple[int, int, int], strides: Iterable[int], operation: Operation, gpu: GpuLimits
+) -> Iterator[str]:
+    """Why the bulk copy engine cannot load the operands, whose `strides` are given in elements."""
+    if gpu.device_capability < 90:
+        yield f"descriptors need the bulk copy engine of sm_90, but the target is {gpu.device_arch}"
+    if max(tile) > 256:
+        yield f"the bulk copy engine fetches at most 256 elements along an axis, but got {by(tile)}"
+    if product_of(operation) is None and operation.convolution is not None:
+        reason = window_invalid_reason(operation.convolution)
+        if reason:
+            yield reason
+    size = operation.element_type.bytes
+    for stride in strides:
+        if stride > 1 and stride * size % ALIGNMENT:
+            yield (
+                f"the bulk copy engine needs strides that are multiples of {ALIGNMENT} B, but got "
+                f"{stride * size} B"
+            )
+
+
+def wasteful_tiles(tile: tuple[int, int, int], extents: tuple[int, ...]) -> Iterator[str]:
+    """Tiles of twice the extent compute nothing else, and some such kernels of Triton 3.9 were wrong on an H200."""
+    for name, extent, size in zip("mn", extents, tile, strict=False):
+        largest = max(_ROWS, 1 << (extent - 1).bit_length())
+        if size > largest:
+            yield f"a tile of {size} along {name}, which is {extent}, is larger than necessary: use at most {largest}"
