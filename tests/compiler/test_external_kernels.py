@@ -143,7 +143,7 @@ def test_joined_slices_count_in_memory_of_the_module_and_are_added_without_atomi
     pointers = len(joined.launch(PRODUCT).scratch) + 3
     assert b".global .align 4 .b32 arrivals[" in made
     assert made.count(b".param .u64") == pointers
-    assert set(re.findall(rb"(?:atom|red)\.\S+", made)) == {b"atom.global.gpu.acq_rel.add.u32"}
+    assert set(re.findall(rb"\b(?:atom|red)\.\S+", made)) == {b"atom.global.gpu.acq_rel.add.u32"}
     assert b"ld.global.gpu.acquire.b32" in made
     assert build("cuda:sm_90", PRODUCT, joined).verify.count(b"arrivals[") == 1
 
