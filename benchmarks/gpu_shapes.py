@@ -93,12 +93,17 @@ def _variants(operation: Operation, m: int, n: int, slices: int) -> Iterator[Tri
     """Each way to load operands, with pipelines that fill all or half of the shared memory."""
     geometry = operation.product
     assert geometry is not None
-    length, tiles = geometry.k // slices, math.ceil(geometry.m / m) * math.ceil(geometry.n / n) * geometry.batch
+    length, tiles = (
+        geometry.k // slices,
+        math.ceil(geometry.m / m) * math.ceil(geometry.n / n) * geometry.batch,
+    )
 
     def made(k: int, share: int = 1, **fields: Any) -> TritonTiles:
         stages = max(2, min(8, _SHARED // share // ((m + n) * k * 2), length // k + 1))
         common = {"warps": 8 if m * n > 128 * 128 else 4, "split_k": slices, "joined": slices > 1}
-        return TritonTiles(tile=(m, n, min(k, length)), **common | {"stages": stages, "descriptors": True} | fields)
+        return TritonTiles(
+            tile=(m, n, min(k, length)), **common | {"stages": stages, "descriptors": True} | fields
+        )
 
     if min(m, n) < 64:
         swapped = {"swapped": True} if m < 64 <= n else {}

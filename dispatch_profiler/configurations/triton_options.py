@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from dispatch_profiler.configurations._base import GpuLimits, by
 from dispatch_profiler.configurations.triton_convolutions import is_weight_gradient, product_of
 from dispatch_profiler.configurations.triton_windows import window_invalid_reason
 from dispatch_profiler.operations import Operation
-
-if TYPE_CHECKING:
-    from dispatch_profiler.configurations.triton_tiles import TritonTiles
 
 #: Alignment in bytes of the rows that a descriptor describes (CUDA Driver API, cuTensorMapEncodeTiled).
 ALIGNMENT = 16
@@ -21,7 +18,30 @@ _ROWS = 64
 _MAX_JOINED = 64
 
 
-def option_violations(tiles: TritonTiles, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
+class Options(Protocol):
+    """Fields of `TritonTiles`."""
+
+    @property
+    def tile(self) -> tuple[int, int, int]: ...
+    @property
+    def persistent(self) -> int: ...
+    @property
+    def descriptors(self) -> bool: ...
+    @property
+    def l1(self) -> bool: ...
+    @property
+    def split_k(self) -> int: ...
+    @property
+    def windows_only(self) -> bool: ...
+    @property
+    def joined(self) -> bool: ...
+    @property
+    def swapped(self) -> bool: ...
+    @property
+    def unfenced(self) -> bool: ...
+
+
+def option_violations(tiles: Options, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
     """Why the options of `tiles` do not apply to `operation`."""
     is_product, is_weight = product_of(operation) is not None, is_weight_gradient(operation)
     if tiles.persistent and not is_product and is_weight:
@@ -32,13 +52,15 @@ def option_violations(tiles: TritonTiles, operation: Operation, gpu: GpuLimits) 
         yield "l1 applies to copies without descriptors, because the bulk copy engine bypasses the L1 cache"
     if tiles.swapped and not is_product:
         yield "swapped applies to matrix products"
-    if tiles.unfenced and (tiles.descriptors or gpu.device_capability < 90 or operation.element_type.bits != 16):
+    if tiles.unfenced and (
+        tiles.descriptors or gpu.device_capability < 90 or operation.element_type.bits != 16
+    ):
         yield "unfenced applies to f16 and bf16 that come without descriptors, on sm_90 or newer"
     if tiles.joined:
         yield from _joined_violations(tiles, is_product)
 
 
-def _joined_violations(tiles: TritonTiles, is_product: bool) -> Iterator[str]:
+def _joined_violations(tiles: Options, is_product: bool) -> Iterator[str]:
     if not is_product:
         yield "joined applies to matrix products"
     slices, most = tiles.split_k, min(tiles.tile[0], _MAX_JOINED)

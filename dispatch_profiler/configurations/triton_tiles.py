@@ -30,7 +30,12 @@ from dispatch_profiler.configurations.triton_convolutions import (
     unsupported_reason,
     weight_constants,
 )
-from dispatch_profiler.configurations.triton_options import ALIGNMENT, descriptor_violations, option_violations, wasteful_tiles
+from dispatch_profiler.configurations.triton_options import (
+    ALIGNMENT,
+    descriptor_violations,
+    option_violations,
+    wasteful_tiles,
+)
 from dispatch_profiler.configurations.triton_space import PRECISIONS, triton_axes
 from dispatch_profiler.configurations.triton_windows import (
     box_steps,
@@ -232,13 +237,13 @@ class TritonTiles(Configuration):
                 own = window_constants(convolution, self.tile[0], self.split_k)
             else:
                 own = convolution_constants(convolution) | {"SLICES": self.split_k}
-        options = {"HAS_BIAS": bias, "ACTIVATION": activation, "PERSISTENT": self.persistent}
+        options: dict[str, Any] = {"HAS_BIAS": bias, "ACTIVATION": activation, "PERSISTENT": self.persistent}
         if product is None and self.descriptors:
             options["WINDOWS_ONLY"] = self.windows_only
         if product is not None:
             options |= {"JOINED": self.split_k if self.joined else 1, "SWAPPED": self.swapped}
             if not self.joined:
-                own = {"partial": None, "arrivals": None, **own}
+                options |= {"partial": None, "arrivals": None}
         return {**({} if bias else {"bias": None}), **own, **options}, bias
 
     def product(self, operation: Operation) -> tuple[int, int, int, int]:
@@ -305,7 +310,9 @@ class TritonTiles(Configuration):
         if largest >= 2**31:
             yield f"the kernels use 32-bit indices, but a tensor has {largest} elements"
         if self.descriptors:
-            yield from descriptor_violations(self.tile, self._strides_of_descriptors(operation), operation, gpu)
+            yield from descriptor_violations(
+                self.tile, self._strides_of_descriptors(operation), operation, gpu
+            )
         yield from wasteful_tiles(self.tile, self.product(operation)[1:3])
 
     def _split_violation(self, operation: Operation) -> str | None:

@@ -163,7 +163,9 @@ def _matrices(
 
 
 @triton.jit
-def _block(tiles, batch, row, column, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, IN_ROWS: tl.constexpr):
+def _block(
+    tiles, batch, row, column, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr, IN_ROWS: tl.constexpr
+):
     """A block of one matrix of a batch."""
     if IN_ROWS:
         found = tiles.load([batch, row, column]).reshape([TILE_ROWS, TILE_COLUMNS])

@@ -63,18 +63,18 @@ def _filters_at(
 
 @triton.jit
 def _store(
-    sums, result, first, image, top, left, n,
+    sums, result, piece, image, top, left, n,
     IMAGES: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, FILTERS: tl.constexpr,
     OUT_N: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr, OUT_F: tl.constexpr,
     BOX_H: tl.constexpr, BOX_W: tl.constexpr,
 ):  # fmt: skip
-    """Store the pixels of a box that are inside the image, in the copy of the result that begins at `first`."""
+    """Store the pixels of a box that are inside the image, in the copy of the result for slice `piece`."""
     pixel = tl.arange(0, sums.shape[0])
     image += pixel // (BOX_H * BOX_W)
     y = top + pixel // BOX_W % BOX_H
     x = left + pixel % BOX_W
     at = (image * OUT_N + y * OUT_H + x * OUT_W)[:, None] + n[None, :] * OUT_F
-    at += first
+    at += piece * (IMAGES * OH * OW * FILTERS)
     stored = (image < IMAGES) & (y < OH) & (x < OW)
     tl.store(result + at, sums, mask=stored[:, None] & (n[None, :] < FILTERS))
 
@@ -137,7 +137,7 @@ def convolution_by_descriptors(
             sums += tl.load(bias + n, mask=n < FILTERS).to(ACCUMULATOR)[None, :]
         sums = activated(sums, ACTIVATION).to(result.dtype.element_ty)
         _store(
-            sums, result, piece * (IMAGES * OH * OW * FILTERS), image, top, left, n,
+            sums, result, piece, image, top, left, n,
             IMAGES, OH, OW, FILTERS, OUT_N, OUT_H, OUT_W, OUT_F, BOX_H, BOX_W,
         )  # fmt: skip
 

@@ -11,13 +11,13 @@ from gpu_helpers import BF16, F8, F16, I8, build, gpu_request, states
 from pairwise import parametrize_pairwise
 
 from dispatch_profiler.compiler import BuildRequest, build_key, external_kernels, triton
-from dispatch_profiler.compiler.triton_ptx import with_counters, without_fences
 from dispatch_profiler.compiler._base import BuildError
 from dispatch_profiler.compiler.external_kernels import insert_kernels
 from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.compiler.ir_module import operations_in
 from dispatch_profiler.compiler.iree import IreeCompiler
 from dispatch_profiler.compiler.tree import CompileOptions, plan_tasks
+from dispatch_profiler.compiler.triton_ptx import with_counters, without_fences
 from dispatch_profiler.configurations import (
     Default,
     Extern,
@@ -161,9 +161,9 @@ def test_fences_are_left_out_only_between_asynchronous_copies_and_products():
 def test_fences_stay_where_threads_store_operands_themselves():
     stored = "\tst.shared.b32 [%r1], %r2;\n\tfence.proxy.async.shared::cta;\n\twgmma.mma_async;\n"
     assert without_fences(stored) == stored
-    assert without_fences(stored.replace("st.shared", "cp.async")) == stored.replace("st.shared", "cp.async").replace(
-        "\tfence.proxy.async.shared::cta;\n", ""
-    )
+    assert without_fences(stored.replace("st.shared", "cp.async")) == stored.replace(
+        "st.shared", "cp.async"
+    ).replace("\tfence.proxy.async.shared::cta;\n", "")
 
 
 def test_counters_need_a_kernel_that_loads_their_pointer():

@@ -88,9 +88,12 @@ def triton_tiles(draw):
         group=draw(st.integers(1, 64)),
         persistent=draw(st.integers(0, 264)),
         descriptors=draw(st.booleans()),
-        precision=draw(st.sampled_from(["ieee", "tf32x3", "tf32"])),
+        precision=draw(st.sampled_from(["ieee", "tf32x3", "bf16x6", "tf32"])),
         split_k=draw(st.integers(1, 64)),
         windows_only=draw(st.booleans()),
+        joined=draw(st.booleans()),
+        swapped=draw(st.booleans()),
+        unfenced=draw(st.booleans()),
     )
 
 
@@ -161,7 +164,8 @@ def test_gpu_names_tell_every_field():
     simt = {"thread": (8, 4), "promote": False, "pipeline": "BaseVectorize"}
     simt |= {name: mma[name] for name in ("workgroup", "reduction", "stages", "shared_padding", "order", "split_k", "subgroup_size")}  # fmt: skip
     triton = {"tile": (128, 256, 32), "warps": 4, "stages": 4, "group": 1, "persistent": 132,
-              "descriptors": True, "precision": "tf32x3", "l1": True, "split_k": 4, "windows_only": True}  # fmt: skip
+              "descriptors": True, "precision": "tf32x3", "l1": True, "split_k": 4, "windows_only": True,
+              "joined": True, "swapped": True, "unfenced": True}  # fmt: skip
     rows = {"block": (2, 512), "warps": 8, "stages": 1}
     for base, changes in ((MMA, mma), (SIMT, simt), (TRITON, triton), (ROWS, rows)):
         assert set(changes) == {field.name for field in dataclasses.fields(base)}
