@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from dataclasses import replace
@@ -58,6 +59,17 @@ needs_triton = pytest.mark.skipif(not triton.triton_version(), reason="Triton is
 def own(path, **changes):
     values = {"workgroups": ("ceildiv(m, 128)", "n // 64"), "workgroup_size": (256,), "entry": "mine"}
     return Extern(label="mine", object=str(path), **{**values, **changes})
+
+
+def code_of(configuration, operation):
+    """The PTX of a kernel for sm_90."""
+    return triton.compile_kernel(configuration.kernel(operation), 90).data
+
+
+@functools.cache
+def of_product():
+    """What is built of a product."""
+    return build("cuda:sm_90", PRODUCT, TILES)
 
 
 @pytest.fixture
@@ -175,8 +187,7 @@ def test_counters_need_a_kernel_that_loads_their_pointer():
 def test_windows_are_kept_in_the_l1_cache_where_the_configuration_says_so():
     """Copies of 16 bytes, asynchronously in both."""
     operation = replace(CONV, layout="nhwc_fhwc_nhwc", types=BF16)
-    bypassing = build("cuda:sm_90", operation, TILES).verify
-    keeping = build("cuda:sm_90", operation, replace(TILES, l1=True)).verify
+    bypassing, keeping = (code_of(replace(TILES, l1=l1), operation) for l1 in (False, True))
     assert (b"cp.async.cg." in bypassing, b"cp.async.ca." in bypassing) == (True, False)
     assert (b"cp.async.cg." in keeping, b"cp.async.ca." in keeping) == (False, True)
 
@@ -193,7 +204,7 @@ def test_windows_come_by_descriptors_and_are_multiplied_from_shared_memory(mode,
     tiles = TritonTiles(
         tile=(64, 64, 64) if mode != "weight_backward" else (64, 32, 64), warps=4, descriptors=True
     )
-    made = triton.compile_kernel(replace(tiles, windows_only=windows_only).kernel(operation), 90).data
+    made = code_of(replace(tiles, windows_only=windows_only), operation)
     assert b"cp.async.bulk.tensor.4d" in made
     assert (b"cp.async.cg." in made) == (windows_only or mode == "weight_backward")
     assert b"ldmatrix" not in made[: made.index(b"wgmma.mma_async")]
@@ -209,7 +220,7 @@ def test_slices_of_a_convolution_are_written_apart_so_that_results_are_the_same_
     operation = replace(CONV, layout="nhwc_fhwc_nhwc", mode=mode, types=BF16)
     tiles = TritonTiles(tile=(64, 32, 32), warps=4, descriptors=descriptors, split_k=2)
     assert tiles.launch(operation).shape == (2, *operation.result.shape)
-    made = triton.compile_kernel(tiles.kernel(operation), 90).data
+    made = code_of(tiles, operation)
     assert not re.search(rb"\n\s*(@\S+ )?(atom|red)\.", made)
 
 
@@ -217,8 +228,8 @@ def test_slices_of_a_convolution_are_written_apart_so_that_results_are_the_same_
 def test_f32_is_not_rounded_to_tf32_unless_the_configuration_says_so():
     """`ieee` has no tensor-core instruction at all."""
     f32 = Matmul(256, 128, 192)
-    assert b"tf32" not in build("cuda:sm_90", f32, TILES).verify
-    assert b"tf32" in build("cuda:sm_90", f32, replace(TILES, precision="tf32x3")).verify
+    assert b"tf32" not in code_of(TILES, f32)
+    assert b"tf32" in code_of(replace(TILES, precision="tf32x3"), f32)
 
 
 @needs_triton
@@ -239,24 +250,21 @@ def test_the_profile_module_does_the_dispatch_again_and_again(configuration):
 
     # The build fails if the profile module has not `repeat` times as many.
     assert commands == (2 if configuration.split_k > 1 else 1)
-    verify, profile = (
-        IreeCompiler().build(replace(request, repeat=7)).verify,
-        IreeCompiler().build(request).profile,
-    )
-    assert verify != profile
+    built = IreeCompiler().build(replace(request, repeat=7))
+    assert built.verify != built.profile
 
 
 @needs_triton
 def test_the_ptx_names_no_file_of_this_machine():
     """Line tables would, and what is built here would differ from what is built elsewhere."""
-    vmfb = build("cuda:sm_90", PRODUCT, TILES).verify
+    vmfb = of_product().verify
     assert b"triton_kernels.py" not in vmfb
     assert vmfb == build("cuda:sm_90", PRODUCT, TILES).verify
 
 
 @needs_triton
 def test_what_was_compiled_is_told_in_the_compilers_words():
-    (outcome,) = build("cuda:sm_90", PRODUCT, TILES).outcomes.values()
+    (outcome,) = of_product().outcomes.values()
     assert re.fullmatch(
         r"Triton [\d.]+, product for sm_90: \d+ B of shared memory, PTX 8\.6, \d+ tensor-core instructions",
         outcome.applied,

@@ -241,7 +241,12 @@ WHOLE = {("tt", True), ("tma_tt", True), ("conv_everything", True)}
 SLOW = {key for key in KEYS if key[1] and (key[0], False) in KEYS} - WHOLE
 SLOW |= {name for name in NORMS if "_f16" in name}
 #: The layout `whcn` stands for the others, and few channels for whole taps.
-SLOW |= {(f"{mode}_{name}", False) for mode in BACKWARD for name in ("hwcf", "nchw", "whole_taps")}
+SLOW |= {
+    (f"{mode}_{name}", False) for mode in ("forward", *BACKWARD) for name in ("hwcf", "nchw", "whole_taps")
+}
+SLOW |= {"split_weight_backward_hwcf"}
+#: Products without a batch have every layout.
+SLOW |= {(f"batch_{layouts}", False) for layouts in ("tn", "nt", "nn")}
 SLOW |= {
     (f"{mode}_tma_{name}", False)
     for mode in ("forward", *BACKWARD)
@@ -300,7 +305,7 @@ def test_a_kernel_computes_what_numpy_does(name, whole, results):
         assert np.all(np.abs(got.astype(np.float64) - expected.expected) <= expected.tolerance)
 
 
-@pytest.mark.parametrize("name", SPLITS)
+@pytest.mark.parametrize("name", parametrized(SPLITS))
 def test_slices_of_a_split_add_up_to_the_product(name, results):
     """The kernel leaves the epilogue to who adds them up, and holds the sums in the accumulator's type."""
     operation = SPLITS[name].operation
