@@ -251,6 +251,7 @@ def test_the_clusters_of_the_documents_compile(checkout: Path, with_tls: bool):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_cluster_of_tuning_compiles_and_measures(checkout: Path):
     """The commands in their order, on a free port; those of Dask in the background."""
     lines = [each for each in commands("docs/tuning.md") if "8786" in each]

@@ -122,24 +122,23 @@ def _identity(dispatch: Dispatch, kernel: str, flags: tuple[str, ...]) -> Hashab
 
 
 def to_attributes(evaluation: Evaluation) -> dict[str, str]:
-    """An evaluation as texts by name, for a storage."""
-    return {
-        "configuration": json.dumps(evaluation.configuration.to_dict()),
-        "record": to_line(evaluation.record),
+    """An evaluation as texts by name, for a storage, where each costs time: the record, and everything else."""
+    other = {
+        "configuration": evaluation.configuration.to_dict(),
         "kernel": evaluation.kernel,
-        "seconds": repr(evaluation.seconds),
+        "seconds": evaluation.seconds,
     }
+    return {"record": to_line(evaluation.record), "evaluation": json.dumps(other)}
 
 
 def from_attributes(operation: Operation, attributes: Mapping[str, object]) -> Evaluation:
     """Inverse of `to_attributes`, for an evaluation of `operation`. Raises FieldError."""
-    data = mapping(parse_json(text(attributes, "configuration")), "configuration")
+    other = mapping(parse_json(text(attributes, "evaluation")), "evaluation")
     try:
-        configuration = configuration_from_dict(data)
+        configuration = configuration_from_dict(mapping(other.get("configuration"), "configuration"))
     except (DispatchProfilerError, KeyError, TypeError, ValueError) as error:
         raise FieldError(f"configuration: {error}") from error
     dispatch, record = Dispatch(operation, configuration), from_line(text(attributes, "record"))
     if record.dispatch != dispatch.name:
         raise FieldError(f"the record is of {record.dispatch}, but the configuration of {dispatch.name}")
-    seconds = number({"seconds": parse_json(text(attributes, "seconds"))}, "seconds", least=0.0)
-    return Evaluation(dispatch, record, text(attributes, "kernel"), seconds)
+    return Evaluation(dispatch, record, text(other, "kernel"), number(other, "seconds", least=0.0))

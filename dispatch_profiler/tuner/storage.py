@@ -30,7 +30,7 @@ from dispatch_profiler.tuner.storage_backends import open_backend, translated_er
 _ALIVE_SECONDS = 30.0
 #: Attributes of a study: what it is, and which process searches.
 _FORMAT, _OWNER = "dispatch_profiler", "owner"
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import yaml
 
 from dispatch_profiler.__main__ import main
 from dispatch_profiler.command import FAILED, SUCCESS, USAGE
+from dispatch_profiler.compiler import Cluster
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Matmul
@@ -183,6 +184,21 @@ def test_without_a_name_all_devices_share_the_problems(optimize, monkeypatch):
     assert "[Devices]: null, null://1 share 1 operation; unlike null, and therefore not used: null://2" in err
 
 
+def test_with_a_cluster_its_devices_share_the_problems(optimize, monkeypatch):
+    """Not those of this machine, unless they are named."""
+    seen = []
+
+    def search(tasks, target, storage, options, listen):
+        seen.append(options)
+        return SearchResult(tuple(OperationResult(each.operation, (), None, "") for each in tasks))
+
+    monkeypatch.setattr(tuning_search, "search", search)
+    optimize("--cluster=tcp://127.0.0.1:1")
+    optimize("--cluster=tcp://127.0.0.1:1", "--devices=null://0,null://1@node7")
+    assert {each.cluster for each in seen} == {Cluster("tcp://127.0.0.1:1")}
+    assert [each.devices for each in seen] == [(), ("null://0", "null://1@node7")]
+
+
 def test_devices_of_several_targets_are_an_error(optimize):
     file = Path("tunings/SSS_NN_0.yaml")
     file.write_text(
@@ -221,6 +237,10 @@ def test_a_damaged_file_is_reported_and_the_others_are_searched(optimize):
         (("--strategy=genetics",), "invalid choice: 'genetics'"),
         (("--evaluations=0",), "expected a whole number of at least 1"),
         (("--storage=mine.txt",), "the suffix does not say what kind of storage this is"),
+        (("--cluster=nonsense",), "malformed scheduler address 'nonsense'"),
+        (("--cluster=tls://head:1",), "tls:// addresses and --tls options go together"),
+        (("--tls-ca-file=faults.yaml", "--tls-cert=faults.yaml", "--tls-key=faults.yaml"), "needs --cluster"),
+        (("--devices=null://0@node7",), "null://0@node7 is on another machine"),
     ],
 )
 def test_what_is_wrong_is_named(optimize, arguments, message):
