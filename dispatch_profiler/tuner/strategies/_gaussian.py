@@ -14,9 +14,9 @@ from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.special import ndtr
 
 #: Variances, in squared natural logarithms of times: of the constant, families, the smooth function and noise.
-_CONSTANT, _FAMILY, _SMOOTH, _NOISE = 1.0, 0.1, 0.2, 0.01
+_CONSTANT, _FAMILY, _SMOOTH, _NOISE = 1.0, 0.05, 0.2, 0.01
 #: Root mean square distance, in standard deviations of each column, over which the smooth function changes.
-_LENGTH = 0.8
+_LENGTH = 0.6
 _LEAST_VARIANCE = 1e-9
 
 
