@@ -40,7 +40,7 @@ ROUND = 8
 DESCENT = 48
 SEEDS, QUICK_SEEDS = 20, 3
 #: Priors that are trained with different seeds; replays use them in turn.
-PRIORS = 4
+PRIORS = 10
 Maker = Callable[[SearchSpace, int, Sequence[Configuration]], Strategy]
 
 
@@ -58,9 +58,9 @@ def makers(priors: Sequence[Prior]) -> dict[str, Maker]:
     names = [name for name in STRATEGIES if name not in ("exhaustive", "prior")]
     return {
         **{name: STRATEGIES[name] for name in names},
-        "prior": lambda space, seed, seeds: Learned(space, seed, seeds, prior=priors[seed % PRIORS]),
+        "prior": lambda space, seed, seeds: Learned(space, seed, seeds, prior=priors[seed % len(priors)]),
         f"prior, descent after {DESCENT}": lambda space, seed, seeds: Learned(
-            space, seed, seeds, DESCENT, priors[seed % PRIORS]
+            space, seed, seeds, DESCENT, priors[seed % len(priors)]
         ),
     }
 
@@ -86,7 +86,7 @@ def replays(path: Path, paths: Sequence[Path], seeds: int) -> list[Replay]:
     sweeps = [read_sweep(each) for each in paths]
     sweep = sweeps[paths.index(path)]
     others = [each for each in sweeps if plain(each.operation) != plain(sweep.operation)]
-    priors = [train(others, seed) for seed in range(PRIORS)]
+    priors = [train(others, seed) for seed in range(min(PRIORS, seeds))]
     space = sweep.search_space()
     form = fastest_form(sweep.operation, sweep.target)
     first = [Default(), *([form] if form else [])]
