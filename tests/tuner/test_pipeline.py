@@ -17,6 +17,7 @@ from dispatch_profiler.errors import ToolError
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
+from dispatch_profiler.profiler.verification.references import References
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.tuner import core_shares, measuring, pipeline
 from dispatch_profiler.tuner.core_shares import compiles_beside, cores_beside
@@ -106,6 +107,19 @@ def test_references_are_computed_while_the_first_candidates_are_compiled(find, m
     monkeypatch.setattr(device_worker, "prepare", noted)
     (found,) = find(task(SMALL, evaluations=1)).operations
     assert found.best is not None
+
+
+@pytest.mark.usefixtures("in_process", "overlap")
+def test_references_are_computed_once_although_operations_take_turns(find, monkeypatch):  # noqa: F811
+    computed, compute = [], References._load_or_compute
+
+    def noted(self, key):
+        computed.append((key.operation, key.distribution))
+        return compute(self, key)
+
+    monkeypatch.setattr(References, "_load_or_compute", noted)
+    find(*(task(each, count=20, evaluations=10) for each in PROBLEMS[:2]))
+    assert len(computed) == len(set(computed)) == 2 * len(PROBLEMS[0].distributions)
 
 
 @pytest.mark.usefixtures("in_process", "overlap")
