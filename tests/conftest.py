@@ -54,6 +54,23 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         return (yield)
 
 
+#: Files with the longest tests.
+LONG = ("test_documents.py", "test_planted_faults.py", "test_triton_interpreted.py", "test_compiled_forms.py", "test_restart.py")  # fmt: skip
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `alone` are the first, while no long test keeps them waiting; then the long ones, so that no worker
+    ends with one."""
+
+    def place(item: pytest.Item) -> int:
+        if item.get_closest_marker("alone") is not None:
+            return 0
+        return 1 if item.path.name in LONG else 2
+
+    items.sort(key=place)
+
+
 def folder_of_session(config: pytest.Config) -> Path:
     """A folder of this run of pytest, shared by its workers, whose own folders lie in it."""
     own: Path = config._tmp_path_factory.getbasetemp()

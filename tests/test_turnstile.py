@@ -85,3 +85,9 @@ def test_many_turns_of_both_kinds(tmp_path: Path):
 
     assert wrong == []
     assert not together.broken
+
+
+def test_tests_that_run_alone_are_the_first(request: pytest.FixtureRequest):
+    """Otherwise they would wait for long ones."""
+    alone = [item.get_closest_marker("alone") is not None for item in request.session.items]
+    assert alone == sorted(alone, reverse=True)
