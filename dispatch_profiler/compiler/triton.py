@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dispatch_profiler.compiler._base import BuildError, Kernel
-from dispatch_profiler.compiler.triton_ptx import COUNTERS, with_counters, without_fences
+from dispatch_profiler.compiler.triton_ptx import COUNTERS, with_counters
 from dispatch_profiler.configurations import KernelSource
 from dispatch_profiler.errors import MissingDependency
 
@@ -90,8 +90,6 @@ def _kernel(made: Any, source: KernelSource, capability: int) -> Kernel:
     text = made.asm["ptx"]
     if source.counters:
         text = with_counters(text, source.kernel, _parameter(source, COUNTERS), source.counters)
-    if source.unfenced:
-        text = without_fences(text)
     ptx = text.encode()
     if source.l1:
         # Triton has no option for it: its copies of 16 bytes bypass the L1 cache.

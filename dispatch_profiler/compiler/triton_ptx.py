@@ -6,8 +6,6 @@ import re
 
 #: The pointer that is not passed, but replaced by counters of the module, which the driver sets to zero.
 COUNTERS = "arrivals"
-_FENCE = re.compile(r"^\tfence\.proxy\.async(\.shared::cta)?;\n", re.MULTILINE)
-_PRODUCT = "wgmma.mma_async"
 
 
 def with_counters(ptx: str, kernel: str, parameter: int, count: int) -> str:
@@ -23,14 +21,3 @@ def with_counters(ptx: str, kernel: str, parameter: int, count: int) -> str:
     ptx = loaded.sub(rf"mov.b64 \t\1, {COUNTERS};", declared.sub("", ptx))
     array = f".global .align 4 .b32 {COUNTERS}[{count}];"
     return ptx.replace(".address_size 64\n", f".address_size 64\n\n{array}\n", 1)
-
-
-def without_fences(ptx: str) -> str:
-    """`ptx` without the fences between asynchronous copies and the products that read what they wrote.
-
-    Fences stay where a product reads what threads stored in shared memory themselves.
-    """
-    end = ptx.rfind(_PRODUCT)
-    if end < 0 or "st.shared" in ptx[:end]:
-        return ptx
-    return _FENCE.sub("", ptx[:end]) + ptx[end:]

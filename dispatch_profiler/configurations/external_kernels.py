@@ -38,7 +38,6 @@ class KernelSource:
     `types` has the types of its pointers, by parameter; all other parameters are constants. With `l1`, its
     asynchronous copies keep what they load in the L1 cache. A launch has `programs` workgroups. If `counters`, the
     kernel's pointer `arrivals` is not passed: it is so many counters of the module, which are 0 when it is loaded.
-    With `unfenced`, no fence separates copies from the products that read them.
     """
 
     kernel: str
@@ -49,7 +48,6 @@ class KernelSource:
     l1: bool = False
     programs: int = 1
     counters: int = 0
-    unfenced: bool = False
 
 
 @dataclass(frozen=True)

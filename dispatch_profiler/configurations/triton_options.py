@@ -16,6 +16,10 @@ ALIGNMENT = 16
 _ROWS = 64
 #: Joined slices wait for each other, so all those of a tile have to run at the same time.
 _MAX_JOINED = 64
+#: More workgroups keep every GPU busy, and their sums take memory.
+_MAX_WORKGROUPS = 1024
+#: With more tiles along m, those of 64 rows and more are faster.
+_MAX_SWAPPED = 16
 
 
 class Options(Protocol):
@@ -37,8 +41,6 @@ class Options(Protocol):
     def joined(self) -> bool: ...
     @property
     def swapped(self) -> bool: ...
-    @property
-    def unfenced(self) -> bool: ...
 
 
 def option_violations(tiles: Options, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
@@ -50,24 +52,36 @@ def option_violations(tiles: Options, operation: Operation, gpu: GpuLimits) -> I
         yield "windows_only applies to descriptors of convolutions with windows, forward and input_backward"
     if tiles.l1 and tiles.descriptors:
         yield "l1 applies to copies without descriptors, because the bulk copy engine bypasses the L1 cache"
-    if tiles.swapped and not is_product:
-        yield "swapped applies to matrix products"
-    if tiles.unfenced and (
-        tiles.descriptors or gpu.device_capability < 90 or operation.element_type.bits != 16
-    ):
-        yield "unfenced applies to f16 and bf16 that come without descriptors, on sm_90 or newer"
+    if tiles.swapped:
+        yield from _swapped_violations(tiles, operation)
     if tiles.joined:
-        yield from _joined_violations(tiles, is_product)
+        yield from _joined_violations(tiles, operation)
 
 
-def _joined_violations(tiles: Options, is_product: bool) -> Iterator[str]:
-    if not is_product:
+def _swapped_violations(tiles: Options, operation: Operation) -> Iterator[str]:
+    product, rows = product_of(operation), tiles.tile[0]
+    if product is None:
+        yield "swapped applies to matrix products"
+    elif rows >= _ROWS:
+        yield f"swapped is for tiles of fewer than {_ROWS} rows, not {rows}"
+    elif product.m > _MAX_SWAPPED * rows:
+        yield f"swapped is for at most {_MAX_SWAPPED} tiles along m: use larger tiles than {rows} for {product.m}"
+
+
+def _joined_violations(tiles: Options, operation: Operation) -> Iterator[str]:
+    product = product_of(operation)
+    if product is None:
         yield "joined applies to matrix products"
+        return
     slices, most = tiles.split_k, min(tiles.tile[0], _MAX_JOINED)
     if slices & (slices - 1) or not 2 <= slices <= most:
         yield f"joined slices must be a power of two from 2 to {most}, but split_k is {slices}"
     if tiles.persistent:
         yield "joined slices wait for each other, so each needs a workgroup of its own: leave out persistent"
+    m, n, _ = tiles.tile
+    count = -(-product.m // m) * -(-product.n // n)
+    if count * slices > _MAX_WORKGROUPS:
+        yield f"{count} tiles are enough without {slices} slices: joined is for at most {_MAX_WORKGROUPS} workgroups"
 
 
 def descriptor_violations(

@@ -36,9 +36,6 @@ def triton_axes(operation: Operation, capability: int) -> tuple[Axis, ...]:
         Axis("split_k", _slices_of(operation)),
         Axis("joined", (False, True) if product is not None and not product.is_batched else (False,)),
         Axis("swapped", (False, True) if product is not None else (False,)),
-        Axis(
-            "unfenced", (False, True) if capability >= 90 and operation.element_type.bits == 16 else (False,)
-        ),
         Axis("windows_only", (False, True) if can_describe and has_windows and not is_weight else (False,)),
         *tile_axes("tile", tiles),
     )

@@ -76,7 +76,6 @@ class TritonTiles(Configuration):
     windows_only with descriptors, load filters through pointers, which saves creating a descriptor for them
     joined       with split_k, the workgroups of a tile add its slices themselves; products only
     swapped      exchange the operands of each product, for tiles with few rows
-    unfenced     without descriptors, leave out the fence between copies and wgmma, as Triton 3.6 does
 
     For a convolution, m counts the pixels of the result, n its channels of a group, and k taps times channels;
     in weight_backward, m counts filters, n taps times channels, and k pixels.
@@ -101,7 +100,6 @@ class TritonTiles(Configuration):
     windows_only: bool = False
     joined: bool = False
     swapped: bool = False
-    unfenced: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tile", check_tiles("triton tile", self.tile))
@@ -113,7 +111,7 @@ class TritonTiles(Configuration):
                 raise ConfigurationError(
                     f"{name} must be a whole number of at least {least}, but got {value!r}"
                 )
-        for name in ("descriptors", "l1", "windows_only", "joined", "swapped", "unfenced"):
+        for name in ("descriptors", "l1", "windows_only", "joined", "swapped"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigurationError(f"{name} must be true or false, but got {getattr(self, name)!r}")
         check_choice("precision", self.precision, PRECISIONS)
@@ -142,7 +140,6 @@ class TritonTiles(Configuration):
             *([self.precision] if self.precision != "ieee" else []),
             *(["l1"] if self.l1 else []),
             *(["swapped"] if self.swapped else []),
-            *(["unfenced"] if self.unfenced else []),
             *(["joined"] if self.joined else []),
         ]
 
@@ -215,7 +212,6 @@ class TritonTiles(Configuration):
             self.l1,
             self.launch(operation).workgroups[0],
             self._tile_count(operation) // self.split_k if self.joined else 0,
-            self.unfenced,
         )
 
     def _constants(self, operation: Operation) -> tuple[dict[str, Any], bool]:

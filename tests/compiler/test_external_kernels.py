@@ -7,6 +7,8 @@ import os
 import re
 from dataclasses import replace
 
+import ml_dtypes
+import numpy as np
 import pytest
 from gpu_helpers import BF16, F8, F16, I8, build, gpu_request, states
 from pairwise import parametrize_pairwise
@@ -18,7 +20,7 @@ from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.compiler.ir_module import operations_in
 from dispatch_profiler.compiler.iree import IreeCompiler
 from dispatch_profiler.compiler.tree import CompileOptions, plan_tasks
-from dispatch_profiler.compiler.triton_ptx import with_counters, without_fences
+from dispatch_profiler.compiler.triton_ptx import with_counters
 from dispatch_profiler.configurations import (
     Default,
     Extern,
@@ -160,24 +162,6 @@ def test_joined_slices_count_in_memory_of_the_module_and_are_added_without_atomi
     assert build("cuda:sm_90", PRODUCT, joined).verify.count(b"arrivals[") == 1
 
 
-@needs_triton
-def test_fences_are_left_out_only_between_asynchronous_copies_and_products():
-    """Triton 3.9 writes one; a result is stored through shared memory after the last product."""
-    fenced = triton.compile_kernel(TILES.kernel(PRODUCT), 90).data
-    unfenced = triton.compile_kernel(replace(TILES, unfenced=True).kernel(PRODUCT), 90).data
-    fence = b"\tfence.proxy.async.shared::cta;\n"
-    assert fence in fenced
-    assert unfenced == fenced.replace(fence, b"")
-
-
-def test_fences_stay_where_threads_store_operands_themselves():
-    stored = "\tst.shared.b32 [%r1], %r2;\n\tfence.proxy.async.shared::cta;\n\twgmma.mma_async;\n"
-    assert without_fences(stored) == stored
-    assert without_fences(stored.replace("st.shared", "cp.async")) == stored.replace(
-        "st.shared", "cp.async"
-    ).replace("\tfence.proxy.async.shared::cta;\n", "")
-
-
 def test_counters_need_a_kernel_that_loads_their_pointer():
     with pytest.raises(ValueError, match="the PTX of product does not load product_param_4"):
         with_counters(".address_size 64\n", "product", 4, 8)
@@ -222,6 +206,34 @@ def test_slices_of_a_convolution_are_written_apart_so_that_results_are_the_same_
     assert tiles.launch(operation).shape == (2, *operation.result.shape)
     made = code_of(tiles, operation)
     assert not re.search(rb"\n\s*(@\S+ )?(atom|red)\.", made)
+
+
+def test_six_products_of_parts_of_8_bits_differ_from_a_product_of_f32_by_less_than_2_to_the_minus_22():
+    """The parts add up to the number, so only the three smallest products are missing."""
+    rng = np.random.default_rng(5)
+    x, y = rng.standard_normal((2, 10_000)).astype(np.float32)
+
+    def parts(values):
+        found, rest = [], values
+        for _ in range(3):
+            found.append(rest.astype(ml_dtypes.bfloat16).astype(np.float32))
+            rest = rest - found[-1]
+        return [part.astype(np.float64) for part in found]
+
+    a, b = parts(x), parts(y)
+    exact = x.astype(np.float64) * y
+    six = sum(a[i] * b[j] for i in range(3) for j in range(3) if i + j <= 2)
+    assert np.array_equal(sum(a), x)
+    assert np.array_equal(sum(b), y)
+    assert np.all(np.abs(six - exact) <= 2.0**-22 * np.abs(exact))
+
+
+@needs_triton
+def test_bf16x6_multiplies_six_pairs_of_parts_on_tensor_cores():
+    """128 x 128 of two warp groups: two steps of 16 along k, and six products of each."""
+    single = TritonTiles(tile=(128, 128, 32), precision="bf16x6")
+    made = triton.compile_kernel(single.kernel(Matmul(256, 256, 256)), 90).data
+    assert made.count(b"wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16") == 2 * 6
 
 
 @needs_triton

@@ -93,7 +93,6 @@ def triton_tiles(draw):
         windows_only=draw(st.booleans()),
         joined=draw(st.booleans()),
         swapped=draw(st.booleans()),
-        unfenced=draw(st.booleans()),
     )
 
 
@@ -165,7 +164,7 @@ def test_gpu_names_tell_every_field():
     simt |= {name: mma[name] for name in ("workgroup", "reduction", "stages", "shared_padding", "order", "split_k", "subgroup_size")}  # fmt: skip
     triton = {"tile": (128, 256, 32), "warps": 4, "stages": 4, "group": 1, "persistent": 132,
               "descriptors": True, "precision": "tf32x3", "l1": True, "split_k": 4, "windows_only": True,
-              "joined": True, "swapped": True, "unfenced": True}  # fmt: skip
+              "joined": True, "swapped": True}  # fmt: skip
     rows = {"block": (2, 512), "warps": 8, "stages": 1}
     for base, changes in ((MMA, mma), (SIMT, simt), (TRITON, triton), (ROWS, rows)):
         assert set(changes) == {field.name for field in dataclasses.fields(base)}

@@ -122,11 +122,17 @@ REFUSED = {
             BEST,
             "a tile of 256 along n, which is 128, is larger than necessary: use at most 128",
         ),
-        (CONV, replace(BEST, tile=(64, 64, 32), swapped=True), "swapped applies to matrix products"),
+        (CONV, replace(BEST, tile=(32, 64, 32), swapped=True), "swapped applies to matrix products"),
+        (PRODUCT, replace(BEST, swapped=True), "swapped is for tiles of fewer than 64 rows, not 128"),
         (
             PRODUCT,
-            replace(TMA, unfenced=True),
-            "unfenced applies to f16 and bf16 that come without descriptors, on sm_90 or newer",
+            replace(BEST, tile=(32, 64, 64), swapped=True),
+            "swapped is for at most 16 tiles along m: use larger tiles than 32 for 3456",
+        ),
+        (
+            PRODUCT,
+            replace(BEST, tile=(64, 64, 64), joined=True, split_k=2),
+            "864 tiles are enough without 2 slices: joined is for at most 1024 workgroups",
         ),
         (CONV, replace(BEST, tile=(64, 64, 32), joined=True, split_k=2), "joined applies to matrix products"),
         *(
@@ -256,7 +262,7 @@ def test_a_box_of_pixels_covers_an_image_with_few_copies():
 def test_a_configuration_without_the_newer_options_keeps_its_name():
     assert TMA.name == "triton_128x256x64_8w_3s_g8_tma"
     assert replace(TMA, windows_only=True, split_k=2).name == "triton_128x256x64_8w_3s_g8_tma_windows_splitk2"
-    assert replace(BEST, swapped=True, unfenced=True).name == "triton_128x256x64_8w_3s_g8_swapped_unfenced"
+    assert replace(BEST, swapped=True).name == "triton_128x256x64_8w_3s_g8_swapped"
 
 
 def test_a_pointwise_convolution_is_a_matrix_product_unless_an_operand_has_to_be_permuted():
