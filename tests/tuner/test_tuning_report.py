@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,12 @@ from dispatch_profiler.tuner.tuning_report import Tuned, render_tuning
 from dispatch_profiler.tuner.tuning_search import Searched
 from dispatch_profiler.tuner.uplift import Finalist, Judged, Judgement, uplift
 
-TUNED = invented_tuning(6, 30)
 NOTHING = uplift([])
+
+
+@cache
+def sample() -> Tuned:
+    return invented_tuning(6, 30)
 
 
 def data_of(page: str) -> dict[str, Any]:
@@ -31,19 +36,21 @@ def data_of(page: str) -> dict[str, Any]:
     return json.loads(found[1])
 
 
-DATA = data_of(render_tuning(TUNED))
+@cache
+def sample_data() -> dict[str, Any]:
+    return data_of(render_tuning(sample()))
 
 
-def evaluations(tuned: Tuned = TUNED) -> list[Evaluation]:
-    return [each for one in tuned.searched if one.result for each in one.result.evaluations]
+def evaluations() -> list[Evaluation]:
+    return [each for one in sample().searched if one.result for each in one.result.evaluations]
 
 
 def searched(at: int = 0) -> ProblemEvaluations:
-    result = TUNED.searched[at].result
+    result = sample().searched[at].result
     assert result is not None
-    tuning = TUNED.searched[at].tuning
+    tuning = sample().searched[at].tuning
     return ProblemEvaluations(
-        TUNED.judged[at], result.evaluations, baselines(tuning.operation, tuning.target), 7
+        sample().judged[at], result.evaluations, baselines(tuning.operation, tuning.target), 7
     )
 
 
@@ -53,8 +60,10 @@ def searched(at: int = 0) -> ProblemEvaluations:
 def test_every_evaluation_is_in_the_page_as_in_its_record():
     """Its time with the interval, its verdict and reason; its place among those of its problem."""
     found = evaluations()
-    assert len(DATA["evaluations"]) == len(found) and any(each.milliseconds is None for each in found)
-    for row, each in zip(DATA["evaluations"], found, strict=True):
+    assert len(sample_data()["evaluations"]) == len(found) and any(
+        each.milliseconds is None for each in found
+    )
+    for row, each in zip(sample_data()["evaluations"], found, strict=True):
         record = each.record
         assert (row["configuration"], row["verdict"]) == (record.configuration, record.verdict.value)
         assert record.reason in row["reason"] and row["fields"] == dict(each.configuration.fields())
@@ -67,17 +76,17 @@ def test_every_evaluation_is_in_the_page_as_in_its_record():
         )
         assert row["gflops"] == pytest.approx(record.measurement.gflops(record.flops))
         assert row["of_limit"] == pytest.approx(record.limit_ms / record.measurement.median_ms)
-    for problem in DATA["problems"]:
-        rows = DATA["evaluations"][problem["start"] : problem["start"] + problem["count"]]
+    for problem in sample_data()["problems"]:
+        rows = sample_data()["evaluations"][problem["start"] : problem["start"] + problem["count"]]
         assert [row["number"] for row in rows] == list(range(1, problem["count"] + 1))
-        assert {DATA["problems"][row["problem"]]["name"] for row in rows} <= {problem["name"]}
+        assert {sample_data()["problems"][row["problem"]]["name"] for row in rows} <= {problem["name"]}
 
 
 def test_every_finalist_is_in_the_page_with_its_judgement():
     """Other finalists follow that of their problem."""
-    every = [each for judged in TUNED.judged for each in (judged, *judged.others)]
-    assert len(DATA["finalists"]) == len(every) > len(TUNED.judged)
-    for row, each in zip(DATA["finalists"], every, strict=True):
+    every = [each for judged in sample().judged for each in (judged, *judged.others)]
+    assert len(sample_data()["finalists"]) == len(every) > len(sample().judged)
+    for row, each in zip(sample_data()["finalists"], every, strict=True):
         assert (row["name"], row["judgement"], row["reason"]) == (
             each.finalist.problem.name,
             each.judgement.value,
@@ -89,23 +98,25 @@ def test_every_finalist_is_in_the_page_with_its_judgement():
 
 
 def test_the_page_has_both_uplifts_with_intervals_and_the_coverage():
-    page = render_tuning(TUNED)
-    for interval in (TUNED.uplift.average, TUNED.uplift.geometric, TUNED.uplift.weighted):
+    page = render_tuning(sample())
+    for interval in (sample().uplift.average, sample().uplift.geometric, sample().uplift.weighted):
         assert interval is not None
         assert f"<b>{interval.value:.1f} %</b></td><td>{interval.low:.1f} to {interval.high:.1f} %" in page
-    attempted, improved = TUNED.uplift.attempted, TUNED.uplift.improved
+    attempted, improved = sample().uplift.attempted, sample().uplift.improved
     assert f"{attempted:.1f} % of the time was tuned, and {improved:.1f} % became faster." in page
-    counts = {judgement: sum(each.judgement is judgement for each in TUNED.judged) for judgement in Judgement}
+    counts = {
+        judgement: sum(each.judgement is judgement for each in sample().judged) for judgement in Judgement
+    }
     for judgement, count in counts.items():
         assert (f">{judgement.value} <b>{count}</b>" in page) == (count > 0)
 
 
 def test_names_stay_text():
     hostile = "</script><img src=x onerror=alert(1)>&amp;%{x}"
-    judged = replace(TUNED.judged[0], reason=hostile)
+    judged = replace(sample().judged[0], reason=hostile)
     problem = replace(judged.finalist.problem, name=hostile)
     judged = replace(judged, finalist=replace(judged.finalist, problem=problem))
-    tuned = replace(TUNED, judged=(judged, *TUNED.judged[1:]))
+    tuned = replace(sample(), judged=(judged, *sample().judged[1:]))
     page = render_tuning(tuned, title=hostile)
     assert "<img" not in page and data_of(page)["problems"][0]["name"] == hostile
 
@@ -120,11 +131,11 @@ def trace(figure: dict[str, Any], name: str) -> dict[str, Any]:
 
 def test_plotly_accepts_every_figure():
     graph = pytest.importorskip("plotly.graph_objects")
-    graph.Figure(DATA["uplift"])
-    for problem in DATA["problems"][:-1]:
+    graph.Figure(sample_data()["uplift"])
+    for problem in sample_data()["problems"][:-1]:
         for figure in (problem["progress"], *problem["tiles"].values()):
             graph.Figure(figure)
-    assert (DATA["problems"][-1]["progress"], DATA["problems"][-1]["tiles"]) == (None, {})
+    assert (sample_data()["problems"][-1]["progress"], sample_data()["problems"][-1]["tiles"]) == (None, {})
 
 
 def test_best_so_far_is_the_running_maximum_of_the_speeds():
@@ -173,22 +184,22 @@ def test_each_evaluation_with_tiles_is_above_its_tiles():
 
 def test_bars_are_as_wide_as_shares_and_as_high_as_speedups():
     """Side by side from the largest to what was not tuned, coloured by judgement; a wrong winner stays at 1."""
-    figure = uplift_by_share(TUNED.judged, "time")
+    figure = uplift_by_share(sample().judged, "time")
     assert figure is not None
     bars = {}
     for each in figure["data"]:
         for at, index in enumerate(each.get("customdata", [])):
             left = each["x"][at] - each["width"][at] / 2
             bars[-1 - index] = (left, each["width"][at], each["y"][at], each["name"])
-    assert sorted(bars) == list(range(len(TUNED.judged)))
-    shares = [each.finalist.share for each in TUNED.judged]
+    assert sorted(bars) == list(range(len(sample().judged)))
+    shares = [each.finalist.share for each in sample().judged]
     assert [bars[at][1] for at in range(len(shares))] == shares
     order = sorted(bars, key=lambda at: bars[at][0])
     assert [shares[at] for at in order] == sorted(shares, reverse=True)
     assert [bars[at][0] for at in order] == pytest.approx(
         [sum(shares[one] for one in order[:place]) for place in range(len(order))]
     )
-    for at, judged in enumerate(TUNED.judged):
+    for at, judged in enumerate(sample().judged):
         speedup = judged.finalist.speedup
         assert bars[at][2] == (1.0 if speedup is None else speedup.value)
         assert (bars[at][3] == "kept") == judged.is_kept
@@ -205,7 +216,7 @@ def test_without_shares_bars_are_equally_wide():
 
 def failed_tuning() -> Tuned:
     """One problem whose search failed."""
-    tuning = TUNED.searched[0].tuning
+    tuning = sample().searched[0].tuning
     finalist = Finalist(Problem(tuning.name, tuning.operation), None)
     judged = Judged(finalist, Judgement.NO_FINALIST, "no such device")
     return Tuned((Searched(tuning, failure="no such device"),), (judged,), NOTHING)
@@ -226,8 +237,8 @@ def test_a_tuning_that_kept_nothing_has_a_page():
 def test_the_page_in_a_browser(browser, tmp_path):
     """It draws without a complaint, fits wide and narrow windows, and shows the problem that is chosen."""
     path = Path(tmp_path / "report.html")
-    names = {TUNED.searched[at].tuning.operation.name for at in range(len(TUNED.searched))}
-    page = render_tuning(TUNED)
+    names = {sample().searched[at].tuning.operation.name for at in range(len(sample().searched))}
+    page = render_tuning(sample())
     for name in names:
         page = page.replace(
             name, f"conv2d_1x14x14x16_16x3x3x16_1x12x12x16_f32nhwc_f32fhwc_f32nhwc_s1x1_p0x0_d1x1_g1_{name}"
@@ -237,8 +248,8 @@ def test_the_page_in_a_browser(browser, tmp_path):
     for figure in ("uplift", "progress", "tiles"):
         opened.drawn(figure)
     opened.page.select_option("#problem", "2")
-    problem = DATA["problems"][2]
-    rows = DATA["evaluations"][problem["start"] : problem["start"] + problem["count"]]
+    problem = sample_data()["problems"][2]
+    rows = sample_data()["evaluations"][problem["start"] : problem["start"] + problem["count"]]
     assert opened.column("evaluations-table", "configuration") == [row["configuration"] for row in rows]
     assert problem["operation"] in opened.page.locator("#verdict-of-problem").inner_text()
     opened.page.locator("#verdicts-table a").first.click()
@@ -263,5 +274,5 @@ def test_the_page_in_a_browser(browser, tmp_path):
 
 
 def _largest() -> int:
-    shares = [each.finalist.share or 0.0 for each in TUNED.judged]
+    shares = [each.finalist.share or 0.0 for each in sample().judged]
     return shares.index(max(shares))
