@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 import test_search
@@ -17,8 +18,10 @@ from worker_helpers import use_in_process_workers
 from dispatch_profiler.compiler.cluster import Cluster, is_device
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Matmul
+from dispatch_profiler.profiler.evaluation import hosted as hosted_module
 from dispatch_profiler.profiler.evaluation.candidate import DamagedVmfb, Vmfb, _received
-from dispatch_profiler.profiler.evaluation.hosted import Host
+from dispatch_profiler.profiler.evaluation.hosted import Host, Hosted
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.records.machine import Machine
 from dispatch_profiler.targets import NullTarget
 from dispatch_profiler.tuner import cluster_devices
@@ -68,11 +71,11 @@ def tasks():
 @pytest.mark.usefixtures("on_cluster")
 def test_a_lost_worker_costs_only_its_candidates_in_flight(cluster, find, monkeypatch):  # noqa: F811
     """Its operations continue on another device; what it measured before stays. All is as on this machine."""
+    lost = start_device(cluster, "null://1", "--name=second")
     with monkeypatch.context() as patched:
         use_in_process_workers(patched)
         patched.setattr(test_search, "OPTIONS", OPTIONS)
-        alone = find(*tasks(), storage="local.db")
-    lost = start_device(cluster, "null://1", "--name=second")
+        alone = find(*tasks(), storage="local.log")
     cluster.wait_for_workers(3)
     events: list[Event] = []
 
@@ -81,7 +84,7 @@ def test_a_lost_worker_costs_only_its_candidates_in_flight(cluster, find, monkey
         if isinstance(event, Evaluated) and _device(event).endswith("second") and lost.poll() is None:
             cluster.kill(lost)
 
-    with open_storage("search.db") as storage:
+    with open_storage("search.log") as storage:
         options = replace(test_search.OPTIONS, overlap=True)
         result = search(tasks(), NullTarget("faults.yaml"), storage, options, listen)
 
@@ -139,6 +142,38 @@ def test_a_device_of_another_machine_needs_a_cluster(find, monkeypatch):  # noqa
 def hosted(name: str, gpu: str = "H100", hardware: str = "") -> HostedDevice:
     host = Host(name, "0.1", "3.13", Machine(gpu=gpu), hardware or name)
     return HostedDevice(f"cuda://0@{name}", "cuda://0", "tcp://127.0.0.1:1", host)
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[str]:
+    """Devices whose processes were ended; evaluators are invented."""
+    seen: SimpleQueue[str] = SimpleQueue()
+
+    class Evaluator:
+        def __init__(self, options: EvaluatorOptions) -> None:
+            self.kill = self.close = lambda: seen.put(options.device)
+
+    monkeypatch.setattr(hosted_module, "Evaluator", Evaluator)
+    return seen
+
+
+def test_a_worker_ends_what_a_killed_search_left_behind(ended, monkeypatch):
+    monkeypatch.setattr(hosted_module, "_IDLE_SECONDS", 0.0)
+    with Hosted().use("search", EvaluatorOptions("cuda://1@node7")):
+        assert ended.empty()
+    assert ended.get(timeout=60.0) == "cuda://1"
+
+
+def test_a_device_belongs_to_the_search_that_used_it_last(ended):
+    evaluators, options = Hosted(), EvaluatorOptions("cuda://1@node7")
+    with evaluators.use("first", options) as one, evaluators.use("first", options) as same:
+        assert one is same
+    with evaluators.use("second", options) as other:
+        assert other is not one and ended.get_nowait() == "cuda://1"
+    evaluators.stop("first", options.device)
+    assert ended.empty()
+    evaluators.stop("second", options.device)
+    assert ended.get_nowait() == "cuda://1"
 
 
 def test_unlike_devices_and_the_same_device_twice_are_errors():

@@ -6,9 +6,10 @@ worker draws inputs from the seed and computes references itself.
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from dispatch_profiler import __version__
@@ -22,6 +23,9 @@ from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.records.machine import Machine
 from dispatch_profiler.profiler.records.record import Record
 from dispatch_profiler.runtime import DeviceUri
+
+#: After this time without candidates, the device is closed. Compiling a round takes minutes at most.
+_IDLE_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
@@ -45,33 +49,52 @@ def describe(device: str) -> Host:
 
 
 class Hosted:
-    """The evaluators of a process: one for each device, that of the search which used it last."""
+    """The evaluators of a process: one for each device, that of the search which used it last.
+
+    One that is idle for some minutes is closed: its search may have been killed, and it holds the device.
+    """
 
     def __init__(self) -> None:
         self._evaluators: dict[str, tuple[str, Evaluator]] = {}
+        self._timers: dict[str, threading.Timer] = {}
         self._lock = threading.Lock()
 
-    def of(self, search: str, options: EvaluatorOptions) -> Evaluator:
-        """The evaluator of a search, made on its first call; that of another search is closed."""
+    @contextlib.contextmanager
+    def use(self, search: str, options: EvaluatorOptions) -> Iterator[Evaluator]:
+        """The evaluator of a search, made when it is first used; that of another search is closed."""
+        device = options.device
         with self._lock:
-            owner, evaluator = self._evaluators.get(options.device, ("", None))
-            if evaluator is None or owner != search:
-                if evaluator is not None:
-                    evaluator.close()
-                uri = DeviceUri.parse(options.device)
-                peaks = user_cache() / "machines" if options.peaks else None
-                evaluator = Evaluator(replace(options, device=str(replace(uri, host="")), peaks=peaks))
-                self._evaluators[options.device] = search, evaluator
-            return evaluator
+            if device in self._timers:
+                self._timers.pop(device).cancel()
+            evaluator = self._of(search, options)
+        try:
+            yield evaluator
+        finally:
+            timer = threading.Timer(_IDLE_SECONDS, self.stop, (search, device))
+            timer.daemon = True
+            with self._lock:
+                self._timers[device] = timer
+            timer.start()
 
-    def take(self, search: str, device: str) -> Evaluator | None:
-        """The evaluator of a search, which is no longer kept; None if there is none."""
+    def _of(self, search: str, options: EvaluatorOptions) -> Evaluator:
+        owner, evaluator = self._evaluators.get(options.device, ("", None))
+        if evaluator is None or owner != search:
+            if evaluator is not None:
+                evaluator.close()
+            uri = DeviceUri.parse(options.device)
+            peaks = user_cache() / "machines" if options.peaks else None
+            evaluator = Evaluator(replace(options, device=str(replace(uri, host="")), peaks=peaks))
+            self._evaluators[options.device] = search, evaluator
+        return evaluator
+
+    def stop(self, search: str, device: str) -> None:
+        """End the processes of a search, also while they measure."""
         with self._lock:
             owner, evaluator = self._evaluators.get(device, ("", None))
-            if owner != search:
-                return None
+            if evaluator is None or owner != search:
+                return
             del self._evaluators[device]
-            return evaluator
+        evaluator.kill()
 
 
 _HOSTED = Hosted()
@@ -79,7 +102,8 @@ _HOSTED = Hosted()
 
 def check(search: str, options: EvaluatorOptions) -> None:
     """Raise TargetError if the device does not open."""
-    _HOSTED.of(search, options).check_device()
+    with _HOSTED.use(search, options) as evaluator:
+        evaluator.check_device()
 
 
 def evaluate(
@@ -89,18 +113,16 @@ def evaluate(
 
     `options.device` is the name of the device in the search, such as `cuda://0@node7`, and that in the records.
     """
-    evaluator = _HOSTED.of(search, options)
-    evaluator.learn(known)
-    try:
-        found = list(evaluator.records(candidates))
-    except KeyboardInterrupt:
-        # It would end the Dask worker.
-        raise ToolError("interrupted") from None
+    with _HOSTED.use(search, options) as evaluator:
+        evaluator.learn(known)
+        try:
+            found = list(evaluator.records(candidates))
+        except KeyboardInterrupt:
+            # It would end the Dask worker.
+            raise ToolError("interrupted") from None
     return [replace(each, provenance=replace(each.provenance, device=options.device)) for each in found]
 
 
 def stop(search: str, device: str) -> None:
     """End the processes of a search, also while they measure."""
-    evaluator = _HOSTED.take(search, device)
-    if evaluator is not None:
-        evaluator.kill()
+    _HOSTED.stop(search, device)
