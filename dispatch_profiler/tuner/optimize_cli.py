@@ -47,7 +47,7 @@ def make_parser(prog: str = PROG) -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "--results_dir", "--results-dir", default="results", metavar="DIR",
-        help="folder of raw_results.csv, final_results.csv and metrics.json (default: %(default)s)",
+        help="folder of raw_results.csv, final_results.csv, metrics.json and report.html (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--log_summary", "--log-summary", metavar="FILE",

@@ -43,6 +43,7 @@ _OF_SEARCHES = {
     "--time-budget": "time_budget",
     "--storage": "storage",
     "--library": "library",
+    "--cluster": "cluster",
 }
 
 

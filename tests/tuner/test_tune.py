@@ -123,8 +123,16 @@ def test_an_entry_that_no_longer_holds_is_listed(tuned, fault, judgement):
         (("--recheck", "damaged"), "not a library"),
         (("--recheck", "tuned/final", "--target=llvm-cpu"), "the library is for null:faults.yaml"),
         (
-            ("--recheck", "empty", "--evaluations=5", "--strategy=random", "-o", "mine"),
-            "--output_dir, --strategy, --evaluations cannot be combined with --recheck",
+            (
+                "--recheck",
+                "empty",
+                "--evaluations=5",
+                "--strategy=random",
+                "-o",
+                "mine",
+                "--cluster=tcp://x:1",
+            ),
+            "--output_dir, --strategy, --evaluations, --cluster cannot be combined with --recheck",
         ),
         (("nothing.yaml",), "nothing.yaml"),
         (("log.yaml", "--target=null:faults.yaml", "--seed=-1"), "expected a whole number from 0"),
