@@ -41,20 +41,32 @@ and 7x7 pixels, do not cover padding:
     14x14x256 1x1 1024                   0.35        0.36
     16x56x56x64 3x3x3 64                 1.65        9.4
 
-    matmul, rhs stored as n x k          transposed    data_tiling    tiles    direct
-    128x768x768                              1.29           1.73                2.38
-    128x3072x768                             0.90           1.54                1.88
-    128x768x3072                             1.04           1.60                2.03
-    384x3072x768                             1.00           1.53                1.62
-    384x768x3072                             1.56           1.64                2.38
-    512x2048x512                             0.85           1.20                1.69
-    1024x1024x1024                           1.83           1.78                1.95
-    64x512x512                               0.90           1.50                1.69
-    32x3072x768                              0.53           1.24                1.07
-    16x1024x1024                             0.61           1.32                0.85
-    8x4096x4096                              0.79           7.07     1.22       0.66
-    4x4096x1024                              1.33           1.85                0.66
-    1x1000x2048                              2.11           3.38                2.66
+Products on two threads of another Xeon with AVX-512, shared with other programs, so within some 10 %; rhs stored as
+n x k, with bias in the first six, gelu in those with n = 3072. Relative to the faster of numpy and torch:
+
+    matmul               transposed_panels    panels    transposed    data_tiling    tiles    direct
+    128x768x768                       1.07                     1.12           1.62              1.91
+    128x3072x768                      0.91                     0.86           1.35              1.89
+    128x768x3072                      0.83                     1.15           1.51              1.73
+    384x768x768                       0.96      0.91           1.11           1.22              1.73
+    384x3072x768                      1.10      1.07           1.37           1.48              2.03
+    384x768x3072                      1.05      1.10           1.87           1.78              2.10
+    512x2048x512                      0.98      0.99           1.04           1.29              2.00
+    1024x1024x1024                    1.39      1.36           2.81           1.99              2.34
+    64x512x512                                                 0.90           1.50              1.69
+    32x3072x768                                                0.53           1.24              1.07
+    16x1024x1024                                               0.61           1.32              0.85
+    8x4096x4096                                                0.79           7.07     1.22     0.66
+    4x4096x1024                                                1.33           1.85              0.66
+    1x1000x2048                                                2.11           3.27     1.12     2.72
+    1x4096x1024                                                               3.11     0.99     1.01
+    1x3072x768                                                                3.47     1.05     1.06
+
+    batch_matmul                           permuted    transposed    data_tiling    tiles    direct
+    12x128x128x64                              0.95          1.34           1.12     1.54      1.51
+    12x384x384x64                              0.98          1.79           1.31     1.58      1.51
+    12x128x64x128, rhs stored as k x n                                      1.62     0.78      1.11
+    12x384x64x384, rhs stored as k x n                                      1.53     0.76      1.42
 
 Input channels that one step of `blocked` and `phases` multiplies, time relative to one channel:
 
@@ -82,7 +94,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dispatch_profiler.configurations import FORMS, Configuration, CpuTiles, Flow, Formed
-from dispatch_profiler.operations import ConvolutionGeometry, Operation
+from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry
 from dispatch_profiler.targets._base import Target
 
 #: With at most this many pixels, the packed product of columns and filter is faster than the convolution.
@@ -123,6 +135,16 @@ _SEVENS = CpuTiles((1, 7, 7, 64), (1, 1, 7, 64, 1, 1, 1))
 _CHANNELS_PER_STEP = {"blocked": 8, "phases": 4}
 #: Tiles of a transposed product, the fastest first: for multiples of 32 rows of lhs, and of 16.
 _COLUMNS = (CpuTiles((64, 128), (8, 32, 8)), CpuTiles((64, 16), (8, 16, 8)))
+#: Tiles of a product of panels, the fastest first: with many rows of lhs, and with at most `_FEW_ROWS`.
+_PANELS = (CpuTiles((96, 32), (12, 32, 4)), CpuTiles((64, 32), (8, 32, 8)), CpuTiles((32, 32), (8, 32, 8)))
+_PANELS_OF_ROWS = (_PANELS[1], _PANELS[2], _PANELS[0])
+_PANELS_OF_FEW_ROWS = (_PANELS[2],)
+_FEW_ROWS = 256
+#: Tiles of a batch of products whose rhs is permuted, the fastest first, if they have at least so many rows.
+_BATCH = (CpuTiles((64, 64), (4, 64, 4)), CpuTiles((64, 32), (8, 32, 4)))
+_ROWS_OF_BATCH = 64
+#: A row times n columns that vectors do not divide, which the compiler otherwise multiplies one by one.
+_ROW = CpuTiles((1, 64), (1, 16, 16), peel=True)
 #: Filters of a group that fill a part of a vector.
 _NARROW = (4, 8, 16)
 #: Fewer workgroups of `_LARGE` leave cores idle.
@@ -139,12 +161,32 @@ def fastest_form(operation: Operation, target: Target) -> Configuration | None:
 
 
 def _of_product(operation: Operation) -> Iterator[Configuration]:
-    """Forms of a matrix product, the fastest first: if rhs is stored as n x k and rows fill vectors."""
+    """Forms and tiles of a matrix product, the fastest first: if rhs is stored as n x k and rows fill vectors."""
     product = operation.product
-    if product is None or product.is_batched or operation.element_type.name != "f32":
+    if product is None or operation.element_type.name != "f32" or product.rhs_layout != "n":
         return
-    if product.rhs_layout == "n":
+    if product.is_batched:
+        if product.m >= _ROWS_OF_BATCH:
+            yield from (Formed("permuted", tiles) for tiles in _BATCH)
+    elif product.m == 1:
+        yield _ROW
+    else:
+        yield from _of_panels(operation, product)
         yield from (Formed("transposed", tiles) for tiles in _COLUMNS)
+
+
+def _of_panels(operation: Operation, product: ProductGeometry) -> Iterator[Configuration]:
+    """Forms with panels: first that of rhs, if this moves fewer elements than permuting lhs and the result."""
+    has_operands = bool(operation.as_contraction().epilogue.operands)
+    lhs, result = product.m * product.k, product.m * product.n
+    of_lhs = lhs + (2 if has_operands else 1) * result
+    of_rhs = product.n * product.k + (lhs if product.lhs_layout == "n" else 0)
+    if of_rhs <= of_lhs:
+        yield from (Formed("panels", tiles) for tiles in _PANELS if product.m % tiles.distribution[0] == 0)
+    found = _PANELS_OF_FEW_ROWS if product.m <= _FEW_ROWS else _PANELS_OF_ROWS
+    yield from (
+        Formed("transposed_panels", tiles) for tiles in found if product.n % tiles.distribution[0] == 0
+    )
 
 
 def _candidates(operation: Operation, geometry: ConvolutionGeometry) -> Iterator[Configuration]:

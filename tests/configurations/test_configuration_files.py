@@ -70,7 +70,7 @@ def test_the_shipped_list_loads():
 
 # A vector, a problem that nothing divides, and the predefined ones.
 PROBLEMS = (*sweep_workload(Sweep()).workload.operations, Matmul(1, 1024, 1024), Matmul(100, 100, 100),
-            Matmul(128, 768, 768, rhs_layout="n"),
+            Matmul(128, 768, 768, rhs_layout="n"), BatchMatmul(2, 128, 128, 64, rhs_layout="n"),
             Matmul(9, 31, 5), Conv2d(1, 13, 13, 3, 10, 3, 3), Conv2d(1, 35, 35, 16, 48, 3, 3),
             LayerNormWeightBackward(100, 100), BiasBackward(100, 100))  # fmt: skip
 

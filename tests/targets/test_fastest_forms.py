@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from dispatch_profiler.configurations import Default
-from dispatch_profiler.operations import Conv1d, Conv2d, Conv3d, ElementTypes, LayerNorm, Matmul
+from dispatch_profiler.operations import (
+    BatchMatmul,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ElementTypes,
+    Epilogue,
+    LayerNorm,
+    Matmul,
+    Operation,
+)
 from dispatch_profiler.targets import fastest_form, parse_target
 
 CPU = parse_target("llvm-cpu:x86-64-v4")
@@ -125,14 +135,49 @@ def test_the_fastest_form_is_valid():
                 assert found != Default()
 
 
+def form_of(operation: Operation) -> str | None:
+    found = fastest_form(operation, CPU)
+    return found.name.removeprefix("tile_config_") if found else None
+
+
 def test_a_product_with_a_transposed_rhs_is_computed_transposed():
     """If its rows fill vectors: with fewer rows, the direct form is faster."""
 
     def of_product(m: int, **fields: object) -> str | None:
-        found = fastest_form(Matmul(m, 96, 64, **{"rhs_layout": "n", **fields}), CPU)
-        return found.name.removeprefix("tile_config_") if found else None
+        return form_of(Matmul(m, 96, 64, **{"rhs_layout": "n", **fields}))
 
     assert of_product(32) == of_product(32, lhs_layout="n") == "transposed_64x128_8x32x8"
     assert of_product(48) == "transposed_64x16_8x16x8"
     assert of_product(8) is of_product(100) is of_product(32, types=HALF) is None
-    assert of_product(32, rhs_layout="t") is None
+    assert of_product(32, rhs_layout="t") is of_product(384, rhs_layout="t") is None
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "form"),
+    [
+        (128, 768, 768, "transposed_panels_32x32_8x32x8"),
+        (128, 3072, 768, "transposed_panels_32x32_8x32x8"),
+        (384, 768, 768, "panels_96x32_12x32x4"),
+        (384, 3072, 768, "panels_96x32_12x32x4"),
+        (384, 768, 3072, "transposed_panels_64x32_8x32x8"),
+        (1024, 1024, 1024, "panels_64x32_8x32x8"),
+        (400, 768, 3072, "transposed_64x16_8x16x8"),
+    ],
+)
+def test_what_is_stored_as_panels_is_what_moves_fewer_elements(m, n, k, form):
+    """rhs once; or lhs, and the result once or, before a bias, twice."""
+    assert form_of(Matmul(m, n, k, rhs_layout="n", epilogue=Epilogue.parse("bias"))) == form
+
+
+def test_a_batch_of_products_with_a_transposed_rhs_permutes_it():
+    def of_batch(m: int, n: int, **fields: object) -> str | None:
+        return form_of(BatchMatmul(12, m, n, 64, **{"rhs_layout": "n", **fields}))
+
+    assert of_batch(128, 128) == "permuted_64x64_4x64x4"
+    assert of_batch(128, 96) == "permuted_64x32_8x32x4"
+    assert of_batch(8, 128) is of_batch(128, 128, rhs_layout="t") is of_batch(128, 128, types=HALF) is None
+
+
+def test_a_row_times_columns_that_fill_no_vectors_has_tiles():
+    assert form_of(Matmul(1, 1000, 2048, rhs_layout="n")) == "1x64_1x16x16_peel"
+    assert form_of(Matmul(1, 1024, 2048, rhs_layout="n")) is None
