@@ -32,6 +32,8 @@ from dispatch_profiler.tuner.uplift import Finalist, Judged, Judgement
 
 #: The largest number of tuned finalists of a problem.
 MOST = 3
+#: Seconds to compare two finalists. Their order alone matters, so this is less than for a speedup.
+_SECONDS = 10.0
 
 
 def contenders(problem: Problem, result: OperationResult, target: Target) -> tuple[Contender, ...]:
@@ -105,7 +107,7 @@ def ranked(fields: Sequence[tuple[Contender, ...]], benchmark: Benchmark, folder
     compile_all(tree, benchmark)
     manifest = load_manifest(tree)
     pairs = {pair[1].dispatch: pair for pair in manifest.dispatches()}
-    with LiveComparison(manifest, manifest, benchmark.paired) as comparison:
+    with LiveComparison(manifest, manifest, replace(benchmark.paired, seconds=_SECONDS)) as comparison:
         for field, group in zip(fields, tuned, strict=True):
             if len(group) < 2:
                 yield Ranked(field)
