@@ -14,10 +14,8 @@ from dispatch_profiler.operations import Operation
 ALIGNMENT = 16
 #: The rows of a `wgmma`.
 _ROWS = 64
-#: Joined slices wait for each other, so all those of a tile have to run at the same time.
-_MAX_JOINED = 64
-#: More workgroups keep every GPU busy, and their sums take memory.
-_MAX_WORKGROUPS = 1024
+#: Multiprocessors by compute capability: of an H100 (SXM) and an H200. Each holds at least one workgroup.
+_PROCESSORS = {90: 132}
 #: With more tiles along m, those of 64 rows and more are faster.
 _MAX_SWAPPED = 16
 
@@ -55,7 +53,7 @@ def option_violations(tiles: Options, operation: Operation, gpu: GpuLimits) -> I
     if tiles.swapped:
         yield from _swapped_violations(tiles, operation)
     if tiles.joined:
-        yield from _joined_violations(tiles, operation)
+        yield from _joined_violations(tiles, operation, gpu)
 
 
 def _swapped_violations(tiles: Options, operation: Operation) -> Iterator[str]:
@@ -68,20 +66,27 @@ def _swapped_violations(tiles: Options, operation: Operation) -> Iterator[str]:
         yield f"swapped is for at most {_MAX_SWAPPED} tiles along m: use larger tiles than {rows} for {product.m}"
 
 
-def _joined_violations(tiles: Options, operation: Operation) -> Iterator[str]:
+def _joined_violations(tiles: Options, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
     product = product_of(operation)
     if product is None:
         yield "joined applies to matrix products"
         return
-    slices, most = tiles.split_k, min(tiles.tile[0], _MAX_JOINED)
+    slices, most = tiles.split_k, tiles.tile[0]
     if slices & (slices - 1) or not 2 <= slices <= most:
         yield f"joined slices must be a power of two from 2 to {most}, but split_k is {slices}"
     if tiles.persistent:
         yield "joined slices wait for each other, so each needs a workgroup of its own: leave out persistent"
+    processors = _PROCESSORS.get(gpu.device_capability)
+    if processors is None:
+        yield f"joined slices wait for each other, and are for sm_90, whose multiprocessors hold them all, not {gpu.device_arch}"
+        return
     m, n, _ = tiles.tile
-    count = -(-product.m // m) * -(-product.n // n)
-    if count * slices > _MAX_WORKGROUPS:
-        yield f"{count} tiles are enough without {slices} slices: joined is for at most {_MAX_WORKGROUPS} workgroups"
+    workgroups = -(-product.m // m) * -(-product.n // n) * slices
+    if workgroups > processors:
+        yield (
+            f"{workgroups} workgroups of joined slices, which wait for each other, but {processors} multiprocessors: "
+            "use fewer slices or larger tiles"
+        )
 
 
 def descriptor_violations(

@@ -208,24 +208,36 @@ def test_slices_of_a_convolution_are_written_apart_so_that_results_are_the_same_
     assert not re.search(rb"\n\s*(@\S+ )?(atom|red)\.", made)
 
 
-def test_six_products_of_parts_of_8_bits_differ_from_a_product_of_f32_by_less_than_2_to_the_minus_22():
+def parts_of(values):
+    """Three numbers of 8 bits for each, as `bf16x6` splits them."""
+    found, rest = [], values
+    for _ in range(3):
+        found.append(rest.astype(ml_dtypes.bfloat16).astype(np.float32))
+        rest = rest - found[-1]
+    return [part.astype(np.float64) for part in found]
+
+
+@pytest.mark.parametrize("exponent", [-110, -20, 0, 60])
+def test_six_products_of_parts_of_8_bits_differ_from_a_product_by_less_than_2_to_the_minus_22(exponent):
     """The parts add up to the number, so only the three smallest products are missing."""
     rng = np.random.default_rng(5)
-    x, y = rng.standard_normal((2, 10_000)).astype(np.float32)
-
-    def parts(values):
-        found, rest = [], values
-        for _ in range(3):
-            found.append(rest.astype(ml_dtypes.bfloat16).astype(np.float32))
-            rest = rest - found[-1]
-        return [part.astype(np.float64) for part in found]
-
-    a, b = parts(x), parts(y)
+    x, y = rng.uniform(1, 4, (2, 10_000)).astype(np.float32)
+    x = np.ldexp(x, exponent)
+    a, b = parts_of(x), parts_of(y)
     exact = x.astype(np.float64) * y
     six = sum(a[i] * b[j] for i in range(3) for j in range(3) if i + j <= 2)
     assert np.array_equal(sum(a), x)
     assert np.array_equal(sum(b), y)
     assert np.all(np.abs(six - exact) <= 2.0**-22 * np.abs(exact))
+
+
+def test_parts_of_8_bits_add_up_to_all_but_the_largest_and_smallest_numbers():
+    """Above bf16's largest number the first part is infinite; below 2^-110 the last is too small for its bits."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        assert sum(parts_of(np.float32([3.38e38])))[0] == np.float32(3.38e38)
+        assert not np.isfinite(sum(parts_of(np.float32([3.4e38])))[0])
+        small = np.float32([1.2345678e-40])
+        assert sum(parts_of(small))[0] != small[0]
 
 
 @needs_triton

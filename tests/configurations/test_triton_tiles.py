@@ -132,7 +132,8 @@ REFUSED = {
         (
             PRODUCT,
             replace(BEST, tile=(64, 64, 64), joined=True, split_k=2),
-            "864 tiles are enough without 2 slices: joined is for at most 1024 workgroups",
+            "1728 workgroups of joined slices, which wait for each other, but 132 multiprocessors: use fewer slices or larger "
+            "tiles",
         ),
         (CONV, replace(BEST, tile=(64, 64, 32), joined=True, split_k=2), "joined applies to matrix products"),
         *(
@@ -176,6 +177,11 @@ REFUSED = {
         ),
     ],
     "cuda:sm_80": [
+        (
+            Matmul(512, 512, 8192, F16),
+            replace(BEST, tile=(128, 128, 32), joined=True, split_k=8),
+            "joined slices wait for each other, and are for sm_90, whose multiprocessors hold them all, not sm_80",
+        ),
         (PRODUCT, TMA, "descriptors need the bulk copy engine of sm_90, but the target is sm_80"),
         (
             Matmul(64, 64, 64, ElementTypes("f8", "f8", "f32")),
