@@ -24,6 +24,11 @@ and 7x7 pixels, do not cover padding:
     8x28x28x96 3x3x3 128                 1.23
     16x56x56x64 3x3x3 64                 1.52
 
+    forward, time relative to permuted, one core          blocked    direct
+    7x7x512 1x1 2048                                         0.50      0.47
+    28x28x512 1x1 1024, stride 2                             0.67      0.87
+    14x14x256 1x1 1024                                       1.02      1.12
+
     input_backward                   permuted    blocked    im2col    im2col_t32    winograd    phases
     56x56x64 3x3 64                      1.03                                           0.80
     28x28x128 3x3 128                    1.10       1.04                                1.01
@@ -127,6 +132,8 @@ _CACHED_ELEMENTS = 2**19
 #: side by side does not stay in the caches. A canonical convolution reads filters as they are stored, hence slowly
 #: from fewer on.
 _LONG_WINDOW, _WIDE, _WIDE_DIRECTLY = 1024, 256, 128
+#: Of a forward convolution with one tap, at least so many filters of so many channels do not stay in them either.
+_MANY_FILTERS, _THEIR_CHANNELS = 1024, 512
 #: Tiles of a convolution: for many workgroups, for few, for rows of 7 pixels and for a single tap.
 _LARGE = CpuTiles((1, 14, 28, 64), (1, 1, 14, 32, 1, 1, 1))
 _FLAT = CpuTiles((1, 7, 28, 64), (1, 1, 14, 32, 1, 1, 1))
@@ -215,6 +222,7 @@ def _of_dense(
 ) -> Iterator[Configuration]:
     """Forms of a convolution without groups, the fastest first."""
     is_wide = _is_wide(geometry, _WIDE_DIRECTLY if is_direct else _WIDE)
+    is_wide = is_wide or (not is_direct and _has_many_filters(geometry))
     if _is_product_in_place(geometry):
         yield from _TILED
     has_few_pixels = max(geometry.filter_size) > 1 and _pixels(geometry) <= _FEW_PIXELS
@@ -277,6 +285,16 @@ def _is_wide(geometry: ConvolutionGeometry, channels: int) -> bool:
     if geometry.mode == "input_backward":
         inner, outer = outer, inner
     return outer >= channels and inner * math.prod(geometry.filter_size) >= _LONG_WINDOW
+
+
+def _has_many_filters(geometry: ConvolutionGeometry) -> bool:
+    """Whether a forward convolution with one tap has so many filters that each channel reads another page."""
+    return (
+        geometry.mode == "forward"
+        and math.prod(geometry.filter_size) == 1
+        and geometry.filters >= _MANY_FILTERS
+        and geometry.channels >= _THEIR_CHANNELS
+    )
 
 
 def _is_gathered(geometry: ConvolutionGeometry) -> bool:

@@ -181,3 +181,17 @@ def test_a_batch_of_products_with_a_transposed_rhs_permutes_it():
 def test_a_row_times_columns_that_fill_no_vectors_has_tiles():
     assert form_of(Matmul(1, 1000, 2048, rhs_layout="n")) == "1x64_1x16x16_peel"
     assert form_of(Matmul(1, 1024, 2048, rhs_layout="n")) is None
+
+
+@pytest.mark.parametrize(
+    ("h", "c", "k", "stride", "form"),
+    [
+        (7, 512, 2048, 1, "blocked_1x7x7x64_1x1x7x64x1x1x8"),
+        (28, 512, 1024, 2, "blocked_1x7x7x64_1x1x7x64x1x1x8"),
+        (14, 256, 1024, 1, "permuted_1x7x7x64_1x1x7x64x1x1x1"),
+    ],
+)
+def test_a_pointwise_convolution_with_many_filters_of_many_channels_reads_them_in_blocks(
+    h, c, k, stride, form
+):
+    assert form_of(Conv2d(1, h, h, c, k, 1, 1, stride=(stride, stride), layout=FHWC)) == form
