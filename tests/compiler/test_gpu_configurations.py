@@ -109,7 +109,7 @@ BESIDE_THE_DEFAULT = ("mma", "conv", "gfx942", "vulkan")
 #: Cases with the same kinds of configurations as another: all of them are slow tests.
 SECOND = (
     "mma_nn", "mma_tn_bf16_epilogue", "one_row", "batch_of_one", "conv_nchw", "conv_one_image", "conv_padded",
-    "conv_pointwise", "conv_strided", "sums_in_f16_batch", "sums_in_f16_conv", "gfx942_shape", "gfx942_f64", "gfx942_conv",
+    "conv_pointwise", "conv_strided", "sums_in_f16", "sums_in_f16_batch", "sums_in_f16_conv", "gfx942_shape", "gfx942_f64", "gfx942_conv",
     "gfx1201", "vulkan_batch",
 )  # fmt: skip
 
@@ -240,7 +240,7 @@ def test_convolutions_run_their_tiles_also_where_loops_are_folded(operation: Ope
     ("target", "operation", "tiles"),
     [
         ("cuda:sm_80", PRODUCT, [MMA, VECTOR, SIMT]),
-        ("cuda:sm_80", replace(CONV, n=1), [IMPLICIT, DIRECT]),
+        pytest.param("cuda:sm_80", replace(CONV, n=1), [IMPLICIT, DIRECT], marks=pytest.mark.slow),
         pytest.param("rocm:gfx942", PRODUCT, [MFMA, replace(MFMA, stages=2)], marks=pytest.mark.slow),
         pytest.param(
             "vulkan-spirv",
