@@ -7,8 +7,8 @@ benchmarks/sweeps). Every strategy is replayed on it from the same start, the co
 fastest untuned form, in rounds of 8 evaluations. Its regret after n evaluations is how much slower the fastest
 of them is than the fastest of the sweep. These first configurations count as evaluations, for every strategy.
 
-The prior is trained on the sweeps of other operations alone, anew for each operation. Operations that differ in
-their epilogues alone count as one. Constants of its model are the same for every operation.
+The prior is trained on the sweeps of other operations alone, anew for each operation and seed. Operations that
+differ in their epilogues alone count as one. Constants of its model are the same for every operation.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ ROUND = 8
 #: Exploring ends here where a strategy is followed by a descent.
 DESCENT = 48
 SEEDS, QUICK_SEEDS = 20, 3
-#: Priors that are trained with different seeds; replays use them in turn.
-PRIORS = 10
 Maker = Callable[[SearchSpace, int, Sequence[Configuration]], Strategy]
 
 
@@ -58,9 +56,9 @@ def makers(priors: Sequence[Prior]) -> dict[str, Maker]:
     names = [name for name in STRATEGIES if name not in ("exhaustive", "prior")]
     return {
         **{name: STRATEGIES[name] for name in names},
-        "prior": lambda space, seed, seeds: Learned(space, seed, seeds, prior=priors[seed % len(priors)]),
+        "prior": lambda space, seed, seeds: Learned(space, seed, seeds, prior=priors[seed]),
         f"prior, descent after {DESCENT}": lambda space, seed, seeds: Learned(
-            space, seed, seeds, DESCENT, priors[seed % len(priors)]
+            space, seed, seeds, DESCENT, priors[seed]
         ),
     }
 
@@ -86,7 +84,7 @@ def replays(path: Path, paths: Sequence[Path], seeds: int) -> list[Replay]:
     sweeps = [read_sweep(each) for each in paths]
     sweep = sweeps[paths.index(path)]
     others = [each for each in sweeps if plain(each.operation) != plain(sweep.operation)]
-    priors = [train(others, seed) for seed in range(min(PRIORS, seeds))]
+    priors = [train(others, seed) for seed in range(seeds)]
     space = sweep.search_space()
     form = fastest_form(sweep.operation, sweep.target)
     first = [Default(), *([form] if form else [])]

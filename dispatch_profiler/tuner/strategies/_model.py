@@ -26,7 +26,7 @@ _TRIES = 10
 _STARTS = 3
 #: Steps in which the neighbours of the best ranked points are ranked too, and how many points these are.
 _CLIMBS = 2
-_CLIMBERS = 3
+_CLIMBERS = 2
 #: How many of the best ranked configurations are ranked again in the next round.
 _KEPT = 600
 #: Times longer than this multiple of the shortest count as this multiple, so that they do not decide the fit.
