@@ -27,6 +27,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks._gpu_shapes import DOCUMENT, F16, PRODUCTS
 from benchmarks._table import Row, at_least, report
 from dispatch_profiler.command import user_cache
 from dispatch_profiler.configurations import (
@@ -42,7 +43,7 @@ from dispatch_profiler.configurations import (
 from dispatch_profiler.dispatches import Dispatch, Manifest
 from dispatch_profiler.dispatches.bundle import unpacked, write_bundle
 from dispatch_profiler.generator import Plan
-from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul, Operation
+from dispatch_profiler.operations import Conv2d, Operation
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
@@ -54,19 +55,9 @@ from dispatch_profiler.profiler.statistics.stopping import StopRule
 from dispatch_profiler.targets import Target, parse_target
 
 TARGET = "cuda:h200"
-F16, BF16 = ElementTypes("f16", "f16", "f16"), ElementTypes("bf16", "bf16", "bf16")
-#: The IREE dispatch profiler's documentation has a result for it on an A100.
-DOCUMENT = Matmul(3456, 1024, 2048, F16)
-#: Small, wide, square and deep; batches as in attention; convolutions of ResNet-50.
+#: Matrix products, and convolutions of ResNet-50.
 OPERATIONS: tuple[Operation, ...] = (
-    DOCUMENT,
-    Matmul(512, 512, 512, F16),
-    Matmul(4096, 4096, 4096, F16),
-    Matmul(4096, 4096, 4096, BF16),
-    Matmul(128, 8192, 4096, BF16),
-    Matmul(512, 512, 8192, F16),
-    BatchMatmul(32, 512, 512, 64, F16),
-    BatchMatmul(32, 512, 64, 512, BF16),
+    *PRODUCTS,
     Conv2d(32, 56, 56, 64, 64, 3, 3, padding=(1, 1), types=F16),
     Conv2d(32, 14, 14, 256, 256, 3, 3, padding=(1, 1), types=F16),
     Conv2d(32, 56, 56, 64, 256, 1, 1, types=F16),

@@ -40,9 +40,9 @@ import torch
 import triton
 import triton.language as tl
 
+from benchmarks._gpu_shapes import LLAMA, PRODUCTS, SINGLE, explored
 from benchmarks._table import Row, at_least, report
 from benchmarks.gpu_operations import dispatches_of, mean, operations_of, say
-from benchmarks.gpu_shapes import LLAMA, PRODUCTS, SINGLE, explored
 from dispatch_profiler.compiler._base import BuildError
 from dispatch_profiler.compiler.triton import compile_kernel
 from dispatch_profiler.configurations import rejection_reason
