@@ -22,8 +22,8 @@ class Learned(ModelStrategy):
     """Expected improvement of a Gaussian process whose mean is the prior's.
 
     `prior` replaces the one that ships for the target's backend. Without either, the mean is constant.
-    The default strategy: its mean regret on recorded sweeps is 4.0 % after 16 evaluations and 0.7 % after 64,
-    that of random search 20 % and 8 % (benchmarks/search.py, docs/tuning.md).
+    The default strategy: its mean regret on recorded sweeps is 4.7 % after 16 evaluations and 1.0 % after 64,
+    that of random search 18 % and 9 % (benchmarks/search.py, docs/tuning.md).
     """
 
     def __init__(
