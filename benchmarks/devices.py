@@ -35,13 +35,13 @@ from dispatch_profiler.operations import ElementTypes, Matmul
 from dispatch_profiler.profiler.evaluation.devices import parse_devices
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.targets import Target, parse_target
-from dispatch_profiler.tuner.evaluations import Evaluation
-from dispatch_profiler.tuner.events import Event, Measuring
-from dispatch_profiler.tuner.operation_search import SearchTask
-from dispatch_profiler.tuner.search import SearchOptions, SearchResult, search
-from dispatch_profiler.tuner.space import SearchSpace
-from dispatch_profiler.tuner.storage import open_storage
-from dispatch_profiler.tuner.tuning_file import DEFAULT_EVALUATIONS
+from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
+from dispatch_profiler.tuner.search.events import Event, Measuring
+from dispatch_profiler.tuner.search.operation_search import SearchTask
+from dispatch_profiler.tuner.search.search import SearchOptions, SearchResult, search
+from dispatch_profiler.tuner.spaces.space import SearchSpace
+from dispatch_profiler.tuner.storage.storage import open_storage
+from dispatch_profiler.tuner.tunings.tuning_file import DEFAULT_EVALUATIONS
 
 F16 = ElementTypes("f16", "f16", "f16")
 #: M, N and K: square, wide, tall and deep.

@@ -25,11 +25,11 @@ from joblib import Parallel, delayed
 from dispatch_profiler.configurations import Configuration, Default
 from dispatch_profiler.operations import Epilogue, Operation
 from dispatch_profiler.targets import fastest_form
-from dispatch_profiler.tuner.prior import Prior, train
-from dispatch_profiler.tuner.space import SearchSpace
+from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, Trial
 from dispatch_profiler.tuner.strategies.learned import Learned
-from dispatch_profiler.tuner.sweeps import Sweep, read_sweep
+from dispatch_profiler.tuner.strategies.prior import Prior, train
+from dispatch_profiler.tuner.strategies.sweeps import Sweep, read_sweep
 
 SWEEPS = Path(__file__).resolve().parent / "sweeps"
 #: Evaluations after which regret is taken, with the goal in percent.

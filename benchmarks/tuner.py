@@ -24,11 +24,11 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from dispatch_profiler import EvaluatorOptions, Matmul, parse_target
-from dispatch_profiler.tuner.operation_search import SearchTask
-from dispatch_profiler.tuner.search import SearchOptions, search
-from dispatch_profiler.tuner.seeds import baselines, seeds
-from dispatch_profiler.tuner.space import SearchSpace
-from dispatch_profiler.tuner.storage import open_storage
+from dispatch_profiler.tuner.search.operation_search import SearchTask
+from dispatch_profiler.tuner.search.search import SearchOptions, search
+from dispatch_profiler.tuner.spaces.seeds import baselines, seeds
+from dispatch_profiler.tuner.spaces.space import SearchSpace
+from dispatch_profiler.tuner.storage.storage import open_storage
 
 folder, evaluations = Path(sys.argv[1]), int(sys.argv[2])
 operation, target = Matmul(128, 768, 768), parse_target("llvm-cpu")

@@ -28,15 +28,15 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "merge": ("dispatch_profiler.library.merge_cli", "merge the entries of a library into another"),
     "gen_configs": (
-        "dispatch_profiler.tuner.gen_configs_cli",
+        "dispatch_profiler.tuner.commands.gen_configs_cli",
         "write a tuning file for each problem of a workload that is worth tuning",
     ),
     "optimize": (
-        "dispatch_profiler.tuner.optimize_cli",
+        "dispatch_profiler.tuner.commands.optimize_cli",
         "tune the problems of tuning files, and write a library of what is faster",
     ),
     "tune": (
-        "dispatch_profiler.tuner.tune_cli",
+        "dispatch_profiler.tuner.commands.tune_cli",
         "tune a workload: gen_configs and optimize in one command; or measure a library again",
     ),
     "completion": ("dispatch_profiler.__main__", "print a completion script for bash, zsh or fish"),

@@ -1,6 +1,6 @@
 """Train the priors that ship with the tuner from the recorded sweeps: `python scripts/train_priors.py`.
 
-Writes dispatch_profiler/tuner/priors/BACKEND.npz for every code generator in benchmarks/sweeps. Run it after
+Writes dispatch_profiler/tuner/strategies/priors/BACKEND.npz for every code generator in benchmarks/sweeps. Run it after
 sweeps or features have changed. Requires scikit-learn.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-from dispatch_profiler.tuner.prior import train
-from dispatch_profiler.tuner.sweeps import Sweep, read_sweep
+from dispatch_profiler.tuner.strategies.prior import train
+from dispatch_profiler.tuner.strategies.sweeps import Sweep, read_sweep
 
 ROOT = Path(__file__).resolve().parent.parent
 SWEEPS = ROOT / "benchmarks" / "sweeps"
-PRIORS = ROOT / "dispatch_profiler" / "tuner" / "priors"
+PRIORS = ROOT / "dispatch_profiler" / "tuner" / "strategies" / "priors"
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default, Space, spaces
 from dispatch_profiler.operations import Conv2d, Matmul, Operation
 from dispatch_profiler.targets import parse_target
-from dispatch_profiler.tuner.space import SearchSpace
+from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.strategies import Strategy, Trial
 
 CPU = parse_target("llvm-cpu").limits

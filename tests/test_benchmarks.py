@@ -14,7 +14,7 @@ from script_helpers import ROOT, load_script
 from dispatch_profiler.configurations import CpuTiles
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.targets import parse_target
-from dispatch_profiler.tuner.sweeps import Sweep
+from dispatch_profiler.tuner.strategies.sweeps import Sweep
 
 tables = load_script("benchmarks/_table.py")
 figures = load_script("benchmarks/_figures.py")

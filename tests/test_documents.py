@@ -334,7 +334,7 @@ def test_the_library_of_the_documents_is_made_listed_and_merged(checkout: Path, 
 
 
 def test_the_tuning_files_of_the_documents_are_written(checkout: Path, capsys):
-    from dispatch_profiler.tuner.tuning_file import read_tuning
+    from dispatch_profiler.tuner.tunings.tuning_file import read_tuning
 
     for line in [each for each in commands("docs/tuning.md") if " gen_configs " in each]:
         assert main(own_arguments(line)) == 0, f"{line}\n{capsys.readouterr().err}"

@@ -1,1 +1,1 @@
-"""Searches for the fastest configuration of each operation."""
+"""Tuning: from a workload to a library of fast configurations."""

@@ -8,7 +8,7 @@ from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.record import Provenance, Record, Verdict
 from dispatch_profiler.profiler.records.record_file import stored
-from dispatch_profiler.tuner.evaluations import Evaluation
+from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 
 OPERATION = Matmul(16, 32, 8)
 TILES = tuple(CpuTiles((16, 32), (8, each, 1)) for each in (4, 8, 16, 32))

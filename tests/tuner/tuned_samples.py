@@ -15,13 +15,13 @@ from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.record import Confirmation, Record, Verdict
 from dispatch_profiler.profiler.records.record_file import StoredRecord, stored
 from dispatch_profiler.targets import NullTarget
-from dispatch_profiler.tuner.evaluations import Evaluation
-from dispatch_profiler.tuner.problems import Problem
-from dispatch_profiler.tuner.search import OperationResult
-from dispatch_profiler.tuner.tuning_file import Tuning
-from dispatch_profiler.tuner.tuning_report import Tuned
-from dispatch_profiler.tuner.tuning_search import Searched
-from dispatch_profiler.tuner.uplift import Finalist, Judged, Judgement, judge, uplift
+from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
+from dispatch_profiler.tuner.report.page import Tuned
+from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement, judge, uplift
+from dispatch_profiler.tuner.search.search import OperationResult
+from dispatch_profiler.tuner.tunings.problems import Problem
+from dispatch_profiler.tuner.tunings.tuning_file import Tuning
+from dispatch_profiler.tuner.tunings.tuning_search import Searched
 
 TARGET = NullTarget("times.yaml")
 _FAILURES = (

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from dispatch_profiler.configurations import Configuration
 from dispatch_profiler.errors import UsageError, did_you_mean
-from dispatch_profiler.tuner.space import SearchSpace
+from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.strategies._base import BaseStrategy, Strategy, Trial
 from dispatch_profiler.tuner.strategies.evolution import Genetic, Tpe
 from dispatch_profiler.tuner.strategies.learned import Learned

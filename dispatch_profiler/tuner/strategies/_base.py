@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from dispatch_profiler.configurations import Configuration
-from dispatch_profiler.tuner.space import Point, SearchSpace
+from dispatch_profiler.tuner.spaces.space import Point, SearchSpace
 
 #: Draws without a new valid configuration before a small space is enumerated.
 _FEW_TRIES = 64

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from dispatch_profiler.configurations import Configuration
-from dispatch_profiler.tuner.space import Point, SearchSpace
+from dispatch_profiler.tuner.spaces.space import Point, SearchSpace
 from dispatch_profiler.tuner.strategies._base import BaseStrategy
 from dispatch_profiler.tuner.strategies._pool import Pool
 

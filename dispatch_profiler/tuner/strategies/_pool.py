@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from dispatch_profiler.configurations import Configuration
-from dispatch_profiler.tuner.space import Point, SearchSpace, family
+from dispatch_profiler.tuner.spaces.space import Point, SearchSpace, family
 
 #: A number for each row of vectors.
 Rating = Callable[[np.ndarray], np.ndarray]

@@ -17,7 +17,7 @@ import numpy as np
 
 from dispatch_profiler.configurations import Configuration
 from dispatch_profiler.tuner.packages import import_optuna
-from dispatch_profiler.tuner.space import Point, SearchSpace
+from dispatch_profiler.tuner.spaces.space import Point, SearchSpace
 from dispatch_profiler.tuner.strategies._base import BaseStrategy
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from dispatch_profiler.configurations import Configuration
-from dispatch_profiler.tuner.prior import Prior, shipped_prior
-from dispatch_profiler.tuner.space import SearchSpace
+from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.strategies._gaussian import Posterior, Process, best_weight
 from dispatch_profiler.tuner.strategies._model import Fixed, ModelStrategy, Ranking
+from dispatch_profiler.tuner.strategies.prior import Prior, shipped_prior
 
 #: Factors of the prior's predictions, of which the trials choose one.
 _WEIGHTS = (1.0, 0.5, 0.0)

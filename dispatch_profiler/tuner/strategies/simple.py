@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dispatch_profiler.tuner.space import Point
+from dispatch_profiler.tuner.spaces.space import Point
 from dispatch_profiler.tuner.strategies._base import BaseStrategy
 
 

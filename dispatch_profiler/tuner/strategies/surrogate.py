@@ -9,7 +9,7 @@ import numpy as np
 
 from dispatch_profiler.configurations import Configuration
 from dispatch_profiler.tuner.packages import import_ensembles
-from dispatch_profiler.tuner.space import SearchSpace
+from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.strategies._model import Fixed, ModelStrategy, Ranking
 
 #: Random trials before the first model.

@@ -13,7 +13,7 @@ from search_spaces import CONVOLUTION, CPU, MATMUL, SEEDS, every_valid, invented
 from dispatch_profiler.configurations import Configuration, CpuTiles, Default
 from dispatch_profiler.errors import MissingDependency, UsageError
 from dispatch_profiler.targets import parse_target
-from dispatch_profiler.tuner.space import SearchSpace
+from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY, STRATEGIES, Trial, make_strategy
 
 NAMES = pytest.mark.parametrize("name", STRATEGIES)

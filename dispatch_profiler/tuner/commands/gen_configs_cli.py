@@ -1,0 +1,152 @@
+"""`dispatch-profiler gen_configs`: a workload -> a tuning file for each problem that is worth tuning."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, say, say_table, user_cache, warn
+from dispatch_profiler.compiler import Cache
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.generator.workload_files import read_reported
+from dispatch_profiler.plurals import counted
+from dispatch_profiler.runtime import device_uri
+from dispatch_profiler.targets import Target
+from dispatch_profiler.tuner.commands.arguments import (
+    add_architecture_argument,
+    add_hipblaslt_argument,
+    note_hipblaslt,
+    parse_architecture,
+    percent,
+)
+from dispatch_profiler.tuner.tunings.gen_configs import (
+    RECORDS_FILE,
+    Place,
+    check_output,
+    kept_part,
+    weigh,
+    write_tunings,
+)
+from dispatch_profiler.tuner.tunings.problems import Problem, problems_of
+from dispatch_profiler.tuner.tunings.shares import SUMMARY_FILE, TIME, Share, shares_of
+
+PROG = "dispatch-profiler gen_configs"
+#: Problems that are listed.
+_MOST_LINES = 20
+
+
+def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
+    """Entry point; returns the exit status."""
+    return run(make_parser(prog), _main, arguments)
+
+
+def make_parser(prog: str = PROG) -> Parser:
+    """The parser of this command."""
+    parser = Parser(
+        prog,
+        "Profile the problems of a workload untuned, and write a tuning file for each that is worth tuning.",
+        intermixed=True,
+    )
+    add_hipblaslt_argument(parser)
+    parser.add_argument("log", metavar="LOG", help="a hipBLASLt log, MIOpen commands or a workload.yaml")
+    parser.add_argument(
+        "-o", "--output_dir", "--output-dir", default="tunings", metavar="DIR",
+        help="folder to write (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-d",
+        "--device",
+        help="device URI, or the number of a device of the target's driver (default: the first one)",
+    )
+    parser.add_argument(
+        "--thr", type=percent, default=0.0, metavar="PERCENT",
+        help="keep problems with at least this share of the total time (default: 0, which keeps all)",
+    )  # fmt: skip
+    add_architecture_argument(parser)
+    return parser
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to profile and where to write: `device` is a URI; if it `is_required`, it must open.
+
+    `threshold` is the smallest share in percent that is worth tuning.
+    """
+
+    log: Path
+    output: Path
+    target: Target
+    device: str
+    is_required: bool
+    threshold: float
+
+
+def _main(options: argparse.Namespace) -> int:
+    target, output = parse_architecture(options.architecture), folder(options.output_dir)
+    device = device_uri(options.device, target.device_uri) if options.device else target.device_uri
+    note_hipblaslt(options)
+    request = Request(folder(options.log), output, target, device, bool(options.device), options.thr)
+    return SUCCESS if generate_tunings(request) else FAILED
+
+
+def generate_tunings(
+    request: Request, check: Callable[[Sequence[Problem]], None] = lambda problems: None
+) -> bool:
+    """Read a log, profile its problems, write their tuning files, and print the shares. Calls `check` before that.
+
+    Returns whether every line was read and every problem has a share. Raises UsageError if no problem is kept.
+    """
+    target, output = request.target, request.output
+    reading = read_reported([request.log])
+    problems = problems_of(reading.workload)
+    check_output(output, problems, target)
+    check(problems)
+    if target.note:
+        warn(target.note)
+    cache = user_cache()
+    place = Place(target, request.device, request.is_required, Cache(cache), cache / "machines")
+    weighed, weighed_by = weigh(problems, place, output / RECORDS_FILE, say)
+    shares = shares_of(weighed, request.threshold)
+    written = write_tunings(output, shares, weighed_by, place)
+    _report(shares, weighed_by)
+    if not written:
+        raise _nothing_kept(shares, request)
+    say(
+        f"Writing {counted(len(written), 'tuning file')} of {counted(len(problems), 'problem')} to {output}: "
+        f"{kept_part(shares):.1f} % of the {_noun(weighed_by)}; all shares are in {output / SUMMARY_FILE}"
+    )
+    return not reading.damaged and all(each.percent is not None for each in shares)
+
+
+def _noun(weighed_by: str) -> str:
+    return "time" if weighed_by == TIME else "FLOP count"
+
+
+def _report(shares: Sequence[Share], weighed_by: str) -> None:
+    """Print the largest shares, and each problem without one."""
+    known = [(each.percent, each) for each in shares if each.percent is not None]
+    known.sort(key=lambda each: -each[0])
+    largest = known[:_MOST_LINES]
+    if largest:
+        say(f"Shares of the {_noun(weighed_by)}, the largest of {counted(len(known), 'problem')}:")
+        say_table(
+            (f"{part:.1f} %", share.problem.name, share.problem.operation.name, share.reason)
+            for part, share in largest
+        )
+    for share in shares:
+        if share.percent is None:
+            warn(f"{share.problem.name} ({share.problem.operation.name}): {share.reason}")
+
+
+def _nothing_kept(shares: Sequence[Share], request: Request) -> UsageError:
+    largest = max(shares, key=lambda each: each.percent or 0.0)
+    summary = request.output / SUMMARY_FILE
+    if largest.percent is None:
+        return UsageError("no problem was measured", hint=f"{summary} has the reasons")
+    return UsageError(
+        f"no problem has a share of {request.threshold:g} %: the largest is {largest.percent:.1f} %, of "
+        f"{largest.problem.name}",
+        hint=f"lower --thr; {summary} has all shares",
+    )

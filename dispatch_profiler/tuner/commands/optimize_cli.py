@@ -1,0 +1,103 @@
+"""`dispatch-profiler optimize`: tuning files -> a library of configurations that are faster than the default."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, warn
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.tuner.commands.arguments import add_hipblaslt_argument, note_hipblaslt
+from dispatch_profiler.tuner.commands.optimize import Outputs, Weights, check_output, weights_of
+from dispatch_profiler.tuner.commands.optimize_console import check_same_target, finish_tunings, run_search
+from dispatch_profiler.tuner.commands.search_arguments import (
+    add_search_arguments,
+    changed,
+    named_devices,
+    step_options,
+)
+from dispatch_profiler.tuner.tunings.tuning_file import Tuning, read_tunings
+
+PROG = "dispatch-profiler optimize"
+
+
+def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
+    """Entry point; returns the exit status."""
+    return run(
+        make_parser(prog),
+        _main,
+        arguments,
+        kept="what was measured is kept, and the same command continues from there",
+    )
+
+
+def make_parser(prog: str = PROG) -> Parser:
+    """The parser of this command."""
+    parser = Parser(
+        prog,
+        "Search for the fastest configuration of each problem that has a tuning file, measure the winners again beside "
+        "the compiler's default, and write a library of those that are faster.",
+        intermixed=True,
+    )
+    add_hipblaslt_argument(parser)
+    parser.add_argument("tunings", metavar="DIR", help="a folder of tuning files, or one of them")
+    parser.add_argument(
+        "--library_dir", "--library-dir", default="final", metavar="DIR",
+        help="folder of the final library (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--results_dir", "--results-dir", default="results", metavar="DIR",
+        help="folder of raw_results.csv, final_results.csv, metrics.json and report.html (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--log_summary", "--log-summary", metavar="FILE",
+        help="summary.csv of gen_configs, for the uplift of the whole workload",
+    )  # fmt: skip
+    parser.add_argument(
+        "-d", "--devices", "--device", metavar="LIST",
+        help="devices that share the problems: numbers of devices of the target's driver, URIs, or all "
+        "(default: all, unless the files name some)",
+    )  # fmt: skip
+    parser.add_argument("--only", choices=("search",), help="do this step alone")
+    add_search_arguments(parser, usual="as the files say")
+    return parser
+
+
+def _main(options: argparse.Namespace) -> int:
+    place = folder(options.tunings)
+    read, errors = read_tunings(place)
+    for error in errors:
+        warn(f"skipped: {error}")
+    if not read:
+        raise UsageError(f"{place} has no valid tuning files", hint="correct them, or run gen_configs again")
+    note_hipblaslt(options)
+    tunings = [changed(tuning, options) for tuning in read]
+    files = place if place.is_dir() else place.parent
+    steps = step_options(options, _devices(options.devices, tunings))
+    outputs, weights = Outputs(folder(options.library_dir), folder(options.results_dir)), Weights()
+    if not options.only:
+        weights = _weights(options.log_summary, tunings)
+        check_same_target(tunings, steps)
+        check_output(outputs, tunings[0].target, {each.operation for each in tunings})
+    found = run_search(tunings, files, steps)
+    if not options.only:
+        finish_tunings(found, outputs, weights, steps)
+    return FAILED if errors or any(each.is_failure for each in found) else SUCCESS
+
+
+def _devices(devices: str | None, tunings: Sequence[Tuning]) -> tuple[str, ...]:
+    """The devices of `--devices`; without it none, so that those of each file are used."""
+    if not devices:
+        return ()
+    usual = tunings[0].target.device_uri
+    for tuning in tunings:
+        if tuning.target.family != tunings[0].target.family:
+            raise UsageError(
+                f"--devices: the tuning files are for {tunings[0].target.name} and {tuning.target.name}",
+                hint="name the files of one target, or leave --devices out",
+            )
+    return named_devices(devices, usual)
+
+
+def _weights(summary: str | None, tunings: Sequence[Tuning]) -> Weights:
+    return weights_of(tunings, folder(summary)) if summary else Weights()

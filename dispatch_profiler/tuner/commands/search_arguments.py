@@ -1,0 +1,136 @@
+"""The options of searches, which `optimize` and `tune` have."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dispatch_profiler.command import Parser, folder, positive, positive_number, user_cache, warn
+from dispatch_profiler.compiler import Cache
+from dispatch_profiler.compiler.cluster_options import add_tls_arguments, cluster_at, tls_files
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.library import KeepRule, Library, find_library
+from dispatch_profiler.profiler.evaluation.devices import parse_devices, unlike
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
+from dispatch_profiler.runtime import DeviceUri, all_devices
+from dispatch_profiler.tuner.commands.arguments import percent
+from dispatch_profiler.tuner.evaluation.building import BuildOptions
+from dispatch_profiler.tuner.search.search import SearchOptions
+from dispatch_profiler.tuner.strategies import STRATEGIES
+from dispatch_profiler.tuner.tunings.tuning_file import Tuning
+
+#: Files of a search in the folder of the tuning files: its storage, and the records of everything it evaluated.
+STORAGE_FILE, RECORDS_FILE = "search.db", "search.jsonl"
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """How to search, and what to keep.
+
+    `storage` is a file or a URL, empty for the usual file. Winners of `library` for similar shapes are tried first.
+    """
+
+    search: SearchOptions
+    storage: str = ""
+    library: Library | None = None
+    rule: KeepRule = KeepRule()
+
+
+def add_search_arguments(parser: Parser, *, usual: str) -> None:
+    """Add the options that `step_options` and `changed` read; `usual` says what applies without them."""
+    parser.add_argument("--strategy", choices=list(STRATEGIES), help=f"how to search (default: {usual})")
+    parser.add_argument("--seed", type=_seed, metavar="N", help=f"seed of the strategy (default: {usual})")
+    parser.add_argument(
+        "--evaluations", type=positive, metavar="N",
+        help=f"configurations to evaluate for each problem (default: {usual})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--time-budget", type=positive_number, metavar="SECONDS",
+        help=f"end the search for a problem after this time (default: {usual})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--threshold", type=percent, default=0.0, metavar="PERCENT",
+        help="keep winners whose speedup has its whole interval above this (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--storage", metavar="FILE|URL",
+        help="where evaluations are kept: FILE.db, FILE.log or the URL of a database "
+        "(default: search.db beside the tuning files)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--library", metavar="DIR", help="a library whose winners of similar shapes are tried first"
+    )
+    parser.add_argument(
+        "--num-cpu", "-j", type=positive, metavar="N", help="concurrent builds (default: all CPUs)"
+    )
+    parser.add_argument(
+        "--timeout", type=positive_number, default=120.0, metavar="SECONDS",
+        help="time limit for a step of one candidate (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cluster", metavar="ADDRESS",
+        help="tcp://HOST:PORT or tls://HOST:PORT of a Dask scheduler, whose workers compile, and measure if they have "
+        "devices (docs/tuning.md)",
+    )  # fmt: skip
+    add_tls_arguments(parser)
+
+
+def named_devices(names: str | None, usual: str) -> tuple[str, ...]:
+    """The devices of `--devices`: `all`, or URIs and numbers for the driver of `usual`; empty without names.
+
+    Warns of unlike ones. Raises UsageError and TargetError.
+    """
+    if not names:
+        return ()
+    found = all_devices(usual) if names == "all" else parse_devices(names, usual)
+    if warning := unlike(found):
+        warn(warning)
+    return found
+
+
+def own_device(devices: Sequence[str], usual: str) -> str:
+    """The first of `devices` that is on this machine; `usual` if there is none."""
+    return next((each for each in devices if not DeviceUri.parse(each).is_remote), usual)
+
+
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text[:11]) < 2**32):
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to {2**32 - 1}, but got {text!r}")
+    return int(text)
+
+
+def step_options(options: argparse.Namespace, devices: tuple[str, ...] = ()) -> StepOptions:
+    """What the options say. Raises UsageError, also if the library cannot be read."""
+    cache, tls = user_cache(), tls_files(options)
+    if tls is not None and options.cluster is None:
+        raise UsageError("--tls-ca-file needs --cluster", hint="add --cluster=tls://HOST:PORT")
+    search = SearchOptions(
+        EvaluatorOptions("", seconds=options.timeout, peaks=cache / "machines"),
+        BuildOptions(workers=options.num_cpu, seconds=options.timeout),
+        Cache(cache),
+        devices,
+        cluster=cluster_at("--cluster", options.cluster, tls) if options.cluster is not None else None,
+    )
+    library = Library.load(find_library(folder(options.library))) if options.library else None
+    return StepOptions(search, options.storage or "", library, KeepRule(options.threshold / 100.0))
+
+
+def changed(tuning: Tuning, options: argparse.Namespace) -> Tuning:
+    """`tuning` with what the options say instead of its file."""
+    given = {
+        "strategy": options.strategy,
+        "seed": options.seed,
+        "evaluations": options.evaluations,
+        "seconds": options.time_budget,
+    }
+    fields = {name: value for name, value in given.items() if value is not None}
+    if options.time_budget is not None and options.evaluations is None:
+        fields["evaluations"] = None
+    return replace(tuning, **fields)
+
+
+def storage_in(files: Path, steps: StepOptions) -> str:
+    """The storage of the tuning files in the folder `files`."""
+    return steps.storage or str(files / STORAGE_FILE)

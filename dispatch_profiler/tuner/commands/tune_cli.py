@@ -1,0 +1,161 @@
+"""`dispatch-profiler tune`: a workload -> a library of tuned kernels; or a library -> which entries still hold."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, say, show, warn
+from dispatch_profiler.compiler import compiler_for
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.library import Library, find_library
+from dispatch_profiler.library.cli import retune_hints
+from dispatch_profiler.plurals import counted
+from dispatch_profiler.targets import DEFAULT_TARGET
+from dispatch_profiler.tuner.commands.arguments import parse_architecture, percent
+from dispatch_profiler.tuner.commands.gen_configs_cli import Request, generate_tunings
+from dispatch_profiler.tuner.commands.optimize import Outputs, check_output, weights_of
+from dispatch_profiler.tuner.commands.optimize_console import finish_tunings, run_search
+from dispatch_profiler.tuner.commands.search_arguments import (
+    add_search_arguments,
+    changed,
+    named_devices,
+    own_device,
+    step_options,
+)
+from dispatch_profiler.tuner.results.finalists import Benchmark
+from dispatch_profiler.tuner.results.recheck import rechecked, target_of
+from dispatch_profiler.tuner.results.results import line_of
+from dispatch_profiler.tuner.tunings.shares import SUMMARY_FILE
+from dispatch_profiler.tuner.tunings.tuning_file import read_tunings
+
+PROG = "dispatch-profiler tune"
+#: Folders in that of the output.
+_TUNINGS, _RESULTS, _FINAL = "tunings", "results", "final"
+#: Options that --recheck does not have, and where argparse puts them.
+_OF_SEARCHES = {
+    "--output_dir": "output_dir",
+    "--thr": "thr",
+    "--strategy": "strategy",
+    "--seed": "seed",
+    "--evaluations": "evaluations",
+    "--time-budget": "time_budget",
+    "--storage": "storage",
+    "--library": "library",
+    "--cluster": "cluster",
+}
+
+
+def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
+    """Entry point; returns the exit status."""
+    return run(
+        make_parser(prog),
+        _main,
+        arguments,
+        kept="what was measured is kept, and the same command continues from there",
+    )
+
+
+def make_parser(prog: str = PROG) -> Parser:
+    """The parser of this command."""
+    parser = Parser(
+        prog,
+        "Tune the operations of a workload: gen_configs and optimize in one command. Or measure a library again.",
+        usage="%(prog)s WORKLOAD [options]\n       %(prog)s --recheck LIBRARY [options]",
+    )
+    parser.add_argument(
+        "workload", nargs="?", metavar="WORKLOAD",
+        help="a hipBLASLt log, MIOpen commands or a workload.yaml",
+    )  # fmt: skip
+    parser.add_argument(
+        "--recheck", metavar="LIBRARY",
+        help="measure every entry of this library again, and list those that are no longer faster",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o", "--output_dir", "--output-dir", default="tuned", metavar="DIR",
+        help=f"folder to write: {_TUNINGS}, {_RESULTS} and {_FINAL} (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-a", "--target", "--architecture", metavar="NAME",
+        help=f"a target such as rocm:gfx950, or an architecture (default: {DEFAULT_TARGET}, or the library's)",
+    )  # fmt: skip
+    parser.add_argument(
+        "-d", "--devices", "--device", metavar="LIST",
+        help="devices that share the search: numbers of devices of the target's driver, URIs, or all; the first of "
+        "them measures everything else (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--thr", type=percent, default=0.0, metavar="PERCENT",
+        help="tune operations with at least this share of the total time (default: 0, which tunes all)",
+    )  # fmt: skip
+    add_search_arguments(parser, usual="as for gen_configs")
+    return parser
+
+
+def _main(options: argparse.Namespace) -> int:
+    usage = f"{options.prog} WORKLOAD, or {options.prog} --recheck LIBRARY"
+    if options.workload is None and options.recheck is None:
+        raise UsageError(
+            "expected a workload to tune, or --recheck and a library to measure again", hint=usage
+        )
+    if options.workload is not None and options.recheck is not None:
+        raise UsageError("a workload and --recheck exclude each other", hint=usage)
+    return _recheck(options) if options.recheck else _tune(options)
+
+
+def _tune(options: argparse.Namespace) -> int:
+    target = parse_architecture(options.target or DEFAULT_TARGET)
+    output = folder(options.output_dir)
+    outputs = Outputs(output / _FINAL, output / _RESULTS)
+    named = named_devices(options.devices, target.device_uri)
+    steps = step_options(options, named)
+    device = own_device(named, target.device_uri)
+    request = Request(folder(options.workload), output / _TUNINGS, target, device, True, options.thr)
+    generated = generate_tunings(
+        request, lambda problems: check_output(outputs, target, [each.operation for each in problems])
+    )
+    read, errors = read_tunings(request.output)
+    for error in errors:
+        warn(f"skipped: {error}")
+    tunings = [changed(tuning, options) for tuning in read]
+    weights = weights_of(tunings, request.output / SUMMARY_FILE)
+    found = run_search(tunings, request.output, steps)
+    finish_tunings(found, outputs, weights, steps)
+    is_complete = generated and not errors and not any(each.is_failure for each in found)
+    return SUCCESS if is_complete else FAILED
+
+
+def _check_recheck(options: argparse.Namespace, parser: Parser) -> None:
+    """Raise UsageError for options of a search."""
+    given = [
+        option for option, name in _OF_SEARCHES.items() if getattr(options, name) != parser.get_default(name)
+    ]
+    if given:
+        raise UsageError(
+            f"{', '.join(given)} cannot be combined with --recheck, which measures a library and searches nothing",
+            hint=f"{options.prog} --recheck {options.recheck}",
+        )
+
+
+def _recheck(options: argparse.Namespace) -> int:
+    _check_recheck(options, make_parser(options.prog))
+    path = folder(options.recheck)
+    library = Library.load(find_library(path))
+    target = target_of(library, parse_architecture(options.target) if options.target else None)
+    steps = step_options(options)
+    device = (*named_devices(options.devices, target.device_uri), target.device_uri)[0]
+    evaluator = replace(steps.search.evaluator, device=device)
+    benchmark = Benchmark(target, compiler_for(target), evaluator, steps.search.build)
+    lost = 0
+    say(f"Measuring {counted(len(library), 'entry')} of {path} again")
+    for judged in rechecked(library, benchmark, steps.rule):
+        if judged.is_kept:
+            say(f"[Still faster]: {line_of(judged)}")
+        else:
+            lost += 1
+            show(line_of(judged))
+    say(f"Still faster: {len(library) - lost} of {counted(len(library), 'entry')} of {path}")
+    for hint in retune_hints(library.entries):
+        say(f"hint: {hint}")
+    return FAILED if lost else SUCCESS

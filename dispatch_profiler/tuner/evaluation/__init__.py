@@ -1,0 +1,1 @@
+"""Proposals -> evaluations: what builds candidates, and the devices that measure them."""

@@ -1,0 +1,242 @@
+"""Measures the candidates of several operations, on one device or on several at once.
+
+Each operation has a device of its own, so that its candidates are compared with each other on the same hardware.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Protocol
+
+from dispatch_profiler.errors import TargetError, UsageError
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.evaluation.candidate import Candidate
+from dispatch_profiler.profiler.evaluation.devices import hardware_of
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
+from dispatch_profiler.profiler.records.record import Record, Verdict
+from dispatch_profiler.tuner.evaluation.device_threads import DeviceEnded, DeviceThreads, Measured, Message
+
+#: Candidates by the index of their operation.
+Groups = Mapping[int, Sequence[Candidate]]
+
+
+class DeviceEvaluator(Protocol):
+    """What measures on a device: an `Evaluator`, or a worker of a cluster."""
+
+    def check_device(self) -> None: ...
+    def prepare(self, operation: Operation) -> None: ...
+    def learn(self, records: Iterable[Record]) -> None: ...
+    def records(self, candidates: Iterable[Candidate]) -> Iterator[Record]: ...
+    def kill(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Devices:
+    """Evaluators of one or several devices. Use as a context manager.
+
+    Those of other machines are `hosted`; `discover(names)` returns further ones, with other names than those in use.
+    Raises UsageError if two of `devices` are the same hardware. `clock` returns seconds.
+    """
+
+    def __init__(
+        self,
+        options: EvaluatorOptions,
+        devices: Sequence[str],
+        hosted: Mapping[str, DeviceEvaluator] = MappingProxyType({}),
+        discover: Callable[[Collection[str]], Mapping[str, DeviceEvaluator]] = lambda names: {},
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        _check_distinct(devices)
+        self._open = ExitStack()
+        self._clock = clock
+        self._discover = discover
+        self._evaluators: dict[str, DeviceEvaluator] = {
+            device: hosted.get(device) or Evaluator(replace(options, device=device)) for device in devices
+        }
+        for evaluator in self._evaluators.values():
+            self._open.callback(evaluator.close)
+        #: Index of an operation -> its device.
+        self._homes: dict[int, str] = {}
+        #: Device -> why it failed.
+        self.failures: dict[str, str] = {}
+
+    @property
+    def count(self) -> int:
+        """Devices that are left."""
+        return len(self._evaluators)
+
+    def learn(self, records: Iterable[Record]) -> None:
+        """See `Evaluator.learn`."""
+        known = list(records)
+        for evaluator in self._evaluators.values():
+            evaluator.learn(known)
+
+    def check(self) -> None:
+        """Open all devices at once. Those that fail are left out. Raises TargetError if none opens."""
+        with ThreadPoolExecutor(len(self._evaluators)) as pool:
+            failures = list(pool.map(_failure, self._evaluators.values()))
+        for device, error in zip(list(self._evaluators), failures, strict=True):
+            if error is not None:
+                self.leave_out(device, error)
+
+    def join(self) -> list[str]:
+        """Use devices that have come since the last call, if they open. Returns their names."""
+        joined = []
+        for device, evaluator in self._discover(tuple(self._evaluators)).items():
+            error = _failure(evaluator)
+            if error is not None:
+                self.failures[device] = error.message
+                continue
+            self._open.callback(evaluator.close)
+            self._evaluators[device] = evaluator
+            self.failures.pop(device, None)
+            joined.append(device)
+        return joined
+
+    def prepare(self, device: str, operation: Operation) -> None:
+        """Do what takes time before the first candidate of an operation is evaluated on a device."""
+        self._evaluators[device].prepare(operation)
+
+    def records(self, groups: Groups) -> Generator[Measured, None, None]:
+        """The record of every candidate as it is known, in order for each device.
+
+        If a device fails, its other candidates have no record, and their operations move to another device. Raises
+        TargetError if no device is left. On KeyboardInterrupt, yields what has samples, as `Evaluator.records`, and
+        re-raises it.
+        """
+        by_device: dict[str, dict[int, Sequence[Candidate]]] = {}
+        for at, group in groups.items():
+            by_device.setdefault(self.home_of(at), {})[at] = group
+        if len(by_device) > 1:
+            yield from self._in_threads(by_device)
+            return
+        for device, own in by_device.items():
+            try:
+                for at, group in own.items():
+                    yield from self._on_device(device, at, group)
+            except TargetError as error:
+                self.leave_out(device, error)
+
+    def threads(self, put: Callable[[Message], None]) -> DeviceThreads:
+        """A thread for each device that is left, for candidates that come while others are measured.
+
+        If one ends with a TargetError, call `leave_out`.
+        """
+        return DeviceThreads(self._evaluators, self._on_device, put)
+
+    def kill(self) -> None:
+        """Interrupt the threads of all devices, as Ctrl-C would."""
+        for evaluator in self._evaluators.values():
+            evaluator.kill()
+
+    def close(self) -> None:
+        """End the worker processes."""
+        self._open.close()
+
+    def __enter__(self) -> Devices:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # -- devices ------------------------------------------------------------------------------
+
+    def home_of(self, at: int) -> str:
+        """The device of an operation: the one that has the fewest, if it has none yet."""
+        if self._homes.get(at) not in self._evaluators:
+            homes = [device for other, device in self._homes.items() if other != at]
+            self._homes[at] = min(self._evaluators, key=homes.count)
+        return self._homes[at]
+
+    def leave(self, at: int) -> None:
+        """Note that an operation is done: its device has one less."""
+        self._homes.pop(at, None)
+
+    def leave_out(self, device: str, error: TargetError) -> None:
+        """Use the other devices from now on. Raises `error` if there are none."""
+        self.failures[device] = error.message
+        self._evaluators.pop(device).close()
+        if not self._evaluators:
+            raise error
+
+    def _on_device(self, device: str, at: int, group: Sequence[Candidate]) -> Iterator[Measured]:
+        """Records of one device. Raises TargetError if it fails."""
+        since = self._clock()
+        for record in self._evaluators[device].records(iter(group)):
+            self._check_after(device, record)
+            yield Measured(at, record, self._clock() - since)
+            since = self._clock()
+
+    def _check_after(self, device: str, record: Record) -> None:
+        """Raise TargetError if `record` failed because the device is gone, and not because of its kernel."""
+        if record.verdict is not Verdict.CRASHED:
+            return
+        try:
+            self._evaluators[device].check_device()
+        except TargetError as error:
+            # A kernel that broke the device has a reason of its own; the next one fails because of the device.
+            if record.reason == error.message:
+                raise
+
+    # -- several devices ----------------------------------------------------------------------
+
+    def _in_threads(self, by_device: Mapping[str, Groups]) -> Iterator[Measured]:
+        messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        threads = DeviceThreads(by_device, self._on_device, messages.put)
+        for device, groups in by_device.items():
+            for at, group in groups.items():
+                threads.begin(device, at, group)
+        threads.finish()
+        ended: list[DeviceEnded] = []
+        try:
+            yield from _until_ended(messages, ended, len(by_device))
+        except BaseException as error:
+            self.kill()
+            threads.join()
+            if isinstance(error, KeyboardInterrupt):
+                yield from _until_ended(messages, ended, len(by_device))
+            raise
+        for end in ended:
+            if end.error is not None and not isinstance(end.error, TargetError):
+                raise end.error
+        for end in ended:
+            if isinstance(end.error, TargetError):
+                self.leave_out(end.device, end.error)
+
+
+def _until_ended(
+    messages: queue.SimpleQueue[Message], ended: list[DeviceEnded], threads: int
+) -> Iterator[Measured]:
+    """What was measured until as many threads have ended."""
+    while len(ended) < threads:
+        found = messages.get()
+        if isinstance(found, DeviceEnded):
+            ended.append(found)
+        elif isinstance(found, Measured):
+            yield found
+
+
+def _failure(evaluator: DeviceEvaluator) -> TargetError | None:
+    try:
+        evaluator.check_device()
+    except TargetError as error:
+        return error
+    return None
+
+
+def _check_distinct(devices: Sequence[str]) -> None:
+    seen: dict[str, str] = {}
+    for device in devices:
+        other = seen.setdefault(hardware_of(device), device)
+        if other != device or devices.count(device) > 1:
+            raise UsageError(
+                f"{other} and {device} are the same hardware, and would slow each other down",
+                hint="name one of them",
+            )

@@ -1,0 +1,211 @@
+"""The report of a tuning: one HTML file with the verdicts, the uplift, and the search of each problem."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dispatch_profiler.plurals import counted
+from dispatch_profiler.profiler.records.record_file import StoredRecord
+from dispatch_profiler.profiler.report.html.conditions import conditions, warnings
+from dispatch_profiler.profiler.report.html.shell import origin, render
+from dispatch_profiler.profiler.report.html.style import DARK
+from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
+from dispatch_profiler.tuner.report.figures import (
+    ProblemEvaluations,
+    group_of,
+    progress,
+    tiles,
+    uplift_by_share,
+)
+from dispatch_profiler.tuner.results.uplift import Interval, Judged, Uplift
+from dispatch_profiler.tuner.spaces.seeds import baselines
+from dispatch_profiler.tuner.tunings.shares import TIME
+from dispatch_profiler.tuner.tunings.tuning_search import Searched
+
+#: The file among the results.
+REPORT_FILE = "report.html"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The outcome of a tuning: a judgement of each problem that was searched, in order, and the uplift.
+
+    `weighed_by` is what shares are of: `time` or `flops`. `threshold` is the least speedup of an entry, less 1.
+    """
+
+    searched: tuple[Searched, ...]
+    judged: tuple[Judged, ...]
+    uplift: Uplift
+    weighed_by: str = TIME
+    threshold: float = 0.0
+
+
+def render_tuning(tuned: Tuned, title: str = "Tuning") -> str:
+    """The text of the page."""
+    problems = _problems(tuned)
+    evaluations = [each for problem in problems for each in problem.evaluations]
+    records = [_untagged(each.record) for each in evaluations]
+    judgements = Counter(each.judgement for each in tuned.judged)
+    return render(
+        "tuning_report.html.j2",
+        "report_tuning.js",
+        page_data(tuned, problems),
+        title=title,
+        count=len(problems),
+        evaluations=len(evaluations),
+        failures=sum(each.milliseconds is None for each in evaluations),
+        origin=origin(records),
+        judgements=[
+            (judgement.value, count, group_of(judgement)) for judgement, count in judgements.most_common()
+        ],
+        uplifts=_uplifts(tuned),
+        coverage=_coverage(tuned),
+        threshold=tuned.threshold,
+        conditions=conditions(records),
+        warnings=warnings(records),
+    )
+
+
+def page_data(tuned: Tuned, problems: Sequence[ProblemEvaluations]) -> dict[str, Any]:
+    """The data that the page's script shows."""
+    unit = "time" if tuned.weighed_by == TIME else "FLOP count"
+    return {
+        "problems": [_problem(problem) for problem in problems],
+        "finalists": [
+            _finalist(at, each, judged.finalist.share)
+            for at, judged in enumerate(tuned.judged)
+            for each in (judged, *judged.others)
+        ],
+        "evaluations": [
+            _evaluation(at, number, each, problem)
+            for at, problem in enumerate(problems)
+            for number, each in enumerate(problem.evaluations, start=1)
+        ],
+        "uplift": uplift_by_share(tuned.judged, unit),
+        "dark": DARK,
+    }
+
+
+def _problems(tuned: Tuned) -> list[ProblemEvaluations]:
+    found, start = [], 0
+    for searched, judged in zip(tuned.searched, tuned.judged, strict=True):
+        evaluations = () if searched.result is None else searched.result.evaluations
+        untuned = baselines(searched.tuning.operation, searched.tuning.target)
+        found.append(ProblemEvaluations(judged, evaluations, untuned, start))
+        start += len(evaluations)
+    return found
+
+
+def _problem(problem: ProblemEvaluations) -> dict[str, Any]:
+    judged = problem.judged
+    described = judged.finalist.problem
+    return {
+        "name": described.name,
+        "operation": described.operation.name,
+        "judgement": judged.judgement.value,
+        "reason": judged.reason,
+        "share": judged.finalist.share,
+        "speedup": _speedup(judged),
+        "start": problem.start,
+        "count": len(problem.evaluations),
+        "limit_ms": problem.limit_ms,
+        "progress": progress(problem),
+        "tiles": tiles(problem),
+    }
+
+
+def _speedup(judged: Judged) -> tuple[float, float, float] | None:
+    found = judged.finalist.speedup
+    return None if found is None else (found.value, found.low, found.high)
+
+
+def _finalist(at: int, judged: Judged, share: float | None) -> dict[str, Any]:
+    """A line of the table of verdicts. `share` is that of the problem."""
+    finalist = judged.finalist
+    problem, tuned, reference = finalist.problem, finalist.tuned, finalist.default
+    value, low, high = _speedup(judged) or (None, None, None)
+    return {
+        "problem": at,
+        "name": problem.name,
+        "operation": problem.operation.name,
+        "calls": problem.count,
+        "share": share,
+        "judgement": judged.judgement.value,
+        "group": group_of(judged.judgement),
+        "reason": judged.reason,
+        "speedup": value,
+        "low": low,
+        "high": high,
+        "reference_ms": _milliseconds(reference),
+        "tuned_ms": _milliseconds(tuned),
+        "configuration": "" if tuned is None else tuned.configuration,
+        "reference": "" if reference is None else reference.configuration,
+        "origin": problem.origin,
+    }
+
+
+def _milliseconds(record: StoredRecord | None) -> float | None:
+    """Of a record without a fault."""
+    if record is None or record.measurement is None or record.is_failure:
+        return None
+    return record.measurement.median_ms
+
+
+def _evaluation(at: int, number: int, found: Evaluation, problem: ProblemEvaluations) -> dict[str, Any]:
+    measurement, milliseconds = found.record.measurement, found.milliseconds
+    low, high = measurement.interval_ms if measurement is not None and milliseconds else (None, None)
+    default, limit = problem.default, found.record.limit_ms
+    base = None if default is None else default.milliseconds
+    return {
+        "problem": at,
+        "number": number,
+        "configuration": found.configuration.name,
+        "kind": found.configuration.kind,
+        "fields": {name: str(value) for name, value in found.configuration.fields().items()},
+        "verdict": found.record.verdict.value,
+        "reason": found.reason,
+        "ms": milliseconds,
+        "low": low,
+        "high": high,
+        "gflops": problem.speed(milliseconds) if milliseconds else None,
+        "vs_default": base / milliseconds if base and milliseconds else None,
+        "of_limit": limit / milliseconds if limit and milliseconds else None,
+        "abandoned": found.was_abandoned,
+        "same_kernel_as": found.same_kernel_as,
+        "reproduce": found.record.reproduce,
+    }
+
+
+def _untagged(record: StoredRecord) -> StoredRecord:
+    """`record` without the tag that names the dispatch with the same kernel, which is no condition."""
+    return replace(record, tags={})
+
+
+def _uplifts(tuned: Tuned) -> list[tuple[str, str, str, str]]:
+    """Rows of (figure, value, interval, what it is of)."""
+    found = tuned.uplift
+    kept = counted(found.kept, "kept problem")
+    rows = (
+        ("Average uplift", found.average, kept),
+        ("Geometric mean uplift", found.geometric, kept),
+        ("Weighted total uplift", found.weighted, "the whole workload"),
+    )
+    return [(name, *_texts(interval), of) for name, interval, of in rows if interval is not None]
+
+
+def _texts(interval: Interval) -> tuple[str, str]:
+    """`12.3 %`, `10.1 to 14.2 %`"""
+    low, high = (f"{each:.1f}" if abs(each) < 1e9 else "?" for each in (interval.low, interval.high))
+    return f"{interval.value:.1f} %", f"{low} to {high} %"
+
+
+def _coverage(tuned: Tuned) -> str:
+    """Which part of the workload was tuned, and which became faster; empty if shares are unknown."""
+    found = tuned.uplift
+    if found.attempted is None or found.improved is None:
+        return ""
+    unit = "time" if tuned.weighed_by == TIME else "FLOP count"
+    return f"{found.attempted:.1f} % of the {unit} was tuned, and {found.improved:.1f} % became faster."

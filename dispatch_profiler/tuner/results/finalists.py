@@ -1,0 +1,247 @@
+"""The winners of searches, measured again beside what is used untuned.
+
+    winners -> library -> tree with `tile_config_tuned` -> fresh compile -> verified records -> paired sampling
+
+Everything is compiled again, from the library as any user would compile it, and measured on fresh samples: the fastest
+of many candidates was also the luckiest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dispatch_profiler.compiler import CompileOptions, Compiler, compile_tree
+from dispatch_profiler.configurations import Configuration, Tuned
+from dispatch_profiler.dispatches import Dispatch, Manifest, Tree, load_manifest
+from dispatch_profiler.generator.emit import emit, emit_added
+from dispatch_profiler.generator.plan import Plan
+from dispatch_profiler.library import Entry, Estimate, Library
+from dispatch_profiler.library.entry import measured_gflops
+from dispatch_profiler.library.tuned import TunedConfigurations
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.compare.confirm import confirmation_of
+from dispatch_profiler.profiler.compare.live import LiveComparison, LiveOptions
+from dispatch_profiler.profiler.compare.pairing import Pair
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
+from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
+from dispatch_profiler.profiler.providers.library_calls import ManifestPair
+from dispatch_profiler.profiler.records.record import Confirmation, Verdict
+from dispatch_profiler.profiler.records.record_file import StoredRecord, stored
+from dispatch_profiler.profiler.statistics.comparison import Outcome
+from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions
+from dispatch_profiler.targets import Target
+from dispatch_profiler.tuner.evaluation.building import BuildOptions
+from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
+from dispatch_profiler.tuner.results.uplift import Finalist
+from dispatch_profiler.tuner.search.operation_search import fastest
+from dispatch_profiler.tuner.search.search import OperationResult
+from dispatch_profiler.tuner.spaces.seeds import baselines
+from dispatch_profiler.tuner.tunings.problems import Problem
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A problem, and the entry of a library that may replace what is used untuned.
+
+    `found` is its record in the search.
+    """
+
+    problem: Problem
+    entry: Entry
+    found: StoredRecord | None = None
+
+    @property
+    def untimed(self) -> StoredRecord | None:
+        """Its record in the search without the times, which do not count."""
+        return None if self.found is None else replace(self.found, measurement=None)
+
+    def is_untuned(self, target: Target) -> bool:
+        """Whether the entry is the fastest known form as it is, which needs no tuning."""
+        return self.entry.dispatch.configuration in baselines(self.problem.operation, target)
+
+    def references(self, target: Target) -> tuple[Configuration, ...]:
+        """What the entry is compared with, if that is fastest: the other untuned configurations."""
+        configuration = self.entry.dispatch.configuration
+        return tuple(each for each in baselines(self.problem.operation, target) if each != configuration)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Where and how contenders are measured. `evaluator` names the device.
+
+    `margin` is the relative difference up to which paired sampling calls both sides the same.
+    """
+
+    target: Target
+    compiler: Compiler
+    evaluator: EvaluatorOptions
+    build: BuildOptions = BuildOptions()
+    margin: float = 0.01
+
+    @property
+    def paired(self) -> LiveOptions:
+        """How two configurations are compared."""
+        return LiveOptions(
+            self.evaluator.device,
+            SequentialTestOptions(threshold=self.margin),
+            limit_seconds=self.evaluator.seconds,
+            seed=self.evaluator.seed,
+        )
+
+
+def untuned_best(result: OperationResult, target: Target) -> Evaluation | None:
+    """The fastest verified one of the configurations that are used without tuning; None if there is none."""
+    untuned = baselines(result.operation, target)
+    return fastest([each for each in result.evaluations if each.configuration in untuned])
+
+
+def entry_of(found: Evaluation, result: OperationResult, target: Target) -> Entry:
+    """An evaluation with a time as an entry, with the speeds of the search."""
+    is_untuned = found.configuration in baselines(result.operation, target)
+    reference = result.default if is_untuned else untuned_best(result, target)
+    measurement = found.record.measurement
+    assert measurement is not None
+    gflops = measured_gflops(measurement, result.operation.flops)
+    return Entry(found.dispatch, gflops, _speedup(reference, found), found.record.provenance)
+
+
+def _speedup(reference: Evaluation | None, best: Evaluation) -> Estimate:
+    """The ratio of two separate measurements."""
+    one = None if reference is None else reference.record.measurement
+    other = best.record.measurement
+    if one is None or other is None:
+        return Estimate(1.0, 0.0, math.inf)
+    (slow_low, slow_high), (fast_low, fast_high) = one.interval_ms, other.interval_ms
+    return Estimate(
+        one.median_ms / other.median_ms, slow_low / fast_high, slow_high / fast_low if fast_low else math.inf
+    )
+
+
+def benchmarked(
+    contenders: Sequence[Contender], library: Library, benchmark: Benchmark, folder: Path
+) -> Iterator[Finalist]:
+    """The finalist of each contender, in order, measured with what `library` has for its operation.
+
+    `folder` is for a tree; it must be new or empty. Raises TargetError if the device does not open.
+    """
+    if not contenders:
+        return
+    tree, target = Tree(folder), benchmark.target
+    operations = [each.problem.operation for each in contenders]
+    manifest, problems = _compiled(tree, operations, library, benchmark)
+    sides = {
+        entry.operation: [(entry, dispatch) for dispatch in entry.dispatches] for entry in manifest.entries
+    }
+    records = _records(tree, [pair for each in operations for pair in sides[each]], benchmark)
+    with LiveComparison(manifest, manifest, benchmark.paired) as comparison:
+        for contender in contenders:
+            operation = contender.problem.operation
+            references = contender.references(target)
+            untuned = [
+                (pair, records[pair[1].dispatch])
+                for pair in sides[operation]
+                if pair[1].dispatch.configuration in references
+            ]
+            tuned = [each for each in sides[operation] if isinstance(each[1].dispatch.configuration, Tuned)]
+            yield _finalist(contender, untuned, tuned, records, problems, comparison)
+
+
+def _compiled(
+    tree: Tree, operations: Sequence[Operation], library: Library, benchmark: Benchmark
+) -> tuple[Manifest, dict[Operation, str]]:
+    """A compiled tree of what is used untuned and of what `library` has, and why it has nothing for an operation.
+
+    Compiled again, not taken from a cache.
+    """
+    target = benchmark.target
+    groups = tuple(
+        (each, tuple(Dispatch(each, configuration) for configuration in baselines(each, target)))
+        for each in operations
+    )
+    for _ in emit(Plan(target, groups), tree):
+        pass
+    tuned = TunedConfigurations(library, target, benchmark.compiler.revision)
+    found = [tuned.of(each) for each in operations]
+    emit_added(tree, {each.operation: each.dispatch for each in found})
+    compile_all(tree, benchmark)
+    problems = {each.operation: each.problem for each in found if each.dispatch is None}
+    return load_manifest(tree), problems
+
+
+def compile_all(tree: Tree, benchmark: Benchmark) -> None:
+    """Compile a generated tree, without a cache."""
+    build = benchmark.build
+    options = CompileOptions(
+        flags=build.flags,
+        workers=build.concurrency,
+        repeat=build.repeat,
+        seconds=build.seconds,
+        memory_bytes=build.limits.memory_bytes,
+    )
+    for _ in compile_tree(load_manifest(tree), benchmark.compiler, options):
+        pass
+
+
+def _records(tree: Tree, pairs: Sequence[ManifestPair], benchmark: Benchmark) -> dict[Dispatch, StoredRecord]:
+    """The fresh record of each dispatch. References are kept for the comparison that follows."""
+    every = TreeCandidates(tree).candidates(pairs)
+    options = replace(benchmark.evaluator, verify=True, profile=True, references=tree.references)
+    with Evaluator(options) as evaluator:
+        evaluator.check_device()
+        return {record.dispatch: stored(record) for record in evaluator.records(every)}
+
+
+def _finalist(
+    contender: Contender,
+    untuned: Sequence[tuple[ManifestPair, StoredRecord]],
+    tuned: Sequence[ManifestPair],
+    records: dict[Dispatch, StoredRecord],
+    problems: dict[Operation, str],
+    comparison: LiveComparison,
+) -> Finalist:
+    """Compare the entry of `contender` with the fastest correct one of `untuned`."""
+    problem, name = contender.problem, contender.entry.dispatch.configuration.name
+    correct = [each for each in untuned if _milliseconds(each[1]) is not None]
+    reference = min(correct, key=lambda each: _milliseconds(each[1]) or 0.0, default=None)
+    default = (reference or untuned[0])[1]
+    if not tuned:
+        reason = problems.get(problem.operation, "the library has no entry")
+        return Finalist(problem, default, _not_compiled(default, name, reason))
+    (pair,) = tuned
+    record = replace(records[pair[1].dispatch], configuration=name)
+    if record.verdict is not Verdict.SUCCESS:
+        return Finalist(problem, default, record)
+    if reference is None:
+        reason = f"no untuned configuration is correct ({default.verdict.value}: {default.reason})"
+        return Finalist(problem, default, record, Confirmation(Outcome.NOT_MEASURED.value, reason))
+    found: Pair = next(iter(comparison.pairs([(reference[0], pair)])))
+    return Finalist(problem, default, record, confirmation_of(found))
+
+
+def _milliseconds(record: StoredRecord) -> float | None:
+    """Its median time, if it is correct and has one."""
+    measured = record.verdict is Verdict.SUCCESS and record.measurement is not None
+    return record.measurement.median_ms if measured and record.measurement is not None else None
+
+
+def _not_compiled(like: StoredRecord, name: str, reason: str) -> StoredRecord:
+    return replace(
+        like,
+        configuration=name,
+        verdict=Verdict.NOT_COMPILED,
+        reason=reason,
+        measurement=None,
+        confirmed=None,
+    )
+
+
+def kept_entry(entry: Entry, finalist: Finalist) -> Entry:
+    """`entry` with the speeds and the origin of its fresh records. It must have been compared."""
+    tuned, speedup = finalist.tuned, finalist.speedup
+    assert tuned is not None and tuned.measurement is not None and speedup is not None
+    gflops = measured_gflops(tuned.measurement, entry.operation.flops)
+    return Entry(entry.dispatch, gflops, speedup, tuned.provenance)

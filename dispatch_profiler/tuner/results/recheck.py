@@ -1,0 +1,58 @@
+"""Measures the entries of a library again: which are still faster on this machine, with this compiler?"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.library import Entry, KeepRule, Library
+from dispatch_profiler.targets import Target, parse_target
+from dispatch_profiler.tuner.results.finalists import Benchmark, Contender, benchmarked
+from dispatch_profiler.tuner.results.uplift import Judged, judge
+from dispatch_profiler.tuner.tunings.problems import Problem
+
+
+def target_of(library: Library, wanted: Target | None = None) -> Target:
+    """The target to measure `library` on: `wanted`, or the one that it was measured on.
+
+    Raises UsageError if it has no entries, or entries for other targets.
+    """
+    names = list(dict.fromkeys(name for name, _ in library.software))
+    if not names:
+        raise UsageError("--recheck: the library has no entries", hint="there is nothing to measure again")
+    target = wanted or parse_target(names[0])
+    others = [name for name in names if parse_target(name).family != target.family]
+    if others and wanted is not None:
+        raise UsageError(
+            f"--recheck: the library is for {', '.join(names)}, not for {wanted.name}",
+            hint="leave --target out, or name another library",
+        )
+    if others:
+        raise UsageError(
+            f"--recheck: the library is for several targets: {', '.join(names)}",
+            hint="name a library for one target",
+        )
+    return target
+
+
+def rechecked(library: Library, benchmark: Benchmark, rule: KeepRule) -> Iterator[Judged]:
+    """The judgement of each entry, in order: kept if it is still faster than the untuned configuration.
+
+    Every entry is compiled with the compiler of `benchmark`, also if it was measured with another one. Raises
+    TargetError if the device does not open.
+    """
+    entries = [_as_measured_with(entry, benchmark.compiler.revision) for entry in library.entries]
+    contenders = [Contender(Problem(each.operation.name, each.operation), each) for each in entries]
+    with tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder:
+        for finalist in benchmarked(contenders, Library(entries), benchmark, Path(folder)):
+            yield judge(finalist, rule)
+
+
+def _as_measured_with(entry: Entry, revision: str) -> Entry:
+    """`entry`, usable with another compiler than the one that it was measured with."""
+    if entry.is_of_compiler(revision):
+        return entry
+    return replace(entry, provenance=replace(entry.provenance, iree=f"compiler {revision}"))

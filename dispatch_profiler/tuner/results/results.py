@@ -1,0 +1,152 @@
+"""The results of a tuning: raw_results.csv, final_results.csv, metrics.json, and what is printed of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dispatch_profiler.files import write_atomic
+from dispatch_profiler.plurals import counted
+from dispatch_profiler.profiler.records.record_file import StoredRecord
+from dispatch_profiler.tuner.results.uplift import Interval, Judged, Judgement, Uplift, uplift
+
+#: Every problem with all its finalists, and those that are kept.
+RAW_FILE, FINAL_FILE = "raw_results.csv", "final_results.csv"
+METRICS_FILE = "metrics.json"
+METRICS_VERSION = 1
+_COLUMNS = (
+    "problem", "operation", "count", "share(%)", "judgement", "reason", "verification",
+    "reference(ms)", "reference_low(ms)", "reference_high(ms)", "tuned(ms)", "tuned_low(ms)", "tuned_high(ms)",
+    "speedup", "speedup_low", "speedup_high", "uplift(%)", "saved_share(%)",
+    "reference_configuration", "tuned_configuration", "origin",
+)  # fmt: skip
+
+
+def write_results(folder: Path, judged: Sequence[Judged], settings: Mapping[str, Any]) -> Uplift:
+    """Write the three files to `folder`, each atomically; returns the uplift. `settings` are part of the metrics."""
+    found = uplift(judged)
+    every = [row for each in judged for row in (each, *each.others)]
+    write_atomic(folder / RAW_FILE, results_text(every))
+    write_atomic(folder / FINAL_FILE, results_text([each for each in judged if each.is_kept]))
+    write_atomic(folder / METRICS_FILE, metrics_text(judged, found, settings))
+    return found
+
+
+def results_text(judged: Sequence[Judged]) -> str:
+    """A CSV with a line for each finalist, in order; unknown values are empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_row(each) for each in judged)
+    return text.getvalue()
+
+
+def _row(judged: Judged) -> dict[str, object]:
+    finalist = judged.finalist
+    problem, speedup, tuned = finalist.problem, finalist.speedup, finalist.tuned
+    speeds = {} if speedup is None else {
+        "speedup": _number(speedup.value), "speedup_low": _number(speedup.low),
+        "speedup_high": _number(speedup.high), "uplift(%)": _number(100.0 * (speedup.value - 1.0)),
+    }  # fmt: skip
+    saved = None if finalist.share is None else finalist.share * (1.0 - 1.0 / judged.kept_speedup.value)
+    return {
+        "problem": problem.name,
+        "operation": problem.operation.name,
+        "count": problem.count,
+        "share(%)": _number(finalist.share),
+        "judgement": judged.judgement.value,
+        "reason": judged.reason,
+        "verification": "" if tuned is None else tuned.verdict.value,
+        **_times("reference", finalist.default),
+        **_times("tuned", tuned),
+        **speeds,
+        "saved_share(%)": _number(saved),
+        "reference_configuration": "" if finalist.default is None else finalist.default.configuration,
+        "tuned_configuration": "" if tuned is None else tuned.configuration,
+        "origin": problem.origin,
+    }
+
+
+def _times(side: str, record: StoredRecord | None) -> dict[str, str]:
+    """Median and interval; a wrong kernel has no time."""
+    if record is None or record.measurement is None or record.is_failure:
+        return {}
+    low, high = record.measurement.interval_ms
+    values = (record.measurement.median_ms, low, high)
+    names = (f"{side}(ms)", f"{side}_low(ms)", f"{side}_high(ms)")
+    return {name: _number(value) for name, value in zip(names, values, strict=True)}
+
+
+def _number(value: float | None) -> str:
+    """All digits; empty for a number that is unknown."""
+    return repr(value) if value is not None and math.isfinite(value) else ""
+
+
+def line_of(judged: Judged) -> str:
+    """`BBS_TN_0: kept: tile_config_64x128, 1.52 times as fast (1.48-1.56)`"""
+    finalist = judged.finalist
+    name = f"{finalist.problem.name}: {judged.judgement.value}"
+    configuration = f": {finalist.tuned.configuration}" if finalist.tuned is not None else ""
+    if judged.is_kept:
+        speedup = judged.kept_speedup
+        return (
+            f"{name}{configuration}, {speedup.value:.2f} times as fast ({speedup.low:.2f}-{speedup.high:.2f})"
+        )
+    return f"{name}{configuration}: {judged.reason}"
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def metrics_text(judged: Sequence[Judged], found: Uplift, settings: Mapping[str, Any]) -> str:
+    """JSON; `null` is an end of an interval, or a figure, that is unknown. Figures are in percent."""
+    counts = {each.value: sum(j.judgement is each for j in judged) for each in Judgement}
+    data = {
+        "format": "dispatch_profiler metrics",
+        "version": METRICS_VERSION,
+        "settings": dict(settings),
+        "problems": len(judged),
+        "judgements": {name: count for name, count in counts.items() if count},
+        "average_uplift": _interval(found.average),
+        "geometric_mean_uplift": _interval(found.geometric),
+        "weighted_uplift": _interval(found.weighted),
+        "coverage": {"attempted": found.attempted, "improved": found.improved},
+    }
+    return json.dumps(data, indent=1, allow_nan=False) + "\n"
+
+
+def _interval(found: Interval | None) -> dict[str, float | None] | None:
+    if found is None:
+        return None
+    ends = {"value": found.value, "low": found.low, "high": found.high}
+    return {name: value if math.isfinite(value) else None for name, value in ends.items()}
+
+
+def uplift_lines(found: Uplift, weighed_by: str = "time") -> tuple[str, ...]:
+    """What is printed: the average uplift, and the weighted one if shares are known. `weighed_by`: time or flops."""
+    if found.average is None or found.geometric is None:
+        average = "Average GEMM uplift: none, because no finalist is kept"
+    else:
+        average = (
+            f"Average GEMM uplift: {_text(found.average)} over {counted(found.kept, 'kept problem')}; "
+            f"geometric mean {_text(found.geometric)}"
+        )
+    if found.weighted is None:
+        return (average,)
+    unit = "time" if weighed_by == "time" else "FLOP count"
+    return (
+        average,
+        f"Weighted total uplift: {_text(found.weighted)}; the kept problems are {found.improved:.1f} % of the {unit}, "
+        f"all that were tuned {found.attempted:.1f} %",
+    )
+
+
+def _text(found: Interval) -> str:
+    """`12.3 % (10.1 to 14.2 %)`"""
+    low, high = (f"{each:.1f}" if math.isfinite(each) else "?" for each in (found.low, found.high))
+    return f"{found.value:.1f} % ({low} to {high} %)"

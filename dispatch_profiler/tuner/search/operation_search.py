@@ -1,0 +1,151 @@
+"""The search for one operation: what to evaluate next, replayed from what is known. Uses no clock, device or file.
+
+    proposals -> evaluations -> proposals -> ... until the budget is spent or nothing is left
+
+A search that is started again gets its earlier evaluations as `known`. It asks its strategy for the same
+proposals, tells it the known outcomes, and requests only what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dispatch_profiler.configurations import Configuration, Default
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
+from dispatch_profiler.tuner.spaces.space import SearchSpace
+from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY, Trial, make_strategy
+
+#: Configurations that a strategy proposes at once. The same everywhere, because proposals depend on it.
+ROUND_SIZE = 8
+
+
+@dataclass(frozen=True)
+class SearchTask:
+    """What to search for one operation, and for how long.
+
+    `baselines` are evaluated first, then the valid ones of `seeds`, at most half of `evaluations`, then what the
+    strategy proposes; after `descend_after` proposals, neighbours of the fastest come first. The search ends after `evaluations` configurations, baselines included, or after `seconds` of
+    compiling and measuring, or when the space has nothing left.
+    """
+
+    space: SearchSpace
+    baselines: tuple[Configuration, ...] = (Default(),)
+    seeds: tuple[Configuration, ...] = ()
+    strategy: str = DEFAULT_STRATEGY
+    seed: int = 0
+    evaluations: int | None = 64
+    seconds: float | None = None
+    descend_after: int | None = None
+
+    @property
+    def operation(self) -> Operation:
+        return self.space.operation
+
+    @property
+    def chosen_seeds(self) -> tuple[Configuration, ...]:
+        """Baselines, and as many seeds as leave the strategy half of the evaluations."""
+        most = len(self.seeds) if self.evaluations is None else self.evaluations // 2
+        return tuple(dict.fromkeys((*self.baselines, *self.seeds[:most])))
+
+
+class OperationSearch:
+    """The state of one search. `known` are evaluations of an earlier run, in any order."""
+
+    def __init__(self, task: SearchTask, known: Sequence[Evaluation] = ()) -> None:
+        self._task = task
+        self._known = {each.configuration: each for each in known}
+        self._strategy = make_strategy(
+            task.strategy, task.space, task.seed, task.chosen_seeds, task.descend_after
+        )
+        #: Evaluations that the strategy has received, in the order of its proposals.
+        self._told: list[Evaluation] = []
+        #: Proposals of the current round: the strategy receives their outcomes together.
+        self._round: tuple[Configuration, ...] = tuple(dict.fromkeys(task.baselines))
+        self._is_exhausted = False
+
+    @property
+    def task(self) -> SearchTask:
+        return self._task
+
+    @property
+    def operation(self) -> Operation:
+        return self._task.operation
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """Everything that is known, the evaluated proposals first."""
+        proposed = {each.configuration: each for each in self.proposed}
+        return tuple({**proposed, **self._known}.values())
+
+    @property
+    def proposed(self) -> list[Evaluation]:
+        """The evaluated proposals, in order, as many as the budget allows."""
+        current = [self._known[each] for each in self._round if each in self._known]
+        return [*self._told, *current][: self._task.evaluations]
+
+    @property
+    def default(self) -> Evaluation | None:
+        """The evaluation of the compiler's choice, if it has a time."""
+        found = self._known.get(Default())
+        return found if found is not None and found.milliseconds is not None else None
+
+    @property
+    def best(self) -> Evaluation | None:
+        """The fastest verified evaluation; None if there is none."""
+        return fastest(self.evaluations)
+
+    @property
+    def ended_by(self) -> str:
+        """Why there are no more proposals: `evaluations`, `seconds` or `exhausted`; empty while there are."""
+        task, proposed = self._task, self.proposed
+        if task.evaluations is not None and len(proposed) >= task.evaluations:
+            return "evaluations"
+        if task.seconds is not None and sum(each.seconds for each in proposed) >= task.seconds:
+            return "seconds"
+        return "exhausted" if self._is_exhausted else ""
+
+    def next_configurations(self) -> list[Configuration]:
+        """What to evaluate now, a round or what is left of one; empty if the search is done.
+
+        Pass each outcome to `add`, and then call this again.
+        """
+        while not self.ended_by:
+            missing = [each for each in self._round if each not in self._known]
+            if missing:
+                return missing[: self._affordable()]
+            self._finish_round()
+        return []
+
+    def add(self, evaluation: Evaluation) -> None:
+        """The outcome of a configuration that was requested."""
+        self._known[evaluation.configuration] = evaluation
+
+    def _finish_round(self) -> None:
+        """Tell the strategy the outcomes of the round, and ask for the next one."""
+        outcomes = [self._known[each] for each in self._round]
+        self._told += outcomes
+        self._strategy.tell([Trial(each.configuration, each.milliseconds) for each in outcomes])
+        self._round = tuple(self._strategy.ask(ROUND_SIZE))
+        self._is_exhausted = not self._round
+
+    def _affordable(self) -> int:
+        """How many more evaluations the budget allows, at least 1."""
+        proposed, task, count = self.proposed, self._task, ROUND_SIZE
+        if task.evaluations is not None:
+            count = task.evaluations - len(proposed)
+        spent = sum(each.seconds for each in proposed)
+        if task.seconds is not None and spent > 0.0:
+            count = min(count, int((task.seconds - spent) / (spent / len(proposed))))
+        return max(1, count)
+
+
+def fastest(evaluations: Sequence[Evaluation]) -> Evaluation | None:
+    """The fastest verified evaluation that was measured to the end; the first one of equals."""
+    times = [
+        (each.milliseconds, place)
+        for place, each in enumerate(evaluations)
+        if each.milliseconds is not None and not each.was_abandoned
+    ]
+    return evaluations[min(times)[1]] if times else None

@@ -1,0 +1,203 @@
+"""Searches for the fastest configurations of operations, in rounds that can be interrupted at any point.
+
+    propose -> compile everything on all cores -> verify and measure one after the other -> store -> propose -> ...
+
+On a CPU, nothing is measured while the compiler runs, so that it disturbs no measurement (`Rounds`). Beside GPUs, it
+compiles for some operations while others are measured (`Pipeline`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from dispatch_profiler import __version__
+from dispatch_profiler.compiler import Cache
+from dispatch_profiler.compiler.cluster import Cluster, Warn
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.files import sha256
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.profiler.evaluation.machine import this_machine
+from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
+from dispatch_profiler.runtime import DeviceUri
+from dispatch_profiler.targets import Target
+from dispatch_profiler.tuner.evaluation.building import Builder, BuildOptions
+from dispatch_profiler.tuner.evaluation.cluster_devices import ClusterDevices, ClusterEvaluator, HostedDevice
+from dispatch_profiler.tuner.evaluation.core_shares import compiles_beside, cores_beside
+from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
+from dispatch_profiler.tuner.evaluation.measuring import Devices
+from dispatch_profiler.tuner.evaluation.stopwatch import Stopwatch, Times
+from dispatch_profiler.tuner.search.events import Listener, Warned, ignore
+from dispatch_profiler.tuner.search.operation_search import OperationSearch, SearchTask, fastest
+from dispatch_profiler.tuner.search.pipeline import Pipeline
+from dispatch_profiler.tuner.search.rounds import Means, Rounds
+from dispatch_profiler.tuner.storage.storage import SearchKey, Storage
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How to build and measure.
+
+    `evaluator` names the device; verification and measurement are always on. `devices` names several instead, which
+    should be alike: each measures other operations. `cache` has earlier builds. `overlap` says whether some operations
+    are compiled while others are measured, by default if the devices are GPUs and leave the compiler enough cores.
+
+    With `cluster`, its workers compile, and those that have devices measure: the `devices` with a host, such as
+    `cuda://0@node7`, or without `devices` all that suit the target.
+    """
+
+    evaluator: EvaluatorOptions
+    build: BuildOptions = BuildOptions()
+    cache: Cache | None = None
+    devices: tuple[str, ...] = ()
+    overlap: bool | None = None
+    cluster: Cluster | None = None
+
+
+@dataclass(frozen=True)
+class OperationResult:
+    """What the search for one operation found.
+
+    `evaluations` are in the order of the proposals, followed by those of earlier runs that were not proposed
+    again. `ended_by` is `evaluations`, `seconds` or `exhausted`.
+    """
+
+    operation: Operation
+    evaluations: tuple[Evaluation, ...]
+    default: Evaluation | None
+    ended_by: str
+
+    @property
+    def best(self) -> Evaluation | None:
+        """The fastest verified one; None if none was verified."""
+        return fastest(self.evaluations)
+
+    def finalists(self, count: int) -> tuple[Evaluation, ...]:
+        """The `count` fastest verified ones with different kernels, the fastest first."""
+        found = [each for each in self.evaluations if each.milliseconds and not each.same_kernel_as]
+        return tuple(sorted(found, key=lambda each: each.milliseconds or 0.0)[:count])
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The results of all operations, and where the time of this run went."""
+
+    operations: tuple[OperationResult, ...]
+    times: Times = field(default=Times(), compare=False)
+
+
+def search(
+    tasks: Sequence[SearchTask],
+    target: Target,
+    storage: Storage,
+    options: SearchOptions,
+    listen: Listener = ignore,
+) -> SearchResult:
+    """Search for the fastest configurations of all operations in `tasks`, which must differ.
+
+    Continues from what `storage` has. Every evaluation is stored as soon as it is known, so that an error or an
+    interruption costs at most those in progress. If one of several devices fails, the others do its work.
+
+    Raises StorageError if a storage fails or another search uses it, TargetError if no device works, UsageError or
+    ToolError if the cluster cannot be used.
+    """
+    watch = Stopwatch()
+    with contextlib.ExitStack() as stack:
+        place = _place(options, stack, lambda message: listen(Warned(message)))
+        builder = stack.enter_context(Builder(target, place.build, options.cache))
+        checked = replace(options.evaluator, verify=True, profile=True)
+        hosted = place.evaluators(place.hosted.values(), checked)
+        devices = stack.enter_context(
+            Devices(checked, place.devices, hosted, lambda names: place.joining(checked, names))
+        )
+        content = _content(target, builder, options, place)
+        studies = [stack.enter_context(storage.study(search_key(task, content))) for task in tasks]
+        means = Means(builder, devices, watch, listen)
+        rounds = Pipeline(tasks, studies, means) if place.overlaps else Rounds(tasks, studies, means)
+        rounds.run()
+        return SearchResult(tuple(map(_result, rounds.searches)), watch.times)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where candidates are compiled and measured.
+
+    `hosted` are the devices of other machines; if the user named some, only those in `wanted` may join later.
+    """
+
+    build: BuildOptions
+    devices: tuple[str, ...]
+    overlaps: bool
+    hosted: Mapping[str, HostedDevice] = field(default_factory=dict)
+    cluster: ClusterDevices | None = None
+    wanted: tuple[str, ...] = ()
+
+    @property
+    def machine(self) -> str:
+        """The GPU of the first device, or its machine if it is no NVIDIA GPU."""
+        name = self.devices[0]
+        machine = self.hosted[name].host.machine if name in self.hosted else this_machine(name)
+        return machine.gpu or machine.name
+
+    def evaluators(
+        self, devices: Iterable[HostedDevice], options: EvaluatorOptions
+    ) -> dict[str, ClusterEvaluator]:
+        """What measures on devices of other machines."""
+        if self.cluster is None:
+            return {}
+        return {each.name: self.cluster.evaluator(each, options) for each in devices}
+
+    def joining(self, options: EvaluatorOptions, taken: Collection[str]) -> dict[str, ClusterEvaluator]:
+        """The same for devices of workers that started since, with other names than `taken`."""
+        if self.cluster is None or not self.hosted:
+            return {}
+        first = next(iter(self.hosted.values()))
+        return self.evaluators(self.cluster.new_devices(first, self.wanted, taken), options)
+
+
+def _place(options: SearchOptions, stack: contextlib.ExitStack, warn: Warn) -> _Place:
+    """Where a search takes place; `stack` closes the connection to the cluster. Raises UsageError, ToolError."""
+    usual, named, build = options.evaluator.device, options.devices, options.build
+    remote = [each for each in named if DeviceUri.parse(each).is_remote]
+    cluster, hosted, threads = None, {}, 0
+    if options.cluster is not None:
+        cluster = stack.enter_context(ClusterDevices(options.cluster, warn))
+        hosted = cluster.devices(usual, remote) if remote or not named else {}
+        threads = cluster.compiling_threads
+    elif remote:
+        raise UsageError(f"--devices: {remote[0]} is on another machine", hint="add --cluster=ADDRESS")
+    devices = named or tuple(hosted) or (usual,)
+    overlaps = compiles_beside(devices) if options.overlap is None else options.overlap
+    if threads:
+        build = replace(build, cluster=options.cluster, workers=threads)
+    elif overlaps:
+        build = replace(build, cores=cores_beside(devices))
+    return _Place(build, devices, overlaps, hosted, cluster, tuple(remote))
+
+
+def search_key(task: SearchTask, content: dict[str, str]) -> SearchKey:
+    """The study of a task: its operation, space, strategy and seed, and `content`, what all tasks share."""
+    space = sha256(repr(task.space.spaces).encode())[:16]
+    own = {"space": space, "strategy": task.strategy, "seed": str(task.seed)}
+    return SearchKey(task.operation, {**content, **own})
+
+
+def _content(target: Target, builder: Builder, options: SearchOptions, place: _Place) -> dict[str, str]:
+    """What makes evaluations of different runs interchangeable, besides the task."""
+    device = replace(DeviceUri.parse(place.devices[0]), host="")
+    return {
+        "dispatch_profiler": __version__,
+        "target": f"{target.name} {target.fingerprint}",
+        "flags": " ".join(options.build.flags),
+        "compiler": builder.revision,
+        # GPUs of one kind are interchangeable, wherever they are; `machine` names them.
+        "device": str(device) if device.is_local else device.driver,
+        "machine": place.machine,
+        "mode": options.evaluator.measure.mode.value,
+        "inputs": str(options.evaluator.seed),
+    }
+
+
+def _result(search: OperationSearch) -> OperationResult:
+    return OperationResult(search.operation, search.evaluations, search.default, search.ended_by)

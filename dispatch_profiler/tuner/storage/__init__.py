@@ -1,0 +1,1 @@
+"""Storages: where evaluations are kept, so that a search can be continued."""

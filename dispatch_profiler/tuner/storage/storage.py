@@ -1,0 +1,220 @@
+"""Storages of searches: an Optuna database or journal with a study for each search and a trial for each evaluation.
+
+    with open_storage("search.db") as storage, storage.study(key) as study:
+        study.evaluations
+        study.add(evaluation)
+
+`search.db` is an SQLite file, `search.log` a journal; any other storage is a URL such as
+`postgresql://host/tuning`. A trial is stored in one transaction: after a crash it is there or not. Optuna's own
+tools, such as optuna-dashboard, can read it; its value is the time in milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dispatch_profiler.errors import StorageError
+from dispatch_profiler.files import sha256
+from dispatch_profiler.json_fields import FieldError, mapping
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.tuner.evaluation.evaluations import Evaluation, from_attributes, to_attributes
+from dispatch_profiler.tuner.storage.backends import open_backend, translated_errors
+from dispatch_profiler.tuner.storage.ownership import Owner, this_process
+
+#: How often a search tells others that it is alive.
+_ALIVE_SECONDS = 30.0
+#: Attributes of a study: what it is, and which process searches.
+_FORMAT, _OWNER = "dispatch_profiler", "owner"
+_VERSION = 2
+
+
+@dataclass(frozen=True)
+class SearchKey:
+    """What determines the evaluations of a search; each is a study of its own.
+
+    `content` has everything besides the operation: target, compiler, machine, space, strategy and seed.
+    """
+
+    operation: Operation
+    content: Mapping[str, str]
+
+    @property
+    def study(self) -> str:
+        """The name of the study: the operation's, and a hash of everything."""
+        text = json.dumps([self.operation.to_dict(), dict(self.content)], sort_keys=True, default=repr)
+        return f"{self.operation.name} {sha256(text.encode())[:16]}"
+
+
+class Storage:
+    """An open storage. Use as a context manager."""
+
+    def __init__(self, where: str, backend: Any) -> None:
+        self._where = where
+        self._backend = backend
+
+    def study(self, key: SearchKey) -> Study:
+        """The study of a search, created if it is new, and reserved for this process until it is closed.
+
+        Raises StorageError if another process has it, or if it is damaged or of another program.
+        """
+        import optuna
+
+        with translated_errors(self._where):
+            try:
+                opened = optuna.load_study(study_name=key.study, storage=self._backend)
+            except KeyError:
+                opened = _created(optuna, key, self._backend)
+        return Study(self._where, opened, key)
+
+    def close(self) -> None:
+        """Close connections."""
+        self._backend.remove_session()
+        engine = getattr(self._backend, "engine", None)  # a journal has none
+        if engine is not None:
+            engine.dispose()
+
+    def __enter__(self) -> Storage:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def open_storage(where: str | Path) -> Storage:
+    """Open or create a storage: a file `*.db` (SQLite) or `*.log` (journal), or a URL.
+
+    Raises StorageError if it is locked, damaged or of another program, MissingDependency without Optuna.
+    """
+    return Storage(str(where), open_backend(str(where)))
+
+
+def _created(optuna: Any, key: SearchKey, backend: Any) -> Any:
+    before = optuna.logging.get_verbosity()
+    # Optuna reports each new study on standard error.
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        opened = optuna.create_study(
+            study_name=key.study, storage=backend, direction="minimize", load_if_exists=True
+        )
+    finally:
+        optuna.logging.set_verbosity(before)
+    opened.set_user_attr(_FORMAT, _VERSION)
+    opened.set_user_attr("search", {"operation": key.operation.to_dict(), **key.content})
+    return opened
+
+
+class Study:
+    """The evaluations of one search, in the order in which they were stored. Use as a context manager."""
+
+    def __init__(self, where: str, study: Any, key: SearchKey) -> None:
+        self._where = where
+        self._study = study
+        self._operation = key.operation
+        self._name = key.study
+        self._owner = this_process()
+        self._next_refresh = 0.0
+        with translated_errors(where):
+            self._check_format()
+            self._claim()
+            self._evaluations = self._read()
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """What was evaluated so far: the first evaluation of each configuration."""
+        return tuple(self._evaluations.values())
+
+    def add(self, evaluation: Evaluation) -> None:
+        """Store an evaluation. Raises StorageError if that fails, or if another process took the study over."""
+        import optuna
+
+        milliseconds = evaluation.milliseconds
+        states = optuna.trial.TrialState
+        trial = optuna.trial.create_trial(
+            state=states.FAIL if milliseconds is None else states.COMPLETE,
+            value=milliseconds,
+            user_attrs=dict(to_attributes(evaluation)),
+        )
+        with translated_errors(self._where):
+            self.keep_alive()
+            self._study.add_trial(trial)
+        self._evaluations.setdefault(evaluation.configuration, evaluation)
+
+    def keep_alive(self) -> None:
+        """`refresh`, if the last time is some seconds ago."""
+        if time.monotonic() >= self._next_refresh:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Tell other machines that this process is alive. Raises StorageError if one took the study over."""
+        with translated_errors(self._where):
+            owner = self._stored_owner()
+            if owner is None or owner.token != self._owner.token:
+                raise StorageError(
+                    f"{self._where}: another search took over {self._name}"
+                    + (f" ({owner.text})" if owner else ""),
+                    hint="what this search measured is stored; wait for the other one, or use another storage",
+                )
+            self._sign()
+
+    def close(self) -> None:
+        """Release the study for other processes."""
+        with translated_errors(self._where):
+            owner = self._stored_owner()
+            if owner is not None and owner.token == self._owner.token:
+                self._study.set_user_attr(_OWNER, None)
+
+    def __enter__(self) -> Study:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # -- opening ------------------------------------------------------------------------------
+
+    def _check_format(self) -> None:
+        found = self._study.user_attrs.get(_FORMAT)
+        if found is None and not self._study.get_trials(deepcopy=False):
+            # Its creator was killed before it could write that.
+            self._study.set_user_attr(_FORMAT, _VERSION)
+        elif found != _VERSION:
+            raise StorageError(
+                f"{self._where}: the study {self._name} was not written by this version of dispatch_profiler",
+                hint="use another storage",
+            )
+
+    def _claim(self) -> None:
+        """Reserve the study for this process. Raises StorageError if another one that may be alive has it."""
+        owner = self._stored_owner()
+        if owner is not None and owner.may_be_alive:
+            raise StorageError(
+                f"{self._where}: {owner.text} is searching {self._operation.name} with the same options",
+                hint=owner.remedy,
+            )
+        self._sign()
+
+    def _sign(self) -> None:
+        self._owner = self._owner.now()
+        self._study.set_user_attr(_OWNER, asdict(self._owner))
+        self._next_refresh = time.monotonic() + _ALIVE_SECONDS
+
+    def _stored_owner(self) -> Owner | None:
+        found = self._study._storage.get_study_user_attrs(self._study._study_id).get(_OWNER)
+        return None if found is None else Owner.parse(found)
+
+    def _read(self) -> dict[Any, Evaluation]:
+        found: dict[Any, Evaluation] = {}
+        for trial in self._study.get_trials(deepcopy=False):
+            try:
+                evaluation = from_attributes(self._operation, mapping(trial.user_attrs))
+            except FieldError as error:
+                raise StorageError(
+                    f"{self._where}: trial {trial.number} of {self._name} is not an evaluation ({error})",
+                    hint="use another storage; this one keeps its other evaluations",
+                ) from error
+            found.setdefault(evaluation.configuration, evaluation)
+        return found

@@ -1,0 +1,113 @@
+"""What recorded sweeps of other operations say about the speed of a configuration.
+
+A forest of randomized trees is trained on the features of every recorded configuration and the logarithm of
+its time, divided by the shortest of its operation. Every operation has the same weight. The forests in
+`priors/` ship with the package, one for each code generator; `scripts/train_priors.py` makes them from
+`benchmarks/sweeps`. They are arrays, so that their use requires nothing but numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dispatch_profiler.tuner.packages import import_ensembles
+from dispatch_profiler.tuner.spaces.features import FEATURES
+from dispatch_profiler.tuner.strategies.sweeps import Sweep
+
+_TREES, _LEAF = 60, 5
+#: Times longer than this multiple of the shortest count as this multiple.
+_LONGEST = 4.5
+
+
+@dataclass(frozen=True)
+class Prior:
+    """A forest. Node i sends rows with `feature[i]` up to `threshold[i]` to node i + 1, others to `right[i]`.
+
+    At a leaf, `feature` is -1, and `threshold` is the predicted value. `roots` are the first nodes of trees.
+    """
+
+    names: np.ndarray
+    roots: np.ndarray
+    feature: np.ndarray
+    threshold: np.ndarray
+    right: np.ndarray
+
+    def predict(self, vectors: np.ndarray) -> np.ndarray:
+        """Logarithms of times up to a constant, for rows of `SearchSpace.vectors`; lower is faster."""
+        rows = np.arange(len(vectors))[:, None]
+        nodes = np.broadcast_to(self.roots, (len(vectors), len(self.roots)))
+        values = vectors.astype(np.float32)
+        while True:
+            feature = self.feature[nodes]
+            is_leaf = feature < 0
+            if is_leaf.all():
+                return self.threshold[nodes].mean(1, dtype=np.float64)
+            is_left = values[rows, feature] <= self.threshold[nodes]
+            nodes = np.where(is_leaf, nodes, np.where(is_left, nodes + 1, self.right[nodes]))
+
+    def save(self, path: Path) -> None:
+        """Write a file of numpy arrays."""
+        np.savez_compressed(path, **asdict(self))
+
+
+def train(sweeps: Sequence[Sweep], seed: int = 0) -> Prior:
+    """The prior of `sweeps`. Raises MissingDependency without scikit-learn."""
+    forest = import_ensembles().ExtraTreesRegressor(
+        _TREES, min_samples_leaf=_LEAF, max_features=0.5, random_state=seed
+    )
+    vectors, targets, weights = zip(*map(_samples, sweeps), strict=True)
+    forest.fit(np.concatenate(vectors), np.concatenate(targets), sample_weight=np.concatenate(weights))
+    trees = [_in_preorder(tree.tree_) for tree in forest.estimators_]
+    roots = np.cumsum([0, *(len(feature) for feature, _, _ in trees[:-1])])
+    return Prior(
+        np.array(list(FEATURES)),
+        roots.astype(np.int32),
+        np.concatenate([feature for feature, _, _ in trees]).astype(np.int16),
+        np.concatenate([threshold for _, threshold, _ in trees]).astype(np.float32),
+        np.concatenate([right + root for (_, _, right), root in zip(trees, roots, strict=True)]).astype(
+            np.int32
+        ),
+    )
+
+
+@cache
+def shipped_prior(backend: str) -> Prior | None:
+    """The prior for a target's code generator that ships with this package; None if there is none."""
+    file = resources.files("dispatch_profiler.tuner.strategies") / "priors" / f"{backend}.npz"
+    if not file.is_file():
+        return None
+    with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
+        return Prior(**arrays)
+
+
+def _samples(sweep: Sweep) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    vectors = sweep.search_space().vectors(sweep.times)[:, : len(FEATURES)]
+    slowest = _LONGEST * sweep.best
+    times = np.array([min(time or slowest, slowest) for time in sweep.times.values()])
+    return vectors, np.log(times / sweep.best), np.full(len(times), 1 / len(times))
+
+
+def _in_preorder(tree: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Features, thresholds or values, and right children of a tree of scikit-learn, each left child after its parent."""
+    left, right = tree.children_left, tree.children_right
+    order: list[int] = []
+    stack = [0]
+    while stack:
+        node = stack.pop()
+        order.append(node)
+        if left[node] >= 0:
+            stack += [right[node], left[node]]
+    place = np.empty(len(order), int)
+    place[order] = np.arange(len(order))
+    is_leaf = left < 0
+    feature = np.where(is_leaf, -1, tree.feature)
+    threshold = np.where(is_leaf, tree.value[:, 0, 0], tree.threshold)
+    children = np.where(is_leaf, 0, place[right])
+    return feature[order], threshold[order], children[order]

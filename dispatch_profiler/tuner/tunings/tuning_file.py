@@ -1,0 +1,210 @@
+"""Tuning files: for one operation, where and how to search for its fastest configuration.
+
+    format: dispatch_profiler tuning
+    version: 1
+    name: BBS_TN_0
+    operation: {"kind": "matmul", "m": 128, "n": 768, "k": 768, "rhs_layout": "n", "types": ["bf16", "bf16", "bf16"]}
+    count: 48
+    share: 31.2
+    target: rocm:gfx950
+    device: hip://0
+    kinds: [mma_tiles, simt_tiles]
+    strategy: prior
+    evaluations: 64
+    seed: 0
+
+`gen_configs` writes them, and `optimize` reads them. Only `operation` and `target` are required.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dispatch_profiler.configurations import KINDS, spaces
+from dispatch_profiler.cores import usable_cores
+from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean
+from dispatch_profiler.json_fields import FieldError, number, text, texts, whole
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.targets import Target, parse_target
+from dispatch_profiler.tuner.spaces.space import SearchSpace
+from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY, STRATEGIES
+from dispatch_profiler.workloads.workload_file import entry_of
+from dispatch_profiler.yaml_files import load_yaml
+
+FORMAT = "dispatch_profiler tuning"
+VERSION = 1
+#: Configurations that a search measures unless a file or an option says otherwise.
+DEFAULT_EVALUATIONS = 64
+_KEYS = (
+    "format", "version", "name", "operation", "count", "share", "origin", "target", "device", "kinds", "strategy",
+    "evaluations", "seconds", "seed",
+)  # fmt: skip
+#: Names become file names.
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What to tune, and how.
+
+    `device` is a device URI. `kinds` are the kinds of configurations to search; empty: all that the operation has. The
+    search ends after `evaluations` configurations or after `seconds`, whichever comes first; one of them may be None.
+    `share` is the operation's part of its workload in percent; None if unknown.
+    """
+
+    name: str
+    operation: Operation
+    target: Target
+    device: str
+    count: int = 1
+    share: float | None = None
+    origin: str = ""
+    kinds: tuple[str, ...] = ()
+    strategy: str = DEFAULT_STRATEGY
+    evaluations: int | None = DEFAULT_EVALUATIONS
+    seconds: float | None = None
+    seed: int = 0
+
+    def space(self) -> SearchSpace:
+        """The configurations to search."""
+        every = spaces(self.operation, self.target.limits)
+        among = [each for each in every if not self.kinds or each.kind.kind in self.kinds]
+        return SearchSpace(self.operation, self.target.limits, among, cores=len(usable_cores()))
+
+
+def tuning_text(tuning: Tuning) -> str:
+    """The text of a tuning file. Values are JSON, which is YAML too."""
+    share = "" if tuning.share is None else f", {tuning.share:.3g} % of its workload"
+    values: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": tuning.name,
+        "operation": tuning.operation.to_dict(),
+        "count": tuning.count,
+        "share": tuning.share,
+        "origin": tuning.origin,
+        "target": tuning.target.name,
+        "device": tuning.device,
+        "kinds": list(tuning.kinds) or None,
+        "strategy": tuning.strategy,
+        "evaluations": tuning.evaluations,
+        "seconds": tuning.seconds,
+        "seed": tuning.seed,
+    }
+    lines = [f"{key}: {json.dumps(value)}\n" for key, value in values.items() if value is not None]
+    return f"# {tuning.operation.name}{share}\n{''.join(lines)}"
+
+
+def read_tuning(path: Path) -> Tuning:
+    """Read a tuning file. Raises UsageError, which names the file and the key."""
+    data = load_yaml(path)
+    if not is_tuning(data):
+        raise UsageError(
+            f"{path} is not a tuning file: expected `format: {FORMAT}`",
+            hint="dispatch-profiler gen_configs writes tuning files",
+        )
+    for key in data:
+        if key not in _KEYS:
+            raise UsageError(f"{path}: unknown key {str(key)[:100]!r}", hint=did_you_mean(str(key), _KEYS))
+    try:
+        return _tuning(path, data)
+    except FieldError as error:
+        raise UsageError(f"{path}: {error}", hint="docs/tuning.md lists the keys") from error
+    except DispatchProfilerError as error:
+        raise UsageError(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def read_tunings(path: Path) -> tuple[tuple[Tuning, ...], tuple[UsageError, ...]]:
+    """The tuning file `path`, or all tuning files of the folder `path`, and an error for each that is damaged.
+
+    Files of a folder are in the order of their names, with numbers as numbers; other YAML files are left out. Raises
+    UsageError if there is none, or if two have the same name or the same operation.
+    """
+    if not path.is_dir():
+        return (read_tuning(path),), ()
+    found: dict[Path, Tuning] = {}
+    errors = []
+    for file in sorted(path.glob("*.yaml"), key=_in_order):
+        try:
+            if is_tuning(load_yaml(file)):
+                found[file] = read_tuning(file)
+        except UsageError as error:
+            errors.append(error)
+    if not found and not errors:
+        inside = path / "tunings"  # as `tune` writes them
+        hint = f"they are in {inside}" if inside.is_dir() else f"dispatch-profiler gen_configs LOG -o {path}"
+        raise UsageError(f"{path} has no tuning files", hint=hint)
+    _check_distinct(found)
+    return tuple(found.values()), tuple(errors)
+
+
+def is_tuning(data: object) -> bool:
+    """Whether the data of a YAML file is marked as a tuning file."""
+    return isinstance(data, dict) and data.get("format") == FORMAT
+
+
+def _in_order(path: Path) -> tuple[list[tuple[int, str]], str]:
+    """`BBS_TN_2` before `BBS_TN_10`."""
+    parts = re.findall(r"\d{1,18}|\D+", path.stem)
+    return [(int(part), "") if part.isdigit() and part.isascii() else (-1, part) for part in parts], path.name
+
+
+def _check_distinct(found: Mapping[Path, Tuning]) -> None:
+    names: dict[object, Path] = {}
+    for path, tuning in found.items():
+        for what in (tuning.name, (tuning.operation, tuning.target)):
+            first = names.setdefault(what, path)
+            if first != path:
+                same = f"the name {tuning.name}" if what == tuning.name else tuning.operation.name
+                raise UsageError(f"{first} and {path} are both for {same}", hint="remove one of them")
+
+
+def _tuning(path: Path, data: Mapping[str, Any]) -> Tuning:
+    """Raises FieldError and our other errors."""
+    if data.get("version", VERSION) != VERSION:
+        raise FieldError(f"version: this program reads version {VERSION}, but got {data['version']!r}")
+    entry = entry_of({key: data[key] for key in ("operation", "count", "origin") if key in data}, "")
+    target = parse_target(text(data, "target"))
+    name = text(data, "name", path.stem)
+    if not _NAME.fullmatch(name):
+        raise FieldError(f"name: expected letters, digits, '_', '-' and '.', but got {name[:100]!r}")
+    return Tuning(
+        name,
+        entry.operation,
+        target,
+        text(data, "device", target.device_uri),
+        entry.count,
+        number(data, "share", least=0.0) if "share" in data else None,
+        entry.origin,
+        tuple(_known("kinds", each, KINDS) for each in texts(data, "kinds", ())),
+        _known("strategy", text(data, "strategy", DEFAULT_STRATEGY), STRATEGIES),
+        _evaluations(data),
+        _seconds(data),
+        whole(data, "seed", most=2**32 - 1, default=0),
+    )
+
+
+def _known(key: str, value: str, known: Mapping[str, object]) -> str:
+    if value not in known:
+        raise UsageError(f"{key}: unknown name {value[:100]!r}", hint=did_you_mean(value, known))
+    return value
+
+
+def _evaluations(data: Mapping[str, Any]) -> int | None:
+    if "evaluations" not in data:
+        return None if "seconds" in data else DEFAULT_EVALUATIONS
+    return whole(data, "evaluations", least=1, most=10**9)
+
+
+def _seconds(data: Mapping[str, Any]) -> float | None:
+    if "seconds" not in data:
+        return None
+    found = number(data, "seconds")
+    if found <= 0.0:
+        raise FieldError(f"seconds: expected a number above 0, but got {found:g}")
+    return found

@@ -1,0 +1,463 @@
+"""From tuning files to a library, on the null target: what is kept, what is not, and what is written."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from ran import Ran, Run
+
+from dispatch_profiler.command import FAILED, INTERRUPTED, SUCCESS, USAGE
+from dispatch_profiler.configurations import CpuTiles, Default
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.errors import TargetError
+from dispatch_profiler.library import Library
+from dispatch_profiler.operations import Conv2d, Matmul
+from dispatch_profiler.profiler.compare import live
+from dispatch_profiler.profiler.compare.pairing import Pair
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
+from dispatch_profiler.profiler.statistics.comparison import Outcome, Ratio
+from dispatch_profiler.targets import NullTarget, fastest_form
+from dispatch_profiler.tuner.commands import optimize_console
+from dispatch_profiler.tuner.results import runners_up
+from dispatch_profiler.tuner.search.live import LiveLines
+from dispatch_profiler.workloads import Workload, WorkloadEntry, write_workload
+
+SMALL, LARGE = Matmul(16, 32, 8), Matmul(64, 32, 8)
+#: 75 and 25 % of the time.
+WORKLOAD = Workload((WorkloadEntry(SMALL, 6), WorkloadEntry(LARGE, 2)))
+#: Of the shipped list, hence among the seeds.
+WINNER, RIVAL = CpuTiles((16, 64), (4, 16, 1)), CpuTiles((64, 128), (16, 16, 1))
+
+STORAGE = Path("tunings/search.log")
+
+Faults = dict[str, dict[str, object]]
+
+
+def name(operation: Matmul, configuration: CpuTiles | Default) -> str:
+    return Dispatch(operation, configuration).name
+
+
+#: One problem has a configuration that is twice as fast as the default, the other none that is faster.
+TIMES: Faults = {
+    name(SMALL, WINNER): {"time_ms": 0.25},
+    "*_default": {"time_ms": 0.5},
+    "*": {"time_ms": 1.0},
+}
+
+
+pytestmark = pytest.mark.usefixtures("quick_workers")
+
+
+@pytest.fixture
+def optimize(command: Run) -> Run:
+    """`optimize("--seed=1", faults={...})`: the command on the tuning files of `WORKLOAD`.
+
+    A journal and the strategy `random` take less time than the defaults.
+    """
+
+    def call(*arguments: str, faults: Faults | None = None, files: str = "tunings", log: str = "") -> Ran:
+        if faults is not None or not Path("faults.yaml").exists():
+            Path("faults.yaml").write_text(yaml.safe_dump(faults or TIMES, sort_keys=False))
+        if not Path("tunings").exists():
+            if not log:
+                write_workload(WORKLOAD, Path("log.yaml"))
+            assert command("gen_configs", log or "log.yaml", "-a", "null:faults.yaml").status == SUCCESS
+        quick = ("--evaluations=10", "--strategy=random", f"--storage={STORAGE}", "-j1")
+        return command("optimize", files, *quick, *arguments)
+
+    return call
+
+
+def rows(path: str) -> list[dict[str, str]]:
+    with Path(path).open() as file:
+        return list(csv.DictReader(file))
+
+
+def winners(folder: str = "final") -> dict[str, str]:
+    return {
+        each.operation.name: each.dispatch.configuration.name for each in Library.load(Path(folder)).entries
+    }
+
+
+# -- what is kept ----------------------------------------------------------------------------------
+
+
+def test_the_fastest_configuration_becomes_the_entry_of_its_operation(optimize):
+    """With its speed beside the default; an operation whose default is the fastest has none."""
+    ran = optimize()
+    assert ran.status == SUCCESS
+    assert winners() == {SMALL.name: WINNER.name}
+    (entry,) = Library.load(Path("final")).entries
+    assert entry.speedup.value == pytest.approx(2.0)
+    assert entry.gflops.value == pytest.approx(SMALL.flops / 0.25e6)
+    assert entry.provenance.target == "null:faults.yaml"
+
+
+def test_results_have_a_reason_for_each_problem(optimize):
+    optimize()
+    first, second = rows("results/raw_results.csv")
+    assert (first["problem"], first["judgement"], first["reason"]) == ("SSS_NN_0", "kept", "")
+    assert (first["reference_configuration"], first["tuned_configuration"]) == (
+        "tile_config_default",
+        WINNER.name,
+    )
+    assert float(first["speedup"]) == pytest.approx(2.0) and first["verification"] == "SUCCESS"
+    assert (second["judgement"], second["reason"]) == (
+        "no finalist",
+        "no configuration was faster than tile_config_default in the search",
+    )
+    assert rows("results/final_results.csv") == [first]
+    metrics = json.loads(Path("results/metrics.json").read_text())
+    assert metrics["average_uplift"]["value"] == pytest.approx(100.0)
+    assert metrics["weighted_uplift"] is None
+    assert metrics["settings"]["target"] == "null:faults.yaml"
+
+
+def test_the_uplift_is_printed(optimize):
+    """That of the workload, too, if its summary is given: 75 % of the time is halved."""
+    ran = optimize()
+    assert re.fullmatch(
+        r"Average GEMM uplift: 100.0 % \(.*\) over 1 kept problem; geometric mean .*\n", ran.out
+    )
+    ran = optimize("--log_summary=tunings/summary.csv")
+    assert re.search(
+        r"\nWeighted total uplift: 60.0 % \(.*\); the kept problems are 75.0 % of the time", ran.out
+    )
+    assert rows("results/raw_results.csv")[1]["share(%)"] == "25.0"
+
+
+def test_the_fastest_known_form_becomes_an_entry_but_is_no_uplift(optimize):
+    """Nothing is faster than it, but the compiler's default is slower. A winner is compared with the form."""
+    conv = Conv2d(1, 16, 16, 32, 32, 3, 3, layout="nhwc_fhwc_nhwc")
+    form = fastest_form(conv, NullTarget("faults.yaml"))
+    assert form is not None
+    write_workload(Workload((WorkloadEntry(conv),)), Path("log.yaml"))
+    times: Faults = {Dispatch(conv, form).name: {"time_ms": 0.25}, "*_default": {"time_ms": 0.5}}
+    ran = optimize("--evaluations=2", faults={**times, "*": {"time_ms": 1.0}}, log="log.yaml")
+    assert ran.status == SUCCESS and winners() == {conv.name: form.name}
+    assert ran.out == "Average GEMM uplift: none, because no finalist is kept\n"
+    (row,) = rows("results/raw_results.csv")
+    assert (row["judgement"], row["reference_configuration"]) == ("no finalist", form.name)
+    assert f"no configuration was faster than {form.name} in the search, which is in the" in row["reason"]
+
+
+def test_nothing_that_computes_something_else_is_kept(optimize):
+    """However fast it is: in the search, or only when it is compiled from the library."""
+    wrong = {"fault": "wrong_element", "time_ms": 0.01}
+    ran = optimize(faults={name(SMALL, RIVAL): wrong, **TIMES})
+    assert ran.status == SUCCESS and winners() == {SMALL.name: WINNER.name}
+
+    ran = optimize(faults={"*_tuned": wrong, **TIMES})
+    assert ran.status == SUCCESS and winners() == {}
+    (first, _) = rows("results/raw_results.csv")
+    assert (first["judgement"], first["verification"], first["tuned(ms)"]) == ("incorrect", "FAILED", "")
+    assert rows("results/final_results.csv") == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "judgement"),
+    [
+        ({"not_compiled": "no such tile"}, "not compiled"),
+        ({"not_applied": True}, "not applied"),
+        ({"fault": "nan"}, "incorrect"),
+        ({"time_ms": 0.75}, "slower"),
+        ({"time_ms": 0.5}, "interval overlaps"),
+        ({"time_ms": 0.45}, "below threshold"),
+    ],
+)
+def test_a_winner_that_the_benchmark_does_not_confirm_is_dropped(optimize, fault, judgement):
+    ran = optimize("--threshold=20", faults={"*_tuned": fault, **TIMES})
+    assert winners() == {} and f"[Benchmark]: SSS_NN_0: {judgement}: {WINNER.name}: " in ran.err
+    first = rows("results/raw_results.csv")[0]
+    assert first["judgement"] == judgement and first["reason"]
+    assert winners("results/winners") == {SMALL.name: WINNER.name}
+
+
+def test_without_anything_faster_the_library_is_empty_and_a_sentence_says_so(optimize):
+    ran = optimize(faults={"*_default": {"time_ms": 0.5}, "*": {"time_ms": 1.0}})
+    assert ran.status == SUCCESS and winners() == {}
+    assert "has 0 entries of 2 problems: nothing is faster than what the compiler does untuned" in ran.err
+    assert ran.out == "Average GEMM uplift: none, because no finalist is kept\n"
+
+
+def test_a_default_that_is_wrong_leaves_nothing_to_compare_with(optimize):
+    optimize("--only=search", "--evaluations=1")
+    ran = optimize(faults={f"{SMALL.name}_tile_config_default": {"fault": "nan"}, **TIMES})
+    first = rows("results/raw_results.csv")[0]
+    assert first["judgement"] == "not compared" and "no untuned configuration is correct" in first["reason"]
+    assert ran.status == SUCCESS and winners() == {}
+
+
+def test_the_tree_of_the_library_is_compiled_again(optimize, monkeypatch):
+    """Nothing of the benchmark comes from the cache that the search filled."""
+    optimize("--only=search")
+    seen: list[str] = []
+    whole = Evaluator.records
+
+    def records(self, candidates):
+        group = list(candidates)
+        seen.extend(each.dispatch.name for each in group)
+        assert all(each.command for each in group)  # of a tree
+        return whole(self, group)
+
+    monkeypatch.setattr(Evaluator, "records", records)
+    assert optimize().status == SUCCESS
+    assert seen == [f"{SMALL.name}_tile_config_default", f"{SMALL.name}_tile_config_tuned"]
+
+
+def test_a_tuning_spec_of_earlier_entries_is_pointed_out(optimize):
+    optimize("--only=search")
+    Path("final").mkdir()
+    Path("final/spec.mlir").write_text("")
+    assert "final/spec.mlir has earlier entries: dispatch-profiler library spec final" in optimize().err
+
+
+# -- runners-up ------------------------------------------------------------------------------------
+
+#: In the order of the search: its times do not tell them apart.
+BOTH: Faults = {name(SMALL, RIVAL): {"time_ms": 0.25}, **TIMES}
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`beside(Outcome.FASTER, Ratio(0.8, 0.78, 0.82))`: what paired sampling finds of finalists other than the first."""
+
+    def call(outcome: Outcome, ratio: Ratio | None = None) -> None:
+        class Comparison(live.LiveComparison):
+            def pairs(self, matched):
+                for _ in matched:
+                    yield Pair("", "", "", "", outcome, f"it is {outcome.value}", ratio)
+
+        monkeypatch.setattr(runners_up, "LiveComparison", Comparison)
+
+    return call
+
+
+def test_the_finalist_that_is_the_fastest_beside_the_others_is_kept(optimize, beside):
+    beside(Outcome.FASTER, Ratio(0.8, 0.78, 0.82))
+    ran = optimize(faults=BOTH)
+    assert ran.status == SUCCESS and winners() == {SMALL.name: WINNER.name} == winners("results/winners")
+    assert f"[Finalists]: SSS_NN_0: {WINNER.name} is the fastest of 2 beside each other\n" in ran.err
+    first, second, third = rows("results/raw_results.csv")
+    assert (first["problem"], first["judgement"], first["tuned_configuration"]) == (
+        "SSS_NN_0",
+        "kept",
+        WINNER.name,
+    )
+    # From samples of its own.
+    assert float(first["speedup"]) == pytest.approx(2.0)
+    assert (second["problem"], second["tuned_configuration"]) == ("SSS_NN_0", RIVAL.name)
+    assert (second["judgement"], second["speedup"], second["tuned(ms)"]) == ("runner-up", "", "")
+    assert second["reason"] == f"{WINNER.name} is 1.250 (1.220 to 1.282) times as fast beside it"
+    assert third["problem"] == "SSS_NN_1" and rows("results/final_results.csv") == [first]
+    assert json.loads(Path("results/metrics.json").read_text())["problems"] == 2
+
+
+def test_a_finalist_that_fails_beside_the_others_is_not_kept(optimize, beside):
+    beside(Outcome.FAILED)
+    optimize("--log_summary=tunings/summary.csv", faults=BOTH)
+    assert winners() == {SMALL.name: RIVAL.name}
+    first, second, _ = rows("results/raw_results.csv")
+    assert (second["tuned_configuration"], second["judgement"]) == (WINNER.name, "not compared")
+    assert (first["share(%)"], second["share(%)"]) == ("75.0", "")
+
+
+def test_if_a_finalist_is_wrong_the_next_one_is_measured(optimize):
+    """Here, all are, when they are compiled from the library; the problem has the reason of the first."""
+    ran = optimize(faults={"*_tuned": {"time_ms": 0.2, "fault": "wrong_element"}, **BOTH})
+    assert ran.status == SUCCESS and winners() == {}
+    found = rows("results/raw_results.csv")
+    assert [row["judgement"] for row in found] == ["incorrect", "incorrect", "no finalist"]
+    assert [row["tuned_configuration"] for row in found[:2]] == [RIVAL.name, WINNER.name]
+
+
+def test_the_fastest_known_form_replaces_a_winner_that_is_no_faster(optimize):
+    conv = Conv2d(1, 16, 16, 32, 32, 3, 3, layout="nhwc_fhwc_nhwc")
+    form = fastest_form(conv, NullTarget("faults.yaml"))
+    assert form is not None
+    write_workload(Workload((WorkloadEntry(conv),)), Path("log.yaml"))
+    times = {
+        "*_tuned": {"time_ms": 0.25},
+        Dispatch(conv, form).name: {"time_ms": 0.25},
+        "*_default": {"time_ms": 0.5},
+        "*": {"time_ms": 0.2},
+    }
+    ran = optimize("--evaluations=6", faults=times, log="log.yaml")
+    assert ran.status == SUCCESS and winners() == {conv.name: form.name}
+    row = rows("results/raw_results.csv")[0]
+    assert row["judgement"] == "interval overlaps" and row["reference_configuration"] == form.name
+    assert row["reason"].endswith(
+        f"; {form.name}, the fastest known form, is in the library: it is faster than the compiler's default"
+    )
+
+
+# -- interruptions ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", [2, 7])
+def test_an_interrupted_run_continues_and_ends_with_the_same_library(optimize, monkeypatch, line):
+    lines = [0]
+    whole = LiveLines.line
+
+    def interrupted(self, event):
+        lines[0] += 1
+        if lines[0] == line:
+            raise KeyboardInterrupt
+        return whole(self, event)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LiveLines, "line", interrupted)
+        ran = optimize()
+    assert ran.status == INTERRUPTED
+    assert ran.err.endswith(
+        "interrupted; what was measured is kept, and the same command continues from there\n"
+    )
+    assert optimize().status == SUCCESS
+    assert winners() == {SMALL.name: WINNER.name}
+    resumed = Library.load(Path("final")).entries
+    STORAGE.unlink()
+    assert optimize().status == SUCCESS
+    for one, other in zip(resumed, Library.load(Path("final")).entries, strict=True):
+        assert (one.dispatch, one.speedup, one.gflops) == (other.dispatch, other.speedup, other.gflops)
+
+
+def test_a_run_that_is_interrupted_in_its_benchmark_continues(optimize, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(live.LiveComparison, "pairs", _interrupted)
+        assert optimize().status == INTERRUPTED
+    assert not Path("final").exists()
+    ran = optimize()
+    assert ran.status == SUCCESS and "[Compiling]" not in ran.err and winners() == {SMALL.name: WINNER.name}
+
+
+def test_a_device_that_vanishes_in_the_benchmark_costs_nothing_of_the_search(optimize, monkeypatch):
+    def vanished(*_: object) -> None:
+        raise TargetError("no such device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(live.LiveComparison, "pairs", vanished)
+        ran = optimize()
+    assert ran.status == USAGE and "the device failed after the search: no such device" in ran.err
+    assert (
+        "hint: the search is stored, and the library is unchanged" in ran.err and not Path("final").exists()
+    )
+    assert "[Compiling]" not in optimize().err and winners() == {SMALL.name: WINNER.name}
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+# -- arguments -------------------------------------------------------------------------------------
+
+
+def test_the_command_of_the_document_runs_as_written(command, monkeypatch):
+    """With a log of hipBLASLt, and with its path, which is not needed. Here, one device does all the work."""
+    whole = optimize_console.search_tunings
+    seen = []
+
+    def search_tunings(tunings, storage, options, *rest):
+        seen.extend(options.devices)
+        return whole(tunings, storage, replace(options, devices=options.devices[:1]), *rest)
+
+    monkeypatch.setattr(optimize_console, "search_tunings", search_tunings)
+    Path("faults.yaml").write_text(yaml.safe_dump(TIMES, sort_keys=False))
+    line = (
+        "- {{function: matmul, M: {m}, N: 16, K: 8, lda: 8, ldb: 8, ldc: {m}, ldd: {m}, stride_a: 0, stride_b: 0, "
+        "stride_c: 0, stride_d: 0, alpha: 1.0, beta: 0.0, transA: T, transB: N, batch_count: 1, scaleA: 0, scaleB: 0, "
+        "scaleAlpha_vector: false, gradient: false, use_e: false, bias_vector: false, bias_source: d, a_type: bf16_r, "
+        "b_type: bf16_r, c_type: bf16_r, d_type: bf16_r, scale_type: f32_r, bias_type: f32_r, compute_type: c_f32_r, "
+        "activation_type: none, flush: false, rotating: 512, cold_iters: 0, iters: 0, call_count: 1}}\n"
+    )
+    Path("hipblaslt.log").write_text(line.format(m=32) + line.format(m=64))
+    hipblaslt = "/path/to/rocm-libraries/projects/hipblaslt/"
+    ran = command("gen_configs", hipblaslt, "hipblaslt.log", "-a", "null:faults.yaml")
+    assert ran.status == SUCCESS
+    for file in Path("tunings").glob("*.yaml"):
+        file.write_text(re.sub(r"(?m)^evaluations: 64$", "evaluations: 10", file.read_text()))
+    ran = command("optimize", hipblaslt, "tunings", "--devices=0,1,2,3")
+    assert ran.status == SUCCESS
+    assert "/path/to/rocm-libraries/projects/hipblaslt/ is not needed" in ran.err
+    assert seen == ["null://0", "null://1", "null://2", "null://3"]
+    assert {path.name for path in Path("results").iterdir()} == {
+        *("raw_results.csv", "final_results.csv", "metrics.json", "report.html", "winners"),
+    }
+    assert Path("tunings/search.db").exists() and Library.load(Path("final")) is not None
+    merged = command("merge", "--no_eff", "--force_merge", "True", "final", "final", "merged")
+    assert merged.status == SUCCESS
+
+
+def test_scripts_of_gen_configs_search_their_problem_only(optimize):
+    assert optimize("--only=search", files="tunings/SSS_NN_0.yaml").status == SUCCESS
+    assert not Path("final").exists() and not Path("results").exists()
+    ran = optimize("--only=search", files="tunings/SSS_NN_1.yaml")
+    assert ran.status == SUCCESS
+    ran = optimize()
+    assert "[Compiling]" not in ran.err and winners() == {SMALL.name: WINNER.name}
+
+
+def test_an_empty_folder(command):
+    Path("tunings").mkdir()
+    ran = command("optimize", "tunings")
+    assert ran.status == USAGE and "tunings has no tuning files" in ran.err
+
+
+def test_a_folder_that_tune_wrote_is_pointed_at_its_tuning_files(command):
+    Path("tuned/tunings").mkdir(parents=True)
+    assert "hint: they are in tuned/tunings\n" in command("optimize", "tuned").err
+
+
+def test_only_damaged_tuning_files(command):
+    Path("tunings").mkdir()
+    Path("tunings/SSS_NN_0.yaml").write_text("format: dispatch_profiler tuning\noperation: 7\n")
+    ran = command("optimize", "tunings")
+    assert ran.status == USAGE and "skipped: tunings/SSS_NN_0.yaml: " in ran.err
+    assert "tunings has no valid tuning files" in ran.err
+
+
+def test_a_damaged_tuning_file_costs_only_its_own_problem(optimize):
+    optimize("--only=search")
+    Path("tunings/SSS_NN_1.yaml").write_text("format: dispatch_profiler tuning\noperation: 7\n")
+    assert optimize().status == FAILED
+    assert winners() == {SMALL.name: WINNER.name}
+
+
+def test_the_library_of_another_target_is_not_replaced(optimize, command):
+    optimize()
+    Path("other.yaml").write_text(Path("faults.yaml").read_text())
+    assert command("gen_configs", "log.yaml", "-a", "null:other.yaml", "-o", "other").status == SUCCESS
+    before = Path("final/library.json").read_text()
+    ran = command("optimize", "other", "--evaluations=3")
+    assert ran.status == USAGE
+    assert "final is a library for null:faults.yaml, not for null:other.yaml" in ran.err
+    assert Path("final/library.json").read_text() == before
+
+
+def test_entries_of_other_problems_are_not_replaced(optimize):
+    optimize()
+    ran = optimize(files="tunings/SSS_NN_1.yaml")
+    assert ran.status == USAGE and f"final has entries of other tunings: {SMALL.name}" in ran.err
+    assert winners() == {SMALL.name: WINNER.name}
+
+
+def test_tuning_files_for_several_targets_are_not_one_library(optimize):
+    optimize("--only=search")
+    file = Path("tunings/SSS_NN_1.yaml")
+    file.write_text(file.read_text().replace("null:faults.yaml", "null"))
+    ran = optimize()
+    assert ran.status == USAGE and "are for several targets, but a library is for one" in ran.err
+
+
+def test_a_summary_of_other_problems(optimize):
+    optimize("--only=search")
+    summary = Path("tunings/summary.csv")
+    summary.write_text(summary.read_text().replace("SSS_NN_1", "SSS_TN_1"))
+    ran = optimize("--log_summary=tunings/summary.csv")
+    assert ran.status == USAGE and "tunings/summary.csv does not have SSS_NN_1" in ran.err

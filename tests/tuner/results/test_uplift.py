@@ -1,0 +1,260 @@
+"""Which finalists are kept, and the uplift of a workload, on numbers with closed-form answers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatch_profiler.configurations import CpuTiles, Default
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.library import Estimate, KeepRule
+from dispatch_profiler.operations import Matmul
+from dispatch_profiler.profiler.measurement.measure import Measurement
+from dispatch_profiler.profiler.records.record import Confirmation, Provenance, Record, Verdict
+from dispatch_profiler.profiler.records.record_file import StoredRecord, stored
+from dispatch_profiler.tuner.results.results import (
+    FINAL_FILE,
+    METRICS_FILE,
+    RAW_FILE,
+    results_text,
+    uplift_lines,
+    write_results,
+)
+from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement, combined, judge, uplift
+from dispatch_profiler.tuner.tunings.problems import Problem
+
+OPERATION = Matmul(64, 64, 64)
+HERE = Provenance("local-task", "llvm-cpu", "compiler 3.13.0, runtime 3.13.0", seed=7)
+TILES = CpuTiles((32, 32), (8, 16, 1))
+EXACT = 1e-12
+
+
+def recorded(configuration=TILES, milliseconds=1.0, verdict=Verdict.SUCCESS, reason="") -> StoredRecord:
+    samples = (milliseconds,) * 24
+    return stored(Record(Dispatch(OPERATION, configuration), HERE, verdict, reason, Measurement(samples, 10)))
+
+
+def paired(value: float | None = 2.0, low: float | None = 1.9, high: float | None = 2.1, outcome="faster") -> Confirmation:  # fmt: skip
+    return Confirmation(outcome, "a reason", value, low, high)
+
+
+def finalist(speedup: Confirmation | None = None, share: float | None = None, **more) -> Finalist:
+    values = {"tuned": recorded(), "paired": speedup or paired(), "share": share, **more}
+    return Finalist(Problem("SSS_NN_0", OPERATION, 3, "log:1"), recorded(Default(), 2.0), **values)
+
+
+def kept(value: float, low: float, high: float, share: float | None = None) -> Judged:
+    found = judge(finalist(paired(value, low, high), share))
+    assert found.is_kept
+    return found
+
+
+# -- judgements ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "judgement", "reason"),
+    [
+        ({}, Judgement.KEPT, ""),
+        ({"tuned": None}, Judgement.NO_FINALIST, "no configuration was faster"),
+        ({"is_same_kernel": True}, Judgement.SAME_KERNEL, "the same kernel"),
+        ({"tuned": recorded(verdict=Verdict.FAILED, reason="1 of 9 elements")}, Judgement.INCORRECT, "1 of 9 elements"),
+        ({"tuned": recorded(verdict=Verdict.IMPLAUSIBLE, reason="too fast")}, Judgement.IMPLAUSIBLE, "too fast"),
+        ({"tuned": recorded(verdict=Verdict.CRASHED, reason="signal 11")}, Judgement.CRASHED, "signal 11"),
+        ({"tuned": recorded(verdict=Verdict.NOT_VERIFIED)}, Judgement.NOT_VERIFIED, "Not verified"),
+        ({"paired": None}, Judgement.NOT_COMPARED, "not measured beside the default"),
+        ({"paired": paired(None, None, None, "not measured")}, Judgement.NOT_COMPARED, "a reason"),
+        ({"paired": paired(outcome="failed")}, Judgement.NOT_COMPARED, "it failed beside the default: a reason"),
+        ({"paired": paired(1.5, 0.9, 2.0)}, Judgement.INTERVAL_OVERLAPS, "1.500 (0.900 to 2.000), which includes 1"),
+        ({"paired": paired(1.5, 1.0, 2.0)}, Judgement.INTERVAL_OVERLAPS, "which includes 1"),
+        ({"paired": paired(1.5, None, None)}, Judgement.INTERVAL_OVERLAPS, "(0.000 to inf)"),
+        ({"paired": paired(0.9, 0.8, 0.95)}, Judgement.SLOWER, "its speedup is 0.900"),
+        ({"paired": paired(1.05, 1.02, 1.1)}, Judgement.BELOW_THRESHOLD, "does not exceed 1.03"),
+        ({"paired": paired(1.05, 1.031, 1.1)}, Judgement.KEPT, ""),
+    ],
+)  # fmt: skip
+def test_a_finalist_has_a_judgement_with_its_reason(changes, judgement: Judgement, reason: str):
+    """With a threshold of 3 %."""
+    found = judge(replace(finalist(), **changes), KeepRule(0.03))
+    assert found.judgement is judgement
+    assert reason in found.reason
+    assert bool(found.reason) is not found.is_kept
+
+
+@pytest.mark.parametrize("verdict", [each for each in Verdict if each is not Verdict.SUCCESS])
+def test_only_what_is_verified_is_kept(verdict: Verdict):
+    """However fast it is."""
+    found = judge(finalist(paired(99.0, 98.0, 100.0), tuned=recorded(verdict=verdict)))
+    assert not found.is_kept
+    assert found.kept_speedup == Estimate(1.0, 1.0, 1.0)
+
+
+# -- uplift ----------------------------------------------------------------------------------------
+
+
+def test_the_average_uplift_is_the_mean_of_the_kept_speedups():
+    """(2 + 1.5) / 2 = 1.75; ends by half the root of the sum of squares: sqrt(0.3^2 + 0.4^2) / 2 = 0.25."""
+    judged = [kept(2.0, 1.7, 2.6), kept(1.5, 1.1, 2.3), judge(finalist(paired(9.0, 0.5, 99.0)))]
+    found = uplift(judged)
+    assert found.kept == 2
+    assert found.average is not None
+    assert found.average.value == pytest.approx(75.0, rel=EXACT)
+    assert found.average.low == pytest.approx(50.0, rel=EXACT)
+    assert found.average.high == pytest.approx(75.0 + 50.0, rel=EXACT)  # hypot(0.6, 0.8) / 2 = 0.5
+
+
+def test_the_geometric_mean_uplift():
+    """sqrt(2 * 8) = 4; the logarithms of the ends are off by log 2 each: 4 / 2^(sqrt(2) / 2)."""
+    found = uplift([kept(2.0, 1.0001, 4.0), kept(8.0, 4.0, 16.0)]).geometric
+    assert found is not None
+    assert found.value == pytest.approx(300.0, rel=EXACT)
+    assert found.high == pytest.approx(100.0 * (4.0 * 2.0 ** math.sqrt(0.5) - 1.0), rel=EXACT)
+
+
+def test_the_weighted_uplift_is_that_of_the_whole_workload():
+    """60 % twice as fast, 30 % as it was, 10 % not tuned: 100 / (30 + 30 + 10)."""
+    judged = [kept(2.0, 2.0, 2.0, share=60.0), judge(finalist(paired(9.0, 0.5, 99.0), share=30.0))]
+    found = uplift(judged)
+    assert found.weighted is not None
+    assert found.weighted.value == pytest.approx(100.0 * (100.0 / 70.0 - 1.0), rel=EXACT)
+    assert (found.weighted.low, found.weighted.high) == (found.weighted.value, found.weighted.value)
+    assert (found.attempted, found.improved) == (90.0, 60.0)
+
+
+def test_the_interval_of_the_weighted_uplift():
+    """50 % at 2 (1.25 to 4): 25 s, off by 15 s above and 12.5 s below; 50 % stay."""
+    found = uplift([kept(2.0, 1.25, 4.0, share=50.0)]).weighted
+    assert found is not None
+    assert found.value == pytest.approx(100.0 * (100.0 / 75.0 - 1.0), rel=EXACT)
+    assert found.low == pytest.approx(100.0 * (100.0 / 90.0 - 1.0), rel=EXACT)
+    assert found.high == pytest.approx(100.0 * (100.0 / 62.5 - 1.0), rel=EXACT)
+
+
+def test_a_whole_workload_twice_as_fast():
+    found = uplift([kept(2.0, 2.0, 2.0, share=share) for share in (25.0, 25.0, 50.0)])
+    assert found.weighted is not None
+    assert found.weighted.value == pytest.approx(100.0, rel=EXACT)
+
+
+def test_nothing_kept_is_no_uplift_and_never_a_loss():
+    found = uplift([judge(finalist(paired(0.5, 0.4, 0.6), share=70.0))])
+    assert (found.average, found.geometric, found.improved, found.attempted) == (None, None, 0.0, 70.0)
+    assert found.weighted is not None
+    assert (found.weighted.value, found.weighted.low, found.weighted.high) == (0.0, 0.0, 0.0)
+
+
+def test_without_shares_there_is_no_weighted_uplift():
+    found = uplift([kept(2.0, 1.9, 2.1)])
+    assert (found.weighted, found.attempted, found.improved) == (None, None, None)
+    assert uplift([]).average is None
+
+
+def test_an_unknown_end_stays_unknown():
+    found = uplift([judge(finalist(paired(2.0, 1.5, None), share=100.0))])
+    for each in (found.average, found.geometric, found.weighted):
+        assert each is not None
+        assert each.high == math.inf
+        assert each.low == pytest.approx(50.0, rel=EXACT)
+
+
+SPEEDS = st.tuples(st.floats(1.001, 5.0), st.floats(1.0, 3.0), st.floats(1.0, 3.0)).map(
+    lambda each: (each[0] * each[1], each[0], each[0] * each[1] * each[2])
+)
+
+
+@given(st.lists(st.tuples(SPEEDS, st.floats(0.1, 10.0)), min_size=1, max_size=9))
+def test_kept_problems_never_slow_the_workload(parts):
+    """Their lower ends exceed 1, so that of the whole does too."""
+    found = uplift([kept(*speed, share=share) for speed, share in parts])
+    for each in (found.average, found.geometric, found.weighted):
+        assert each is not None
+        assert -1e-9 <= each.low <= each.value + 1e-9 <= each.high + 2e-9
+
+
+def test_combined_intervals_are_narrower_than_the_sum_of_their_ends():
+    found = combined([(1.0, Estimate(5.0, 2.0, 8.0)), (1.0, Estimate(6.0, 2.0, 10.0))])
+    assert (found.value, found.low, found.high) == (11.0, 6.0, 16.0)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+JUDGED = [
+    kept(2.0, 1.7, 2.6, share=60.0),
+    judge(finalist(tuned=recorded(verdict=Verdict.FAILED, reason='wrong, "very"'), share=30.0)),
+    judge(finalist(tuned=None, share=None)),
+]
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    with Path("results", name).open(newline="") as file:
+        return list(csv.DictReader(file, strict=True))
+
+
+def test_every_problem_is_in_the_raw_results_and_the_kept_ones_are_final():
+    write_results(Path("results"), JUDGED, {})
+    raw = rows(RAW_FILE)
+    assert [each["judgement"] for each in raw] == ["kept", "incorrect", "no finalist"]
+    assert [each["reason"] for each in raw] == [each.reason for each in JUDGED]
+    assert rows(FINAL_FILE) == raw[:1]
+    first = raw[0]
+    assert (float(first["speedup"]), float(first["uplift(%)"]), float(first["saved_share(%)"])) == (
+        2.0,
+        100.0,
+        30.0,
+    )
+    assert (float(first["reference(ms)"]), float(first["tuned(ms)"])) == (2.0, 1.0)
+    assert (first["reference_configuration"], first["tuned_configuration"]) == (
+        "tile_config_default",
+        TILES.name,
+    )
+
+
+def test_a_wrong_kernel_has_no_time_in_the_results():
+    write_results(Path("results"), JUDGED, {})
+    wrong = rows(RAW_FILE)[1]
+    assert (wrong["tuned(ms)"], wrong["saved_share(%)"], wrong["verification"]) == ("", "0.0", "FAILED")
+
+
+def test_metrics_have_the_figures_with_their_intervals():
+    found = write_results(Path("results"), JUDGED, {"threshold": 0.03, "device": "local-task"})
+    metrics = json.loads(Path("results", METRICS_FILE).read_text())
+    assert found.average is not None
+    assert found.weighted is not None
+    assert metrics["average_uplift"] == vars(found.average)
+    assert metrics["weighted_uplift"] == vars(found.weighted)
+    assert metrics["judgements"] == {"kept": 1, "no finalist": 1, "incorrect": 1}
+    assert metrics["coverage"] == {"attempted": 90.0, "improved": 60.0}
+    assert (metrics["problems"], metrics["settings"]["threshold"]) == (3, 0.03)
+
+
+def test_metrics_of_unknown_figures_are_json():
+    """Infinity is not."""
+    judged = [judge(finalist(paired(2.0, 1.5, None), share=100.0))]
+    write_results(Path("results"), judged, {})
+    metrics = json.loads(Path("results", METRICS_FILE).read_text())
+    assert metrics["average_uplift"]["high"] is None
+    write_results(Path("results"), [], {})
+    assert json.loads(Path("results", METRICS_FILE).read_text())["average_uplift"] is None
+
+
+def test_results_of_nothing_have_their_columns():
+    assert results_text([]).startswith("problem,operation,count,share(%),judgement,reason,")
+
+
+def test_what_is_printed():
+    assert uplift_lines(uplift(JUDGED)) == (
+        "Average GEMM uplift: 100.0 % (70.0 to 160.0 %) over 1 kept problem; geometric mean 100.0 % (70.0 to 160.0 %)",
+        "Weighted total uplift: 42.9 % (32.8 to 58.5 %); the kept problems are 60.0 % of the time, all that were tuned 90.0 %",
+    )
+    assert uplift_lines(uplift(JUDGED[1:]), "flops") == (
+        "Average GEMM uplift: none, because no finalist is kept",
+        "Weighted total uplift: 0.0 % (0.0 to 0.0 %); the kept problems are 0.0 % of the FLOP count, all that were tuned 30.0 %",
+    )
+    assert len(uplift_lines(uplift([]))) == 1
