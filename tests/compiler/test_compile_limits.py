@@ -24,7 +24,7 @@ def faulty(run):
     """`faulty("crash")`: a null tree in which one tile does that to the compiler."""
 
     def make(fault: str) -> None:
-        Path("faults.yaml").write_text(f'"*_8x32x4": {{compiler: {fault}}}\n"*": {{}}\n')
+        Path("faults.yaml").write_text(f'"*_64x128_8x32x4": {{compiler: {fault}}}\n"*": {{}}\n')
         assert run("generator", "--target=null:faults.yaml", *SHAPE).status == 0
 
     return make
@@ -55,7 +55,7 @@ def the_failed() -> DispatchEntry:
 def test_it_costs_itself_and_none_of_its_module(run, faulty, fault: str, reason: str):
     faulty(fault)
     # A module may take 10 s more for each further dispatch: that of a module that hangs has few.
-    few = ["--timeout=2", "--dispatches=*_8x32x4,*_4x16x1"] if fault == "hang" else []
+    few = ["--timeout=2", "--dispatches=*_64x128_8x32x4,*_4x16x1"] if fault == "hang" else []
 
     outcome = run("compile", "-j1", *few)
 
@@ -106,7 +106,7 @@ def test_retry_compiles_the_modules_of_what_failed_so(run, faulty):
 
 def test_a_refusal_is_no_matter_of_luck(run, faulty):
     """What the compiler says no to is not tried again by --retry."""
-    Path("faults.yaml").write_text('"*_8x32x4": {not_compiled: no such tile}\n')
+    Path("faults.yaml").write_text('"*_64x128_8x32x4": {not_compiled: no such tile}\n')
     run("generator", "--target=null:faults.yaml", *SHAPE)
     run("compile", "-j1")
 

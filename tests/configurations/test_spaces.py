@@ -144,7 +144,7 @@ def test_kinds_have_spaces_where_the_compiler_has_code_for_them():
         return {space.kind.kind for space in spaces(operation, limits_of(target))}
 
     product, depthwise = OPERATIONS[0], OPERATIONS[6]
-    assert kinds("llvm-cpu", product) == {"default", "cpu_tiles", "flow"}
+    assert kinds("llvm-cpu", product) == {"default", "cpu_tiles", "flow", "formed"}
     assert kinds("llvm-cpu", depthwise) == {"default", "cpu_tiles", "formed"}
     assert kinds("cuda:sm_80", product) == {"default", "mma_tiles", "simt_tiles", "triton"}
     assert kinds("cuda:sm_80", depthwise) == {"default", "simt_tiles", "formed"}

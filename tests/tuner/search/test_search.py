@@ -425,7 +425,7 @@ def test_a_search_with_iree_finds_a_verified_configuration(measured):
 @pytest.mark.usefixtures("in_process")
 def test_a_search_whose_study_was_taken_over_ends_before_the_next_round(find, monkeypatch):
     """What it had stored is kept."""
-    monkeypatch.setattr("dispatch_profiler.tuner.storage._ALIVE_SECONDS", 0.0)
+    monkeypatch.setattr("dispatch_profiler.tuner.storage.storage._ALIVE_SECONDS", 0.0)
     with open_storage("search.log") as storage:
         studies = []
         whole = storage.study
