@@ -48,8 +48,10 @@ TARGET = parse_target("llvm-cpu")
 WORKLOADS = Path(__file__).parent / "workloads"
 #: Forms that are compared with the fastest known one.
 USUAL_FORMS = ("permuted", "im2col")
-ROUNDS, QUICK_ROUNDS = 6, 3
-SAMPLES, QUICK_SAMPLES = 24, 10
+ROUNDS, QUICK_ROUNDS = 5, 3
+SAMPLES, QUICK_SAMPLES = 12, 6
+#: Seconds for each candidate that may be the default.
+CHOOSING = StopRule(seconds=0.2)
 
 
 @dataclass(frozen=True)
@@ -246,7 +248,9 @@ def measured(file: str, library: Library, quick: bool) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         tree = compiled(Path(folder), sides)
         print(f"{name}: {len(sides)} operations are compiled", flush=True)
-        pairs, limits = contestants(tree, providers, replace(options, references=tree.references))
+        first = replace(options, measure=MeasureOptions(CHOOSING), references=tree.references)
+        pairs, limits = contestants(tree, providers, first)
+        print(f"{name}: everything is verified", flush=True)
         rounds = []
         with Evaluator(replace(options, verify=False)) as evaluator:
             for number in range(QUICK_ROUNDS if quick else ROUNDS):

@@ -153,6 +153,12 @@ def spec_file(path: Path) -> Path:
     return library_file(path).with_name(SPEC_FILE)
 
 
+def old_spec_hint(path: Path) -> str:
+    """After a change of the library `path`: how to renew the tuning spec beside it; empty if it has none."""
+    spec = spec_file(path)
+    return f"hint: {spec} has earlier entries: dispatch-profiler library spec {path}" if spec.exists() else ""
+
+
 def _places(names: Iterable[str]) -> Mapping[str, Sequence[int]]:
     """Name of an operation -> the indices of its entries."""
     places: dict[str, list[int]] = {}

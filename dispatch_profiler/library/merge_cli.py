@@ -10,7 +10,7 @@ from pathlib import Path
 from dispatch_profiler.command import SUCCESS, Parser, boolean, folder, run, say, warn
 from dispatch_profiler.files import locked
 from dispatch_profiler.library.entry import Entry
-from dispatch_profiler.library.library import Library, library_file, spec_file
+from dispatch_profiler.library.library import Library, library_file, old_spec_hint
 from dispatch_profiler.library.merge import Change, Merged, Outcome, merge
 from dispatch_profiler.library.shipped import find_library
 from dispatch_profiler.plurals import counted
@@ -74,8 +74,8 @@ def _main(options: argparse.Namespace) -> int:
         say(_summary(merged, library_file(output), is_dry_run=options.dry_run))
         if not options.dry_run:
             merged.library.save(output)
-            if spec_file(output).exists():
-                say(f"hint: {spec_file(output)} has earlier entries: dispatch-profiler library spec {output}")
+            if hint := old_spec_hint(output):
+                say(hint)
     return SUCCESS
 
 

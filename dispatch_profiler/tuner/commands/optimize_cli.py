@@ -11,6 +11,7 @@ from dispatch_profiler.tuner.commands.arguments import add_hipblaslt_argument, n
 from dispatch_profiler.tuner.commands.optimize import Outputs, Weights, check_output, weights_of
 from dispatch_profiler.tuner.commands.optimize_console import check_same_target, finish_tunings, run_search
 from dispatch_profiler.tuner.commands.search_arguments import (
+    KEPT,
     add_search_arguments,
     changed,
     named_devices,
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
         make_parser(prog),
         _main,
         arguments,
-        kept="what was measured is kept, and the same command continues from there",
+        kept=KEPT,
     )
 
 

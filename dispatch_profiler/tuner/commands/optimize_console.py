@@ -11,7 +11,7 @@ from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.files import atomic_file
 from dispatch_profiler.library import library_file
-from dispatch_profiler.library.library import spec_file
+from dispatch_profiler.library.library import old_spec_hint
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.records.record_file import to_line
 from dispatch_profiler.tuner.commands.optimize import Finished, Outputs, Weights, finish
@@ -128,10 +128,8 @@ def finish_tunings(
         f"{counted(len(searched), 'problem')}"
         + ("" if count else ": nothing is faster than what the compiler does untuned")
     )
-    if spec_file(outputs.library).exists():
-        say(
-            f"hint: {spec_file(outputs.library)} has earlier entries: dispatch-profiler library spec {outputs.library}"
-        )
+    if hint := old_spec_hint(outputs.library):
+        say(hint)
     for line in uplift_lines(found.uplift, weights.unit):
         show(line)
     return found

@@ -23,6 +23,8 @@ from dispatch_profiler.tuner.tunings.tuning_file import Tuning
 
 #: Files of a search in the folder of the tuning files: its storage, and the records of everything it evaluated.
 STORAGE_FILE, RECORDS_FILE = "search.db", "search.jsonl"
+#: What Ctrl-C leaves.
+KEPT = "what was measured is kept, and the same command continues from there"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def add_search_arguments(parser: Parser, *, usual: str) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--threshold", type=percent, default=0.0, metavar="PERCENT",
-        help="keep winners whose speedup has its whole interval above this (default: %(default)g)",
+        help="keep winners that are faster by more than this, with their whole interval (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
         "--storage", metavar="FILE|URL",

@@ -18,6 +18,7 @@ from dispatch_profiler.tuner.commands.gen_configs_cli import Request, generate_t
 from dispatch_profiler.tuner.commands.optimize import Outputs, check_output, weights_of
 from dispatch_profiler.tuner.commands.optimize_console import finish_tunings, run_search
 from dispatch_profiler.tuner.commands.search_arguments import (
+    KEPT,
     add_search_arguments,
     changed,
     named_devices,
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
         make_parser(prog),
         _main,
         arguments,
-        kept="what was measured is kept, and the same command continues from there",
+        kept=KEPT,
     )
 
 

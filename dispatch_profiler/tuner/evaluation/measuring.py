@@ -149,7 +149,7 @@ class Devices:
     # -- devices ------------------------------------------------------------------------------
 
     def home_of(self, at: int) -> str:
-        """The device of an operation: the one that has the fewest, if it has none yet."""
+        """The device that measures an operation: at first the one with the fewest operations."""
         if self._homes.get(at) not in self._evaluators:
             homes = [device for other, device in self._homes.items() if other != at]
             self._homes[at] = min(self._evaluators, key=homes.count)

@@ -42,6 +42,9 @@ from dispatch_profiler.tuner.search.search import OperationResult
 from dispatch_profiler.tuner.spaces.seeds import baselines
 from dispatch_profiler.tuner.tunings.problems import Problem
 
+#: Time limit of a comparison. The compiler's default may take 50 ms: its first result, after 17 rounds, takes 40 s.
+_PAIR_SECONDS = 90.0
+
 
 @dataclass(frozen=True)
 class Contender:
@@ -88,6 +91,7 @@ class Benchmark:
         return LiveOptions(
             self.evaluator.device,
             SequentialTestOptions(threshold=self.margin),
+            seconds=_PAIR_SECONDS,
             limit_seconds=self.evaluator.seconds,
             seed=self.evaluator.seed,
         )

@@ -37,7 +37,7 @@ class Compiling:
 
 @dataclass(frozen=True)
 class Measuring:
-    """Compiled candidates are about to be verified and measured; `shared` have a kernel that already was."""
+    """Compiled candidates are about to be verified and measured; `shared` have the kernel of another one."""
 
     round: int
     candidates: int

@@ -38,7 +38,7 @@ class LiveLines:
             shared = f", {event.shared} with the kernel of another" if event.shared else ""
             return f"[Measuring]: round {event.round}: {counted(event.candidates, 'candidate')}{shared}"
         if isinstance(event, DeviceLost):
-            return f"{event.device} failed ({event.reason}); the other devices do its work"
+            return f"{event.device} failed ({event.reason}); its operations continue on the other devices"
         if isinstance(event, DeviceJoined):
             return f"{event.device} takes part"
         if isinstance(event, Warned):

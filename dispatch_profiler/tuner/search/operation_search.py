@@ -25,9 +25,10 @@ ROUND_SIZE = 8
 class SearchTask:
     """What to search for one operation, and for how long.
 
-    `baselines` are evaluated first, then the valid ones of `seeds`, at most half of `evaluations`, then what the
-    strategy proposes; after `descend_after` proposals, neighbours of the fastest come first. The search ends after `evaluations` configurations, baselines included, or after `seconds` of
-    compiling and measuring, or when the space has nothing left.
+    `baselines` are evaluated first, then the valid ones of `seeds`, which are at most half of `evaluations`. Then the
+    strategy proposes; after `descend_after` of its proposals, neighbours of the fastest come first. The search ends
+    after `evaluations` configurations, baselines included, after `seconds` of compiling and measuring, or when the
+    space has nothing left.
     """
 
     space: SearchSpace
