@@ -139,7 +139,7 @@ def test_one_device_gives_records_in_their_order(tree):
         ("", "expected device URIs"),
         ("local-task,,null", "expected device URIs"),
         ("local-task,local-sync,local-task", "local-task is named twice"),
-        ("local-task,cuda://0", "compiled for devices like local-task, but got cuda://0"),
+        ("local-task,cuda://0", "code for local-task does not run on cuda://0"),
     ],
 )
 def test_what_is_no_list_of_devices_is_told(text: str, said: str):
