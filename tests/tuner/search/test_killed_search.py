@@ -28,7 +28,7 @@ from dispatch_profiler.tuner.strategies.sweeps import Sweep, read_sweep
 SWEEPS = ROOT / "benchmarks" / "sweeps"
 SCRIPT = Path(__file__).with_name("killed_search.py")
 #: Of its modules, which are those of these tests.
-PATH = os.pathsep.join([str(SCRIPT.parent), str(SCRIPT.parents[1])])
+PATH = os.pathsep.join(map(str, SCRIPT.parents[:3]))
 
 
 def plant_faults() -> str:
