@@ -24,12 +24,7 @@ PROG = "dispatch-profiler optimize"
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
     """Entry point; returns the exit status."""
-    return run(
-        make_parser(prog),
-        _main,
-        arguments,
-        kept=KEPT,
-    )
+    return run(make_parser(prog), _main, arguments, kept=KEPT)
 
 
 def make_parser(prog: str = PROG) -> Parser:

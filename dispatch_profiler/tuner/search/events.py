@@ -80,7 +80,7 @@ def _ratio(numerator: float | None, denominator: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class DeviceLost:
-    """One of several devices failed; the others do its work."""
+    """One of several devices failed; its operations continue on the others."""
 
     device: str
     reason: str
