@@ -348,7 +348,7 @@ def run(
 ) -> int:
     """Parse `arguments` and call `main`. Turns errors into messages and returns the exit status.
 
-    `kept` is the part of the message after Ctrl-C that says which work was kept.
+    `kept` is the part of the message after Ctrl-C that says which work was kept, unless the KeyboardInterrupt says it.
     """
     global _called
     before, _called = _called, _Called(parser.prog)
@@ -361,8 +361,8 @@ def run(
         return status
     except DispatchProfilerError as error:
         return fail(error)
-    except KeyboardInterrupt:
-        warn(f"{parser.prog}: interrupted; {kept}")
+    except KeyboardInterrupt as error:
+        warn(f"{parser.prog}: interrupted; {str(error) or kept}")
         return INTERRUPTED
     except BrokenPipeError:
         discard_output()  # the reader of our output has exited (`| head`)

@@ -95,6 +95,8 @@ def test_ctrl_c_says_what_is_kept(capsys):
     """The status is that of shells, and the user learns that the work is not lost."""
     assert run(raising(KeyboardInterrupt())) == INTERRUPTED == 130
     assert "interrupted; finished work is kept" in capsys.readouterr().err
+    assert run(raising(KeyboardInterrupt("1 of 2 was measured"))) == INTERRUPTED
+    assert capsys.readouterr().err == "prog: interrupted; 1 of 2 was measured\n"
 
 
 def test_a_mistake_of_ours_is_not_hidden():

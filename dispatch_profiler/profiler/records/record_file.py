@@ -81,6 +81,12 @@ class StoredRecord:
         return self.measurement is not None and self.measurement.was_interrupted
 
     @property
+    def outcome(self) -> str:
+        """`matmul_16x32x8_f32t_f32t_f32t_tile_config_default: SUCCESS, 0.25 ms`, for a line of progress."""
+        measured = "" if self.measurement is None else f", {self.measurement.median_ms:.4g} ms"
+        return f"{self.dispatch}: {self.verdict.value}{measured}"
+
+    @property
     def roofline_ms(self) -> float:
         """Milliseconds at the roofline: all FLOP at the peak rate, all bytes from memory; 0 if unknown.
 

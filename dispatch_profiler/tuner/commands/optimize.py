@@ -106,7 +106,7 @@ def finish(
     """
     with tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder:
         fields = _ranked(searched, benchmark, Path(folder) / "runners_up", say)
-        rounds = BenchmarkRounds(fields, benchmark, rule, say)
+        rounds = BenchmarkRounds(fields, _with_progress(benchmark, "Benchmark", say), rule, say)
         winners = rounds.first_winners()
         file = winners.save(outputs.results / WINNERS)
         say(f"[Merge]: {counted(len(winners), 'winner')} of {counted(len(searched), 'problem')} in {file}")
@@ -123,6 +123,10 @@ def finish(
     return Finished(tuple(every), final, uplift)
 
 
+def _with_progress(benchmark: Benchmark, step: str, say: Callable[[str], None]) -> Benchmark:
+    return replace(benchmark, say=lambda line: say(f"[{step}]: {line}"))
+
+
 def _ranked(
     searched: Sequence[Searched], benchmark: Benchmark, folder: Path, say: Callable[[str], None]
 ) -> dict[str, Ranked]:
@@ -133,7 +137,7 @@ def _ranked(
         if found:
             fields.append(found)
     order = {}
-    for place in ranked(fields, benchmark, folder):
+    for place in ranked(fields, _with_progress(benchmark, "Finalists", say), folder):
         first = place.contenders[0]
         order[first.problem.name] = place
         if place.compared:

@@ -28,6 +28,7 @@ from dispatch_profiler.tuner.commands.search_arguments import (
 from dispatch_profiler.tuner.results.finalists import Benchmark
 from dispatch_profiler.tuner.results.recheck import rechecked, target_of
 from dispatch_profiler.tuner.results.results import line_of
+from dispatch_profiler.tuner.results.uplift import Judged
 from dispatch_profiler.tuner.tunings.shares import SUMMARY_FILE
 from dispatch_profiler.tuner.tunings.tuning_file import read_tunings
 
@@ -142,16 +143,38 @@ def _recheck(options: argparse.Namespace) -> int:
     steps = step_options(options)
     device = (*named_devices(options.devices, target.device_uri), target.device_uri)[0]
     evaluator = replace(steps.search.evaluator, device=device)
-    benchmark = Benchmark(target, compiler_for(target), evaluator, steps.search.build)
-    lost = 0
+    benchmark = Benchmark(
+        target,
+        compiler_for(target),
+        evaluator,
+        steps.search.build,
+        say=lambda line: say(f"[Recheck]: {line}"),
+    )
     say(f"Measuring {counted(len(library), 'entry')} of {path} again")
-    for judged in rechecked(library, benchmark, steps.rule):
-        if judged.is_kept:
-            say(f"[Still faster]: {line_of(judged)}")
-        else:
-            lost += 1
-            show(line_of(judged))
-    say(f"Still faster: {len(library) - lost} of {counted(len(library), 'entry')} of {path}")
+    judged: list[Judged] = []
+    try:
+        for each in rechecked(library, benchmark, steps.rule):
+            judged.append(each)
+            _show_rechecked(each, f"{len(judged)} of {len(library)}")
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"measured {len(judged)} of {counted(len(library), 'entry')} of {path}, still faster: {_held(judged)}; "
+            "the library is unchanged"
+        ) from None
+    held = _held(judged)
+    say(f"Still faster: {held} of {counted(len(library), 'entry')} of {path}")
     for hint in retune_hints(library.entries):
         say(f"hint: {hint}")
-    return FAILED if lost else SUCCESS
+    return SUCCESS if held == len(library) else FAILED
+
+
+def _held(judged: Sequence[Judged]) -> int:
+    return sum(each.is_kept for each in judged)
+
+
+def _show_rechecked(judged: Judged, place: str) -> None:
+    """Print what became of an entry: data if it is no longer faster, else progress."""
+    if judged.is_kept:
+        say(f"[Still faster]: {line_of(judged)}  [{place}]")
+    else:
+        show(line_of(judged))

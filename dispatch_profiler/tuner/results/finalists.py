@@ -9,7 +9,7 @@ of many candidates was also the luckiest.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.compare.confirm import confirmation_of
 from dispatch_profiler.profiler.compare.live import LiveComparison, LiveOptions
 from dispatch_profiler.profiler.compare.pairing import Pair
+from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
@@ -42,6 +43,8 @@ from dispatch_profiler.tuner.search.search import OperationResult
 from dispatch_profiler.tuner.spaces.seeds import baselines
 from dispatch_profiler.tuner.tunings.problems import Problem
 
+#: Problems that are measured in turns before each of them is compared.
+_AT_ONCE = 8
 #: Time limit of a comparison. The compiler's default may take 50 ms: its first result, after 17 rounds, takes 40 s.
 _PAIR_SECONDS = 90.0
 
@@ -72,11 +75,30 @@ class Contender:
         return tuple(each for each in baselines(self.problem.operation, target) if each != configuration)
 
 
+def _ignore(line: str) -> None:
+    """For callers that show no progress."""
+
+
+@dataclass
+class _Steps:
+    """Passes lines to `say`, with how many of `total` steps are done."""
+
+    say: Callable[[str], None]
+    total: int
+    done: int = 0
+
+    def add(self, line: str) -> None:
+        """Another step is done."""
+        self.done += 1
+        self.say(f"{line}  [{self.done} of {self.total}]")
+
+
 @dataclass(frozen=True)
 class Benchmark:
     """Where and how contenders are measured. `evaluator` names the device.
 
-    `margin` is the relative difference up to which paired sampling calls both sides the same.
+    `margin` is the relative difference up to which paired sampling calls both sides the same. `say` is called with a
+    line for each module that is compiled, and for each dispatch that is measured.
     """
 
     target: Target
@@ -84,6 +106,7 @@ class Benchmark:
     evaluator: EvaluatorOptions
     build: BuildOptions = BuildOptions()
     margin: float = 0.01
+    say: Callable[[str], None] = _ignore
 
     @property
     def paired(self) -> LiveOptions:
@@ -130,6 +153,7 @@ def benchmarked(
 ) -> Iterator[Finalist]:
     """The finalist of each contender, in order, measured with what `library` has for its operation.
 
+    Everything is compiled first. Then a few problems at a time are measured, and each of these is compared and yielded.
     `folder` is for a tree; it must be new or empty. Raises TargetError if the device does not open.
     """
     if not contenders:
@@ -140,18 +164,34 @@ def benchmarked(
     sides = {
         entry.operation: [(entry, dispatch) for dispatch in entry.dispatches] for entry in manifest.entries
     }
-    records = _records(tree, [pair for each in operations for pair in sides[each]], benchmark)
-    with LiveComparison(manifest, manifest, benchmark.paired) as comparison:
-        for contender in contenders:
-            operation = contender.problem.operation
-            references = contender.references(target)
-            untuned = [
-                (pair, records[pair[1].dispatch])
-                for pair in sides[operation]
-                if pair[1].dispatch.configuration in references
-            ]
-            tuned = [each for each in sides[operation] if isinstance(each[1].dispatch.configuration, Tuned)]
-            yield _finalist(contender, untuned, tuned, records, problems, comparison)
+    evaluator_options = replace(benchmark.evaluator, verify=True, profile=True, references=tree.references)
+    steps = _Steps(benchmark.say, sum(len(sides[each]) for each in operations))
+    with (
+        Evaluator(evaluator_options) as evaluator,
+        LiveComparison(manifest, manifest, benchmark.paired) as comparison,
+    ):
+        evaluator.check_device()
+        for at in range(0, len(contenders), _AT_ONCE):
+            group = contenders[at : at + _AT_ONCE]
+            pairs = [pair for each in group for pair in sides[each.problem.operation]]
+            records = _records(evaluator, TreeCandidates(tree).candidates(pairs), steps)
+            for contender in group:
+                untuned, tuned = _sides(contender, sides[contender.problem.operation], records, target)
+                yield _finalist(contender, untuned, tuned, records, problems, comparison)
+
+
+def _sides(
+    contender: Contender,
+    pairs: Sequence[ManifestPair],
+    records: Mapping[Dispatch, StoredRecord],
+    target: Target,
+) -> tuple[list[tuple[ManifestPair, StoredRecord]], list[ManifestPair]]:
+    """What the entry of `contender` is compared with, and the entry itself, unless the library has none."""
+    references = contender.references(target)
+    untuned = [
+        (pair, records[pair[1].dispatch]) for pair in pairs if pair[1].dispatch.configuration in references
+    ]
+    return untuned, [pair for pair in pairs if isinstance(pair[1].dispatch.configuration, Tuned)]
 
 
 def _compiled(
@@ -186,17 +226,22 @@ def compile_all(tree: Tree, benchmark: Benchmark) -> None:
         seconds=build.seconds,
         memory_bytes=build.limits.memory_bytes,
     )
-    for _ in compile_tree(load_manifest(tree), benchmark.compiler, options):
-        pass
+    manifest = load_manifest(tree)
+    modules = {(each.operation, pair.dispatch.configuration.module) for each, pair in manifest.dispatches()}
+    steps = _Steps(benchmark.say, len(modules))
+    for done in compile_tree(manifest, benchmark.compiler, options):
+        steps.add(f"compiled {done.operation.name}{f' ({done.module})' if done.module else ''}")
 
 
-def _records(tree: Tree, pairs: Sequence[ManifestPair], benchmark: Benchmark) -> dict[Dispatch, StoredRecord]:
-    """The fresh record of each dispatch. References are kept for the comparison that follows."""
-    every = TreeCandidates(tree).candidates(pairs)
-    options = replace(benchmark.evaluator, verify=True, profile=True, references=tree.references)
-    with Evaluator(options) as evaluator:
-        evaluator.check_device()
-        return {record.dispatch: stored(record) for record in evaluator.records(every)}
+def _records(
+    evaluator: Evaluator, candidates: Sequence[Candidate], steps: _Steps
+) -> dict[Dispatch, StoredRecord]:
+    """The fresh record of each dispatch."""
+    found = {}
+    for record in evaluator.records(candidates):
+        found[record.dispatch] = kept = stored(record)
+        steps.add(f"measured {kept.outcome}")
+    return found
 
 
 def _finalist(

@@ -118,14 +118,9 @@ def _profiled(
             evaluator.load_ahead(left, say)
             for record in evaluator.records(left):
                 lines.add(record)
-                found[record.dispatch.name] = stored(record)
-                say(f"[Profiling]: {_line(found[record.dispatch.name])}")
+                found[record.dispatch.name] = kept = stored(record)
+                say(f"[Profiling]: {kept.outcome}")
     return found
-
-
-def _line(record: StoredRecord) -> str:
-    measured = "" if record.measurement is None else f", {record.measurement.median_ms:.4g} ms"
-    return f"{record.dispatch}: {record.verdict.value}{measured}"
 
 
 def _weighed(problem: Problem, target: Target, found: Mapping[str, StoredRecord]) -> Weighed:

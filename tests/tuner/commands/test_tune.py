@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from ran import Ran, Run
 
 from dispatch_profiler.__main__ import main
-from dispatch_profiler.command import FAILED, SUCCESS, USAGE
+from dispatch_profiler.command import FAILED, INTERRUPTED, SUCCESS, USAGE
 from dispatch_profiler.configurations import CpuTiles
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Library
 from dispatch_profiler.operations import Conv2d, Matmul
+from dispatch_profiler.profiler.compare.live import LiveComparison
+from dispatch_profiler.profiler.compare.pairing import Pair
 from dispatch_profiler.workloads import Workload, WorkloadEntry, write_workload
 
 PRODUCT, CONV = Matmul(16, 32, 8), Conv2d(1, 8, 8, 4, 4, 3, 3)
@@ -81,6 +86,7 @@ def test_tuning_again_measures_no_candidate_again(tuned):
     again = tuned(*TUNED)
     assert again.status == SUCCESS and configurations() == {PRODUCT.name: WINNER.name}
     assert "[Compiling]" not in again.err and "[Profiling]" not in again.err
+    assert f"[Benchmark]: measured {PRODUCT.name}_tile_config_tuned: SUCCESS, 0.25 ms  [" in again.err
 
 
 def test_operations_below_the_threshold_are_not_tuned(tune):
@@ -95,6 +101,38 @@ def test_a_library_that_holds(tuned):
     assert f"[Still faster]: {PRODUCT.name}: kept: {WINNER.name}, 2.00 times as fast" in ran.err
     assert "Still faster: 1 of 1 entry of tuned/final\n" in ran.err
     assert configurations() == {PRODUCT.name: WINNER.name}
+
+
+def test_each_step_of_a_recheck_is_shown(tuned):
+    """A terminal is not required."""
+    shown = [line for line in tuned("--recheck", "tuned/final").err.splitlines() if line.startswith("[")]
+    assert shown == [
+        f"[Recheck]: compiled {PRODUCT.name}  [1 of 2]",
+        f"[Recheck]: compiled {PRODUCT.name} (tuned)  [2 of 2]",
+        f"[Recheck]: measured {PRODUCT.name}_tile_config_default: SUCCESS, 0.5 ms  [1 of 2]",
+        f"[Recheck]: measured {PRODUCT.name}_tile_config_tuned: SUCCESS, 0.25 ms  [2 of 2]",
+        f"[Still faster]: {PRODUCT.name}: kept: {WINNER.name}, 2.00 times as fast (2.00-2.00)  [1 of 1]",
+    ]
+
+
+def test_an_interrupted_recheck_says_what_was_measured(tuned, monkeypatch):
+    """Ctrl-C comes when the second of two entries is compared."""
+    other = Dispatch(Matmul(16, 32, 16), WINNER)
+    (entry,) = Library.load(Path("tuned/final")).entries
+    Library([entry, replace(entry, dispatch=other)]).save(Path("two"))
+    pairs, calls = LiveComparison.pairs, itertools.count()
+
+    def pressed(self: LiveComparison, matched: Iterable[Any]) -> Iterator[Pair]:
+        if next(calls):
+            raise KeyboardInterrupt
+        return pairs(self, matched)
+
+    monkeypatch.setattr(LiveComparison, "pairs", pressed)
+    ran = tuned("--recheck", "two", faults={other.name: {"time_ms": 0.25}, **TIMES})
+    assert ran.status == INTERRUPTED and f"[Still faster]: {other.operation.name}: kept: " in ran.err
+    assert ran.err.endswith(
+        "interrupted; measured 1 of 2 entries of two, still faster: 1; the library is unchanged\n"
+    )
 
 
 @pytest.mark.parametrize(
