@@ -173,7 +173,7 @@ def _held(judged: Sequence[Judged]) -> int:
 
 
 def _show_rechecked(judged: Judged, place: str) -> None:
-    """Print what became of an entry: data if it is no longer faster, else progress."""
+    """Print the outcome of an entry: as data if it is no longer faster, else as progress."""
     if judged.is_kept:
         say(f"[Still faster]: {line_of(judged)}  [{place}]")
     else:
