@@ -82,7 +82,8 @@ function startSearches() {
     const problem = DATA.problems[at];
     select.value = String(at);
     const { judgement, reason, operation } = problem;
-    byId("verdict-of-problem").textContent = `${operation}: ${judgement}${problem.speedup ? `, ${ratio(problem.speedup)}` : ""}${reason ? `: ${reason}` : ""}`;
+    const outcome = `${judgement}${problem.speedup ? `, ${ratio(problem.speedup)}` : ""}`;
+    byId("verdict-of-problem").textContent = [operation, outcome, reason].filter(Boolean).join(": ");
     place("progress", problem.progress);
     field.replaceChildren(...Object.keys(problem.tiles).map((name) => element("option", { value: name, textContent: name.replaceAll("_", " ") })));
     showTiles(problem);
@@ -106,7 +107,7 @@ function startSearches() {
 }
 
 startTheme();
-place("uplift", DATA.uplift);
+if (byId("uplift")) place("uplift", DATA.uplift);  // a search alone has none
 const tables = [startVerdicts()];
 if (DATA.problems.length) tables.push(startSearches());
 window.addEventListener("beforeprint", () => tables.forEach((table) => table.drawAll()));

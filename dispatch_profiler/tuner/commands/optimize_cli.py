@@ -9,7 +9,12 @@ from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, warn
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.tuner.commands.arguments import add_hipblaslt_argument, note_hipblaslt
 from dispatch_profiler.tuner.commands.optimize import Outputs, Weights, check_output, weights_of
-from dispatch_profiler.tuner.commands.optimize_console import check_same_target, finish_tunings, run_search
+from dispatch_profiler.tuner.commands.optimize_console import (
+    check_same_target,
+    finish_tunings,
+    report_search,
+    run_search,
+)
 from dispatch_profiler.tuner.commands.search_arguments import (
     KEPT,
     add_search_arguments,
@@ -76,7 +81,9 @@ def _main(options: argparse.Namespace) -> int:
         check_same_target(tunings, steps)
         check_output(outputs, tunings[0].target, {each.operation for each in tunings})
     found = run_search(tunings, files, steps)
-    if not options.only:
+    if options.only:
+        report_search(found, files)
+    else:
         finish_tunings(found, outputs, weights, steps)
     return FAILED if errors or any(each.is_failure for each in found) else SUCCESS
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from dispatch_profiler.command import say, say_table, show
 from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.errors import TargetError, UsageError
-from dispatch_profiler.files import atomic_file
+from dispatch_profiler.files import atomic_file, write_atomic
 from dispatch_profiler.library import library_file
 from dispatch_profiler.library.library import old_spec_hint
 from dispatch_profiler.plurals import counted
@@ -22,7 +22,7 @@ from dispatch_profiler.tuner.commands.search_arguments import (
     storage_in,
 )
 from dispatch_profiler.tuner.evaluation.stopwatch import Times
-from dispatch_profiler.tuner.report.page import REPORT_FILE
+from dispatch_profiler.tuner.report.page import REPORT_FILE, SEARCH_REPORT_FILE, render_search
 from dispatch_profiler.tuner.results.finalists import Benchmark
 from dispatch_profiler.tuner.results.results import FINAL_FILE, METRICS_FILE, RAW_FILE, uplift_lines
 from dispatch_profiler.tuner.search.events import Event
@@ -48,6 +48,13 @@ def run_search(tunings: Sequence[Tuning], files: Path, steps: StepOptions) -> tu
     _write_records(files / RECORDS_FILE, found.problems)
     _report_search(found.problems, found.times, files / RECORDS_FILE)
     return found.problems
+
+
+def report_search(problems: Sequence[Searched], files: Path) -> None:
+    """Write the report of a search whose winners are not benchmarked to the folder `files`."""
+    targets = ", ".join(dict.fromkeys(each.tuning.target.name for each in problems))
+    write_atomic(files / SEARCH_REPORT_FILE, render_search(problems, f"Search for {targets}"))
+    say(f"Writing the searches to {files / SEARCH_REPORT_FILE}; nothing is benchmarked yet")
 
 
 def _write_records(path: Path, problems: Sequence[Searched]) -> None:

@@ -62,20 +62,16 @@ def group_of(judgement: Judgement) -> str:
 
 @dataclass(frozen=True)
 class ProblemEvaluations:
-    """A problem with its judgement and all evaluations of its search, in their order.
+    """All evaluations of the search for an operation, in their order.
 
     `untuned` are the configurations that are used without tuning. `start` is the index of the first evaluation in the
     page.
     """
 
-    judged: Judged
+    operation: Operation
     evaluations: tuple[Evaluation, ...]
     untuned: tuple[Configuration, ...]
     start: int = 0
-
-    @property
-    def operation(self) -> Operation:
-        return self.judged.finalist.problem.operation
 
     @cached_property
     def limit_ms(self) -> float | None:

@@ -1,9 +1,12 @@
-"""The report of a tuning: one HTML file with the verdicts, the uplift, and the search of each problem."""
+"""The report of a tuning, or of its search alone: one HTML file with the search of each problem.
+
+That of a tuning also has the verdicts and the uplift.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,12 +24,13 @@ from dispatch_profiler.tuner.report.figures import (
     uplift_by_share,
 )
 from dispatch_profiler.tuner.results.uplift import Interval, Judged, Uplift
+from dispatch_profiler.tuner.search.operation_search import fastest
 from dispatch_profiler.tuner.spaces.seeds import baselines
 from dispatch_profiler.tuner.tunings.shares import TIME
 from dispatch_profiler.tuner.tunings.tuning_search import Searched
 
-#: The file among the results.
-REPORT_FILE = "report.html"
+#: The file among the results, and that of a search alone, beside its records.
+REPORT_FILE, SEARCH_REPORT_FILE = "report.html", "search.html"
 
 
 @dataclass(frozen=True)
@@ -45,27 +49,57 @@ class Tuned:
 
 def render_tuning(tuned: Tuned, title: str = "Tuning") -> str:
     """The text of the page."""
-    problems = _problems(tuned)
-    evaluations = [each for problem in problems for each in problem.evaluations]
-    records = [_untagged(each.record) for each in evaluations]
+    problems = _problems(tuned.searched)
     judgements = Counter(each.judgement for each in tuned.judged)
-    return render(
+    return _render(
         "tuning_report.html.j2",
-        "report_tuning.js",
         page_data(tuned, problems),
+        problems,
         title=title,
-        count=len(problems),
-        evaluations=len(evaluations),
-        failures=sum(each.milliseconds is None for each in evaluations),
-        origin=origin(records),
         judgements=[
             (judgement.value, count, group_of(judgement)) for judgement, count in judgements.most_common()
         ],
         uplifts=_uplifts(tuned),
         coverage=_coverage(tuned),
         threshold=tuned.threshold,
+    )
+
+
+def render_search(searched: Sequence[Searched], title: str = "Search") -> str:
+    """The text of the page of a search whose winners are not benchmarked."""
+    problems = _problems(searched)
+    data = {
+        "problems": [
+            {**_problem(problem, each.tuning.name), "judgement": "", "reason": each.failure, "speedup": None}
+            for problem, each in zip(problems, searched, strict=True)
+        ],
+        "finalists": [
+            _fastest(at, each, problem)
+            for at, (problem, each) in enumerate(zip(problems, searched, strict=True))
+        ],
+        "evaluations": _evaluations(problems),
+        "dark": DARK,
+    }
+    return _render("search_report.html.j2", data, problems, title=title)
+
+
+def _render(
+    template: str, data: Mapping[str, Any], problems: Sequence[ProblemEvaluations], **values: object
+) -> str:
+    """A page with the header and the conditions that both reports have."""
+    evaluations = [each for problem in problems for each in problem.evaluations]
+    records = [_untagged(each.record) for each in evaluations]
+    return render(
+        template,
+        "report_tuning.js",
+        data,
+        count=len(problems),
+        evaluations=len(evaluations),
+        failures=sum(each.milliseconds is None for each in evaluations),
+        origin=origin(records),
         conditions=conditions(records),
         warnings=warnings(records),
+        **values,
     )
 
 
@@ -73,47 +107,75 @@ def page_data(tuned: Tuned, problems: Sequence[ProblemEvaluations]) -> dict[str,
     """The data that the page's script shows."""
     unit = "time" if tuned.weighed_by == TIME else "FLOP count"
     return {
-        "problems": [_problem(problem) for problem in problems],
+        "problems": [
+            {
+                **_problem(problem, judged.finalist.problem.name),
+                "judgement": judged.judgement.value,
+                "reason": judged.reason,
+                "share": judged.finalist.share,
+                "speedup": _speedup(judged),
+            }
+            for problem, judged in zip(problems, tuned.judged, strict=True)
+        ],
         "finalists": [
             _finalist(at, each, judged.finalist.share)
             for at, judged in enumerate(tuned.judged)
             for each in (judged, *judged.others)
         ],
-        "evaluations": [
-            _evaluation(at, number, each, problem)
-            for at, problem in enumerate(problems)
-            for number, each in enumerate(problem.evaluations, start=1)
-        ],
+        "evaluations": _evaluations(problems),
         "uplift": uplift_by_share(tuned.judged, unit),
         "dark": DARK,
     }
 
 
-def _problems(tuned: Tuned) -> list[ProblemEvaluations]:
+def _problems(every: Sequence[Searched]) -> list[ProblemEvaluations]:
     found, start = [], 0
-    for searched, judged in zip(tuned.searched, tuned.judged, strict=True):
+    for searched in every:
+        operation, target = searched.tuning.operation, searched.tuning.target
         evaluations = () if searched.result is None else searched.result.evaluations
-        untuned = baselines(searched.tuning.operation, searched.tuning.target)
-        found.append(ProblemEvaluations(judged, evaluations, untuned, start))
+        found.append(ProblemEvaluations(operation, evaluations, baselines(operation, target), start))
         start += len(evaluations)
     return found
 
 
-def _problem(problem: ProblemEvaluations) -> dict[str, Any]:
-    judged = problem.judged
-    described = judged.finalist.problem
+def _evaluations(problems: Sequence[ProblemEvaluations]) -> list[dict[str, Any]]:
+    return [
+        _evaluation(at, number, each, problem)
+        for at, problem in enumerate(problems)
+        for number, each in enumerate(problem.evaluations, start=1)
+    ]
+
+
+def _problem(problem: ProblemEvaluations, name: str) -> dict[str, Any]:
     return {
-        "name": described.name,
-        "operation": described.operation.name,
-        "judgement": judged.judgement.value,
-        "reason": judged.reason,
-        "share": judged.finalist.share,
-        "speedup": _speedup(judged),
+        "name": name,
+        "operation": problem.operation.name,
         "start": problem.start,
         "count": len(problem.evaluations),
         "limit_ms": problem.limit_ms,
         "progress": progress(problem),
         "tiles": tiles(problem),
+    }
+
+
+def _fastest(at: int, searched: Searched, problem: ProblemEvaluations) -> dict[str, Any]:
+    """A line of the table of a search: the fastest evaluation, relative to the fastest untuned one."""
+    tuning, best = searched.tuning, fastest(problem.evaluations)
+    untuned = fastest([each for each in problem.evaluations if each.configuration in problem.untuned])
+    times = [each.milliseconds if each is not None else None for each in (untuned, best)]
+    return {
+        "problem": at,
+        "name": tuning.name,
+        "operation": problem.operation.name,
+        "calls": tuning.count,
+        "group": "" if best is not None else "wrong or not measured",
+        "reason": searched.failure or ("" if best is not None else "no candidate was verified"),
+        "speedup": times[0] / times[1] if times[0] and times[1] else None,
+        "reference_ms": times[0],
+        "tuned_ms": times[1],
+        "configuration": "" if best is None else best.configuration.name,
+        "reference": "" if untuned is None else untuned.configuration.name,
+        "origin": tuning.origin,
     }
 
 

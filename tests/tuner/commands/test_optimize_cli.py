@@ -79,6 +79,8 @@ def test_each_problem_has_its_winner_and_the_records_of_all_candidates(optimize)
     records = read_records(Path("tunings/search.jsonl"))
     assert [each.operation for each in records].count(SMALL.name) == 20
     assert {each.verdict.value for each in records} == {"SUCCESS"} and len(records) == 40
+    assert "Writing the searches to tunings/search.html; nothing is benchmarked yet\n" in ran.err
+    assert "Search for null:faults.yaml" in Path("tunings/search.html").read_text()
 
 
 def test_lines_show_what_happens(optimize):

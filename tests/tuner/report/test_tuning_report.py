@@ -16,7 +16,7 @@ from tuned_samples import invented_tuning
 
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.report.figures import ProblemEvaluations, progress, tiles, uplift_by_share
-from dispatch_profiler.tuner.report.page import Tuned, render_tuning
+from dispatch_profiler.tuner.report.page import Tuned, render_search, render_tuning
 from dispatch_profiler.tuner.results.uplift import Finalist, Judged, Judgement, uplift
 from dispatch_profiler.tuner.spaces.seeds import baselines
 from dispatch_profiler.tuner.tunings.problems import Problem
@@ -50,7 +50,7 @@ def searched(at: int = 0) -> ProblemEvaluations:
     assert result is not None
     tuning = sample().searched[at].tuning
     return ProblemEvaluations(
-        sample().judged[at], result.evaluations, baselines(tuning.operation, tuning.target), 7
+        tuning.operation, result.evaluations, baselines(tuning.operation, tuning.target), 7
     )
 
 
@@ -229,6 +229,31 @@ def test_a_tuning_that_kept_nothing_has_a_page():
     assert data_of(render_tuning(Tuned((), (), NOTHING)))["uplift"] is None
 
 
+# -- a search alone --------------------------------------------------------------------------------
+
+
+def test_the_page_of_a_search_has_the_same_searches_and_no_uplift():
+    """Its table has the fastest of each problem, relative to the fastest untuned configuration."""
+    page = render_search(sample().searched)
+    data = data_of(page)
+    assert "nothing is benchmarked yet, so there is no uplift" in page and 'id="uplift"' not in page
+    assert data["evaluations"] == sample_data()["evaluations"]
+    for found, tuned in zip(data["problems"], sample_data()["problems"], strict=True):
+        assert (found["name"], found["progress"], found["tiles"]) == (
+            tuned["name"],
+            tuned["progress"],
+            tuned["tiles"],
+        )
+        assert (found["judgement"], found["speedup"]) == ("", None)
+    *lines, failed = data["finalists"]
+    for line, each in zip(lines, sample().searched, strict=False):
+        assert each.result is not None and each.result.best is not None and each.result.default is not None
+        best, default = each.result.best.milliseconds, each.result.default.milliseconds
+        assert line["configuration"] == each.result.best.configuration.name
+        assert best and default and line["speedup"] == pytest.approx(default / best)
+    assert (failed["speedup"], failed["reason"]) == (None, "the device failed: no such device")
+
+
 # -- in a browser ----------------------------------------------------------------------------------
 
 
@@ -270,6 +295,13 @@ def test_the_page_in_a_browser(browser, tmp_path):
     opened.drawn("uplift")
     assert opened.column("verdicts-table", "reason") == ["no such device"]
     assert not opened.page.locator("#progress").is_visible() and opened.complaints == []
+    path.write_text(render_search(sample().searched))
+    opened.page.goto(path.as_uri())
+    opened.drawn("progress")
+    assert "judgement" not in opened.page.locator("#verdicts-table thead").inner_text()
+    assert opened.column("verdicts-table", "name")[0] == sample_data()["problems"][0]["name"]
+    opened.page.set_viewport_size({"width": 400, "height": 900})
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 400 and opened.complaints == []
     opened.page.context.close()
 
 
