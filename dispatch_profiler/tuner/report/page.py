@@ -60,6 +60,7 @@ def render_tuning(tuned: Tuned, title: str = "Tuning") -> str:
             (judgement.value, count, group_of(judgement)) for judgement, count in judgements.most_common()
         ],
         uplifts=_uplifts(tuned),
+        weighted=tuned.uplift.weighted is not None,
         coverage=_coverage(tuned),
         threshold=tuned.threshold,
     )
@@ -251,7 +252,7 @@ def _uplifts(tuned: Tuned) -> list[tuple[str, str, str, str]]:
     found = tuned.uplift
     kept = counted(found.kept, "kept problem")
     rows = (
-        ("Average uplift", found.average, kept),
+        ("Average GEMM uplift, arithmetic mean", found.average, kept),
         ("Geometric mean uplift", found.geometric, kept),
         ("Weighted total uplift", found.weighted, "the whole workload"),
     )

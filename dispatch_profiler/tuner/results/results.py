@@ -27,6 +27,14 @@ _COLUMNS = (
 )  # fmt: skip
 
 
+#: What each uplift is.
+DEFINITIONS = {
+    "average_uplift": "arithmetic mean of the uplifts of kept problems, which one large uplift dominates",
+    "geometric_mean_uplift": "geometric mean of the speedups of kept problems, less 1, which one large uplift affects less",
+    "weighted_uplift": "of the whole workload, in which problems that are not kept stay as fast as they are",
+}
+
+
 def write_results(folder: Path, judged: Sequence[Judged], settings: Mapping[str, Any]) -> Uplift:
     """Write the three files to `folder`, each atomically; returns the uplift. `settings` are part of the metrics."""
     found = uplift(judged)
@@ -112,6 +120,7 @@ def metrics_text(judged: Sequence[Judged], found: Uplift, settings: Mapping[str,
         "settings": dict(settings),
         "problems": len(judged),
         "judgements": {name: count for name, count in counts.items() if count},
+        "definitions": DEFINITIONS,
         "average_uplift": _interval(found.average),
         "geometric_mean_uplift": _interval(found.geometric),
         "weighted_uplift": _interval(found.weighted),
@@ -128,22 +137,21 @@ def _interval(found: Interval | None) -> dict[str, float | None] | None:
 
 
 def uplift_lines(found: Uplift, weighed_by: str = "time") -> tuple[str, ...]:
-    """What is printed: the average uplift, and the weighted one if shares are known. `weighed_by`: time or flops."""
+    """What is printed: the average uplift, its geometric mean, and the weighted uplift if shares are known. `weighed_by`: time or flops."""
     if found.average is None or found.geometric is None:
-        average = "Average GEMM uplift: none, because no finalist is kept"
+        lines = ["Average GEMM uplift: none, because no finalist is kept"]
     else:
-        average = (
-            f"Average GEMM uplift: {_text(found.average)} over {counted(found.kept, 'kept problem')}; "
-            f"geometric mean {_text(found.geometric)}"
+        lines = [
+            f"Average GEMM uplift: {_text(found.average)}, the arithmetic mean of {counted(found.kept, 'kept problem')}",
+            f"Geometric mean uplift: {_text(found.geometric)}, which one large uplift affects less",
+        ]
+    if found.weighted is not None:
+        unit = "time" if weighed_by == "time" else "FLOP count"
+        lines.append(
+            f"Weighted total uplift: {_text(found.weighted)}; the kept problems are {found.improved:.1f} % of the "
+            f"{unit}, all that were tuned {found.attempted:.1f} %"
         )
-    if found.weighted is None:
-        return (average,)
-    unit = "time" if weighed_by == "time" else "FLOP count"
-    return (
-        average,
-        f"Weighted total uplift: {_text(found.weighted)}; the kept problems are {found.improved:.1f} % of the {unit}, "
-        f"all that were tuned {found.attempted:.1f} %",
-    )
+    return tuple(lines)
 
 
 def _text(found: Interval) -> str:

@@ -26,7 +26,7 @@ from dispatch_profiler.tuner.tunings.problems import Problem
 
 
 class Judgement(str, Enum):
-    """What becomes of a finalist, and why."""
+    """Whether a finalist is kept, and why not."""
 
     KEPT = "kept"
     #: The search found nothing faster than the default.
@@ -87,7 +87,7 @@ class Finalist:
 
 @dataclass(frozen=True)
 class Judged:
-    """A finalist with what becomes of it. `reason` is a sentence; empty if it is kept.
+    """A finalist with its judgement. `reason` is a sentence; empty if it is kept.
 
     `others` are other finalists of the same problem, none of which is kept.
     """

@@ -102,6 +102,7 @@ def test_the_page_has_both_uplifts_with_intervals_and_the_coverage():
     for interval in (sample().uplift.average, sample().uplift.geometric, sample().uplift.weighted):
         assert interval is not None
         assert f"<b>{interval.value:.1f} %</b></td><td>{interval.low:.1f} to {interval.high:.1f} %" in page
+    assert "One large uplift dominates the arithmetic mean, and affects the geometric mean less." in page
     attempted, improved = sample().uplift.attempted, sample().uplift.improved
     assert f"{attempted:.1f} % of the time was tuned, and {improved:.1f} % became faster." in page
     counts = {

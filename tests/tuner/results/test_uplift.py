@@ -228,7 +228,9 @@ def test_metrics_have_the_figures_with_their_intervals():
     assert found.average is not None
     assert found.weighted is not None
     assert metrics["average_uplift"] == vars(found.average)
+    assert metrics["geometric_mean_uplift"] == vars(found.geometric)
     assert metrics["weighted_uplift"] == vars(found.weighted)
+    assert metrics["definitions"].keys() == {name for name in metrics if name.endswith("_uplift")}
     assert metrics["judgements"] == {"kept": 1, "no finalist": 1, "incorrect": 1}
     assert metrics["coverage"] == {"attempted": 90.0, "improved": 60.0}
     assert (metrics["problems"], metrics["settings"]["threshold"]) == (3, 0.03)
@@ -250,7 +252,8 @@ def test_results_of_nothing_have_their_columns():
 
 def test_what_is_printed():
     assert uplift_lines(uplift(JUDGED)) == (
-        "Average GEMM uplift: 100.0 % (70.0 to 160.0 %) over 1 kept problem; geometric mean 100.0 % (70.0 to 160.0 %)",
+        "Average GEMM uplift: 100.0 % (70.0 to 160.0 %), the arithmetic mean of 1 kept problem",
+        "Geometric mean uplift: 100.0 % (70.0 to 160.0 %), which one large uplift affects less",
         "Weighted total uplift: 42.9 % (32.8 to 58.5 %); the kept problems are 60.0 % of the time, all that were tuned 90.0 %",
     )
     assert uplift_lines(uplift(JUDGED[1:]), "flops") == (
