@@ -247,13 +247,15 @@ def _tiles(problem: ProblemEvaluations, name: str) -> Figure | None:
         return [labels[str(each.configuration.fields()[name])] for each in evaluations]
 
     kinds = sorted({each.configuration.kind for each in having})
-    traces = []
+    traces: list[dict[str, Any]] = []
     for at, kind in enumerate(kinds):
         for trace in _dots(problem, [each for each in having if each.configuration.kind == kind], x, floor):
             if len(kinds) > 1 and trace["name"] == "evaluation":
                 trace["name"] = plain(kind)
                 trace["marker"] = {**trace["marker"], "symbol": SYMBOLS[at % len(SYMBOLS)]}
-            traces.append(trace)
+            # One line in the legend, which shows and hides those of all kinds.
+            is_named = any(each["name"] == trace["name"] for each in traces)
+            traces.append({**trace, "legendgroup": trace["name"], "showlegend": not is_named})
     best = fastest(having)
     if best is not None:
         traces.append(_best_dot(problem, best, x([best])))
@@ -320,7 +322,7 @@ def uplift_by_share(problems: Sequence[Judged], unit: str) -> Figure | None:
     ticks = {} if knows else {"showticklabels": False}
     shape = layout(
         {"title": title, "range": [0.0, end], "showgrid": False, **ticks},
-        {"title": "speedup", "rangemode": "tozero"},
+        {"title": "speedup", **_speedup_axis(problems)},
         height=400,
     )
     shape["barmode"] = "overlay"
@@ -331,6 +333,15 @@ def uplift_by_share(problems: Sequence[Judged], unit: str) -> Figure | None:
         }
     ]  # fmt: skip
     return {"data": traces, "layout": shape}
+
+
+def _speedup_axis(problems: Sequence[Judged]) -> dict[str, Any]:
+    """Logarithmic if speedups span a factor above 5, so that one large speedup does not flatten all others."""
+    known = [each.finalist.speedup.value for each in problems if each.finalist.speedup is not None]
+    axis = scale([1.0, *known]) if all(each > 0.0 for each in known) else {}
+    if not axis:
+        return {"rangemode": "tozero"}
+    return {**axis, "range": [math.log10(min(0.5, *known) * 0.9), math.log10(max(known) * 1.15)]}
 
 
 def _bars(

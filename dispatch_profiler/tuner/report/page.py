@@ -252,9 +252,9 @@ def _uplifts(tuned: Tuned) -> list[tuple[str, str, str, str]]:
     found = tuned.uplift
     kept = counted(found.kept, "kept problem")
     rows = (
-        ("Average GEMM uplift, arithmetic mean", found.average, kept),
-        ("Geometric mean uplift", found.geometric, kept),
-        ("Weighted total uplift", found.weighted, "the whole workload"),
+        ("Average GEMM", found.average, kept),
+        ("Geometric mean", found.geometric, kept),
+        ("Weighted total", found.weighted, "the whole workload"),
     )
     return [(name, *_texts(interval), of) for name, interval, of in rows if interval is not None]
 

@@ -14,6 +14,10 @@ import pytest
 from browser_helpers import OVERLAPS, Opened, needs_chromium
 from tuned_samples import invented_tuning
 
+from dispatch_profiler.configurations import Formed
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.profiler.records.record import Confirmation
+from dispatch_profiler.profiler.statistics.stopping import Ended
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation
 from dispatch_profiler.tuner.report.figures import ProblemEvaluations, progress, tiles, uplift_by_share
 from dispatch_profiler.tuner.report.page import Tuned, render_search, render_tuning
@@ -102,7 +106,7 @@ def test_the_page_has_both_uplifts_with_intervals_and_the_coverage():
     for interval in (sample().uplift.average, sample().uplift.geometric, sample().uplift.weighted):
         assert interval is not None
         assert f"<b>{interval.value:.1f} %</b></td><td>{interval.low:.1f} to {interval.high:.1f} %" in page
-    assert "One large uplift dominates the arithmetic mean, and affects the geometric mean less." in page
+    assert "The average is the arithmetic mean, which one large uplift dominates" in page
     attempted, improved = sample().uplift.attempted, sample().uplift.improved
     assert f"{attempted:.1f} % of the time was tuned, and {improved:.1f} % became faster." in page
     counts = {
@@ -205,6 +209,38 @@ def test_bars_are_as_wide_as_shares_and_as_high_as_speedups():
         assert bars[at][2] == (1.0 if speedup is None else speedup.value)
         assert (bars[at][3] == "kept") == judged.is_kept
     assert trace(figure, "not tuned")["width"] == [pytest.approx(100.0 - sum(shares))]
+
+
+def test_a_speedup_that_is_far_larger_does_not_flatten_the_others():
+    """From a factor above 5 on, the axis of speedups is logarithmic, and has room for all of them."""
+
+    def axis(*speedups: float) -> dict[str, Any]:
+        judged = []
+        for each in speedups:
+            paired = Confirmation("faster", "", each, each, each)
+            finalist = replace(sample().judged[0].finalist, paired=paired)
+            judged.append(replace(sample().judged[0], finalist=finalist))
+        figure = uplift_by_share(judged, "time")
+        assert figure is not None
+        return figure["layout"]["yaxis"]
+
+    assert "type" not in axis(1.5, 4.9) and axis(1.5, 4.9)["rangemode"] == "tozero"
+    wide = axis(0.4, 1.5, 24.0)
+    assert wide["type"] == "log" and 10 ** wide["range"][0] < 0.4 and 10 ** wide["range"][1] > 24.0
+
+
+def test_a_name_is_in_the_legend_once():
+    """All candidates were abandoned: those with tiles, and those with a form and tiles."""
+    every = []
+    for each in searched().evaluations:
+        if each.milliseconds and each.configuration.fields() and each.record.measurement is not None:
+            taken = replace(each.record.measurement, ended_by=Ended.ABANDONED.value)
+            formed = Dispatch(searched().operation, Formed("transposed", each.configuration))
+            slow = replace(each, record=replace(each.record, measurement=taken))
+            every += [slow, replace(slow, dispatch=formed)]
+    figure = tiles(replace(searched(), evaluations=tuple(every)))["vector_tile"]
+    assert [each["name"] for each in figure["data"]].count("abandoned") == 2
+    assert [each["name"] for each in figure["data"] if each.get("showlegend", True)].count("abandoned") == 1
 
 
 def test_without_shares_bars_are_equally_wide():
