@@ -16,6 +16,8 @@ from dispatch_profiler.compiler._base import BuildError
 from dispatch_profiler.errors import ToolError
 
 _OPTIMIZATION_BARRIER = "util.optimization_barrier"
+#: The attribute of a barrier that stores a packed weight.
+_PACKS = "dispatch_profiler.packs"
 #: Operations of phase `hal` that a device executes; the others of a command buffer only order them.
 COMMANDS = frozenset(
     f"hal.command_buffer.{name}"
@@ -107,9 +109,9 @@ class IrModule:
         return any(op.name == _OPTIMIZATION_BARRIER for op in operations_in(self.operation))
 
     def drop_barriers(self) -> None:
-        """Replace each `util.optimization_barrier` by its operands."""
+        """Replace each `util.optimization_barrier` by its operands, apart from those of packed weights."""
         for op in operations_in(self.operation):
-            if op.name == _OPTIMIZATION_BARRIER:
+            if op.name == _OPTIMIZATION_BARRIER and _PACKS not in op.attributes:
                 for result, operand in zip(op.results, op.operands, strict=True):
                     result.replace_all_uses_with(operand)
                 op.erase()

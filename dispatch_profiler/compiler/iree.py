@@ -167,8 +167,8 @@ class IreeCompiler:
 def outlined(phases: Phases, source: IrModule, flags: tuple[str, ...]) -> IrModule:
     """A source -> a module at phase `executable-sources`. Consumes `source`.
 
-    Barriers keep the kernels of a form in separate dispatches. Later, the compiler would make the host wait
-    for the device at each of them.
+    Barriers keep the kernels of a form in separate dispatches. Later, the compiler makes the host wait for the
+    device at each of them, which only packed weights need.
     """
     if not source.has_barriers:
         return phases.advance(source, flags, stop=_OUTLINED)
@@ -185,7 +185,7 @@ def _vmfbs(phases: Phases, module: IrModule, flags: tuple[str, ...], repeat: int
     from dispatch_profiler.compiler.repetition import repeated
 
     module = phases.advance(module, flags, _LOWERED, stop=_COMMANDS)
-    profile = repeated(module, repeat) if repeat > 1 else None
+    profile = repeated(module, repeat) if repeat > 1 or module.has_barriers else None
     verify = phases.vmfb(module, flags, _COMMANDS)
     return verify, verify if profile is None else phases.vmfb(profile, flags, _COMMANDS)
 

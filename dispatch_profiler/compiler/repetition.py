@@ -6,6 +6,8 @@ separate executions:
 
     fill, copy, convolve  ->  fill, copy, convolve, fill, copy, convolve, ...
 
+What packs a weight at load time is not repeated (see `packing`).
+
 The compiler's own pass repeats each dispatch in a row, and neither fills nor copies.
 """
 
@@ -16,6 +18,7 @@ from typing import Any
 from iree.compiler import ir
 
 from dispatch_profiler.compiler.ir_module import COMMANDS, IrModule, operations_in
+from dispatch_profiler.compiler.packing import commands_of, pack_once
 from dispatch_profiler.errors import ToolError
 
 _CREATE = "hal.command_buffer.create"
@@ -29,13 +32,15 @@ _STAGES = ("source_stage_mask", "target_stage_mask")
 def repeated(module: IrModule, count: int) -> IrModule:
     """A copy of a module at phase `hal` in which every command buffer does its commands `count` times.
 
-    Raises ToolError if the copy does not have `count` times as many commands.
+    Weights are packed once. Raises ToolError if the copy does not have `count` times as many other commands.
     """
     copy = module.clone()
+    packing = pack_once(copy)
+    packed = sum(map(commands_of, packing))
     for op in operations_in(copy.operation):
-        if op.name == _CREATE:
+        if op.name == _CREATE and op not in packing:
             _repeat(op, count)
-    before, after = module.commands(), copy.commands()
+    before, after = module.commands() - packed, copy.commands() - packed
     if after != count * before:
         raise ToolError(
             f"the profile module should execute {count} x {before} commands, but executes {after}",

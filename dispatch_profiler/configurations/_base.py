@@ -271,6 +271,11 @@ class Configuration(abc.ABC):
         return None
 
     @property
+    def packs_weight(self) -> bool:
+        """Whether the weight is packed at load time, so that it must be constant and no execution includes it."""
+        return False
+
+    @property
     def kernel_configuration(self) -> Configuration:
         """What configures each kernel: this configuration, unless it has a form."""
         return self

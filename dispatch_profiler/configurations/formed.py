@@ -14,15 +14,27 @@ from dispatch_profiler.configurations._base import (
     check_choice,
 )
 from dispatch_profiler.configurations.default import Default
-from dispatch_profiler.configurations.forms import FORMS, NOTHING_READ, Reduction, reduction_of
+from dispatch_profiler.configurations.forms import (
+    FORMS,
+    NOTHING_READ,
+    Reduction,
+    packed_reduction_of,
+    packing_reason,
+    reduction_of,
+)
 from dispatch_profiler.configurations.space import Point, Space
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
 from dispatch_profiler.operations import ErrorBound, Operation
 
+_PACKED = "packed"
+
 
 @dataclass(frozen=True)
 class Formed(Configuration):
-    """One of `FORMS`, by name. `inner` configures its kernels: `Formed("im2col", CpuTiles((64, 128), (8, 32, 4)))`."""
+    """One of `FORMS`, by name. `inner` configures its kernels: `Formed("im2col", CpuTiles((64, 128), (8, 32, 4)))`.
+
+    `packed`: the weight is packed at load time, for operations whose weight is constant (see `forms.packing`).
+    """
 
     kind: ClassVar[str] = "formed"
     yaml_key: ClassVar[str] = "form"
@@ -31,9 +43,11 @@ class Formed(Configuration):
 
     form: str
     inner: Configuration = Default()
+    packed: bool = False
 
     def __post_init__(self) -> None:
         check_choice("form", self.form, tuple(FORMS))
+        check_choice("packed", self.packed, (False, True))
         if not self.inner.can_be_inner:
             raise ConfigurationError(f"{self.inner.name} cannot configure the kernels of a form")
 
@@ -41,9 +55,10 @@ class Formed(Configuration):
 
     @classmethod
     def from_yaml(cls, entry: Mapping[str, Any]) -> Configuration:
-        rest = {key: value for key, value in entry.items() if key != cls.yaml_key}
+        rest = {key: value for key, value in entry.items() if key not in (cls.yaml_key, _PACKED)}
+        packed = entry.get(_PACKED, False)
         if not rest:
-            return cls(entry[cls.yaml_key])
+            return cls(entry[cls.yaml_key], packed=packed)
         kind = next((kind for kind in _inner_kinds() if kind.yaml_key in rest), None)
         if kind is None:
             keys = ", ".join(kind.yaml_key for kind in _inner_kinds())
@@ -52,28 +67,40 @@ class Formed(Configuration):
         for key in rest:
             if key not in known:
                 raise ConfigurationError(f"unknown key {key!r}", hint=did_you_mean(key, known))
-        return cls(entry[cls.yaml_key], kind.from_yaml(rest))
+        return cls(entry[cls.yaml_key], kind.from_yaml(rest), packed)
 
     @classmethod
     def yaml_keys(cls) -> tuple[str, ...]:
-        return tuple(key for kind in _inner_kinds() for key in (kind.yaml_key, *kind.yaml_keys()))
+        inner = (key for kind in _inner_kinds() for key in (kind.yaml_key, *kind.yaml_keys()))
+        return (_PACKED, *inner)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, "form": self.form, "inner": self.inner.to_dict()}
+        # Without the key, an unpacked form is the same data as in earlier versions.
+        packed = {_PACKED: True} if self.packed else {}
+        return {"kind": self.kind, "form": self.form, "inner": self.inner.to_dict(), **packed}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Configuration:
         from dispatch_profiler.configurations.kinds import configuration_from_dict  # it imports this module
 
-        return cls(values["form"], configuration_from_dict(values["inner"]))
+        return cls(values["form"], configuration_from_dict(values["inner"]), values.get(_PACKED, False))
 
     @property
     def name(self) -> str:
         inner = self.inner.name.removeprefix("tile_config_").removeprefix("flow_config_")
-        return f"tile_config_{self.form}_{inner}"
+        return f"tile_config_{self.label}_{inner}"
+
+    @property
+    def label(self) -> str:
+        """The form in names and reports: `blocked`, `packed_blocked`."""
+        return f"packed_{self.form}" if self.packed else self.form
+
+    @property
+    def packs_weight(self) -> bool:
+        return self.packed
 
     def fields(self) -> dict[str, str]:
-        return {"form": self.form, **self.inner.fields()}
+        return {"form": self.label, **self.inner.fields()}
 
     # -- what the inner configuration gives ---------------------------------------------------
 
@@ -88,7 +115,7 @@ class Formed(Configuration):
     @property
     def module(self) -> str:
         # Each form has its own module, so that evidence of a flow comes from its own kernels.
-        return f"{self.form}_{self.inner.module}" if self.inner.module else ""
+        return f"{self.label}_{self.inner.module}" if self.inner.module else ""
 
     @property
     def evidence(self) -> Evidence | None:
@@ -101,7 +128,7 @@ class Formed(Configuration):
     # -- kernels ------------------------------------------------------------------------------
 
     def reduced(self, operation: Operation) -> Reduction:
-        return reduction_of(self.form, operation)
+        return (packed_reduction_of if self.packed else reduction_of)(self.form, operation)
 
     def error_bound(self, operation: Operation) -> ErrorBound | None:
         return self.reduced(operation).error_bound
@@ -127,9 +154,12 @@ class Formed(Configuration):
         reason = FORMS[self.form].invalid_reason(operation, limits.backend)
         if reason:
             return reason
-        kernels = self.reduced(operation).kernels
+        kernels = reduction_of(self.form, operation).kernels
         if not kernels:
             return NOTHING_READ
+        reason = packing_reason(self.form, operation) if self.packed else None
+        if reason:
+            return reason
         return next(filter(None, (self._kernel_reason(kernel, limits) for kernel in kernels)), None)
 
     def _kernel_reason(self, kernel: Operation, limits: Limits) -> str | None:

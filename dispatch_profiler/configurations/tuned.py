@@ -93,6 +93,10 @@ class Tuned(Configuration):
         return self.inner.evidence
 
     @property
+    def packs_weight(self) -> bool:
+        return self.inner.packs_weight
+
+    @property
     def kernel_configuration(self) -> Configuration:
         return self.inner.kernel_configuration
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,13 +13,18 @@ from dispatch_profiler.operations import Tensor
 
 def sums_of(reduction: Reduction, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
     """The sums that the steps compute from the operands `lhs` and `rhs`."""
-    values = {"lhs": lhs, "rhs": rhs}
-    for step in reduction.steps:
+    return computed(reduction.steps, {"lhs": lhs, "rhs": rhs})[reduction.sums.name]
+
+
+def computed(steps: Sequence[Step], known: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """`known` tensors by name, and those that the steps make of them."""
+    values = dict(known)
+    for step in steps:
         assert step.result.name not in values, f"{step.result.name} is made twice"
         made = _computed(step, values)
         assert made.shape == step.result.shape, step
         values[step.result.name] = made
-    return values[reduction.sums.name]
+    return values
 
 
 def _computed(step: Step, values: dict[str, np.ndarray]) -> np.ndarray:

@@ -23,12 +23,23 @@ from dispatch_profiler.configurations.forms.convolutions import (
     weight_backward,
     weight_backward_by_taps,
 )
+from dispatch_profiler.configurations.forms.packing import packing_rejects, with_packed_weight
 from dispatch_profiler.configurations.forms.steps import Kernel, Step
 from dispatch_profiler.configurations.forms.winograd import winograd, winograd_rejects, winograd_rejects_type
 from dispatch_profiler.configurations.forms.winograd_transforms import FOUR, TWO
 from dispatch_profiler.operations import Contraction, ConvolutionGeometry, ElementType, Operation
 
-__all__ = ["FORMS", "NOTHING_READ", "Form", "Kernel", "Reduction", "Step", "reduction_of"]
+__all__ = [
+    "FORMS",
+    "NOTHING_READ",
+    "Form",
+    "Kernel",
+    "Reduction",
+    "Step",
+    "packed_reduction_of",
+    "packing_reason",
+    "reduction_of",
+]
 
 
 #: More would be too small to be fast, and take long to compile.
@@ -256,3 +267,17 @@ def reduction_of(form: str, operation: Operation) -> Reduction:
     if reason:
         raise ValueError(reason)
     return FORMS[form].reduce(operation.as_contraction())
+
+
+def packing_reason(form: str, operation: Operation) -> str | None:
+    """Why a form that `operation` has cannot have the weight packed at load time; None if it can."""
+    return packing_rejects(form, operation, reduction_of(form, operation))
+
+
+@lru_cache(maxsize=1024)
+def packed_reduction_of(form: str, operation: Operation) -> Reduction:
+    """The steps of `operation` in a form, with the weight packed first. Raises ValueError if it has no such form."""
+    reason = packing_reason(form, operation)
+    if reason:
+        raise ValueError(reason)
+    return with_packed_weight(operation, reduction_of(form, operation))

@@ -7,7 +7,7 @@ step, and the tests compute each with numpy.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import ClassVar
 
@@ -38,6 +38,13 @@ class Step:
     kind: ClassVar[str]
 
     result: Tensor
+
+    @property
+    def sources(self) -> tuple[Tensor, ...]:
+        """The tensors that the step reads."""
+        values = [getattr(self, each.name) for each in fields(self) if each.name != "result"]
+        listed = [value if isinstance(value, tuple) else (value,) for value in values]
+        return tuple(each for value in listed for each in value if isinstance(each, Tensor))
 
 
 @dataclass(frozen=True)
@@ -146,11 +153,15 @@ class Reshape(Step):
 
 @dataclass(frozen=True)
 class Barrier(Step):
-    """`source`, stored before anything else reads it: the compiler fuses nothing across it."""
+    """`source`, stored before anything else reads it: the compiler fuses nothing across it.
+
+    `packs`: it is a packed weight (see `packing`), which a profile vmfb stores in the first call for all later ones.
+    """
 
     kind: ClassVar[str] = "barrier"
 
     source: Tensor
+    packs: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,18 @@ from dispatch_profiler.profiler.compare.pairing import Pair
 from dispatch_profiler.profiler.providers.library_calls import ManifestPair
 from dispatch_profiler.profiler.records.record import Confirmation
 from dispatch_profiler.profiler.records.record_file import StoredRecord
-from dispatch_profiler.profiler.records.speedup import is_default, median_ms
+from dispatch_profiler.profiler.records.speedup import is_default, median_ms, packs_weight
 
 
 def winners(records: Iterable[StoredRecord], known: Iterable[str]) -> list[tuple[StoredRecord, StoredRecord]]:
     """The default and the best record of each operation on each device, unless the default is best.
 
-    `known` has the names of the dispatches that can be measured again, which excludes libraries.
+    A packed weight does not count, because its time includes less. `known` has the names of the dispatches that can be measured again, which excludes libraries.
     """
     names = set(known)
     groups: dict[tuple[str, str], list[StoredRecord]] = {}
     for record in records:
-        if record.dispatch in names and median_ms(record) is not None:
+        if record.dispatch in names and median_ms(record) is not None and not packs_weight(record):
             groups.setdefault((record.operation, record.provenance.device), []).append(record)
     found = []
     for group in groups.values():

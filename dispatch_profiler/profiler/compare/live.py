@@ -15,6 +15,7 @@ from dispatch_profiler.profiler.compare.pairing import By, Pair
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.evaluation.workers import memory_limit, provide, ref_of
+from dispatch_profiler.profiler.measurement.included import differences, included
 from dispatch_profiler.profiler.measurement.paired_sampling import PairedSamples
 from dispatch_profiler.profiler.providers.library_calls import ManifestPair
 from dispatch_profiler.profiler.records.record import PROVIDER
@@ -118,7 +119,8 @@ class LiveComparison:
             return pair(Outcome.NOT_MEASURED, error.message)
         result = taken.result
         return Pair(
-            label, operation.name, configuration, PROVIDER, result.outcome, result.reason, result.ratio,
+            label, operation.name, configuration, PROVIDER, result.outcome,
+            "; ".join([result.reason, *_measured_differently(sides)]), result.ratio,
             taken.medians_ms.get(Side.BASE), taken.medians_ms.get(Side.NEW),
         )  # fmt: skip
 
@@ -134,6 +136,13 @@ class LiveComparison:
     def __exit__(self, *exception: object) -> None:
         self._worker.close()
         self._checker.close()
+
+
+def _measured_differently(sides: dict[Side, ManifestPair]) -> list[str]:
+    """What only one side's times include: converting the weight, unless it is packed at load time."""
+    base, new = (sides[side][1].dispatch.configuration.packs_weight for side in (Side.BASE, Side.NEW))
+    found = differences(*(included(weights=not packs, call=True) for packs in (base, new)))
+    return [f"measured differently: {', '.join(found)}"] if found else []
 
 
 def _failed(side: Side) -> Outcome:

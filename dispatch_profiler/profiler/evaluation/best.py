@@ -15,8 +15,8 @@ class BestSoFar:
 
     def __init__(self) -> None:
         self._records: dict[Operation, Record] = {}
-        #: Operation -> dispatch -> upper end of the interval of its median, in ms.
-        self._reached: dict[Operation, dict[str, float]] = {}
+        #: Operation -> dispatch -> upper end of the interval of its median, in ms, and whether it packs the weight.
+        self._reached: dict[Operation, dict[str, tuple[float, bool]]] = {}
 
     def learn(self, record: Record, *, is_done: bool) -> None:
         """Update with the current record of a dispatch."""
@@ -27,12 +27,19 @@ class BestSoFar:
             self._learn_record(record)
 
     def record(self, operation: Operation) -> Record | None:
-        """The fastest finished record by median; None if there is none. Library calls do not count."""
+        """The fastest finished record by median; None if there is none.
+
+        Library calls do not count, nor do packed weights, whose times include less.
+        """
         return self._records.get(operation)
 
-    def bound_ms(self, operation: Operation) -> float | None:
-        """What the compiler's best dispatch reaches with 95 % confidence, in ms; None if unknown."""
-        return min(self._reached.get(operation, {}).values(), default=None)
+    def bound_ms(self, operation: Operation, *, packs_weight: bool = False) -> float | None:
+        """What the compiler's best dispatch reaches with 95 % confidence, in ms; None if unknown.
+
+        A dispatch that packs its weight is no reason to abandon one that does not: `packs_weight` counts both.
+        """
+        reached = self._reached.get(operation, {}).values()
+        return min((ms for ms, packs in reached if packs_weight or not packs), default=None)
 
     def _learn_bound(self, record: Record) -> None:
         if record.provider != PROVIDER:
@@ -41,10 +48,12 @@ class BestSoFar:
         if record.measurement is None or record.is_failure:
             reached.pop(record.dispatch.name, None)
         else:
-            reached[record.dispatch.name] = record.measurement.interval_ms[1]
+            packs = record.dispatch.configuration.packs_weight
+            reached[record.dispatch.name] = record.measurement.interval_ms[1], packs
 
     def _learn_record(self, record: Record) -> None:
-        if isinstance(record.dispatch.configuration, LibraryCall):
+        configuration = record.dispatch.configuration
+        if isinstance(configuration, LibraryCall) or configuration.packs_weight:
             return
         if record.measurement is None or record.is_failure:
             return

@@ -11,13 +11,14 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from dispatch_profiler.operations import Distribution, Operation, Reference
+from dispatch_profiler.profiler.evaluation.vmfb_refs import LIBRARY, VmfbRef, VmfbRefs
 from dispatch_profiler.profiler.measurement.cpu_idle import prevent_cpu_idle, yield_to_workers
 from dispatch_profiler.profiler.measurement.gpu_monitor import GpuMonitor, open_monitor, throttle_warning
 from dispatch_profiler.profiler.measurement.kernels import Kernels, LoadedKernels, open_kernels
@@ -35,7 +36,7 @@ from dispatch_profiler.profiler.measurement.paired_sampling import PairedSamples
 from dispatch_profiler.profiler.measurement.placement import Places, Rotation, Stage, cold_places, warm_places
 from dispatch_profiler.profiler.measurement.run_delay import run_delay
 from dispatch_profiler.profiler.measurement.sample_batches import BatchPlan, SampleBatch, take
-from dispatch_profiler.profiler.providers._base import Library
+from dispatch_profiler.profiler.providers._base import Library, NotSupported
 from dispatch_profiler.profiler.providers.libraries import open_contraction, open_library
 from dispatch_profiler.profiler.providers.library_costs import eager_ms, library_call_ms
 from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions, Side
@@ -74,34 +75,6 @@ _READINGS, _SHORT_SECONDS = 3, 0.05
 #: Seconds. A GPU call this long needs no warm-up but the execution that brings operands into the caches; a reading of
 #: the GPU's state, which takes milliseconds, counts as current for this long.
 _LONG_CALL_OF_GPU, _FRESH_SECONDS = 2e-3, 0.05
-
-
-@dataclass(frozen=True)
-class VmfbRef:
-    """A vmfb that this process holds (see `receive`), by the hash of its content."""
-
-    sha256: str
-    #: Executions of a dispatch per call.
-    repeat: int
-    #: For a library: loaded with `Library.load_repeated` instead of called eagerly.
-    is_repeated: bool = False
-
-    @property
-    def is_library(self) -> bool:
-        """Whether it stands for the library of this process."""
-        return not self.sha256
-
-
-#: The library of this process, called eagerly; it needs no vmfb.
-LIBRARY = VmfbRef("", 1)
-
-
-@dataclass(frozen=True)
-class VmfbRefs:
-    """The two vmfbs of a dispatch."""
-
-    verify: VmfbRef
-    profile: VmfbRef
 
 
 def start(uri: str, build_dir: str) -> None:
@@ -285,6 +258,8 @@ def take_batch(
     found = replace(found, gpu=after, throttled=throttle_warning(before, after))
     if refs.verify.is_library:
         found = _of_library(found, places, plan)
+    elif refs.packs_weight:
+        found = replace(found, has_weight_conversion=False)
     if _sentinel is None:
         # Of single executions: the overhead of a call is the same each time.
         single = _program(refs.verify).bind(function, places.at(0))
@@ -319,19 +294,28 @@ def result_of_timed(
 
 
 def _timed_when_warm(refs: VmfbRefs, single_seconds: float, options: MeasureOptions) -> VmfbRef:
-    """The profile vmfb, or the verify vmfb of a long dispatch."""
+    """The profile vmfb, or the verify vmfb of a long dispatch, unless that would pack the weight again."""
     is_long = prefers_single(single_seconds, refs.profile.repeat, options.longest_call)
-    return refs.verify if is_long else refs.profile
+    return refs.verify if is_long and not refs.packs_weight else refs.profile
 
 
 def _warm(refs: VmfbRefs, function: str, places: Places, single_seconds: float, plan: BatchPlan) -> Timer:
-    """Rotates over places, from number `plan.taken` on, and over copies of the code."""
+    """Rotates over places, from number `plan.taken` on, and over copies of the code.
+
+    Each copy would hold a packed weight, which therefore has only one. A call warms it up, and packs it if another
+    dispatch of the module ran in between. Calls of single executions would pack, so that the overhead is unknown.
+    """
     ref = _timed_when_warm(refs, single_seconds, plan.options)
-    copies, verify, count = _copies(ref), _program(refs.verify), warm_places(places.operation)
+    verify, count = _program(refs.verify), warm_places(places.operation)
+    copies = [_program(ref)] if refs.packs_weight else _copies(ref)
 
     def stage(number: int) -> Stage:
         operands, program = places.at(number % count), copies[number % len(copies)]
-        return Stage(program.bind(function, operands), verify.bind(function, operands))
+        call = program.bind(function, operands)
+        return Stage(call, call if refs.packs_weight else verify.bind(function, operands))
+
+    def overhead(seconds: float) -> CallOverhead:
+        return CallOverhead() if refs.packs_weight else warm_overhead(single_seconds, seconds, ref.repeat)
 
     rotation = Rotation(stage, count, plan.taken)
     return Timer(
@@ -339,7 +323,7 @@ def _warm(refs: VmfbRefs, function: str, places: Places, single_seconds: float, 
         ref.repeat,
         copies[0].bind(function, places.at(0)).now,
         _run_delay,
-        lambda seconds: warm_overhead(single_seconds, seconds, ref.repeat),
+        overhead,
         rotation.advance,
         skip_warmup=_on_gpu and single_seconds * ref.repeat >= _LONG_CALL_OF_GPU,
     )
@@ -357,7 +341,12 @@ def _copies(ref: VmfbRef) -> list[LoadedKernels]:
 
 
 def _cold(refs: VmfbRefs, function: str, places: Places, single_seconds: float, plan: BatchPlan) -> Timer:
-    """The verify vmfb, whose calls are single executions, each on operands that no cache holds."""
+    """The verify vmfb, whose calls are single executions, each on operands that no cache holds.
+
+    Raises NotSupported for a packed weight, of which there is only one, so that the caches hold it.
+    """
+    if refs.packs_weight:
+        raise NotSupported("a packed weight cannot be measured with cold caches: use --mode=warm")
     device = places.device
     spots = places.first(cold_places(places.operation, device.cache_bytes))
     single, profile = (_program(ref).bind(function, spots[0]) for ref in (refs.verify, refs.profile))

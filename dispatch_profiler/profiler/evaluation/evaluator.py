@@ -321,9 +321,10 @@ class Evaluator:
     def _best_of_others(self, work: _Work) -> float | None:
         """What the operation's best dispatch reaches, in ms; None for a baseline."""
         # Others are compared with baselines, so these are measured in full.
-        if isinstance(work.candidate.dispatch.configuration, (Default, LibraryCall)):
+        dispatch = work.candidate.dispatch
+        if isinstance(dispatch.configuration, (Default, LibraryCall)):
             return None
-        return self._best.bound_ms(work.candidate.dispatch.operation)
+        return self._best.bound_ms(dispatch.operation, packs_weight=dispatch.configuration.packs_weight)
 
     def _bounded(self, record: Record) -> Record:
         """The record with the time that the hardware allows; failed if its own is too far below that."""

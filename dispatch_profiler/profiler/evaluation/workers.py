@@ -14,6 +14,7 @@ from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.isolation import Worker, WorkerLimits, available_memory
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Candidate, Vmfb
+from dispatch_profiler.profiler.evaluation.vmfb_refs import LIBRARY, VmfbRef, VmfbRefs
 from dispatch_profiler.profiler.providers import threads as library_threads
 from dispatch_profiler.profiler.statistics.stopping import SentinelWatch
 from dispatch_profiler.profiler.verification.verified_hashes import Expected
@@ -26,16 +27,20 @@ _DISPATCHES = ""
 _FEW, _MANY = 1, 7
 
 
-def ref_of(vmfb: Vmfb | None, repeat: int) -> device_worker.VmfbRef:
+def ref_of(vmfb: Vmfb | None, repeat: int) -> VmfbRef:
     """How a process refers to a vmfb."""
-    return device_worker.LIBRARY if vmfb is None else device_worker.VmfbRef(vmfb.sha256, repeat)
+    return LIBRARY if vmfb is None else VmfbRef(vmfb.sha256, repeat)
 
 
-def refs_of(candidate: Candidate) -> device_worker.VmfbRefs:
+def refs_of(candidate: Candidate) -> VmfbRefs:
     """How a process refers to the vmfbs of a candidate, or to the repeated kernel of a library."""
     if candidate.library:
-        return device_worker.VmfbRefs(device_worker.LIBRARY, device_worker.VmfbRef("", candidate.repeat))
-    return device_worker.VmfbRefs(ref_of(candidate.verify, 1), ref_of(candidate.profile, candidate.repeat))
+        return VmfbRefs(LIBRARY, VmfbRef("", candidate.repeat))
+    return VmfbRefs(
+        ref_of(candidate.verify, 1),
+        ref_of(candidate.profile, candidate.repeat),
+        candidate.dispatch.configuration.packs_weight,
+    )
 
 
 def provide(worker: Worker, vmfbs: Iterable[Vmfb]) -> None:

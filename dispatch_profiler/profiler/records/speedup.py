@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dispatch_profiler.configurations import Default
+from dispatch_profiler.profiler.measurement.included import Included
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.record import PROVIDER, Record
 from dispatch_profiler.profiler.records.record_file import StoredRecord, as_stored
@@ -36,6 +37,15 @@ class Speedup:
 def is_default(record: StoredRecord) -> bool:
     """True for the compiler's own choice."""
     return record.provider == PROVIDER and record.configuration == _BASELINE
+
+
+def packs_weight(record: StoredRecord) -> bool:
+    """True for a dispatch whose time does not include converting the weight, which is packed at load time.
+
+    It is never the best of an operation, because the times of other dispatches include more.
+    """
+    includes = record.measurement.includes if record.measurement is not None else ()
+    return record.provider == PROVIDER and bool(includes) and Included.WEIGHT_CONVERSION not in includes
 
 
 def speed_ratio(record: StoredRecord, baseline: StoredRecord | None) -> Ratio | None:

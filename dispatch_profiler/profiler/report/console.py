@@ -15,6 +15,7 @@ from dispatch_profiler.profiler.records.speedup import (
     Speedup,
     SpeedupsOfRuns,
     is_default,
+    packs_weight,
     speedup_text,
 )
 from dispatch_profiler.profiler.statistics.stopping import Ended
@@ -26,8 +27,11 @@ _WIDTH = 80
 # -- the console block -----------------------------------------------------------------------------
 
 
+_PACKED = "packed at load time, which other times include"
+
+
 def block(record: Record) -> str:
-    """The block of the IREE dispatch profiler, followed by Tuned, Reason and Warning fields if any."""
+    """The block of the IREE dispatch profiler, followed by Tuned, Weight, Reason and Warning fields if any."""
     fields = [
         ("Dispatch", record.dispatch.name),
         ("Provider", record.provider),
@@ -41,6 +45,8 @@ def block(record: Record) -> str:
     ]
     if tuned := _tuned_text(record.dispatch.configuration.fields()):
         fields.append(("Tuned", _wrapped(tuned)))
+    if record.dispatch.configuration.packs_weight:
+        fields.append(("Weight", _PACKED))
     if record.reason:
         fields.append(("Reason", _wrapped(record.reason)))
     if record.measurement is not None:
@@ -195,6 +201,8 @@ def _notes(record: StoredRecord) -> list[str]:
     notes = [f"tuned: {tuned}"] if tuned else []
     notes += [record.reason] if record.reason else []
     notes += [record.confirmed.text] if record.confirmed else []
+    if packs_weight(record):
+        notes.append(f"weight: {_PACKED}")
     if record.measurement is not None:
         notes += record.measurement.warnings
         if record.measurement.ended_by == Ended.ABANDONED.value:

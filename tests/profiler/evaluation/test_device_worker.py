@@ -17,6 +17,7 @@ from dispatch_profiler.files import sha256
 from dispatch_profiler.operations import Conv2d, Distribution, Matmul
 from dispatch_profiler.operations.contraction_reference import reference
 from dispatch_profiler.profiler.evaluation import device_worker
+from dispatch_profiler.profiler.evaluation.vmfb_refs import VmfbRef, VmfbRefs
 from dispatch_profiler.profiler.measurement.measure import Measurement, MeasureOptions, Mode
 from dispatch_profiler.profiler.measurement.sample_batches import BatchPlan, joined, next_batch
 from dispatch_profiler.profiler.statistics.stopping import StopRule
@@ -33,16 +34,14 @@ SEED = 3
 pytestmark = pytest.mark.usefixtures("in_process")
 
 
-def modules(
-    tmp_path: Path, *, repeat: int = 10, **rule: object
-) -> tuple[device_worker.VmfbRef, device_worker.VmfbRef]:
+def modules(tmp_path: Path, *, repeat: int = 10, **rule: object) -> tuple[VmfbRef, VmfbRef]:
     """verify and profile of one dispatch, compiled under one rule."""
     compiler = NullCompiler((Rule("*", **rule),))
     built = compiler.build(BuildRequest("", (Dispatch(OPERATION, Default()),), (), repeat))
     made = []
     for vmfb, times in ((built.verify, 1), (built.profile, repeat)):
         device_worker.receive(sha256(vmfb), vmfb)
-        made.append(device_worker.VmfbRef(sha256(vmfb), times))
+        made.append(VmfbRef(sha256(vmfb), times))
     return made[0], made[1]
 
 
@@ -54,7 +53,7 @@ def plan(options: MeasureOptions) -> BatchPlan:
 def samples(tmp_path: Path, options: MeasureOptions, *, repeat: int = 10, **rule: object) -> Measurement:
     """One sample batch."""
     device_worker.start("null", "")
-    made = device_worker.VmfbRefs(*modules(tmp_path, repeat=repeat, **rule))
+    made = VmfbRefs(*modules(tmp_path, repeat=repeat, **rule))
     return joined(options, [device_worker.take_batch(made, NAME, OPERATION, SEED, plan(options))])
 
 
@@ -75,7 +74,7 @@ def test_one_run_gives_the_result_for_the_drawn_inputs(tmp_path, distribution):
 
 
 def test_a_vmfb_that_was_not_sent_is_not_run():
-    stale = device_worker.VmfbRef(sha256(b"what was compiled"), 1)
+    stale = VmfbRef(sha256(b"what was compiled"), 1)
     device_worker.start("null", "")
     with pytest.raises(ToolError, match="does not hold the vmfb"):
         device_worker.run_once(stale, NAME, OPERATION, Distribution.REALS, SEED)
@@ -129,7 +128,7 @@ def test_the_result_of_what_is_timed_can_be_had(tmp_path):
     device_worker.start("null", "")
     (tmp_path / "wrong").mkdir()
     verify, (_, wrong) = modules(tmp_path)[0], modules(tmp_path / "wrong", fault="nan")
-    arguments = device_worker.VmfbRefs(verify, wrong), NAME, OPERATION, SEED
+    arguments = VmfbRefs(verify, wrong), NAME, OPERATION, SEED
     right = reference(OPERATION, draw(OPERATION, Distribution.REALS, SEED))
     for mode, single_seconds, passes in (
         (Mode.WARM, 0.0, False),

@@ -20,6 +20,7 @@ from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
+from dispatch_profiler.profiler.evaluation.vmfb_refs import LIBRARY
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.providers import libraries, threads
 from dispatch_profiler.profiler.providers.library_calls import with_providers
@@ -129,7 +130,7 @@ def test_a_wrong_result_of_a_library_is_a_failure(tree, run, monkeypatch, provid
     whole = device_worker.run_once
 
     def run_once(module, *arguments):
-        return whole(module, *arguments) + np.float32(module == device_worker.LIBRARY)
+        return whole(module, *arguments) + np.float32(module == LIBRARY)
 
     monkeypatch.setattr(device_worker, "run_once", run_once)
     assert run("profiler", f"--providers={providers}", "--output=data.csv", *QUICK).status == 1

@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 
 from dispatch_profiler.operations import LayerNormWeightBackward, Matmul
 from dispatch_profiler.profiler.evaluation import device_worker
+from dispatch_profiler.profiler.evaluation.vmfb_refs import LIBRARY, VmfbRef, VmfbRefs
 from dispatch_profiler.profiler.measurement.included import Included, included_text
 from dispatch_profiler.profiler.measurement.kernels import Operands
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions, Mode
@@ -169,7 +170,7 @@ def test_both_sides_have_the_same_number_of_executions_in_a_call(
 ):
     """The batch of a library on a GPU is of graphs as long as a profile vmfb; eager time stands beside it."""
     monkeypatch.setattr(device_worker, "_library", library)
-    refs = device_worker.VmfbRefs(device_worker.LIBRARY, device_worker.VmfbRef("", repeat))
+    refs = VmfbRefs(LIBRARY, VmfbRef("", repeat))
     plan = next_batch(MeasureOptions(StopRule(count=6), batch=1), (), None)
 
     found = device_worker.take_batch(refs, "", OPERATION, 1, plan)
@@ -192,7 +193,7 @@ def test_both_sides_have_the_same_number_of_executions_in_a_call(
 def test_on_a_cpu_what_a_call_costs_is_told(in_process, monkeypatch):
     """On a problem of extent 1; a call is one execution, as ever."""
     monkeypatch.setattr(device_worker, "_library", TorchLibrary("local-sync", 1))
-    refs = device_worker.VmfbRefs(device_worker.LIBRARY, device_worker.VmfbRef("", 100))
+    refs = VmfbRefs(LIBRARY, VmfbRef("", 100))
     plan = next_batch(MeasureOptions(StopRule(count=6), batch=1), (), None)
 
     found = device_worker.take_batch(refs, "", OPERATION, 1, plan)

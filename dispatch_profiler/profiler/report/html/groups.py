@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dispatch_profiler.profiler.records.record import PROVIDER
 from dispatch_profiler.profiler.records.record_file import StoredRecord
-from dispatch_profiler.profiler.records.speedup import is_default
+from dispatch_profiler.profiler.records.speedup import is_default, packs_weight
 from dispatch_profiler.profiler.report.html.runs import Run, runs
 
 #: The run of an operation whose default was measured in only one run.
@@ -72,8 +72,9 @@ class Group:
 
     @property
     def best(self) -> Entry | None:
-        """IREE's fastest configuration, including the default."""
-        return next((e for e in self.ranked if e.record.provider == PROVIDER), None)
+        """IREE's fastest configuration, including the default, apart from packed weights."""
+        own = (e for e in self.ranked if e.record.provider == PROVIDER)
+        return next((e for e in own if not packs_weight(e.record)), None)
 
     @property
     def providers(self) -> dict[str, Entry]:

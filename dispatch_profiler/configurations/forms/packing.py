@@ -1,0 +1,68 @@
+"""Packing the weight of a form: the steps that read nothing but the weight, ahead of a barrier of their own.
+
+A model's weights are constants, so that what a form does to them alone can be done once, when they are loaded:
+
+    filters = permuted(rhs)                  filters = permuted(rhs)
+    columns = windows(lhs)            ->     packed = barrier(filters)     <- done once up to here
+    product = kernel(columns, filters)       columns = windows(lhs)
+                                             product = kernel(columns, packed)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from dispatch_profiler.configurations.forms.builder import Reduction
+from dispatch_profiler.configurations.forms.steps import Barrier, Reshape, Step
+from dispatch_profiler.operations import Operation, Tensor
+
+
+def packing_rejects(form: str, operation: Operation, reduction: Reduction) -> str | None:
+    """Why the weight of `operation` cannot be packed for `form`, which has these steps; None if it can."""
+    product, convolution = operation.product, operation.convolution
+    if product is not None and product.is_batched:
+        return f"packed: {operation.kind} has no weight, because both operands of attention are computed"
+    if convolution is not None and convolution.mode == "weight_backward":
+        return "packed: weight_backward has no weight, because it computes the weight's gradient"
+    if all(isinstance(step, (Barrier, Reshape)) for step in _preparing(operation, reduction)):
+        return f"packed: the form {form} reads the weight as it is stored, so that nothing can be packed"
+    return None
+
+
+def with_packed_weight(operation: Operation, reduction: Reduction) -> Reduction:
+    """The same steps, with those that read only the weight first, and a barrier for each of their results."""
+    preparing = _preparing(operation, reduction)
+    computing = [step for step in reduction.steps if step not in preparing]
+    read = {source for step in computing for source in step.sources}
+    packed = [step.result for step in preparing if step.result in read]
+    names = {tensor: replace(tensor, name=f"unpacked_{tensor.name}") for tensor in packed}
+    renamed = [_renamed(step, names) for step in preparing]
+    barriers = [Barrier(tensor, names[tensor], packs=True) for tensor in packed]
+    return replace(reduction, steps=(*renamed, *barriers, *computing))
+
+
+def _preparing(operation: Operation, reduction: Reduction) -> list[Step]:
+    """The steps that read, also through other steps, nothing but the weight."""
+    known, found = {operation.operands[1]}, []
+    for step in reduction.steps:
+        if known.issuperset(step.sources):
+            known.add(step.result)
+            found.append(step)
+    return found
+
+
+def _renamed(step: Step, names: Mapping[Tensor, Tensor]) -> Step:
+    """The step with other names for the tensors that it reads and makes."""
+
+    def of(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return names.get(value, value)
+        return tuple(map(of, value)) if _has_tensors(value) else value
+
+    return replace(step, **{each.name: of(getattr(step, each.name)) for each in fields(step)})
+
+
+def _has_tensors(value: object) -> bool:
+    return isinstance(value, tuple) and any(isinstance(each, Tensor) for each in value)
