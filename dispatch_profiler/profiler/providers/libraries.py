@@ -27,7 +27,10 @@ _REDUCTIONS = {
 LIBRARY_METHODS: Mapping[str, Mapping[str, str]] = {
     "numpy": {**_PRODUCTS, **dict.fromkeys(_CONVOLUTIONS, "im2col"), **_REDUCTIONS},
     "torch": {**_PRODUCTS, **{kind: kind for kind in _CONVOLUTIONS}, **_REDUCTIONS},
+    "torch-prepacked": {"matmul": "matmul", "conv2d": "conv2d", "conv3d": "conv3d"},
 }
+#: Library -> the package that it needs, where that has another name.
+PACKAGES: Mapping[str, str] = {"torch-prepacked": "torch"}
 
 
 def open_library(name: str, device: str, threads: int) -> Library:
@@ -42,8 +45,9 @@ def open_library(name: str, device: str, threads: int) -> Library:
 
         return NumpyLibrary()
     from dispatch_profiler.profiler.providers.torch_library import TorchLibrary
+    from dispatch_profiler.profiler.providers.torch_prepacked import NAME, TorchPrepacked
 
-    return TorchLibrary(device, threads)
+    return TorchPrepacked(device, threads) if name == NAME else TorchLibrary(device, threads)
 
 
 @cache

@@ -11,7 +11,7 @@ from dispatch_profiler.configurations import Configuration, Default, Limits
 from dispatch_profiler.dispatches import Dispatch, DispatchEntry, OperationEntry, State
 from dispatch_profiler.errors import MissingDependency, UsageError, did_you_mean
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.profiler.providers.libraries import LIBRARY_METHODS
+from dispatch_profiler.profiler.providers.libraries import LIBRARY_METHODS, PACKAGES
 from dispatch_profiler.profiler.records.speedup import DEFAULT_REFERENCE
 
 #: Provider of the tree's dispatches.
@@ -58,10 +58,11 @@ def parse_providers(text: str) -> tuple[str, ...]:
 def check_installed(providers: Iterable[str]) -> None:
     """Raise MissingDependency if a library is not installed. Nothing is imported."""
     for name in providers:
-        if name != IREE and importlib.util.find_spec(name) is None:
+        package = PACKAGES.get(name, name)
+        if name != IREE and importlib.util.find_spec(package) is None:
             raise MissingDependency(
-                f"--providers: {name} is not installed",
-                hint=f"run python -m pip install {name}, or remove it from --providers",
+                f"--providers: {package} is not installed",
+                hint=f"run python -m pip install {package}, or remove {name} from --providers",
             )
 
 

@@ -38,9 +38,17 @@ def _memory_format(api: Any, convolution: ConvolutionGeometry) -> Any:
 
 
 def convolution_computation(
-    api: Any, operation: Contraction, device: Any, types: dict[str, Any]
+    api: Any,
+    operation: Contraction,
+    device: Any,
+    types: dict[str, Any],
+    forward: Callable[[Any, ConvolutionGeometry, bool], Callable[..., Tensor]] | None = None,
 ) -> Callable[..., Tensor]:
-    """The computation of a convolution on the handles of `convolution_handles`. Raises NotSupported."""
+    """The computation of a convolution on the handles of `convolution_handles`. Raises NotSupported.
+
+    `forward` makes that of a forward convolution, by default of `torch.conv2d` and the like; its last argument is
+    whether it adds a bias.
+    """
     convolution, of = operation.convolution, operation.types
     assert convolution is not None
     narrow = of.input.precision < of.accumulator.precision
@@ -52,7 +60,7 @@ def convolution_computation(
     fuses = convolution.mode == "forward" and operation.epilogue.starts_with_bias
     steps = epilogue_steps(api, operation, without_first=fuses)
     if convolution.mode == "forward":
-        sums = _forward(api, convolution, fuses)
+        sums = (forward or _forward)(api, convolution, fuses)
     else:
         sums = _backward(api, convolution, {"dtype": types[of.lhs], "device": device})
 
@@ -64,7 +72,7 @@ def convolution_computation(
     return compute
 
 
-class _Padding:
+class Padding:
     """The padding of a convolution as torch does it: `on_both` sides alike, the rest as a copy with zeros."""
 
     def __init__(self, api: Any, convolution: ConvolutionGeometry) -> None:
@@ -93,7 +101,7 @@ class _Padding:
 
 
 def _forward(api: Any, convolution: ConvolutionGeometry, fuses: bool) -> Callable[..., Tensor]:
-    function, padding = f"conv{convolution.spatial_rank}d", _Padding(api, convolution)
+    function, padding = f"conv{convolution.spatial_rank}d", Padding(api, convolution)
     window = (convolution.stride, padding.on_both, convolution.dilation, convolution.groups)
 
     def compute(images: Tensor, filters: Tensor, rest: tuple[Tensor, ...]) -> Tensor:
@@ -104,7 +112,7 @@ def _forward(api: Any, convolution: ConvolutionGeometry, fuses: bool) -> Callabl
 
 def _backward(api: Any, convolution: ConvolutionGeometry, options: dict[str, Any]) -> Callable[..., Tensor]:
     """Gradients by torch's `convolution_backward`, which takes input and filter, but reads only one of them."""
-    backward, padding = api.ops.aten.convolution_backward.default, _Padding(api, convolution)
+    backward, padding = api.ops.aten.convolution_backward.default, Padding(api, convolution)
     zeros = (0,) * convolution.spatial_rank
     rest = (
         None, convolution.stride, padding.on_both, convolution.dilation, False, zeros, convolution.groups

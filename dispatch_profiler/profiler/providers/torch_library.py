@@ -1,4 +1,4 @@
-"""PyTorch: oneDNN and MKL on a CPU, cuBLAS and cuDNN on a GPU. Only this file imports torch.
+"""PyTorch: oneDNN and MKL on a CPU, cuBLAS and cuDNN on a GPU. Of the providers, only this file imports torch.
 
 Uses full precision everywhere: no TF32 and no sums in half precision, as the operations are defined.
 """
@@ -231,11 +231,13 @@ class TorchGraphCall:
 class TorchCall:
     """See `KernelCall`. Eager. Products write to preallocated memory, which convolutions do not support."""
 
-    def __init__(self, operands: Sequence[Operands], device: torch.device) -> None:
+    def __init__(
+        self, operands: Sequence[Operands], device: torch.device, compute: Computation | None = None
+    ) -> None:
         self._first = operands[0]
         self._turns = itertools.cycle([each.handles for each in operands])
         self._device = device
-        self._compute = _computation(self._first.operation, device)
+        self._compute = compute or _computation(self._first.operation, device)
 
     @property
     def now(self) -> Callable[[], float]:

@@ -79,7 +79,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_pip_line(monkeypatch)
     check_installed(["iree", "numpy"])
     with pytest.raises(MissingDependency, match="--providers: torch is not installed") as error:
         check_installed(["iree", "torch"])
-    assert "python -m pip install torch, or remove it from --providers" in error.value.hint
+    assert "python -m pip install torch, or remove torch from --providers" in error.value.hint
     assert error.value.exit_status == 2
 
 

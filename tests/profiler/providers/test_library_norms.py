@@ -110,7 +110,7 @@ def test_the_overhead_of_a_call_is_measured(library):
     assert all(library_call_ms(library, operation) > 0 for operation in (*SMALL, Matmul(2, 2, 2)))
 
 
-@pytest.mark.parametrize("name", LIBRARY_METHODS)
+@pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_rows_are_named_after_the_method(name):
     methods = [LIBRARY_METHODS[name][operation.kind] for operation in SMALL]
     assert methods == ["layer_norm"] * 2 + ["layer_norm_backward"] * 3

@@ -49,7 +49,7 @@ def test_inputs_are_left_as_they_were_and_results_that_are_not_written_are_poiso
     assert np.isnan(call.run()[0]).all()
 
 
-@pytest.mark.parametrize("name", LIBRARY_METHODS)
+@pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_its_row_is_named_after_the_method_and_its_overhead_is_measured(name):
     pytest.importorskip(name)
     assert LIBRARY_METHODS[name]["bias_backward"] == "sum"
