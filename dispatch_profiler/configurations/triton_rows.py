@@ -16,13 +16,13 @@ from dispatch_profiler.configurations._base import (
 )
 from dispatch_profiler.configurations.external_kernels import KernelSource, Launch
 from dispatch_profiler.configurations.space import Axis, Space, powers_of_two, tile_axes
-from dispatch_profiler.configurations.triton_tiles import TYPES
+from dispatch_profiler.configurations.triton_limits import TYPES, WARP
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
 
 #: Pointers that Triton passes to every kernel after its own, as scratch memory of so many bytes.
 _SCRATCH = (16, 16)
-_WARP = 32
+
 #: Elements of a block that a thread can hold in registers beside those of the sums.
 _MOST_PER_THREAD = 64
 
@@ -103,7 +103,7 @@ class TritonRows(Configuration):
         return Launch(
             entry=operation.kind,
             workgroups=(-(-extent // each), 1, 1),
-            workgroup_size=(_WARP * self.warps, 1, 1),
+            workgroup_size=(WARP * self.warps, 1, 1),
             shape=first.shape,
             type=first.type,
             scratch=_SCRATCH,
@@ -155,7 +155,7 @@ class TritonRows(Configuration):
         needed = _power_of_two(norm.size)
         if norm.mode != "weight_backward" and self.block[1] != needed:
             yield f"rows of {norm.size} elements need blocks of {needed} columns, but got {self.block[1]}"
-        threads = self.warps * _WARP
+        threads = self.warps * WARP
         if threads > gpu.threads:
             yield f"{self.warps} warps are {threads} threads, but {gpu.device_arch} allows {gpu.threads}"
         if self.block[0] * self.block[1] > threads * _MOST_PER_THREAD:

@@ -30,6 +30,7 @@ from dispatch_profiler.configurations.triton_convolutions import (
     unsupported_reason,
     weight_constants,
 )
+from dispatch_profiler.configurations.triton_limits import TYPES, WARP, tile_violations, type_violations
 from dispatch_profiler.configurations.triton_options import (
     ALIGNMENT,
     descriptor_violations,
@@ -47,17 +48,10 @@ from dispatch_profiler.configurations.triton_windows import (
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
 
-#: Our element type names -> Triton's pointer types.
-TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "f8E4M3FN": "fp8e4nv", "i8": "i8", "i32": "i32"}
 #: Activations that the kernels compute.
 ACTIVATIONS = ("relu", "gelu", "sigmoid", "tanh")
 #: Size in bytes of a descriptor of the bulk copy engine (CUDA Driver API, cuTensorMapEncodeTiled).
 _DESCRIPTOR = 128
-#: The smallest tile along m and n.
-_SMALLEST = 16
-#: Triton rejects blocks with more elements.
-_BLOCK = 2**20
-_WARP = 32
 #: Of a product's operands.
 _AXES = (("LHS", ("BATCH", "M", "K")), ("RHS", ("BATCH", "K", "N")))
 
@@ -172,7 +166,7 @@ class TritonTiles(Configuration):
         return Launch(
             entry=self._source_name(operation),
             workgroups=(programs, 1, 1),
-            workgroup_size=(_WARP * self.warps, 1, 1),
+            workgroup_size=(WARP * self.warps, 1, 1),
             shape=(self.split_k, *result.shape) if split else result.shape,
             type=operation.accumulator if split else result.type,
             scratch=(*partial, descriptors, ALIGNMENT),
@@ -292,8 +286,9 @@ class TritonTiles(Configuration):
             reason = epilogue_invalid_reason("the Triton kernels have", operation, ACTIVATIONS)
             if reason:
                 yield reason
-        yield from self._type_violations(operation, gpu)
-        yield from self._tile_violations(operation, gpu)
+        yield from type_violations(self.precision, operation, gpu)
+        yield from tile_violations(self.tile, self.warps, operation, gpu)
+        yield from self._shared_violations(operation, gpu)
         yield from option_violations(self, operation, gpu)
         tiles = self._tile_count(operation)
         if self.persistent >= tiles:
@@ -331,41 +326,7 @@ class TritonTiles(Configuration):
             else None
         )
 
-    def _type_violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
-        if gpu.device_capability < 80:
-            yield f"the kernels are for sm_80 and newer, but the target is {gpu.device_arch}"
-        types = operation.as_contraction().types
-        if types.lhs not in TYPES or types.result not in TYPES:
-            yield f"the kernels support {', '.join(t for t in TYPES if t != 'i32')}, not {types.lhs}"
-        if types.result == "f8E4M3FN":
-            yield "Triton saturates f8 results, but the operation overflows"
-        if types.lhs == "f8E4M3FN" and gpu.device_capability < 89:
-            yield f"f8E4M3FN needs sm_89 or newer, but the target is {gpu.device_arch}"
-        if self.precision != "ieee" and types.lhs != "f32":
-            yield f"{self.precision} applies to f32 inputs, not {types.lhs}"
-
-    def _tile_violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
-        for what, value in (
-            *zip(("tile m", "tile n", "tile k"), self.tile, strict=True),
-            ("warps", self.warps),
-        ):
-            if value & (value - 1):
-                yield f"{what} must be a power of two for Triton, but is {value}"
-        m, n, k = self.tile
-        min_k = {8: 32, 32: 8}.get(operation.element_type.bits, 16)
-        if min(m, n) < _SMALLEST or k < min_k:
-            yield f"tiles must be at least 16x16x{min_k} for {operation.element_type.name}, but got {by(self.tile)}"
-        if max(m * n, m * k, n * k) > _BLOCK:
-            yield f"a Triton block has at most {_BLOCK} elements, but {by(self.tile)} has more"
-        threads = self.warps * _WARP
-        if threads > gpu.threads:
-            yield f"{self.warps} warps are {threads} threads, but {gpu.device_arch} allows {gpu.threads}"
-        registers = m * n // threads
-        if gpu.registers and registers > gpu.registers:
-            yield (
-                f"the sums of a {m}x{n} tile need {registers} registers per thread, but {gpu.device_arch} has "
-                f"{gpu.registers}: use a smaller tile or more warps"
-            )
+    def _shared_violations(self, operation: Operation, gpu: GpuLimits) -> Iterator[str]:
         needed = self.shared_bytes(operation)
         if needed > gpu.device_shared_bytes:
             yield (

@@ -85,6 +85,27 @@ def _step(
 
 
 @triton.jit
+def _store_pixels(
+    result, bias, sums, m, n, known_n, image, pixel, group, piece, first_h, first_w, columns: tl.constexpr,
+    pixels: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, PHASES_H: tl.constexpr, PHASES_W: tl.constexpr,
+    IMAGES: tl.constexpr, FILTERS: tl.constexpr, GROUPS: tl.constexpr,
+    OUT_N: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr, OUT_F: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """Add the bias to the sums of a tile, apply the activation, and store the pixels that exist."""
+    f = group * FILTERS + n
+    if HAS_BIAS:
+        sums += tl.load(bias + f, mask=n < FILTERS).to(ACCUMULATOR)[None, :]
+    sums = activated(sums, ACTIVATION)
+    out_h = pixel // columns * PHASES_H + first_h
+    out_w = pixel % columns * PHASES_W + first_w
+    at = (image * OUT_N + out_h * OUT_H + out_w * OUT_W)[:, None] + f[None, :] * OUT_F
+    result += piece * (IMAGES * OH * OW * GROUPS * FILTERS)
+    stored = (m < pixels) & (out_h < OH) & (out_w < OW)
+    tl.store(result + at, sums.to(result.dtype.element_ty), mask=stored[:, None] & known_n)
+
+
+@triton.jit
 def _convolution_tile(
     lhs, rhs, bias, result, tile,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
@@ -137,16 +158,10 @@ def _convolution_tile(
             FILTERS % TILE_N == 0,
         )  # fmt: skip
         sums = multiplied(window, weights, sums, ACCUMULATOR, PRECISION)
-    f = group * FILTERS + n
-    if HAS_BIAS:
-        sums += tl.load(bias + f, mask=n < FILTERS).to(ACCUMULATOR)[None, :]
-    sums = activated(sums, ACTIVATION)
-    out_h = pixel // columns * PHASES_H + first_h
-    out_w = pixel % columns * PHASES_W + first_w
-    at = (image * OUT_N + out_h * OUT_H + out_w * OUT_W)[:, None] + f[None, :] * OUT_F
-    result += piece * (IMAGES * OH * OW * GROUPS * FILTERS)
-    stored = (m < pixels) & (out_h < OH) & (out_w < OW)
-    tl.store(result + at, sums.to(result.dtype.element_ty), mask=stored[:, None] & known_n)
+    _store_pixels(
+        result, bias, sums, m, n, known_n, image, pixel, group, piece, first_h, first_w, columns, pixels, OH, OW,
+        PHASES_H, PHASES_W, IMAGES, FILTERS, GROUPS, OUT_N, OUT_H, OUT_W, OUT_F, ACCUMULATOR, HAS_BIAS, ACTIVATION,
+    )  # fmt: skip
 
 
 @triton.jit
