@@ -294,10 +294,18 @@ def _check_compilers(client: Any, workers: Collection[str], compiler: Compiler) 
 
 
 def _check_versions(address: str, found: tuple[str, str], compiler: Compiler) -> None:
-    ours = (__version__, compiler.revision)
-    if tuple(found) != ours:
+    if different := other_versions(address, found, (__version__, compiler.revision)):
         raise ToolError(
-            f"the worker {address} has dispatch_profiler {found[0]} with {found[1]}, "
-            f"this machine has {ours[0]} with {ours[1]}",
+            different,
             hint="install the same versions on both: results are cached under the compiler's revision",
         )
+
+
+def other_versions(worker: str, theirs: tuple[str, str], ours: tuple[str, str]) -> str:
+    """How the versions of `worker`, of this package and of IREE, differ from ours; empty if they do not."""
+    if tuple(theirs) == ours:
+        return ""
+    return (
+        f"the worker {worker} has dispatch_profiler {theirs[0]} with {theirs[1]}, "
+        f"this machine has {ours[0]} with {ours[1]}"
+    )

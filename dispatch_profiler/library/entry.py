@@ -72,6 +72,11 @@ class Entry:
         """What the entry is for."""
         return self.provenance.target, self.provenance.iree
 
+    @property
+    def family(self) -> str:
+        """The family of its target: `cuda` of `cuda:sm_90`."""
+        return self.provenance.target.partition(":")[0]
+
     def is_of_compiler(self, revision: str) -> bool:
         """Whether it was measured with the compiler of this revision."""
         return f"{self.provenance.iree},".startswith(f"compiler {revision},")

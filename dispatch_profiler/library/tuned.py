@@ -9,7 +9,7 @@ from functools import cached_property
 from dispatch_profiler.configurations import Tuned, rejection_reason
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
-from dispatch_profiler.library.entry import Entry
+from dispatch_profiler.library.entry import Entry, software_text
 from dispatch_profiler.library.library import Library
 from dispatch_profiler.library.nearest import SimilarEntries
 from dispatch_profiler.operations import Operation
@@ -74,10 +74,9 @@ class TunedConfigurations:
         return SimilarEntries(each for each in self.library.readable() if not self._foreign_reason(each))
 
     def _foreign_reason(self, entry: Entry) -> str:
-        target, iree = entry.software
-        if target.partition(":")[0] == self.target.family and entry.is_of_compiler(self.revision):
+        if entry.family == self.target.family and entry.is_of_compiler(self.revision):
             return ""
-        return f"measured for {target} with {iree}"
+        return f"measured for {software_text([entry.software])}"
 
     def _dispatch(self, entry: Entry, operation: Operation) -> tuple[Dispatch | None, str]:
         """The dispatch of an entry's configuration for `operation`, or the reason why there is none."""

@@ -15,7 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dispatch_profiler import __version__
-from dispatch_profiler.compiler.cluster import Cluster, Warn, WorkerInfo, open_client, workers_of
+from dispatch_profiler.compiler.cluster import (
+    Cluster,
+    Warn,
+    WorkerInfo,
+    open_client,
+    other_versions,
+    workers_of,
+)
 from dispatch_profiler.errors import DispatchProfilerError, TargetError, UsageError
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation import hosted
@@ -122,13 +129,10 @@ class ClusterDevices:
                 f"the worker {worker.name} cannot measure: {error}",
                 hint="install the same dispatch_profiler there (docs/cluster.md)",
             ) from error
-        theirs, ours = (host.package, host.runtime), (__version__, runtime_version())
-        if theirs != ours:
-            raise UsageError(
-                f"the worker {worker.name} on {host.name} has dispatch_profiler {theirs[0]} with IREE's runtime "
-                f"{theirs[1]}, this machine has {ours[0]} with {ours[1]}",
-                hint="install the same versions on both",
-            )
+        theirs = (host.package, f"IREE's runtime {host.runtime}")
+        ours = (__version__, f"IREE's runtime {runtime_version()}")
+        if different := other_versions(f"{worker.name} on {host.name}", theirs, ours):
+            raise UsageError(different, hint="install the same versions on both")
         return host
 
     def evaluator(self, device: HostedDevice, options: EvaluatorOptions) -> ClusterEvaluator:

@@ -24,7 +24,7 @@ def target_of(library: Library, wanted: Target | None = None) -> Target:
     if not names:
         raise UsageError("--recheck: the library has no entries", hint="there is nothing to measure again")
     target = wanted or parse_target(names[0])
-    others = [name for name in names if parse_target(name).family != target.family]
+    others = [entry for entry in library.entries if entry.family != target.family]
     if others and wanted is not None:
         raise UsageError(
             f"--recheck: the library is for {', '.join(names)}, not for {wanted.name}",

@@ -36,9 +36,7 @@ def seeds(operation: Operation, target: Target, library: Library | None = None) 
 def _winners(operation: Operation, target: Target, library: Library | None) -> list[Configuration]:
     if library is None:
         return []
-    entries = [
-        entry for entry in library.readable() if entry.provenance.target.partition(":")[0] == target.family
-    ]
+    entries = [entry for entry in library.readable() if entry.family == target.family]
     similar = itertools.islice(SimilarEntries(entries).of(operation), _NEIGHBOURS)
     own = [entry for entry in entries if entry.operation == operation]
     return [entry.dispatch.configuration for entry in (*own, *similar)]

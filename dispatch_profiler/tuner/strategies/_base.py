@@ -65,7 +65,8 @@ class BaseStrategy(abc.ABC):
         self._descend_after = math.inf if descend_after is None else descend_after
         self._seed = seed
         self._seeds = tuple(dict.fromkeys(each for each in seeds if space.is_valid(each)))
-        #: Proposals in order, each with its point; None for an outcome that was not proposed.
+        #: Proposals and other outcomes, in order, each with its point. Seeds and outcomes that were not proposed have None
+        #: until `_point_of` needs their nearest point.
         self._asked: dict[Configuration, Point | None] = {}
         self._outcomes: dict[Configuration, float | None] = {}
         #: Spaces with configurations that were not asked yet.

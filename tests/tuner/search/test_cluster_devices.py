@@ -121,7 +121,9 @@ def test_a_worker_that_starts_later_is_found_once(cluster):
 @pytest.mark.usefixtures("on_cluster")
 def test_a_worker_with_another_runtime_is_refused(find, monkeypatch):  # noqa: F811
     monkeypatch.setattr(cluster_devices, "runtime_version", lambda: "2.0")
-    with pytest.raises(UsageError, match=r"the worker first on .* this machine has .* with 2\.0"):
+    with pytest.raises(
+        UsageError, match=r"the worker first on .* this machine has .* with IREE's runtime 2\.0"
+    ):
         find(task())
 
 
