@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 """Tuned workloads on this CPU: the entries of a library against the compiler's default tiles, and against libraries.
 
-    python benchmarks/tuned.py [--library=DIR] [--quick] [--json=PATH]
+    python benchmarks/tuned.py [--library=DIR] [--packed] [--quick] [--json=PATH]
 
 ResNet-50's convolutions and BERT's matrix products, f32, each weighted by how often its workload runs it. An
 operation without an entry runs as it does untuned. "Default" is the operation as it is, or its
 fastest form with tiles that the compiler chooses. Weights are arguments of every call, for all sides.
+
+With `--packed`, weights are packed at load time: the fastest packed form, with tiles of the library or of the
+shipped list, against the tuned configuration as above and against torch, which packs too. Operations without a
+packed form, such as the products of attention, run as tuned.
 
 Everything is compiled and verified; then rounds of measurements follow, in which every side of an
 operation is sampled in turn. A figure is the mean over rounds, with its 95 % interval.
@@ -26,7 +30,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks._table import Row, report
 from dispatch_profiler.command import user_cache
 from dispatch_profiler.compiler import Cache, CompileOptions, IreeCompiler, compile_tree
-from dispatch_profiler.configurations import Configuration, Default, Formed, Tuned
+from dispatch_profiler.configurations import (
+    FORMS,
+    Configuration,
+    Default,
+    Formed,
+    Tuned,
+    rejection_reason,
+    shipped_configurations,
+)
 from dispatch_profiler.dispatches import Dispatch, Tree, load_manifest
 from dispatch_profiler.generator import Plan, emit
 from dispatch_profiler.generator.emit import emit_added
@@ -58,8 +70,8 @@ CHOOSING = StopRule(seconds=0.2)
 class Goals:
     """Speedups over the default and the fastest library, and a part of the measured peak."""
 
-    default: float
-    library: float
+    default: float | None
+    library: float | None
     peak: float | None = None
 
 
@@ -69,23 +81,36 @@ WORKS = {
 }
 
 
+#: Libraries that pack weights too, where they can.
+PACKING_LIBRARIES = ("torch-prepacked", "torch")
+
+
 @dataclass(frozen=True)
 class Sides:
-    """What is measured of one operation. `untuned` are candidates for the default, `tuned` is None without an entry."""
+    """What is measured of one operation.
+
+    `untuned` are candidates for the default, `tuned` is None without an entry, `packed` are candidates with a packed
+    weight.
+    """
 
     entry: WorkloadEntry
     untuned: tuple[Dispatch, ...]
     tuned: Dispatch | None
+    packed: tuple[Dispatch, ...] = ()
 
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of the default, of the tuned configuration and of the fastest library, and the least possible."""
+    """Milliseconds of each side, and the least possible. With `--packed`, `base` is tuned and `ours` is packed."""
 
-    default: float
-    tuned: float
+    base: float
+    ours: float
     library: float
     limit: float
+
+
+#: What `Times.base` and `Times.ours` are, in tables.
+UNPACKED_SIDES, PACKED_SIDES = ("default", "tuned"), ("tuned", "packed")
 
 
 def untuned(operation: Operation) -> tuple[Dispatch, ...]:
@@ -98,7 +123,20 @@ def untuned(operation: Operation) -> tuple[Dispatch, ...]:
     )
 
 
-def sides_of(workload: Workload, library: Library, revision: str) -> list[Sides]:
+def packed_of(operation: Operation, tuned: Dispatch | None) -> tuple[Dispatch, ...]:
+    """Forms with a packed weight, with the tiles of the tuned configuration and those of the shipped list."""
+    found: list[Configuration] = [Formed("permuted")]
+    if tuned is not None and isinstance(tuned.configuration, Tuned):
+        inner = tuned.configuration.inner
+        tiles = inner.inner if isinstance(inner, Formed) else inner
+        found += [Formed(form, tiles) for form in FORMS if tiles.can_be_inner]
+    found += [each.configuration for each in shipped_configurations("llvm-cpu")]
+    packed = (replace(each, packed=True) for each in found if isinstance(each, Formed))
+    kept = (each for each in packed if rejection_reason(each, operation, TARGET.limits) is None)
+    return tuple(Dispatch(operation, each) for each in dict.fromkeys(kept))
+
+
+def sides_of(workload: Workload, library: Library, revision: str, *, packed: bool) -> list[Sides]:
     """The sides of each operation. Without an entry, the tuned side is the fastest known form."""
     tuned = TunedConfigurations(library, TARGET, revision)
     found = []
@@ -107,14 +145,20 @@ def sides_of(workload: Workload, library: Library, revision: str) -> list[Sides]
         form = fastest_form(entry.operation, TARGET)
         if dispatch is None and form is not None:
             dispatch = Dispatch(entry.operation, Tuned(form))
-        found.append(Sides(entry, untuned(entry.operation), dispatch))
+        if packed:
+            # The default is needed only where there is nothing else.
+            base = () if dispatch else untuned(entry.operation)
+            found.append(Sides(entry, base, dispatch, packed_of(entry.operation, dispatch)))
+        else:
+            found.append(Sides(entry, untuned(entry.operation), dispatch))
     return found
 
 
 def compiled(folder: Path, sides: Sequence[Sides]) -> Tree:
     """A compiled tree of all sides but the libraries."""
     tree = Tree(folder)
-    list(emit(Plan(TARGET, tuple((each.entry.operation, each.untuned) for each in sides)), tree))
+    generated = tuple((each.entry.operation, (*each.untuned, *each.packed)) for each in sides)
+    list(emit(Plan(TARGET, generated), tree))
     emit_added(tree, {each.entry.operation: each.tuned for each in sides})
     list(compile_tree(load_manifest(tree), IreeCompiler(), CompileOptions(), Cache(user_cache())))
     return tree
@@ -148,18 +192,35 @@ def contestants(
             key = operation, side_of(record.dispatch.configuration)
             if took < fastest.get(key, (float("inf"), pair))[0]:
                 fastest[key] = took, pair
-    return [pair for _, pair in fastest.values()], limits
+    kept = {key: each for key, each in fastest.items() if not is_slower_packed(key, fastest)}
+    return [pair for _, pair in kept.values()], limits
+
+
+def is_slower_packed(
+    key: tuple[Operation, str], fastest: Mapping[tuple[Operation, str], tuple[float, ManifestPair]]
+) -> bool:
+    """Whether `key` is a packed form that takes longer than the configuration without packing."""
+    operation, side = key
+    unpacked = fastest.get((operation, "tuned"), fastest.get((operation, "default")))
+    return side == "packed" and unpacked is not None and unpacked[0] < fastest[key][0]
 
 
 def side_of(configuration: Configuration) -> str:
     """Which side a configuration belongs to."""
     if isinstance(configuration, LibraryCall):
         return configuration.library
+    if configuration.packs_weight:
+        return "packed"
     return "tuned" if isinstance(configuration, Tuned) else "default"
 
 
 def measured_round(
-    pairs: Sequence[ManifestPair], tree: Tree, evaluator: Evaluator, limits: Mapping[Operation, float]
+    pairs: Sequence[ManifestPair],
+    tree: Tree,
+    evaluator: Evaluator,
+    limits: Mapping[Operation, float],
+    *,
+    packed: bool,
 ) -> dict[Operation, Times]:
     """One measurement of every contestant."""
     took: dict[Operation, dict[str, float]] = {}
@@ -167,13 +228,19 @@ def measured_round(
         took.setdefault(record.dispatch.operation, {})[side_of(record.dispatch.configuration)] = milliseconds(
             record
         )
-    return {operation: times_of(found, limits[operation]) for operation, found in took.items()}
+    return {operation: times_of(found, limits[operation], packed=packed) for operation, found in took.items()}
 
 
-def times_of(found: Mapping[str, float], limit: float) -> Times:
-    """The times of one operation by side. What has neither entry nor form runs as the default."""
-    library = min(ms for side, ms in found.items() if side not in ("default", "tuned"))
-    return Times(found["default"], found.get("tuned", found["default"]), library, limit)
+def times_of(found: Mapping[str, float], limit: float, *, packed: bool) -> Times:
+    """The times of one operation by side. What has neither entry nor form runs as the default.
+
+    What has no packed form runs as tuned, and so does what is slower with it: weights may then be constants too.
+    """
+    library = min(ms for side, ms in found.items() if side not in ("default", "tuned", "packed"))
+    tuned = found["tuned"] if "tuned" in found else found["default"]
+    if packed:
+        return Times(tuned, found.get("packed", tuned), library, limit)
+    return Times(found["default"], tuned, library, limit)
 
 
 def mean_with_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -188,61 +255,82 @@ def totals(rounds: Sequence[Mapping[Operation, Times]], counts: Mapping[Operatio
         Times(
             *(
                 sum(count * getattr(times[operation], side) for operation, count in counts.items())
-                for side in ("default", "tuned", "library", "limit")
+                for side in ("base", "ours", "library", "limit")
             )
         )
         for times in rounds
     ]
 
 
-def rows_of(name: str, goals: Goals, sums: Sequence[Times]) -> Iterator[Row]:
-    """The rows of one workload."""
+def rows_of(name: str, goals: Goals, sums: Sequence[Times], names: tuple[str, str]) -> Iterator[Row]:
+    """The rows of one workload. `names` are those of `Times.base` and `Times.ours`."""
+    base, ours = names
     figures = [
-        ("against the default", [each.default / each.tuned for each in sums], goals.default),
-        ("against the fastest library", [each.library / each.tuned for each in sums], goals.library),
-        ("fraction of the measured peak", [each.limit / each.tuned for each in sums], goals.peak),
+        (f"{ours} against the {base}", [each.base / each.ours for each in sums], goals.default),
+        (f"{ours} against the fastest library", [each.library / each.ours for each in sums], goals.library),
+        (f"{ours} fraction of the measured peak", [each.limit / each.ours for each in sums], goals.peak),
         ("library: fraction of the measured peak", [each.limit / each.library for each in sums], None),
     ]
     for what, values, goal in figures:
         mean, half = mean_with_interval(values)
-        text = f"{name}, tuned {what}" if not what.startswith("library") else f"{name}, {what}"
         must = "any" if goal is None else f">= {goal:g}"
-        yield Row(f"{text} (± {half:.3f})", mean, "x", must, goal is None or mean >= goal)
+        yield Row(f"{name}, {what} (± {half:.3f})", mean, "x", must, goal is None or mean >= goal)
 
 
-def print_operations(rounds: Sequence[Mapping[Operation, Times]], sides: Sequence[Sides]) -> None:
-    """Each operation: its share of the untuned time, medians over rounds, and what is used."""
+def print_operations(
+    rounds: Sequence[Mapping[Operation, Times]],
+    sides: Sequence[Sides],
+    used: Mapping[Operation, str],
+    names: tuple[str, str],
+) -> None:
+    """Each operation: its share of the time of the base, medians over rounds, and what is used."""
     median = {
         each.entry.operation: Times(
             *(
                 statistics.median(getattr(times[each.entry.operation], side) for times in rounds)
-                for side in ("default", "tuned", "library", "limit")
+                for side in ("base", "ours", "library", "limit")
             )
         )
         for each in sides
     }
-    total = sum(each.entry.count * median[each.entry.operation].default for each in sides)
-    print(
-        f"{'operation':<64} {'share':>6} {'default':>8} {'tuned':>8} {'library':>8} {'peak':>5}  configuration"
-    )
+    total = sum(each.entry.count * median[each.entry.operation].base for each in sides)
+    base, ours = names
+    print(f"{'operation':<64} {'share':>6} {base:>8} {ours:>8} {'library':>8} {'peak':>5}  configuration")
     for each in sides:
-        times = median[each.entry.operation]
-        used = each.tuned.configuration if each.tuned else None
-        name = used.inner.name if isinstance(used, Tuned) else "default"
+        operation = each.entry.operation
+        times = median[operation]
         print(
-            f"{each.entry.operation.name[:64]:<64} {100 * each.entry.count * times.default / total:>5.1f}% "
-            f"{times.default:>8.4f} {times.tuned:>8.4f} {times.library:>8.4f} {times.limit / times.tuned:>5.2f}  {name}",
+            f"{operation.name[:64]:<64} {100 * each.entry.count * times.base / total:>5.1f}% "
+            f"{times.base:>8.4f} {times.ours:>8.4f} {times.library:>8.4f} {times.limit / times.ours:>5.2f}  "
+            f"{used.get(operation, 'default')}",
             flush=True,
         )
 
 
-def measured(file: str, library: Library, quick: bool) -> list[Row]:
+def used_names(pairs: Sequence[ManifestPair]) -> dict[Operation, str]:
+    """What each operation runs: the packed form, or else the tuned configuration."""
+    found: dict[Operation, str] = {}
+    for _, entry in sorted(pairs, key=lambda pair: pair[1].dispatch.configuration.packs_weight):
+        configuration = entry.dispatch.configuration
+        if configuration.packs_weight:
+            found[entry.dispatch.operation] = configuration.name
+        elif isinstance(configuration, Tuned):
+            found[entry.dispatch.operation] = configuration.inner.name
+    return found
+
+
+def measured(file: str, library: Library, quick: bool, packed: bool) -> list[Row]:
     """Compile, verify and measure one workload."""
     name, providers, goals = WORKS[file]
+    names = UNPACKED_SIDES
+    if packed:
+        providers = (*PACKING_LIBRARIES, *(each for each in providers if each not in PACKING_LIBRARIES))
+        goals, names = Goals(None, None), PACKED_SIDES
     read = read_workload(WORKLOADS / file).workload
     entries = [each for each in read.entries if each.operation.element_type.name == "f32"]
     compiler = IreeCompiler()
-    sides = sides_of(replace(read, entries=tuple(entries[:: 4 if quick else 1])), library, compiler.revision)
+    chosen = replace(read, entries=tuple(entries[:: 4 if quick else 1]))
+    sides = sides_of(chosen, library, compiler.revision, packed=packed)
     once = MeasureOptions(StopRule(count=SAMPLES if not quick else QUICK_SAMPLES))
     options = EvaluatorOptions(TARGET.device_uri, measure=once, peaks=user_cache() / "machines")
     with tempfile.TemporaryDirectory() as folder:
@@ -254,11 +342,11 @@ def measured(file: str, library: Library, quick: bool) -> list[Row]:
         rounds = []
         with Evaluator(replace(options, verify=False)) as evaluator:
             for number in range(QUICK_ROUNDS if quick else ROUNDS):
-                rounds.append(measured_round(pairs, tree, evaluator, limits))
+                rounds.append(measured_round(pairs, tree, evaluator, limits, packed=packed))
                 print(f"{name}: round {number + 1} is done", flush=True)
-    print_operations(rounds, sides)
+    print_operations(rounds, sides, used_names(pairs), names)
     counts = {each.entry.operation: each.entry.count for each in sides}
-    return list(rows_of(name, goals, totals(rounds, counts)))
+    return list(rows_of(name, goals, totals(rounds, counts), names))
 
 
 def main() -> int:
@@ -270,11 +358,18 @@ def main() -> int:
         "--library", type=Path, default=Path("xeon-avx512"), metavar="DIR|NAME", help="default: xeon-avx512"
     )
     parser.add_argument("--workload", choices=list(WORKS), action="append", help="default: both")
+    parser.add_argument(
+        "--packed", action="store_true", help="with weights packed at load time, by all sides"
+    )
     parser.add_argument("--quick", action="store_true", help="every fourth operation, in three rounds")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the rows as JSON")
     options = parser.parse_args()
     library = Library.load(find_library(options.library))
-    rows = [row for file in options.workload or WORKS for row in measured(file, library, options.quick)]
+    rows = [
+        row
+        for file in options.workload or WORKS
+        for row in measured(file, library, options.quick, options.packed)
+    ]
     return report(rows, options.json)
 
 

@@ -11,8 +11,9 @@ import pytest
 from scipy import stats
 from script_helpers import ROOT, load_script
 
-from dispatch_profiler.configurations import CpuTiles
-from dispatch_profiler.operations import Matmul
+from dispatch_profiler.configurations import CpuTiles, Formed, Tuned
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.operations import BatchMatmul, Matmul
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.tuner.strategies.sweeps import Sweep
 
@@ -261,12 +262,29 @@ def test_tuned_workloads_are_weighted_by_how_often_an_operation_runs():
     times = {one: tuned.Times(4.0, 2.0, 3.0, 1.0), other: tuned.Times(9.0, 3.0, 3.0, 3.0)}
     (sums,) = tuned.totals([times], {one: 5, other: 1})
     assert sums == tuned.Times(29.0, 13.0, 18.0, 8.0)
-    rows = list(tuned.rows_of("work", tuned.Goals(2.0, 1.5, None), [sums, sums]))
+    rows = list(tuned.rows_of("work", tuned.Goals(2.0, 1.5, None), [sums, sums], tuned.UNPACKED_SIDES))
     assert [round(row.value, 3) for row in rows] == [2.231, 1.385, 0.615, 0.444]
     assert [row.holds for row in rows] == [True, False, True, True]
 
 
+def test_packed_weights_are_compared_with_tuned_ones_and_with_libraries_that_pack():
+    took = {"tuned": 2.0, "packed": 1.0, "torch-prepacked": 1.5, "torch": 1.75}
+    assert tuned.times_of(took, 0.5, packed=True) == tuned.Times(2.0, 1.0, 1.5, 0.5)
+    # What has no packed form runs as tuned.
+    del took["packed"]
+    assert tuned.times_of(took, 0.5, packed=True) == tuned.Times(2.0, 2.0, 1.5, 0.5)
+
+
+def test_candidates_with_packed_weights_have_the_tiles_of_the_library():
+    linear = Matmul(64, 96, 32, rhs_layout="n")
+    tiles = CpuTiles((32, 32), (8, 32, 8))
+    found = tuned.packed_of(linear, Dispatch(linear, Tuned(Formed("transposed_panels", tiles))))
+    assert all(each.configuration.packs_weight for each in found)
+    assert Formed("panels", tiles, packed=True) in [each.configuration for each in found]
+    assert tuned.packed_of(BatchMatmul(2, 64, 64, 32, rhs_layout="n"), None) == ()
+
+
 def test_what_has_neither_entry_nor_form_runs_as_the_default():
-    assert tuned.times_of({"default": 3.0, "torch": 2.0, "numpy": 1.0}, 0.5) == tuned.Times(
+    assert tuned.times_of({"default": 3.0, "torch": 2.0, "numpy": 1.0}, 0.5, packed=False) == tuned.Times(
         3.0, 3.0, 1.0, 0.5
     )
