@@ -333,6 +333,12 @@ def show(text: str) -> None:
 
 
 def say_table(rows: Iterable[Sequence[str]]) -> None:
+    """`warn_table`, unless `--quiet`."""
+    if not _called.quiet:
+        warn_table(rows)
+
+
+def warn_table(rows: Iterable[Sequence[str]]) -> None:
     """Print aligned columns to standard error; on a terminal, fold the last one to its width."""
     from dispatch_profiler.terminal import aligned
 

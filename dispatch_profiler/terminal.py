@@ -22,11 +22,13 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
-from dispatch_profiler.streams import WIDEST
+from dispatch_profiler.streams import WIDEST, fold
 
 Item = TypeVar("Item")
 #: Width at which lines are not folded.
 _UNFOLDED = 1000
+#: The narrowest last column of a table.
+_LEAST_LAST = 16
 
 
 class _Note(TextColumn):
@@ -93,7 +95,13 @@ def bar(
 
 
 def aligned(rows: Iterable[Sequence[str]], width: int | None) -> str:
-    """Format rows as aligned columns; folds the last one to lines of `width` columns, unless None."""
+    """Format rows as aligned columns; folds the last one to lines of `width` columns, unless None.
+
+    If too little is left for the last column, each row is folded as a whole.
+    """
+    rows = [tuple(row) for row in rows]
+    if width is not None and _is_too_narrow(rows, width):
+        return fold("\n".join("  " + "  ".join(filter(None, row)) for row in rows), width)
     console = Console(stderr=True)
     # Reasons may contain [brackets], which are not markup.
     texts = [[Text(), *map(Text, row)] for row in rows]
@@ -108,3 +116,11 @@ def aligned(rows: Iterable[Sequence[str]], width: int | None) -> str:
     with console.capture() as capture:
         console.print(table)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def _is_too_narrow(rows: Sequence[Sequence[str]], width: int) -> bool:
+    """Whether the last column would get neither `_LEAST_LAST` columns nor what it needs."""
+    count = max(map(len, rows), default=1)
+    lasts = [len(row[-1]) for row in rows if len(row) == count]
+    others = (max((len(row[at]) for row in rows if at < len(row)), default=0) for at in range(count - 1))
+    return width - sum(2 + each for each in others) - 2 < min(_LEAST_LAST, max(lasts, default=0))

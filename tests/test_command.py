@@ -120,6 +120,7 @@ def test_quiet_drops_progress_and_summaries_and_keeps_errors(capsys):
     def main(options: argparse.Namespace) -> int:
         print("data")
         command.say("a summary")
+        command.say_table([("a", "table")])
         command.warn("a warning")
         list(command.track("ab", 2, "a bar"))
         raise UsageError("the rule")
@@ -438,6 +439,15 @@ def test_a_table_on_a_terminal_is_folded_to_its_width(monkeypatch, capsys):
     assert max(map(len, lines)) <= 40
     assert lines[0].startswith("  1 x  not compiled  word")
     assert "".join(line[21:] for line in lines).replace(" ", "") == "word" * 30 + "x" * 50
+
+
+def test_a_table_without_room_for_its_last_column_is_folded_as_a_whole(monkeypatch, capsys):
+    """A column of single letters cannot be read."""
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    command.say_table([("SSS_NN_0", "0.5 ms", "1.00x the default", "tile_config_64x128_8x32x4")])
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["  SSS_NN_0  0.5 ms  1.00x the default", "    tile_config_64x128_8x32x4"]
 
 
 # -- argument types --------------------------------------------------------------------------------

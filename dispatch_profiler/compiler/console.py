@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from dispatch_profiler.command import FAILED, SUCCESS, line_width, on_terminal, say, say_table, track
+from dispatch_profiler.command import FAILED, SUCCESS, line_width, on_terminal, say, track, warn_table
 from dispatch_profiler.compiler.time_left import TimeLeft
 from dispatch_profiler.compiler.tree import Progress
 from dispatch_profiler.dispatches import DispatchEntry, State
@@ -114,7 +114,7 @@ def _summarize(tally: CompileTally) -> int:
     if not tally.failed:
         return SUCCESS
     reasons = Counter((entry.state.value, entry.reason) for entry in tally.failed)
-    say_table((f"{n} x", state, reason) for (state, reason), n in reasons.most_common(_REASONS))
+    warn_table((f"{n} x", state, reason) for (state, reason), n in reasons.most_common(_REASONS))
     if len(reasons) > _REASONS:
         others = counted(len(reasons) - _REASONS, "other reason")
         say(f"and {others}; manifest.json holds the reason of each dispatch")

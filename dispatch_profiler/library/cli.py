@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
 
-from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, say_table, show, warn, writable
+from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, show, warn, warn_table, writable
 from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.dispatches import Selection
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
@@ -143,7 +143,7 @@ def _spec(entries: Sequence[Entry], options: argparse.Namespace) -> None:
     spec = make_spec(entries)
     if spec.left_out:
         warn(f"{counted(len(spec.left_out), 'entry')} cannot be part of a tuning spec:")
-        say_table([(entry.dispatch.name, reason) for entry, reason in spec.left_out])
+        warn_table([(entry.dispatch.name, reason) for entry, reason in spec.left_out])
     if not spec.text:
         path.unlink(missing_ok=True)
         raise UsageError(f"no entry of {options.library} can be part of a tuning spec")

@@ -19,6 +19,7 @@ from dispatch_profiler.command import (
     say_table,
     user_cache,
     warn,
+    warn_table,
     writable,
 )
 from dispatch_profiler.compiler import (
@@ -112,7 +113,7 @@ def _add_tuned(manifest: Manifest, target: Target | None, revision: str, options
     problems = [(each.operation.name, each.problem) for each in found if each.problem]
     if problems:
         warn(f"{counted(len(problems), 'entry')} of {options.library} cannot be used:")
-        say_table(problems)
+        warn_table(problems)
     return FAILED if any(each.problem and not each.is_foreign for each in found) else SUCCESS
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dispatch_profiler.command import SUCCESS, Parser, boolean, folder, run, say, warn
+from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files import locked
 from dispatch_profiler.library.entry import Entry
 from dispatch_profiler.library.library import Library, library_file, old_spec_hint
@@ -58,6 +59,8 @@ def _main(options: argparse.Namespace) -> int:
     original, incremental, output = (
         folder(text) for text in (options.original, options.incremental, options.output)
     )
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"OUTPUT: {output} is a file", hint="name a folder")
     with _locked(output, is_dry_run=options.dry_run):
         base, new = (Library.load(find_library(path)) for path in (original, incremental))
         merged = merge(

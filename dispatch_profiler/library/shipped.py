@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from dispatch_profiler.errors import UsageError, did_you_mean
+from dispatch_profiler.library.library import library_file
 
 _SHIPPED = Path(str(resources.files("dispatch_profiler.library") / "shipped"))
 
@@ -29,4 +30,8 @@ def find_library(path: Path) -> Path:
             f"{path}: no such library",
             hint=f"name a folder with a library.json, or a shipped library; {did_you_mean(str(path), shipped_libraries())}",
         )
+    if path.is_dir() and not library_file(path).exists():
+        inside = sorted(each.parent for each in path.glob(f"*/{library_file(path).name}"))
+        hint = f"{inside[0]} has one" if inside else "tune and merge write libraries (docs/library.md)"
+        raise UsageError(f"{path} is no library: it has no {library_file(path).name}", hint=hint)
     return path

@@ -178,7 +178,7 @@ def _empty(path: Path, found: _Found) -> WorkloadError:
     """The error for a file without any operation."""
     hint = "log a workload with HIPBLASLT_LOG_MASK=64, or with MIOPEN_ENABLE_LOGGING_CMD=1"
     if not found.skipped:
-        return WorkloadError(f"{path} has no operations: it is empty", hint=hint)
+        return WorkloadError(f"{path} has no operations: it is empty, or has comments only", hint=hint)
     return WorkloadError(
         f"{path} has no operations: {counted(len(found.skipped), 'line')} skipped; the first is {found.skipped[0]}",
         hint=hint,

@@ -122,6 +122,14 @@ def test_an_empty_library_is_listed(capsys):
     assert capsys.readouterr() == ("", "0 entries\n")
 
 
+def test_a_folder_without_a_library_names_one_inside(capsys):
+    """`tune` writes its library to a folder of its output."""
+    Library.load(Path("tuned")).save(Path("out/final"))
+    assert main(["list", "out"]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.endswith("out is no library: it has no library.json") and hint == "hint: out/final has one"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

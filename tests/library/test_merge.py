@@ -208,6 +208,14 @@ def test_a_library_that_cannot_be_read_leaves_the_output_as_it_was(capsys, broke
     assert not Path("elsewhere").exists()
 
 
+def test_a_file_is_no_folder_for_the_output(capsys):
+    base, new = written("base", 100.0), written("new", 50.0)
+    Path("out").write_text("mine")
+    assert main([base, new, "out"]) == 2
+    assert "error: OUTPUT: out is a file\nhint: name a folder\n" in capsys.readouterr().err
+    assert Path("out").read_text() == "mine"
+
+
 def test_a_failing_write_leaves_the_output_as_it_was(monkeypatch):
     """A full disk, for example: the file is replaced as a whole or not at all."""
     base, new = written("base", 100.0), written("new", 50.0)

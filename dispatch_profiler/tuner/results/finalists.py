@@ -153,31 +153,29 @@ def benchmarked(
 ) -> Iterator[Finalist]:
     """The finalist of each contender, in order, measured with what `library` has for its operation.
 
-    Everything is compiled first. Then a few problems at a time are measured, and each of these is compared and yielded.
+    The device is opened, and everything compiled. Then a few problems at a time are measured, and each of these is compared and yielded.
     `folder` is for a tree; it must be new or empty. Raises TargetError if the device does not open.
     """
     if not contenders:
         return
     tree, target = Tree(folder), benchmark.target
     operations = [each.problem.operation for each in contenders]
-    manifest, problems = _compiled(tree, operations, library, benchmark)
-    sides = {
-        entry.operation: [(entry, dispatch) for dispatch in entry.dispatches] for entry in manifest.entries
-    }
     evaluator_options = replace(benchmark.evaluator, verify=True, profile=True, references=tree.references)
-    steps = _Steps(benchmark.say, sum(len(sides[each]) for each in operations))
-    with (
-        Evaluator(evaluator_options) as evaluator,
-        LiveComparison(manifest, manifest, benchmark.paired) as comparison,
-    ):
+    with Evaluator(evaluator_options) as evaluator:
         evaluator.check_device()
-        for at in range(0, len(contenders), _AT_ONCE):
-            group = contenders[at : at + _AT_ONCE]
-            pairs = [pair for each in group for pair in sides[each.problem.operation]]
-            records = _records(evaluator, TreeCandidates(tree).candidates(pairs), steps)
-            for contender in group:
-                untuned, tuned = _sides(contender, sides[contender.problem.operation], records, target)
-                yield _finalist(contender, untuned, tuned, records, problems, comparison)
+        manifest, problems = _compiled(tree, operations, library, benchmark)
+        sides = {
+            each.operation: [(each, dispatch) for dispatch in each.dispatches] for each in manifest.entries
+        }
+        steps = _Steps(benchmark.say, sum(len(sides[each]) for each in operations))
+        with LiveComparison(manifest, manifest, benchmark.paired) as comparison:
+            for at in range(0, len(contenders), _AT_ONCE):
+                group = contenders[at : at + _AT_ONCE]
+                pairs = [pair for each in group for pair in sides[each.problem.operation]]
+                records = _records(evaluator, TreeCandidates(tree).candidates(pairs), steps)
+                for contender in group:
+                    untuned, tuned = _sides(contender, sides[contender.problem.operation], records, target)
+                    yield _finalist(contender, untuned, tuned, records, problems, comparison)
 
 
 def _sides(

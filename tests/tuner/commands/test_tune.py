@@ -20,10 +20,12 @@ from dispatch_profiler.__main__ import main
 from dispatch_profiler.command import FAILED, INTERRUPTED, SUCCESS, USAGE
 from dispatch_profiler.configurations import CpuTiles
 from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.errors import TargetError
 from dispatch_profiler.library import Library
 from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler.compare.live import LiveComparison
 from dispatch_profiler.profiler.compare.pairing import Pair
+from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.workloads import Workload, WorkloadEntry, write_workload
 
 PRODUCT, CONV = Matmul(16, 32, 8), Conv2d(1, 8, 8, 4, 4, 3, 3)
@@ -113,6 +115,15 @@ def test_each_step_of_a_recheck_is_shown(tuned):
         f"[Recheck]: measured {PRODUCT.name}_tile_config_tuned: SUCCESS, 0.25 ms  [2 of 2]",
         f"[Still faster]: {PRODUCT.name}: kept: {WINNER.name}, 2.00 times as fast (2.00-2.00)  [1 of 1]",
     ]
+
+
+def test_nothing_is_compiled_for_a_device_that_does_not_open(tuned, monkeypatch):
+    def fail(self: Evaluator) -> None:
+        raise TargetError("no device 'null' on this machine")
+
+    monkeypatch.setattr(Evaluator, "check_device", fail)
+    ran = tuned("--recheck", "tuned/final")
+    assert ran.status == USAGE and "no device 'null'" in ran.err and "compiled" not in ran.err
 
 
 def test_an_interrupted_recheck_says_what_was_measured(tuned, monkeypatch):
