@@ -104,6 +104,8 @@ def _main(options: argparse.Namespace) -> int:
 def _tune(options: argparse.Namespace) -> int:
     target = parse_architecture(options.target or DEFAULT_TARGET)
     output = folder(options.output_dir)
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"--output_dir: {output} is a file", hint="name a folder")
     outputs = Outputs(output / _FINAL, output / _RESULTS)
     named = named_devices(options.devices, target.device_uri)
     steps = step_options(options, named)

@@ -49,7 +49,7 @@ def group_of(judgement: Judgement) -> str:
     """The group of a judgement."""
     if judgement is Judgement.KEPT:
         return "kept"
-    if judgement in (Judgement.NO_FINALIST, Judgement.SAME_KERNEL):
+    if judgement is Judgement.NO_FINALIST:
         return "nothing faster found"
     slow = (
         Judgement.SLOWER,

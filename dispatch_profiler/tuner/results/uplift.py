@@ -33,8 +33,6 @@ class Judgement(str, Enum):
     NO_FINALIST = "no finalist"
     #: Another finalist was faster beside it.
     RUNNER_UP = "runner-up"
-    #: It is the kernel that the default is.
-    SAME_KERNEL = "same kernel"
     INCORRECT = "incorrect"
     #: It is faster than the hardware allows.
     IMPLAUSIBLE = "implausible"
@@ -76,7 +74,6 @@ class Finalist:
     default: StoredRecord | None
     tuned: StoredRecord | None = None
     paired: Confirmation | None = None
-    is_same_kernel: bool = False
     share: float | None = None
 
     @property
@@ -118,8 +115,6 @@ def _judged(finalist: Finalist, rule: KeepRule) -> tuple[Judgement, str]:
     tuned, speedup = finalist.tuned, finalist.speedup
     if tuned is None:
         return Judgement.NO_FINALIST, "no configuration was faster than the default in the search"
-    if finalist.is_same_kernel:
-        return Judgement.SAME_KERNEL, "it is the same kernel as the default's"
     if tuned.verdict is not Verdict.SUCCESS:
         return _VERDICTS[tuned.verdict], tuned.reason or tuned.verdict.value
     paired = finalist.paired

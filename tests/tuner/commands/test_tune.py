@@ -184,6 +184,7 @@ def test_an_entry_that_no_longer_holds_is_listed(tuned, fault, judgement):
             "--output_dir, --strategy, --evaluations, --cluster cannot be combined with --recheck",
         ),
         (("nothing.yaml",), "nothing.yaml"),
+        (("log.yaml", "-o", "log.yaml"), "--output_dir: log.yaml is a file"),
         (("log.yaml", "--target=null:faults.yaml", "--seed=-1"), "expected a whole number from 0"),
         (("log.yaml", "--target=null:faults.yaml", "--device=cuda://9"), "cuda"),
     ],

@@ -64,7 +64,6 @@ def kept(value: float, low: float, high: float, share: float | None = None) -> J
     [
         ({}, Judgement.KEPT, ""),
         ({"tuned": None}, Judgement.NO_FINALIST, "no configuration was faster"),
-        ({"is_same_kernel": True}, Judgement.SAME_KERNEL, "the same kernel"),
         ({"tuned": recorded(verdict=Verdict.FAILED, reason="1 of 9 elements")}, Judgement.INCORRECT, "1 of 9 elements"),
         ({"tuned": recorded(verdict=Verdict.IMPLAUSIBLE, reason="too fast")}, Judgement.IMPLAUSIBLE, "too fast"),
         ({"tuned": recorded(verdict=Verdict.CRASHED, reason="signal 11")}, Judgement.CRASHED, "signal 11"),
