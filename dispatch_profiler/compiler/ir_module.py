@@ -66,9 +66,10 @@ class IrModule:
 
         They must not outlive the module, which the bindings do not keep alive.
         """
-        return {symbol_of(op): op for op in self._top() if op.name == kind}
+        return {symbol_of(op): op for op in self.top() if op.name == kind}
 
-    def _top(self) -> Iterator[Any]:
+    def top(self) -> Iterator[Any]:
+        """The module's top-level operations."""
         return (op.operation for op in self.operation.regions[0].blocks[0].operations)
 
     # -- before the front end: func.func --------------------------------------------------------
@@ -121,7 +122,7 @@ class IrModule:
         used = {name: set(self.executables_of(name)) for name in self.entry_points()}
         kept = set().union(*(executables for name, executables in used.items() if name not in names))
         dead = set().union(*(used.get(name, set()) for name in names)) - kept
-        for op in list(self._top()):
+        for op in list(self.top()):
             if symbol_of(op) in dead or symbol_of(op) in names:
                 op.erase()
 

@@ -33,6 +33,8 @@ _COMMANDS = "hal"
 
 _CPU = "--iree-llvmcpu-target-cpu"
 _HOST = f"{_CPU}=host"
+#: The target whose runtime replays recorded commands as a CUDA graph.
+_CUDA = "--iree-hal-target-device=cuda"
 
 
 class Phases(Protocol):
@@ -182,10 +184,15 @@ def _vmfbs(phases: Phases, module: IrModule, flags: tuple[str, ...], repeat: int
 
     Code is generated once.
     """
+    from dispatch_profiler.compiler.recording import add_recordings
     from dispatch_profiler.compiler.repetition import repeated
 
     module = phases.advance(module, flags, _LOWERED, stop=_COMMANDS)
     profile = repeated(module, repeat) if repeat > 1 or module.has_barriers else None
+    if _CUDA in flags:
+        for each in (module, profile):
+            if each is not None:
+                add_recordings(each)
     verify = phases.vmfb(module, flags, _COMMANDS)
     return verify, verify if profile is None else phases.vmfb(profile, flags, _COMMANDS)
 

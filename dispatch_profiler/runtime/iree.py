@@ -12,6 +12,7 @@ from typing import Any
 
 import iree.runtime as rt
 import numpy as np
+from iree.runtime._binding import create_hal_driver
 
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.operations import ElementType
@@ -31,13 +32,22 @@ def _instance() -> Any:
 def _hal_device(uri: DeviceUri) -> Any:
     # Kept for the life of the process: buffers that outlive their device crash it.
     try:
-        return rt.get_device(str(uri))
+        return _with_graphs(uri) if uri.is_cuda else rt.get_device(str(uri))
     except (ValueError, RuntimeError) as error:
         drivers = ", ".join(rt.query_available_drivers())
         raise TargetError(
             f"no device {str(uri)!r} on this machine: {_why(error)}",
             hint=f"choose another with --device; available drivers: {drivers}",
         ) from error
+
+
+def _with_graphs(uri: DeviceUri) -> Any:
+    """A device that executes recorded commands as CUDA graphs; other drivers in this process keep using streams."""
+    rt.flags.parse_flags("--cuda_use_streams=false")
+    try:
+        return create_hal_driver(uri.driver).create_device_by_uri(str(uri))
+    finally:
+        rt.flags.parse_flags("--cuda_use_streams=true")
 
 
 def devices_of(driver: str) -> tuple[str, ...]:
@@ -126,23 +136,35 @@ class IreeProgram:
         self._module = module
 
     def bind(self, function: str, *arguments: Arguments) -> IreeCall:
-        """See `Program.bind`."""
+        """See `Program.bind`. Commands are recorded here, if the vmfb has entry points for it."""
         entry = self._module.lookup_function(function)
         if entry is None:
             raise RunError(f"the vmfb has no function {function}")
-        return IreeCall(self._context, entry, arguments)
+        lists = [_argument_list(each) for each in arguments]
+        record, replay = (self._module.lookup_function(f"{function}{each}") for each in ("$record", "$replay"))
+        if record is None or replay is None:
+            return IreeCall(self._context, entry, lists, len(arguments[0].results), arguments)
+        return IreeCall(self._context, replay, [self._recorded(record, each) for each in lists], 0, arguments)
+
+    def _recorded(self, record: Any, arguments: Any) -> Any:
+        """The arguments of a replay: the command buffer for these arguments."""
+        commands = rt.VmVariantList(1)
+        try:
+            self._context.invoke(record, arguments, commands)
+        except IREE_ERRORS as error:
+            raise run_error("recording the dispatch", error) from error
+        return commands
 
 
 class IreeCall:
     """See `Call`."""
 
-    def __init__(self, context: Any, entry: Any, arguments: Sequence[Arguments]) -> None:
+    def __init__(self, context: Any, entry: Any, lists: Sequence[Any], results: int, kept: object) -> None:
+        """`lists` has the arguments of each turn, created in advance, which saves a microsecond per call."""
         self._context = context
         self._entry = entry
-        self._kept = arguments
-        self._results = len(arguments[0].results)
-        # Created in advance, which saves a microsecond per call.
-        lists = [_argument_list(each) for each in arguments]
+        self._kept = kept
+        self._results = results
         self._first = lists[0]
         self._turns: Iterator[Any] = itertools.cycle(lists)
 
