@@ -159,7 +159,9 @@ def _initializer(module: IrModule, stored: str) -> str:
     """The function whose result an initializer stores in the global `stored`; empty if there is none."""
     for op in module.top():
         text = str(op) if op.name == "util.initializer" else ""
-        call = re.search(rf"(%\S+) = util\.call @(\S+?)\(\) .*\n\s+util\.global\.store \1, @{re.escape(stored)} ", text)
+        call = re.search(
+            rf"(%\S+) = util\.call @(\S+?)\(\) .*\n\s+util\.global\.store \1, @{re.escape(stored)} ", text
+        )
         if call:
             return call[2]
     return ""

@@ -141,7 +141,9 @@ class IreeProgram:
         if entry is None:
             raise RunError(f"the vmfb has no function {function}")
         lists = [_argument_list(each) for each in arguments]
-        record, replay = (self._module.lookup_function(f"{function}{each}") for each in ("$record", "$replay"))
+        record, replay = (
+            self._module.lookup_function(f"{function}{each}") for each in ("$record", "$replay")
+        )
         if record is None or replay is None:
             return IreeCall(self._context, entry, lists, len(arguments[0].results), arguments)
         return IreeCall(self._context, replay, [self._recorded(record, each) for each in lists], 0, arguments)
