@@ -233,3 +233,17 @@ def test_an_answer_that_is_no_report_is_told(tmp_path: Path):
 
     with pytest.raises(RunError, match="unexpected output of iree-benchmark-module: 'hello"):
         call.time(1)
+
+
+def test_a_cuda_device_replays_graphs_and_leaves_the_drivers_of_others_alone(monkeypatch: pytest.MonkeyPatch):
+    steps: list[str] = []
+    monkeypatch.setattr(rt.flags, "parse_flags", steps.append)
+
+    def fails(driver: str) -> None:
+        steps.append(f"create {driver}")
+        raise RuntimeError("x: UNAVAILABLE; no driver")
+
+    monkeypatch.setattr("dispatch_profiler.runtime.iree.create_hal_driver", fails)
+    with pytest.raises(TargetError, match="no device 'cuda://99' on this machine: no driver"):
+        open_device("cuda://99")
+    assert steps == ["--cuda_use_streams=false", "create cuda", "--cuda_use_streams=true"]
