@@ -186,6 +186,13 @@ class Formed(Configuration):
                     for inner in kind.spaces(smallest, limits):
                         yield _FormedSpace(cls, inner.axes, form.name, inner)
 
+    @classmethod
+    def packed_spaces(cls, operation: Operation, limits: Limits) -> Iterator[Space[Configuration]]:
+        """The same spaces with the weight packed, for forms that can. `spaces` does not have them."""
+        for each in cls.spaces(operation, limits):
+            if isinstance(each, _FormedSpace) and packing_reason(each.form, operation) is None:
+                yield _PackedSpace(cls, each.axes, each.form, each.inner)
+
 
 @dataclass(frozen=True)
 class _FormedSpace(Space[Configuration]):
@@ -197,6 +204,16 @@ class _FormedSpace(Space[Configuration]):
     def to_configuration(self, point: Point) -> Configuration:
         inner = self.inner if self.inner.axes is self.axes else replace(self.inner, axes=self.axes)
         return Formed(self.form, inner.to_configuration(point))
+
+
+@dataclass(frozen=True)
+class _PackedSpace(_FormedSpace):
+    """The same points with a packed weight."""
+
+    def to_configuration(self, point: Point) -> Configuration:
+        found = super().to_configuration(point)
+        assert isinstance(found, Formed)
+        return replace(found, packed=True)
 
 
 def _inner_kinds() -> list[type[Configuration]]:

@@ -60,9 +60,15 @@ def rejection_reason(configuration: Configuration, operation: Operation, limits:
     )
 
 
-def spaces(operation: Operation, limits: Limits) -> tuple[Space[Configuration], ...]:
-    """The search spaces of every kind that has one for `operation` on a target with `limits`."""
-    return tuple(space for kind in KINDS.values() for space in kind.spaces(operation, limits))
+def spaces(
+    operation: Operation, limits: Limits, *, packed_weights: bool = False
+) -> tuple[Space[Configuration], ...]:
+    """The search spaces of every kind that has one for `operation` on a target with `limits`.
+
+    With `packed_weights`, also those of forms with a packed weight, for operations whose weight is constant.
+    """
+    found = tuple(space for kind in KINDS.values() for space in kind.spaces(operation, limits))
+    return (*found, *Formed.packed_spaces(operation, limits)) if packed_weights else found
 
 
 def draw_valid(

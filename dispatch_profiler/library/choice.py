@@ -61,7 +61,8 @@ def choose(
 
     Stored records have names only: `dispatches` has what they measured, for example those of a tree's manifest. A
     paired comparison with the default (`Confirmation`) takes precedence over the speedup of separate runs. If a
-    dispatch was measured several times, its last record counts.
+    dispatch was measured several times, its last record counts. Packed weights do not count: the time of the default
+    includes more.
 
     Raises UsageError if the chosen records are of several targets or IREE versions.
     """
@@ -71,7 +72,7 @@ def choose(
     for record, found in SpeedupsOfRuns(records=every).all():
         of_operation = tried.setdefault(record.operation, {})
         dispatch = _dispatch_of(record, known)
-        if dispatch is None or is_default(record):
+        if dispatch is None or is_default(record) or dispatch.configuration.packs_weight:
             continue
         of_operation.pop(dispatch, None)
         speedup = _speedup(record, found.vs_default)

@@ -56,8 +56,9 @@ def _main(options: argparse.Namespace) -> int:
     cache = _cache(options)
     if options.cache_info or options.cache_clear:
         return _manage_cache(cache, clear=options.cache_clear)
-    if options.nearest and options.library is None:
-        raise UsageError("--nearest needs --library", hint="add --library=DIR")
+    for option in ("nearest", "packed_weights"):
+        if getattr(options, option) and options.library is None:
+            raise UsageError(f"--{option.replace('_', '-')} needs --library", hint="add --library=DIR")
     manifest = load_manifest(Tree(folder(options.generated_dir)))
     target = parse_target(options.target) if options.target else None
     if target is not None and target.note:
@@ -95,7 +96,9 @@ def _add_tuned(manifest: Manifest, target: Target | None, revision: str, options
     """Add `tile_config_tuned` to the operations that the library has an entry for, and remove it from others."""
     library = Library.load(find_library(options.library))
     tuned = {
-        name: TunedConfigurations(library, target or parse_target(name), revision, options.nearest)
+        name: TunedConfigurations(
+            library, target or parse_target(name), revision, options.nearest, options.packed_weights
+        )
         for name in dict.fromkeys(entry.target for entry in manifest.entries)
     }
     found = [tuned[entry.target].of(entry.operation) for entry in manifest.entries]
@@ -203,6 +206,10 @@ def _add_library(parser: Parser) -> None:
     parser.add_argument(
         "--nearest", action="store_true",
         help="with --library, use the configuration of the most similar shape for operations without an entry",
+    )  # fmt: skip
+    parser.add_argument(
+        "--packed-weights", action="store_true",
+        help="with --library, prefer configurations that pack the weight at load time, for constant weights",
     )  # fmt: skip
 
 

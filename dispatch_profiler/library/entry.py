@@ -45,6 +45,8 @@ def measured_gflops(measurement: Measurement, flops: int) -> Estimate:
 NO_SPEED = Estimate(0.0, 0.0, 0.0)
 
 
+#: An operation, and whether its weight may be packed at load time.
+Purpose = tuple[Operation, bool]
 #: A target and an IREE version.
 Software = tuple[str, str]
 
@@ -66,6 +68,16 @@ class Entry:
     @property
     def operation(self) -> Operation:
         return self.dispatch.operation
+
+    @property
+    def packs_weight(self) -> bool:
+        """Whether its weight is packed at load time, so that it must be constant."""
+        return self.dispatch.configuration.packs_weight
+
+    @property
+    def purpose(self) -> Purpose:
+        """What a library has one entry for."""
+        return self.operation, self.packs_weight
 
     @property
     def software(self) -> Software:

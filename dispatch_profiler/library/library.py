@@ -13,7 +13,7 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files import read_bounded, write_atomic
 from dispatch_profiler.json_fields import FieldError, mapping, parse_json, rows, text
 from dispatch_profiler.library.choice import KeepRule, choose
-from dispatch_profiler.library.entry import Entry, Software
+from dispatch_profiler.library.entry import Entry, Purpose, Software
 from dispatch_profiler.library.library_json import check_header, entry_of, origins_of, to_text
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.records.record import Provenance, Record
@@ -28,7 +28,7 @@ _LARGEST_FILE = 2**28
 
 
 class Library:
-    """Entries, at most one for each operation.
+    """Entries, at most one for each operation, and one that packs its weight at load time.
 
     Read from a file, an entry is constructed and checked when it is first used, so that a large library
     loads quickly. Raises UsageError then if it is damaged.
@@ -83,20 +83,25 @@ class Library:
         write_atomic(file, to_text(self.entries))
         return file
 
-    def find(self, operation: Operation) -> Entry | None:
-        """The entry of `operation`; None if it has none."""
-        found = (self._entry(at) for at in self._places.get(operation.name, ()))
-        return next((entry for entry in found if entry.operation == operation), None)
+    def find(self, operation: Operation, *, packed_weights: bool = False) -> Entry | None:
+        """The entry of `operation`; None if it has none.
+
+        With `packed_weights`, for a constant weight: the entry that packs it, if there is one. Others never pack.
+        """
+        every = (self._entry(at) for at in self._places.get(operation.name, ()))
+        found = {entry.packs_weight: entry for entry in every if entry.operation == operation}
+        return (found.get(True) if packed_weights else None) or found.get(False)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """All entries. Raises UsageError if one is damaged or if an operation has two."""
+        """All entries. Raises UsageError if one is damaged or if an operation has two that pack alike."""
         found = tuple(map(self._entry, range(len(self._items))))
-        seen: set[Operation] = set()
+        seen: set[Purpose] = set()
         for entry in found:
-            if entry.operation in seen:
-                raise UsageError(f"{self._where}: {entry.operation.name} has two entries")
-            seen.add(entry.operation)
+            if entry.purpose in seen:
+                packed = " with packed weights" if entry.packs_weight else ""
+                raise UsageError(f"{self._where}: {entry.operation.name} has two entries{packed}")
+            seen.add(entry.purpose)
         return found
 
     def readable(self) -> Iterator[Entry]:

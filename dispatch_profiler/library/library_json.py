@@ -38,7 +38,7 @@ def to_text(entries: Iterable[Entry]) -> str:
     origins: dict[Provenance, int] = {}
     lines = [
         json.dumps(_row(entry, origins.setdefault(_origin(entry), len(origins))))
-        for entry in sorted(entries, key=lambda entry: entry.operation.name)
+        for entry in sorted(entries, key=lambda entry: (entry.operation.name, entry.packs_weight))
     ]
     places = [json.dumps(_without_own(asdict(origin))) for origin in origins]
     return (

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.library.entry import Entry, software_text
+from dispatch_profiler.library.entry import Entry, Purpose, software_text
 from dispatch_profiler.library.library import Library
-from dispatch_profiler.operations import Operation
 
 
 class Outcome(str, Enum):
@@ -71,7 +70,8 @@ def merge(
 ) -> Merged:
     """Merge `incremental` into `base`; neither is changed.
 
-    Entries of operations that only one side has are taken over. Without `keep_speeds`, merged entries have
+    Entries of operations that only one side has are taken over. An entry that packs its weight neither replaces nor
+    is replaced by one that does not. Without `keep_speeds`, merged entries have
     speed 0, so that any later entry replaces them. Speeds are compared before that.
 
     Raises UsageError if `incremental` is for a target or an IREE version that `base` is not for, unless
@@ -80,16 +80,16 @@ def merge(
     if not allow_mismatch:
         _check_software(base, incremental)
     rule = MergeRule(force)
-    found: dict[Operation, Entry] = {entry.operation: entry for entry in base.entries}
+    found: dict[Purpose, Entry] = {entry.purpose: entry for entry in base.entries}
     changes = [_change(rule, found, new) for new in incremental.entries]
     for change in changes:
         if change.outcome is not Outcome.KEPT:
-            found[change.new.operation] = change.new if keep_speeds else change.new.without_speed()
+            found[change.new.purpose] = change.new if keep_speeds else change.new.without_speed()
     return Merged(Library(found.values()), tuple(changes))
 
 
-def _change(rule: MergeRule, found: Mapping[Operation, Entry], new: Entry) -> Change:
-    known = found.get(new.operation)
+def _change(rule: MergeRule, found: Mapping[Purpose, Entry], new: Entry) -> Change:
+    known = found.get(new.purpose)
     speed = None if known is None else known.gflops.value
     return Change(rule.outcome(speed, new.gflops.value), new, known)
 

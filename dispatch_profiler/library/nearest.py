@@ -24,8 +24,8 @@ class SimilarEntries:
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         groups: dict[tuple[object, ...], list[tuple[tuple[int, ...], Entry]]] = {}
-        # In order of names, so that the order of equally distant entries is defined.
-        for entry in sorted(entries, key=lambda each: each.operation.name):
+        # In order of names, so that the order of equally distant entries is defined; packed weights first.
+        for entry in sorted(entries, key=lambda each: (each.operation.name, not each.packs_weight)):
             common, extents = _described(entry.operation)
             groups.setdefault(common, []).append((extents, entry))
         self._entries = {common: [entry for _, entry in group] for common, group in groups.items()}

@@ -40,19 +40,21 @@ class Found:
 class TunedConfigurations:
     """The configurations of `library` for `target`, if they were measured with the compiler of `revision`.
 
-    With `uses_nearest`, an operation without a usable entry gets that of the nearest shape for which it is valid.
+    With `uses_nearest`, an operation without a usable entry gets that of the nearest shape for which it is valid. With
+    `packed_weights`, weights are constants: entries that pack them are used, and preferred.
     """
 
     library: Library
     target: Target
     revision: str
     uses_nearest: bool = False
+    packed_weights: bool = False
 
     def of(self, operation: Operation) -> Found:
         """What `operation` gets."""
         problem, is_foreign = "", False
         try:
-            entry = self.library.find(operation)
+            entry = self.library.find(operation, packed_weights=self.packed_weights)
         except UsageError as error:
             entry, problem = None, error.message
         if entry is not None:
@@ -71,7 +73,11 @@ class TunedConfigurations:
     @cached_property
     def _similar(self) -> SimilarEntries:
         """Entries for this target and compiler, without damaged ones."""
-        return SimilarEntries(each for each in self.library.readable() if not self._foreign_reason(each))
+        return SimilarEntries(
+            each
+            for each in self.library.readable()
+            if not self._foreign_reason(each) and (self.packed_weights or not each.packs_weight)
+        )
 
     def _foreign_reason(self, entry: Entry) -> str:
         if entry.family == self.target.family and entry.is_of_compiler(self.revision):

@@ -37,6 +37,12 @@ class Reduction:
     error_bound: ErrorBound | None = None
 
     @property
+    def executed(self) -> tuple[Step, ...]:
+        """The steps of every execution: all but those that pack the weight."""
+        ends = [at for at, step in enumerate(self.steps, 1) if isinstance(step, Barrier) and step.packs]
+        return self.steps[ends[-1] :] if ends else self.steps
+
+    @property
     def kernels(self) -> tuple[Operation, ...]:
         """The operations that compute the sums; an inner configuration configures each."""
         return tuple(step.operation for step in self.steps if isinstance(step, Kernel))

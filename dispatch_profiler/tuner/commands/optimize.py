@@ -117,7 +117,10 @@ def finish(
         rounds.judged(each.tuning.name) or _without_finalist(each, benchmark.target) for each in searched
     ]
     every = [_with_share(each, weights) for each in judged]
-    uplift = write_results(outputs.results, every, _settings(benchmark, rule))
+    packed = sum(entry.packs_weight for entry in final.entries)
+    uplift = write_results(outputs.results, every, _settings(benchmark, rule, packed))
+    if packed:
+        say(f"[Postprocess]: {counted(packed, 'entry')} of {len(final)} with weights packed at load time")
     tuned = Tuned(tuple(searched), tuple(every), uplift, weights.unit, rule.threshold)
     write_atomic(outputs.results / REPORT_FILE, render_tuning(tuned, f"Tuning for {benchmark.target.name}"))
     return Finished(tuple(every), final, uplift)
@@ -171,10 +174,11 @@ def _with_share(judged: Judged, weights: Weights) -> Judged:
     return replace(judged, finalist=replace(finalist, share=weights.shares.get(finalist.problem.name)))
 
 
-def _settings(benchmark: Benchmark, rule: KeepRule) -> dict[str, object]:
+def _settings(benchmark: Benchmark, rule: KeepRule, packed: int) -> dict[str, object]:
     return {
         "target": benchmark.target.name,
         "device": benchmark.evaluator.device,
         "compiler": benchmark.compiler.revision,
         "threshold": rule.threshold,
+        "packed_weights": packed,
     }

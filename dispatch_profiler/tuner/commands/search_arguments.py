@@ -57,6 +57,11 @@ def add_search_arguments(parser: Parser, *, usual: str) -> None:
         help="keep winners that are faster by more than this, with their whole interval (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
+        "--packed-weights",
+        action="store_true",
+        help="weights are constants: also search for configurations that pack them at load time (docs/tuning.md)",
+    )
+    parser.add_argument(
         "--storage", metavar="FILE|URL",
         help="where evaluations are kept: FILE.db, FILE.log or the URL of a database "
         "(default: search.db beside the tuning files)",
@@ -126,6 +131,7 @@ def changed(tuning: Tuning, options: argparse.Namespace) -> Tuning:
         "seed": options.seed,
         "evaluations": options.evaluations,
         "seconds": options.time_budget,
+        "packed_weights": options.packed_weights or None,
     }
     fields = {name: value for name, value in given.items() if value is not None}
     if options.time_budget is not None and options.evaluations is None:

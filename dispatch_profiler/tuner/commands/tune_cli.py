@@ -45,6 +45,7 @@ _OF_SEARCHES = {
     "--time-budget": "time_budget",
     "--storage": "storage",
     "--library": "library",
+    "--packed-weights": "packed_weights",
     "--cluster": "cluster",
 }
 

@@ -206,7 +206,8 @@ def _compiled(
     )
     for _ in emit(Plan(target, groups), tree):
         pass
-    tuned = TunedConfigurations(library, target, benchmark.compiler.revision)
+    # Searches that may not pack weights have no entries that do.
+    tuned = TunedConfigurations(library, target, benchmark.compiler.revision, packed_weights=True)
     found = [tuned.of(each) for each in operations]
     emit_added(tree, {each.operation: each.dispatch for each in found})
     compile_all(tree, benchmark)

@@ -39,16 +39,19 @@ def target_of(library: Library, wanted: Target | None = None) -> Target:
 
 
 def rechecked(library: Library, benchmark: Benchmark, rule: KeepRule) -> Iterator[Judged]:
-    """The judgement of each entry, in order: kept if it is still faster than the untuned configuration.
+    """The judgement of each entry, packed weights last: kept if it is still faster than the untuned configuration.
 
     Every entry is compiled with the compiler of `benchmark`, also if it was measured with another one. Raises
     TargetError if the device does not open.
     """
     entries = [_as_measured_with(entry, benchmark.compiler.revision) for entry in library.entries]
-    contenders = [Contender(Problem(each.operation.name, each.operation), each) for each in entries]
     with tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder:
-        for finalist in benchmarked(contenders, Library(entries), benchmark, Path(folder)):
-            yield judge(finalist, rule)
+        # An operation may have an entry of each kind.
+        for packs in (False, True):
+            group = [each for each in entries if each.packs_weight is packs]
+            contenders = [Contender(Problem(each.operation.name, each.operation), each) for each in group]
+            for finalist in benchmarked(contenders, Library(group), benchmark, Path(folder, str(packs))):
+                yield judge(finalist, rule)
 
 
 def _as_measured_with(entry: Entry, revision: str) -> Entry:

@@ -102,9 +102,8 @@ def line_of(judged: Judged) -> str:
     configuration = f": {finalist.tuned.configuration}" if finalist.tuned is not None else ""
     if judged.is_kept:
         speedup = judged.kept_speedup
-        return (
-            f"{name}{configuration}, {speedup.value:.2f} times as fast ({speedup.low:.2f}-{speedup.high:.2f})"
-        )
+        more = f"; {judged.reason}" if judged.reason else ""
+        return f"{name}{configuration}, {speedup.value:.2f} times as fast ({speedup.low:.2f}-{speedup.high:.2f}){more}"
     return f"{name}{configuration}: {judged.reason}"
 
 

@@ -21,6 +21,7 @@ from dispatch_profiler.library import Estimate, KeepRule
 from dispatch_profiler.library.entry import confirmed_speedup
 from dispatch_profiler.profiler.records.record import Confirmation, Verdict
 from dispatch_profiler.profiler.records.record_file import StoredRecord
+from dispatch_profiler.profiler.records.speedup import packs_weight
 from dispatch_profiler.profiler.statistics.comparison import Outcome
 from dispatch_profiler.tuner.tunings.problems import Problem
 
@@ -62,6 +63,10 @@ _VERDICTS = {
 }
 
 
+#: Why the speedup of a packed weight is another one.
+_PACKED = "its weight is packed at load time, which the time of the untuned configuration may include"
+
+
 @dataclass(frozen=True)
 class Finalist:
     """The outcome of a search for one problem.
@@ -84,7 +89,7 @@ class Finalist:
 
 @dataclass(frozen=True)
 class Judged:
-    """A finalist with its judgement. `reason` is a sentence; empty if it is kept.
+    """A finalist with its judgement. `reason` is a sentence; empty if it is kept and compared with its like.
 
     `others` are other finalists of the same problem, none of which is kept.
     """
@@ -124,7 +129,7 @@ def _judged(finalist: Finalist, rule: KeepRule) -> tuple[Judgement, str]:
         reason = "it was not measured beside the default" if paired is None else paired.reason
         return Judgement.NOT_COMPARED, reason
     if rule.keeps(speedup):
-        return Judgement.KEPT, ""
+        return Judgement.KEPT, _PACKED if packs_weight(tuned) else ""
     text = f"its speedup is {speedup.value:.3f} ({speedup.low:.3f} to {speedup.high:.3f})"
     if speedup.high < 1.0:
         return Judgement.SLOWER, text

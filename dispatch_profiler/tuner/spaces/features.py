@@ -87,8 +87,8 @@ def _choices(configuration: Configuration) -> dict[str, float]:
 
 
 def _moved_bytes(reduction: Reduction | None) -> int:
-    """Bytes that a form stores around its kernels: padded, permuted and transformed tensors."""
-    steps = reduction.steps if reduction else ()
+    """Bytes that a form stores around its kernels, apart from packing: padded, permuted and transformed tensors."""
+    steps = reduction.executed if reduction else ()
     return sum(step.result.bytes for step in steps if not isinstance(step, (Kernel, Reshape, Barrier)))
 
 
@@ -247,7 +247,7 @@ class Encoder:
     def _shared_by(self, configuration: Configuration, inner: Configuration) -> _Shared:
         own = configuration.inner if isinstance(configuration, Tuned) else configuration
         form, flow = getattr(own, "form", ""), getattr(inner, "flow", "")
-        key = (configuration.kind, form, inner.kind, flow, inner.split_k)
+        key = (configuration.kind, form, configuration.packs_weight, inner.kind, flow, inner.split_k)
         if key not in self._shared:
             self._shared[key] = _Shared.of(configuration, self._operation)
         return self._shared[key]

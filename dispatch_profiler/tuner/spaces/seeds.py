@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
-from dispatch_profiler.configurations import Configuration, Default, rejection_reason, shipped_configurations
+from dispatch_profiler.configurations import (
+    Configuration,
+    Default,
+    Formed,
+    rejection_reason,
+    shipped_configurations,
+)
 from dispatch_profiler.library import Library
 from dispatch_profiler.library.nearest import SimilarEntries
 from dispatch_profiler.operations import Operation
@@ -20,23 +27,40 @@ def baselines(operation: Operation, target: Target) -> tuple[Configuration, ...]
     return tuple(each for each in found if each is not None)
 
 
-def seeds(operation: Operation, target: Target, library: Library | None = None) -> tuple[Configuration, ...]:
+def seeds(
+    operation: Operation, target: Target, library: Library | None = None, *, packed_weights: bool = False
+) -> tuple[Configuration, ...]:
     """Valid configurations that are likely to be fast, the likeliest first.
 
     Winners of `library` for the operation and for similar shapes, then the target's shipped list with its splits.
+    With `packed_weights`, those with a form are preceded by the same with a packed weight.
     """
     shipped = [
         each.configuration for each in shipped_configurations(target.shipped_list) if each.is_for(operation)
     ]
     split = (each.split(slices) for slices in operation.predefined_splits for each in shipped)
-    likely = dict.fromkeys([*_winners(operation, target, library), *shipped, *filter(None, split)])
+    winners = _winners(operation, target, library, packed_weights=packed_weights)
+    likely = list(dict.fromkeys([*winners, *shipped, *filter(None, split)]))
+    if packed_weights:
+        likely = list(dict.fromkeys(each for one in likely for each in (*_packed(one), one)))
     return tuple(each for each in likely if rejection_reason(each, operation, target.limits) is None)
 
 
-def _winners(operation: Operation, target: Target, library: Library | None) -> list[Configuration]:
+def _packed(configuration: Configuration) -> list[Configuration]:
+    """`configuration` with a packed weight, if it has a form."""
+    return [replace(configuration, packed=True)] if isinstance(configuration, Formed) else []
+
+
+def _winners(
+    operation: Operation, target: Target, library: Library | None, *, packed_weights: bool
+) -> list[Configuration]:
     if library is None:
         return []
-    entries = [entry for entry in library.readable() if entry.family == target.family]
+    entries = [
+        entry
+        for entry in library.readable()
+        if entry.family == target.family and (packed_weights or not entry.packs_weight)
+    ]
     similar = itertools.islice(SimilarEntries(entries).of(operation), _NEIGHBOURS)
     own = [entry for entry in entries if entry.operation == operation]
     return [entry.dispatch.configuration for entry in (*own, *similar)]

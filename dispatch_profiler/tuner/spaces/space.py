@@ -169,7 +169,7 @@ class SearchSpace:
 
 def family(configuration: Configuration) -> tuple[str, str, str]:
     """Kind, form, and the kind that configures the form's kernels: configurations of one family have the same axes."""
-    form = getattr(configuration, "form", "")
+    form = getattr(configuration, "label", "")
     return configuration.kind, form, configuration.kernel_configuration.kind
 
 

@@ -28,7 +28,7 @@ from typing import Any
 from dispatch_profiler.configurations import KINDS, spaces
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean
-from dispatch_profiler.json_fields import FieldError, number, text, texts, whole
+from dispatch_profiler.json_fields import FieldError, flag, number, text, texts, whole
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, parse_target
 from dispatch_profiler.tuner.spaces.space import SearchSpace
@@ -42,7 +42,7 @@ VERSION = 1
 DEFAULT_EVALUATIONS = 64
 _KEYS = (
     "format", "version", "name", "operation", "count", "share", "origin", "target", "device", "kinds", "strategy",
-    "evaluations", "seconds", "seed",
+    "evaluations", "seconds", "seed", "packed_weights",
 )  # fmt: skip
 #: Names become file names.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)
@@ -54,7 +54,8 @@ class Tuning:
 
     `device` is a device URI. `kinds` are the kinds of configurations to search; empty: all that the operation has. The
     search ends after `evaluations` configurations or after `seconds`, whichever comes first; one of them may be None.
-    `share` is the operation's part of its workload in percent; None if unknown.
+    `share` is the operation's part of its workload in percent; None if unknown. `packed_weights`: the weight is
+    constant, so that forms may pack it at load time.
     """
 
     name: str
@@ -69,10 +70,11 @@ class Tuning:
     evaluations: int | None = DEFAULT_EVALUATIONS
     seconds: float | None = None
     seed: int = 0
+    packed_weights: bool = False
 
     def space(self) -> SearchSpace:
         """The configurations to search."""
-        every = spaces(self.operation, self.target.limits)
+        every = spaces(self.operation, self.target.limits, packed_weights=self.packed_weights)
         among = [each for each in every if not self.kinds or each.kind.kind in self.kinds]
         return SearchSpace(self.operation, self.target.limits, among, cores=len(usable_cores()))
 
@@ -95,6 +97,7 @@ def tuning_text(tuning: Tuning) -> str:
         "evaluations": tuning.evaluations,
         "seconds": tuning.seconds,
         "seed": tuning.seed,
+        "packed_weights": tuning.packed_weights or None,
     }
     lines = [f"{key}: {json.dumps(value)}\n" for key, value in values.items() if value is not None]
     return f"# {tuning.operation.name}{share}\n{''.join(lines)}"
@@ -186,6 +189,7 @@ def _tuning(path: Path, data: Mapping[str, Any]) -> Tuning:
         _evaluations(data),
         _seconds(data),
         whole(data, "seed", most=2**32 - 1, default=0),
+        flag(data, "packed_weights", False),
     )
 
 

@@ -48,7 +48,7 @@ def task_of(tuning: Tuning, library: Library | None = None) -> SearchTask:
         baselines(operation, target),
         tuple(
             each
-            for each in seeds(operation, target, library)
+            for each in seeds(operation, target, library, packed_weights=tuning.packed_weights)
             if not tuning.kinds or each.kind in tuning.kinds
         ),
         tuning.strategy,

@@ -18,14 +18,15 @@ from ran import Ran, Run
 
 from dispatch_profiler.__main__ import main
 from dispatch_profiler.command import FAILED, INTERRUPTED, SUCCESS, USAGE
-from dispatch_profiler.configurations import CpuTiles
+from dispatch_profiler.configurations import CpuTiles, Formed
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError
-from dispatch_profiler.library import Library
+from dispatch_profiler.library import Entry, Estimate, Library
 from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler.compare.live import LiveComparison
 from dispatch_profiler.profiler.compare.pairing import Pair
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
+from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.workloads import Workload, WorkloadEntry, write_workload
 
 PRODUCT, CONV = Matmul(16, 32, 8), Conv2d(1, 8, 8, 4, 4, 3, 3)
@@ -217,3 +218,43 @@ def test_tuning_a_product_with_iree():
         lost = len(done.stdout.splitlines())
         assert done.returncode == (FAILED if lost else SUCCESS)
         assert f"Still faster: {len(winners) - lost} of {len(winners)} " in done.stderr
+
+
+LINEAR = Matmul(16, 32, 8, rhs_layout="n")
+PACKED_TIMES: Faults = {
+    "*_packed_*": {"time_ms": 0.1}, "*_default": {"time_ms": 0.5}, "*": {"time_ms": 0.4}
+}  # fmt: skip
+
+
+def test_weights_that_are_constants_are_packed(command):
+    """The search, the library compiled from its file, and the comparison all have the packed weight."""
+    Path("faults.yaml").write_text(yaml.safe_dump(PACKED_TIMES, sort_keys=False))
+    write_workload(Workload((WorkloadEntry(LINEAR),)), Path("log.yaml"))
+
+    winner = Dispatch(LINEAR, Formed("permuted", packed=True))
+    speed = Estimate(2.0, 1.9, 2.1)
+    Library([Entry(winner, speed, speed, Provenance("null", "null", "compiler x", 7))]).save(Path("known"))
+
+    ran = command("tune", "-j1", *TUNED, "--evaluations=4", "--library=known", "--packed-weights")
+
+    assert ran.status == SUCCESS
+    (entry,) = Library.load(Path("tuned/final")).entries
+    assert entry.dispatch == winner
+    assert entry.speedup.value == pytest.approx(4.0, rel=0.1)
+    assert "its weight is packed at load time" in ran.err
+    assert "1 entry of 1 with weights packed at load time" in ran.err
+
+
+@pytest.mark.slow
+def test_both_kinds_of_entries_are_rechecked(tuned):
+    """Each is compiled from a library of its own kind: the packed one is 0.2 ms."""
+    (entry,) = Library.load(Path("tuned/final")).entries
+    packed = Dispatch(LINEAR, Formed("permuted", packed=True))
+    plain = Dispatch(LINEAR, WINNER)
+    Library([entry, replace(entry, dispatch=packed), replace(entry, dispatch=plain)]).save(Path("three"))
+    faults: Faults = {"*_packed_*": {"time_ms": 0.2}, FAST: {"time_ms": 0.25}, **TIMES}
+
+    ran = tuned("--recheck", "three", "--target=null:faults.yaml", faults=faults)
+
+    assert f"{LINEAR.name}: kept: {packed.configuration.name}" in ran.err
+    assert f"{LINEAR.name}: slower: {WINNER.name}" in ran.out

@@ -12,8 +12,8 @@ from search_spaces import CONVOLUTION, MATMUL
 from dispatch_profiler.configurations import CpuTiles, Default, Flow, Formed
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.targets import parse_target
-from dispatch_profiler.tuner.spaces.features import ABSENT, FEATURES, features
-from dispatch_profiler.tuner.spaces.space import SearchSpace
+from dispatch_profiler.tuner.spaces.features import ABSENT, FEATURES, Encoder, features
+from dispatch_profiler.tuner.spaces.space import SearchSpace, family
 
 
 def test_tiles_are_described_relative_to_the_problem_vectors_and_cores():
@@ -40,6 +40,19 @@ def test_vectors_that_are_not_filled_and_cores_that_wait_are_seen():
     found = features(CpuTiles((32, 8), (8, 8, 4)), Matmul(96, 8, 64), 4)
     assert found["idle lanes"] == 1  # 8 of 16
     assert found["idle cores"] == pytest.approx(math.log2(4 / 3))
+
+
+def test_packing_is_not_moved_in_an_execution():
+    """Of this form, the weight is all that is moved; the same encoder tells both apart, in any order."""
+    linear = Matmul(64, 96, 32, rhs_layout="n")
+    plain, packed = Formed("panels"), Formed("panels", packed=True)
+    assert features(plain, linear, 4)["moved"] == pytest.approx(
+        math.log2(96 * 32 / (64 * 32 + 96 * 32 + 64 * 96))
+    )
+    assert features(packed, linear, 4)["moved"] == ABSENT
+    rows = Encoder(linear, 4).vectors([packed, plain, packed])
+    assert (rows[0] == rows[2]).all() and (rows[0] != rows[1]).any()
+    assert family(plain) != family(packed)
 
 
 def test_without_tiles_their_values_are_absent():

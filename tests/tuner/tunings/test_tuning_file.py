@@ -69,6 +69,21 @@ def test_its_space_has_the_kinds_that_it_names():
     assert {space.kind.kind for space in TUNING.space().spaces} == {"cpu_tiles", "flow"}
 
 
+def test_its_space_packs_weights_only_if_they_are_constants():
+    """It is read back, and its file says nothing otherwise."""
+    packed = replace(TUNING, kinds=(), packed_weights=True)
+    spaces = {True: packed.space().spaces, False: replace(packed, packed_weights=False).space().spaces}
+
+    def packing(constant: bool) -> list[bool]:
+        points = [(each, tuple(axis.choices[0] for axis in each.axes)) for each in spaces[constant]]
+        return [each.to_configuration(point).packs_weight for each, point in points]
+
+    assert any(packing(True)) and not any(packing(False))
+    assert spaces[True][: len(spaces[False])] == spaces[False]
+    assert read_tuning(save(tuning_text(packed))) == packed
+    assert "packed_weights" not in tuning_text(TUNING)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
@@ -86,6 +101,7 @@ def test_its_space_has_the_kinds_that_it_names():
         ("target: llvm-cpu", "target: llvm-cpu\nkinds: cpu_tiles", "kinds: expected a list"),
         ("target: llvm-cpu", "target: llvm-cpu\nevaluations: 0", "evaluations: expected a whole number"),
         ("target: llvm-cpu", "target: llvm-cpu\nevaluations: 1.5", "evaluations: expected a whole number"),
+        ("target: llvm-cpu", "target: llvm-cpu\npacked_weights: 2", "packed_weights: expected"),
         ("target: llvm-cpu", "target: llvm-cpu\nseconds: 0", "seconds: expected a number above 0"),
         ("target: llvm-cpu", "target: llvm-cpu\nseconds: .nan", "seconds: expected a number"),
         ("target: llvm-cpu", "target: llvm-cpu\ncount: 0", "count: expected a whole number"),
