@@ -169,6 +169,9 @@ def _carried(roots: Sequence[tuple[str, Any]], lowering: Lowering, *, is_alone: 
 
 def _outcome(module: IrModule, dispatch: Dispatch) -> BuildOutcome:
     """The outcome for `dispatch`, with what the module holds in the compiler's syntax."""
+    suffix = dispatch.configuration.kernel_suffix
+    if suffix:
+        return _own_kernel(module, dispatch.name, suffix)
     roots = _roots(module, dispatch.name)
     wanted = dispatch.configuration.lowerings(dispatch.operation)
     if not wanted:
@@ -184,6 +187,14 @@ def _outcome(module: IrModule, dispatch: Dispatch) -> BuildOutcome:
             return BuildOutcome(State.NOT_APPLIED, reason)
         texts[_text(carried)] = None
     return BuildOutcome(State.COMPILED, applied="; ".join(texts))
+
+
+def _own_kernel(module: IrModule, function: str, suffix: str) -> BuildOutcome:
+    """Whether `function` launches the kernel that the source has for it."""
+    found = [name for name in module.executables_of(function) if name.endswith(suffix)]
+    if not found:
+        return BuildOutcome(State.NOT_APPLIED, "the compiler's IR has no launch of the kernel in the source")
+    return BuildOutcome(State.COMPILED, applied=f"the kernel @{found[0]} of the source")
 
 
 def _text(lowering: Lowering) -> str:

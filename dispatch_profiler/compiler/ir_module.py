@@ -15,6 +15,8 @@ from iree.compiler import ir
 from dispatch_profiler.compiler._base import BuildError
 from dispatch_profiler.errors import ToolError
 
+#: A kernel that the source has beside its functions, as it is compiled: see `Configuration.kernel_suffix`.
+_KERNEL_SOURCE = "hal.executable.source"
 _OPTIMIZATION_BARRIER = "util.optimization_barrier"
 #: The attribute of a barrier that stores a packed weight.
 _PACKS = "dispatch_profiler.packs"
@@ -75,22 +77,29 @@ class IrModule:
     # -- before the front end: func.func --------------------------------------------------------
 
     def lines(self) -> dict[str, int]:
-        """Function -> its first line in the source."""
+        """Function -> its first line in the source, or that of its own kernel, which comes before it."""
         found = {}
+        kernels = self.symbols(_KERNEL_SOURCE)
         for name, op in self.symbols("func.func").items():
-            line = re.search(r":(\d+):\d+", str(op.location))
-            if line:
-                found[name] = int(line.group(1))
+            parts = [op, *(kernels[each] for each in _dispatched(op, kernels))]
+            places = [re.search(r":(\d+):\d+", str(part.location)) for part in parts]
+            if all(places):
+                found[name] = min(int(place[1]) for place in places if place)
         return found
 
     def keep_functions(self, names: Sequence[str]) -> None:
-        """Erase every function that is not in `names`. Raises BuildError if one of `names` is missing."""
+        """Erase every function that is not in `names`, and its kernels. Raises BuildError if one of `names` is missing."""
         present = self.symbols("func.func")
         missing = set(names) - present.keys()
         if missing:
             raise BuildError(f"the source has no function {sorted(missing)[0]}: run generator.py again")
-        for name in present.keys() - set(names):
-            present[name].erase()
+        kernels = self.symbols(_KERNEL_SOURCE)
+        used = {kernel for name in names for kernel in _dispatched(present[name], kernels)}
+        for op in (
+            *(present[each] for each in present.keys() - set(names)),
+            *(kernels[each] for each in kernels.keys() - used),
+        ):
+            op.erase()
 
     # -- after the front end: util.func and the hal.executable that they dispatch ---------------
 
@@ -100,9 +109,8 @@ class IrModule:
     def executables_of(self, function: str) -> dict[str, Any]:
         """Name -> operation, for every executable that `function` dispatches."""
         executables = self.symbols("hal.executable")
-        body = str(self.symbols("util.func").get(function, ""))
-        used = set(re.findall(r"@\"?([\w.$-]+)\"?::@", body))
-        return {name: op for name, op in executables.items() if name in used}
+        caller = self.symbols("util.func").get(function, "")
+        return {name: executables[name] for name in _dispatched(caller, executables)}
 
     @property
     def has_barriers(self) -> bool:
@@ -193,6 +201,12 @@ def operations_in(op: Any) -> list[Any]:
 
     op.walk(take_batch)
     return found
+
+
+def _dispatched(function: Any, executables: Mapping[str, Any]) -> list[str]:
+    """Names of those of `executables` that a function refers to, in their order."""
+    used = set(re.findall(r"@\"?([\w.$-]+)\"?::@", str(function))) if executables else ()
+    return [name for name in executables if name in used]
 
 
 def attribute_names(op: Any) -> list[str]:

@@ -8,8 +8,12 @@ from collections.abc import Collection
 
 from dispatch_profiler.compiler._base import BuildRequest
 
-#: A function as the templates write it: from the start of a line to a brace at the start of a line.
-_FUNCTION = re.compile(r"^func\.func (?:\w+ )?@([\w$.-]+)\(.*?^}\n?", flags=re.DOTALL | re.MULTILINE)
+#: A function as the templates write it: from the start of a line to a brace at the start of a line. Its own kernel, if
+#: it has one, comes before it.
+_KERNEL = r"(?:^hal\.executable\.source [^\n]*{\n(?:^ [^\n]*\n)*^}\n)?"
+_FUNCTION = re.compile(
+    _KERNEL + r"^func\.func (?:\w+ )?@([\w$.-]+)\(.*?^}\n?", flags=re.DOTALL | re.MULTILINE
+)
 
 
 def relevant_source(source: str, functions: Collection[str]) -> str:

@@ -170,6 +170,10 @@ class Configuration(abc.ABC):
     can_be_inner: ClassVar[bool] = True
     #: Whether the generator writes it. Otherwise its function is in a file of its own, and its module is its own too.
     is_generated: ClassVar[bool] = True
+    #: Template of the functions with this configuration; empty: that of the operation's kind.
+    template: ClassVar[str] = ""
+    #: Suffix of the kernel that the template writes for each function, in MLIR; empty if the compiler generates it.
+    kernel_suffix: ClassVar[str] = ""
     #: Columns in `fields`.
     field_names: ClassVar[tuple[str, ...]] = ()
     #: Slices that the reduction is split into; 1 means not split.

@@ -13,6 +13,7 @@ from dispatch_profiler.configurations.default import Default
 from dispatch_profiler.configurations.extern import Extern
 from dispatch_profiler.configurations.flows import Flow
 from dispatch_profiler.configurations.formed import Formed
+from dispatch_profiler.configurations.microkernel import Microkernel
 from dispatch_profiler.configurations.mma_tiles import MmaTiles
 from dispatch_profiler.configurations.simt_tiles import SimtTiles
 from dispatch_profiler.configurations.space import Point, Space
@@ -27,6 +28,7 @@ KINDS: dict[str, type[Configuration]] = {
     for kind in (
         Default,
         CpuTiles,
+        Microkernel,
         Flow,
         MmaTiles,
         SimtTiles,

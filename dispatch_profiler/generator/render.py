@@ -36,15 +36,16 @@ def render_module(operation: Operation, dispatches: Sequence[Dispatch]) -> str:
     before: Matmul(4, 4, 4), [Default()]
     after:  func.func @matmul_4x4x4_f32t_f32t_f32t_tile_config_default(%lhs: tensor<4x4xf32>, ...
     """
-    direct: list[Dispatch] = []
+    direct: dict[str, list[Dispatch]] = {}
     formed: list[str] = []
     for dispatch in dispatches:
         reduction = dispatch.configuration.reduced(operation)
         if reduction is None:
-            direct.append(dispatch)
+            template = dispatch.configuration.template or f"{operation.kind}.mlir.j2"
+            direct.setdefault(template, []).append(dispatch)
         else:
             formed.append(_render_formed(dispatch, reduction))
-    texts = [_render(f"{operation.kind}.mlir.j2", op=operation, dispatches=direct)] if direct else []
+    texts = [_render(template, op=operation, dispatches=part) for template, part in direct.items()]
     return "\n".join([*texts, *formed])
 
 

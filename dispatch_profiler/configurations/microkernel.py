@@ -1,0 +1,132 @@
+"""A vector kernel that the generator writes instruction by instruction, for f32 products and convolutions on CPUs.
+
+The compiler's own tiles read a filter in the layout that it has, or copy all of it to another one first. This
+kernel copies a few filters at a time into the order in which they are multiplied, while they are in the cache,
+and requests the next ones from memory in the meantime. The algorithm is that of Goto and van de Geijn,
+"Anatomy of High-Performance Matrix Multiplication", ACM TOMS 34(3), 2008.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dispatch_profiler.configurations._base import (
+    Configuration,
+    Limits,
+    backend_invalid_reason,
+    by,
+    check_tiles,
+)
+from dispatch_profiler.configurations.microkernel_plan import (
+    LANES,
+    MicrokernelPlan,
+    microkernel_plan,
+    shape_reason,
+)
+from dispatch_profiler.configurations.space import Axis, Space, divisors, tile_axes
+from dispatch_profiler.errors import ConfigurationError
+from dispatch_profiler.operations import Operation
+
+#: Vector registers of AVX-512; with more accumulators, operands and filters than these, each step spills some.
+_REGISTERS = 32
+#: Channels that are computed by one iteration of the innermost loop.
+_UNROLL = (2, 4, 8)
+_MARGINS = (0, 16)
+
+
+@dataclass(frozen=True)
+class Microkernel(Configuration):
+    """Tiles in elements: `Microkernel((14, 64), (1, 14, 32))` for conv2d, `Microkernel((64, 64), (14, 1, 32))` for matmul.
+
+    distribution  rows of the result and filters of a workgroup; rows and columns of a product
+    registers     rows, pixels of a row, and filters that are accumulated in registers. A product has rows of one pixel
+    unroll        channels of an iteration
+    margin        elements that are added to the channels of a pixel, so that pixels do not evict each other from the
+                  cache, which they do where the channels of a pixel are a multiple of 4 KiB
+    """
+
+    kind: ClassVar[str] = "microkernel"
+    yaml_key: ClassVar[str] = "microkernel"
+    yaml_field: ClassVar[str] = "registers"
+    can_be_inner: ClassVar[bool] = False
+    template: ClassVar[str] = "microkernel.mlir.j2"
+    kernel_suffix: ClassVar[str] = "_microkernel"
+    provider: ClassVar[str] = "Microkernel"
+    field_names: ClassVar[tuple[str, ...]] = ("distribution_tile", "vector_tile")
+
+    distribution: tuple[int, int]
+    registers: tuple[int, int, int]
+    unroll: int = 4
+    margin: int = 0
+    split_k: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        for field, count in (("distribution", 2), ("registers", 3)):
+            tiles = check_tiles(field, getattr(self, field))
+            if len(tiles) != count:
+                raise ConfigurationError(f"{field} of a microkernel has {count} tiles, but got {list(tiles)}")
+            object.__setattr__(self, field, tiles)
+        for field, known in (("unroll", _UNROLL), ("margin", _MARGINS)):
+            if type(getattr(self, field)) is not int or getattr(self, field) not in known:
+                raise ConfigurationError(
+                    f"{field} must be one of {', '.join(map(str, known))}, but got {getattr(self, field)!r}"
+                )
+
+    @property
+    def name(self) -> str:
+        """`tile_config_microkernel_14x64_1x14x32_u4[_margin16]`"""
+        margin = f"_margin{self.margin}" if self.margin else ""
+        return f"tile_config_microkernel_{by(self.distribution)}_{by(self.registers)}_u{self.unroll}{margin}"
+
+    def fields(self) -> dict[str, str]:
+        return dict(zip(self.field_names, (by(self.distribution), by(self.registers)), strict=True))
+
+    def plan(self, operation: Operation) -> MicrokernelPlan:
+        """What the template writes."""
+        return microkernel_plan(operation, self.distribution, self.registers, self.unroll, self.margin)
+
+    def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
+        foreign = backend_invalid_reason("microkernels are", "llvm-cpu", limits) or shape_reason(operation)
+        if foreign:
+            return foreign
+        return self.plan(operation).invalid_reason() or self._registers_reason()
+
+    def _registers_reason(self) -> str | None:
+        rows, pixels, filters = self.registers
+        vectors = filters // LANES
+        needed = rows * pixels * vectors + vectors + 1
+        if needed > _REGISTERS:
+            return f"{by(self.registers)} needs {needed} vector registers of {LANES} elements, but there are {_REGISTERS}"
+        return None
+
+    @classmethod
+    def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
+        if limits.backend != "llvm-cpu" or shape_reason(operation):
+            return None
+        smallest = microkernel_plan(operation, (1, LANES), (1, 1, LANES), 2, 0)
+        blocks = [LANES * n for n in (1, 2, 3, 4) if smallest.filters % (LANES * n) == 0]
+        return Space(
+            cls,
+            (
+                *tile_axes(
+                    "distribution",
+                    {
+                        "rows": divisors(smallest.rows, smallest.rows),
+                        "filters": tuple(
+                            LANES * n for n in divisors(smallest.filters // LANES, smallest.filters)
+                        ),
+                    },
+                ),
+                *tile_axes(
+                    "registers",
+                    {
+                        "rows": tuple(range(1, min(smallest.rows, 28) + 1)),
+                        "pixels": divisors(smallest.columns, 28),
+                        "filters": tuple(blocks),
+                    },
+                ),
+                Axis("unroll", tuple(n for n in _UNROLL if smallest.channels % n == 0)),
+                Axis("margin", _MARGINS if smallest.channels * 4 % 1024 == 0 else (0,)),
+            ),
+        )

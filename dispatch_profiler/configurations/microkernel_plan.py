@@ -1,0 +1,266 @@
+"""The loops, addresses and shuffles of a microkernel, which its template writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dispatch_profiler.operations import Operation
+
+#: Elements of a vector register of AVX-512.
+LANES = 16
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """`result = shuffle(first, second)`: row numbers before and after one step of a transposition."""
+
+    result: int
+    first: int
+    second: int
+    lanes: tuple[int, ...]
+
+
+def transposition() -> tuple[tuple[Shuffle, ...], ...]:
+    """Steps that transpose 16 vectors of 16 elements: each exchanges the blocks beside the diagonal.
+
+    J. O. Eklundh, "A Fast Computer Method for Matrix Transposing", IEEE Transactions on Computers C-21(7), 1972.
+    """
+    return tuple(tuple(_exchange(distance)) for distance in (8, 4, 2, 1))
+
+
+def _exchange(distance: int) -> Iterator[Shuffle]:
+    lanes = range(LANES)
+    for low in (row for row in lanes if not row & distance):
+        high = low | distance
+        yield Shuffle(low, low, high, tuple(LANES + (x ^ distance) if x & distance else x for x in lanes))
+        yield Shuffle(high, low, high, tuple(LANES + x if x & distance else x | distance for x in lanes))
+
+
+@dataclass(frozen=True)
+class MicrokernelPlan:
+    """A convolution of nhwc images (a product: of one image with one pixel per row), and its tiles.
+
+    rows, columns      pixels of a result
+    channels, filters  of each pixel; `taps`, `stride`, `dilation` are those along both axes
+    low, high          padding before and after
+    rhs_is_transposed  whether the channels of a filter are side by side (fhwc), not the filters of a channel (hwcf)
+    """
+
+    images: int
+    rows: int
+    columns: int
+    channels: int
+    filters: int
+    size: tuple[int, int]
+    taps: tuple[int, int]
+    stride: tuple[int, int]
+    dilation: tuple[int, int]
+    low: tuple[int, int]
+    high: tuple[int, int]
+    rhs_is_transposed: bool
+    distribution: tuple[int, int]
+    registers: tuple[int, int, int]
+    unroll: int
+    margin: int
+
+    # -- extents ------------------------------------------------------------------------------
+
+    @property
+    def padded(self) -> tuple[int, int, int]:
+        """Rows, columns and channels of the image that the kernel reads."""
+        rows, columns = (sum(each) for each in zip(self.low, self.size, self.high, strict=True))
+        return rows, columns, self.channels + self.margin
+
+    @property
+    def is_padded(self) -> bool:
+        return self.padded != (*self.size, self.channels)
+
+    @property
+    def terms(self) -> int:
+        """Products that are summed for an element of the result."""
+        return math.prod(self.taps) * self.channels
+
+    @property
+    def block(self) -> int:
+        """Filters that are computed together."""
+        return self.registers[2]
+
+    @property
+    def vectors(self) -> int:
+        return self.block // LANES
+
+    @property
+    def workgroups(self) -> tuple[int, int, int]:
+        """Blocks of filters, blocks of rows, images."""
+        return self.filters // self.distribution[1], self.rows // self.distribution[0], self.images
+
+    @property
+    def panel(self) -> int:
+        """Elements of a block's filters."""
+        return self.terms * self.block
+
+    @property
+    def scratch(self) -> int:
+        """Elements of the panels of all workgroups."""
+        return self.panel * math.prod(self.workgroups)
+
+    @property
+    def full_rows(self) -> int:
+        """Rows of a workgroup that whole register tiles cover."""
+        return self.distribution[0] // self.registers[0] * self.registers[0]
+
+    @property
+    def tiles(self) -> int:
+        """Register tiles of a workgroup for one block of filters."""
+        return -(-self.distribution[0] // self.registers[0]) * (self.columns // self.registers[1])
+
+    @property
+    def transposition(self) -> tuple[tuple[Shuffle, ...], ...]:
+        return transposition()
+
+    def low_padding(self, shape: tuple[int, ...]) -> list[int]:
+        """Elements before each axis of lhs: an image, or a matrix."""
+        return [0, 0] if len(shape) == 2 else [0, *self.low, 0]
+
+    def high_padding(self, shape: tuple[int, ...]) -> list[int]:
+        """Elements after each axis of lhs."""
+        return [0, self.margin] if len(shape) == 2 else [0, *self.high, self.margin]
+
+    def padded_shape(self, shape: tuple[int, ...]) -> list[int]:
+        """The shape of lhs with both."""
+        return [
+            sum(each) for each in zip(self.low_padding(shape), shape, self.high_padding(shape), strict=True)
+        ]
+
+    # -- addresses ----------------------------------------------------------------------------
+
+    @property
+    def pixel_strides(self) -> tuple[int, int]:
+        """Elements from a row, and from a pixel, of the padded image to the next."""
+        _, columns, channels = self.padded
+        return columns * channels, channels
+
+    def pixels(self, rows: int) -> tuple[tuple[int, int], ...]:
+        """(offset in the image, offset in the result) of each pixel of a register tile with so many rows."""
+        down, right = (a * b for a, b in zip(self.stride, self.pixel_strides, strict=True))
+        return tuple(
+            (row * down + column * right, (row * self.columns + column) * self.filters)
+            for row in range(rows)
+            for column in range(self.registers[1])
+        )
+
+    # -- prefetching the filters of the next block ------------------------------------------------
+
+    @property
+    def is_prefetched(self) -> bool:
+        """The filters of a block are side by side only if they are transposed; a single block has no next one."""
+        return self.rhs_is_transposed and self.distribution[1] > self.block
+
+    @property
+    def prefetched(self) -> int:
+        """Elements of the next block for each term of a tile, so that all tiles together cover it."""
+        return -(-self.block // self.tiles)
+
+    @property
+    def prefetches(self) -> int:
+        """Lines for each iteration."""
+        return -(-self.unroll * self.prefetched // LANES)
+
+    # -- validity -----------------------------------------------------------------------------
+
+    def invalid_reason(self) -> str | None:
+        rows, filters = self.distribution
+        for name, part, whole in (
+            ("distribution's rows", rows, self.rows),
+            ("distribution's filters", filters, self.filters),
+            ("the register tile's pixels", self.registers[1], self.columns),
+            ("the register tile's filters", self.block, filters),
+            ("unroll", self.unroll, self.channels),
+        ):
+            if whole % part:
+                return f"{name}, {part}, do not divide {whole}"
+        if self.block % LANES:
+            return f"the register tile's filters, {self.block}, are not a multiple of {LANES}"
+        if self.registers[0] > rows:
+            return f"the register tile has {self.registers[0]} rows, but a workgroup {rows}"
+        if self.rhs_is_transposed and self.terms % LANES:
+            return f"{self.terms} products for each element are not a multiple of {LANES}"
+        return None
+
+
+def microkernel_plan(
+    operation: Operation,
+    distribution: tuple[int, int],
+    registers: tuple[int, int, int],
+    unroll: int,
+    margin: int,
+) -> MicrokernelPlan:
+    """The plan for an operation that has no `shape_reason`."""
+    tiles = {"distribution": distribution, "registers": registers, "unroll": unroll, "margin": margin}
+    product, convolution = operation.product, operation.convolution
+    if product is not None:
+        return MicrokernelPlan(
+            images=1,
+            rows=product.m,
+            columns=1,
+            channels=product.k,
+            filters=product.n,
+            size=(product.m, 1),
+            taps=(1, 1),
+            stride=(1, 1),
+            dilation=(1, 1),
+            low=(0, 0),
+            high=(0, 0),
+            rhs_is_transposed=product.rhs_layout == "n",
+            **tiles,
+        )
+    assert convolution is not None
+    return MicrokernelPlan(
+        images=convolution.batch,
+        rows=convolution.output_size[0],
+        columns=convolution.output_size[1],
+        channels=convolution.channels,
+        filters=convolution.filters,
+        size=_two(convolution.size),
+        taps=_two(convolution.filter_size),
+        stride=_two(convolution.stride),
+        dilation=_two(convolution.dilation),
+        low=_two(convolution.padding),
+        high=_two(convolution.padding_after),
+        rhs_is_transposed=convolution.filter_layout == "fhwc",
+        **tiles,
+    )
+
+
+def _two(values: tuple[int, ...]) -> tuple[int, int]:
+    first, second = values
+    return first, second
+
+
+def shape_reason(operation: Operation) -> str | None:
+    """Why no microkernel computes `operation`, whatever its tiles; None if one may."""
+    if operation.contraction is None:
+        return f"microkernels are for matmul and conv2d, not for {operation.kind}"
+    types = operation.contraction.types
+    if {types.input.name, types.accumulator.name} != {"f32"}:
+        return f"microkernels are for f32 with f32 sums, not for {types.input.name} with {types.accumulator.name}"
+    product, convolution = operation.product, operation.convolution
+    if product is not None:
+        if product.is_batched or product.lhs_layout != "t":
+            return "microkernels are for matmul with lhs in layout t"
+        filters = product.n
+    elif convolution is not None:
+        if convolution.mode != "forward" or convolution.spatial_rank != 2 or convolution.groups != 1:
+            return "microkernels are for forward conv2d without groups"
+        layouts = (convolution.input_layout, convolution.filter_layout, convolution.output_layout)
+        if layouts not in (("nhwc", "fhwc", "nhwc"), ("nhwc", "hwcf", "nhwc")):
+            return f"microkernels are for nhwc_fhwc_nhwc and nhwc_hwcf_nhwc, not for {'_'.join(layouts)}"
+        filters = convolution.filters
+    else:
+        return f"microkernels are for matmul and conv2d, not for {operation.kind}"
+    channels = product.k if product is not None else convolution.channels  # type: ignore[union-attr]
+    if filters % LANES or channels % 2:
+        return f"microkernels need filters in multiples of {LANES} and an even number of channels, but got {filters} and {channels}"
+    return None
