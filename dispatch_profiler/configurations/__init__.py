@@ -33,6 +33,7 @@ from dispatch_profiler.configurations.kinds import (
     report_columns,
     spaces,
 )
+from dispatch_profiler.configurations.microkernel import Microkernel
 from dispatch_profiler.configurations.mma_tiles import MmaTiles, with_narrow_sums
 from dispatch_profiler.configurations.simt_tiles import SimtTiles
 from dispatch_profiler.configurations.space import Axis, Choice, Point, Space
@@ -67,6 +68,7 @@ __all__ = [
     "Limits",
     "ListedConfiguration",
     "Lowering",
+    "Microkernel",
     "MmaTiles",
     "Point",
     "Reduction",

@@ -11,6 +11,7 @@ A file is YAML (or JSON, which is YAML):
       - {flow: data_tiling}
       - {form: im2col, distribution: [64, 128], vector: [8, 32, 4]}
       - {form: permuted}
+      - {microkernel: [2, 7, 32], distribution: [7, 64]}
       - {default: true}
       - {list: original}
 

@@ -59,7 +59,7 @@ class Microkernel(Configuration):
     registers: tuple[int, int, int]
     unroll: int = 4
     margin: int = 0
-    split_k: ClassVar[int] = 1
+    split_k: ClassVar[int] = 1  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         for field, count in (("distribution", 2), ("registers", 3)):
@@ -97,7 +97,7 @@ class Microkernel(Configuration):
         vectors = filters // LANES
         needed = rows * pixels * vectors + vectors + 1
         if needed > _REGISTERS:
-            return f"{by(self.registers)} needs {needed} vector registers of {LANES} elements, but there are {_REGISTERS}"
+            return f"{by(self.registers)} needs {needed} vector registers of {LANES} elements, but {_REGISTERS} are available"
         return None
 
     @classmethod

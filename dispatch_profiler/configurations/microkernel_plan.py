@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
-from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations import ConvolutionGeometry, Operation
 
 #: Elements of a vector register of AVX-512.
 LANES = 16
@@ -171,22 +172,21 @@ class MicrokernelPlan:
     # -- validity -----------------------------------------------------------------------------
 
     def invalid_reason(self) -> str | None:
+        """Why these tiles do not cover the operation, with the values; None if they do."""
         rows, filters = self.distribution
-        for name, part, whole in (
-            ("distribution's rows", rows, self.rows),
-            ("distribution's filters", filters, self.filters),
-            ("the register tile's pixels", self.registers[1], self.columns),
-            ("the register tile's filters", self.block, filters),
-            ("unroll", self.unroll, self.channels),
+        for what, part, whole in (
+            (f"{rows} rows of a workgroup", rows, self.rows),
+            (f"{filters} filters of a workgroup", filters, self.filters),
+            (f"{self.registers[1]} pixels of a register tile", self.registers[1], self.columns),
+            (f"{self.block} filters of a register tile", self.block, filters),
+            (f"{self.unroll} channels of an iteration", self.unroll, self.channels),
         ):
             if whole % part:
-                return f"{name}, {part}, do not divide {whole}"
+                return f"{what} do not divide {whole}"
         if self.block % LANES:
-            return f"the register tile's filters, {self.block}, are not a multiple of {LANES}"
+            return f"{self.block} filters of a register tile are not a multiple of {LANES}"
         if self.registers[0] > rows:
-            return f"the register tile has {self.registers[0]} rows, but a workgroup {rows}"
-        if self.rhs_is_transposed and self.terms % LANES:
-            return f"{self.terms} products for each element are not a multiple of {LANES}"
+            return f"a register tile has {self.registers[0]} rows, but a workgroup has {rows}"
         return None
 
 
@@ -198,10 +198,12 @@ def microkernel_plan(
     margin: int,
 ) -> MicrokernelPlan:
     """The plan for an operation that has no `shape_reason`."""
-    tiles = {"distribution": distribution, "registers": registers, "unroll": unroll, "margin": margin}
+    plan = partial(
+        MicrokernelPlan, distribution=distribution, registers=registers, unroll=unroll, margin=margin
+    )
     product, convolution = operation.product, operation.convolution
     if product is not None:
-        return MicrokernelPlan(
+        return plan(
             images=1,
             rows=product.m,
             columns=1,
@@ -214,10 +216,9 @@ def microkernel_plan(
             low=(0, 0),
             high=(0, 0),
             rhs_is_transposed=product.rhs_layout == "n",
-            **tiles,
         )
     assert convolution is not None
-    return MicrokernelPlan(
+    return plan(
         images=convolution.batch,
         rows=convolution.output_size[0],
         columns=convolution.output_size[1],
@@ -230,7 +231,6 @@ def microkernel_plan(
         low=_two(convolution.padding),
         high=_two(convolution.padding_after),
         rhs_is_transposed=convolution.filter_layout == "fhwc",
-        **tiles,
     )
 
 
@@ -241,26 +241,45 @@ def _two(values: tuple[int, ...]) -> tuple[int, int]:
 
 def shape_reason(operation: Operation) -> str | None:
     """Why no microkernel computes `operation`, whatever its tiles; None if one may."""
-    if operation.contraction is None:
+    contraction, product, convolution = operation.contraction, operation.product, operation.convolution
+    if contraction is None:
         return f"microkernels are for matmul and conv2d, not for {operation.kind}"
-    types = operation.contraction.types
-    if {types.input.name, types.accumulator.name} != {"f32"}:
-        return f"microkernels are for f32 with f32 sums, not for {types.input.name} with {types.accumulator.name}"
-    product, convolution = operation.product, operation.convolution
-    if product is not None:
-        if product.is_batched or product.lhs_layout != "t":
-            return "microkernels are for matmul with lhs in layout t"
-        filters = product.n
-    elif convolution is not None:
-        if convolution.mode != "forward" or convolution.spatial_rank != 2 or convolution.groups != 1:
-            return "microkernels are for forward conv2d without groups"
-        layouts = (convolution.input_layout, convolution.filter_layout, convolution.output_layout)
-        if layouts not in (("nhwc", "fhwc", "nhwc"), ("nhwc", "hwcf", "nhwc")):
-            return f"microkernels are for nhwc_fhwc_nhwc and nhwc_hwcf_nhwc, not for {'_'.join(layouts)}"
-        filters = convolution.filters
-    else:
+    inputs, sums = contraction.types.input.name, contraction.types.accumulator.name
+    if {inputs, sums} != {"f32"}:
+        return f"microkernels are for f32 with f32 sums, not for {inputs} with {sums}"
+    if convolution is not None:
+        return _convolution_reason(operation.kind, convolution)
+    if product is None or product.is_batched:
         return f"microkernels are for matmul and conv2d, not for {operation.kind}"
-    channels = product.k if product is not None else convolution.channels  # type: ignore[union-attr]
-    if filters % LANES or channels % 2:
-        return f"microkernels need filters in multiples of {LANES} and an even number of channels, but got {filters} and {channels}"
+    if product.lhs_layout != "t":
+        return f"microkernels are for matmul with lhs in layout t, not {product.lhs_layout}"
+    if product.n % LANES:
+        return f"microkernels need columns in multiples of {LANES}, but got {product.n}"
+    if product.k % 2:
+        return f"microkernels need an even number of terms, but got {product.k}"
+    return _transposition_reason(product.k) if product.rhs_layout == "n" else None
+
+
+def _convolution_reason(kind: str, convolution: ConvolutionGeometry) -> str | None:
+    if convolution.spatial_rank != 2:
+        return f"microkernels are for matmul and conv2d, not for {kind}"
+    if convolution.mode != "forward":
+        return f"microkernels are for forward conv2d, not for {convolution.mode}"
+    if convolution.groups != 1:
+        return f"microkernels are for conv2d without groups, but got {convolution.groups}"
+    layouts = (convolution.input_layout, convolution.filter_layout, convolution.output_layout)
+    if layouts not in (("nhwc", "fhwc", "nhwc"), ("nhwc", "hwcf", "nhwc")):
+        return f"microkernels are for nhwc_fhwc_nhwc and nhwc_hwcf_nhwc, not for {'_'.join(layouts)}"
+    if convolution.filters % LANES:
+        return f"microkernels need filters in multiples of {LANES}, but got {convolution.filters}"
+    if convolution.channels % 2:
+        return f"microkernels need an even number of channels, but got {convolution.channels}"
+    if convolution.filter_layout == "hwcf":
+        return None
+    return _transposition_reason(math.prod(convolution.filter_size) * convolution.channels)
+
+
+def _transposition_reason(terms: int) -> str | None:
+    if terms % LANES:
+        return f"microkernels that transpose filters need terms in multiples of {LANES}, but got {terms}"
     return None

@@ -130,6 +130,10 @@ def _lowering(entry: Entry) -> Lowering:
         raise _Inexpressible("it has a form, which replaces the operation by others")
     if configuration.kernel(operation) is not None:
         raise _Inexpressible("it is an external kernel")
+    if configuration.kernel_suffix:
+        raise _Inexpressible(
+            "its kernel is written by this package, and a spec configures only the compiler's"
+        )
     if configuration.split_k > 1:
         raise _Inexpressible("it splits the reduction, which changes the operation")
     if configuration.effective_operation(operation) != operation:

@@ -16,6 +16,7 @@ from dispatch_profiler.configurations import (
     Formed,
     Limits,
     ListedConfiguration,
+    Microkernel,
     MmaTiles,
     SimtTiles,
     load_configurations,
@@ -176,6 +177,8 @@ def test_a_file_is_read_in_its_order(tmp_path):
         f"{{thread: [4, 8], {gpu}, promote: false, split_k: 2}}",
         "{kinds: [matmul, batch_matmul], types: [f32, f8], distribution: [64, 128], vector: [8, 32, 4]}",
         f"{{kinds: matmul, {TILES}, cache: [8, 128, 256], peel: true, split_k: 4}}",
+        "{microkernel: [2, 7, 32], distribution: [7, 64]}",
+        "{microkernel: [2, 7, 32], distribution: [7, 64], unroll: 8, margin: 16}",
         "{flow: data_tiling}",
         "{default: true}",
         "{default: true, split_k: 16}",
@@ -196,6 +199,8 @@ def test_a_file_is_read_in_its_order(tmp_path):
         ),
         ListedConfiguration(CpuTiles((64, 128), (8, 32, 4)), ("matmul", "batch_matmul"), ("f32", "f8E4M3FN")),
         ListedConfiguration(CpuTiles((64, 128), (8, 32, 4), (8, 128, 256), True, 4), ("matmul",)),
+        ListedConfiguration(Microkernel((7, 64), (2, 7, 32))),
+        ListedConfiguration(Microkernel((7, 64), (2, 7, 32), 8, 16)),
         ListedConfiguration(Flow("data_tiling")),
         ListedConfiguration(Default()),
         ListedConfiguration(Default(16)),
@@ -229,8 +234,8 @@ ENTRY_MISTAKES = [
     ("5", "expected keys and values, but got 5", ""),
     ("{1: 2}", "expected keys and values, but got {1: 2}", ""),
     ("", "expected keys and values, but got None", ""),
-    ("{kinds: [matmul]}", "needs one of default, distribution, flow, instruction, thread, triton, triton_rows, extern, form, list", ""),
-    ("{}", "needs one of default, distribution, flow, instruction, thread, triton, triton_rows, extern, form, list", ""),
+    ("{kinds: [matmul]}", "needs one of default, distribution, microkernel, flow, instruction, thread, triton, triton_rows, extern, form, list", ""),
+    ("{}", "needs one of default, distribution, microkernel, flow, instruction, thread, triton, triton_rows, extern, form, list", ""),
     (
         "{distribution: [64, 128], vectr: [8, 32, 4]}",
         "unknown key 'vectr'",
@@ -244,7 +249,7 @@ ENTRY_MISTAKES = [
     (
         "{defalt: true}",
         "unknown key 'defalt'",
-        "did you mean 'default'? Available: kinds, types, default, distribution, flow, instruction, thread, triton, triton_rows, extern, form, list",
+        "did you mean 'default'? Available: kinds, types, default, distribution, microkernel, flow, instruction, thread, triton, triton_rows, extern, form, list",
     ),
     ("{flow: data-tiling}", "unknown flow 'data-tiling'",
      "did you mean 'data_tiling'? Available: data_tiling, ukernels, fused_padding"),
@@ -262,6 +267,12 @@ ENTRY_MISTAKES = [
     ("{default: true, split_k: 0}", "split_k must be a whole number of at least 1, but got 0", ""),
     ("{default: true, split_k: true}", "split_k must be a whole number of at least 1, but got True", ""),
     ("{distribution: [64, 128]}", "'distribution' also needs 'vector'", ""),
+    ("{microkernel: [2, 4, 32]}", "'microkernel' also needs 'distribution'", ""),
+    (
+        "{microkernel: [2, 4, 32], distribution: [4, 64], vector: [8, 32, 4]}",
+        "unknown key 'vector'",
+        "available: kinds, types, microkernel, distribution, unroll, margin",
+    ),
     ("{distribution: 64, vector: [8, 32]}", "distribution must be a list of tiles, but got 64", ""),
     ("{distribution: [64], vector: 8x32}", "vector must be a list of tiles, but got '8x32'", ""),
     (f"{{{TILES}, cache: null}}", "cache must be a list of tiles, but got None", ""),
@@ -304,7 +315,7 @@ def test_an_unknown_type_is_refused_with_its_place_and_key(tmp_path):
 def test_an_entry_whose_first_key_was_forgotten_is_told_so(row, tmp_path):
     """`vector` is no unknown key: what lacks is `distribution` beside it."""
     assert (
-        "needs one of default, distribution, flow, instruction, thread, triton, triton_rows, extern, form, list"
+        "needs one of default, distribution, microkernel, flow, instruction, thread, triton, triton_rows, extern, form, list"
         in str(rejection(entries(row), tmp_path))
     )
 

@@ -18,6 +18,7 @@ from dispatch_profiler.configurations import (
     Extern,
     Flow,
     Formed,
+    Microkernel,
     MmaTiles,
     SimtTiles,
     TritonRows,
@@ -75,7 +76,19 @@ MMA = MmaTiles(workgroup=(64, 64), reduction=(32,))
 SIMT = SimtTiles(workgroup=(64, 64), reduction=(16,), thread=(4, 8))
 TRITON = TritonTiles(tile=(128, 256, 64))
 ROWS = TritonRows(block=(2, 1024))
+MICROKERNEL = Microkernel(distribution=(14, 64), registers=(2, 7, 32))
 EXTERN = Extern(label="mine", object="k.ptx", entry="k", workgroups=("m", 4), workgroup_size=(256,))
+
+
+@st.composite
+def microkernels(draw):
+    """Any that can be written, whether an operation has these tiles or not."""
+    return Microkernel(
+        distribution=draw(st.tuples(TILE, TILE)),
+        registers=draw(st.tuples(TILE, TILE, TILE)),
+        unroll=draw(st.sampled_from([2, 4, 8])),
+        margin=draw(st.sampled_from([0, 16])),
+    )
 
 
 @st.composite
@@ -98,6 +111,7 @@ def triton_tiles(draw):
 
 CONFIGURATIONS = (
     triton_tiles()
+    | microkernels()
     | st.just(EXTERN)
     | st.builds(TritonRows, block=st.tuples(TILE, TILE), warps=st.integers(1, 64), stages=st.integers(1, 9))
     | gpu_tiles()
@@ -155,7 +169,7 @@ def test_no_two_small_configurations_share_a_name():
     assert len(made) + len(others) == len({each.name for each in (*made, *others)})
 
 
-def test_gpu_names_tell_every_field():
+def test_names_tell_every_field():
     """One field changed, another name."""
     mma = {"subgroups": (1, 4), "instruction": "mfma", "shape": (16, 16, 16), "pipeline": "VectorDistribute",
            "workgroup": (64, 128), "reduction": (64,), "stages": 5, "shared_padding": False,
@@ -166,7 +180,9 @@ def test_gpu_names_tell_every_field():
               "descriptors": True, "precision": "tf32x3", "l1": True, "split_k": 4, "windows_only": True,
               "joined": True, "swapped": True}  # fmt: skip
     rows = {"block": (2, 512), "warps": 8, "stages": 1}
-    for base, changes in ((MMA, mma), (SIMT, simt), (TRITON, triton), (ROWS, rows)):
+    microkernel = {"distribution": (7, 64), "registers": (1, 7, 32), "unroll": 8, "margin": 16}
+    kinds = (MMA, mma), (SIMT, simt), (TRITON, triton), (ROWS, rows), (MICROKERNEL, microkernel)
+    for base, changes in kinds:
         assert set(changes) == {field.name for field in dataclasses.fields(base)}
         names = {dataclasses.replace(base, **{name: value}).name for name, value in changes.items()}
         assert len(names | {base.name}) == len(changes) + 1
@@ -184,6 +200,7 @@ def test_data_of_every_kind_tells_its_kind():
     examples = [
         Default(),
         CpuTiles((1,), (1, 1)),
+        MICROKERNEL,
         Flow("ukernels"),
         MMA,
         SIMT,
@@ -209,7 +226,7 @@ def test_an_unknown_kind_is_refused_with_the_nearest():
         configuration_from_dict({"kind": "cpu_tile"})
     assert (
         caught.value.hint
-        == "did you mean 'cpu_tiles'? Available: default, cpu_tiles, flow, mma_tiles, simt_tiles, triton, triton_rows, extern, formed, tuned"
+        == "did you mean 'cpu_tiles'? Available: default, cpu_tiles, microkernel, flow, mma_tiles, simt_tiles, triton, triton_rows, extern, formed, tuned"
     )
 
 

@@ -9,6 +9,7 @@ from dispatch_profiler.configurations import (
     Default,
     Flow,
     Formed,
+    Microkernel,
     MmaTiles,
     SimtTiles,
     TritonTiles,
@@ -58,6 +59,6 @@ def test_a_padding_of_one_side_is_supported(target, configuration):
 @pytest.mark.parametrize("target", ["llvm-cpu", "cuda:sm_80", "rocm:gfx942", "vulkan-spirv"])
 @pytest.mark.parametrize("operation", UNSUPPORTED.values(), ids=UNSUPPORTED)
 def test_only_forms_and_what_leaves_the_choice_to_the_compiler_have_a_space(target, operation):
-    """Triton kernels, for CUDA, have rules of their own."""
+    """And what does not use the compiler's tiles: microkernels, for CPUs, and Triton kernels, for CUDA."""
     kinds = {space.kind for space in spaces(operation, parse_target(target).limits)}
-    assert kinds <= {Default, Flow, Formed, TritonTiles}
+    assert kinds <= {Default, Flow, Formed, Microkernel, TritonTiles}

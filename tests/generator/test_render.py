@@ -21,6 +21,7 @@ from dispatch_profiler.configurations import (
     Extern,
     Flow,
     Limits,
+    Microkernel,
     MmaTiles,
     SimtTiles,
     TritonRows,
@@ -154,6 +155,14 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
     ),
     "layer_norm_triton": (LayerNorm(4, 6), TritonRows(block=(2, 8))),
     "layer_norm_weight_backward_triton": (LayerNormWeightBackward(4, 6), TritonRows(block=(4, 8))),
+    "matmul_nt_microkernel_bias": (
+        Matmul(5, 64, 16, rhs_layout="n", epilogue=Epilogue.parse("bias")),
+        Microkernel((5, 64), (2, 1, 16), unroll=2),
+    ),
+    "conv2d_hwcf_microkernel": (
+        Conv2d(2, 5, 7, 4, 16, 3, 2, (2, 1), (1, 0), layout="nhwc"),
+        Microkernel((3, 16), (1, 2, 16), unroll=2, margin=16),
+    ),
     "batch_matmul_extern": (
         BatchMatmul(3, 256, 128, 128, F16),
         Extern(

@@ -21,6 +21,7 @@ from dispatch_profiler.configurations import (
     Default,
     Flow,
     Formed,
+    Microkernel,
     rejection_reason,
     shipped_configurations,
 )
@@ -138,6 +139,7 @@ def test_the_compiler_reads_specs_for_these_targets_only(name: str):
     [
         (FIRST, Flow("data_tiling"), "llvm-cpu", "its flags apply to a whole module: --iree-opt-data-tiling"),
         (ONE_IMAGE[0], Formed("im2col", TILES), "llvm-cpu", "it has a form, which replaces the operation"),
+        (FIRST, Microkernel((64, 128), (14, 1, 32)), "llvm-cpu", "its kernel is written by this package"),
         (FIRST, replace(TILES, split_k=2), "llvm-cpu", "it splits the reduction"),
         (LayerNorm(128, 768), CpuTiles((1,), (1, 16)), "llvm-cpu", "specs are written for matmul, batch_matmul, conv2d"),
         (FIRST, CpuTiles((64, 128, 1), (8, 32, 4, 1)), "llvm-cpu", "matmul takes 2 distribution and 3 vector tiles"),

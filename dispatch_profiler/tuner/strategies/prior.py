@@ -40,10 +40,13 @@ class Prior:
     right: np.ndarray
 
     def predict(self, vectors: np.ndarray) -> np.ndarray:
-        """Logarithms of times up to a constant, for rows of `SearchSpace.vectors`; lower is faster."""
+        """Logarithms of times up to a constant, for rows of `SearchSpace.vectors`; lower is faster.
+
+        Columns are found by their names: features that were added after the training are ignored.
+        """
         rows = np.arange(len(vectors))[:, None]
         nodes = np.broadcast_to(self.roots, (len(vectors), len(self.roots)))
-        values = vectors.astype(np.float32)
+        values = vectors[:, [FEATURES.index(name) for name in self.names]].astype(np.float32)
         while True:
             feature = self.feature[nodes]
             is_leaf = feature < 0

@@ -1,0 +1,195 @@
+"""Microkernels through the compiler on this CPU: results are verified, and the kernel belongs to its function."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from compiled_helpers import TARGET, failures_of, verify_compiled
+from pairwise import pairwise
+
+from dispatch_profiler.compiler import BuildError, IreeCompiler, NullCompiler
+from dispatch_profiler.compiler.ir_module import IrModule
+from dispatch_profiler.compiler.request import build_key
+from dispatch_profiler.compiler.source import relevant_source
+from dispatch_profiler.configurations import Default, Microkernel
+from dispatch_profiler.dispatches import Dispatch, State
+from dispatch_profiler.generator import render_module
+from dispatch_profiler.operations import Conv2d, Epilogue, Matmul, Operation
+
+FHWC, HWCF = "nhwc_fhwc_nhwc", "nhwc_hwcf_nhwc"
+EPILOGUE = Epilogue.parse("bias+relu")
+RESIDUAL = Epilogue.parse("residual")
+
+
+# -- results -----------------------------------------------------------------------------------------
+
+
+def test_results_are_those_of_the_reference():
+    """Layouts, remainders, several workgroups along each axis, prefetching, margins, windows and epilogues."""
+    pairs = [
+        (Matmul(38, 96, 48, rhs_layout="n", epilogue=EPILOGUE), Microkernel((19, 96), (14, 1, 32), 8)),
+        (Matmul(20, 128, 34), Microkernel((10, 64), (6, 1, 64), 2, 16)),
+        (
+            Conv2d(2, 9, 9, 16, 192, 2, 3, (2, 1), (0, 1), padding_after=(1, 0), layout=FHWC, epilogue=RESIDUAL),
+            Microkernel((5, 96), (2, 4, 48), 4, 16),
+        ),
+        (Conv2d(1, 7, 14, 32, 64, 3, 3, padding=(1, 1), layout=FHWC), Microkernel((7, 32), (2, 7, 32), 8)),
+        (
+            Conv2d(2, 8, 9, 6, 128, 3, 2, (1, 2), (2, 1), (2, 3), layout=HWCF, epilogue=EPILOGUE),
+            Microkernel((4, 128), (3, 2, 64), 2),
+        ),
+        (Conv2d(3, 4, 6, 16, 32, 1, 1, layout=FHWC), Microkernel((2, 16), (1, 3, 16), 4, 16)),
+    ]  # fmt: skip
+    for operation, configuration in pairs:
+        assert configuration.invalid_reason(operation, TARGET.limits) is None
+    verify_compiled([Dispatch(*pair) for pair in pairs])
+
+
+#: register tile, blocks of a workgroup, workgroups along filters and rows, remaining rows, unroll, margin, channels,
+#: epilogue, rhs layout; then of convolutions: taps, stride, dilation, padding, images.
+Row = tuple[object, ...]
+AXES: tuple[tuple[object, ...], ...] = (
+    ((1, 1, 16), (14, 1, 32), (2, 7, 32), (6, 1, 64), (3, 2, 64), (2, 4, 48)),
+    (1, 2, 3), (1, 2), (1, 2), (0, 1), (2, 4, 8), (0, 16), (2, 16, 40), ("none", "bias+relu", "residual"),
+    ("t", "n", FHWC, HWCF),
+    ((1, 1), (3, 3), (2, 1)), ((1, 1), (2, 1), (2, 2)), ((1, 1), (2, 1)), ((0, 0), (1, 1), (0, 2)), (1, 2),
+)  # fmt: skip
+
+
+def dispatch_of(row: Row) -> Dispatch | None:
+    """None if the tiles or channels do not suit the operation."""
+    tile, blocks, parts, parts_of_rows, rest, unroll, margin, channels, epilogue, layout, *window = row
+    rows, filters = 2 * tile[0] + rest * (tile[0] - 1), tile[2] * blocks
+    configuration = Microkernel((rows, filters), tile, unroll, margin)
+    taps, stride, dilation, (before, after), images = window
+    more = {"epilogue": Epilogue.parse(epilogue)}
+    if layout in ("t", "n"):
+        if window != [axis[0] for axis in AXES[10:]]:
+            return None
+        operation: Operation = Matmul(
+            rows * parts_of_rows, filters * parts, channels, rhs_layout=layout, **more
+        )
+    else:
+        read = [(n - 1) * s + (t - 1) * d + 1 for n, s, t, d in zip((rows * parts_of_rows, 2 * tile[1]), stride, taps, dilation, strict=True)]  # fmt: skip
+        height, width = (each - before - after for each in read)
+        if min(height, width) < 1:
+            return None
+        operation = Conv2d(
+            images, height, width, channels, filters * parts, *taps, stride, (before, before), dilation,
+            padding_after=(after, after), layout=layout, **more,
+        )  # fmt: skip
+    valid = configuration.invalid_reason(operation, TARGET.limits) is None
+    return Dispatch(operation, configuration) if valid else None
+
+
+def random_rows(count: int) -> Iterator[Row]:
+    rng = random.Random(0)
+    for _ in range(count):
+        yield tuple(rng.choice(axis) for axis in AXES)
+
+
+@pytest.mark.slow
+def test_pairs_of_parameters_compute_the_result():
+    """And thirty other rows."""
+    every = [row for row in random_rows(20_000) if dispatch_of(row)]
+    rows = [*pairwise(every), *every[:30]]
+    for index, axis in enumerate(AXES):
+        assert {row[index] for row in rows} == set(axis)
+    dispatches = list(dict.fromkeys(filter(None, map(dispatch_of, rows))))
+    assert len(dispatches) > 50
+    for start in range(0, len(dispatches), 15):
+        verify_compiled(dispatches[start : start + 15])
+
+
+PRODUCT = Matmul(20, 64, 32, rhs_layout="n")
+TILES = Microkernel((10, 64), (6, 1, 32))
+FAULTS = {
+    "a shuffle takes another element": ("[0, 1, 2, 3, 4, 5, 6, 7, 16,", "[0, 1, 2, 3, 4, 5, 6, 6, 16,"),
+    "filters of another term": ("(from + 32)", "(from + 64)"),
+    "a pixel of another row": ("(pixel + channel + 33)", "(pixel + channel + 65)"),
+    "a result is stored in another row": ("* 64 + filter + 64)", "* 64 + filter + 80)"),
+    "the second block is multiplied by filters of the first": ("part * 64 + block_start)", "part * 64)"),
+    "a term is left out": ("%terms = arith.constant 32", "%terms = arith.constant 16"),
+}
+
+
+def test_faults_of_a_kernel_are_found():
+    dispatch = Dispatch(PRODUCT, TILES)
+    changes = {name: lambda text, pair=pair: text.replace(*pair) for name, pair in FAULTS.items()}
+    found = {fault: why for (_, fault), why in failures_of({dispatch: changes}).items()}
+    assert found.pop("") == ""
+    for fault, why in found.items():
+        assert "wrong" in why, fault
+
+
+# -- a kernel and its function -----------------------------------------------------------------------
+
+FIRST, SECOND = Dispatch(PRODUCT, TILES), Dispatch(PRODUCT, replace(TILES, unroll=8))
+THREE = (FIRST, SECOND, Dispatch(PRODUCT, Default()))
+
+
+def kernel_of(dispatch: Dispatch) -> str:
+    return f"{dispatch.name}{dispatch.configuration.kernel_suffix}"
+
+
+def test_a_kernel_is_cut_out_with_its_function(make_request):
+    source = render_module(PRODUCT, THREE)
+    assert relevant_source(source, [FIRST.name]).strip() == render_module(PRODUCT, [FIRST]).strip()
+    assert kernel_of(SECOND) in source
+    alone = relevant_source(source, [THREE[2].name])
+    assert "hal.executable" not in alone and THREE[2].name in alone
+
+
+def test_an_edit_of_a_kernel_changes_the_key_of_its_build_alone(make_request):
+    compiler, request = NullCompiler(()), make_request(PRODUCT, [each.configuration for each in THREE])
+    start = request.source.index(f"@{kernel_of(SECOND)} ")
+    edited = request.source[:start] + request.source[start:].replace("from + 32)", "from + 48)", 1)
+    assert edited != request.source
+
+    def key(source: str, dispatch: Dispatch) -> str:
+        return build_key(replace(request, source=source, dispatches=(dispatch,)), TARGET, compiler)
+
+    changed = [key(edited, each) != key(request.source, each) for each in THREE]
+    assert changed == [False, True, False]
+
+
+def test_kernels_that_no_function_dispatches_are_erased():
+    module = IrModule.parse(render_module(PRODUCT, THREE))
+    module.keep_functions([SECOND.name, THREE[2].name])
+    assert set(module.symbols("hal.executable.source")) == {kernel_of(SECOND)}
+    module.keep_functions([THREE[2].name])
+    assert not module.symbols("hal.executable.source")
+
+
+def test_a_diagnostic_inside_a_kernel_names_its_dispatch(make_request):
+    """The kernel comes before its function, so its lines are after those of the dispatch before."""
+    request = make_request(PRODUCT, [THREE[0].configuration, THREE[1].configuration])
+    start = request.source.index(f"@{kernel_of(SECOND)} ")
+    broken = request.source[start:].replace("%part = ", "gpu.barrier\n    %part = ", 1)
+    with pytest.raises(BuildError, match=r"gpu\.barrier") as caught:
+        IreeCompiler().build(replace(request, source=request.source[:start] + broken))
+    assert caught.value.culprits == (SECOND.name,)
+
+
+def test_a_function_that_does_not_launch_its_kernel_is_not_applied(make_request):
+    request = make_request(PRODUCT, [TILES])
+    default = render_module(PRODUCT, [THREE[2]]).replace(THREE[2].name, FIRST.name)
+    outcome = IreeCompiler().build(replace(request, source=default)).outcomes[FIRST.name]
+    assert outcome.state is State.NOT_APPLIED
+    assert outcome.reason == "the compiler's IR has no launch of the kernel in the source"
+    applied = IreeCompiler().build(request).outcomes[FIRST.name]
+    assert (applied.state, applied.applied) == (
+        State.COMPILED,
+        f"the kernel @{kernel_of(FIRST)} of the source",
+    )
+
+
+def test_the_same_kernel_is_recognized_and_another_is_not(make_request):
+    """Alone and beside others; its name does not count."""
+    together = IreeCompiler().build(make_request(PRODUCT, [each.configuration for each in THREE])).outcomes
+    alone = IreeCompiler().build(make_request(PRODUCT, [TILES])).outcomes
+    assert together[FIRST.name].kernel == alone[FIRST.name].kernel
+    assert len({outcome.kernel for outcome in together.values()}) == 3

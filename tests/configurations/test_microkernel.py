@@ -1,0 +1,254 @@
+"""Microkernels: shuffles, addresses and rules, without a compiler.
+
+The addresses are those of the rendered MLIR, evaluated here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from dispatch_profiler.configurations import Axis, Limits, Microkernel, draw_valid, rejection_reason
+from dispatch_profiler.configurations.microkernel_plan import LANES, MicrokernelPlan, transposition
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.errors import ConfigurationError
+from dispatch_profiler.generator import render_module
+from dispatch_profiler.operations import (
+    BatchMatmul,
+    Conv1d,
+    Conv2d,
+    ElementTypes,
+    LayerNorm,
+    Matmul,
+    Operation,
+)
+from dispatch_profiler.targets import parse_target
+
+CPU = parse_target("llvm-cpu").limits
+FHWC, HWCF = "nhwc_fhwc_nhwc", "nhwc_hwcf_nhwc"
+#: Two images, five by eight pixels of the result, three blocks of filters for each of two workgroups.
+CONVOLUTION = Conv2d(2, 9, 9, 16, 192, 2, 3, stride=(2, 1), padding=(0, 1), padding_after=(1, 0), layout=FHWC)
+TILES = Microkernel((5, 96), (2, 4, 32), unroll=4, margin=16)
+#: Two workgroups of 19 rows, the last tile of which has five.
+PRODUCT = Matmul(38, 96, 48, rhs_layout="n")
+ROWS = Microkernel((19, 96), (14, 1, 32), unroll=8)
+
+
+# -- what the kernel computes ------------------------------------------------------------------------
+
+
+def test_the_shuffles_transpose():
+    """As numpy does; each step makes every row once."""
+    square = np.arange(LANES * LANES).reshape(LANES, LANES)
+    rows = list(square)
+    for step in transposition():
+        made = {
+            each.result: np.concatenate([rows[each.first], rows[each.second]])[list(each.lanes)]
+            for each in step
+        }
+        assert sorted(made) == list(range(LANES))
+        rows = [made[row] for row in range(LANES)]
+    assert np.array_equal(rows, square.T)
+
+
+def addresses(operation: Operation, configuration: Microkernel, name: str) -> list[Callable[..., int]]:
+    """The functions of the affine maps of `%name...` in the rendered kernel, by the names of their arguments."""
+    text = render_module(operation, [Dispatch(operation, configuration)])
+    found = re.findall(rf"%{name} = affine.apply affine_map<\((.*?)\) -> \((.*)\)>\(", text)
+    assert found
+    return [eval(f"lambda {names}, **others: {body.replace('floordiv', '//')}") for names, body in found]
+
+
+def tiles_of(plan: MicrokernelPlan) -> Iterator[dict[str, int]]:
+    """The loops around a register tile, in the order of execution."""
+    parts, parts_of_rows, images = plan.workgroups
+    for image, part_of_rows, part in itertools.product(range(images), range(parts_of_rows), range(parts)):
+        first_row = part_of_rows * plan.distribution[0]
+        for block in range(0, plan.distribution[1], plan.block):
+            filter = part * plan.distribution[1] + block
+            for row in range(first_row, first_row + plan.distribution[0], plan.registers[0]):
+                for column in range(0, plan.columns, plan.registers[1]):
+                    yield {"image": image, "first_row": first_row, "row": row, "last_row": row, "column": column, "filter": filter}  # fmt: skip
+
+
+CASES = [(CONVOLUTION, TILES), (PRODUCT, ROWS)]
+
+
+@pytest.mark.parametrize(("operation", "configuration"), CASES)
+def test_every_element_of_the_result_is_stored_once(operation: Operation, configuration: Microkernel):
+    """By the tiles of all workgroups, the last of which has fewer rows."""
+    plan = configuration.plan(operation)
+    stored = np.zeros(operation.results[0].elements, int)
+    stores = addresses(operation, configuration, r"y_at_\d+_\d+")
+    whole = len(plan.pixels(plan.registers[0])) * plan.vectors
+    for tile in tiles_of(plan):
+        is_last = tile["row"] - tile["first_row"] == plan.full_rows
+        for store in stores[whole:] if is_last else stores[:whole]:
+            start = store(**tile)
+            stored[start : start + LANES] += 1
+    assert np.all(stored == 1)
+
+
+@pytest.mark.parametrize(("operation", "configuration"), CASES)
+def test_the_pixels_of_a_tile_are_those_of_the_image_and_the_result(
+    operation: Operation, configuration: Microkernel
+):
+    """As numpy slices arrays of their own addresses."""
+    plan = configuration.plan(operation)
+    image = np.arange(np.prod(plan.padded)).reshape(plan.padded)
+    result = np.arange(plan.rows * plan.columns * plan.filters).reshape(plan.rows, plan.columns, plan.filters)
+    rows, columns, _ = plan.registers
+    read = image[:: plan.stride[0], :: plan.stride[1], 0][:rows, :columns].ravel()
+    written = result[:rows, :columns, 0].ravel()
+    assert plan.pixels(rows) == tuple(zip(read.tolist(), written.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(("operation", "configuration"), CASES)
+def test_the_tiles_of_a_block_prefetch_all_of_the_next(operation: Operation, configuration: Microkernel):
+    """Every cache line of 16 elements, and not much else: the filters of a block are side by side in memory."""
+    plan = configuration.plan(operation)
+    assert plan.is_prefetched
+    (next_of_tile, *_) = addresses(operation, configuration, "next")
+    lines_of = addresses(operation, configuration, r"line_\d+")[: plan.prefetches]
+    steps = range(0, plan.terms, plan.unroll)
+    lines: dict[int, set[int]] = {}
+    for tile in tiles_of(plan):
+        start = next_of_tile(**tile)
+        found = {line(next=start, term=0, channel=step) // LANES for step in steps for line in lines_of}
+        lines.setdefault(tile["filter"], set()).update(found)
+    per_block = plan.block * plan.terms // LANES
+    for filter, found in lines.items():
+        first = (filter + plan.block) * plan.terms // LANES
+        assert found >= set(range(first, first + per_block))
+        assert len(found) <= 1.5 * per_block
+
+
+def test_a_single_block_and_filters_side_by_side_are_not_prefetched():
+    assert not Microkernel((19, 32), ROWS.registers).plan(PRODUCT).is_prefetched
+    assert not ROWS.plan(Matmul(38, 96, 48)).is_prefetched
+    for operation in (PRODUCT, Matmul(38, 96, 48)):
+        text = render_module(operation, [Dispatch(operation, Microkernel((19, 32), ROWS.registers))])
+        assert "memref.prefetch" not in text
+
+
+# -- rules -------------------------------------------------------------------------------------------
+
+WHAT = "microkernels are for "
+SHAPES = {
+    WHAT + "matmul and conv2d, not for layer_norm": LayerNorm(4, 16),
+    WHAT + "f32 with f32 sums, not for f16 with f32": Matmul(8, 32, 16, ElementTypes("f16", "f16", "f16")),
+    WHAT + "f32 with f32 sums, not for f64 with f64": Matmul(8, 32, 16, ElementTypes("f64", "f64", "f64")),
+    WHAT + "matmul and conv2d, not for batch_matmul": BatchMatmul(2, 8, 32, 16),
+    WHAT + "matmul with lhs in layout t, not n": Matmul(8, 32, 16, lhs_layout="n"),
+    WHAT + "matmul and conv2d, not for conv1d": Conv1d(1, 8, 16, 32, 3),
+    WHAT + "forward conv2d, not for input_backward": Conv2d(1, 8, 8, 16, 32, 3, 3, mode="input_backward"),
+    WHAT + "conv2d without groups, but got 2": Conv2d(1, 8, 8, 16, 32, 3, 3, groups=2),
+    WHAT + "nhwc_fhwc_nhwc and nhwc_hwcf_nhwc, not for nchw_fchw_nchw": Conv2d(1, 8, 8, 16, 32, 3, 3, layout="nchw"),
+    "microkernels need filters in multiples of 16, but got 24": Conv2d(1, 8, 8, 16, 24, 3, 3),
+    "microkernels need columns in multiples of 16, but got 40": Matmul(8, 40, 16),
+    "microkernels need an even number of channels, but got 3": Conv2d(1, 8, 8, 3, 32, 3, 3),
+    "microkernels need an even number of terms, but got 15": Matmul(8, 32, 15),
+    "microkernels that transpose filters need terms in multiples of 16, but got 72": Conv2d(1, 8, 8, 8, 32, 3, 3, layout=FHWC),
+    "microkernels that transpose filters need terms in multiples of 16, but got 24": Matmul(8, 32, 24, rhs_layout="n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", SHAPES)
+def test_an_operation_without_microkernels_has_a_reason_and_no_space(reason: str):
+    assert Microkernel((1, 16), (1, 1, 16)).invalid_reason(SHAPES[reason], CPU) == reason
+    assert Microkernel.space(SHAPES[reason], CPU) is None
+
+
+def test_a_result_of_another_type_is_rounded_from_f32():
+    assert ROWS.invalid_reason(Matmul(38, 96, 48, ElementTypes("f32", "f32", "f16")), CPU) is None
+
+
+INVALID = {
+    "4 rows of a workgroup do not divide 5": Microkernel((4, 96), (2, 4, 32)),
+    "128 filters of a workgroup do not divide 192": Microkernel((5, 128), (2, 4, 32)),
+    "3 pixels of a register tile do not divide 8": Microkernel((5, 96), (2, 3, 32)),
+    "64 filters of a register tile do not divide 96": Microkernel((5, 96), (2, 4, 64)),
+    "24 filters of a register tile are not a multiple of 16": Microkernel((5, 96), (2, 4, 24)),
+    "a register tile has 2 rows, but a workgroup has 1": Microkernel((1, 96), (2, 4, 32)),
+    "3x8x32 needs 51 vector registers of 16 elements, but 32 are available": Microkernel((5, 96), (3, 8, 32)),
+    "4x4x32 needs 35 vector registers of 16 elements, but 32 are available": Microkernel((5, 96), (4, 4, 32)),
+}
+
+
+@pytest.mark.parametrize("reason", INVALID)
+def test_tiles_that_do_not_fit_are_rejected_with_their_values(reason: str):
+    assert TILES.invalid_reason(CONVOLUTION, CPU) is None
+    assert INVALID[reason].invalid_reason(CONVOLUTION, CPU) == reason
+
+
+def test_an_unroll_that_does_not_divide_the_channels_is_rejected():
+    operation = Conv2d(1, 5, 8, 4, 32, 1, 1)
+    configuration = Microkernel((5, 32), (1, 8, 32), unroll=8)
+    assert configuration.invalid_reason(operation, CPU) == "8 channels of an iteration do not divide 4"
+
+
+def test_microkernels_are_for_cpus():
+    gpu = parse_target("cuda:sm_80").limits
+    reason = "microkernels are for llvm-cpu, but the target is cuda"
+    assert TILES.invalid_reason(CONVOLUTION, gpu) == reason
+    assert Microkernel.space(CONVOLUTION, gpu) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"distribution": (5,)}, "distribution of a microkernel has 2 tiles, but got [5]"),
+        ({"registers": (2, 32)}, "registers of a microkernel has 3 tiles, but got [2, 32]"),
+        ({"registers": (2, 0, 32)}, "registers: every tile must be a whole number of at least 1, but got [2, 0, 32]"),
+        ({"unroll": 3}, "unroll must be one of 2, 4, 8, but got 3"),
+        ({"unroll": True}, "unroll must be one of 2, 4, 8, but got True"),
+        ({"margin": 8}, "margin must be one of 0, 16, but got 8"),
+    ],
+)  # fmt: skip
+def test_fields_are_checked(fields, message: str):
+    with pytest.raises(ConfigurationError) as caught:
+        Microkernel(**{"distribution": (5, 96), "registers": (2, 4, 32), **fields})
+    assert str(caught.value) == message
+
+
+# -- the search space --------------------------------------------------------------------------------
+
+OPERATIONS = [
+    CONVOLUTION,
+    PRODUCT,
+    Matmul(1, 16, 2),
+    Matmul(128, 768, 3072),
+    Conv2d(1, 7, 7, 512, 512, 3, 3, padding=(1, 1), layout=FHWC),
+    Conv2d(1, 13, 13, 6, 48, 3, 3, layout=HWCF),
+]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda op: op.name)
+def test_points_of_the_space_are_valid_or_rejected_with_a_reason(operation: Operation):
+    """No name stands for two of them, and no plan fails."""
+    space = Microkernel.space(operation, CPU)
+    rng = np.random.default_rng(0)
+    found = {space.to_configuration(space.draw(rng)) for _ in range(300)}
+    assert len({each.name for each in found}) == len(found)
+    reasons = {each: rejection_reason(each, operation, CPU) for each in found}
+    assert all(reason is None or re.search(r"\d", reason) for reason in reasons.values())
+    valid = list(itertools.islice(draw_valid([space], operation, CPU, rng), 20))
+    assert len(valid) >= min(20, space.size // 2)
+    for each in valid:
+        assert each.plan(operation).tiles >= 1
+
+
+def test_margins_are_searched_where_pixels_collide_in_the_cache():
+    """At 1,024 bytes of channels, a multiple of which every fourth is a page."""
+
+    def margins(channels: int) -> Axis:
+        return next(
+            a for a in Microkernel.space(Matmul(8, 32, channels), Limits()).axes if a.name == "margin"
+        )
+
+    assert margins(256).choices == (0, 16)
+    assert margins(48).choices == (0,)
