@@ -265,6 +265,10 @@ class Configuration(abc.ABC):
         """The requested tiles; None leaves the choice to the compiler."""
         return None
 
+    def tiling(self, operation: Operation) -> Lowering | None:
+        """The tiles by which models of its speed describe it: those requested, unless it has others of its own."""
+        return self.lowering(operation)
+
     def lowerings(self, operation: Operation) -> tuple[Lowering, ...]:
         """The requested tiles of every kernel: one, unless the configuration has a form."""
         found = self.lowering(operation)

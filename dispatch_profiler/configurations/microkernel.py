@@ -14,6 +14,7 @@ from typing import ClassVar
 from dispatch_profiler.configurations._base import (
     Configuration,
     Limits,
+    Lowering,
     backend_invalid_reason,
     by,
     check_tiles,
@@ -85,6 +86,20 @@ class Microkernel(Configuration):
     def plan(self, operation: Operation) -> MicrokernelPlan:
         """What the template writes."""
         return microkernel_plan(operation, self.distribution, self.registers, self.unroll, self.margin)
+
+    def tiling(self, operation: Operation) -> Lowering:
+        """Its workgroup and register tiles as if the compiler had them, so that what is known of these applies."""
+        rows, filters = self.distribution
+        if operation.convolution is None:
+            outer, inner, terms = self.distribution, self.registers[::2], (self.unroll,)
+        else:
+            outer, inner, terms = (1, rows, 0, filters), (1, *self.registers), (1, 1, self.unroll)
+        levels = (
+            ("distribution", (*outer, *(0 for _ in terms))),
+            ("vector_common_parallel", (*inner, *(0 for _ in terms))),
+            ("vector_reduction", (*(0 for _ in inner), *terms)),
+        )
+        return Lowering("iree_cpu", "Default", operation.loops, levels)
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
         foreign = backend_invalid_reason("microkernels are", "llvm-cpu", limits) or shape_reason(operation)

@@ -99,13 +99,18 @@ class MicrokernelPlan:
 
     @property
     def panel(self) -> int:
-        """Elements of a block's filters."""
+        """Elements of a panel: the filters of a block, in the order in which they are multiplied."""
         return self.terms * self.block
 
     @property
-    def scratch(self) -> int:
-        """Elements of the panels of all workgroups."""
-        return self.panel * math.prod(self.workgroups)
+    def buffers(self) -> tuple[int, int, int, int]:
+        """Elements of the padded images, of all filters, of the result, and of the panels of all workgroups."""
+        return (
+            self.images * math.prod(self.padded),
+            self.filters * self.terms,
+            self.images * self.rows * self.columns * self.filters,
+            self.panel * math.prod(self.workgroups),
+        )
 
     @property
     def full_rows(self) -> int:
@@ -130,7 +135,7 @@ class MicrokernelPlan:
         return [0, self.margin] if len(shape) == 2 else [0, *self.high, self.margin]
 
     def padded_shape(self, shape: tuple[int, ...]) -> list[int]:
-        """The shape of lhs with both."""
+        """The shape of lhs with the elements before and after it."""
         return [
             sum(each) for each in zip(self.low_padding(shape), shape, self.high_padding(shape), strict=True)
         ]
@@ -161,12 +166,12 @@ class MicrokernelPlan:
 
     @property
     def prefetched(self) -> int:
-        """Elements of the next block for each term of a tile, so that all tiles together cover it."""
+        """Elements that a tile prefetches for each term, so that all tiles together cover the next block."""
         return -(-self.block // self.tiles)
 
     @property
-    def prefetches(self) -> int:
-        """Lines for each iteration."""
+    def prefetched_lines(self) -> int:
+        """Cache lines, of 16 elements, that an iteration prefetches."""
         return -(-self.unroll * self.prefetched // LANES)
 
     # -- validity -----------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def test_the_tiles_of_a_block_prefetch_all_of_the_next(operation: Operation, con
     plan = configuration.plan(operation)
     assert plan.is_prefetched
     (next_of_tile, *_) = addresses(operation, configuration, "next")
-    lines_of = addresses(operation, configuration, r"line_\d+")[: plan.prefetches]
+    lines_of = addresses(operation, configuration, r"line_\d+")[: plan.prefetched_lines]
     steps = range(0, plan.terms, plan.unroll)
     lines: dict[int, set[int]] = {}
     for tile in tiles_of(plan):
@@ -252,3 +252,16 @@ def test_margins_are_searched_where_pixels_collide_in_the_cache():
 
     assert margins(256).choices == (0, 16)
     assert margins(48).choices == (0,)
+
+
+def test_models_see_the_tiles_of_a_microkernel_as_those_of_the_compiler():
+    """Of a workgroup and in registers; the compiler itself is asked for none."""
+    assert TILES.lowering(CONVOLUTION) is None
+    expected = {
+        CONVOLUTION: ((1, 5, 0, 96, 0, 0, 0), (1, 2, 4, 32, 0, 0, 0), (0, 0, 0, 0, 1, 1, 4)),
+        PRODUCT: ((19, 96, 0), (14, 32, 0), (0, 0, 8)),
+    }
+    for operation, configuration in CASES:
+        tiling = configuration.tiling(operation)
+        assert tuple(tiles for _, tiles in tiling.levels) == expected[operation]
+        assert {len(tiles) for tiles in expected[operation]} == {len(tiling.loops)}

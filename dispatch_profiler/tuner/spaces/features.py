@@ -232,7 +232,7 @@ class Encoder:
             if self._fields:
                 values = field_values(inner)
                 found[row, len(FEATURES) :] = [_number(values.get(name)) for name in self._fields]
-            lowering = inner.lowering(shared.kernel)
+            lowering = inner.tiling(shared.kernel)
             if lowering is not None:
                 iterators = tuple(loop.iterator for loop in lowering.loops)
                 levels = tuple(name for name, _ in lowering.levels)
