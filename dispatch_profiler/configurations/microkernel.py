@@ -90,10 +90,10 @@ class Microkernel(Configuration):
     def tiling(self, operation: Operation) -> Lowering:
         """Its workgroup and register tiles as if the compiler had them, so that what is known of these applies."""
         rows, filters = self.distribution
-        if operation.convolution is None:
-            outer, inner, terms = self.distribution, self.registers[::2], (self.unroll,)
-        else:
-            outer, inner, terms = (1, rows, 0, filters), (1, *self.registers), (1, 1, self.unroll)
+        is_product = operation.convolution is None
+        outer = (rows, filters) if is_product else (1, rows, 0, filters)
+        inner = self.registers[::2] if is_product else (1, *self.registers)
+        terms = (self.unroll,) if is_product else (1, 1, self.unroll)
         levels = (
             ("distribution", (*outer, *(0 for _ in terms))),
             ("vector_common_parallel", (*inner, *(0 for _ in terms))),
