@@ -13,7 +13,7 @@ from dispatch_profiler.configurations.external_kernels import KernelObject, Kern
 from dispatch_profiler.configurations.forms.builder import Reduction
 from dispatch_profiler.configurations.space import Space
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
-from dispatch_profiler.operations import ErrorBound, Loop, Operation
+from dispatch_profiler.operations import ElementType, ErrorBound, Loop, Operation
 
 #: Maximum tiles per level; no operation has as many loops.
 _MAX_TILES = 16
@@ -258,8 +258,12 @@ class Configuration(abc.ABC):
         return None
 
     def flops(self, operation: Operation) -> int:
-        """FLOP that a kernel computes at least: those of the operation, unless its algorithm needs fewer."""
+        """FLOP that a kernel computes at least: those of the operation, unless its algorithm has others."""
         return operation.flops
+
+    def multiplied(self, operation: Operation) -> ElementType:
+        """Type of what a kernel multiplies, whose peak limits it: that of the operands, unless it splits them."""
+        return operation.element_type
 
     def lowering(self, operation: Operation) -> Lowering | None:
         """The requested tiles; None leaves the choice to the compiler."""

@@ -46,7 +46,7 @@ from dispatch_profiler.configurations.triton_windows import (
     window_tiles,
 )
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations import ELEMENT_TYPES, ElementType, Operation
 
 #: Activations that the kernels compute.
 ACTIVATIONS = ("relu", "gelu", "sigmoid", "tanh")
@@ -54,6 +54,8 @@ ACTIVATIONS = ("relu", "gelu", "sigmoid", "tanh")
 _DESCRIPTOR = 128
 #: Of a product's operands.
 _AXES = (("LHS", ("BATCH", "M", "K")), ("RHS", ("BATCH", "K", "N")))
+#: How many products of parts replace one of f32.
+_PRODUCTS_OF_PARTS = {"tf32x3": 3, "bf16x6": 6}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +154,18 @@ class TritonTiles(Configuration):
     def module(self) -> str:
         # The driver rejects a whole module for one kernel, so IREE's kernels are in another.
         return "triton"
+
+    # -- limits -------------------------------------------------------------------------------------
+
+    def flops(self, operation: Operation) -> int:
+        """Those of all products of parts."""
+        return operation.flops * _PRODUCTS_OF_PARTS.get(self.precision, 1)
+
+    def multiplied(self, operation: Operation) -> ElementType:
+        """The type of parts; f16 for those of 11 bits, which tensor cores multiply no faster."""
+        if self.precision == "ieee":
+            return operation.element_type
+        return ELEMENT_TYPES["bf16" if self.precision == "bf16x6" else "f16"]
 
     # -- launch -------------------------------------------------------------------------------------
 

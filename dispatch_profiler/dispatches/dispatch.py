@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from dispatch_profiler.configurations import Configuration
-from dispatch_profiler.operations import ErrorBound, Operation
+from dispatch_profiler.operations import ElementType, ErrorBound, Operation
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,11 @@ class Dispatch:
     def flops(self) -> int:
         """FLOP that its kernel computes at least; speeds are given for those of the operation."""
         return self.configuration.flops(self.operation)
+
+    @property
+    def multiplied(self) -> ElementType:
+        """Type of what its kernel multiplies: `flops` are of this type."""
+        return self.configuration.multiplied(self.operation)
 
     def arguments(self) -> dict[str, str]:
         """The operation's command-line arguments, with split-K where the kind supports it."""

@@ -334,11 +334,11 @@ class Evaluator:
         # The subtracted overhead may be too high.
         milliseconds = measurement.median_ms + measurement.overhead_error_ms
         operation, mode, peaks = record.dispatch.operation, self.mode, self._peaks.get()
-        flops = record.dispatch.flops
-        if milliseconds < peaks.limit_ms(operation, mode, flops):
+        work = record.dispatch.flops, record.dispatch.multiplied
+        if milliseconds < peaks.limit_ms(operation, mode, *work):
             peaks = self._peaks.again()  # the first measurement may have been disturbed
-        limit = peaks.limit_ms(operation, mode, flops)
-        if peaks.is_plausible(operation, milliseconds, mode, flops):
+        limit = peaks.limit_ms(operation, mode, *work)
+        if peaks.is_plausible(operation, milliseconds, mode, *work):
             return replace(record, limit_ms=limit, peaks=peaks)
         reason = f"measured {measurement.median_ms:.4g} ms, but this machine needs at least {limit:.4g} ms"
         return replace(record.failed(Verdict.IMPLAUSIBLE, reason), limit_ms=limit, peaks=peaks)

@@ -63,12 +63,20 @@ class Peaks:
             return self.flops_per_second[type_.name]
         return self.flops_per_second["f32"] * 4 / type_.bytes
 
-    def limit_ms(self, operation: Operation, mode: Mode = Mode.WARM, flops: int | None = None) -> float:
+    def limit_ms(
+        self,
+        operation: Operation,
+        mode: Mode = Mode.WARM,
+        flops: int | None = None,
+        type_: ElementType | None = None,
+    ) -> float:
         """Least milliseconds that `operation` takes: for its FLOP and, from cold caches, its bytes.
 
-        `flops` are those of a kernel that needs fewer.
+        `flops` and `type_` are those of a kernel with another algorithm.
         """
-        seconds = (operation.flops if flops is None else flops) / self.flops_of(operation.element_type)
+        seconds = (operation.flops if flops is None else flops) / self.flops_of(
+            type_ or operation.element_type
+        )
         if mode is Mode.COLD:
             seconds = max(seconds, operation.bytes / self.bytes_per_second)
         return 1e3 * seconds
@@ -78,10 +86,15 @@ class Peaks:
         return min(self.flops_of(type_), intensity * self.bytes_per_second)
 
     def is_plausible(
-        self, operation: Operation, milliseconds: float, mode: Mode = Mode.WARM, flops: int | None = None
+        self,
+        operation: Operation,
+        milliseconds: float,
+        mode: Mode = Mode.WARM,
+        flops: int | None = None,
+        type_: ElementType | None = None,
     ) -> bool:
         """Whether this device can do `operation` in that time."""
-        return milliseconds * _SLACK >= self.limit_ms(operation, mode, flops)
+        return milliseconds * _SLACK >= self.limit_ms(operation, mode, flops, type_)
 
     def best_of(self, other: Peaks) -> Peaks:
         """The higher of each: a disturbance only lowers a measurement."""

@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from dispatch_profiler.configurations import TritonTiles
+from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import ElementTypes, Matmul
 from dispatch_profiler.profiler.evaluation.hardware import gpu_peaks
 from dispatch_profiler.profiler.measurement.gpu_peaks import gpu_key, stated_peaks
+from dispatch_profiler.profiler.measurement.measure import Mode
 from dispatch_profiler.runtime.cuda_driver import CudaGpu, find_gpu
 
 H200 = CudaGpu(0, "NVIDIA H200", "GPU-1", (9, 0), 132, 1.98e9, 62914560, 2.0 * 3.201e9 * 6016 / 8, "13.0")
@@ -66,6 +69,23 @@ def test_what_no_gpu_reaches_is_implausible():
     assert found.limit_ms(operation) == pytest.approx(1.0273, rel=1e-3)
     assert found.is_plausible(operation, 1.4)
     assert not found.is_plausible(operation, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("precision", "milliseconds"),
+    [("ieee", 0.2568), ("bf16x6", 0.0963), ("tf32x3", 0.0482), ("tf32", 0.01606)],
+)
+def test_f32_in_parts_is_limited_by_the_tensor_cores(precision: str, milliseconds: float):
+    """1.7e10 FLOP at 66.9 TFLOP/s, or 6 and 3 times as many at 1070 TFLOP/s."""
+    operation = Matmul(2048, 2048, 2048)
+    dispatch = Dispatch(operation, TritonTiles(tile=(128, 64, 32), precision=precision))
+    found = stated_peaks(H200)
+    limit = found.limit_ms(operation, Mode.WARM, dispatch.flops, dispatch.multiplied)
+
+    assert limit == pytest.approx(milliseconds, rel=2e-3)
+    assert found.is_plausible(operation, 0.2, Mode.WARM, dispatch.flops, dispatch.multiplied) == (
+        precision != "ieee"
+    )
 
 
 def test_gpus_do_not_share_what_is_kept():

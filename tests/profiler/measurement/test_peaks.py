@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Tree, load_manifest
-from dispatch_profiler.operations import ElementTypes, Matmul
+from dispatch_profiler.operations import ELEMENT_TYPES, ElementTypes, Matmul
 from dispatch_profiler.profiler.evaluation import evaluator, hardware
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
@@ -141,6 +142,15 @@ def test_an_algorithm_with_fewer_operations_has_a_lower_limit(null_tree, monkeyp
     ):
         assert found[name].verdict is verdict, name
         assert found[name].limit_ms == pytest.approx(flops / 1e6)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_type_that_a_kernel_multiplies_limits_it(null_tree, monkeypatch, tmp_path):
+    """f16 is assumed to be twice as fast as f32."""
+    (usual, *_), _ = evaluated_with_peak(1e9, null_tree(), monkeypatch, tmp_path)
+    monkeypatch.setattr(Default, "multiplied", lambda *_: ELEMENT_TYPES["f16"])
+    (halved, *_), _ = evaluated_with_peak(1e9, null_tree(), monkeypatch, tmp_path)
+    assert halved.limit_ms == pytest.approx(usual.limit_ms / 2)
 
 
 @pytest.mark.usefixtures("in_process")
