@@ -1,8 +1,8 @@
 """A vector kernel that the generator writes instruction by instruction, for f32 products and convolutions on CPUs.
 
-The compiler's own tiles read a filter in the layout that it has, or copy all of it to another one first. This
-kernel copies a few filters at a time into the order in which they are multiplied, while they are in the cache,
-and requests the next ones from memory in the meantime. The algorithm is that of Goto and van de Geijn,
+The compiler's own tiles read filters in the layout that they have, or copy all of them first. This kernel copies
+a block of filters at a time into the order in which they are multiplied, keeps it in the cache, and prefetches the
+next block meanwhile. The algorithm is that of Goto and van de Geijn,
 "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 34(3), 2008.
 """
 
@@ -29,10 +29,11 @@ from dispatch_profiler.configurations.space import Axis, Space, divisors, tile_a
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
 
-#: Vector registers of AVX-512; with more accumulators, operands and filters than these, each step spills some.
+#: Vector registers of AVX-512. A kernel that needs more stores and reloads some in every step.
 _REGISTERS = 32
 #: Channels that are computed by one iteration of the innermost loop.
 _UNROLL = (2, 4, 8)
+#: Elements; 16 are a cache line.
 _MARGINS = (0, 16)
 
 
@@ -40,11 +41,11 @@ _MARGINS = (0, 16)
 class Microkernel(Configuration):
     """Tiles in elements: `Microkernel((14, 64), (1, 14, 32))` for conv2d, `Microkernel((64, 64), (14, 1, 32))` for matmul.
 
-    distribution  rows of the result and filters of a workgroup; rows and columns of a product
-    registers     rows, pixels of a row, and filters that are accumulated in registers. A product has rows of one pixel
-    unroll        channels of an iteration
-    margin        elements that are added to the channels of a pixel, so that pixels do not evict each other from the
-                  cache, which they do where the channels of a pixel are a multiple of 4 KiB
+    distribution  rows of the result and filters that a workgroup computes; of a product, its rows and columns
+    registers     rows, pixels of a row, and filters whose sums stay in registers. A row of a product is one pixel
+    unroll        channels of an iteration of the innermost loop
+    margin        elements that are added to the channels of each pixel: without them, pixels whose channels are a
+                  multiple of 4 KiB evict each other from the cache
     """
 
     kind: ClassVar[str] = "microkernel"
