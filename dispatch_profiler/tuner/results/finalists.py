@@ -98,7 +98,7 @@ class Benchmark:
     """Where and how contenders are measured. `evaluator` names the device.
 
     `margin` is the relative difference up to which paired sampling calls both sides the same. `say` is called with a
-    line for each module that is compiled, and for each dispatch that is measured.
+    line for each module that is compiled, each dispatch that is measured, and each comparison that begins.
     """
 
     target: Target
@@ -175,7 +175,7 @@ def benchmarked(
                 records = _records(evaluator, TreeCandidates(tree).candidates(pairs), steps)
                 for contender in group:
                     untuned, tuned = _sides(contender, sides[contender.problem.operation], records, target)
-                    yield _finalist(contender, untuned, tuned, records, problems, comparison)
+                    yield _finalist(contender, untuned, tuned, records, problems, comparison, benchmark.say)
 
 
 def _sides(
@@ -250,6 +250,7 @@ def _finalist(
     records: dict[Dispatch, StoredRecord],
     problems: dict[Operation, str],
     comparison: LiveComparison,
+    say: Callable[[str], None],
 ) -> Finalist:
     """Compare the entry of `contender` with the fastest correct one of `untuned`."""
     problem, name = contender.problem, contender.entry.dispatch.configuration.name
@@ -266,6 +267,7 @@ def _finalist(
     if reference is None:
         reason = f"no untuned configuration is correct ({default.verdict.value}: {default.reason})"
         return Finalist(problem, default, record, Confirmation(Outcome.NOT_MEASURED.value, reason))
+    say(f"comparing {problem.operation.name} for at most {_PAIR_SECONDS:g} s")
     found: Pair = next(iter(comparison.pairs([(reference[0], pair)])))
     return Finalist(problem, default, record, confirmation_of(found))
 

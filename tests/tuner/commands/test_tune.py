@@ -114,6 +114,7 @@ def test_each_step_of_a_recheck_is_shown(tuned):
         f"[Recheck]: compiled {PRODUCT.name} (tuned)  [2 of 2]",
         f"[Recheck]: measured {PRODUCT.name}_tile_config_default: SUCCESS, 0.5 ms  [1 of 2]",
         f"[Recheck]: measured {PRODUCT.name}_tile_config_tuned: SUCCESS, 0.25 ms  [2 of 2]",
+        f"[Recheck]: comparing {PRODUCT.name} for at most 90 s",
         f"[Still faster]: {PRODUCT.name}: kept: {WINNER.name}, 2.00 times as fast (2.00-2.00)  [1 of 1]",
     ]
 
