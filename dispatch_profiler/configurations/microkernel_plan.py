@@ -11,6 +11,8 @@ from dispatch_profiler.operations import ConvolutionGeometry, Operation
 
 #: Elements of a vector register of AVX-512.
 LANES = 16
+#: MiB of the panels of all workgroups: each workgroup has one of its own.
+_MAX_PANELS = 256
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,10 @@ class MicrokernelPlan:
             return f"{self.block} filters of a register tile are not a multiple of {LANES}"
         if self.registers[0] > rows:
             return f"a register tile has {self.registers[0]} rows, but a workgroup has {rows}"
+        panels = self.buffers[3] * 4 / 2**20
+        if panels > _MAX_PANELS:
+            workgroups = math.prod(self.workgroups)
+            return f"panels of {workgroups} workgroups take {panels:.0f} MiB, but at most {_MAX_PANELS} are allowed"
         return None
 
 

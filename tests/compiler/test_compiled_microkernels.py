@@ -6,7 +6,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 
+import numpy as np
 import pytest
 from compiled_helpers import TARGET, failures_of, verify_compiled
 from pairwise import pairwise
@@ -15,7 +17,7 @@ from dispatch_profiler.compiler import BuildError, IreeCompiler, NullCompiler
 from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.request import build_key
 from dispatch_profiler.compiler.source import relevant_source
-from dispatch_profiler.configurations import Default, Microkernel
+from dispatch_profiler.configurations import Default, Microkernel, draw_valid
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import Conv2d, Epilogue, Matmul, Operation
@@ -107,6 +109,23 @@ def chosen() -> tuple[Dispatch, ...]:
 def test_pairs_of_parameters_compute_the_result(part: int):
     assert len(chosen()) > 50
     verify_compiled(chosen()[part::6])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "operation",
+    [
+        Conv2d(1, 7, 7, 256, 256, 3, 3, padding=(1, 1), layout=FHWC, epilogue=EPILOGUE),
+        Conv2d(1, 28, 28, 128, 256, 1, 1, stride=(2, 2), layout=HWCF),
+        Matmul(64, 768, 512, rhs_layout="n"),
+    ],
+    ids=["3x3", "1x1", "matmul"],
+)
+def test_random_points_of_the_space_compute_the_result(operation: Operation):
+    space = Microkernel.space(operation, TARGET.limits)
+    assert space is not None
+    points = draw_valid([space], operation, TARGET.limits, np.random.default_rng(0))
+    verify_compiled([Dispatch(operation, each) for each in islice(points, 8)])
 
 
 PRODUCT = Matmul(20, 64, 32, rhs_layout="n")

@@ -191,6 +191,14 @@ def test_an_unroll_that_does_not_divide_the_channels_is_rejected():
     assert configuration.invalid_reason(operation, CPU) == "8 channels of an iteration do not divide 4"
 
 
+def test_panels_of_many_workgroups_are_rejected():
+    """8 images x 56 rows x 16 parts of the filters, each with 4,608 terms of 32 filters."""
+    operation = Conv2d(8, 58, 58, 512, 512, 3, 3, layout=FHWC)
+    reason = "panels of 7168 workgroups take 4032 MiB, but at most 256 are allowed"
+    assert Microkernel((1, 32), (1, 14, 32)).invalid_reason(operation, CPU) == reason
+    assert Microkernel((56, 64), (1, 14, 32)).invalid_reason(operation, CPU) is None
+
+
 def test_microkernels_are_for_cpus():
     gpu = parse_target("cuda:sm_80").limits
     reason = "microkernels are for llvm-cpu, but the target is cuda"
