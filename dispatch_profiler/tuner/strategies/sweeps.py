@@ -8,6 +8,9 @@ A file has JSON lines, compressed if its name ends in `.gz`. The first line desc
 Each further line is the outcome of one configuration, with `ms` null if it failed:
 
     {"configuration": {...}, "verdict": "Passed", "ms": 0.41, "interval": [0.40, 0.42], "reason": ""}
+
+What a search evaluated can be recorded too, with no `spaces`: such a file trains a prior, but cannot be replayed.
+`scripts/record_sweep.py` records sweeps.
 """
 
 from __future__ import annotations
@@ -87,7 +90,8 @@ def _reduced(
     for each in recorded:
         axes = mapping(each.get("axes"), "axes")
         space = next(
-            (s for s in left if _label(s) == each.get("of") and {a.name for a in s.axes} == set(axes)), None
+            (s for s in left if space_label(s) == each.get("of") and {a.name for a in s.axes} == set(axes)),
+            None,
         )
         if space is None:
             continue  # A form or a kind that no longer exists.
@@ -98,7 +102,7 @@ def _reduced(
     return tuple(found)
 
 
-def _label(space: Space[Configuration]) -> str:
+def space_label(space: Space[Configuration]) -> str:
     """The form of a space's configurations, or else their kind."""
     configuration = space.to_configuration(tuple(axis.choices[0] for axis in space.axes))
     return str(getattr(configuration, "form", configuration.kind))

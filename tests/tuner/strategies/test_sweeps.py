@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 
 import pytest
+from script_helpers import load_script
 from search_spaces import CPU
 
-from dispatch_profiler.configurations import CpuTiles, Default, spaces
+from dispatch_profiler.configurations import CpuTiles, Default, rejection_reason, spaces
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.operations import Matmul
+from dispatch_profiler.operations import Conv2d, Matmul, Operation
 from dispatch_profiler.tuner.strategies.sweeps import read_sweep
 
 OPERATION = Matmul(96, 128, 64)
+CONVOLUTION = Conv2d(1, 14, 14, 64, 64, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
 CHOICES = {"distribution_m": [16, 32], "distribution_n": [64], "cached": [False], "cache_m": [1], "cache_n": [1],
            "cache_k": [1], "vector_m": [4, 8], "vector_n": [32], "vector_k": [4], "split_k": [1]}  # fmt: skip
 HEAD = {
@@ -88,3 +91,47 @@ def test_a_file_that_is_cut_is_rejected(tmp_path: Path):
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UsageError, match=r"a\.jsonl\.gz"):
         read_sweep(path)
+
+
+# -- recording -------------------------------------------------------------------------------------
+
+recording = load_script("scripts/record_sweep.py")
+
+
+@pytest.mark.parametrize("operation", [Matmul(1, 1000, 2048), CONVOLUTION], ids=["matmul", "conv2d"])
+def test_what_is_swept_are_small_parts_of_every_space(operation: Operation):
+    full = spaces(operation, CPU)
+    for space, whole in zip(map(recording.reduced, full), full, strict=True):
+        assert space.size <= 1000
+        for axis, all_of in zip(space.axes, whole.axes, strict=True):
+            assert set(axis.choices) <= set(all_of.choices)
+        if space.size > 100:
+            configurations = {space.to_configuration(point) for point in space.points()}
+            assert any(rejection_reason(each, operation, CPU) is None for each in configurations)
+
+
+@pytest.mark.slow
+def test_a_recorded_sweep_is_read_back(tmp_path: Path, monkeypatch):
+    workload = tmp_path / "small.yaml"
+    workload.write_text(
+        "format: dispatch_profiler workload\nversion: 1\noperations:\n"
+        "  - {operation: {kind: matmul, m: 4, n: 64, k: 32}}\n  - {operation: {kind: matmul, m: 8, n: 64, k: 32}}\n"
+    )
+    options = [
+        str(workload),
+        "--output",
+        str(tmp_path / "out"),
+        "--seconds=600",
+        "--evaluations=4",
+        "--part=1/2",
+    ]
+    monkeypatch.setattr(sys, "argv", ["record_sweep.py", *options])
+
+    assert recording.main() == 0
+
+    (path,) = (tmp_path / "out").iterdir()
+    sweep = read_sweep(path)
+    assert sweep.operation == Matmul(8, 64, 32)
+    assert len(sweep.times) == 4
+    assert all(map(sweep.search_space().is_valid, sweep.times))
+    assert sweep.times[Default()] is not None
