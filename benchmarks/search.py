@@ -7,8 +7,9 @@ benchmarks/sweeps). Every strategy is replayed on it from the same start, the co
 fastest untuned form, in rounds of 8 evaluations. Its regret after n evaluations is how much slower the fastest
 of them is than the fastest of the sweep. These first configurations count as evaluations, for every strategy.
 
-The prior is trained on the sweeps of other operations alone, anew for each operation and seed. Operations that
-differ in their epilogues alone count as one. Constants of its model are the same for every operation.
+The prior is trained on the sweeps and searches (benchmarks/searches) of other operations alone, anew for each
+operation and seed. Operations that differ in their epilogues alone count as one. Constants of its model are the same
+for every operation.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ from dispatch_profiler.targets import fastest_form
 from dispatch_profiler.tuner.spaces.space import SearchSpace
 from dispatch_profiler.tuner.strategies import DEFAULT_STRATEGY, STRATEGIES, Strategy, Trial
 from dispatch_profiler.tuner.strategies.learned import Learned
-from dispatch_profiler.tuner.strategies.prior import Prior, train
+from dispatch_profiler.tuner.strategies.prior import Prior, train_each
 from dispatch_profiler.tuner.strategies.sweeps import Sweep, read_sweep
 
 SWEEPS = Path(__file__).resolve().parent / "sweeps"
+#: Times of the configurations that searches evaluated, which the prior learns from too.
+SEARCHES = Path(__file__).resolve().parent / "searches"
 #: Evaluations after which regret is taken, with the goal in percent.
 GOALS = {16: 4.0, 64: 2.0}
 #: As in `tuner.search`: what is compiled before it is measured.
@@ -39,6 +42,10 @@ ROUND = 8
 #: Exploring ends here where a strategy is followed by a descent.
 DESCENT = 48
 SEEDS, QUICK_SEEDS = 20, 3
+#: The other strategies have at most this many: a replay of TPE takes 6 s.
+OTHER_SEEDS = 5
+#: The strategy that is judged, and the one that it is compared with.
+JUDGED = (DEFAULT_STRATEGY, "random")
 Maker = Callable[[SearchSpace, int, Sequence[Configuration]], Strategy]
 
 
@@ -79,19 +86,20 @@ def regrets(strategy: Strategy, sweep: Sweep, first: int) -> dict[int, float]:
     return {count: found.get(count, 100 * (best / sweep.best - 1)) for count in GOALS}
 
 
-def replays(path: Path, paths: Sequence[Path], seeds: int) -> list[Replay]:
-    """Every strategy on the sweep of `path`, with a prior of the operations of the other `paths`."""
-    sweeps = [read_sweep(each) for each in paths]
-    sweep = sweeps[paths.index(path)]
-    others = [each for each in sweeps if plain(each.operation) != plain(sweep.operation)]
-    priors = [train(others, seed) for seed in range(seeds)]
+def replays(path: Path, recorded: Sequence[Path], seeds: int) -> list[Replay]:
+    """Every strategy on the sweep of `path`, with a prior of the other operations in `recorded`."""
+    sweep = read_sweep(path)
+    every = map(read_sweep, recorded)
+    others = [each for each in every if plain(each.operation) != plain(sweep.operation)]
+    priors = train_each(others, range(seeds))
     space = sweep.search_space()
     form = fastest_form(sweep.operation, sweep.target)
     first = [Default(), *([form] if form else [])]
     found = []
     for name, make in makers(priors).items():
-        each = [regrets(make(space, seed, first), sweep, len(first)) for seed in range(seeds)]
-        of = {count: [one[count] for one in each] for count in GOALS}
+        count = seeds if name in JUDGED else min(seeds, OTHER_SEEDS)
+        each = [regrets(make(space, seed, first), sweep, len(first)) for seed in range(count)]
+        of = {goal: [one[goal] for one in each] for goal in GOALS}
         found.append(Replay(name, sweep.operation.name, of))
     return found
 
@@ -139,7 +147,8 @@ def main() -> int:
     options = arguments(__doc__ or "")
     paths = sorted(SWEEPS.glob("*.jsonl.gz"))
     seeds = QUICK_SEEDS if options.quick else SEEDS
-    each = Parallel(n_jobs=-1)(delayed(replays)(path, paths, seeds) for path in paths)
+    recorded = [*paths, *sorted(SEARCHES.glob("*.jsonl.gz"))]
+    each = Parallel(n_jobs=-1)(delayed(replays)(path, recorded, seeds) for path in paths)
     found = [replay for some in each for replay in some]
     print("\n".join(table(found)))
     return report(summary(found), options.json)

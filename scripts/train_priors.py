@@ -1,7 +1,7 @@
-"""Train the priors that ship with the tuner from the recorded sweeps: `python scripts/train_priors.py`.
+"""Train the priors that ship with the tuner from recorded sweeps and searches: `python scripts/train_priors.py`.
 
-Writes dispatch_profiler/tuner/strategies/priors/BACKEND.npz for every code generator in benchmarks/sweeps. Run it after
-sweeps or features have changed. Requires scikit-learn.
+Writes dispatch_profiler/tuner/strategies/priors/BACKEND.npz for every code generator in benchmarks/sweeps and
+benchmarks/searches. Run it after these or the features have changed. Requires scikit-learn.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dispatch_profiler.tuner.strategies.prior import train
 from dispatch_profiler.tuner.strategies.sweeps import Sweep, read_sweep
 
 ROOT = Path(__file__).resolve().parent.parent
-SWEEPS = ROOT / "benchmarks" / "sweeps"
+RECORDED = ROOT / "benchmarks"
 PRIORS = ROOT / "dispatch_profiler" / "tuner" / "strategies" / "priors"
 
 
 def main() -> None:
     """Train, write and list them."""
     sweeps: defaultdict[str, list[Sweep]] = defaultdict(list)
-    for path in sorted(SWEEPS.glob("*.jsonl.gz")):
+    for path in [*sorted(RECORDED.glob("sweeps/*.jsonl.gz")), *sorted(RECORDED.glob("searches/*.jsonl.gz"))]:
         sweep = read_sweep(path)
         sweeps[sweep.target.limits.backend].append(sweep)
     PRIORS.mkdir(exist_ok=True)

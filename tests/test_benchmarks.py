@@ -232,17 +232,17 @@ def test_the_default_strategy_is_judged_by_its_mean_over_operations_and_against_
 def test_a_prior_is_never_trained_on_the_operation_that_it_is_judged_on(monkeypatch):
     """Nor on the same operation with another epilogue."""
     trained = []
-    monkeypatch.setattr(replays, "train", lambda sweeps, seed: trained.append(sweeps))
+    monkeypatch.setattr(replays, "train_each", lambda sweeps, seeds: trained.append(sweeps))
     monkeypatch.setattr(replays, "makers", lambda priors: {})
-    paths = sorted(replays.SWEEPS.glob("*.jsonl.gz"))
-    path = next(path for path in paths if "28x28x128" in path.name)
+    recorded = [*replays.SWEEPS.glob("*.jsonl.gz"), *replays.SEARCHES.glob("*.jsonl.gz")]
+    of_one = [path for path in recorded if "28x28x128_3x3" in path.name]
 
-    replays.replays(path, paths, 2)
+    replays.replays(of_one[0], recorded, 2)
 
-    assert len(trained) == 2
-    for sweeps in trained:
-        assert len(sweeps) == len(paths) - 2
-        assert not any("28x28x128" in sweep.operation.name for sweep in sweeps)
+    (sweeps,) = trained
+    assert len(of_one) == 3  # Two sweeps, of which one has an epilogue, and a search.
+    assert len(sweeps) == len(recorded) - 3
+    assert not any("28x28x128_128x3x3" in sweep.operation.name for sweep in sweeps)
 
 
 # -- several devices -------------------------------------------------------------------------------

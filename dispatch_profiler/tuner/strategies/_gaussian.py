@@ -1,52 +1,61 @@
 """A Gaussian process over configurations, and the expected improvement that it predicts.
 
-The logarithm of a time is a mean that is known beforehand, an unknown constant, an effect of the family (the
-form and kind), a smooth function of the vectors, and noise. See Rasmussen and Williams, Gaussian Processes
+The logarithm of a time is a prediction that is known beforehand, times an unknown factor near 1, and an unknown
+constant, an effect of the family (the form and kind), a smooth function of the vectors, and noise. See Rasmussen and Williams, Gaussian Processes
 for Machine Learning, algorithm 2.1, and Jones et al. 1998 for expected improvement.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, solve_triangular
+from scipy.linalg import solve_triangular
 from scipy.special import ndtr
 
 #: Variances, in squared natural logarithms of times: of the constant, families, the smooth function and noise.
-_CONSTANT, _FAMILY, _SMOOTH, _NOISE = 1.0, 0.05, 0.2, 0.01
+_CONSTANT, _FAMILY, _SMOOTH, _NOISE = 1.0, 0.05, 0.1, 0.01
+#: Variance of the factor of the predictions: a prior that misleads is corrected.
+_TRUST = 0.06
 #: Root mean square distance, in standard deviations of each column, over which the smooth function changes.
 _LENGTH = 0.6
+#: Smaller numbers count as this one: absent sizes of a few configurations would make all others look alike.
+_LEAST = -4.0
 _LEAST_VARIANCE = 1e-9
 
 
 class Process:
-    """The process at some points, before anything is observed: rows of numbers, and the family of each."""
+    """The process at some points, before anything is observed.
 
-    def __init__(self, vectors: np.ndarray, families: np.ndarray) -> None:
+    Each point has a row of numbers, a family, and the logarithm of its time as it is predicted, up to a constant.
+    """
+
+    def __init__(self, vectors: np.ndarray, families: np.ndarray, means: np.ndarray) -> None:
+        vectors = np.maximum(vectors, _LEAST)
         spread = vectors.std(0)
         varied = spread > 1e-9
         scale = spread[varied] * np.sqrt(max(1, varied.sum()))
         self._scaled = (vectors[:, varied] - vectors[:, varied].mean(0)) / scale
         self._squares = (self._scaled**2).sum(1)
         self._families = families
+        self.means = means - means.mean()
+        self.variance = _CONSTANT + _FAMILY + _SMOOTH + _TRUST * self.means**2
 
     def covariance(self, rows: np.ndarray) -> np.ndarray:
         """Between the points `rows` and all points: an array of len(rows) x points."""
         products = self._scaled[rows] @ self._scaled.T
         distances = np.maximum(self._squares[rows, None] + self._squares - 2 * products, 0.0)
         same = self._families[rows, None] == self._families
-        return _CONSTANT + _FAMILY * same + _SMOOTH * np.exp(-distances / (2 * _LENGTH**2))
+        smooth = _SMOOTH * np.exp(-distances / (2 * _LENGTH**2))
+        return _CONSTANT + _FAMILY * same + smooth + _TRUST * np.outer(self.means[rows], self.means)
 
 
 class Posterior:
-    """What the times of the points `rows`, as logarithms, say about all points. `means` are known beforehand.
+    """What the times of the points `rows`, as logarithms, say about all points.
 
     `mean` and `variance` are those of each point, and `promise` its expected improvement over the shortest time.
     """
 
-    def __init__(self, process: Process, rows: np.ndarray, times: np.ndarray, means: np.ndarray) -> None:
-        residuals = times - means[rows]
+    def __init__(self, process: Process, rows: np.ndarray, times: np.ndarray) -> None:
+        residuals = times - process.means[rows]
         center = float(np.median(residuals)) if len(residuals) else 0.0
         self._process = process
         self._shortest = float(times.min())
@@ -54,8 +63,9 @@ class Posterior:
         factor = np.linalg.cholesky(cross[:, rows] + _NOISE * np.eye(len(rows)))
         #: The rows of a triangular solution: their squares are what the observations take from the variance.
         self._half = solve_triangular(factor, cross, lower=True)
-        self.mean = means + center + solve_triangular(factor, residuals - center, lower=True) @ self._half
-        self.variance = _CONSTANT + _FAMILY + _SMOOTH - (self._half**2).sum(0)
+        corrections = solve_triangular(factor, residuals - center, lower=True) @ self._half
+        self.mean = process.means + center + corrections
+        self.variance = process.variance - (self._half**2).sum(0)
         self.promise = self._improvement()
 
     def assume(self, at: int) -> None:
@@ -72,18 +82,3 @@ class Posterior:
         gain = self._shortest - self.mean
         z = gain / deviation
         return gain * ndtr(z) + deviation * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
-
-
-def best_weight(
-    process: Process, rows: np.ndarray, times: np.ndarray, means: np.ndarray, weights: Sequence[float]
-) -> float:
-    """The factor of `means`, one of `weights`, with which the times of the points `rows` are most likely."""
-    factor = cho_factor(process.covariance(rows)[:, rows] + _NOISE * np.eye(len(rows)), lower=True)
-
-    def squares(weight: float) -> float:
-        """The part of the likelihood's logarithm that depends on the means, times -2."""
-        residuals = times - weight * means[rows]
-        residuals -= np.median(residuals)
-        return float(residuals @ cho_solve(factor, residuals))
-
-    return min(weights, key=squares)

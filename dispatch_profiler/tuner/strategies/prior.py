@@ -1,14 +1,15 @@
 """What recorded sweeps of other operations say about the speed of a configuration.
 
 A forest of randomized trees is trained on the features of every recorded configuration and the logarithm of
-its time, divided by the shortest of its operation. Every operation has the same weight. The forests in
-`priors/` ship with the package, one for each code generator; `scripts/train_priors.py` makes them from
-`benchmarks/sweeps`. They are arrays, so that their use requires nothing but numpy.
+its time, divided by the shortest of its sweep. Every sweep has the same weight, and a recorded search counts as one.
+The forests in `priors/` ship with the package, one for each code generator; `scripts/train_priors.py` makes them from
+`benchmarks/sweeps` and `benchmarks/searches`. They are arrays, so that their use requires nothing but numpy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
@@ -22,8 +23,11 @@ from dispatch_profiler.tuner.spaces.features import FEATURES
 from dispatch_profiler.tuner.strategies.sweeps import Sweep
 
 _TREES, _LEAF = 60, 5
-#: Times longer than this multiple of the shortest count as this multiple.
-_LONGEST = 4.5
+#: Logarithms of multiples of the shortest time count half above this multiple: differences among slow configurations
+#: say what makes a kernel fast, but matter less than those among fast ones.
+_FAST = 2.0
+#: Longer multiples, and failures, count as this one.
+_LONGEST = 64.0
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,24 @@ class Prior:
 
 def train(sweeps: Sequence[Sweep], seed: int = 0) -> Prior:
     """The prior of `sweeps`. Raises MissingDependency without scikit-learn."""
-    forest = import_ensembles().ExtraTreesRegressor(
-        _TREES, min_samples_leaf=_LEAF, max_features=0.5, random_state=seed
-    )
-    vectors, targets, weights = zip(*map(_samples, sweeps), strict=True)
-    forest.fit(np.concatenate(vectors), np.concatenate(targets), sample_weight=np.concatenate(weights))
+    return train_each(sweeps, [seed])[0]
+
+
+def train_each(sweeps: Sequence[Sweep], seeds: Iterable[int]) -> list[Prior]:
+    """The prior of `sweeps` with each of `seeds`. Raises MissingDependency without scikit-learn."""
+    ensembles = import_ensembles()
+    vectors, targets, weights = map(np.concatenate, zip(*map(_samples, sweeps), strict=True))
+    found = []
+    for seed in seeds:
+        forest = ensembles.ExtraTreesRegressor(
+            _TREES, min_samples_leaf=_LEAF, max_features=0.5, random_state=seed
+        )
+        forest.fit(vectors, targets, sample_weight=weights)
+        found.append(_as_prior(forest))
+    return found
+
+
+def _as_prior(forest: Any) -> Prior:
     trees = [_in_preorder(tree.tree_) for tree in forest.estimators_]
     roots = np.cumsum([0, *(len(feature) for feature, _, _ in trees[:-1])])
     return Prior(
@@ -92,9 +109,14 @@ def shipped_prior(backend: str) -> Prior | None:
 
 def _samples(sweep: Sweep) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     vectors = sweep.search_space().vectors(sweep.times)[:, : len(FEATURES)]
-    slowest = _LONGEST * sweep.best
-    times = np.array([min(time or slowest, slowest) for time in sweep.times.values()])
-    return vectors, np.log(times / sweep.best), np.full(len(times), 1 / len(times))
+    multiples = np.array([(time or np.inf) / sweep.best for time in sweep.times.values()])
+    return vectors, _targets(multiples), np.full(len(multiples), 1 / len(multiples))
+
+
+def _targets(multiples: np.ndarray) -> np.ndarray:
+    """What the forest learns of times that are `multiples` of the shortest."""
+    logarithms = np.log(np.minimum(multiples, _LONGEST))
+    return np.minimum(logarithms, (logarithms + math.log(_FAST)) / 2)
 
 
 def _in_preorder(tree: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

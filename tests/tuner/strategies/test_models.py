@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.integrate import quad
-from scipy.stats import multivariate_normal, norm
+from scipy.stats import norm
 
+from dispatch_profiler.tuner.spaces.features import ABSENT
 from dispatch_profiler.tuner.strategies._gaussian import (
     _CONSTANT,
     _FAMILY,
@@ -14,13 +15,14 @@ from dispatch_profiler.tuner.strategies._gaussian import (
     _SMOOTH,
     Posterior,
     Process,
-    best_weight,
 )
-from dispatch_profiler.tuner.strategies.learned import _WEIGHTS
 
 
-def process(places: list[float], families: list[int] | None = None) -> Process:
-    return Process(np.array(places)[:, None], np.array(families or [0] * len(places)))
+def process(
+    places: list[float], families: list[int] | None = None, means: list[float] | None = None
+) -> Process:
+    zeros = [0] * len(places)
+    return Process(np.array(places)[:, None], np.array(families or zeros), np.array(means or zeros, float))
 
 
 def chosen(posterior: Posterior, count: int, known: int) -> list[int]:
@@ -52,32 +54,32 @@ def test_what_a_point_promises_is_its_expected_improvement():
         gains.append(
             quad(lambda t: (0.4 - t) * norm.pdf(t, mean, deviation), mean - 9 * deviation, 0.4)[0]  # noqa: B023
         )
-    found = Posterior(process([0.0] * 4, [0, 1, 0, 2]), np.arange(2), times, np.zeros(4))
+    found = Posterior(process([0.0] * 4, [0, 1, 0, 2]), np.arange(2), times)
     assert found.promise[2:] == pytest.approx(gains, rel=1e-4)
 
 
 def test_what_is_known_beforehand_decides_where_nothing_was_observed_nearby():
-    means = np.array([0.0, 0.5, -0.5, 0.0])
-    found = Posterior(process([0.0, 5.0, 5.1, 4.9]), np.arange(1), np.array([2.0]), means)
+    places = process([0.0, 5.0, 5.1, 4.9], means=[0.0, 0.5, -0.5, 0.0])
+    found = Posterior(places, np.arange(1), np.array([2.0]))
     assert chosen(found, 1, known=1) == [2]
 
 
 def test_points_of_one_batch_differ():
     """Where one is chosen, another nearby promises less."""
     places = process([0.0, 10.0, 5.0, 5.001, 2.5, 7.5])
-    found = chosen(Posterior(places, np.arange(2), np.array([1.0, 1.0]), np.zeros(6)), 3, known=2)
+    found = chosen(Posterior(places, np.arange(2), np.array([1.0, 1.0])), 3, known=2)
     assert len(set(found)) == 3
     assert {2, 3} - set(found[:2])
 
 
 def test_what_is_assumed_makes_its_surroundings_certain_and_changes_no_mean():
     rng = np.random.default_rng(0)
-    places, means = process(list(rng.uniform(0, 9, 12)), [0, 1] * 6), rng.standard_normal(12)
+    places = process(list(rng.uniform(0, 9, 12)), [0, 1] * 6, list(rng.standard_normal(12)))
     rows, times = np.array([3, 0, 7]), np.array([0.2, 1.0, -0.4])
-    assumed = Posterior(places, rows, times, means)
+    assumed = Posterior(places, rows, times)
     predicted = assumed.mean.copy()
     assumed.assume(5)
-    observed = Posterior(places, np.append(rows, 5), np.append(times, predicted[5]), means)
+    observed = Posterior(places, np.append(rows, 5), np.append(times, predicted[5]))
     assert assumed.variance == pytest.approx(observed.variance)
     assert np.array_equal(assumed.mean, predicted)
     gain, deviation = min(-0.4, predicted[5]) - predicted, np.sqrt(observed.variance)
@@ -88,33 +90,21 @@ def test_what_is_assumed_makes_its_surroundings_certain_and_changes_no_mean():
 @pytest.mark.parametrize("count", [1, 3])
 def test_equal_observations_do_not_matter(count: int):
     places = process([0.0] * count + [1.0, 2.0])
-    found = Posterior(places, np.arange(count), np.ones(count), np.zeros(count + 2))
+    found = Posterior(places, np.arange(count), np.ones(count))
     assert sorted(chosen(found, 2, known=count)) == [count, count + 1]
 
 
-def test_the_most_likely_weight_is_that_of_a_normal_distribution():
-    rng = np.random.default_rng(1)
-    families = [0, 1, 0, 2, 2]
-    gram = _CONSTANT + _SMOOTH + _FAMILY * np.equal.outer(families, families) + _NOISE * np.eye(5)
-    for _ in range(20):
-        means, times = rng.standard_normal((2, 5))
-        likelihoods = []
-        for weight in (1.0, 0.5, 0.0):
-            residuals = times - weight * means
-            likelihoods.append(multivariate_normal.logpdf(residuals - np.median(residuals), cov=gram))
-        found = best_weight(process([0.0] * 5, families), np.arange(5), times, means, (1.0, 0.5, 0.0))
-        assert found == (1.0, 0.5, 0.0)[int(np.argmax(likelihoods))]
+def test_absent_sizes_do_not_make_all_others_look_alike():
+    """One configuration without tiles among thirty."""
+    sizes = [*np.linspace(0.0, 6.0, 30), ABSENT]
+    (covariance,) = process(sizes).covariance(np.array([0]))
+    assert covariance[15] - _CONSTANT - _FAMILY < 0.1 * _SMOOTH
 
 
-def test_a_prior_is_trusted_as_far_as_the_trials_confirm_it():
-    """In full, or not at all if it says the opposite."""
+@pytest.mark.parametrize("factor", [1.0, 0.5, -1.0])
+def test_trials_correct_a_prior_that_misleads(factor: float):
+    """After 50 trials, even where no trial is near."""
     rng = np.random.default_rng(0)
-    places, truth = process(list(rng.uniform(0, 50, 40))), rng.standard_normal(40)
-    times = truth + 0.05 * rng.standard_normal(40)
-
-    def weight(means: np.ndarray) -> float:
-        return best_weight(places, np.arange(40), times, means, _WEIGHTS)
-
-    assert weight(truth) == 1.0
-    assert weight(2 * truth) == 0.5
-    assert weight(-truth) == 0.0
+    places, truth = list(rng.uniform(0, 99, 60)), rng.standard_normal(60)
+    found = Posterior(process(places, means=list(factor * truth)), np.arange(50), truth[:50])
+    assert np.polyfit(truth[50:], found.mean[50:], 1)[0] == pytest.approx(1.0, abs=0.1)
