@@ -38,7 +38,15 @@ from dispatch_profiler.workloads import read_workload
 #: Tiles along the loops of products and of convolutions; the nearest ones that a space has are swept. Other
 #: parallel loops have tiles of 1, other reductions whole ones in the cache and 1 in the innermost step.
 _TILES = {
-    "distribution": {"m": (32, 64), "n": (32, 64, 128), "oh": (4, 7), "ow": (7, 14), "oc": (32, 64)},
+    "distribution": {
+        "m": (32, 64),
+        "n": (32, 64, 128),
+        "oh": (4, 7),
+        "ow": (7, 14),
+        "oc": (32, 64),
+        "rows": (2, 7),
+        "filters": (32, 64),
+    },
     "cache": {"m": (8,), "n": (32,), "k": (64, 256), "oh": (8,), "ow": (8,), "oc": (32,), "ic": (64,)},
     "vector": {
         "m": (4, 8),
@@ -48,6 +56,7 @@ _TILES = {
         "oc": (32, 64),
         "ic": (1, 4, 8),
     },
+    "registers": {"rows": (1, 2, 4), "pixels": (7, 14), "filters": (32, 64)},
 }
 _OTHERS = {"distribution": 1, "cache": 2**20, "vector": 1}
 _SLICES = (1, 4)
@@ -118,8 +127,8 @@ def _choices(axis: Axis, is_convolution: bool) -> tuple[Choice, ...]:
         return axis.choices
     loop = axis.name.removeprefix(f"{axis.tile_of}_")
     # `n` is the image of a convolution, and the columns of a product.
-    wanted = () if is_convolution and loop == "n" else _TILES[axis.tile_of].get(loop, ())
-    nearest = (_nearest(axis.choices, tile) for tile in wanted or (_OTHERS[axis.tile_of],))
+    wanted = () if is_convolution and loop == "n" else _TILES.get(axis.tile_of, {}).get(loop, ())
+    nearest = (_nearest(axis.choices, tile) for tile in wanted or (_OTHERS.get(axis.tile_of, 1),))
     return tuple(dict.fromkeys(nearest))
 
 
