@@ -5,9 +5,9 @@
     python benchmarks/gpu_kernels.py --kinds=product --explore --seconds=280
 
 The machine needs Triton, torch and the GPU, but no compiler. The kernels are those that a vmfb holds, in the machine
-code that the `ptxas` of Triton makes of the same PTX. `gpu_operations.py` runs them with IREE, whose streams launch
-a kernel about 1 us later than a CUDA graph does. Every kernel's result is compared with cuDNN's, or with a product in
-f32, and with its own of the first execution. The slices of a split reduction are added by a kernel of this file.
+code that the `ptxas` of Triton makes of the same PTX. `gpu_operations.py` runs them with IREE, in CUDA graphs too.
+Every kernel's result is compared with cuDNN's, or with a product in f32, and with its own of the first execution. The
+slices of a split reduction are added by a kernel of this file.
 
 Each operation is measured in a process of its own, which is ended if a kernel does not finish.
 """
