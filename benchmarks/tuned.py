@@ -42,7 +42,7 @@ from dispatch_profiler.configurations import (
 from dispatch_profiler.dispatches import Dispatch, Tree, load_manifest
 from dispatch_profiler.generator import Plan, emit
 from dispatch_profiler.generator.emit import emit_added
-from dispatch_profiler.library import Library, find_library
+from dispatch_profiler.library import Entry, Library, find_library
 from dispatch_profiler.library.tuned import TunedConfigurations
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
@@ -123,9 +123,15 @@ def untuned(operation: Operation) -> tuple[Dispatch, ...]:
     )
 
 
-def packed_of(operation: Operation, tuned: Dispatch | None) -> tuple[Dispatch, ...]:
-    """Forms with a packed weight, with the tiles of the tuned configuration and those of the shipped list."""
-    found: list[Configuration] = [Formed("permuted")]
+def packed_of(
+    operation: Operation, tuned: Dispatch | None, entry: Entry | None = None
+) -> tuple[Dispatch, ...]:
+    """Forms with a packed weight: that of `entry`, and with the tiles of the tuned configuration and the shipped list.
+
+    `entry` is the library's for constant weights.
+    """
+    found: list[Configuration] = [entry.dispatch.configuration] if entry is not None else []
+    found.append(Formed("permuted"))
     if tuned is not None and isinstance(tuned.configuration, Tuned):
         inner = tuned.configuration.inner
         tiles = inner.inner if isinstance(inner, Formed) else inner
@@ -148,7 +154,8 @@ def sides_of(workload: Workload, library: Library, revision: str, *, packed: boo
         if packed:
             # The default is needed only where there is nothing else.
             base = () if dispatch else untuned(entry.operation)
-            found.append(Sides(entry, base, dispatch, packed_of(entry.operation, dispatch)))
+            own = library.find(entry.operation, packed_weights=True)
+            found.append(Sides(entry, base, dispatch, packed_of(entry.operation, dispatch, own)))
         else:
             found.append(Sides(entry, untuned(entry.operation), dispatch))
     return found
