@@ -20,6 +20,7 @@ from dispatch_profiler.configurations import (
     Default,
     Flow,
     Formed,
+    Microkernel,
     MmaTiles,
     SimtTiles,
     TritonRows,
@@ -106,6 +107,7 @@ def without_column() -> Iterator[str]:
     for configuration in (
         Default(4),
         TILED.dispatch.configuration,
+        Microkernel((7, 64), (1, 7, 32)),
         *map(Flow, FLOWS),
         mma,
         simt,
@@ -121,7 +123,8 @@ def test_every_argument_of_every_kind_has_its_column():
     """An argument without a column could not be told apart in a spreadsheet."""
     assert list(without_column()) == []
     assert set(CONFIGURATIONS) == {
-        "default", "cpu_tiles", "flow", "mma_tiles", "simt_tiles", "triton", "triton_rows", "extern", "formed", "tuned",
+        "default", "cpu_tiles", "microkernel", "flow", "mma_tiles", "simt_tiles", "triton", "triton_rows", "extern", "formed",
+        "tuned",
     }, "add the new kind to without_column"  # fmt: skip
 
 
