@@ -21,7 +21,7 @@ NAMES = {
     "CudaTarget", "Default", "Device", "Dispatch", "DispatchProfilerError", "ElementType", "ElementTypes",
     "Epilogue", "Evaluator", "EvaluatorOptions", "Extern", "Flow", "Formed", "GpuTiles", "IreeCompiler",
     "KernelObject", "KernelSource", "Launch", "LayerNorm", "LayerNormInputBackward", "LayerNormWeightBackward", "Library", "Limits", "ListedConfiguration", "Manifest", "Matmul",
-    "MeasureOptions", "Measurement", "MissingDependency", "MmaTiles", "Mode", "NullCompiler",
+    "MeasureOptions", "Measurement", "Microkernel", "MissingDependency", "MmaTiles", "Mode", "NullCompiler",
     "NullTarget", "Operation", "Plan", "Program", "Provenance", "Record", "RocmTarget", "RunComparison",
     "Selection", "SimtTiles", "Space", "State", "StopRule", "StoredRecord", "Sweep", "Target", "Tensor",
     "Tree", "TreeCandidates", "TritonRows", "TritonTiles", "UsageError", "Verdict", "VulkanTarget", "Workload",
