@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from dispatch_profiler.configurations.microkernel_runs import Run, Windows
 from dispatch_profiler.operations import ConvolutionGeometry, Operation
 
 #: Elements of a vector register of AVX-512.
@@ -61,7 +62,6 @@ class MicrokernelPlan:
     stride: tuple[int, int]
     dilation: tuple[int, int]
     low: tuple[int, int]
-    high: tuple[int, int]
     rhs_is_transposed: bool
     distribution: tuple[int, int]
     registers: tuple[int, int, int]
@@ -71,14 +71,9 @@ class MicrokernelPlan:
     # -- extents ------------------------------------------------------------------------------
 
     @property
-    def padded(self) -> tuple[int, int, int]:
-        """Rows, columns and channels of the image that the kernel reads."""
-        rows, columns = (sum(each) for each in zip(self.low, self.size, self.high, strict=True))
-        return rows, columns, self.channels + self.margin
-
-    @property
-    def is_padded(self) -> bool:
-        return self.padded != (*self.size, self.channels)
+    def image(self) -> tuple[int, int, int]:
+        """Rows, columns and channels of the images that the kernel reads, with the margin."""
+        return (*self.size, self.channels + self.margin)
 
     @property
     def terms(self) -> int:
@@ -106,18 +101,13 @@ class MicrokernelPlan:
 
     @property
     def buffers(self) -> tuple[int, int, int, int]:
-        """Elements of the padded images, of all filters, of the result, and of the panels of all workgroups."""
+        """Elements of the images with their margin, of all filters, of the result, and of the panels of all workgroups."""
         return (
-            self.images * math.prod(self.padded),
+            self.images * math.prod(self.image),
             self.filters * self.terms,
             self.images * self.rows * self.columns * self.filters,
             self.panel * math.prod(self.workgroups),
         )
-
-    @property
-    def full_rows(self) -> int:
-        """Rows of a workgroup that whole register tiles cover."""
-        return self.distribution[0] // self.registers[0] * self.registers[0]
 
     @property
     def tiles(self) -> int:
@@ -128,26 +118,49 @@ class MicrokernelPlan:
     def transposition(self) -> tuple[tuple[Shuffle, ...], ...]:
         return transposition()
 
-    def low_padding(self, shape: tuple[int, ...]) -> list[int]:
-        """Elements before each axis of lhs: an image, or a matrix."""
-        return [0, 0] if len(shape) == 2 else [0, *self.low, 0]
+    def pixels_of(self, rows: Iterable[int], columns: Iterable[int]) -> list[int]:
+        """Numbers of the pixels of a register tile in these of its rows and columns."""
+        columns = list(columns)
+        return [row * self.registers[1] + column for row in rows for column in columns]
 
-    def high_padding(self, shape: tuple[int, ...]) -> list[int]:
-        """Elements after each axis of lhs."""
-        return [0, self.margin] if len(shape) == 2 else [0, *self.high, self.margin]
+    def sums_of(self, pixels: Iterable[int]) -> list[int]:
+        """Numbers of the sums of these pixels: one per vector."""
+        return [pixel * self.vectors + vector for pixel in pixels for vector in range(self.vectors)]
 
-    def padded_shape(self, shape: tuple[int, ...]) -> list[int]:
-        """The shape of lhs with the elements before and after it."""
-        return [
-            sum(each) for each in zip(self.low_padding(shape), shape, self.high_padding(shape), strict=True)
-        ]
+    # -- borders ------------------------------------------------------------------------------
+
+    @property
+    def windows(self) -> tuple[Windows, Windows]:
+        """Along rows and columns. The kernel omits the taps that read the padding."""
+        axes = zip(self.size, self.taps, self.stride, self.dilation, self.low, strict=True)
+        rows, columns = (Windows(*each) for each in axes)
+        return rows, columns
+
+    @property
+    def column_runs(self) -> tuple[Run, ...]:
+        return self.windows[1].runs(self.columns, self.registers[1])
+
+    @property
+    def row_runs(self) -> tuple[Run, ...]:
+        """Of a workgroup. If it has part of the rows, the kernel finds the taps of each row as it runs."""
+        rows, width = self.distribution[0], self.registers[0]
+        if rows == self.rows:
+            return self.windows[0].runs(rows, width)
+        full = rows // width * width
+        runs = (Run(0, full, width, None), Run(full, rows, rows - full, None))
+        return tuple(run for run in runs if run.stop > run.start)
+
+    @property
+    def has_border_rows(self) -> bool:
+        """Whether a tap of some row reads the padding."""
+        return not all(run.is_whole for run in self.windows[0].runs(self.rows, 1))
 
     # -- addresses ----------------------------------------------------------------------------
 
     @property
     def pixel_strides(self) -> tuple[int, int]:
-        """Elements from a row, and from a pixel, of the padded image to the next."""
-        _, columns, channels = self.padded
+        """Elements from a row, and from a pixel, of an image to the next."""
+        _, columns, channels = self.image
         return columns * channels, channels
 
     def pixels(self, rows: int) -> tuple[tuple[int, int], ...]:
@@ -198,6 +211,11 @@ class MicrokernelPlan:
         if panels > _MAX_PANELS:
             workgroups = math.prod(self.workgroups)
             return f"panels of {workgroups} workgroups take {panels:.0f} MiB, but at most {_MAX_PANELS} are allowed"
+        if self.has_border_rows and rows < self.rows and self.registers[0] > 1:
+            return (
+                f"a register tile has {self.registers[0]} rows, but a workgroup has {rows} of {self.rows} padded rows: "
+                "then it may have only one"
+            )
         return None
 
 
@@ -225,7 +243,6 @@ def microkernel_plan(
             stride=(1, 1),
             dilation=(1, 1),
             low=(0, 0),
-            high=(0, 0),
             rhs_is_transposed=product.rhs_layout == "n",
         )
     assert convolution is not None
@@ -240,7 +257,6 @@ def microkernel_plan(
         stride=_two(convolution.stride),
         dilation=_two(convolution.dilation),
         low=_two(convolution.padding),
-        high=_two(convolution.padding_after),
         rhs_is_transposed=convolution.filter_layout == "fhwc",
     )
 
