@@ -194,6 +194,11 @@ class Configuration(abc.ABC):
             yield found
 
     @classmethod
+    def likely(cls, operation: Operation, limits: Limits) -> tuple[Configuration, ...]:
+        """Valid configurations that a search should try first, the likeliest first; none if the kind has no such rule."""
+        return ()
+
+    @classmethod
     def from_yaml(cls, entry: Mapping[str, Any]) -> Configuration:
         """The configuration of a file's entry, which has `yaml_key` and any of `yaml_keys`.
 

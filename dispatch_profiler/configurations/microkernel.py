@@ -25,12 +25,11 @@ from dispatch_profiler.configurations.microkernel_plan import (
     microkernel_plan,
     shape_reason,
 )
+from dispatch_profiler.configurations.microkernel_rules import REGISTERS, likely_tiles, registers_needed
 from dispatch_profiler.configurations.space import Axis, Space, divisors, tile_axes
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
 
-#: Vector registers of AVX-512. A kernel that needs more stores and reloads some in every step.
-_REGISTERS = 32
 #: Channels that are computed by one iteration of the innermost loop.
 _UNROLL = (2, 4, 8)
 #: Elements; 16 are a cache line.
@@ -109,18 +108,25 @@ class Microkernel(Configuration):
         return self.plan(operation).invalid_reason() or self._registers_reason()
 
     def _registers_reason(self) -> str | None:
-        rows, pixels, filters = self.registers
-        vectors = filters // LANES
-        needed = rows * pixels * vectors + vectors + 1
-        if needed > _REGISTERS:
-            return f"{by(self.registers)} needs {needed} vector registers of {LANES} elements, but {_REGISTERS} are available"
+        needed = registers_needed(*self.registers)
+        if needed > REGISTERS:
+            return f"{by(self.registers)} needs {needed} vector registers of {LANES} elements, but {REGISTERS} are available"
         return None
+
+    @classmethod
+    def likely(cls, operation: Operation, limits: Limits) -> tuple[Configuration, ...]:
+        if limits.backend != "llvm-cpu" or shape_reason(operation):
+            return ()
+        whole = _smallest(operation)
+        unroll = 4 if whole.channels % 4 == 0 else 2
+        found = (cls(distribution, registers, unroll) for distribution, registers in likely_tiles(whole))
+        return tuple(each for each in found if each.invalid_reason(operation, limits) is None)
 
     @classmethod
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
         if limits.backend != "llvm-cpu" or shape_reason(operation):
             return None
-        smallest = microkernel_plan(operation, (1, LANES), (1, 1, LANES), 2, 0)
+        smallest = _smallest(operation)
         blocks = [LANES * n for n in (1, 2, 3, 4) if smallest.filters % (LANES * n) == 0]
         return Space(
             cls,
@@ -146,3 +152,8 @@ class Microkernel(Configuration):
                 Axis("margin", _MARGINS if smallest.channels * 4 % 1024 == 0 else (0,)),
             ),
         )
+
+
+def _smallest(operation: Operation) -> MicrokernelPlan:
+    """The plan with the smallest tiles, for its extents."""
+    return microkernel_plan(operation, (1, LANES), (1, 1, LANES), 2, 0)

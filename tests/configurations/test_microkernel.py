@@ -170,6 +170,36 @@ def test_a_single_block_and_filters_side_by_side_are_not_prefetched():
         assert "memref.prefetch" not in text
 
 
+# -- suggestions -------------------------------------------------------------------------------------
+
+#: Operation -> the number of elements that its best register tile loads for each vector of products.
+SUGGESTED = {
+    Matmul(96, 768, 768, rhs_layout="n"): 1 / 6 + 1 / 4,
+    Conv2d(1, 14, 14, 256, 1024, 1, 1, layout=FHWC): 15 / 14 * (1 / 6 + 1 / 4),
+    Conv2d(1, 7, 7, 512, 512, 3, 3, padding=(1, 1), layout=FHWC): 8 / 7 * (1 / 4 + 1 / 4),
+    Conv2d(1, 56, 56, 64, 48, 1, 1, layout=FHWC): 1 / 8 + 1 / 3,
+    # Workgroups share its rows, because a block has all filters: then a tile has one row.
+    Conv2d(1, 56, 56, 64, 64, 3, 3, padding=(1, 1), layout=FHWC): 1 / 4 + 1 / 4,
+}
+
+
+@pytest.mark.parametrize("operation", SUGGESTED, ids=lambda operation: operation.name)
+def test_suggestions_are_valid_and_load_as_little_as_any_register_tile(operation: Operation):
+    found = Microkernel.likely(operation, CPU)
+    assert found and len(set(found)) == len(found)
+    assert all(rejection_reason(each, operation, CPU) is None for each in found)
+    rows, pixels, filters = found[0].registers
+    whole = found[0].plan(operation)
+    waste = -(-whole.rows // rows) * rows / whole.rows
+    assert (1 / (rows * pixels) + LANES / filters) * waste == pytest.approx(SUGGESTED[operation])
+    assert all(2 <= np.prod(each.plan(operation).workgroups) <= 16 for each in found)
+
+
+def test_nothing_is_suggested_for_what_no_microkernel_computes():
+    assert Microkernel.likely(Conv1d(1, 8, 16, 32, 3), CPU) == ()
+    assert Microkernel.likely(PRODUCT, parse_target("cuda:sm_80").limits) == ()
+
+
 # -- rules -------------------------------------------------------------------------------------------
 
 WHAT = "microkernels are for "

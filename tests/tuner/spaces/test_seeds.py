@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dispatch_profiler.configurations import CpuTiles, Default, rejection_reason, shipped_configurations
+from dispatch_profiler.configurations import (
+    CpuTiles,
+    Default,
+    Microkernel,
+    rejection_reason,
+    shipped_configurations,
+)
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Entry, Estimate, Library
 from dispatch_profiler.operations import Conv2d, Matmul
@@ -28,7 +34,11 @@ def test_baselines_are_the_default_and_the_fastest_form():
 
 
 def test_seeds_are_the_valid_configurations_of_the_shipped_list():
+    """After the microkernels that their rule suggests."""
+    suggested = Microkernel.likely(OPERATION, TARGET.limits)
     found = seeds(OPERATION, TARGET)
+    assert found[: len(suggested)] == suggested
+    found = found[len(suggested) :]
     listed = [each.configuration for each in shipped_configurations("llvm-cpu") if each.is_for(OPERATION)]
     valid = [each for each in listed if rejection_reason(each, OPERATION, TARGET.limits) is None]
     assert list(found[: len(valid)]) == valid and len(valid) > 0
