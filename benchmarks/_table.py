@@ -34,12 +34,17 @@ def at_most(name: str, value: float, unit: str, goal: float) -> Row:
     return Row(name, value, unit, f"<= {goal:g}", value <= goal)
 
 
-def arguments(description: str) -> argparse.Namespace:
-    """`--quick` and `--json PATH`."""
+def make_parser(description: str) -> argparse.ArgumentParser:
+    """`--quick` and `--json PATH`, for benchmarks that add options of their own."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="under five minutes")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write the rows as JSON")
-    return parser.parse_args()
+    return parser
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """`--quick` and `--json PATH`."""
+    return make_parser(description).parse_args()
 
 
 def report(rows: list[Row], path: Path | None) -> int:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from _table import Row, arguments, at_most, report
+from _table import Row, at_most, make_parser, report
 from joblib import Parallel, delayed
 
 from dispatch_profiler.configurations import Configuration, Default
@@ -144,10 +144,17 @@ def summary(found: Sequence[Replay]) -> list[Row]:
 
 def main() -> int:
     """Replay and print; the exit status is 1 if a goal was missed."""
-    options = arguments(__doc__ or "")
-    paths = sorted(SWEEPS.glob("*.jsonl.gz"))
+    parser = make_parser(__doc__ or "")
+    parser.add_argument(
+        "--replayed", type=Path, default=SWEEPS, metavar="DIR",
+        help="sweeps to search, such as benchmarks/held_out; priors learn from benchmarks/sweeps in any case",
+    )  # fmt: skip
+    options = parser.parse_args()
+    paths = sorted(options.replayed.glob("*.jsonl.gz"))
+    if not paths:
+        parser.error(f"{options.replayed} has no sweep, a file OPERATION.jsonl.gz")
     seeds = QUICK_SEEDS if options.quick else SEEDS
-    recorded = [*paths, *sorted(SEARCHES.glob("*.jsonl.gz"))]
+    recorded = [*sorted(SWEEPS.glob("*.jsonl.gz")), *sorted(SEARCHES.glob("*.jsonl.gz"))]
     each = Parallel(n_jobs=-1)(delayed(replays)(path, recorded, seeds) for path in paths)
     found = [replay for some in each for replay in some]
     print("\n".join(table(found)))
