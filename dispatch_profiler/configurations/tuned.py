@@ -12,7 +12,7 @@ from dispatch_profiler.configurations._base import Configuration, Evidence, Limi
 from dispatch_profiler.configurations.external_kernels import KernelObject, KernelSource, Launch
 from dispatch_profiler.configurations.forms import Reduction
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import ErrorBound, Operation
+from dispatch_profiler.operations import ElementType, ErrorBound, Operation
 
 #: Flags that a library may pass to the compiler: those that neither read nor write files.
 _FLAG = re.compile(r"--iree-[a-z0-9-]+(=[\w.,+-]*)?|-?-O[0-3s]?")
@@ -85,6 +85,14 @@ class Tuned(Configuration):
         return self.inner.provider
 
     @property
+    def template(self) -> str:  # type: ignore[override]
+        return self.inner.template
+
+    @property
+    def kernel_suffix(self) -> str:  # type: ignore[override]
+        return self.inner.kernel_suffix
+
+    @property
     def split_k(self) -> int:  # type: ignore[override]
         return self.inner.split_k
 
@@ -117,6 +125,12 @@ class Tuned(Configuration):
 
     def flops(self, operation: Operation) -> int:
         return self.inner.flops(operation)
+
+    def multiplied(self, operation: Operation) -> ElementType:
+        return self.inner.multiplied(operation)
+
+    def tiling(self, operation: Operation) -> Lowering | None:
+        return self.inner.tiling(operation)
 
     def lowering(self, operation: Operation) -> Lowering | None:
         return self.inner.lowering(operation)

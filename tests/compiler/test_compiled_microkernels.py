@@ -17,7 +17,7 @@ from dispatch_profiler.compiler import BuildError, BuildOutcome, IreeCompiler, N
 from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.request import build_key
 from dispatch_profiler.compiler.source import relevant_source
-from dispatch_profiler.configurations import Default, Microkernel, draw_valid
+from dispatch_profiler.configurations import Default, Microkernel, Tuned, draw_valid
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import Conv2d, Epilogue, Matmul, Operation
@@ -131,6 +131,13 @@ def test_random_points_of_the_space_compute_the_result(operation: Operation):
     assert space is not None
     points = draw_valid([space], operation, TARGET.limits, np.random.default_rng(0))
     verify_compiled([Dispatch(operation, each) for each in islice(points, 8)])
+
+
+def test_the_microkernel_of_a_library_is_compiled():
+    """As `tile_config_tuned`, which launches it too."""
+    dispatch = Dispatch(PRODUCT, Tuned(TILES))
+    assert render_module(PRODUCT, [dispatch]) == render_module(PRODUCT, [FIRST]).replace(TILES.name, dispatch.configuration.name)  # fmt: skip
+    verify_compiled([dispatch])
 
 
 PRODUCT = Matmul(20, 64, 32, rhs_layout="n")

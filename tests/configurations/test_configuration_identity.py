@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from dispatch_profiler.configurations import (
     FLOWS,
     KINDS,
+    Configuration,
     CpuTiles,
     Default,
     Extern,
@@ -244,6 +245,13 @@ def test_a_tuned_configuration_is_read_back():
     assert configuration_from_dict(json.loads(json.dumps(TUNED.to_dict()))) == TUNED
     assert TUNED.fields() == {"tuned": FORMED.name, "tuned_from": TUNED.tuned_from, **FORMED.fields()}
     assert TUNED != FORMED
+
+
+def test_a_tuned_configuration_asks_its_own_for_everything_that_a_configuration_can_be_asked():
+    """Otherwise it would silently have a default: another kernel, or the peak of other units."""
+    of_the_kind = {"from_yaml", "yaml_keys", "yaml_field", "space", "spaces", "likely"}
+    asked = {name for name in vars(Configuration) if not name.startswith("_")}
+    assert asked - vars(Tuned).keys() == of_the_kind
 
 
 def test_a_tuned_configuration_is_not_tuned_again_and_not_the_kernel_of_a_form():
