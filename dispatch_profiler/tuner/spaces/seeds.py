@@ -33,8 +33,8 @@ def seeds(
 ) -> tuple[Configuration, ...]:
     """Valid configurations that are likely to be fast, the likeliest first.
 
-    Winners of `library` for the operation and for similar shapes, then what the rules of each kind suggest, then the
-    target's shipped list with its splits.
+    Winners of `library` for the operation and for similar shapes, then the target's shipped list, then what the
+    rules of each kind suggest, then the list with its splits.
     With `packed_weights`, those with a form are preceded by the same with a packed weight.
     """
     shipped = [
@@ -43,7 +43,7 @@ def seeds(
     split = (each.split(slices) for slices in operation.predefined_splits for each in shipped)
     winners = _winners(operation, target, library, packed_weights=packed_weights)
     ruled = (each for kind in KINDS.values() for each in kind.likely(operation, target.limits))
-    likely = list(dict.fromkeys([*winners, *ruled, *shipped, *filter(None, split)]))
+    likely = list(dict.fromkeys([*winners, *shipped, *ruled, *filter(None, split)]))
     if packed_weights:
         likely = list(dict.fromkeys(each for one in likely for each in (*_packed(one), one)))
     return tuple(each for each in likely if rejection_reason(each, operation, target.limits) is None)

@@ -102,7 +102,20 @@ def test_what_torch_does_not_pack_is_refused(library, operation):
         library.put(operation, draw(operation, Distribution.REALS, 3))
 
 
-def test_its_times_include_no_conversion_of_the_weight(library, monkeypatch):
+@pytest.fixture
+def fresh_worker():
+    """A device worker that has neither loaded a program nor placed operands; a process has one library only."""
+    _forget()
+    yield
+    _forget()
+
+
+def _forget() -> None:
+    device_worker._program.cache_clear()
+    device_worker._held.clear()
+
+
+def test_its_times_include_no_conversion_of_the_weight(library, monkeypatch, fresh_worker):
     """As those of our packed weights, so that a comparison is alike."""
     monkeypatch.setattr(device_worker, "_library", library)
     monkeypatch.setattr(device_worker, "_on_gpu", False)
