@@ -90,7 +90,12 @@ def start(uri: str, build_dir: str) -> None:
     # Not for a library: its threads spin, which looks as if they waited.
     _run_delay = run_delay("iree-worker") if parsed.is_local and not build_dir else None
     _monitor = open_monitor(uri)
-    _program.cache_clear()  # loaded by another device
+    forget_programs()
+
+
+def forget_programs() -> None:
+    """Drop the programs that another device or library has loaded, and its operands."""
+    _program.cache_clear()
     _copies.cache_clear()
     _held.clear()
 

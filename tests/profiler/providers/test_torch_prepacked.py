@@ -105,14 +105,9 @@ def test_what_torch_does_not_pack_is_refused(library, operation):
 @pytest.fixture
 def fresh_worker():
     """A device worker that has neither loaded a program nor placed operands; a process has one library only."""
-    _forget()
+    device_worker.forget_programs()
     yield
-    _forget()
-
-
-def _forget() -> None:
-    device_worker._program.cache_clear()
-    device_worker._held.clear()
+    device_worker.forget_programs()
 
 
 def test_its_times_include_no_conversion_of_the_weight(library, monkeypatch, fresh_worker):
