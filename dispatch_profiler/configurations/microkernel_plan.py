@@ -48,7 +48,7 @@ class MicrokernelPlan:
 
     rows, columns      pixels of a result
     channels, filters  of each pixel; `taps`, `stride`, `dilation` are those along both axes
-    low, high          padding before and after
+    low                padding before the first row and pixel
     rhs_is_transposed  whether the channels of a filter are side by side (fhwc), not the filters of a channel (hwcf)
     """
 
