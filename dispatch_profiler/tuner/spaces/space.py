@@ -85,15 +85,18 @@ class SearchSpace:
         """Whether the compiler may be given `configuration`. It need not belong to any of `spaces`."""
         known = self._validity.get(configuration)
         if known is None:
-            known = (self._only is None or configuration in self._only) and (
+            known = self.is_admitted(configuration) and (
                 rejection_reason(configuration, self.operation, self.limits) is None
             )
             self._validity[configuration] = known
         return known
 
-    def may_be_valid(self, configuration: Configuration) -> bool:
-        """False if `configuration` is known to be invalid; asks no rules."""
-        return self._validity.get(configuration, self._only is None or configuration in self._only)
+    def is_admitted(self, configuration: Configuration) -> bool:
+        """Whether `only` admits `configuration`, which may be invalid.
+
+        Unlike `is_valid` it asks no rules, which are slow, and it depends on nothing that was asked before.
+        """
+        return self._only is None or configuration in self._only
 
     def nearest_point(self, configuration: Configuration) -> Point | None:
         """The point that maps to `configuration`, or to one that differs little.

@@ -41,7 +41,7 @@ class Pool:
         found: dict[Configuration, Point] = {}
         for point in points:
             configuration = self._space.configuration(point)
-            if configuration not in self._rows and self._space.may_be_valid(configuration):
+            if configuration not in self._rows and self._space.is_admitted(configuration):
                 found.setdefault(configuration, point)
         self._add(list(found), list(found.values()), True)
 

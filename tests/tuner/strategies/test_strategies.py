@@ -59,6 +59,18 @@ def test_a_history_that_is_told_again_up_to_any_round_continues_alike(
 
 
 @NAMES
+@settings(max_examples=8)
+@given(space=search_spaces(), counts=COUNTS, seed=st.integers(0, 99))
+def test_proposals_do_not_depend_on_what_was_asked_of_the_space_before(
+    name: str, space: SearchSpace, counts, seed: int
+):
+    """Searches of one operation share a space, which remembers what is valid."""
+    first = run(make_strategy(name, space, seed, SEEDS), counts)
+    every_valid(space)
+    assert run(make_strategy(name, space, seed, SEEDS), counts) == first
+
+
+@NAMES
 def test_seeds_come_first_and_invalid_ones_are_left_out(name: str):
     invalid = CpuTiles((7, 7), (5, 3, 1))
     space = SearchSpace(MATMUL, CPU)
