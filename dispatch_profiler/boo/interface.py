@@ -1,0 +1,52 @@
+"""What the parts of this package tell each other: a signature describes a launch, and a provider has its kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from dispatch_profiler.operations import ElementType, Operation
+from dispatch_profiler.runtime.device_uri import DeviceUri
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor that a launch takes or returns, dense and row major.
+
+    The caller sees it in `shape`, the kernel sees the same memory in `kernel_shape`. `position` is its index among
+    the operation's operands or results.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: ElementType
+    kernel_shape: tuple[int, ...]
+    position: int
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """What is computed, and the tensors of a launch in the order in which callers pass and receive them."""
+
+    operation: Operation
+    arguments: tuple[TensorSpec, ...]
+    results: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class LaunchKernel:
+    """A compiled kernel. `function` takes the operation's operands, then its results, and writes to the results.
+
+    `key` identifies the content: equal keys mean equal kernels.
+    """
+
+    vmfb: bytes
+    function: str
+    key: str
+
+
+class KernelProvider(Protocol):
+    """Has the kernel of one operation for each device."""
+
+    def kernel(self, device: DeviceUri) -> LaunchKernel:
+        """Loads or compiles the kernel for `device`. Raises DispatchProfilerError if that fails."""
