@@ -13,6 +13,11 @@ packed form, such as the products of attention, run as tuned.
 
 Everything is compiled and verified; then rounds of measurements follow, in which every side of an
 operation is sampled in turn. A figure is the mean over rounds, with its 95 % interval.
+
+The peak is that of numpy's BLAS on matrices in the caches, with a thread for each core. "Best peak" is the highest
+that was ever measured on this machine, of each core's quickest product. "Peak of the round" is measured before and after each
+round, of each core's median product, so both sides are timed alike: on a machine shared with others, the clock and
+the caches differ from hour to hour.
 """
 
 from __future__ import annotations
@@ -21,8 +26,8 @@ import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -42,13 +47,18 @@ from dispatch_profiler.configurations import (
 from dispatch_profiler.dispatches import Dispatch, Tree, load_manifest
 from dispatch_profiler.generator import Plan, emit
 from dispatch_profiler.generator.emit import emit_added
+from dispatch_profiler.isolation import Worker
 from dispatch_profiler.library import Entry, Library, find_library
 from dispatch_profiler.library.tuned import TunedConfigurations
 from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations.element_types import ELEMENT_TYPES
+from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
+from dispatch_profiler.profiler.evaluation.hardware import peaks_file
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.measurement.measure import MeasureOptions
+from dispatch_profiler.profiler.measurement.peaks import environments, typical_flops
 from dispatch_profiler.profiler.providers.library_calls import LibraryCall, ManifestPair, with_providers
 from dispatch_profiler.profiler.records.record import Record
 from dispatch_profiler.profiler.statistics.stopping import StopRule
@@ -58,6 +68,7 @@ from dispatch_profiler.workloads import Workload, WorkloadEntry, read_workload
 
 TARGET = parse_target("llvm-cpu")
 WORKLOADS = Path(__file__).parent / "workloads"
+PEAKS = user_cache() / "machines"
 #: Forms that are compared with the fastest known one.
 USUAL_FORMS = ("permuted", "im2col")
 ROUNDS, QUICK_ROUNDS = 5, 3
@@ -101,12 +112,25 @@ class Sides:
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of each side, and the least possible. With `--packed`, `base` is tuned and `ours` is packed."""
+    """Milliseconds of each side. With `--packed`, `base` is tuned and `ours` is packed.
+
+    `limit` is the least possible at the best peak, `limit_now` at the peak of the round.
+    """
 
     base: float
     ours: float
     library: float
     limit: float
+    limit_now: float
+
+    @staticmethod
+    def combined(every: Sequence[Times], how: Callable[[Iterable[float]], float]) -> Times:
+        """`how` of each field."""
+        return Times(*(how(column) for column in zip(*map(astuple, every), strict=True)))
+
+    def times(self, count: int) -> Times:
+        """Of `count` executions."""
+        return Times(*(count * each for each in astuple(self)))
 
 
 #: What `Times.base` and `Times.ours` are, in tables.
@@ -221,6 +245,15 @@ def side_of(configuration: Configuration) -> str:
     return "tuned" if isinstance(configuration, Tuned) else "default"
 
 
+def flops_now() -> float:
+    """FLOP/s of f32 products at present, with the faster of the kernels of OpenBLAS."""
+    found = []
+    for environment in environments():
+        with Worker(start=device_worker.ready, environment=environment) as worker:
+            found.append(float(worker.call(typical_flops)))
+    return max(found)
+
+
 def measured_round(
     pairs: Sequence[ManifestPair],
     tree: Tree,
@@ -229,16 +262,29 @@ def measured_round(
     *,
     packed: bool,
 ) -> dict[Operation, Times]:
-    """One measurement of every contestant."""
+    """One measurement of every contestant, between two of the peak."""
     took: dict[Operation, dict[str, float]] = {}
+    rates = [flops_now()]
     for record in records(pairs, tree, evaluator):
         took.setdefault(record.dispatch.operation, {})[side_of(record.dispatch.configuration)] = milliseconds(
             record
         )
-    return {operation: times_of(found, limits[operation], packed=packed) for operation, found in took.items()}
+    rates.append(flops_now())
+    slower = best_flops() / statistics.fmean(rates)
+    return {
+        operation: times_of(found, limits[operation], slower * limits[operation], packed=packed)
+        for operation, found in took.items()
+    }
 
 
-def times_of(found: Mapping[str, float], limit: float, *, packed: bool) -> Times:
+def best_flops() -> float:
+    """The highest FLOP/s of f32 products that were measured on this machine."""
+    peaks = peaks_file(PEAKS, TARGET.device_uri)
+    assert peaks is not None  # it is a CPU
+    return peaks.get().flops_of(ELEMENT_TYPES["f32"])
+
+
+def times_of(found: Mapping[str, float], limit: float, limit_now: float, *, packed: bool) -> Times:
     """The times of one operation by side. What has neither entry nor form runs as the default.
 
     What has no packed form runs as tuned, and so does what is slower with it: weights may then be constants too.
@@ -246,8 +292,8 @@ def times_of(found: Mapping[str, float], limit: float, *, packed: bool) -> Times
     library = min(ms for side, ms in found.items() if side not in ("default", "tuned", "packed"))
     tuned = found["tuned"] if "tuned" in found else found["default"]
     if packed:
-        return Times(tuned, found.get("packed", tuned), library, limit)
-    return Times(found["default"], tuned, library, limit)
+        return Times(tuned, found.get("packed", tuned), library, limit, limit_now)
+    return Times(found["default"], tuned, library, limit, limit_now)
 
 
 def mean_with_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -259,12 +305,7 @@ def mean_with_interval(values: Sequence[float]) -> tuple[float, float]:
 def totals(rounds: Sequence[Mapping[Operation, Times]], counts: Mapping[Operation, int]) -> list[Times]:
     """The time of the whole workload in each round."""
     return [
-        Times(
-            *(
-                sum(count * getattr(times[operation], side) for operation, count in counts.items())
-                for side in ("base", "ours", "library", "limit")
-            )
-        )
+        Times.combined([times[operation].times(count) for operation, count in counts.items()], sum)
         for times in rounds
     ]
 
@@ -275,8 +316,18 @@ def rows_of(name: str, goals: Goals, sums: Sequence[Times], names: tuple[str, st
     figures = [
         (f"{ours} against the {base}", [each.base / each.ours for each in sums], goals.default),
         (f"{ours} against the fastest library", [each.library / each.ours for each in sums], goals.library),
-        (f"{ours} fraction of the measured peak", [each.limit / each.ours for each in sums], goals.peak),
-        ("library: fraction of the measured peak", [each.limit / each.library for each in sums], None),
+        (
+            f"{ours}: fraction of the peak of the round",
+            [each.limit_now / each.ours for each in sums],
+            goals.peak,
+        ),
+        (
+            "library: fraction of the peak of the round",
+            [each.limit_now / each.library for each in sums],
+            None,
+        ),
+        (f"{ours}: fraction of the best peak", [each.limit / each.ours for each in sums], goals.peak),
+        ("library: fraction of the best peak", [each.limit / each.library for each in sums], None),
     ]
     for what, values, goal in figures:
         mean, half = mean_with_interval(values)
@@ -292,11 +343,8 @@ def print_operations(
 ) -> None:
     """Each operation: its share of the time of the base, medians over rounds, and what is used."""
     median = {
-        each.entry.operation: Times(
-            *(
-                statistics.median(getattr(times[each.entry.operation], side) for times in rounds)
-                for side in ("base", "ours", "library", "limit")
-            )
+        each.entry.operation: Times.combined(
+            [times[each.entry.operation] for times in rounds], statistics.median
         )
         for each in sides
     }
@@ -308,7 +356,7 @@ def print_operations(
         times = median[operation]
         print(
             f"{operation.name[:64]:<64} {100 * each.entry.count * times.base / total:>5.1f}% "
-            f"{times.base:>8.4f} {times.ours:>8.4f} {times.library:>8.4f} {times.limit / times.ours:>5.2f}  "
+            f"{times.base:>8.4f} {times.ours:>8.4f} {times.library:>8.4f} {times.limit_now / times.ours:>5.2f}  "
             f"{used.get(operation, 'default')}",
             flush=True,
         )
@@ -339,7 +387,7 @@ def measured(file: str, library: Library, quick: bool, packed: bool) -> list[Row
     chosen = replace(read, entries=tuple(entries[:: 4 if quick else 1]))
     sides = sides_of(chosen, library, compiler.revision, packed=packed)
     once = MeasureOptions(StopRule(count=SAMPLES if not quick else QUICK_SAMPLES))
-    options = EvaluatorOptions(TARGET.device_uri, measure=once, peaks=user_cache() / "machines")
+    options = EvaluatorOptions(TARGET.device_uri, measure=once, peaks=PEAKS)
     with tempfile.TemporaryDirectory() as folder:
         tree = compiled(Path(folder), sides)
         print(f"{name}: {len(sides)} operations are compiled", flush=True)

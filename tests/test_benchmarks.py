@@ -259,20 +259,20 @@ def test_one_and_two_null_devices_find_the_same_winners(capsys):
 
 def test_tuned_workloads_are_weighted_by_how_often_an_operation_runs():
     one, other = Matmul(16, 16, 16), Matmul(32, 32, 32)
-    times = {one: tuned.Times(4.0, 2.0, 3.0, 1.0), other: tuned.Times(9.0, 3.0, 3.0, 3.0)}
+    times = {one: tuned.Times(4.0, 2.0, 3.0, 1.0, 1.2), other: tuned.Times(9.0, 3.0, 3.0, 3.0, 3.5)}
     (sums,) = tuned.totals([times], {one: 5, other: 1})
-    assert sums == tuned.Times(29.0, 13.0, 18.0, 8.0)
+    assert sums == tuned.Times(29.0, 13.0, 18.0, 8.0, 9.5)
     rows = list(tuned.rows_of("work", tuned.Goals(2.0, 1.5, None), [sums, sums], tuned.UNPACKED_SIDES))
-    assert [round(row.value, 3) for row in rows] == [2.231, 1.385, 0.615, 0.444]
-    assert [row.holds for row in rows] == [True, False, True, True]
+    assert [round(row.value, 3) for row in rows] == [2.231, 1.385, 0.731, 0.528, 0.615, 0.444]
+    assert [row.holds for row in rows] == [True, False, True, True, True, True]
 
 
 def test_packed_weights_are_compared_with_tuned_ones_and_with_libraries_that_pack():
     took = {"tuned": 2.0, "packed": 1.0, "torch-prepacked": 1.5, "torch": 1.75}
-    assert tuned.times_of(took, 0.5, packed=True) == tuned.Times(2.0, 1.0, 1.5, 0.5)
+    assert tuned.times_of(took, 0.5, 0.6, packed=True) == tuned.Times(2.0, 1.0, 1.5, 0.5, 0.6)
     # What has no packed form runs as tuned.
     del took["packed"]
-    assert tuned.times_of(took, 0.5, packed=True) == tuned.Times(2.0, 2.0, 1.5, 0.5)
+    assert tuned.times_of(took, 0.5, 0.6, packed=True) == tuned.Times(2.0, 2.0, 1.5, 0.5, 0.6)
 
 
 def test_candidates_with_packed_weights_have_the_tiles_of_the_library():
@@ -285,6 +285,5 @@ def test_candidates_with_packed_weights_have_the_tiles_of_the_library():
 
 
 def test_what_has_neither_entry_nor_form_runs_as_the_default():
-    assert tuned.times_of({"default": 3.0, "torch": 2.0, "numpy": 1.0}, 0.5, packed=False) == tuned.Times(
-        3.0, 3.0, 1.0, 0.5
-    )
+    took = {"default": 3.0, "torch": 2.0, "numpy": 1.0}
+    assert tuned.times_of(took, 0.5, 0.6, packed=False) == tuned.Times(3.0, 3.0, 1.0, 0.5, 0.6)
