@@ -39,6 +39,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "dispatch_profiler.tuner.commands.tune_cli",
         "tune a workload: gen_configs and optimize in one command; or measure a library again",
     ),
+    "cache": (
+        "dispatch_profiler.boo.kernels.cache_cli",
+        "list or remove compiled kernels of launches and trees",
+    ),
     "completion": ("dispatch_profiler.__main__", "print a completion script for bash, zsh or fish"),
 }
 #: Installed command -> the equivalent subcommand.

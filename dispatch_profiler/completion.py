@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 #: Metavariables of options and arguments that take a path.
-_PATHS = ("DIR", "FILE", "RECORDS", "BASE", "NEW", "LIBRARY", "ORIGINAL", "INCREMENTAL", "OUTPUT")
+_PATHS = ("DIR", "FILE", "RECORDS", "BASE", "NEW", "LIBRARY", "ORIGINAL", "INCREMENTAL", "OUTPUT", "COMMANDS")
 
 
 @dataclass(frozen=True)

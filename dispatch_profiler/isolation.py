@@ -38,13 +38,22 @@ _GIB = 2**30
 #: Time limit for starting a process and opening its device.
 _START_SECONDS = 120.0
 #: Starts all processes: the parent-death signal is sent when the *thread* that started a process ends.
-_SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
+_spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
 #: Interval at which a waiting call checks that the process is alive.
 _SLICE_SECONDS = 0.25
 #: Exit status of a process that lacks the memory to answer.
 _OUT_OF_MEMORY = 77
 #: Time limit for an idle process to exit.
 _LEAVE_SECONDS = 5.0
+
+
+def _renew_spawner() -> None:
+    """Replace the spawner, whose thread does not exist in a forked process."""
+    global _spawner
+    _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
+
+
+os.register_at_fork(after_in_child=_renew_spawner)
 
 
 @dataclass(frozen=True)
@@ -165,7 +174,7 @@ class Worker:
         environment = {**os.environ, **self._environment}
         environment["PYTHONPATH"] = startup.absolute_entries(environment.get("PYTHONPATH", ""))
         with theirs:
-            self._process = _SPAWNER.submit(
+            self._process = _spawner.submit(
                 subprocess.Popen,
                 [sys.executable, startup.__file__, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,

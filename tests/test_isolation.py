@@ -524,3 +524,17 @@ def test_a_limit_beyond_what_the_system_allows_is_what_it_allows(monkeypatch, ha
     monkeypatch.setattr(isolation.resource, "setrlimit", lambda kind, limits: asked.append(limits))
     isolation.limit_memory(2**70)
     assert asked == [(sys.maxsize if hard == -1 else hard, hard)]
+
+
+def test_a_forked_process_has_workers_of_its_own():
+    """A DataLoader's process compiles, too, although the thread that starts workers is its parent's."""
+    program = (
+        "import os\nfrom dispatch_profiler.isolation import Worker\nimport isolation_helpers as helpers\n"
+        "with Worker() as worker:\n    worker.call(helpers.pid)\n"
+        "    if (child := os.fork()) == 0:\n"
+        "        with Worker() as own:\n            os._exit(own.call(helpers.echo, 3))\n"
+        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), worker.call(helpers.echo, 4))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert done.stdout == "3 4\n", done.stderr

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built, Compiler
-from dispatch_profiler.compiler.cache import Cache, CacheInfo
+from dispatch_profiler.compiler.cache import Cache, CacheEntry, CacheInfo
 from dispatch_profiler.compiler.cluster import Cluster, TlsFiles
 from dispatch_profiler.compiler.iree import IreeCompiler
+from dispatch_profiler.compiler.launch_request import launch_key, launch_request
 from dispatch_profiler.compiler.null import NullCompiler, load_rules
 from dispatch_profiler.compiler.request import build_key, build_request, repeat_count
 from dispatch_profiler.compiler.tree import (
@@ -33,6 +34,7 @@ __all__ = [
     "BuildRequest",
     "Built",
     "Cache",
+    "CacheEntry",
     "CacheInfo",
     "Cluster",
     "CompileOptions",
@@ -47,5 +49,7 @@ __all__ = [
     "compile_tree",
     "compiler_for",
     "count_dispatches",
+    "launch_key",
+    "launch_request",
     "repeat_count",
 ]

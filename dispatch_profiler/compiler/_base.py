@@ -23,8 +23,9 @@ class BuildRequest:
     """All configurations of one operation that share their compiler flags.
 
     `source` is the whole MLIR file, of which a build takes the functions of `dispatches`. `repeat` is the
-    number of executions of each dispatch per call of the profile vmfb. `rejected` has a (dispatch, reason)
-    pair for each dispatch that the target does not support; these are not compiled.
+    number of executions of each dispatch per call of the profile vmfb; with 1, the two vmfbs are the same
+    unless weights are packed. `rejected` has a (dispatch, reason) pair for each dispatch that the target does
+    not support; these are not compiled.
     """
 
     source: str

@@ -1,9 +1,9 @@
-"""A cache of compiled modules for all generated trees of a user, keyed by the content of the inputs.
+"""A cache of compiled modules for all generated trees and launches of a user, keyed by the content of the inputs.
 
 An entry is one file: the SHA-256 of the rest in hexadecimal, the length of a JSON header, the header
-(key and outcomes), then both vmfbs. It is written atomically and checked when read; a damaged entry,
-or one with another key, is a miss and is removed. When the cache exceeds its size limit, the least
-recently used entries are removed first. Several processes may use one cache at once.
+(key, label and outcomes), then both vmfbs, or one if they are equal. It is written atomically and checked when
+read; a damaged entry, or one with another key, is a miss and is removed. When the cache exceeds its size limit,
+the least recently used entries are removed first. Several processes may use one cache at once.
 """
 
 from __future__ import annotations
@@ -13,14 +13,22 @@ import json
 import os
 import shutil
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from dispatch_profiler.compiler._base import BuildOutcome, Built
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import locked, read_bounded, remove_leftovers, sha256, write_atomic
-from dispatch_profiler.json_fields import mapping, parse_json, text, texts, whole
+from dispatch_profiler.files import (
+    locked,
+    open_regular,
+    read_bounded,
+    remove_leftovers,
+    sha256,
+    write_atomic,
+)
+from dispatch_profiler.json_fields import flag, mapping, parse_json, text, texts, whole
 
 DEFAULT_BYTES = 5 * 2**30
 _DIGEST = 64
@@ -29,6 +37,8 @@ _SUFFIX = ".built"
 _SIZE = "size"
 #: No vmfbs of one module come near it.
 _LARGEST_ENTRY = 2**33
+#: Far above any header, which has the compiler's diagnostics.
+_LARGEST_HEADER = 2**26
 #: Digits of the number of bytes in the cache.
 _LONGEST_SIZE = 20
 
@@ -43,6 +53,22 @@ class CacheInfo:
     max_bytes: int
 
 
+@dataclass(frozen=True)
+class CacheEntry:
+    """An entry in a list of the cache.
+
+    `name` is the label that it was stored with, or the name of its first dispatch; empty if its header is damaged.
+    `compiled` of `dispatches` are in its vmfbs. `used` is the time of its last use, in seconds since the epoch.
+    """
+
+    path: Path
+    name: str
+    dispatches: int
+    compiled: int
+    bytes: int
+    used: float
+
+
 class Cache:
     """Builds by key. File system errors make it slower, never wrong."""
 
@@ -51,6 +77,11 @@ class Cache:
         self._max_bytes = max_bytes
         # The next entries to evict, as of the last scan.
         self._oldest: deque[tuple[float, int, Path]] = deque()
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the entries, which need not exist."""
+        return self._folder
 
     def get(self, key: str) -> Built | None:
         """The build under `key`; None if it is missing or damaged."""
@@ -66,11 +97,14 @@ class Cache:
             os.utime(path)  # mark as recently used
         return built
 
-    def put(self, key: str, built: Built) -> None:
-        """Store `built`, unless an outcome may differ next time (a time limit, a crash)."""
+    def put(self, key: str, built: Built, label: str = "") -> None:
+        """Store `built`, unless an outcome may differ next time (a time limit, a crash).
+
+        `label` is a name for people, in `entries`; it identifies nothing.
+        """
         if any(outcome.is_transient for outcome in built.outcomes.values()):
             return
-        data = _pack(built, key)
+        data = _pack(built, key, label)
         if len(data) > self._max_bytes:
             return
         with contextlib.suppress(OSError):
@@ -85,13 +119,31 @@ class Cache:
         sizes = [size for _, size, _ in self._files()]
         return CacheInfo(self._folder, len(sizes), sum(sizes), self._max_bytes)
 
+    def entries(self) -> Iterator[CacheEntry]:
+        """Every entry, the most recently used first. Only headers are read, so damage elsewhere is not noticed."""
+        for used, size, path in reversed(self._files()):
+            try:
+                header = _read_header(path)
+                outcomes = mapping(header.get("outcomes"), "outcomes")
+                states = [_outcome(texts(outcomes, name)).state for name in outcomes]
+                name = text(header, "label", "") or next(iter(outcomes), "")
+            except (UsageError, ValueError):
+                name, states = "", []
+            yield CacheEntry(path, name, len(states), states.count(State.COMPILED), size, used)
+
+    def remove(self, entries: Iterable[CacheEntry]) -> int:
+        """Remove these entries. Returns their number."""
+        return self._remove_all([entry.path for entry in entries])
+
     def clear(self) -> int:
         """Remove every entry. Returns their number."""
-        files = self._files()
-        for _, _, path in files:
+        return self._remove_all([path for _, _, path in self._files()])
+
+    def _remove_all(self, paths: list[Path]) -> int:
+        for path in paths:
             _remove(path)
         (self._folder / _SIZE).unlink(missing_ok=True)
-        return len(files)
+        return len(paths)
 
     @property
     def _scratch(self) -> Path:
@@ -160,12 +212,21 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
-def _pack(built: Built, key: str) -> bytes:
+def _pack(built: Built, key: str, label: str) -> bytes:
     outcomes = {name: [o.state.value, o.reason, o.applied, o.kernel] for name, o in built.outcomes.items()}
+    has_profile = built.profile != built.verify
     header = json.dumps(
-        {"key": key, "verify": len(built.verify), "outcomes": outcomes, "diagnostics": built.diagnostics}
+        {
+            "key": key,
+            "label": label,
+            "verify": len(built.verify),
+            "has_profile": has_profile,
+            "outcomes": outcomes,
+            "diagnostics": built.diagnostics,
+        }
     ).encode()
-    body = f"{len(header):0{_LENGTH}d}".encode() + header + built.verify + built.profile
+    body = f"{len(header):0{_LENGTH}d}".encode() + header + built.verify
+    body += built.profile if has_profile else b""
     return sha256(body).encode() + body
 
 
@@ -181,7 +242,19 @@ def _unpack(data: bytes, key: str) -> Built:
     middle = start + whole(header, "verify", most=len(body) - start)
     found = mapping(header.get("outcomes"), "outcomes")
     outcomes = {name: _outcome(texts(found, name)) for name in found}
-    return Built(body[start:middle], body[middle:], outcomes, text(header, "diagnostics"))
+    verify = body[start:middle]
+    profile = body[middle:] if flag(header, "has_profile") else verify
+    return Built(verify, profile, outcomes, text(header, "diagnostics"))
+
+
+def _read_header(path: Path) -> dict[str, object]:
+    """The header of an entry, unchecked. Raises UsageError or ValueError if it cannot be read."""
+    with open_regular(path) as file:
+        try:
+            length = int(file.read(_DIGEST + _LENGTH)[_DIGEST:])
+            return dict(mapping(parse_json(file.read(min(max(length, 0), _LARGEST_HEADER)))))
+        except OSError as error:
+            raise ValueError(f"cannot read {path}") from error
 
 
 def _outcome(row: tuple[str, ...]) -> BuildOutcome:

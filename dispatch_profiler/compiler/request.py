@@ -13,7 +13,7 @@ from typing import Any
 from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import BuildRequest, Compiler
 from dispatch_profiler.compiler.source import relevant_source
-from dispatch_profiler.compiler.triton import SOURCES, triton_version
+from dispatch_profiler.compiler.triton import triton_version
 from dispatch_profiler.configurations import KernelObject, KernelSource, rejection_reason
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
@@ -28,6 +28,8 @@ _MAX_REPEATS = 100
 #: On a GPU. There a call costs as much as a small kernel, so it always repeats the dispatch.
 _FLOPS_PER_CALL_ON_GPU = 2e11
 _MIN_REPEATS_ON_GPU = 10
+#: Our sources that determine the output of a build.
+_BUILDING = ("compiler/*.py", "configurations/**/*.py", "templates/triton_*.py")
 
 
 def repeat_count(operation: Operation, on_gpu: bool = False) -> int:
@@ -75,9 +77,9 @@ def build_key(request: BuildRequest, target: Target, compiler: Compiler) -> str:
     """
     names = [dispatch.name for dispatch in request.dispatches]
     content = [
-        *(__version__, _code_version(), compiler.revision, target.fingerprint),
+        *(__version__, sources_hash(*_BUILDING), compiler.revision, target.fingerprint),
         *(request.flags, request.repeat, relevant_source(request.source, names), names, request.rejected),
-        *(_files_of(request.flags), _external_kernels(request.dispatches), _unnamed(request.dispatches)),
+        *(files_of(request.flags), external_kernels(request.dispatches), _unnamed(request.dispatches)),
     ]
     return sha256(json.dumps(content).encode())
 
@@ -88,7 +90,7 @@ def _unnamed(dispatches: Sequence[Dispatch]) -> tuple[Mapping[str, Any], ...]:
     return tuple(each.to_dict() for each in configurations if not each.is_generated)
 
 
-def _files_of(flags: tuple[str, ...]) -> tuple[str, ...]:
+def files_of(flags: Sequence[str]) -> tuple[str, ...]:
     """Hashes of the files that flags name, such as a tuning spec, because their content may change.
 
     Raises UsageError for a named pipe, which would block the compiler.
@@ -102,7 +104,7 @@ def _is_file_or_pipe(path: str) -> bool:
     return os.path.isfile(path) or (os.path.exists(path) and stat.S_ISFIFO(os.stat(path).st_mode))
 
 
-def _external_kernels(dispatches: Sequence[Dispatch]) -> tuple[str, ...]:
+def external_kernels(dispatches: Sequence[Dispatch]) -> tuple[str, ...]:
     """Dependencies of external kernels besides the configuration: Triton, or the object's content."""
     kernels = [dispatch.configuration.kernel(dispatch.operation) for dispatch in dispatches]
     objects = [kernel.path for kernel in kernels if isinstance(kernel, KernelObject)]
@@ -119,10 +121,8 @@ def _content(path: Path) -> str:
 
 
 @cache
-def _code_version() -> str:
-    """Hash of our sources that determine the output of a build."""
+def sources_hash(*patterns: str) -> str:
+    """Hash of our files that match `patterns`, globs below this package. They are read once per process."""
     package = Path(__file__).parent.parent
-    files = sorted(
-        [*(package / "compiler").glob("*.py"), *(package / "configurations").rglob("*.py"), *SOURCES]
-    )
+    files = sorted({file for pattern in patterns for file in package.glob(pattern)})
     return sha256(b"".join(file.read_bytes() for file in files))

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 
 from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.library.library import library_file
+from dispatch_profiler.targets import CpuTarget, Target, host_cpu
 
 _SHIPPED = Path(str(resources.files("dispatch_profiler.library") / "shipped"))
+
+
+def _is_host_with_avx512(target: Target) -> bool:
+    return target == CpuTarget() and "avx512f" in host_cpu().features
+
+
+#: Name of each library -> whether it was measured on the kind of hardware that a target is for.
+_FITS: Mapping[str, Callable[[Target], bool]] = {
+    "h200": lambda target: target.name == "cuda:sm_90",
+    "xeon-avx512": _is_host_with_avx512,
+}
 
 
 def shipped_libraries() -> tuple[str, ...]:
     """Their names: the processors that they were measured on."""
     return tuple(sorted(each.name for each in _SHIPPED.iterdir() if each.is_dir()))
+
+
+def shipped_for(target: Target) -> Path | None:
+    """The folder of the shipped library for the hardware of `target`; None if there is none."""
+    return next((_SHIPPED / name for name, fits in _FITS.items() if fits(target)), None)
 
 
 def is_shipped(path: Path) -> bool:

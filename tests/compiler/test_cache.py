@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,43 @@ def test_info_counts_and_clear_removes(tmp_path: Path):
     assert (cache.info().entries, cache.info().bytes) == (1, size)
     assert cache.clear() == 1
     assert (cache.info().entries, cache.info().bytes) == (0, 0)
+
+
+def test_equal_vmfbs_are_stored_once(tmp_path: Path):
+    """A launch has one vmfb, and so has a large operation."""
+    cache, once = Cache(tmp_path), b"v" * 10_000
+    cache.put(KEY, replace(BUILT, verify=once, profile=once))
+
+    assert cache.get(KEY) == replace(BUILT, verify=once, profile=once)
+    assert entry(tmp_path).stat().st_size < 2 * len(once)
+
+
+def test_entries_are_listed_by_their_labels(tmp_path: Path):
+    """The last used first. Without a label, an entry has the name of its first dispatch; damage does not hide it."""
+    keys = [f"{i:02d}" + "0" * 62 for i in range(3)]
+    cache = Cache(tmp_path)
+    for age, (key, label) in enumerate(zip(keys, ("conv", "", "layer norm"), strict=True)):
+        cache.put(key, BUILT, label)
+        os.utime(next(tmp_path.rglob(f"{key}.built")), (age + 1, age + 1))
+    damaged = next(tmp_path.rglob(f"{keys[0]}.built"))
+    damaged.write_bytes(damaged.read_bytes()[:90])
+    os.utime(damaged, (1, 1))
+
+    found = list(cache.entries())
+
+    assert [each.name for each in found] == ["layer norm", "good", ""]
+    assert [(each.compiled, each.dispatches) for each in found] == [(1, 2), (1, 2), (0, 0)]
+    assert [each.used for each in found] == [3, 2, 1]
+    assert sum(each.bytes for each in found) == cache.info().bytes
+
+
+def test_listed_entries_can_be_removed(tmp_path: Path):
+    cache, other = Cache(tmp_path), KEY.replace("a", "c")
+    cache.put(KEY, BUILT, "mine")
+    cache.put(other, BUILT, "yours")
+
+    assert cache.remove(each for each in cache.entries() if each.name == "mine") == 1
+    assert (cache.get(KEY), cache.get(other)) == (None, BUILT)
 
 
 # -- through compile.py ----------------------------------------------------------------------------

@@ -322,7 +322,13 @@ def _of_another_program(body: bytes) -> bytes:
 
 def with_header(**wrong: object) -> bytes:
     """The body of an entry with some `wrong` fields in its header."""
-    right = {"key": key_of(0), "verify": 1, "outcomes": {"f": ["compiled", "", ""]}, "diagnostics": ""}
+    right = {
+        "key": key_of(0),
+        "verify": 1,
+        "has_profile": True,
+        "outcomes": {"f": ["compiled", "", "", ""]},
+        "diagnostics": "",
+    }
     header = json.dumps({**right, **wrong}).encode()
     return b"%016d" % len(header) + header + b"vp"
 
@@ -334,8 +340,9 @@ WRONG_HEADERS: list[dict[str, object]] = [
     {"verify": "1"},
     {"outcomes": []},
     {"outcomes": {"f": ["compiled"]}},
-    {"outcomes": {"f": ["compiled", 1, ""]}},
-    {"outcomes": {"f": ["unheard of", "", ""]}},
+    {"outcomes": {"f": ["compiled", 1, "", ""]}},
+    {"outcomes": {"f": ["unheard of", "", "", ""]}},
+    {"has_profile": 1},
     {"diagnostics": None},
 ]
 

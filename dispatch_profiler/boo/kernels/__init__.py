@@ -1,0 +1,18 @@
+"""Kernels for launches: an operation and a device -> one vmfb, compiled once and cached by content."""
+
+from dispatch_profiler.boo.kernels.build import Found, KernelSearch, Toolchain, find_kernels
+from dispatch_profiler.boo.kernels.memory import Memory
+from dispatch_profiler.boo.kernels.provider import OperationKernels, forget_kernels
+from dispatch_profiler.boo.kernels.targets import launch_devices, target_of
+
+__all__ = [
+    "Found",
+    "KernelSearch",
+    "Memory",
+    "OperationKernels",
+    "Toolchain",
+    "find_kernels",
+    "forget_kernels",
+    "launch_devices",
+    "target_of",
+]

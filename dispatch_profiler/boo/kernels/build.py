@@ -1,0 +1,147 @@
+"""Kernels for launches, from the cache or the compiler.
+
+The variants of an operation are tried in order until one compiles, so that neither a tuned configuration nor a form
+can make an operation unusable. Equal kernels are compiled once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dispatch_profiler.boo.environment import LOGGER
+from dispatch_profiler.boo.interface import LaunchKernel
+from dispatch_profiler.boo.kernels.variants import Tuning, Variant
+from dispatch_profiler.compiler import Built, Cache, Compiler, compiler_for, launch_key, launch_request
+from dispatch_profiler.dispatches import State
+from dispatch_profiler.errors import CompilerError
+from dispatch_profiler.isolation import WorkerLimits, available_memory
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.targets import Target
+
+if TYPE_CHECKING:
+    from dispatch_profiler.compiler.pool import BuildPool
+
+#: Time limit in seconds to compile one kernel.
+_SECONDS = 120.0
+_log = logging.getLogger(LOGGER)
+
+#: A kernel, or why there is none.
+Found = LaunchKernel | CompilerError
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """What kernels for one target are compiled with."""
+
+    target: Target
+    compiler: Compiler
+    tuning: Tuning
+
+    @classmethod
+    def of(cls, target: Target, tuning: str | None) -> Toolchain:
+        """The toolchain for `target`, with `LaunchSettings.tuning`. Raises UsageError if that cannot be read."""
+        compiler = compiler_for(target)
+        return cls(target, compiler, Tuning.read(tuning, target, compiler))
+
+
+class KernelSearch:
+    """The search for the kernel of one operation: takes a build of each variant until one compiled.
+
+    `name` labels the kernel in the cache.
+    """
+
+    def __init__(self, operation: Operation, name: str, toolchain: Toolchain) -> None:
+        self.name = name
+        self.target = toolchain.target
+        self.compiler = toolchain.compiler
+        self._left = list(toolchain.tuning.variants(operation, toolchain.target))
+        self._key = ""
+        #: Why the last variant was passed over.
+        self.failure = ""
+
+    @property
+    def variant(self) -> Variant:
+        """The variant whose build is missing."""
+        return self._left[0]
+
+    @property
+    def key(self) -> str:
+        """The content key of `variant`."""
+        if not self._key:
+            variant = self.variant
+            self._key = launch_key(variant.dispatch, self.target, self.compiler, variant.flags)
+        return self._key
+
+    def take(self, built: Built) -> Found | None:
+        """The outcome of the build of `variant`: a kernel, an error after the last variant, otherwise None."""
+        dispatch = self.variant.dispatch
+        outcome = built.outcomes[dispatch.name]
+        if outcome.state is State.COMPILED:
+            _log.debug("%s: %s for %s", self.name, dispatch.configuration.name, self.target.name)
+            return LaunchKernel(built.verify, dispatch.name, self.key)
+        self.failure = f"{dispatch.name} for {self.target.name}: {outcome.state.value}: {outcome.reason}"
+        if len(self._left) == 1:
+            return CompilerError(self.failure, diagnostics=built.diagnostics)
+        del self._left[0]
+        self._key = ""
+        return None
+
+    def look_up(self, cache: Cache | None) -> Found | None:
+        """What the builds in `cache` yield; None if the build of `variant` is not among them."""
+        while cache is not None and (built := cache.get(self.key)) is not None:
+            if (found := self.take(built)) is not None:
+                return found
+        return None
+
+
+def find_kernels(
+    searches: Sequence[KernelSearch], cache: Cache | None, workers: int
+) -> Iterator[tuple[KernelSearch, Found]]:
+    """Yield the outcome of every search as it is known; at most `workers` kernels compile at once.
+
+    Raises UsageError if the compiler does not know a flag, ToolError if it fails before it builds.
+    """
+    left: dict[Compiler, list[KernelSearch]] = {}
+    for search in searches:
+        if (found := search.look_up(cache)) is not None:
+            yield search, found
+        else:
+            left.setdefault(search.compiler, []).append(search)
+    for compiler, missing in left.items():
+        with _open_pool(compiler, min(workers, len(missing))) as pool:
+            yield from _build(missing, cache, pool)
+
+
+def _build(
+    searches: Sequence[KernelSearch], cache: Cache | None, pool: BuildPool[str]
+) -> Iterator[tuple[KernelSearch, Found]]:
+    left = list(searches)
+    while left:
+        waiting: dict[str, list[KernelSearch]] = {}
+        for search in left:
+            waiting.setdefault(search.key, []).append(search)
+        left = []
+        variants = {key: (group[0].variant, group[0].target) for key, group in waiting.items()}
+        requests = {key: launch_request(v.dispatch, target, v.flags) for key, (v, target) in variants.items()}
+        for key, built in pool.results(requests):
+            if cache is not None:
+                cache.put(key, built, waiting[key][0].name)
+            for search in waiting[key]:
+                found = search.take(built)
+                if found is None:
+                    _log.warning("%s; trying %s", search.failure, search.variant.dispatch.configuration.name)
+                    found = search.look_up(cache)
+                if found is None:
+                    left.append(search)
+                else:
+                    yield search, found
+
+
+def _open_pool(compiler: Compiler, workers: int) -> BuildPool[str]:
+    from dispatch_profiler.compiler.pool import BuildPool, Executor  # imported here: joblib is slow to import
+
+    limits = WorkerLimits(_SECONDS, available_memory() // workers)
+    return BuildPool(compiler, Executor(workers=workers), limits)

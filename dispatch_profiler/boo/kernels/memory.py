@@ -1,0 +1,59 @@
+"""What this process made, by key: the most recently used values, each made once even if several threads want it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class Memory(Generic[Key, Value]):
+    """At most `limit` values; the least recently used is dropped first. Lives as long as the process."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._values: OrderedDict[Key, Value] = OrderedDict()
+        self._reset_locks()
+        # A thread that does not exist in a forked process may hold a lock.
+        os.register_at_fork(after_in_child=self._reset_locks)
+
+    def _reset_locks(self) -> None:
+        self._lock = threading.Lock()
+        self._making: dict[Key, threading.Lock] = {}
+
+    def get(self, key: Key, make: Callable[[], Value]) -> Value:
+        """The value of `key`; if there is none, what `make` returns. Raises what `make` raises, and keeps nothing then."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]
+            making = self._making.setdefault(key, threading.Lock())
+        with making:
+            with self._lock:
+                if key in self._values:
+                    return self._values[key]
+            try:
+                value = make()
+            except BaseException:
+                with self._lock:
+                    self._making.pop(key, None)
+                raise
+            with self._lock:
+                self._making.pop(key, None)
+                self._values[key] = value
+                while len(self._values) > self._limit:
+                    self._values.popitem(last=False)
+            return value
+
+    def clear(self) -> None:
+        """Drop every value."""
+        with self._lock:
+            self._values.clear()
+
+    def __len__(self) -> int:
+        return len(self._values)

@@ -1,0 +1,66 @@
+"""The kernels of one operation, for its launchable: from the memory of this process, the cache, or the compiler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dispatch_profiler.boo.environment import LaunchSettings
+from dispatch_profiler.boo.interface import LaunchKernel
+from dispatch_profiler.boo.kernels.build import Found, KernelSearch, Toolchain, find_kernels
+from dispatch_profiler.boo.kernels.memory import Memory
+from dispatch_profiler.boo.kernels.targets import target_of
+from dispatch_profiler.compiler import Cache
+from dispatch_profiler.errors import DispatchProfilerError, UsageError
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.runtime.device_uri import DeviceUri
+from dispatch_profiler.targets import Target
+
+#: Kernels in memory. One for a CPU has 10 to 500 KB.
+_LIMIT = 256
+_kernels: Memory[tuple[Operation, Target, LaunchSettings], LaunchKernel] = Memory(_LIMIT)
+
+
+@dataclass(frozen=True)
+class OperationKernels:
+    """The `KernelProvider` of `operation`. `name` labels its kernels in the cache.
+
+    With `cache_only`, nothing is compiled: a kernel that is not in the cache is a UsageError.
+    """
+
+    operation: Operation
+    name: str
+    settings: LaunchSettings
+    cache_only: bool = False
+
+    def kernel(self, device: DeviceUri) -> LaunchKernel:
+        """See `KernelProvider.kernel`."""
+        target = target_of(device)
+        return _kernels.get((self.operation, target, self.settings), lambda: self._find(target))
+
+    def _find(self, target: Target) -> LaunchKernel:
+        folder = self.settings.cache_folder
+        cache = None if folder is None else Cache(folder)
+        search = KernelSearch(self.operation, self.name, Toolchain.of(target, self.settings.tuning))
+        found = search.look_up(cache)
+        if found is None and self.cache_only:
+            raise UsageError(
+                f"{self.name} for {target.name} is not in the launch cache ({folder or 'BOO_CACHE_ON is 0'})",
+                hint="compile it with dispatch-profiler preload, or launch without cache_only",
+            )
+        return _kernel_of(found or _compile(search, cache))
+
+
+def _compile(search: KernelSearch, cache: Cache | None) -> Found:
+    ((_, found),) = find_kernels([search], cache, workers=1)
+    return found
+
+
+def _kernel_of(found: Found) -> LaunchKernel:
+    if isinstance(found, DispatchProfilerError):
+        raise found
+    return found
+
+
+def forget_kernels() -> None:
+    """Drop the kernels in memory."""
+    _kernels.clear()

@@ -1,0 +1,46 @@
+"""What kernels for a device are compiled for, and which devices there are."""
+
+from __future__ import annotations
+
+from dispatch_profiler.errors import TargetError
+from dispatch_profiler.runtime.device_uri import DeviceUri
+from dispatch_profiler.targets import CpuTarget, NullTarget, Target, parse_target
+
+#: The device that stands for this CPU.
+CPU = "local-task"
+_CUDA = "cuda"
+
+
+def target_of(device: DeviceUri) -> Target:
+    """The target for `device`: this CPU, or the architecture of a GPU.
+
+    Raises TargetError for a GPU that is missing, and for drivers without launches.
+    """
+    if device.is_null:
+        return NullTarget()
+    if device.is_remote:
+        raise TargetError(f"{device} is a device of another machine", hint="kernels are launched on this one")
+    if device.is_local:
+        return CpuTarget()
+    if not device.is_cuda:
+        raise TargetError(
+            f"kernels cannot be launched on {device.driver}", hint="available: local-sync, local-task, cuda"
+        )
+    from dispatch_profiler.runtime.cuda_driver import find_gpu
+
+    gpu = find_gpu(str(device))
+    if gpu is None:
+        raise TargetError(f"{device}: no such GPU", hint="nvidia-smi lists the GPUs of this machine")
+    major, minor = gpu.capability
+    return parse_target(f"cuda:sm_{major}{minor}")
+
+
+def launch_devices() -> tuple[DeviceUri, ...]:
+    """This CPU, and a GPU of each architecture of this machine."""
+    from dispatch_profiler.runtime.cuda_driver import gpu_count
+
+    every = [DeviceUri(CPU), *(DeviceUri(_CUDA, str(number)) for number in range(gpu_count()))]
+    by_target: dict[Target, DeviceUri] = {}
+    for device in every:
+        by_target.setdefault(target_of(device), device)
+    return tuple(by_target.values())

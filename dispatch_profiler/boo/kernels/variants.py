@@ -1,0 +1,80 @@
+"""The ways to compile an operation for launches, the fastest known first: tuned, in its fastest form, by default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dispatch_profiler.compiler import Compiler
+from dispatch_profiler.compiler.triton import triton_version
+from dispatch_profiler.configurations import Default, KernelSource
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.library.library import Library
+from dispatch_profiler.library.shipped import find_library, shipped_for
+from dispatch_profiler.library.tuned import TunedConfigurations
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.targets import Target, fastest_form
+
+_SPEC_SUFFIX = ".mlir"
+_SPEC_FLAG = "--iree-codegen-tuning-spec-path"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A dispatch, and compiler flags in addition to those of target and configuration."""
+
+    dispatch: Dispatch
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Tuned configurations for one target: those of a library, or flags that pass a tuning spec to the compiler."""
+
+    configurations: TunedConfigurations | None = None
+    flags: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, source: str | None, target: Target, compiler: Compiler) -> Tuning:
+        """Read a library (a folder or a shipped name) or a tuning spec. Raises UsageError if that fails.
+
+        None means the shipped library for `target`, empty means nothing.
+        """
+        path = shipped_for(target) if source is None else Path(source).expanduser()
+        if path is None or source == "":
+            return cls()
+        if path.suffix == _SPEC_SUFFIX:
+            if not path.is_file():
+                raise UsageError(f"{path}: no such tuning spec", hint="BOO_TUNING_SPEC_PATH names it")
+            return cls(flags=(f"{_SPEC_FLAG}={path.absolute()}",))
+        library = Library.load(find_library(path))
+        return cls(TunedConfigurations(library, target, compiler.revision))
+
+    def variants(self, operation: Operation, target: Target) -> tuple[Variant, ...]:
+        """The variants of `operation`, without duplicates. The last one is the compiler's default.
+
+        An operation that `target` does not support has only that one, whose build gives the reason.
+        """
+        if target.unsupported_reason(operation):
+            return (Variant(Dispatch(operation, Default())),)
+        return tuple(dict.fromkeys(self._every(operation, target)))
+
+    def _every(self, operation: Operation, target: Target) -> Iterator[Variant]:
+        default = Dispatch(operation, Default())
+        if self.flags:
+            yield Variant(default, self.flags)
+        tuned = self.configurations.of(operation).dispatch if self.configurations is not None else None
+        if tuned is not None and _has_tools(tuned):
+            yield Variant(tuned)
+        form = fastest_form(operation, target)
+        if form is not None:
+            yield Variant(Dispatch(operation, form))
+        yield Variant(default)
+
+
+def _has_tools(dispatch: Dispatch) -> bool:
+    """Whether the package that compiles its kernel is installed."""
+    is_triton = isinstance(dispatch.configuration.kernel(dispatch.operation), KernelSource)
+    return not is_triton or bool(triton_version())

@@ -1,0 +1,53 @@
+"""Builds of one dispatch for programs that call it: one vmfb with one function, which executes the dispatch once.
+
+The key of such a build takes 10 ms. It contains the operation, the configuration and the templates instead of the
+source, so that a program whose kernels are cached renders nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from dispatch_profiler import __version__
+from dispatch_profiler.compiler._base import BuildRequest, Compiler
+from dispatch_profiler.compiler.request import build_request, external_kernels, files_of, sources_hash
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.files import sha256
+from dispatch_profiler.targets import Target
+
+#: Our sources that determine the source of a dispatch and its build.
+_SOURCES = (
+    "compiler/*.py", "configurations/**/*.py", "dispatches/dispatch.py", "generator/render.py", "operations/*.py",
+    "targets/*.json", "targets/*.py", "templates/*.mlir.j2", "templates/triton_*.py",
+)  # fmt: skip
+
+
+def launch_request(dispatch: Dispatch, target: Target, flags: Sequence[str] = ()) -> BuildRequest:
+    """A request for a single vmfb: its function takes the operands, then the results, which it writes to.
+
+    The two vmfbs of its `Built` are the same. `flags` are compiler flags in addition to those of target and
+    configuration.
+    """
+    from dispatch_profiler.generator.render import (
+        render_module,
+    )  # imported here: a cached build needs no source
+
+    source = render_module(dispatch.operation, [dispatch])
+    return build_request(source, [dispatch], target, flags=flags, repeat=1)
+
+
+def launch_key(dispatch: Dispatch, target: Target, compiler: Compiler, flags: Sequence[str] = ()) -> str:
+    """The hash, in hexadecimal, of everything that determines the output of `compiler` for `launch_request`.
+
+    Equal keys mean equal vmfbs. A key covers the operation and the configuration with all of their fields, our version
+    and code, the compiler's revision, the target with its CPU resolved, and the content of files that flags or kernels
+    name.
+    """
+    operation, configuration = dispatch.operation, dispatch.configuration
+    content = [
+        *("launch", __version__, sources_hash(*_SOURCES), compiler.revision, target.fingerprint),
+        *(operation.to_dict(), configuration.to_dict(), (*configuration.flags, *flags)),
+        *(files_of((*configuration.flags, *flags)), external_kernels([dispatch])),
+    ]
+    return sha256(json.dumps(content).encode())

@@ -1,0 +1,102 @@
+"""The documented variables, read when they are used, with errors that name them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dispatch_profiler.boo.environment import (
+    LOGGER,
+    LaunchSettings,
+    configure_logging,
+    launch_settings,
+    uses_backward_kernels,
+)
+from dispatch_profiler.command import user_cache
+from dispatch_profiler.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CACHE_ON", "CACHE_DIR", "TUNING_SPEC_PATH", "USE_BACKWARD_KERNELS"):
+        monkeypatch.delenv(f"BOO_{name}", raising=False)
+    for name in ("LOG_LEVEL", "DEBUG"):
+        monkeypatch.delenv(f"TURBINE_{name}", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def logger() -> Iterator[logging.Logger]:
+    found = logging.getLogger(LOGGER)
+    level, handlers = found.level, list(found.handlers)
+    yield found
+    found.setLevel(level)
+    found.handlers = handlers
+
+
+def test_without_variables_kernels_are_cached_and_tuned():
+    assert launch_settings() == LaunchSettings(user_cache(), None)
+    assert not uses_backward_kernels()
+
+
+def test_a_variable_counts_from_when_it_is_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("BOO_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("BOO_TUNING_SPEC_PATH", "")
+    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1")
+    assert launch_settings() == LaunchSettings(tmp_path, "")
+    assert uses_backward_kernels()
+
+    monkeypatch.setenv("BOO_CACHE_ON", "0")
+    monkeypatch.setenv("BOO_TUNING_SPEC_PATH", "mine")
+    assert launch_settings() == LaunchSettings(None, "mine")
+
+
+def test_a_home_in_the_folder_is_expanded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("BOO_CACHE_DIR", "~/kernels")
+
+    assert launch_settings().cache_folder == Path.home() / "kernels"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("BOO_CACHE_ON", "yes!", "BOO_CACHE_ON must be 0 or 1, but is 'yes!'"),
+        ("BOO_USE_BACKWARD_KERNELS", "2", "BOO_USE_BACKWARD_KERNELS must be 0 or 1, but is '2'"),
+        ("TURBINE_LOG_LEVEL", "LOUD", "TURBINE_LOG_LEVEL: unknown log level 'LOUD'"),
+        ("TURBINE_DEBUG", "log_level=LOUD", "TURBINE_DEBUG: unknown log level 'LOUD'"),
+        ("TURBINE_DEBUG", "loglevel=DEBUG", "TURBINE_DEBUG: unknown item 'loglevel'"),
+    ],
+)
+def test_an_invalid_value_is_an_error_that_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+):
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(UsageError) as caught:
+        launch_settings()
+        uses_backward_kernels()
+        configure_logging()
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("TURBINE_LOG_LEVEL", "debug"), ("TURBINE_DEBUG", "log_level=DEBUG"), ("TURBINE_DEBUG", "asserts,log_level=DEBUG")],
+)  # fmt: skip
+def test_the_level_of_the_logger_is_set(
+    monkeypatch: pytest.MonkeyPatch, logger: logging.Logger, name: str, value: str
+):
+    monkeypatch.setenv(name, value)
+    configure_logging()
+
+    assert logger.level == logging.DEBUG
+
+
+def test_without_a_level_the_logger_stays_as_the_program_has_it(logger: logging.Logger):
+    logger.setLevel(logging.ERROR)
+    before = list(logger.handlers)
+    configure_logging()
+
+    assert (logger.level, logger.handlers) == (logging.ERROR, before)

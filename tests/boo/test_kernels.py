@@ -1,0 +1,357 @@
+"""An operation and a device -> a kernel: compiled once, found again by content, in the fastest way that works."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from dispatch_profiler.boo.environment import LaunchSettings
+from dispatch_profiler.boo.kernels import (
+    OperationKernels,
+    forget_kernels,
+    launch_devices,
+    provider,
+    target_of,
+    variants,
+)
+from dispatch_profiler.boo.kernels.variants import Tuning
+from dispatch_profiler.compiler import (
+    BuildOutcome,
+    BuildRequest,
+    Built,
+    Cache,
+    IreeCompiler,
+    NullCompiler,
+    launch_key,
+)
+from dispatch_profiler.configurations import (
+    Configuration,
+    CpuTiles,
+    Default,
+    Formed,
+    TritonTiles,
+    Tuned,
+)
+from dispatch_profiler.dispatches import Dispatch, State
+from dispatch_profiler.errors import CompilerError, TargetError, UsageError
+from dispatch_profiler.library import Entry, Estimate, Library, find_library
+from dispatch_profiler.library.tuned import TunedConfigurations
+from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, LayerNorm, Matmul, Operation
+from dispatch_profiler.profiler.records.record import Provenance
+from dispatch_profiler.runtime import cuda_driver
+from dispatch_profiler.runtime.device_uri import DeviceUri
+from dispatch_profiler.targets import NullTarget, Target, parse_target
+
+TILES = CpuTiles((16, 16), (8, 16, 1))
+MATMUL = Matmul(16, 16, 16)
+NULL = DeviceUri("null")
+#: An operation whose fastest form on a CPU is not the direct one.
+FHWC = Conv2d(1, 8, 8, 32, 32, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
+CPU = parse_target("llvm-cpu")
+
+
+@pytest.fixture(autouse=True)
+def empty_memory() -> None:
+    forget_kernels()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> LaunchSettings:
+    return LaunchSettings(tmp_path / "kernels", None)
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch, in_process: None) -> list[str]:
+    """The dispatches that the null compiler builds, in order."""
+    built, build = [], NullCompiler.build
+
+    def record(self: NullCompiler, request: BuildRequest) -> Built:
+        built.extend(dispatch.name for dispatch in request.dispatches)
+        return build(self, request)
+
+    monkeypatch.setattr(NullCompiler, "build", record)
+    return built
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[dict[str, object]], None]:
+    """`faults({"*": {...}})`: the null compiler has these faults."""
+
+    def plant(rules: dict[str, object]) -> None:
+        file = tmp_path / "faults.yaml"
+        file.write_text(yaml.safe_dump(rules))
+        monkeypatch.setattr(provider, "target_of", lambda device: NullTarget(str(file)))
+
+    return plant
+
+
+def kernels(operation: Operation, settings: LaunchSettings, **options: bool) -> OperationKernels:
+    return OperationKernels(operation, f"name_of_{operation.kind}", settings, **options)
+
+
+def entries(settings: LaunchSettings) -> list[str]:
+    assert settings.cache_folder is not None
+    return [entry.name for entry in Cache(settings.cache_folder).entries()]
+
+
+def test_a_kernel_is_compiled_once_and_then_found_in_the_cache(settings: LaunchSettings, builds: list[str]):
+    """A process that starts later compiles nothing. The cache lists it by its name."""
+    first = kernels(MATMUL, settings).kernel(NULL)
+    assert first is kernels(MATMUL, settings).kernel(NULL)
+    forget_kernels()
+
+    assert kernels(MATMUL, settings).kernel(NULL) == first
+    assert builds == [first.function] == [f"{MATMUL.name}_tile_config_default"]
+    assert entries(settings) == ["name_of_matmul"]
+
+
+def test_without_a_cache_a_process_still_compiles_once(settings: LaunchSettings, builds: list[str]):
+    unsaved = replace(settings, cache_folder=None)
+    for _ in range(2):
+        kernels(MATMUL, unsaved).kernel(NULL)
+
+    assert len(builds) == 1
+    assert not settings.cache_folder.exists()
+
+
+def test_a_name_identifies_nothing(settings: LaunchSettings, builds: list[str]):
+    """Two layer norms that differ only in eps have the same name here, and kernels of their own."""
+    norms = [LayerNorm(8, 16), LayerNorm(8, 16, eps=1.0)]
+    found = [kernels(norm, settings).kernel(NULL) for norm in norms]
+
+    assert found[0].key != found[1].key
+    assert len(builds) == len(entries(settings)) == 2
+
+
+def test_eight_threads_compile_once(settings: LaunchSettings, builds: list[str]):
+    barrier = threading.Barrier(8)
+
+    def get(_: int) -> str:
+        barrier.wait()
+        return kernels(MATMUL, settings).kernel(NULL).key
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(get, range(8)))) == 1
+    assert len(builds) == 1
+
+
+def test_a_damaged_entry_is_compiled_again(settings: LaunchSettings, builds: list[str]):
+    first = kernels(MATMUL, settings).kernel(NULL)
+    (path,) = settings.cache_folder.rglob("*.built")
+    path.write_bytes(path.read_bytes()[:-1])
+    forget_kernels()
+
+    assert kernels(MATMUL, settings).kernel(NULL) == first
+    assert len(builds) == 2
+
+
+def test_a_kernel_that_does_not_compile_is_an_error_with_the_dispatch_and_the_reason(
+    settings: LaunchSettings, builds: list[str], faults
+):
+    faults({"*": {"not_compiled": "no such tile"}})
+
+    for _ in range(2):
+        with pytest.raises(CompilerError, match=rf"^{MATMUL.name}_tile_config_default for null:.*: not compiled: no such tile$"):  # fmt: skip
+            kernels(MATMUL, settings).kernel(NULL)
+    assert len(builds) == 1  # the cache has the failure
+
+
+def test_a_crash_of_the_compiler_is_tried_again(settings: LaunchSettings, builds: list[str], faults):
+    faults({"*": {"compiler": "memory"}})
+
+    for _ in range(2):
+        with pytest.raises(CompilerError, match="out of memory"):
+            kernels(MATMUL, settings).kernel(NULL)
+    assert len(builds) == 2
+
+
+def test_only_the_cache_is_used_if_so_requested(settings: LaunchSettings, builds: list[str]):
+    with pytest.raises(UsageError, match="name_of_matmul for null is not in the launch cache") as caught:
+        kernels(MATMUL, settings, cache_only=True).kernel(NULL)
+    assert "preload" in caught.value.hint and builds == []
+
+    found = kernels(MATMUL, settings).kernel(NULL)
+    forget_kernels()
+    assert kernels(MATMUL, settings, cache_only=True).kernel(NULL) == found
+
+
+# -- variants --------------------------------------------------------------------------------------
+
+
+def configurations(operation: Operation, tuning: Tuning, target: Target = CPU) -> list[Configuration]:
+    return [each.dispatch.configuration for each in tuning.variants(operation, target)]
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> str:
+    """The folder of a library with tiles for MATMUL, measured with the installed compiler."""
+    iree = f"compiler {IreeCompiler().revision}, runtime 3.13.0"
+    provenance = Provenance("local-task", "llvm-cpu", iree, 7, flags=CPU.compile_flags)
+    faster = Estimate(2.0, 1.9, 2.1)
+    Library([Entry(Dispatch(MATMUL, TILES), faster, faster, provenance)]).save(tmp_path / "library")
+    return str(tmp_path / "library")
+
+
+def test_without_a_library_the_fastest_form_comes_first_and_the_default_last():
+    first, *_, last = configurations(FHWC, Tuning())
+
+    assert isinstance(first, Formed) and last == Default()
+    assert configurations(MATMUL, Tuning()) == [Default()]
+
+
+def test_the_entry_of_a_library_comes_first(library: str):
+    tuning = Tuning.read(library, CPU, IreeCompiler())
+
+    assert configurations(MATMUL, tuning) == [Tuned(TILES), Default()]
+    assert configurations(Matmul(16, 16, 8), tuning) == [Default()]
+
+
+def test_an_entry_of_another_compiler_is_not_used(library: str):
+    tuning = Tuning.read(library, CPU, NullCompiler())
+
+    assert configurations(MATMUL, tuning) == [Default()]
+
+
+def test_a_kernel_of_triton_is_left_out_without_triton(library: str, monkeypatch: pytest.MonkeyPatch):
+    """It would fail in every process again, because Triton may be installed meanwhile."""
+    cuda = parse_target("cuda:sm_90")
+    operation = next(
+        each.operation
+        for each in Library.load(find_library(Path("h200"))).entries
+        if isinstance(each.dispatch.configuration, TritonTiles)
+    )
+    tuning = Tuning.read(None, cuda, IreeCompiler())
+    first, *_ = configurations(operation, tuning, cuda)
+    assert isinstance(first, Tuned)
+
+    monkeypatch.setattr(variants, "triton_version", str)
+    assert configurations(operation, tuning, cuda) == [Default()]
+
+
+def test_a_tuning_spec_is_passed_to_the_compiler(tmp_path: Path):
+    spec = tmp_path / "spec.mlir"
+    spec.write_text("module {}")
+    first, *rest = Tuning.read(str(spec), CPU, IreeCompiler()).variants(MATMUL, CPU)
+
+    assert (first.dispatch.configuration, first.flags) == (
+        Default(),
+        (f"--iree-codegen-tuning-spec-path={spec}",),
+    )
+    assert [each.flags for each in rest] == [()]
+
+
+def test_an_empty_name_means_no_tuning():
+    """Forms are used still: they are how this package computes convolutions."""
+    tuning = Tuning.read("", CPU, IreeCompiler())
+
+    assert tuning == Tuning()
+
+
+def test_by_default_the_shipped_library_for_the_target_is_used():
+    tuning = Tuning.read(None, parse_target("cuda:sm_90"), IreeCompiler())
+
+    assert tuning.configurations is not None
+    assert len(tuning.configurations.library) == len(Library.load(find_library(Path("h200"))))
+
+
+@pytest.mark.parametrize(("name", "message"), [("missing", "no such library"), ("missing.mlir", "no such tuning spec")])  # fmt: skip
+def test_tuning_that_does_not_exist_is_an_error(name: str, message: str):
+    with pytest.raises(UsageError, match=f"^{name}: {message}$"):
+        Tuning.read(name, CPU, IreeCompiler())
+
+
+def test_an_operation_that_the_target_does_not_support_has_only_the_default():
+    """Its build says why."""
+    operation = Matmul(8, 8, 8, ElementTypes("f64", "f64", "f64"), epilogue=Epilogue.parse("gelu"))
+    assert CPU.unsupported_reason(operation)
+
+    assert configurations(operation, Tuning(flags=("--flag",))) == [Default()]
+
+
+def test_what_does_not_compile_is_replaced_by_the_next_variant(
+    settings: LaunchSettings, builds: list[str], faults, library: str, monkeypatch, caplog
+):
+    """A tuned configuration never makes an operation unusable. The log says which was passed over, once."""
+    faults({"*_default": {}, "*_8x16x1": {"not_applied": True}})
+    monkeypatch.setattr(TunedConfigurations, "_foreign_reason", lambda self, entry: "")
+    tuned = replace(settings, tuning=library)
+    with caplog.at_level(logging.WARNING, "dispatch_profiler.boo"):
+        found = kernels(MATMUL, tuned).kernel(NULL)
+        forget_kernels()
+        assert kernels(MATMUL, tuned).kernel(NULL) == found
+
+    assert found.function == f"{MATMUL.name}_tile_config_default"
+    assert builds == [f"{MATMUL.name}_tile_config_tuned", found.function]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "tile_config_tuned" in message and message.endswith("; trying tile_config_default")
+
+
+# -- targets ---------------------------------------------------------------------------------------
+
+
+def test_both_drivers_of_this_cpu_share_kernels():
+    assert target_of(DeviceUri("local-sync")) == target_of(DeviceUri("local-task")) == CPU
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs of Hopper, and an older one."""
+    capabilities = {"0": (9, 0), "1": (9, 0), "2": (8, 0)}
+    monkeypatch.setattr(cuda_driver, "gpu_count", lambda: len(capabilities))
+
+    def find(uri: str) -> object:
+        found = capabilities.get(DeviceUri.parse(uri).path or "0")
+        return found and SimpleNamespace(capability=found)
+
+    monkeypatch.setattr(cuda_driver, "find_gpu", find)
+
+
+def test_a_gpu_has_kernels_for_its_architecture(gpus: None):
+    assert target_of(DeviceUri("cuda")) == parse_target("cuda:sm_90")
+    assert target_of(DeviceUri("cuda", "2")) == parse_target("cuda:sm_80")
+
+
+def test_the_devices_are_this_cpu_and_one_gpu_of_each_architecture(gpus: None):
+    assert list(map(str, launch_devices())) == ["local-task", "cuda://0", "cuda://2"]
+
+
+@pytest.mark.parametrize("uri", ["cuda://7", "hip", "cuda@node7"])
+def test_a_device_without_launches_is_an_error(gpus: None, uri: str):
+    with pytest.raises(TargetError, match=uri.partition("@")[0]) as caught:
+        target_of(DeviceUri.parse(uri))
+    assert caught.value.hint
+
+
+# -- a new process ---------------------------------------------------------------------------------
+
+
+def test_a_warm_start_loads_neither_compiler_nor_templates(settings: LaunchSettings):
+    """What takes its time is left out: only the key is computed, and one file is read."""
+    cache, dispatch = Cache(settings.cache_folder), Dispatch(MATMUL, Default())
+    key = launch_key(dispatch, CPU, IreeCompiler())
+    cache.put(key, Built(b"vmfb", b"vmfb", {dispatch.name: BuildOutcome(State.COMPILED)}))
+    program = f"""
+import sys
+from pathlib import Path
+from dispatch_profiler.boo.environment import LaunchSettings
+from dispatch_profiler.boo.kernels import OperationKernels
+from dispatch_profiler.operations import Matmul
+from dispatch_profiler.runtime.device_uri import DeviceUri
+settings = LaunchSettings(Path({str(settings.cache_folder)!r}), None)
+kernel = OperationKernels(Matmul(16, 16, 16), "name", settings, cache_only=True).kernel(DeviceUri("local-sync"))
+print(kernel.vmfb, kernel.key)
+print([name for name in ("iree.compiler", "iree.runtime", "jinja2", "joblib", "scipy", "torch") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    assert done.stdout == f"{b'vmfb'} {key}\n[]\n", done.stderr
