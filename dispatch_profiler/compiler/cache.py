@@ -28,7 +28,7 @@ from dispatch_profiler.files import (
     sha256,
     write_atomic,
 )
-from dispatch_profiler.json_fields import flag, mapping, parse_json, text, texts, whole
+from dispatch_profiler.json_fields import flag, mapping, parse_json, text, text_values, texts, whole
 
 DEFAULT_BYTES = 5 * 2**30
 _DIGEST = 64
@@ -39,6 +39,8 @@ _SIZE = "size"
 _LARGEST_ENTRY = 2**33
 #: Far above any header, which has the compiler's diagnostics.
 _LARGEST_HEADER = 2**26
+#: Far above the notes of any entry.
+_LARGEST_NOTES = 2**16
 #: Digits of the number of bytes in the cache.
 _LONGEST_SIZE = 20
 
@@ -113,6 +115,25 @@ class Cache:
                 self._remove_old(self._path(key))
                 self._make_room(len(data))
                 write_atomic(self._path(key), data, scratch=self._scratch)
+
+    def notes(self, key: str) -> dict[str, str]:
+        """What `add_note` added to the entry of `key`; nothing if that is damaged."""
+        try:
+            data = {"notes": parse_json(read_bounded(_notes_of(self._path(key)), _LARGEST_NOTES))}
+            return text_values(data, "notes")
+        except (UsageError, ValueError):
+            return {}
+
+    def add_note(self, key: str, name: str, value: str) -> None:
+        """Add a short text to the entry of `key`, if there is one; it is removed with the entry.
+
+        If several processes add notes at once, some may be lost.
+        """
+        path = self._path(key)
+        with contextlib.suppress(OSError):
+            if path.exists():
+                notes = json.dumps({**self.notes(key), name: value})
+                write_atomic(_notes_of(path), notes, scratch=self._scratch)
 
     def info(self) -> CacheInfo:
         """The current number of entries and bytes."""
@@ -203,8 +224,15 @@ class Cache:
         write_atomic(self._folder / _SIZE, str(size), scratch=self._scratch)
 
 
+def _notes_of(path: Path) -> Path:
+    """The notes beside the entry at `path`."""
+    return path.with_suffix(".notes")
+
+
 def _remove(path: Path) -> None:
-    """Remove whatever is at the path of an entry, if possible."""
+    """Remove whatever is at the path of an entry, and its notes, if possible."""
+    with contextlib.suppress(OSError):
+        _notes_of(path).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

@@ -161,6 +161,33 @@ def test_listed_entries_can_be_removed(tmp_path: Path):
     assert (cache.get(KEY), cache.get(other)) == (None, BUILT)
 
 
+def test_notes_live_as_long_as_their_entry(tmp_path: Path):
+    cache = Cache(tmp_path)
+    cache.add_note(KEY, "2t", "local-task")
+    assert cache.notes(KEY) == {}  # there is no such entry
+
+    cache.put(KEY, BUILT)
+    cache.add_note(KEY, "2t", "local-task")
+    cache.add_note(KEY, "1t", "local-sync")
+    assert cache.notes(KEY) == {"2t": "local-task", "1t": "local-sync"}
+
+    cache.clear()
+    assert not list(tmp_path.rglob("*.notes"))
+
+
+@pytest.mark.parametrize("junk", [b"", b"junk", b"[]", b'{"2t": 1}', b"9" * 2**17])
+def test_damaged_notes_are_none(tmp_path: Path, junk: bytes):
+    cache = Cache(tmp_path)
+    cache.put(KEY, BUILT)
+    cache.add_note(KEY, "2t", "local-task")
+    (path,) = tmp_path.rglob("*.notes")
+    path.write_bytes(junk)
+
+    assert cache.notes(KEY) == {}
+    cache.add_note(KEY, "2t", "local-sync")
+    assert cache.notes(KEY) == {"2t": "local-sync"}
+
+
 # -- through compile.py ----------------------------------------------------------------------------
 
 SHAPE = ("--target=null", "--problem-m=16", "--problem-n=32", "--problem-k=8", "--lhs=f32")
