@@ -43,14 +43,14 @@ def profile() -> int:
     return start(f"{PACKAGE}.profiler.cli")
 
 
-def start(module: str) -> int:
-    """Call `main` of `module` with the name of this process; returns the exit status.
+def start(module: str, *, prog: str = "") -> int:
+    """Call `main` of `module` with `prog`, by default the name of this process; returns the exit status.
 
     If a required package is missing, prints the command that installs it.
     """
     forget_current_directory()
     import_package()
-    prog = os.path.basename(sys.argv[0])
+    prog = prog or os.path.basename(sys.argv[0])
     if prog == "__main__.py":
         prog = f"python -m {PACKAGE}"
     try:

@@ -60,9 +60,9 @@ def convolution_computation(
     fuses = convolution.mode == "forward" and operation.epilogue.starts_with_bias
     steps = epilogue_steps(api, operation, without_first=fuses)
     if convolution.mode == "forward":
-        sums = (forward or _forward)(api, convolution, fuses)
+        sums = (forward or forward_sums)(api, convolution, fuses)
     else:
-        sums = _backward(api, convolution, {"dtype": types[of.lhs], "device": device})
+        sums = gradient_sums(api, convolution, {"dtype": types[of.lhs], "device": device})
 
     def compute(lhs: Tensor, rhs: Tensor, *rest: Tensor) -> Tensor:
         found = sums(lhs, rhs, rest)
@@ -100,7 +100,8 @@ class Padding:
         return padded
 
 
-def _forward(api: Any, convolution: ConvolutionGeometry, fuses: bool) -> Callable[..., Tensor]:
+def forward_sums(api: Any, convolution: ConvolutionGeometry, fuses: bool) -> Callable[..., Tensor]:
+    """A function of (images, filters, rest) in torch's order of axes; `fuses` adds `rest[0]`, the bias."""
     function, padding = f"conv{convolution.spatial_rank}d", Padding(api, convolution)
     window = (convolution.stride, padding.on_both, convolution.dilation, convolution.groups)
 
@@ -110,8 +111,13 @@ def _forward(api: Any, convolution: ConvolutionGeometry, fuses: bool) -> Callabl
     return compute
 
 
-def _backward(api: Any, convolution: ConvolutionGeometry, options: dict[str, Any]) -> Callable[..., Tensor]:
-    """Gradients by torch's `convolution_backward`, which takes input and filter, but reads only one of them."""
+def gradient_sums(
+    api: Any, convolution: ConvolutionGeometry, options: dict[str, Any]
+) -> Callable[..., Tensor]:
+    """A function of (gradient, filters or images, rest) in torch's order of axes; it ignores `rest`.
+
+    torch's `convolution_backward` takes input and filter, but reads only one of them. `options` are those of its tensors.
+    """
     backward, padding = api.ops.aten.convolution_backward.default, Padding(api, convolution)
     zeros = (0,) * convolution.spatial_rank
     rest = (

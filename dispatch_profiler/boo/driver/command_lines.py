@@ -1,0 +1,92 @@
+"""Lines with commands of MIOpenDriver, and which of their flags say how to measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dispatch_profiler.errors import UsageError, WorkloadError, short_repr
+from dispatch_profiler.files import read_bounded
+
+#: Bytes of a file of commands.
+_LARGEST_FILE = 16 * 2**20
+#: Launches that --iter accepts at most.
+_MOST_LAUNCHES = 1_000_000
+_TIME = ("-t", "--time")
+_ITERATIONS = ("-i", "--iter")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Whether launches are timed. With `launches`, that many; with None, until their median is precise."""
+
+    is_on: bool = False
+    launches: int | None = None
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A command, and its line number in the file; 0 if it was given on the command line."""
+
+    number: int
+    text: str
+
+    @property
+    def place(self) -> str:
+        """`line 3: `; empty for the command line."""
+        return f"line {self.number}: " if self.number else ""
+
+
+def read_commands(path: Path) -> list[CommandLine]:
+    """The commands of a file, one a line. Blank lines and lines that start with `#` are ignored.
+
+    Raises UsageError if the file cannot be read, is not UTF-8, or has no command.
+    """
+    try:
+        text = read_bounded(path, _LARGEST_FILE).decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not a text file in UTF-8") from error
+    numbered = enumerate((line.strip() for line in text.splitlines()), start=1)
+    found = [CommandLine(number, line) for number, line in numbered if line and not line.startswith("#")]
+    if not found:
+        raise UsageError(f"{path} has no commands", hint="write one a line, such as conv -n 1 -c 64 -k 64")
+    return found
+
+
+def split_timing(words: Sequence[str], default: Timing) -> tuple[str, Timing]:
+    """The command without `-t`, and its timing: `conv -n 1 -t 1 --iter 9` -> `conv -n 1 --iter 9`, Timing(True, 9).
+
+    What the command does not say is as in `default`. Raises WorkloadError for values that are not whole numbers.
+    """
+    kept: list[str] = []
+    timing = default
+    for name, value, own in _flags(words):
+        if name in _TIME:
+            timing = replace(timing, is_on=_whole(name, value, 1) > 0)
+            continue
+        if name in _ITERATIONS:
+            timing = replace(timing, launches=max(1, _whole(name, value, _MOST_LAUNCHES)))
+        kept += own
+    return " ".join(kept), timing
+
+
+def _flags(words: Sequence[str]) -> Iterator[tuple[str, str | None, Sequence[str]]]:
+    """Name, value and words of each timing flag; other words one at a time. The value is None if it is missing."""
+    at = 0
+    while at < len(words):
+        name, sign, value = words[at].partition("=")
+        if name not in (*_TIME, *_ITERATIONS) or sign:
+            yield name, value if sign else None, words[at : at + 1]
+            at += 1
+            continue
+        yield name, words[at + 1] if at + 1 < len(words) else None, words[at : at + 2]
+        at += 2
+
+
+def _whole(name: str, value: str | None, most: int) -> int:
+    if value is None:
+        raise WorkloadError(f"{name} has no value")
+    if not (value.isascii() and value.isdigit()) or len(value) > 9 or int(value) > most:
+        raise WorkloadError(f"{name}: expected a whole number from 0 to {most}, but got {short_repr(value)}")
+    return int(value)

@@ -1,0 +1,191 @@
+"""Checks a signature: launches it on random arguments, and compares the errors with those of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dispatch_profiler.boo.driver.devices import CPU, has_torch
+from dispatch_profiler.boo.driver.numerics.error_spread import (
+    Deviates,
+    ErrorSpread,
+    Precision,
+    ResultVerdict,
+    Side,
+    judge,
+    which,
+)
+from dispatch_profiler.boo.driver.torch_functions import load_torch, to_numpy, to_torch, torch_function
+from dispatch_profiler.errors import ToolError, reason_of
+from dispatch_profiler.operations import DEFAULT_SEED, Distribution, ErrorBound, Operation, Reference
+from dispatch_profiler.profiler.providers._base import NotSupported
+from dispatch_profiler.profiler.verification.inputs import draw
+
+if TYPE_CHECKING:
+    from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
+
+#: Arguments are drawn this often at most, however small the results are.
+_MOST_DRAWS = 32
+
+#: Operands -> results, all in the order and shapes of the operation; None for results that are not returned.
+Compute = Callable[[Sequence[np.ndarray]], Sequence["np.ndarray | None"]]
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """On which device, from which seed on, and how many elements of each result are compared at least."""
+
+    device: str = CPU
+    seed: int = DEFAULT_SEED
+    min_samples: int = 1000
+
+
+@dataclass(frozen=True)
+class NumericsVerdict:
+    """The comparison of every result of a signature. `notes` says why torch was not compared."""
+
+    results: tuple[ResultVerdict, ...]
+    notes: str = ""
+
+    @property
+    def deviates(self) -> Deviates:
+        """Which side deviates, in any result."""
+        return which({side for result in self.results for side, reason in result.reasons.items() if reason})
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether IREE deviates."""
+        return self.deviates in (Deviates.IREE, Deviates.BOTH)
+
+    @property
+    def reason(self) -> str:
+        """`iree: result: 3 of 512 elements are NaN or infinite`; empty if neither deviates."""
+        return "; ".join(
+            f"{side.value}: {result.name}: {reason}"
+            for result in self.results
+            for side, reason in result.reasons.items()
+            if reason
+        )
+
+    def __str__(self) -> str:
+        told = "neither deviates" if self.deviates is Deviates.NEITHER else self.reason
+        return f"numerics: {told}" + (f" ({self.notes})" if self.notes else "")
+
+
+def check_numerics(
+    spec: LaunchSpec,
+    launchable: Callable[..., Any],
+    options: CheckOptions,
+    error_bound: ErrorBound | None = None,
+) -> NumericsVerdict:
+    """Compare `launchable`, which launches `spec`, and torch with the float64 reference.
+
+    `error_bound` is that of the kernel, if it computes sums by another algorithm than adding the products. Raises
+    DispatchProfilerError if a launch fails. Without torch, or if torch does not compute the operation, only IREE is
+    compared.
+    """
+    sides: dict[Side, Compute] = {Side.IREE: launched(spec, launchable, options.device)}
+    notes = ""
+    if not has_torch():
+        notes = "torch is not installed"
+    else:
+        try:
+            sides[Side.TORCH] = by_torch(spec.operation, options.device)
+        except NotSupported as error:
+            notes = reason_of(error)
+    return compare_sides(spec, sides, options, error_bound, notes)
+
+
+def compare_sides(
+    spec: LaunchSpec,
+    sides: dict[Side, Compute],
+    options: CheckOptions,
+    error_bound: ErrorBound | None = None,
+    notes: str = "",
+) -> NumericsVerdict:
+    """Compare `sides` on arguments that are drawn until each result has `min_samples` elements."""
+    operation = spec.operation
+    spreads = {(each.position, side): ErrorSpread() for each in spec.results for side in sides}
+    smallest = min(operation.results[each.position].elements for each in spec.results)
+    draws = min(_MOST_DRAWS, -(-options.min_samples // max(1, smallest)))
+    for seed in range(options.seed, options.seed + draws):
+        operands = draw(operation, Distribution.REALS, seed)
+        references = operation.reference(operands)
+        for side, compute in sides.items():
+            own = _references(operation, operands, references, side, error_bound)
+            found = compute(operands)
+            for each in spec.results:
+                actual, reference = found[each.position], own[each.position]
+                assert actual is not None
+                at = each.position, side
+                spreads[at] += ErrorSpread.of(actual, reference.expected, reference.tolerance)
+    return NumericsVerdict(tuple(_judged(spec, each, sides, spreads) for each in spec.results), notes)
+
+
+def _judged(
+    spec: LaunchSpec,
+    result: TensorSpec,
+    sides: dict[Side, Compute],
+    spreads: dict[tuple[int, Side], ErrorSpread],
+) -> ResultVerdict:
+    operation = spec.operation
+    precision = Precision.of(result.type, operation.accumulator, operation.accumulations)
+    return judge(result.name, {side: spreads[result.position, side] for side in sides}, precision)
+
+
+def _references(
+    operation: Operation,
+    operands: Sequence[np.ndarray],
+    references: Sequence[Reference],
+    side: Side,
+    error_bound: ErrorBound | None,
+) -> Sequence[Reference]:
+    """With the error bound of the side: torch may round between steps, and a kernel have a bound of its own."""
+    if side is Side.TORCH and operation.rounds_between_steps:
+        return operation.reference(operands, stepwise=True)
+    if side is Side.IREE and error_bound is not None:
+        return operation.as_contraction().reference(operands, error_bound=error_bound)
+    return references
+
+
+def launched(spec: LaunchSpec, launchable: Callable[..., Any], device: str) -> Compute:
+    """Compute by launches: with tensors of torch if it is installed, otherwise with arrays."""
+    on = load_torch().device(device) if has_torch() else None
+
+    def compute(operands: Sequence[np.ndarray]) -> Sequence[np.ndarray | None]:
+        arguments = []
+        for each in spec.arguments:
+            array = operands[each.position]
+            argument = array if on is None else to_torch(array, each.type, on)
+            arguments.append(argument.reshape(each.shape))
+        returned = launchable(*arguments)
+        results = returned if isinstance(returned, tuple) else (returned,)
+        found: list[np.ndarray | None] = [None] * len(spec.operation.results)
+        for each, result in zip(spec.results, results, strict=True):
+            found[each.position] = to_numpy(result, each.type).reshape(each.kernel_shape)
+        return found
+
+    return compute
+
+
+def by_torch(operation: Operation, device: str) -> Compute:
+    """Compute by torch, in full precision: without TF32. Raises NotSupported."""
+    torch = load_torch()
+    on = torch.device(device)
+    function = torch_function(operation, on)
+
+    def compute(operands: Sequence[np.ndarray]) -> Sequence[np.ndarray | None]:
+        typed = zip(operands, operation.operands, strict=True)
+        tensors = [to_torch(array, tensor.type, on) for array, tensor in typed]
+        try:
+            with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
+                found = function(tensors)
+        except RuntimeError as error:
+            raise ToolError(f"torch: {reason_of(error)[:300]}") from error
+        named = zip(found, operation.results, strict=True)
+        return [to_numpy(each, result.type).reshape(result.shape) for each, result in named]
+
+    return compute

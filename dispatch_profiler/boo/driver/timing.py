@@ -1,0 +1,107 @@
+"""Times launches with the profiler's samples and stop rule."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dispatch_profiler.boo.driver.command_lines import Timing
+from dispatch_profiler.profiler.measurement.measure import Measurement, MeasureOptions, Timer
+from dispatch_profiler.profiler.measurement.run_delay import run_delay
+from dispatch_profiler.profiler.measurement.sample_batches import SampleBatch, ended, joined, next_batch, take
+from dispatch_profiler.profiler.statistics.stopping import StopRule
+from dispatch_profiler.runtime._base import raw_clock
+
+#: Names of the threads of IREE's workers begin so.
+_WORKERS = "iree-worker"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is timed: `launch()`, and `wait()` until the device has finished. `waits` is False if launches do."""
+
+    launch: Callable[[], Any]
+    wait: Callable[[], object] = lambda: None
+    waits: bool = False
+
+    def time(self, calls: int) -> float:
+        """Seconds of `calls` launches, one after another, each of which is waited for."""
+        launch, wait = self.launch, self.wait
+        wait()
+        start = time.perf_counter()
+        if self.waits:
+            for _ in range(calls):
+                launch()
+                wait()
+        else:
+            for _ in range(calls):
+                launch()
+        return time.perf_counter() - start
+
+
+@dataclass(frozen=True)
+class Times:
+    """Microseconds of a launch, over samples.
+
+    A sample is the mean of `launches / samples` launches: with --iter, each launch is one.
+    """
+
+    min: float
+    max: float
+    mean: float
+    stddev: float
+    median: float
+    p20: float
+    p80: float
+    samples: int
+    launches: int
+    warnings: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(measurement: Measurement) -> Times:
+        """The statistics of a measurement."""
+        samples = [1e3 * each for each in measurement.samples_ms]
+        return Times(
+            min=min(samples),
+            max=max(samples),
+            mean=statistics.fmean(samples),
+            stddev=statistics.stdev(samples) if len(samples) > 1 else 0.0,
+            median=1e3 * measurement.median_ms,
+            p20=1e3 * measurement.p20_ms,
+            p80=1e3 * measurement.p80_ms,
+            samples=len(samples),
+            launches=len(samples) * measurement.executions,
+            warnings=measurement.warnings,
+        )
+
+
+def measure_options(timing: Timing) -> MeasureOptions:
+    """With a number of launches, as many samples of one launch each; else until the median is known to 1 %."""
+    if timing.launches is None:
+        return MeasureOptions()
+    return MeasureOptions(StopRule(count=timing.launches), batch=1)
+
+
+def measure_in_turn(
+    works: Sequence[Callable[[int], float]], options: MeasureOptions, settle: Callable[[], object]
+) -> list[Times]:
+    """Times of each of `works`, functions `time(launches) -> seconds`, in sample batches that alternate.
+
+    So noise that lasts affects all of them alike. `settle` is called before each batch if there are several: threads
+    of one library may still be spinning.
+    """
+    delay = run_delay(_WORKERS)
+    timers = [Timer(each, 1, raw_clock, delay) for each in works]
+    batches: list[list[SampleBatch]] = [[] for _ in works]
+    pending = list(range(len(works)))
+    while pending:
+        for at in list(pending):
+            if len(works) > 1:
+                settle()
+            batches[at].append(take(timers[at], next_batch(options, batches[at], None)))
+            if ended(options, batches[at], None) is not None:
+                pending.remove(at)
+    return [Times.of(joined(options, each, ended(options, each, None))) for each in batches]
