@@ -6,26 +6,13 @@ MIOpen's, except for -F (see `_MODES`).
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from dispatch_profiler.errors import UnsupportedFeature, WorkloadError, did_you_mean, short_repr
-from dispatch_profiler.operations import (
-    BiasBackward,
-    Conv1d,
-    Conv2d,
-    Conv3d,
-    Convolution,
-    ElementTypes,
-    Epilogue,
-    Operation,
-    filter_letters,
-    joined_layout,
-)
-from dispatch_profiler.operations.geometry import Role
+from dispatch_profiler.operations import Operation, filter_letters
+from dispatch_profiler.workloads.miopen.problems import ConvProblem
 
 #: Command -> element type.
 COMMANDS = {"conv": "f32", "convfp16": "f16", "convbfp16": "bf16"}
@@ -122,16 +109,8 @@ _MODES = {
     "9": ("weight_backward", _BIAS),
     "10": ("input_backward", "weight_backward", _BIAS),
 }
-#: The mode of the mirrored convolution that computes a mode of a transposed one.
-_MIRRORED = {
-    "forward": "input_backward",
-    "input_backward": "forward",
-    "weight_backward": "weight_backward",
-}
-_KINDS: dict[int, type[Convolution]] = {1: Conv1d, 2: Conv2d, 3: Conv3d}
 #: Spatial axes -> flags of each.
 _AXES = {1: "w", 2: "hw", 3: "dhw"}
-_TAPS = {"d": "t", "h": "r", "w": "s"}
 _WHOLE = re.compile(r"-?[0-9]{1,9}", re.ASCII)
 #: A command, after a path or the prefix of a log line if there is one.
 _COMMAND = re.compile(r"(?:.*[\s/]MIOpenDriver\s+|MIOpenDriver\s+|)([a-z]\w*)\s+(-\S.*)", re.ASCII)
@@ -159,8 +138,8 @@ def miopen_operations(line: str) -> tuple[Operation, ...]:
     values = _values(words)
     if (modes := _MODES.get(values["forw"])) is None:
         raise UnsupportedFeature(f"-F {values['forw'][:40]}: available: {', '.join(_MODES)}")
-    types = ElementTypes(*(COMMANDS[name],) * 3)
-    return tuple(_operation(values, types, mode) for mode in modes)
+    problem = _problem(values, COMMANDS[name])
+    return tuple(problem.operation(mode) for mode in modes)
 
 
 def _values(words: list[str]) -> dict[str, str]:
@@ -184,55 +163,32 @@ def _values(words: list[str]) -> dict[str, str]:
     return values
 
 
-def _operation(values: Mapping[str, str], types: ElementTypes, mode: str) -> Operation:
-    """The operation of one mode of a command."""
-    is_transposed = values["mode"] == "trans"
-    bias = "bias" if values["bias"] == "1" and mode == "forward" else "none"
+def _problem(values: Mapping[str, str], type_: str) -> ConvProblem:
     rank = _rank(values)
-    fields: dict[str, Any] = {**_fields(values, rank), "types": types, "epilogue": Epilogue.parse(bias)}
-    kind, layouts = _KINDS[rank], _layouts(values, rank)
-    if not is_transposed:
-        conv = kind(**{**fields, "layout": joined_layout(layouts)})
-        if mode == _BIAS:
-            return _bias_backward(conv, "output")
-        return replace(conv, mode=mode)  # type: ignore[type-var]
-    input_, filter_, output = layouts
-    extra = _tuple(values, "trans_output_pad", rank)
-    # In the mirrored convolution, the transposed one's input is the output.
-    conv = kind.transposed(output_padding=extra, layout=joined_layout((output, filter_, input_)), **fields)
-    if mode == _BIAS:
-        return _bias_backward(conv, "input")
-    return replace(conv, mode=_MIRRORED[mode])  # type: ignore[type-var]
-
-
-def _fields(values: Mapping[str, str], rank: int) -> dict[str, Any]:
-    """Extents, strides, padding, dilation and groups, named as those of a convolution."""
     axes = _AXES[rank]
-    return {
-        "n": _whole(values, "batchsize"),
-        "c": _whole(values, "in_channels"),
-        "k": _whole(values, "out_channels"),
-        **{axis: _whole(values, f"in_{axis}") for axis in axes},
-        **{_TAPS[axis]: _whole(values, f"fil_{axis}") for axis in axes},
-        "stride": _tuple(values, "conv_stride", rank),
-        "padding": _tuple(values, "pad", rank),
-        "dilation": _tuple(values, "dilation", rank),
-        "groups": _whole(values, "group_count"),
-    }
-
-
-def _bias_backward(conv: Convolution, role: Role) -> Operation:
-    """The gradient of a bias from that of the tensor `role` of `conv`."""
-    shape, layout = conv.convolution.shape_of(role), conv.convolution.layout_of(role)
-    at = layout.index("c")
-    return BiasBackward(math.prod(shape[:at]), shape[at], math.prod(shape[at + 1 :]), conv.types.lhs)
+    return ConvProblem(
+        images=_whole(values, "batchsize"),
+        channels=_whole(values, "in_channels"),
+        filters=_whole(values, "out_channels"),
+        pixels=tuple(_whole(values, f"in_{axis}") for axis in axes),
+        window=tuple(_whole(values, f"fil_{axis}") for axis in axes),
+        layouts=_layouts(values, rank),
+        type=type_,
+        stride=_tuple(values, "conv_stride", rank),
+        padding=_tuple(values, "pad", rank),
+        dilation=_tuple(values, "dilation", rank),
+        output_padding=_tuple(values, "trans_output_pad", rank) if values["mode"] == "trans" else (),
+        groups=_whole(values, "group_count"),
+        has_bias=values["bias"] == "1",
+        is_transposed=values["mode"] == "trans",
+    )
 
 
 def _rank(values: Mapping[str, str]) -> int:
     """The number of spatial axes: that of the layouts if they are given."""
     given = values["in_layout"] or values["fil_layout"] or values["out_layout"]
     rank = len(given) - 2 if given else _whole(values, "spatial_dim")
-    if rank not in _KINDS:
+    if rank not in _AXES:
         what = f"layout {short_repr(given)}" if given else f"--spatial_dim {rank}"
         raise UnsupportedFeature(f"{what}: a convolution has 1, 2 or 3 spatial axes")
     return rank
