@@ -1,1 +1,39 @@
-"""Callable kernels: an operation by its shape or its MIOpen command, compiled once and launched from Python."""
+"""Callable kernels: an operation by its shape or its MIOpen command, compiled once and launched from Python.
+
+The names in `__all__` can be imported from here. Each is loaded on first use, so `import dispatch_profiler.boo` is fast
+and loads neither torch, numpy nor IREE.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dispatch_profiler.boo.launching import (
+        Launchable as Launchable,
+    )
+    from dispatch_profiler.boo.launching import (
+        empty_aligned as empty_aligned,
+    )
+
+#: Module -> the names that this package exports from it.
+_PROVIDED = {
+    "launching": ("Launchable", "empty_aligned"),
+}
+_MODULES = {name: module for module, names in _PROVIDED.items() for name in names}
+
+__all__ = sorted(_MODULES)
+
+
+def __getattr__(name: str) -> object:
+    """Load the class or function `name` from its module."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

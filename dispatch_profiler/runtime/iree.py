@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -12,14 +11,13 @@ from typing import Any
 
 import iree.runtime as rt
 import numpy as np
-from iree.runtime._binding import create_hal_driver
 
-from dispatch_profiler.errors import TargetError
 from dispatch_profiler.operations import ElementType
 from dispatch_profiler.runtime._base import Arguments, RunError, checked, raw_clock
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
 from dispatch_profiler.runtime.cuda_driver import find_gpu
 from dispatch_profiler.runtime.device_uri import DeviceUri
+from dispatch_profiler.runtime.hal_devices import hal_device
 from dispatch_profiler.runtime.iree_buffers import HAL_TYPES, IREE_ERRORS, IreeBuffer, run_error
 
 
@@ -28,52 +26,12 @@ def _instance() -> Any:
     return rt.VmInstance()
 
 
-@cache
-def _hal_device(uri: DeviceUri) -> Any:
-    # Kept for the life of the process: buffers that outlive their device crash it.
-    try:
-        return _with_graphs(uri) if uri.is_cuda else rt.get_device(str(uri))
-    except (ValueError, RuntimeError) as error:
-        drivers = ", ".join(rt.query_available_drivers())
-        raise TargetError(
-            f"no device {str(uri)!r} on this machine: {_why(error)}",
-            hint=f"choose another with --device; available drivers: {drivers}",
-        ) from error
-
-
-def _with_graphs(uri: DeviceUri) -> Any:
-    """A device that executes recorded commands as CUDA graphs; other drivers in this process keep using streams."""
-    rt.flags.parse_flags("--cuda_use_streams=false")
-    try:
-        return create_hal_driver(uri.driver).create_device_by_uri(str(uri))
-    finally:
-        rt.flags.parse_flags("--cuda_use_streams=true")
-
-
-def devices_of(driver: str) -> tuple[str, ...]:
-    """URIs of all devices of a driver. Raises TargetError if there are none."""
-    try:
-        found = rt.get_driver(driver).query_available_devices()
-    except (ValueError, RuntimeError) as error:
-        raise TargetError(f"no {driver} device on this machine: {_why(error)}") from error
-    if not found:
-        raise TargetError(f"no {driver} device on this machine")
-    return tuple(f"{driver}://{index}" for index in range(len(found)))
-
-
-def _why(error: Exception) -> str:
-    """`...: libvulkan.c:641: NOT_FOUND; Vulkan loader library not found; ensure ...` -> its third clause."""
-    first = str(error).splitlines()[0]
-    reason = re.sub(r"^.*?: [A-Z_]+; ", "", first)
-    return re.split(r"; |: please ", reason)[0].strip()
-
-
 class IreeDevice:
-    """A HAL device by its URI: `local-task`, `local-sync`, `cuda://0`."""
+    """A HAL device by its URI: `local-task`, `local-sync`, `cuda://0`. See `hal_device` for the options."""
 
-    def __init__(self, uri: DeviceUri) -> None:
+    def __init__(self, uri: DeviceUri, *, workers: int | None = None, graphs: bool = True) -> None:
         self.uri = uri
-        self._device = _hal_device(uri)
+        self._device = hal_device(uri, workers=workers, graphs=graphs)
         self._usage = rt.BufferUsage.DEFAULT
         if uri.is_local:
             self._usage |= rt.BufferUsage.MAPPING  # on a GPU, this would be another kind of memory
@@ -135,11 +93,19 @@ class IreeProgram:
         self._context = context
         self._module = module
 
-    def bind(self, function: str, *arguments: Arguments) -> IreeCall:
-        """See `Program.bind`. Commands are recorded here, if the vmfb has entry points for it."""
+    def entry_point(self, function: str) -> tuple[Callable[[Any, Any, Any], None], Any]:
+        """IREE's `invoke` and its first argument for `function`; the others are lists of arguments and results.
+
+        RunError if the function does not exist.
+        """
         entry = self._module.lookup_function(function)
         if entry is None:
             raise RunError(f"the vmfb has no function {function}")
+        return self._context.invoke, entry
+
+    def bind(self, function: str, *arguments: Arguments) -> IreeCall:
+        """See `Program.bind`. Commands are recorded here, if the vmfb has entry points for it."""
+        _, entry = self.entry_point(function)
         lists = [_argument_list(each) for each in arguments]
         record, replay = (
             self._module.lookup_function(f"{function}{each}") for each in ("$record", "$replay")

@@ -243,7 +243,7 @@ def test_a_cuda_device_replays_graphs_and_leaves_the_drivers_of_others_alone(mon
         steps.append(f"create {driver}")
         raise RuntimeError("x: UNAVAILABLE; no driver")
 
-    monkeypatch.setattr("dispatch_profiler.runtime.iree.create_hal_driver", fails)
+    monkeypatch.setattr("dispatch_profiler.runtime.hal_devices.create_hal_driver", fails)
     with pytest.raises(TargetError, match="no device 'cuda://99' on this machine: no driver"):
         open_device("cuda://99")
     assert steps == ["--cuda_use_streams=false", "create cuda", "--cuda_use_streams=true"]

@@ -1,0 +1,26 @@
+"""Arrays that a launch reads and writes where they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+#: What IREE requires of memory that it does not copy, in bytes.
+ALIGNMENT = 64
+
+
+def empty_aligned(shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTypeLike) -> np.ndarray:
+    """An uninitialized, row-major array whose memory is aligned to 64 bytes: launches do not copy it.
+
+    `numpy.empty` aligns small arrays by chance, and large ones never.
+    """
+    extents = (shape,) if isinstance(shape, SupportsIndex) else tuple(shape)
+    type_ = np.dtype(dtype)
+    size = math.prod(map(int, extents)) * type_.itemsize
+    memory = np.empty(size + ALIGNMENT - 1, np.uint8)
+    start = -memory.__array_interface__["data"][0] % ALIGNMENT
+    return memory[start : start + size].view(type_).reshape(extents)

@@ -1,0 +1,95 @@
+"""Which driver of the CPU runs a kernel.
+
+`local-sync` runs it on the calling thread, `local-task` on threads of its own, which it takes longer to reach. The same
+vmfb runs on both, so the first launch measures them, with the caller's arguments. A launch writes nothing but its
+results, and always all of them: running it again changes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any
+
+from dispatch_profiler.boo.interface import LaunchKernel
+from dispatch_profiler.boo.launching.loaded import LoadedKernel, load
+from dispatch_profiler.cores import usable_cores
+from dispatch_profiler.runtime.device_uri import DeviceUri
+from dispatch_profiler.runtime.iree import IreeDevice
+
+SYNC = DeviceUri("local-sync")
+TASK = DeviceUri("local-task")
+
+#: A kernel that takes so many seconds on several threads cannot gain from being on one.
+_LONG = 2e-3
+#: Launches of each driver, and the seconds after which no further ones begin.
+_ROUNDS = 15
+_BUDGET = 20e-3
+
+#: A loaded kernel -> a list of buffer views of its device, operands before results.
+MakeArguments = Callable[[LoadedKernel], Any]
+
+
+def choice_key(kernel: LaunchKernel, threads: int | None) -> str:
+    """The key under which the driver for a kernel is remembered: it depends on the number of threads."""
+    return f"{kernel.key}-{threads or len(usable_cores())}t"
+
+
+def faster_driver(sync: Sequence[float], task: Sequence[float]) -> DeviceUri:
+    """The driver with the shorter minimum of the measured seconds; on a tie, the one without threads."""
+    return TASK if min(task) < min(sync) else SYNC
+
+
+def load_on_host(
+    kernel: LaunchKernel,
+    name: str,
+    results: int,
+    threads: int | None,
+    choices: MutableMapping[str, str],
+    make_arguments: MakeArguments,
+) -> LoadedKernel:
+    """`kernel` on the driver that runs it faster, for the operation `name` with this number of results.
+
+    `threads` is the number of workers of `local-task`; None means one per physical core. `choices` remembers drivers
+    by `choice_key`, for example across processes. Raises RunError.
+    """
+
+    def on(uri: DeviceUri) -> LoadedKernel:
+        return load(kernel, IreeDevice(uri, workers=threads if uri.has_workers else None), name, results)
+
+    if threads == 1 or len(usable_cores()) == 1:
+        return on(SYNC)
+    key = choice_key(kernel, threads)
+    remembered = choices.get(key)
+    for uri in (SYNC, TASK):
+        if str(uri) == remembered:
+            return on(uri)
+    task = on(TASK)
+    arguments = make_arguments(task)
+    chosen = task
+    if _seconds(task, arguments) < _LONG:
+        sync = on(SYNC)
+        seconds = _in_turns([(sync, make_arguments(sync)), (task, arguments)])
+        chosen = task if faster_driver(*seconds) == TASK else sync
+    choices[key] = str(chosen.device.uri)
+    return chosen
+
+
+def _in_turns(sides: Sequence[tuple[LoadedKernel, Any]]) -> list[list[float]]:
+    """Seconds of each launch of each side, at least one."""
+    for side in sides:
+        _seconds(*side)  # the first one loads code and touches memory
+    taken: list[list[float]] = [[] for _ in sides]
+    end = time.perf_counter() + _BUDGET
+    for _ in range(_ROUNDS):
+        for seconds, side in zip(taken, sides, strict=True):
+            seconds.append(_seconds(*side))
+        if time.perf_counter() > end:
+            break
+    return taken
+
+
+def _seconds(kernel: LoadedKernel, arguments: Any) -> float:
+    start = time.perf_counter()
+    kernel.run(arguments)
+    return time.perf_counter() - start

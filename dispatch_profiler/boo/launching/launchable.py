@@ -1,0 +1,222 @@
+"""Compiled operations that Python calls with tensors or arrays."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+
+import iree.runtime as rt
+import numpy as np
+
+from dispatch_profiler.boo.interface import KernelProvider, LaunchSpec, TensorSpec
+from dispatch_profiler.boo.launching._base import ArrayLibrary, FastLaunch
+from dispatch_profiler.boo.launching.drivers import TASK, MakeArguments, load_on_host
+from dispatch_profiler.boo.launching.loaded import LoadedKernel, load
+from dispatch_profiler.boo.launching.numpy_arrays import NumpyArrays
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.runtime.device_uri import DeviceUri
+from dispatch_profiler.runtime.iree import IreeDevice
+
+_LOGGER = logging.getLogger("dispatch_profiler.boo")
+
+
+class Launchable:
+    """A compiled operation, called with torch tensors or numpy arrays.
+
+    The kernel for a device is compiled or loaded by the first launch there. On the CPU, that launch also measures
+    whether the kernel is faster on the calling thread or on several threads. Launches may run in several threads at
+    the same time, and leave the scheduling, affinity, environment and signal handlers of the process alone. A process
+    that is forked after a launch on the CPU loads the kernel again; one forked after a launch on a GPU cannot use the
+    GPU, and raises TargetError.
+    """
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        kernels: KernelProvider,
+        *,
+        threads: int | None = None,
+        driver_choices: MutableMapping[str, str] | None = None,
+    ) -> None:
+        """`kernels` has the kernel of `spec.operation` for each device.
+
+        `threads` is the number of CPU threads for a launch; None means one per physical core. `driver_choices`
+        remembers the faster driver of each kernel, so that only the first launch of all that share it measures.
+        Raises UsageError if `threads` is not positive.
+        """
+        if threads is not None and (type(threads) is not int or threads < 1):
+            raise UsageError(f"threads must be a whole number of at least 1, but got {threads!r}")
+        self.spec = spec
+        self._name = spec.operation.name
+        self._kernels = kernels
+        self._threads = threads
+        self._choices = {} if driver_choices is None else driver_choices
+        self._logged: set[tuple[str, str]] = set()
+        self._forget_devices()
+        _launchables.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Launchable {self._name}>"
+
+    def __call__(self, *args: Any, out: Any = None) -> Any:
+        """Launch on `args`, and wait; returns the result, or a tuple if `spec.results` has several.
+
+        Arguments are all torch tensors on one device, or all numpy arrays, in the order, shapes and types of
+        `spec.arguments`. Those that are dense, row major and aligned to 64 bytes are not copied; of others, the first
+        copy is logged. Results are written to `out` (a tuple if there are several), which is then returned, or else to
+        new tensors or arrays of the same library. Raises UsageError for arguments that do not fit, and RunError if the
+        launch fails.
+        """
+        fast = self._fast
+        if fast is not None:
+            returned = fast(args, out)
+            if returned is not None:
+                return returned
+        return self._launch(args, out)
+
+    @property
+    def driver(self) -> str:
+        """`local-sync` or `local-task`: what runs the kernel on the CPU; empty before the first launch there."""
+        kernel = self._loaded.get(TASK)
+        return str(kernel.device.uri) if kernel else ""
+
+    def _forget_devices(self) -> None:
+        self._lock = threading.Lock()
+        #: By the device that the kernel was compiled for.
+        self._loaded: dict[DeviceUri, LoadedKernel] = {}
+        self._fast: FastLaunch | None = None
+        self._fast_on: DeviceUri | None = None
+
+    # -- everything that a fast launch leaves out ---------------------------------------------
+
+    def _launch(self, args: tuple[Any, ...], out: Any) -> Any:
+        """A launch that checks everything, copies what has to be copied, and prepares the next one."""
+        specs, results = self.spec.arguments, self.spec.results
+        if len(args) != len(specs):
+            names = ", ".join(each.name for each in specs)
+            raise UsageError(f"{self._name} takes {len(specs)} arguments ({names}), but got {len(args)}")
+        outs = self._outs(out)
+        library = self._library((*args, *outs))
+        inputs = [self._input(library, *each) for each in zip(args, specs, strict=True)]
+        targets = self._targets(library, outs, inputs)
+
+        def make_arguments(kernel: LoadedKernel) -> Any:
+            passed = rt.VmVariantList(len(specs) + len(results))
+            for arrays, of in ((inputs, specs), (targets, results)):
+                for array, spec in sorted(zip(arrays, of, strict=True), key=lambda pair: pair[1].position):
+                    passed.push_ref(library.buffer_view(kernel.device, array, spec))
+            return passed
+
+        library.before_launch()
+        kernel = self._kernel(library.uri, make_arguments)
+        kernel.run(make_arguments(kernel))
+        for given, target in zip(outs, targets, strict=False):
+            if given is not target:
+                library.copy(target, given)
+        if self._fast is None or self._fast_on != library.uri:
+            self._fast, self._fast_on = library.fast_launch(kernel, self.spec), library.uri
+        if out is not None:
+            return out
+        return targets[0] if len(results) == 1 else tuple(targets)
+
+    def _kernel(self, uri: DeviceUri, make_arguments: MakeArguments) -> LoadedKernel:
+        """The kernel on a device, loaded once."""
+        found = self._loaded.get(uri)
+        if found is not None:
+            return found
+        with self._lock:
+            if uri not in self._loaded:
+                kernel, count = self._kernels.kernel(uri), len(self.spec.results)
+                self._loaded[uri] = (
+                    load_on_host(kernel, self._name, count, self._threads, self._choices, make_arguments)
+                    if uri.is_local
+                    else load(kernel, IreeDevice(uri, graphs=False), self._name, count)
+                )
+            return self._loaded[uri]
+
+    def _outs(self, out: Any) -> Sequence[Any]:
+        """`out` as a sequence; empty for None."""
+        if out is None:
+            return ()
+        count = len(self.spec.results)
+        if count == 1:
+            return (out,)
+        if not isinstance(out, (tuple, list)) or len(out) != count:
+            names = ", ".join(each.name for each in self.spec.results)
+            got = f"{len(out)} elements" if isinstance(out, (tuple, list)) else f"a {type(out).__name__}"
+            raise UsageError(f"out of {self._name} is a tuple of {count} ({names}), but got {got}")
+        return out
+
+    def _library(self, arrays: Sequence[Any]) -> ArrayLibrary:
+        torch = sys.modules.get("torch")
+        if torch is not None and all(isinstance(each, torch.Tensor) for each in arrays):
+            from dispatch_profiler.boo.launching.torch_tensors import TorchTensors
+
+            return TorchTensors(arrays[0].device)
+        if all(isinstance(each, np.ndarray) for each in arrays):
+            return NumpyArrays()
+        got = ", ".join(f"{type(each).__module__}.{type(each).__qualname__}" for each in arrays)
+        raise UsageError(
+            f"{self._name} takes torch tensors or numpy arrays, all of one library, but got {got}",
+            hint="convert them: torch.from_numpy(array), tensor.numpy() or numpy.asarray(value)",
+        )
+
+    def _input(self, library: ArrayLibrary, array: Any, spec: TensorSpec) -> Any:
+        """`array`, or a copy that the device can use."""
+        library.check(array, spec, f"argument {spec.name} of {self._name}")
+        obstacle = library.obstacle(array)
+        if not obstacle:
+            return array
+        self._log_copy(library, f"argument {spec.name}", obstacle)
+        copy = library.empty(spec)
+        library.copy(array, copy)
+        return copy
+
+    def _targets(self, library: ArrayLibrary, outs: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        """What the kernel writes to: `outs`, or new arrays for those that are missing or that it cannot write to."""
+        if not outs:
+            return [library.empty(spec) for spec in self.spec.results]
+        targets: list[Any] = []
+        for given, spec in zip(outs, self.spec.results, strict=True):
+            what = f"out ({spec.name})"
+            library.check(given, spec, f"{what} of {self._name}")
+            library.check_writable(given, f"{what} of {self._name}")
+            obstacle = library.obstacle(given)
+            if not obstacle and _shares_memory(library, given, (*inputs, *targets)):
+                obstacle = "it shares memory with an argument or another result"
+            if obstacle:
+                self._log_copy(library, what, obstacle)
+            targets.append(library.empty(spec) if obstacle else given)
+        return targets
+
+    def _log_copy(self, library: ArrayLibrary, what: str, obstacle: str) -> None:
+        """Log the first copy of this tensor for this reason."""
+        if (what, obstacle) not in self._logged:
+            self._logged.add((what, obstacle))
+            level = logging.INFO if library.expects_copies else logging.WARNING
+            _LOGGER.log(level, "%s: %s is copied, because %s", self._name, what, obstacle)
+
+
+def _shares_memory(library: ArrayLibrary, array: Any, others: Sequence[Any]) -> bool:
+    start, end = library.span(array)
+    return any(start < behind and begin < end for begin, behind in map(library.span, others))
+
+
+_launchables: weakref.WeakSet[Launchable] = weakref.WeakSet()
+#: Kernels of a parent process, which are never destroyed, because their devices cannot be.
+_kept: list[object] = []
+
+
+def _after_fork() -> None:
+    """In a forked child: load kernels again, on the child's own devices."""
+    for launchable in list(_launchables):
+        _kept.append((launchable._loaded, launchable._fast))
+        launchable._forget_devices()
+
+
+os.register_at_fork(after_in_child=_after_fork)

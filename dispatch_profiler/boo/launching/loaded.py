@@ -1,0 +1,42 @@
+"""A kernel that one device has loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import iree.runtime as rt
+
+from dispatch_profiler.boo.interface import LaunchKernel
+from dispatch_profiler.runtime.iree import IreeDevice
+from dispatch_profiler.runtime.iree_buffers import IREE_ERRORS, run_error
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedKernel:
+    """`invoke(entry, arguments, returned)` runs it. `name` is the operation's, for messages."""
+
+    name: str
+    device: IreeDevice
+    invoke: Callable[[Any, Any, Any], None]
+    entry: Any
+    results: int
+
+    def run(self, arguments: Any) -> None:
+        """Run on a list of buffer views, operands before results, and wait. Raises what `launch_error` returns."""
+        try:
+            self.invoke(self.entry, arguments, rt.VmVariantList(self.results))
+        except IREE_ERRORS as error:
+            raise launch_error(self.name, error) from error
+
+
+def load(kernel: LaunchKernel, device: IreeDevice, name: str, results: int) -> LoadedKernel:
+    """`kernel` on `device`, for the operation `name` with this number of results. Raises RunError."""
+    invoke, entry = device.load(kernel.vmfb).entry_point(kernel.function)
+    return LoadedKernel(name, device, invoke, entry, results)
+
+
+def launch_error(name: str, error: Exception) -> Exception:
+    """Our error for the one that IREE raised during a launch of the operation `name`."""
+    return run_error(f"launching {name}", error)

@@ -1,0 +1,73 @@
+"""numpy arrays in launches, and results in aligned ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import iree.runtime as rt
+import numpy as np
+
+from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
+from dispatch_profiler.boo.launching._base import FastLaunch, check_matches
+from dispatch_profiler.boo.launching.aligned import ALIGNMENT, empty_aligned
+from dispatch_profiler.boo.launching.drivers import TASK
+from dispatch_profiler.boo.launching.loaded import LoadedKernel
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.operations.element_types import ELEMENT_TYPES
+from dispatch_profiler.runtime.iree import IreeDevice
+from dispatch_profiler.runtime.iree_buffers import HAL_TYPES
+
+_NAMES = {type_.dtype: name for name, type_ in ELEMENT_TYPES.items()}
+
+
+class NumpyArrays:
+    """See `ArrayLibrary`."""
+
+    uri = TASK
+    expects_copies = True
+
+    def check(self, array: np.ndarray, spec: TensorSpec, what: str) -> None:
+        """See `ArrayLibrary.check`."""
+        got = _NAMES.get(array.dtype, str(array.dtype))
+        check_matches(what, spec, got, array.shape, f"convert it: array.astype({spec.type.dtype.name!r})")
+
+    def check_writable(self, array: np.ndarray, what: str) -> None:
+        """See `ArrayLibrary.check_writable`."""
+        if not array.flags.writeable:
+            raise UsageError(f"{what} is read-only", hint="pass an array that can be written to")
+
+    def obstacle(self, array: np.ndarray) -> str:
+        """See `ArrayLibrary.obstacle`."""
+        if not array.flags.c_contiguous:
+            return "it is not dense and row major"
+        if not array.flags.writeable:
+            return "it is read-only"
+        return "" if self.span(array)[0] % ALIGNMENT == 0 else f"it is not aligned to {ALIGNMENT} bytes"
+
+    def span(self, array: np.ndarray) -> tuple[int, int]:
+        """See `ArrayLibrary.span`."""
+        start = array.__array_interface__["data"][0]
+        return start, start + array.nbytes
+
+    def empty(self, spec: TensorSpec) -> np.ndarray:
+        """See `ArrayLibrary.empty`."""
+        return empty_aligned(spec.shape, spec.type.dtype)
+
+    def copy(self, source: np.ndarray, target: np.ndarray) -> None:
+        """See `ArrayLibrary.copy`."""
+        target[...] = source
+
+    def buffer_view(self, device: IreeDevice, array: np.ndarray, spec: TensorSpec) -> Any:
+        """See `ArrayLibrary.buffer_view`."""
+        # DLPack does not know bf16 and f8 of numpy: pass their bits.
+        flat: Any = array.reshape(-1)
+        flat = flat if spec.type.dtype.kind in "fi" else flat.view(f"u{spec.type.bytes}")
+        view = device.hal.from_dlpack_capsule(flat.__dlpack__())
+        return rt.HalBufferView(view.get_buffer(), list(spec.kernel_shape), HAL_TYPES[spec.type.name])
+
+    def before_launch(self) -> None:
+        """See `ArrayLibrary.before_launch`: numpy computes nothing in the background."""
+
+    def fast_launch(self, kernel: LoadedKernel, spec: LaunchSpec) -> FastLaunch | None:
+        """See `ArrayLibrary.fast_launch`."""
+        return None
