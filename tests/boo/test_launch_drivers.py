@@ -22,7 +22,7 @@ from process_state import policies, state_of_this_process
 from dispatch_profiler.boo import Launchable
 from dispatch_profiler.boo.launching.drivers import SYNC, TASK, choice_key, faster_driver
 from dispatch_profiler.errors import TargetError, UsageError
-from dispatch_profiler.operations import Matmul
+from dispatch_profiler.operations import LayerNorm, Matmul
 from dispatch_profiler.runtime import DeviceUri, hal_devices
 
 BOTH = ("local-sync", "local-task")
@@ -336,3 +336,18 @@ def test_a_product_that_is_long_is_launched_as_any_other():
 
     assert (launch(*operands) == 512.0).all()
     assert launch.driver in BOTH
+
+
+@pytest.mark.parametrize("driver", BOTH)
+def test_kernels_that_fill_their_results_run_on_both_drivers(driver: str):
+    """A layer norm fills the sums of its rows: `local-sync` checks that a kernel may discard what was there."""
+    operation = LayerNorm(3, 8)
+    kernels = Kernels(operation)
+    choices = {choice_key(kernels.kernel(TASK), None): driver}
+    launch = Launchable(spec_of(operation), kernels, driver_choices=choices)
+    operands = drawn(operation)
+    torch: Any = pytest.importorskip("torch")
+
+    for arguments in (operands, *[list(map(torch.from_numpy, operands))] * 2):
+        _, mean, _ = launch(*arguments)
+        np.testing.assert_allclose(np.asarray(mean), operands[0].mean(axis=1), atol=1e-5)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import iree.runtime as rt
 import numpy as np
 
 from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
 from dispatch_profiler.boo.launching._base import FastLaunch, check_matches
 from dispatch_profiler.boo.launching.aligned import ALIGNMENT, empty_aligned
 from dispatch_profiler.boo.launching.drivers import TASK
+from dispatch_profiler.boo.launching.host_memory import host_views
 from dispatch_profiler.boo.launching.loaded import LoadedKernel
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations.element_types import ELEMENT_TYPES
 from dispatch_profiler.runtime.iree import IreeDevice
-from dispatch_profiler.runtime.iree_buffers import HAL_TYPES
 
 _NAMES = {type_.dtype: name for name, type_ in ELEMENT_TYPES.items()}
 
@@ -59,11 +58,7 @@ class NumpyArrays:
 
     def buffer_view(self, device: IreeDevice, array: np.ndarray, spec: TensorSpec) -> Any:
         """See `ArrayLibrary.buffer_view`."""
-        # DLPack does not know bf16 and f8 of numpy: pass their bits.
-        flat: Any = array.reshape(-1)
-        flat = flat if spec.type.dtype.kind in "fi" else flat.view(f"u{spec.type.bytes}")
-        view = device.hal.from_dlpack_capsule(flat.__dlpack__())
-        return rt.HalBufferView(view.get_buffer(), list(spec.kernel_shape), HAL_TYPES[spec.type.name])
+        return host_views(device, spec.kernel_shape, spec.type)(self.span(array)[0])
 
     def before_launch(self) -> None:
         """See `ArrayLibrary.before_launch`: numpy computes nothing in the background."""

@@ -5,7 +5,9 @@ A launch is no part of autograd: it reads tensors that require grad, and its res
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import iree.runtime as rt
@@ -16,6 +18,7 @@ from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
 from dispatch_profiler.boo.launching._base import FastLaunch, check_matches
 from dispatch_profiler.boo.launching.aligned import ALIGNMENT
 from dispatch_profiler.boo.launching.drivers import TASK
+from dispatch_profiler.boo.launching.host_memory import host_views
 from dispatch_profiler.boo.launching.loaded import LoadedKernel, launch_error
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.runtime.device_uri import DeviceUri
@@ -41,6 +44,8 @@ _NAMES = {dtype: name for name, dtype in TYPES.items()}
 _SHARED = frozenset(TYPES) - {"f8E4M3FN"}
 #: Classes of tensors that have memory of their own. Others may stand for several tensors, or for none.
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+#: Up to this size, a result has a tensor to imitate, which takes as much memory.
+_SMALL_BYTES = 2**16
 #: What IREE and torch raise for a tensor that they cannot share.
 _NOT_SHARED = (*IREE_ERRORS, BufferError, TypeError)
 
@@ -113,6 +118,8 @@ class TorchTensors:
 
     def buffer_view(self, device: IreeDevice, array: Tensor, spec: TensorSpec) -> Any:
         """See `ArrayLibrary.buffer_view`."""
+        if self._device.type == "cpu":
+            return host_views(device, spec.kernel_shape, spec.type)(array.data_ptr())
         flat = array.detach().reshape(-1)
         bits = flat if spec.type.name in _SHARED else flat.view(torch.uint8)
         view = device.hal.from_dlpack_capsule(to_dlpack(bits))
@@ -145,43 +152,44 @@ def _fast_launch(
 ) -> FastLaunch:
     """All that does not depend on the tensors is done here, once.
 
-    IREE rejects what is strided or not aligned on the CPU, and a view of another shape than the kernel's.
+    On the CPU, IREE rejects arguments that are strided or not aligned.
     """
     invoke, entry, name = kernel.invoke, kernel.entry, kernel.name
-    from_capsule, index = kernel.device.hal.from_dlpack_capsule, -1 if device.index is None else device.index
-    operands = tuple((spec.arguments.index(each), *_expected(each)) for each in _in_order(spec.arguments))
-    results = tuple((spec.results.index(each), *_expected(each)) for each in _in_order(spec.results))
-    allocated = tuple((each.shape, TYPES[each.type.name]) for each in spec.results)
-    arguments_count, results_count = len(operands), len(results)
-    size, is_single, is_gpu = arguments_count + results_count, results_count == 1, wait is not None
-    new_list, buffer_view, empty, plain = rt.VmVariantList, rt.HalBufferView, torch.empty, _PLAIN
+    index = -1 if device.index is None else device.index
+    operands = [(spec.arguments.index(each), *_expected(each)) for each in _in_order(spec.arguments)]
+    results = [(spec.results.index(each), *_expected(each)) for each in _in_order(spec.results)]
+    shares = [_sharing(kernel.device, each, is_gpu=wait is not None) for each in _in_order(spec.results)]
+    allocate = [_allocation(each, device) for each in spec.results]
+    operands_count, results_count, is_single = len(operands), len(results), len(results) == 1
+    size, is_gpu, new_list, plain = operands_count + results_count, wait is not None, rt.VmVariantList, _PLAIN
+    from_capsule, buffer_view = kernel.device.hal.from_dlpack_capsule, rt.HalBufferView
 
     def launch(arguments: tuple[Any, ...], out: Any) -> Any:
-        if len(arguments) != arguments_count:
+        if len(arguments) != operands_count:
             return None
-        if out is None:
-            returned = [empty(shape, dtype=dtype, device=device) for shape, dtype in allocated]
-        else:
-            returned = [out] if is_single else list(out)
-            if len(returned) != results_count or not _can_be_written(returned, arguments):
-                return None
         passed = new_list(size)
         push = passed.push_ref
         try:
-            for tensors, expected in ((arguments, operands), (returned, results)):
-                for position, shape, dtype, view_as in expected:
-                    tensor = tensors[position]
-                    if (
-                        type(tensor) not in plain
-                        or tensor.dtype is not dtype
-                        or tensor.shape != shape
-                        or tensor.get_device() != index
-                        or tensor.is_neg()
-                        or (is_gpu and tensor.data_ptr() % ALIGNMENT)
-                    ):
-                        return None
-                    view = from_capsule(to_dlpack(tensor))
-                    push(view if view_as is None else buffer_view(view.get_buffer(), *view_as))
+            for position, shape, dtype, view_as in operands:
+                tensor = arguments[position]
+                if (
+                    type(tensor) not in plain
+                    or tensor.dtype is not dtype
+                    or tensor.shape != shape
+                    or tensor.get_device() != index
+                    or (is_gpu and tensor.data_ptr() % ALIGNMENT)
+                ):
+                    return None
+                view = from_capsule(to_dlpack(tensor))
+                push(view if view_as is None else buffer_view(view.get_buffer(), *view_as))
+            if out is None:
+                returned = [new() for new in allocate]
+            else:
+                returned = [out] if is_single else list(out)
+                if not _can_be_written(returned, results, index, arguments):
+                    return None
+            for share, (position, *_) in zip(shares, results, strict=True):
+                push(share(returned[position]))
         except _NOT_SHARED:
             return None
         if wait is not None:
@@ -197,6 +205,23 @@ def _fast_launch(
     return launch
 
 
+def _allocation(spec: TensorSpec, device: torch.device) -> Callable[[], Tensor]:
+    """What returns a new tensor for a result. A small tensor to imitate is faster than a shape and a type."""
+    empty = partial(torch.empty, spec.shape, dtype=TYPES[spec.type.name], device=device)
+    is_small = math.prod(spec.shape) * spec.type.bytes <= _SMALL_BYTES
+    return partial(torch.empty_like, empty()) if is_small else empty
+
+
+def _sharing(device: IreeDevice, spec: TensorSpec, is_gpu: bool) -> Callable[[Tensor], Any]:
+    """Tensor of a result, aligned and dense -> buffer view."""
+    if is_gpu:
+        from_capsule = device.hal.from_dlpack_capsule
+        shape, type_ = list(spec.kernel_shape), HAL_TYPES[spec.type.name]
+        return lambda tensor: rt.HalBufferView(from_capsule(to_dlpack(tensor)).get_buffer(), shape, type_)
+    view_at = host_views(device, spec.kernel_shape, spec.type)
+    return lambda tensor: view_at(tensor.data_ptr())
+
+
 def _in_order(specs: tuple[TensorSpec, ...]) -> list[TensorSpec]:
     """In the order of the kernel's arguments."""
     return sorted(specs, key=lambda each: each.position)
@@ -209,17 +234,24 @@ def _expected(spec: TensorSpec) -> tuple[Any, ...]:
     return spec.shape, TYPES[spec.type.name], view_as
 
 
-def _can_be_written(outs: list[Any], arguments: tuple[Any, ...]) -> bool:
-    """Whether `outs` are tensors that share no memory with each other or with an argument."""
-    spans = []
-    for tensor in (*outs, *arguments):
-        if type(tensor) not in _PLAIN:
+def _can_be_written(outs: list[Any], results: list[Any], index: int, arguments: tuple[Any, ...]) -> bool:
+    """Whether a kernel can write to `outs`: dense, aligned, and no memory shared with each other or an argument."""
+    if len(outs) != len(results):
+        return False
+    for position, shape, dtype, _ in results:
+        tensor = outs[position]
+        if (
+            type(tensor) not in _PLAIN
+            or tensor.dtype is not dtype
+            or tensor.shape != shape
+            or tensor.get_device() != index
+            or tensor.requires_grad
+            or not tensor.is_contiguous()
+            or tensor.data_ptr() % ALIGNMENT
+        ):
             return False
-        start = tensor.data_ptr()
-        spans.append((start, start + tensor.nbytes))
-    for number, (start, end) in enumerate(spans[: len(outs)]):
-        if outs[number].requires_grad:
-            return False
-        if any(start < other_end and other < end for other, other_end in spans[number + 1 :]):
+    starts = [(tensor.data_ptr(), tensor.nbytes) for tensor in (*outs, *arguments)]
+    for number, (start, size) in enumerate(starts[: len(outs)]):
+        if any(start < other + length and other < start + size for other, length in starts[number + 1 :]):
             return False
     return True
