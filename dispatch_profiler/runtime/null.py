@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +20,8 @@ from dispatch_profiler.runtime._base import Arguments, RunError, checked
 
 #: Readings before a clock with the fault `clock_stalls` stalls.
 _HONEST = 8
+#: Executions whose results a device keeps.
+_EXECUTIONS = 16
 
 
 @dataclass
@@ -26,6 +30,26 @@ class _Clock:
 
     passed: float = 0.0
     readings: int = 0
+
+
+class _Executions:
+    """The results of the last executions: all configurations of an operation run it with the same operands."""
+
+    def __init__(self) -> None:
+        self._results: OrderedDict[tuple[Any, ...], tuple[np.ndarray, ...]] = OrderedDict()
+
+    def results(self, operation: Operation, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """What `operation` computes of `operands`. Not to be changed."""
+        key = operation, *((each.shape, hashlib.sha256(each.tobytes()).digest()) for each in operands)
+        if key not in self._results:
+            self._results[key] = tuple(
+                reference.expected.astype(result.type.dtype)
+                for reference, result in zip(operation.reference(operands), operation.results, strict=True)
+            )
+        self._results.move_to_end(key)
+        while len(self._results) > _EXECUTIONS:
+            self._results.popitem(last=False)
+        return self._results[key]
 
 
 class NullBuffer:
@@ -56,6 +80,7 @@ class NullDevice:
 
     def __init__(self) -> None:
         self._clocks: dict[str, _Clock] = {}
+        self._executions = _Executions()
 
     def load(self, vmfb: bytes) -> NullProgram:
         """See `Device.load`."""
@@ -63,7 +88,7 @@ class NullDevice:
             data = mapping(parse_json(vmfb))
             if text(data, "magic") != "null vmfb":
                 raise FieldError("magic: expected 'null vmfb'")
-            return NullProgram(data, self._clocks)
+            return NullProgram(data, self._clocks, self._executions)
         except FieldError as error:
             raise RunError(f"loading the vmfb failed: not made by the null compiler ({error})") from error
 
@@ -76,27 +101,42 @@ class NullDevice:
         return NullBuffer(checked(array, array.shape, type_).copy(), type_)
 
 
+@dataclass(frozen=True)
+class _Function:
+    """A function of a vmfb: what it computes, how many seconds a call takes, and its fault."""
+
+    operation: Operation
+    seconds: float
+    fault: str
+
+
 class NullProgram:
     """See `Program`."""
 
-    def __init__(self, data: Mapping[str, Any], clocks: dict[str, _Clock]) -> None:
+    def __init__(self, data: Mapping[str, Any], clocks: dict[str, _Clock], executions: _Executions) -> None:
         self._functions = mapping(data.get("functions"), "functions")
         self._repeat = whole(data, "repeat", least=1)
         self._clocks = clocks
+        self._executions = executions
+        self._read: dict[str, _Function] = {}
 
     def bind(self, function: str, *arguments: Arguments) -> NullCall:
         """See `Program.bind`."""
-        row = self._functions.get(function)
+        if function not in self._read:
+            self._read[function] = self._function(function)
+        clock = self._clocks.setdefault(function, _Clock())
+        return NullCall(self._read[function], arguments[0], clock, self._executions)
+
+    def _function(self, name: str) -> _Function:
+        row = self._functions.get(name)
         if row is None:
-            raise RunError(f"the vmfb has no function {function}")
+            raise RunError(f"the vmfb has no function {name}")
         try:
-            row = mapping(row, function)
+            row = mapping(row, name)
             compiled = operation_from_dict(mapping(row.get("operation"), "operation"))
-            seconds, fault = number(row, "time_ms") / 1e3 * self._repeat, text(row, "fault")
+            return _Function(compiled, number(row, "time_ms") / 1e3 * self._repeat, text(row, "fault"))
         except (DispatchProfilerError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(f"the vmfb is damaged: {reason_of(error)}") from error
-        clock = self._clocks.setdefault(function, _Clock())
-        return NullCall(compiled, arguments[0], fault, seconds, clock)
 
 
 class NullCall:
@@ -106,18 +146,12 @@ class NullCall:
     """
 
     def __init__(
-        self,
-        operation: Operation,
-        arguments: Arguments,
-        fault: str,
-        seconds: float,
-        clock: _Clock,
+        self, function: _Function, arguments: Arguments, clock: _Clock, executions: _Executions
     ) -> None:
-        self._operation = operation
+        self._function = function
         self._arguments = arguments
-        self._fault = fault
-        self._seconds = seconds
         self._clock = clock
+        self._executions = executions
         self._computed: tuple[np.ndarray, ...] = ()
 
     @property
@@ -127,19 +161,16 @@ class NullCall:
 
     def invoke(self) -> None:
         """See `Call.invoke`."""
-        if self._fault == "crash":
+        fault = self._function.fault
+        if fault == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
-        if self._fault == "hang":
+        if fault == "hang":
             threading.Event().wait()
-        if self._fault == "memory":
+        if fault == "memory":
             raise MemoryError("injected fault: the null device is out of memory")
-        results = self._operation.results
         if not self._computed:
-            references = self._operation.reference([each.array for each in self._arguments.operands])
-            self._computed = tuple(
-                reference.expected.astype(result.type.dtype)
-                for reference, result in zip(references, results, strict=True)
-            )
+            operands = [each.array for each in self._arguments.operands]
+            self._computed = self._executions.results(self._function.operation, operands)
         for buffer, computed in zip(self._arguments.results, self._computed, strict=True):
             checked(computed, buffer.shape, buffer.type)  # like IREE, before anything is written
         *whole, last = zip(self._arguments.results, self._computed, strict=True)
@@ -152,33 +183,35 @@ class NullCall:
         flat = computed.copy().reshape(-1)
         middle = flat.size // 2
         written = flat.size
-        if self._fault == "wrong_element":
+        fault = self._function.fault
+        if fault == "wrong_element":
             # Across zero, beyond any tolerance, and too far to be rounded away.
             value = float(flat[middle])
             away = (4.0 + abs(value)) * (1.0 if value < 0 else -1.0)
             flat[middle] = np.asarray(value + away).astype(flat.dtype)
-        elif self._fault == "unwritten":
+        elif fault == "unwritten":
             written = middle
-        elif self._fault in ("nan", "inf"):
-            flat[middle] = np.asarray(float(self._fault)).astype(flat.dtype)
+        elif fault in ("nan", "inf"):
+            flat[middle] = np.asarray(float(fault)).astype(flat.dtype)
         buffer.array.reshape(-1)[:written] = flat[:written]
 
     def time(self, calls: int) -> float:
         """See `Call.time`."""
         self.invoke()
-        seconds = self._seconds * calls
+        seconds = self._function.seconds * calls
         self._clock.passed += seconds
         self._clock.readings += 1
         return self._reported(seconds)
 
     def _reported(self, seconds: float) -> float:
         """What the clock reports for `seconds`."""
-        if self._fault == "clock_zero":
+        fault = self._function.fault
+        if fault == "clock_zero":
             return 0.0
-        if self._fault == "clock_back":
+        if fault == "clock_back":
             return -seconds
-        if self._fault == "clock_stalls":
+        if fault == "clock_stalls":
             return seconds if self._clock.readings < _HONEST else 0.3 * seconds
-        if self._fault == "clock_drifts":
+        if fault == "clock_drifts":
             return seconds * (1.0 + 0.03 * self._clock.readings)
         return seconds

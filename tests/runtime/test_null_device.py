@@ -125,6 +125,34 @@ def test_a_result_of_another_shape_than_was_compiled_is_rejected():
         call.run()
 
 
+def test_operands_that_change_change_the_result():
+    """A device keeps results only for operands with the same elements."""
+    operation = Matmul(4, 6, 8)
+    device = DeviceKernels(NullDevice())
+    program = device.load(NullCompiler().build(request_of(DEFAULT)).verify)
+    for seed in (1, 2, 1):
+        inputs = draw(operation, Distribution.REALS, seed)
+        (actual,) = program.bind(DEFAULT.name, device.put(operation, inputs)).run()
+        assert compare_result(operation.result, actual, reference(operation, inputs)).passed
+
+
+def test_configurations_with_the_same_operands_compute_once(monkeypatch):
+    computed, whole = [], Matmul.reference
+
+    def reference(operation, operands):
+        computed.append(operation)
+        return whole(operation, operands)
+
+    monkeypatch.setattr(Matmul, "reference", reference)
+    device = DeviceKernels(NullDevice())
+    built = NullCompiler().build(request_of(DEFAULT, TILED))
+    inputs = draw(DEFAULT.operation, Distribution.REALS, 1)
+    for vmfb in (built.verify, built.profile):
+        for dispatch in (DEFAULT, TILED):
+            device.load(vmfb).bind(dispatch.name, device.put(dispatch.operation, inputs)).time(3)
+    assert computed == [DEFAULT.operation]
+
+
 # -- faults that end a run -------------------------------------------------------------------------
 
 
