@@ -36,6 +36,8 @@ Flags = tuple[str, ...]
 _BUILDS = 500
 #: Time limit in seconds for a compiler to load and to read its flags.
 _FLAGS_SECONDS = 120.0
+#: Seconds that a module may take longer for each dispatch after its first.
+_FURTHER_SECONDS = 10.0
 #: Maximum attempts if worker processes of joblib are killed.
 _ATTEMPTS = 3
 
@@ -140,7 +142,7 @@ def build_task(
         def call(part: BuildRequest) -> Built:
             borrowed_from.check_open()
             # A module of several dispatches may take longer than one, but not without bound.
-            seconds = (limits.seconds or 0.0) + 10.0 * (len(part.dispatches) - 1)
+            seconds = (limits.seconds or 0.0) + _FURTHER_SECONDS * (len(part.dispatches) - 1)
             built: Built = worker.call(_build, compiler, part, seconds=seconds)
             return built
 

@@ -10,7 +10,7 @@ import pytest
 from terminal_helpers import on_a_terminal, plain
 
 from dispatch_profiler.command import FAILED
-from dispatch_profiler.compiler import Progress
+from dispatch_profiler.compiler import Progress, pool
 from dispatch_profiler.compiler.console import CompileTally, report
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch, DispatchEntry, State, Tree, load_manifest
@@ -52,9 +52,10 @@ def the_failed() -> DispatchEntry:
         ("memory", "out of memory: simulated by the null compiler"),
     ],
 )
-def test_it_costs_itself_and_none_of_its_module(run, faulty, fault: str, reason: str):
+def test_it_costs_itself_and_none_of_its_module(run, faulty, monkeypatch, fault: str, reason: str):
     faulty(fault)
-    # A module may take 10 s more for each further dispatch: that of a module that hangs has few.
+    # What hangs is waited for: its module has few dispatches, and no more time than one of them.
+    monkeypatch.setattr(pool, "_FURTHER_SECONDS", 0.0)
     few = ["--timeout=2", "--dispatches=*_64x128_8x32x4,*_4x16x1"] if fault == "hang" else []
 
     outcome = run("compile", "-j1", *few)
