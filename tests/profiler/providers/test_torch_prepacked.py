@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from worker_helpers import use_fresh_device_worker
 
 from dispatch_profiler.errors import MissingDependency, UsageError
 from dispatch_profiler.operations import (
@@ -102,18 +103,10 @@ def test_what_torch_does_not_pack_is_refused(library, operation):
         library.put(operation, draw(operation, Distribution.REALS, 3))
 
 
-@pytest.fixture
-def fresh_worker():
-    """A device worker that has neither loaded a program nor placed operands; a process has one library only."""
-    device_worker.forget_programs()
-    yield
-    device_worker.forget_programs()
-
-
-def test_its_times_include_no_conversion_of_the_weight(library, monkeypatch, fresh_worker):
+def test_its_times_include_no_conversion_of_the_weight(library, monkeypatch):
     """As those of our packed weights, so that a comparison is alike."""
+    use_fresh_device_worker(monkeypatch)
     monkeypatch.setattr(device_worker, "_library", library)
-    monkeypatch.setattr(device_worker, "_on_gpu", False)
     options = MeasureOptions(StopRule(count=2), 1)
 
     batch = device_worker.take_batch(VmfbRefs(LIBRARY, LIBRARY), "", LINEAR, 1, next_batch(options, (), None))
