@@ -10,6 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dispatch_profiler.boo.driver.launch import (
+        get_launchable as get_launchable,
+    )
     from dispatch_profiler.boo.launching import (
         Launchable as Launchable,
     )
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 #: Module -> the names that this package exports from it.
 _PROVIDED = {
+    "driver.launch": ("get_launchable",),
     "launching": ("Launchable", "empty_aligned"),
 }
 _MODULES = {name: module for module, names in _PROVIDED.items() for name in names}

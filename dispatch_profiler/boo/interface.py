@@ -50,3 +50,21 @@ class KernelProvider(Protocol):
 
     def kernel(self, device: DeviceUri) -> LaunchKernel:
         """Loads or compiles the kernel for `device`. Raises DispatchProfilerError if that fails."""
+
+
+class Signature(Protocol):
+    """What is computed, for callers: the operation, its launch, and a name for people. Equal signatures are one."""
+
+    @property
+    def operation(self) -> Operation:
+        """The operation, by which kernels are compiled."""
+
+    @property
+    def launch(self) -> LaunchSpec:
+        """The tensors of a launch."""
+
+    @property
+    def func_name(self) -> str:
+        """A name for messages and lists."""
+
+    def __hash__(self) -> int: ...
