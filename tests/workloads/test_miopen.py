@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from boo_signatures import conv_signatures
+from hypothesis import given, settings
 
+from dispatch_profiler.boo.op_exports.conv import ConvSignature
 from dispatch_profiler.errors import OperationError, UnsupportedFeature, WorkloadError
 from dispatch_profiler.operations import BiasBackward, Conv1d, Conv2d, Conv3d, ElementTypes, Epilogue
-from dispatch_profiler.workloads.miopen import FLAGS, is_command, miopen_operations
+from dispatch_profiler.workloads.miopen import (
+    FLAGS,
+    Command,
+    command_text,
+    is_command,
+    miopen_operations,
+    read_command,
+)
 
 BASE = "conv -n 2 -c 4 -H 9 -W 8 -k 6 -y 3 -x 2 -p 1 -q 0 -u 2 -v 1 -l 1 -j 2 -g 2"
 CONV = Conv2d(2, 9, 8, 4, 6, 3, 2, (2, 1), (1, 0), (1, 2), 2, "nchw")
@@ -194,3 +206,18 @@ def test_a_malformed_command_is_rejected(flags: str, reason: str):
 def test_an_invalid_convolution_is_rejected_with_its_rule(flags: str, reason: str):
     with pytest.raises(OperationError, match=reason):
         miopen_operations(f"{BASE} {flags}")
+
+
+@settings(max_examples=60)
+@given(conv_signatures(dtype="f16"))
+def test_a_problem_is_what_its_command_says(signature: ConvSignature):
+    line = command_text(signature.problem, (signature.mode.value,))
+    assert read_command(line) == Command(signature.problem, (signature.mode.value,))
+
+
+def test_what_no_command_says_is_named():
+    problem = read_command("conv -F 1").problem
+    with pytest.raises(UnsupportedFeature, match="no command for conv of f64"):
+        command_text(replace(problem, type="f64"), ("forward",))
+    with pytest.raises(UnsupportedFeature, match="-F has no value for forward, bias_backward"):
+        command_text(problem, ("forward", "bias_backward"))

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from dispatch_profiler.boo.aligned import ALIGNMENT, empty_aligned
 from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
 from dispatch_profiler.boo.launching._base import FastLaunch, check_matches
-from dispatch_profiler.boo.launching.aligned import ALIGNMENT, empty_aligned
 from dispatch_profiler.boo.launching.drivers import TASK
 from dispatch_profiler.boo.launching.host_memory import host_views
 from dispatch_profiler.boo.launching.loaded import LoadedKernel

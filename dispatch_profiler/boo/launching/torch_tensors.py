@@ -14,9 +14,9 @@ import iree.runtime as rt
 import torch
 import torch.utils.dlpack
 
+from dispatch_profiler.boo.aligned import ALIGNMENT
 from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
 from dispatch_profiler.boo.launching._base import FastLaunch, check_matches
-from dispatch_profiler.boo.launching.aligned import ALIGNMENT
 from dispatch_profiler.boo.launching.drivers import TASK
 from dispatch_profiler.boo.launching.host_memory import host_views
 from dispatch_profiler.boo.launching.loaded import LoadedKernel, launch_error

@@ -7,12 +7,12 @@ MIOpen's, except for -F (see `_MODES`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from dispatch_profiler.errors import UnsupportedFeature, WorkloadError, did_you_mean, short_repr
 from dispatch_profiler.operations import Operation, filter_letters
-from dispatch_profiler.workloads.miopen.problems import ConvProblem
+from dispatch_profiler.workloads.miopen.problems import ConvProblem, Problem
 
 #: Command -> element type.
 COMMANDS = {"conv": "f32", "convfp16": "f16", "convbfp16": "bf16"}
@@ -121,12 +121,25 @@ def is_command(line: str) -> bool:
     return _COMMAND.fullmatch(line.strip()) is not None
 
 
-def miopen_operations(line: str) -> tuple[Operation, ...]:
-    """The operations of one command, one for each mode of -F.
+@dataclass(frozen=True)
+class Command:
+    """What a command describes: a problem, and the directions of -F that it runs."""
 
-    Raises WorkloadError for a malformed command, UnsupportedFeature for one that no operation computes, and
-    OperationError for an invalid convolution.
+    problem: Problem
+    directions: tuple[str, ...]
+
+
+def miopen_operations(line: str) -> tuple[Operation, ...]:
+    """The operations of one command, one for each direction of -F.
+
+    Raises what `read_command` raises, and OperationError for an invalid convolution.
     """
+    command = read_command(line)
+    return tuple(command.problem.operation(direction) for direction in command.directions)
+
+
+def read_command(line: str) -> Command:
+    """The command in `line`. Raises WorkloadError if it is malformed, UnsupportedFeature if nothing computes it."""
     match = _COMMAND.fullmatch(line.strip())
     if match is None:
         raise WorkloadError("expected a command of MIOpenDriver, such as convfp16 -n 16 -c 64 ...")
@@ -136,10 +149,29 @@ def miopen_operations(line: str) -> tuple[Operation, ...]:
             f"the command {name[:40]} is not supported", hint=did_you_mean(name, COMMANDS)
         )
     values = _values(words)
-    if (modes := _MODES.get(values["forw"])) is None:
+    if (directions := _MODES.get(values["forw"])) is None:
         raise UnsupportedFeature(f"-F {values['forw'][:40]}: available: {', '.join(_MODES)}")
-    problem = _problem(values, COMMANDS[name])
-    return tuple(problem.operation(mode) for mode in modes)
+    return Command(_problem(values, COMMANDS[name]), directions)
+
+
+def command_text(problem: Problem, directions: Sequence[str]) -> str:
+    """The command that `read_command` reads as this problem and these directions.
+
+    Raises UnsupportedFeature if there is none.
+    """
+    name = next((name for name, type_ in COMMANDS.items() if type_ == problem.type), None)
+    forward = next((value for value, modes in _MODES.items() if set(modes) == set(directions)), None)
+    if name is None or not isinstance(problem, ConvProblem):
+        raise UnsupportedFeature(f"MIOpenDriver has no command for {problem.kind} of {problem.type}")
+    if forward is None:
+        raise UnsupportedFeature(f"-F has no value for {', '.join(directions)}")
+    values = {**_values_of(problem), "forw": forward}
+    written = (
+        f"-{flag.short} {values[flag.long]}" if flag.short.isalpha() else f"--{flag.long} {values[flag.long]}"
+        for flag in FLAGS
+        if flag.long in values
+    )
+    return " ".join([name, *written])
 
 
 def _values(words: list[str]) -> dict[str, str]:
@@ -182,6 +214,37 @@ def _problem(values: Mapping[str, str], type_: str) -> ConvProblem:
         has_bias=values["bias"] == "1",
         is_transposed=values["mode"] == "trans",
     )
+
+
+def _values_of(problem: ConvProblem) -> dict[str, str]:
+    """Inverse of `_problem`: the values of all flags that describe `problem`."""
+    axes = _AXES[problem.rank]
+    per_axis = {
+        "in": problem.pixels,
+        "fil": problem.window,
+        "conv_stride": problem.stride,
+        "pad": problem.padding,
+        "dilation": problem.dilation,
+        **({"trans_output_pad": problem.output_padding} if problem.is_transposed else {}),
+    }
+    input_, filter_, output = (each.upper() for each in problem.layouts)
+    return {
+        "mode": "trans" if problem.is_transposed else "conv",
+        "spatial_dim": str(problem.rank),
+        "batchsize": str(problem.images),
+        "in_channels": str(problem.channels),
+        "out_channels": str(problem.filters),
+        **{
+            f"{name}_{axis}": str(n)
+            for name, each in per_axis.items()
+            for axis, n in zip(axes, each, strict=True)
+        },
+        "group_count": str(problem.groups),
+        "bias": str(int(problem.has_bias)),
+        "in_layout": input_,
+        "fil_layout": filter_.replace("F", "N"),
+        "out_layout": output,
+    }
 
 
 def _rank(values: Mapping[str, str]) -> int:

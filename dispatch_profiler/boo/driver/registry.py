@@ -1,0 +1,53 @@
+"""Commands of MIOpenDriver -> signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dispatch_profiler.boo.op_exports import Mode, OpSignature, signature_classes
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.workloads.miopen import read_command
+
+
+class BooOpRegistry:
+    """Finds the signature of a command by its first word, among the modules of `boo.op_exports`."""
+
+    @staticmethod
+    def keys() -> tuple[str, ...]:
+        """The words that commands begin with, without the suffix for the type: conv, gemm, layernorm."""
+        return tuple(sorted(signature_classes()))
+
+    @staticmethod
+    def parse_commands(command: str | Sequence[str]) -> tuple[OpSignature, ...]:
+        """A signature for each direction of `-F`. `command` is a line, or its words.
+
+        Raises WorkloadError for a malformed command, UnsupportedFeature for one that no operation computes, and
+        OperationError for an invalid operation.
+        """
+        line = command if isinstance(command, str) else " ".join(command)
+        read = read_command(line)
+        of_kind = signature_classes()[read.problem.kind]
+        found = tuple(of_kind.of_problem(read.problem, Mode(each)) for each in read.directions)
+        for each in found:
+            _ = each.operation  # raises if there is none
+        return found
+
+    @classmethod
+    def parse_command(cls, command: str | Sequence[str]) -> OpSignature:
+        """The signature of a command with one direction; see `parse_commands`.
+
+        Raises UsageError if -F asks for several.
+        """
+        found = cls.parse_commands(command)
+        if len(found) > 1:
+            modes = ", ".join(each.mode.value for each in found)
+            raise UsageError(
+                f"-F asks for {len(found)} directions ({modes}), but a signature has one",
+                hint="BooOpRegistry.parse_commands returns a signature for each",
+            )
+        return found[0]
+
+
+def command_to_signature(command: str | Sequence[str]) -> OpSignature:
+    """`BooOpRegistry.parse_command`."""
+    return BooOpRegistry.parse_command(command)

@@ -1,0 +1,217 @@
+"""What all signatures share: modes, element types, sample arguments, and the names of kernels."""
+
+from __future__ import annotations
+
+import abc
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from enum import Enum
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from dispatch_profiler.boo.aligned import empty_aligned
+from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
+from dispatch_profiler.errors import UsageError, did_you_mean
+from dispatch_profiler.operations import Operation, Tensor
+from dispatch_profiler.operations._base import Distribution
+from dispatch_profiler.workloads.miopen import Problem, command_text
+
+S = TypeVar("S", bound="OpSignature")
+
+
+class Mode(str, Enum):
+    """What a launch computes: the result, or the gradient of the input, of the weight or of the bias."""
+
+    FORWARD = "forward"
+    INPUT_BACKWARD = "input_backward"
+    WEIGHT_BACKWARD = "weight_backward"
+    BIAS_BACKWARD = "bias_backward"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @classmethod
+    def parse(cls, mode: str | Mode | None) -> Mode:
+        """`fwd`, `bwd`, `wrw`, or a full name, in any case and with `-` or `_`; None is the forward.
+
+        `a_backward` and `b_backward` are the gradients of a product's operands. Raises UsageError.
+        """
+        if mode is None:
+            return cls.FORWARD
+        name = mode.value if isinstance(mode, Mode) else str(mode)
+        name = name.lower().replace("-", "_")
+        name = _MODE_ALIASES.get(name, name)
+        try:
+            return cls(name)
+        except ValueError:
+            known = [*(each.value for each in cls), *_MODE_ALIASES]
+            raise UsageError(f"unknown mode {mode!r}", hint=did_you_mean(name, known)) from None
+
+
+_MODE_ALIASES = {
+    "fwd": "forward",
+    "bwd": "input_backward",
+    "wrw": "weight_backward",
+    "a_backward": "input_backward",
+    "b_backward": "weight_backward",
+}
+#: Names of types in torch and numpy -> ours.
+_TYPES = {
+    "float64": "f64",
+    "double": "f64",
+    "float32": "f32",
+    "float": "f32",
+    "float16": "f16",
+    "half": "f16",
+    "bfloat16": "bf16",
+}
+TORCH_NAMES = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+
+
+def type_name(dtype: Any) -> str:
+    """Our name of a type that torch, numpy or a text names: `torch.bfloat16`, `numpy.float16`, `f32`. Raises UsageError."""
+    name = getattr(dtype, "__name__", None) or str(getattr(dtype, "name", dtype))
+    name = name.removeprefix("torch.")
+    name = _TYPES.get(name, name)
+    if name not in TORCH_NAMES:
+        raise UsageError(f"unsupported type {dtype}", hint=f"available: {', '.join(TORCH_NAMES.values())}")
+    return name
+
+
+def sizes(what: str, values: Any, least: int = 1) -> tuple[int, ...]:
+    """`values` as a tuple of ints of at least `least`. Raises UsageError, which names `what`."""
+    try:
+        found = tuple(int(each) for each in values)
+        is_whole = all(each == given for each, given in zip(found, values, strict=True))
+    except (TypeError, ValueError):
+        found, is_whole = (), False
+    if not is_whole or any(each < least for each in found):
+        raise UsageError(f"{what} must be whole numbers of at least {least}, but got {values!r}")
+    return found
+
+
+class OpSignature(abc.ABC):
+    """One launch: what it computes, on which shapes. Subclasses are frozen dataclasses with a field `mode`.
+
+    Two equal signatures have the same operation, so they share a kernel.
+    """
+
+    #: What the signature describes to `workloads.miopen`.
+    problem_type: ClassVar[type[Problem]]
+    mode: Mode
+
+    @property
+    @abc.abstractmethod
+    def problem(self) -> Problem:
+        """The problem, in all modes the same."""
+
+    @classmethod
+    @abc.abstractmethod
+    def of_problem(cls: type[S], problem: Any, mode: Mode) -> S:
+        """The signature of a problem that a command describes."""
+
+    @property
+    @abc.abstractmethod
+    def func_name(self) -> str:
+        """A label for people and caches' listings, which tells signatures apart. No identity: that is the operation."""
+
+    @abc.abstractmethod
+    def _tensors(self) -> tuple[list[tuple[str, tuple[int, ...], int]], list[tuple[str, tuple[int, ...]]]]:
+        """Name, shape and position among the operands of each argument; name and shape of each result."""
+
+    def get_func_name(self) -> str:
+        """`func_name`."""
+        return self.func_name
+
+    @cached_property
+    def operation(self) -> Operation:
+        """What is computed. Raises OperationError."""
+        return self.problem.operation(self.mode.value)
+
+    @cached_property
+    def launch(self) -> LaunchSpec:
+        """The tensors of a launch."""
+        operation = self.operation
+        arguments, results = self._tensors()
+        return LaunchSpec(
+            operation,
+            tuple(_spec(name, shape, operation.operands, at) for name, shape, at in arguments),
+            tuple(_spec(name, shape, operation.results, at) for at, (name, shape) in enumerate(results)),
+        )
+
+    @property
+    def command(self) -> str:
+        """The command of MIOpenDriver for this signature. Raises UnsupportedFeature if MIOpen has none."""
+        return command_text(self.problem, (self.mode.value,))
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether the mode is the forward."""
+        return self.mode is Mode.FORWARD
+
+    def as_init_kwargs(self) -> dict[str, Any]:
+        """Keyword arguments that construct an equal signature."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+    # -- sample arguments ---------------------------------------------------------------------
+
+    def get_sample_args(
+        self, device: Any = None, seed: int | None = None, splat_value: float | None = None
+    ) -> tuple[Any, ...]:
+        """Random arguments of a launch: torch tensors on `device` if torch is installed, otherwise numpy arrays.
+
+        In the order of the launch: `(x, w[, b])` forward, `(dLdy, w)` and `(dLdy, x)` backward. Equal seeds give equal
+        values, on every device. With `splat_value`, every element has this value. Raises UsageError for a device that
+        needs torch.
+        """
+        operation = self.operation
+        rng = np.random.default_rng(seed)
+        drawn = [operation.draw(each, Distribution.REALS, rng) for each in operation.operands]
+        if splat_value is not None:
+            drawn = [np.full_like(each, splat_value) for each in drawn]
+        arrays = [drawn[spec.position].reshape(spec.shape) for spec in self.launch.arguments]
+        if "torch" in sys.modules or find_spec("torch"):
+            return tuple(
+                _as_tensor(each, spec, device)
+                for each, spec in zip(arrays, self.launch.arguments, strict=True)
+            )
+        if str(device or "cpu") != "cpu":
+            raise UsageError(
+                f"arguments on {device} need torch", hint="pip install 'dispatch_profiler[torch]'"
+            )
+        return tuple(map(_aligned, arrays))
+
+    def get_sample_conv_args(
+        self, device: Any = None, seed: int | None = None, splat_value: float | None = None
+    ) -> tuple[Any, ...]:
+        """`get_sample_args`, by its former name."""
+        return self.get_sample_args(device, seed, splat_value)
+
+
+def _spec(name: str, shape: tuple[int, ...], of: Sequence[Tensor], at: int) -> TensorSpec:
+    return TensorSpec(name, shape, of[at].type, of[at].shape, at)
+
+
+def _as_tensor(array: Any, spec: TensorSpec, device: Any) -> Any:
+    import torch
+
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[spec.type.bytes]
+    values = torch.from_numpy(array.view(f"i{spec.type.bytes}"))
+    found = torch.empty(array.shape, dtype=getattr(torch, TORCH_NAMES[spec.type.name]), device=device)
+    found.view(bits).copy_(values)
+    return found
+
+
+def _aligned(array: Any) -> Any:
+    found = empty_aligned(array.shape, array.dtype)
+    found[...] = array
+    return found
+
+
+def joined(values: Iterable[int]) -> str:
+    """`(1, 2)` -> `1x2`."""
+    return "x".join(map(str, values))

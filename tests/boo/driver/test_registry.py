@@ -1,0 +1,67 @@
+"""Commands of MIOpenDriver as signatures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from boo_signatures import conv_signatures
+from hypothesis import given, settings
+
+from dispatch_profiler.boo.driver.registry import BooOpRegistry, command_to_signature
+from dispatch_profiler.boo.op_exports import Mode
+from dispatch_profiler.boo.op_exports.conv import ConvSignature
+from dispatch_profiler.errors import OperationError, UsageError, WorkloadError
+from dispatch_profiler.workloads.miopen import is_command, miopen_operations
+
+WORKLOADS = Path(__file__).parents[3] / "benchmarks" / "workloads"
+COMMAND = (
+    "convbfp16 -n 128 -c 128 -H 24 -W 48 -k 384 -y 1 -x 1 -p 0 -q 0 -u 1 -v 1 -l 1 -j 1 -m conv -g 1 -F 1 -t 1 "
+    "--iter 100 --in_layout NHWC --out_layout NHWC --fil_layout NHWC"
+)
+
+
+def test_a_command_of_the_documents():
+    signature = command_to_signature(COMMAND)
+    assert signature == ConvSignature(
+        input_shape=[128, 24, 48, 128], kernel_shape=[384, 1, 1, 128], shared_layout="NHWC"
+    )
+    assert BooOpRegistry.parse_command(COMMAND.split()) == signature
+    assert signature.func_name == (
+        "conv_2d_bfloat16_forward_128x24x48x128_nhwc_384x1x1x128_fhwc_nhwf_1x1s_0x0p_1x1d_1g"
+    )
+
+
+@pytest.mark.parametrize("file", ["miopen_commands.txt", "resnet50_f32.txt"])
+def test_every_line_of_a_workload_has_the_operations_of_its_signatures(file: str):
+    lines = [line for line in (WORKLOADS / file).read_text().splitlines() if is_command(line)]
+    assert len(lines) >= 20
+    for line in dict.fromkeys(lines):
+        found = BooOpRegistry.parse_commands(line)
+        assert tuple(each.operation for each in found) == miopen_operations(line)
+
+
+@settings(max_examples=40)
+@given(conv_signatures(dtype="bf16"))
+def test_a_signature_is_what_its_command_says(signature: ConvSignature):
+    try:
+        _ = signature.operation
+    except OperationError:
+        return
+    assert command_to_signature(signature.command) == signature
+
+
+def test_a_command_with_several_directions_has_several_signatures():
+    line = COMMAND.replace("-F 1", "-F 0")
+    with pytest.raises(UsageError, match="3 directions") as raised:
+        BooOpRegistry.parse_command(line)
+    assert "parse_commands" in raised.value.hint
+    modes = [each.mode for each in BooOpRegistry.parse_commands(line)]
+    assert modes == [Mode.FORWARD, Mode.INPUT_BACKWARD, Mode.WEIGHT_BACKWARD]
+
+
+def test_an_invalid_convolution_is_rejected_when_it_is_parsed():
+    with pytest.raises(OperationError):
+        BooOpRegistry.parse_command("conv -H 2 -W 2 -y 5 -x 5 -F 1")
+    with pytest.raises(WorkloadError):
+        BooOpRegistry.parse_command("")
