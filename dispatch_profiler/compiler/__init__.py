@@ -8,7 +8,7 @@ from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequ
 from dispatch_profiler.compiler.cache import Cache, CacheEntry, CacheInfo
 from dispatch_profiler.compiler.cluster import Cluster, TlsFiles
 from dispatch_profiler.compiler.iree import IreeCompiler
-from dispatch_profiler.compiler.launch_request import launch_key, launch_request
+from dispatch_profiler.compiler.launch_request import launch_flags, launch_key, launch_request
 from dispatch_profiler.compiler.null import NullCompiler, load_rules
 from dispatch_profiler.compiler.request import build_key, build_request, repeat_count
 from dispatch_profiler.compiler.tree import (
@@ -49,6 +49,7 @@ __all__ = [
     "compile_tree",
     "compiler_for",
     "count_dispatches",
+    "launch_flags",
     "launch_key",
     "launch_request",
     "repeat_count",

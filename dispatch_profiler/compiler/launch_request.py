@@ -37,6 +37,11 @@ def launch_request(dispatch: Dispatch, target: Target, flags: Sequence[str] = ()
     return build_request(source, [dispatch], target, flags=flags, repeat=1)
 
 
+def launch_flags(dispatch: Dispatch, target: Target, flags: Sequence[str] = ()) -> tuple[str, ...]:
+    """The compiler flags of `launch_request`, which are known without its source."""
+    return (*target.compile_flags, *dispatch.configuration.flags, *flags)
+
+
 def launch_key(dispatch: Dispatch, target: Target, compiler: Compiler, flags: Sequence[str] = ()) -> str:
     """The hash, in hexadecimal, of everything that determines the output of `compiler` for `launch_request`.
 
@@ -44,10 +49,10 @@ def launch_key(dispatch: Dispatch, target: Target, compiler: Compiler, flags: Se
     and code, the compiler's revision, the target with its CPU resolved, and the content of files that flags or kernels
     name.
     """
-    operation, configuration = dispatch.operation, dispatch.configuration
+    given = launch_flags(dispatch, target, flags)
     content = [
         *("launch", __version__, sources_hash(*_SOURCES), compiler.revision, target.fingerprint),
-        *(operation.to_dict(), configuration.to_dict(), (*configuration.flags, *flags)),
-        *(files_of((*configuration.flags, *flags)), external_kernels([dispatch])),
+        *(dispatch.operation.to_dict(), dispatch.configuration.to_dict(), given),
+        *(files_of(given), external_kernels([dispatch])),
     ]
     return sha256(json.dumps(content).encode())

@@ -225,9 +225,7 @@ class BuildPool(Generic[Key]):
         Raises UsageError if the compiler does not know one of the flags, ToolError if it crashes on them
         or if workers are lost repeatedly.
         """
-        given = dict.fromkeys(request.flags for request in requests.values())
-        if unread := [flags for flags in given if flags not in self._flags]:
-            self._flags |= self._resolved_flags(unread)
+        self.read_flags(request.flags for request in requests.values())
         left = {key: replace(request, flags=self._flags[request.flags]) for key, request in requests.items()}
         if self._executor.kind == "dask":
             task = partial(build_task, compiler=self._compiler, limits=self._limits)
@@ -235,6 +233,14 @@ class BuildPool(Generic[Key]):
             return
         with contextlib.nullcontext() if self._executor.uses_threads else _safe_path():
             yield from self._build_with_retries(left)
+
+    def read_flags(self, given: Iterable[Flags]) -> None:
+        """Have a compiler process check `given`, so that `results` need not wait for it to start.
+
+        Raises UsageError if the compiler does not know one of the flags, ToolError if it crashes on them.
+        """
+        if unread := [flags for flags in dict.fromkeys(given) if flags not in self._flags]:
+            self._flags |= self._resolved_flags(unread)
 
     def _connected(self) -> Any:
         """The client of the cluster. Raises the errors of `connect`."""

@@ -9,9 +9,15 @@ from pathlib import Path
 
 from compiled_helpers import failure
 
-from dispatch_profiler.compiler import IreeCompiler, NullCompiler, launch_key, launch_request
+from dispatch_profiler.compiler import (
+    IreeCompiler,
+    NullCompiler,
+    launch_flags,
+    launch_key,
+    launch_request,
+)
 from dispatch_profiler.compiler.null import Rule
-from dispatch_profiler.configurations import CpuTiles, Default, Formed, TritonTiles, Tuned
+from dispatch_profiler.configurations import CpuTiles, Default, Flow, Formed, TritonTiles, Tuned
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.operations import Conv2d, Epilogue, LayerNorm, Matmul, Operation
 from dispatch_profiler.profiler.measurement.kernels import open_kernels
@@ -100,3 +106,10 @@ def test_a_configuration_that_was_not_applied_has_no_vmfb():
     built = NullCompiler((Rule("*", not_applied=True),)).build(launch_request(DISPATCH, parse_target("null")))
 
     assert (built.verify, built.outcomes[DISPATCH.name].state) == (b"", State.NOT_APPLIED)
+
+
+def test_its_flags_are_known_without_its_source():
+    dispatch = Dispatch(OPERATION, Flow("data_tiling"))
+    request = launch_request(dispatch, TARGET, ["--iree-opt-level=O3"])
+
+    assert request.flags == launch_flags(dispatch, TARGET, ["--iree-opt-level=O3"])

@@ -7,14 +7,24 @@ can make an operation unusable. Equal kernels are compiled once.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels.variants import Tuning, Variant
-from dispatch_profiler.compiler import Built, Cache, Compiler, compiler_for, launch_key, launch_request
+from dispatch_profiler.compiler import (
+    BuildRequest,
+    Built,
+    Cache,
+    Compiler,
+    compiler_for,
+    launch_flags,
+    launch_key,
+    launch_request,
+)
 from dispatch_profiler.dispatches import State
 from dispatch_profiler.errors import CompilerError
 from dispatch_profiler.isolation import WorkerLimits, available_memory
@@ -75,6 +85,11 @@ class KernelSearch:
             self._key = launch_key(variant.dispatch, self.target, self.compiler, variant.flags)
         return self._key
 
+    @property
+    def request(self) -> BuildRequest:
+        """The request to build `variant`."""
+        return launch_request(self.variant.dispatch, self.target, self.variant.flags)
+
     def take(self, built: Built) -> Found | None:
         """The outcome of the build of `variant`: a kernel, an error after the last variant, otherwise None."""
         dispatch = self.variant.dispatch
@@ -124,9 +139,7 @@ def _build(
         for search in left:
             waiting.setdefault(search.key, []).append(search)
         left = []
-        variants = {key: (group[0].variant, group[0].target) for key, group in waiting.items()}
-        requests = {key: launch_request(v.dispatch, target, v.flags) for key, (v, target) in variants.items()}
-        for key, built in pool.results(requests):
+        for key, built in pool.results(_requests(waiting, pool)):
             if cache is not None:
                 cache.put(key, built, waiting[key][0].name)
             for search in waiting[key]:
@@ -138,6 +151,19 @@ def _build(
                     left.append(search)
                 else:
                     yield search, found
+
+
+def _requests(waiting: Mapping[str, Sequence[KernelSearch]], pool: BuildPool[str]) -> dict[str, BuildRequest]:
+    """The build request of each key. The first compiler process starts while the sources are rendered."""
+    searches = {key: group[0] for key, group in waiting.items()}
+    flags = [
+        launch_flags(each.variant.dispatch, each.target, each.variant.flags) for each in searches.values()
+    ]
+    with ThreadPoolExecutor(1) as background:
+        reading = background.submit(pool.read_flags, flags)
+        requests = {key: each.request for key, each in searches.items()}
+        reading.result()
+    return requests
 
 
 def _open_pool(compiler: Compiler, workers: int) -> BuildPool[str]:
