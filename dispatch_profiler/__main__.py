@@ -39,6 +39,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "dispatch_profiler.tuner.commands.tune_cli",
         "tune a workload: gen_configs and optimize in one command; or measure a library again",
     ),
+    "preload": (
+        "dispatch_profiler.boo.driver.preload",
+        "compile the kernels of MIOpen commands into the launch cache",
+    ),
     "cache": (
         "dispatch_profiler.boo.kernels.cache_cli",
         "list or remove compiled kernels of launches and trees",

@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from dispatch_profiler.boo.driver.launch import (
         get_launchable as get_launchable,
     )
+    from dispatch_profiler.boo.driver.preload import (
+        CachePopulator as CachePopulator,
+    )
+    from dispatch_profiler.boo.driver.preload import (
+        CachePrepopulator as CachePrepopulator,
+    )
     from dispatch_profiler.boo.launching import (
         Launchable as Launchable,
     )
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
 #: Module -> the names that this package exports from it.
 _PROVIDED = {
     "driver.launch": ("get_launchable",),
+    "driver.preload": ("CachePopulator", "CachePrepopulator"),
     "launching": ("Launchable", "empty_aligned"),
 }
 _MODULES = {name: module for module, names in _PROVIDED.items() for name in names}
