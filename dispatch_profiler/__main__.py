@@ -47,6 +47,14 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "dispatch_profiler.boo.kernels.cache_cli",
         "list or remove compiled kernels of launches and trees",
     ),
+    "boo": (
+        "dispatch_profiler.boo.driver.driver",
+        "launch commands of MIOpenDriver with IREE, and measure them beside PyTorch",
+    ),
+    "numerics": (
+        "dispatch_profiler.boo.driver.numerics.cli",
+        "compare errors of launches with those of PyTorch, relative to a float64 reference",
+    ),
     "completion": ("dispatch_profiler.__main__", "print a completion script for bash, zsh or fish"),
 }
 #: Installed command -> the equivalent subcommand.

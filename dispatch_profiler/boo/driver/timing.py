@@ -93,7 +93,8 @@ def measure_in_turn(
     So noise that lasts affects all of them alike. `settle` is called before each batch if there are several: threads
     of one library may still be spinning.
     """
-    delay = run_delay(_WORKERS)
+    # Reading the run delay takes longer than a short launch, and would leave a pause before each.
+    delay = run_delay(_WORKERS) if options.batch is None else None
     timers = [Timer(each, 1, raw_clock, delay) for each in works]
     batches: list[list[SampleBatch]] = [[] for _ in works]
     pending = list(range(len(works)))

@@ -66,7 +66,9 @@ def to_torch(array: np.ndarray, type_: ElementType, device: Any) -> Tensor:
     from dispatch_profiler.profiler.providers.torch_library import TYPES
 
     bits = np.ascontiguousarray(array).view(f"i{type_.bytes}").reshape(array.shape)
-    return torch.from_numpy(bits.copy()).view(TYPES[type_.name]).to(device)
+    # torch allocates the copy, so that it is aligned as torch's own tensors are. It warns of arrays that are read-only.
+    shared = torch.from_numpy(bits if bits.flags.writeable else bits.copy())
+    return shared.view(TYPES[type_.name]).to(device, copy=True)
 
 
 def to_numpy(tensor: Any, type_: ElementType) -> np.ndarray:

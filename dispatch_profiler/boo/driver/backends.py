@@ -1,0 +1,99 @@
+"""The backends that the driver measures: our kernel, and what it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from dispatch_profiler.boo.driver.devices import CPU, uri_of
+from dispatch_profiler.boo.driver.timing import Work
+from dispatch_profiler.boo.driver.torch_functions import load_torch, torch_function
+from dispatch_profiler.errors import ToolError, UsageError, did_you_mean, reason_of
+from dispatch_profiler.runtime.device_uri import DeviceUri
+
+if TYPE_CHECKING:
+    from dispatch_profiler.boo.launching import Launchable
+    from dispatch_profiler.boo.op_exports._base import OpSignature
+
+
+class Backend(str, Enum):
+    """A way to compute a signature, by the name that the BOO documents use."""
+
+    #: The launchable of `get_launchable`.
+    BOO = "iree_boo"
+    #: Eager PyTorch.
+    TORCH = "torch"
+    #: `torch.compile` with its default backend.
+    INDUCTOR = "inductor"
+    #: The launchable, called directly. Until `iree_boo` is a backend of `torch.compile`, both are the same.
+    LEGACY = "iree_boo_legacy"
+
+
+#: Values of --reference-backend.
+REFERENCES = tuple(backend for backend in Backend if backend is not Backend.BOO)
+_UNAVAILABLE = "iree_boo_inductor"
+
+
+def parse_references(texts: Sequence[str]) -> tuple[Backend, ...]:
+    """Values of --reference-backend, each one or several with commas. Raises UsageError."""
+    names = [name.strip() for text in texts for name in text.split(",")]
+    known = [backend.value for backend in REFERENCES]
+    for name in names:
+        if name == _UNAVAILABLE:
+            raise UsageError(
+                f"--reference-backend={name} is not available: iree_boo is not yet a backend of torch.compile",
+                hint=f"available: {', '.join(known)}",
+            )
+        if name not in known:
+            raise UsageError(
+                f"--reference-backend: unknown backend {name[:40]!r}", hint=did_you_mean(name, known)
+            )
+    return tuple(dict.fromkeys(map(Backend, names)))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A signature with its arguments, on `device`: `cpu` or `cuda:N`."""
+
+    signature: OpSignature
+    launchable: Launchable
+    arguments: tuple[Any, ...]
+    device: str
+
+    @property
+    def kernel_device(self) -> DeviceUri:
+        """Where the kernel runs: on a CPU, on the driver that the first launch has found to be faster."""
+        return DeviceUri(self.launchable.driver) if self.device == CPU else uri_of(self.device)
+
+    def work(self, backend: Backend) -> Work:
+        """What is timed for `backend`. Raises MissingDependency, NotSupported, and ToolError if torch fails."""
+        if backend in (Backend.BOO, Backend.LEGACY):
+            launchable, arguments = self.launchable, self.arguments
+            return Work(lambda: launchable(*arguments))
+        try:
+            return self._torch_work(is_compiled=backend is Backend.INDUCTOR)
+        except RuntimeError as error:  # torch has no common base class for what its compiler raises
+            raise ToolError(f"{backend.value}: {reason_of(error)[:300]}") from error
+
+    def _torch_work(self, *, is_compiled: bool) -> Work:
+        torch = load_torch()
+        device = torch.device(self.device)
+        own = torch_function(self.signature.operation, device)
+        handles = own.enter([_on(torch, device, each) for each in self._operands()])
+        function = torch.compile(own.function, dynamic=False) if is_compiled else own.function
+        function(*handles)
+        if self.device == CPU:
+            return Work(lambda: function(*handles))
+        return Work(lambda: function(*handles), lambda: torch.cuda.synchronize(device), waits=True)
+
+    def _operands(self) -> list[Any]:
+        """The arguments in the order and shapes of the operation's operands."""
+        specs = self.signature.launch.arguments
+        paired = sorted(zip(specs, self.arguments, strict=True), key=lambda pair: pair[0].position)
+        return [argument.reshape(spec.kernel_shape) for spec, argument in paired]
+
+
+def _on(torch: Any, device: Any, argument: Any) -> Any:
+    return argument if isinstance(argument, torch.Tensor) else torch.from_numpy(argument).to(device)

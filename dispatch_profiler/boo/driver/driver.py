@@ -1,0 +1,201 @@
+"""`dispatch-profiler boo`: launch a convolution, layer norm or GEMM given by its MIOpen command, and measure it.
+
+python -m dispatch_profiler.boo.driver convbfp16 -n 128 -c 128 -H 24 -W 48 -k 384 -y 1 -x 1 -t 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dispatch_profiler.boo.driver.backends import REFERENCES, parse_references
+from dispatch_profiler.boo.driver.command_lines import CommandLine, Timing, read_commands, split_timing
+from dispatch_profiler.boo.driver.devices import choose_device
+from dispatch_profiler.boo.driver.outcomes import CsvFile, Outcome
+from dispatch_profiler.boo.driver.registry import BooOpRegistry
+from dispatch_profiler.boo.driver.tracy import trace, trace_folder
+from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, positive, run, show, warn, writable
+from dispatch_profiler.errors import DispatchProfilerError, UsageError, reason_of
+
+if TYPE_CHECKING:
+    from dispatch_profiler.boo.driver.execution import DriverOptions
+
+PROG = "dispatch-profiler boo"
+
+
+def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
+    """Entry point; returns the exit status."""
+    parser = make_parser(prog)
+    given = sys.argv[1:] if arguments is None else arguments
+    return run(
+        parser, _main, in_front(parser, given), kept="the rows of finished commands are in the CSV file"
+    )
+
+
+def make_parser(prog: str = PROG) -> Parser:
+    """The parser of this command."""
+    known = ", ".join(backend.value for backend in REFERENCES)
+    parser = Parser(prog, "Launch commands of MIOpenDriver with IREE, and measure them.")
+    parser.add_argument(
+        "--commands-file",
+        metavar="FILE",
+        help="run the commands in this file, one a line, instead of COMMAND",
+    )
+    parser.add_argument(
+        "-t", "--time", choices=("0", "1"), default="0", help="1: time the launches (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--iter", type=positive, metavar="N",
+        help="time N single launches (default: samples of several, until the median is known to 1%%, at most 1 s)",
+    )  # fmt: skip
+    parser.add_argument("--csv", metavar="FILE.csv", help="also write a row for each command")
+    parser.add_argument(
+        "--device", help="cpu, or cuda:N (default: the first GPU that torch can use, else cpu)"
+    )
+    parser.add_argument("--gpu-id", type=_number, metavar="N", help="the same as --device=cuda:N")
+    parser.add_argument(
+        "--reference-backend", action="append", default=[], metavar="NAME",
+        help=f"compare with {known}; may be given several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--splat-input-value", type=_finite, metavar="VALUE", help="fill every argument with this value"
+    )
+    parser.add_argument(
+        "--verify-numerics", action="store_true",
+        help="compare errors with those of torch, relative to a float64 reference, as dispatch-profiler numerics does",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tracy", metavar="DIR",
+        help="also trace the launches with Tracy in a subprocess, and keep the traces in this folder"
+        " (with IREE_PY_RUNTIME=tracy in the environment: tracy)",
+    )  # fmt: skip
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="COMMAND",
+        help="a command of MIOpenDriver with its flags, such as conv -n 1 -c 64 -H 56 -W 56 -k 64 -t 1",
+    )  # fmt: skip
+    return parser
+
+
+def in_front(parser: Parser, arguments: Sequence[str]) -> list[str]:
+    """`arguments` with the driver's long options that follow the command in front of it.
+
+    `conv -n 1 --csv=a.csv -t 1` -> `--csv=a.csv conv -n 1 -t 1`. Timing flags stay: commands in files have them too.
+    """
+    takes_value = {
+        name: action.nargs != 0
+        for action in parser._actions
+        for name in action.option_strings
+        if name.startswith("--") and name not in ("--time", "--iter")
+    }
+    ours: list[str] = []
+    rest: list[str] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if word.partition("=")[0] not in takes_value:
+            rest.append(word)
+            continue
+        ours.append(word)
+        if "=" not in word and takes_value[word] and words:
+            ours.append(words.pop(0))
+    return [*ours, *rest]
+
+
+def _main(options: argparse.Namespace) -> int:
+    commands = _commands(options)
+    path = writable("--csv", options.csv) if options.csv else None
+    references = parse_references(options.reference_backend)
+    traces = trace_folder(options.tracy, os.environ)
+    from dispatch_profiler.boo.driver.execution import (
+        DriverOptions,  # after trace_folder: it imports IREE's runtime
+    )
+
+    device = choose_device(options.device, options.gpu_id)
+    chosen = DriverOptions(device, references, options.splat_input_value, options.verify_numerics)
+    file = CsvFile(path, chosen.backends, has_numerics=options.verify_numerics) if path else None
+    timing = Timing(options.time == "1", options.iter)
+    status = SUCCESS
+    for command in commands:
+        for outcome in _outcomes(command, timing, chosen, traces):
+            if file is not None:
+                file.add(outcome)
+            status = FAILED if outcome.has_failed else status
+    return status
+
+
+def _commands(options: argparse.Namespace) -> list[CommandLine]:
+    """The command, or those of the file. Raises UsageError unless exactly one of the two is given."""
+    if options.commands_file is None:
+        if not options.command:
+            raise UsageError(
+                "expected a command, or --commands-file=FILE", hint=f"{options.prog} --help has an example"
+            )
+        return [CommandLine(0, " ".join(options.command))]
+    if options.command:
+        raise UsageError(
+            f"{options.command[0]!r} is not used: the commands are those of --commands-file",
+            hint="remove one of the two",
+        )
+    return read_commands(folder(options.commands_file))
+
+
+def _outcomes(
+    command: CommandLine, default: Timing, options: DriverOptions, traces: Path | None
+) -> Iterator[Outcome]:
+    """The outcome of each signature of a command, printed on the way. A failure ends only its signature."""
+    from dispatch_profiler.boo.driver.execution import execute
+
+    try:
+        text, timing = split_timing(shlex.split(command.text), default)
+        signatures = BooOpRegistry.parse_commands(text)
+    except (DispatchProfilerError, ValueError) as error:  # ValueError: a quotation without end
+        yield _failed(command, command.text, error)
+        return
+    for signature in signatures:
+        own = text if len(signatures) == 1 else signature.command
+        show(own)
+        try:
+            outcome = execute(own, signature, timing, options, show)
+            if traces is not None and timing.is_on:
+                for line in trace(own, options.device, timing, traces):
+                    show(f">>> {line}")
+        except DispatchProfilerError as error:
+            yield _failed(command, own, error)
+        else:
+            for backend, times in outcome.times.items():
+                for text in times.warnings:
+                    warn(f"{command.place}{backend.value}: {text}")
+            yield outcome
+
+
+def _failed(command: CommandLine, text: str, error: Exception) -> Outcome:
+    """Warn of a command that cannot be run, with its line number and a hint."""
+    reason = reason_of(error)
+    warn(f"{command.place}{text}: {reason}")
+    if isinstance(error, DispatchProfilerError) and error.hint:
+        warn(f"hint: {error.hint}")
+    return Outcome(text, error=reason)
+
+
+def _number(text: str) -> int:
+    """Parse a whole number from 0, for argparse."""
+    if not (text.isascii() and text.isdigit()) or len(text) > 3:
+        raise argparse.ArgumentTypeError(f"expected the number of a GPU, such as 0, but got {text!r}")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    """Parse a finite number, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"expected a number, but got {text!r}")
+    return value

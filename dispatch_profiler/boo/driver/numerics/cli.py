@@ -1,0 +1,126 @@
+"""`dispatch-profiler numerics`: compare the errors of IREE and torch, relative to a float64 reference."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dispatch_profiler.boo.driver.command_lines import CommandLine, Timing, read_commands, split_timing
+from dispatch_profiler.boo.driver.compiled_kernel import error_bound
+from dispatch_profiler.boo.driver.devices import choose_device, uri_of
+from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
+from dispatch_profiler.boo.driver.numerics.report import Checked, as_csv, as_json, console_lines
+from dispatch_profiler.boo.driver.registry import BooOpRegistry
+from dispatch_profiler.command import (
+    FAILED,
+    SUCCESS,
+    Parser,
+    folder,
+    positive,
+    run,
+    say,
+    show,
+    warn,
+    writable,
+)
+from dispatch_profiler.errors import DispatchProfilerError, UsageError, reason_of
+from dispatch_profiler.files import write_atomic
+from dispatch_profiler.operations import DEFAULT_SEED
+from dispatch_profiler.plurals import counted
+
+PROG = "dispatch-profiler numerics"
+#: Suffix of --output -> its text.
+_FORMATS = {".csv": as_csv, ".json": as_json}
+
+
+def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
+    """Entry point; returns the exit status."""
+    return run(make_parser(prog), _main, arguments, kept="finished commands are in the file of --output")
+
+
+def make_parser(prog: str = PROG) -> Parser:
+    """The parser of this command."""
+    parser = Parser(
+        prog,
+        "Launch commands of MIOpenDriver, and compare the errors of IREE and torch relative to a float64 reference.",
+    )
+    parser.add_argument("commands", metavar="COMMANDS", help="file with a command on each line")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="also write a row for each result, as .csv or .json"
+    )
+    parser.add_argument(
+        "--device", help="cpu, or cuda:N (default: the first GPU that torch can use, else cpu)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=DEFAULT_SEED, help="seed of the arguments (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--min-samples", type=positive, default=CheckOptions.min_samples, metavar="N",
+        help="draw arguments until each result has N elements, at most 32 times (default: %(default)s)",
+    )  # fmt: skip
+    return parser
+
+
+def _main(options: argparse.Namespace) -> int:
+    commands = read_commands(folder(options.commands))
+    path = _output(options.output)
+    check = CheckOptions(choose_device(options.device), options.seed, options.min_samples)
+    found: list[Checked] = []
+    for command in commands:
+        for checked in _checked(command, check):
+            found.append(checked)
+            if path is not None:
+                write_atomic(path, _FORMATS[path.suffix](found))
+    _summarize(found)
+    return FAILED if any(each.has_failed for each in found) else SUCCESS
+
+
+def _output(text: str | None) -> Path | None:
+    if text is None:
+        return None
+    path = writable("--output", text)
+    if path.suffix not in _FORMATS:
+        raise UsageError(f"--output: {path.name} is neither .csv nor .json", hint=f"--output={path.stem}.csv")
+    return path
+
+
+def _checked(command: CommandLine, check: CheckOptions) -> Iterator[Checked]:
+    """The verdict of each signature of a command, printed. A failure ends only its signature."""
+    from dispatch_profiler.boo.driver.launch import get_launchable
+
+    try:
+        text, _ = split_timing(command.text.split(), Timing())
+        signatures = BooOpRegistry.parse_commands(text)
+    except DispatchProfilerError as error:
+        yield _failed(command, command.text, error)
+        return
+    for signature in signatures:
+        own = text if len(signatures) == 1 else signature.command
+        show(own)
+        try:
+            launchable = get_launchable(signature)
+            verdict = check_numerics(
+                signature.launch, launchable, check, error_bound(signature, uri_of(check.device))
+            )
+        except DispatchProfilerError as error:
+            yield _failed(command, own, error)
+            continue
+        for line in console_lines(verdict):
+            show(f">>> {line}")
+        yield Checked(own, verdict)
+
+
+def _failed(command: CommandLine, text: str, error: DispatchProfilerError) -> Checked:
+    warn(f"{command.place}{text}: {reason_of(error)}")
+    if error.hint:
+        warn(f"hint: {error.hint}")
+    return Checked(text, error=reason_of(error))
+
+
+def _summarize(found: Sequence[Checked]) -> None:
+    """`12 commands: 10 neither, 1 torch, 1 failed`"""
+    counts = Counter("failed" if each.verdict is None else each.verdict.deviates.value for each in found)
+    told = ", ".join(f"{count} {name}" for name, count in counts.items())
+    say(f"{counted(len(found), 'command')} by what deviates: {told}")
