@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -276,30 +277,45 @@ def test_a_forked_process_cannot_use_the_gpu_of_its_parent(monkeypatch: pytest.M
 
 
 def test_a_launch_on_a_gpu_waits_for_torchs_stream_first():
-    """Then it invokes the kernel, which waits; what is not aligned takes the longer way."""
+    """Then it runs the kernel, which waits; what is not aligned takes the longer way. Here the "GPU" is the CPU."""
     torch: Any = pytest.importorskip("torch")
     from dispatch_profiler.boo.launching.loaded import load
-    from dispatch_profiler.boo.launching.torch_tensors import _fast_launch
+    from dispatch_profiler.boo.launching.torch_fast import gpu_launch
     from dispatch_profiler.runtime.iree import IreeDevice
 
     steps: list[str] = []
     loaded = load(Kernels(SMALL).kernel(SYNC), IreeDevice(SYNC), SMALL.name, 1)
 
-    def invoke(*arguments: Any) -> None:
-        steps.append("invoke")
-        loaded.invoke(*arguments)
+    def run(arguments: Any) -> None:
+        steps.append("run")
+        loaded.run(arguments)
 
-    kernel = SimpleNamespace(name=SMALL.name, device=loaded.device, entry=loaded.entry, invoke=invoke)
-    cpu: Any = torch.device("cpu")
-    launch = _fast_launch(kernel, spec_of(SMALL), cpu, lambda: steps.append("wait"))  # type: ignore[arg-type]
+    kernel: Any = SimpleNamespace(device=loaded.device, run=run)
+    device: Any = SimpleNamespace(index=-1, type="cpu")
     operands = drawn(SMALL)
     lhs, rhs = map(torch.from_numpy, operands)
+    expected = torch.from_numpy(expected_of(SMALL, operands)[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "dispatch_profiler.boo.launching.torch_fast._allocation",
+            lambda spec, _: partial(torch.empty, spec.shape),
+        )
+        launch = gpu_launch(kernel, spec_of(SMALL), device, lambda: steps.append("wait"))
 
-    assert (launch((lhs, rhs), None).numpy() == expected_of(SMALL, operands)[0]).all()
-    assert steps == ["wait", "invoke"]
+    assert torch.equal(launch((lhs, rhs), None), expected)
+    out = torch.empty(4, 8)
+    assert launch((lhs, rhs), out) is out
+    assert torch.equal(out, expected)
+    assert steps == ["wait", "run"] * 2
     misaligned = torch.zeros(65)[1:].reshape(4, 16)
-    assert launch((misaligned, rhs), None) is None
-    assert steps == ["wait", "invoke"]
+    for arguments, given in [
+        ((misaligned, rhs), None),
+        ((lhs, rhs), lhs),
+        ((lhs,), None),
+        ((lhs, rhs.double()), None),
+    ]:
+        assert launch(arguments, given) is None
+    assert steps == ["wait", "run"] * 2
 
 
 def test_tensors_of_a_gpu_are_launched_on_the_same_gpu(monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,21 @@
+"""torch's element types, and what launches know of its tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+
+from dispatch_profiler.profiler.providers.torch_library import TYPES as TYPES
+
+Tensor = Any
+#: torch as Any, because parts of it are untyped.
+_torch: Any = torch
+to_dlpack = _torch.utils.dlpack.to_dlpack
+
+NAMES = {dtype: name for name, dtype in TYPES.items()}
+#: Types that DLPack passes without help.
+SHARED = frozenset(TYPES) - {"f8E4M3FN"}
+#: Classes of tensors that have memory of their own. Others may stand for several tensors, or for none.
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
