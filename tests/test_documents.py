@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -38,6 +39,7 @@ DOCUMENTS = [
     "docs/report.md",
     "docs/bundles.md",
     "docs/workloads.md",
+    "docs/boo.md",
 ]
 #: Faults in them end a worker process, or keep it from ending.
 WITH_FAULTS = ("docs/null.md", "docs/report.md")
@@ -141,6 +143,8 @@ def quicker(line: str, largest: int = 32) -> str:
         more = " --budget=0.05 --precision=20"
     elif " compare --live" in line:
         more = " --budget=1"
+    elif " boo " in line:
+        more = " --iter=3"
     else:
         more = ""
     end = END_OF_OPTIONS.search(line)
@@ -156,6 +160,7 @@ def quicker(line: str, largest: int = 32) -> str:
         ("python compile.py --dispatches='matmul_768x512x8_f32*' --memory-limit=4096", "python compile.py --dispatches='matmul_32x32x8_f32*' --memory-limit=4096"),
         ("python generator.py --target=cuda:sm_80", "python generator.py --target=cuda:sm_80 --configurations=few_cuda.yaml"),
         ("python generator.py --target=null", "python generator.py --target=null"),
+        ("dispatch-profiler boo conv -n 1", "dispatch-profiler boo conv -n 1 --iter=3"),
         ("python generator.py --configurations=own.yaml", "python generator.py --configurations=own.yaml"),
         ("python profiler.py --budget=1 >run.jsonl", "python profiler.py --budget=1 --budget=0.05 --precision=20 >run.jsonl"),
         ("python compile.py -- --iree-opt-level=O2", "python compile.py -- --iree-opt-level=O2"),
@@ -404,6 +409,34 @@ def test_the_workload_program_of_the_documents_runs(checkout: Path):
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 4
     assert 'count": 10, "origin": "mine"' in Path("workload.yaml").read_text()
+
+
+#: The programs of docs/boo.md: signatures from shapes, from commands, and compiled ahead of time, by old and new names.
+BOO_PROGRAMS = blocks("docs/boo.md", "python")
+
+
+@pytest.mark.parametrize("number", range(len(BOO_PROGRAMS)))
+@pytest.mark.usefixtures("shared_cache")
+def test_the_programs_of_boo_run(number: int):
+    """Those of BOO's documents, with only the package's name changed."""
+    pytest.importorskip("torch")
+    Path("path/to/miopen").mkdir(parents=True)
+    Path("path/to/miopen/commands_list.txt").write_text("conv -n 1 -c 2 -H 4 -W 4 -k 3 -y 1 -x 1 -F 1\n")
+    found: dict[str, Any] = {}
+
+    exec(BOO_PROGRAMS[number], found)
+
+    if "dLdw" in found:
+        from torch.nn.functional import conv2d
+
+        shapes = [tuple(found[name].shape) for name in ("y", "dLdw")]
+        assert shapes == [(2, 15, 31, 10), (10, 2, 2, 3)]
+        images, filters = (found[name].permute(0, 3, 1, 2).double() for name in ("x", "w"))
+        expected = conv2d(images, filters).permute(0, 2, 3, 1)
+        assert (found["y"].double() - expected).abs().max() < 0.1
+    if "populator" in found:
+        assert found["cache_status"] == {"local-task": "cached"} and found["failed_funcs"] == {}
+    assert callable(found.get("conv") or found["conv_wrw"])
 
 
 def test_every_link_of_the_documents_leads_somewhere():

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from dispatch_profiler.boo.driver.devices import CPU, uri_of
 from dispatch_profiler.boo.driver.timing import Work
-from dispatch_profiler.boo.driver.torch_functions import load_torch, torch_function
-from dispatch_profiler.errors import ToolError, UsageError, did_you_mean, reason_of
+from dispatch_profiler.boo.driver.torch_functions import load_torch, torch_errors, torch_function
+from dispatch_profiler.errors import UsageError, did_you_mean
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
 if TYPE_CHECKING:
@@ -29,6 +29,11 @@ class Backend(str, Enum):
     INDUCTOR = "inductor"
     #: The launchable, called directly. Until `iree_boo` is a backend of `torch.compile`, both are the same.
     LEGACY = "iree_boo_legacy"
+
+    @property
+    def is_torch(self) -> bool:
+        """Whether torch computes it, with threads that spin for a while afterwards."""
+        return self in (Backend.TORCH, Backend.INDUCTOR)
 
 
 #: Values of --reference-backend.
@@ -72,10 +77,8 @@ class Launch:
         if backend in (Backend.BOO, Backend.LEGACY):
             launchable, arguments = self.launchable, self.arguments
             return Work(lambda: launchable(*arguments))
-        try:
+        with torch_errors():
             return self._torch_work(is_compiled=backend is Backend.INDUCTOR)
-        except RuntimeError as error:  # torch has no common base class for what its compiler raises
-            raise ToolError(f"{backend.value}: {reason_of(error)[:300]}") from error
 
     def _torch_work(self, *, is_compiled: bool) -> Work:
         torch = load_torch()

@@ -19,6 +19,7 @@ from dispatch_profiler.boo.driver.command_lines import CommandLine, Timing, read
 from dispatch_profiler.boo.driver.devices import choose_device
 from dispatch_profiler.boo.driver.outcomes import CsvFile, Outcome
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
+from dispatch_profiler.boo.driver.torch_functions import torch_errors
 from dispatch_profiler.boo.driver.tracy import trace, trace_folder
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, positive, run, show, warn, writable
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, reason_of
@@ -161,9 +162,10 @@ def _outcomes(
         own = text if len(signatures) == 1 else signature.command
         show(own)
         try:
-            outcome = execute(own, signature, timing, options, show)
+            with torch_errors():
+                outcome = execute(own, signature, timing, options, show)
             if traces is not None and timing.is_on:
-                for line in trace(own, options.device, timing, traces):
+                for line in trace(own, options.device, timing, traces / f"{signature.func_name[:200]}.tracy"):
                     show(f">>> {line}")
         except DispatchProfilerError as error:
             yield _failed(command, own, error)

@@ -13,7 +13,7 @@ from dispatch_profiler.boo.driver.devices import CPU, has_torch, uri_of
 from dispatch_profiler.boo.driver.launch import get_launchable
 from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
 from dispatch_profiler.boo.driver.outcomes import Outcome, described, time_lines
-from dispatch_profiler.boo.driver.timing import Times, Work, measure_in_turn, measure_options
+from dispatch_profiler.boo.driver.timing import Times, Turn, Work, measure_in_turn, measure_options
 from dispatch_profiler.errors import DispatchProfilerError, reason_of
 from dispatch_profiler.profiler.providers.threads import wait_until_asleep
 
@@ -88,13 +88,12 @@ def _measure(
             works[backend] = launch.work(backend)
         except DispatchProfilerError as error:
             failures[backend] = reason_of(error)
-    timed = [
-        *(work.time for work in works.values()),
-        kernel_time(launch.signature, launch.arguments, launch.kernel_device),
+    turns = [
+        Turn(work.time, wait_until_asleep) if backend.is_torch else Turn(work.time)
+        for backend, work in works.items()
     ]
-    *found, kernel = measure_in_turn(
-        timed, measure_options(timing), wait_until_asleep if has_torch() else _nothing
-    )
+    own = Turn(kernel_time(launch.signature, launch.arguments, launch.kernel_device))
+    *found, kernel = measure_in_turn([*turns, own], measure_options(timing))
     return dict(zip(works, found, strict=True)), kernel, failures
 
 
@@ -110,7 +109,3 @@ def _lines(times: dict[Backend, Times], kernel: Times | None, failures: dict[Bac
 
 def _each(results: Any) -> Sequence[Any]:
     return results if isinstance(results, tuple) else (results,)
-
-
-def _nothing() -> None:
-    pass

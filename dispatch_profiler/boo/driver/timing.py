@@ -43,6 +43,17 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """What takes turns with others: `time(launches) -> seconds`.
+
+    `settle` waits, after each of its turns, until what would disturb the next one has ended, such as threads that spin.
+    """
+
+    time: Callable[[int], float]
+    settle: Callable[[], object] = lambda: None
+
+
+@dataclass(frozen=True)
 class Times:
     """Microseconds of a launch, over samples.
 
@@ -85,24 +96,17 @@ def measure_options(timing: Timing) -> MeasureOptions:
     return MeasureOptions(StopRule(count=timing.launches), batch=1)
 
 
-def measure_in_turn(
-    works: Sequence[Callable[[int], float]], options: MeasureOptions, settle: Callable[[], object]
-) -> list[Times]:
-    """Times of each of `works`, functions `time(launches) -> seconds`, in sample batches that alternate.
-
-    So noise that lasts affects all of them alike. `settle` is called before each batch if there are several: threads
-    of one library may still be spinning.
-    """
+def measure_in_turn(turns: Sequence[Turn], options: MeasureOptions) -> list[Times]:
+    """Times of each of `turns`, in sample batches that alternate, so that noise that lasts affects all of them alike."""
     # Reading the run delay takes longer than a short launch, and would leave a pause before each.
     delay = run_delay(_WORKERS) if options.batch is None else None
-    timers = [Timer(each, 1, raw_clock, delay) for each in works]
-    batches: list[list[SampleBatch]] = [[] for _ in works]
-    pending = list(range(len(works)))
+    timers = [Timer(each.time, 1, raw_clock, delay) for each in turns]
+    batches: list[list[SampleBatch]] = [[] for _ in turns]
+    pending = list(range(len(turns)))
     while pending:
         for at in list(pending):
-            if len(works) > 1:
-                settle()
             batches[at].append(take(timers[at], next_batch(options, batches[at], None)))
+            turns[at].settle()
             if ended(options, batches[at], None) is not None:
                 pending.remove(at)
     return [Times.of(joined(options, each, ended(options, each, None))) for each in batches]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from dispatch_profiler.errors import MissingDependency
+from dispatch_profiler.errors import MissingDependency, ToolError, reason_of
 from dispatch_profiler.operations import CONV_ROLES, Contraction, ElementType, Operation
 
 Tensor = Any
@@ -40,6 +41,15 @@ def load_torch() -> Any:
             "torch is not installed", hint="run python -m pip install 'torch>=2.6'"
         ) from error
     return torch
+
+
+@contextlib.contextmanager
+def torch_errors() -> Iterator[None]:
+    """Turn what torch raises into a ToolError. Its errors have no base class other than RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ToolError(f"torch: {reason_of(error)[:300]}") from error
 
 
 def torch_function(operation: Operation, device: Any) -> TorchFunction:

@@ -25,7 +25,6 @@ import dispatch_profiler
 from dispatch_profiler.boo.driver.command_lines import Timing
 from dispatch_profiler.command import folder
 from dispatch_profiler.errors import MissingDependency, ToolError, UsageError
-from dispatch_profiler.files import sha256
 
 #: Selects the runtime that `import iree.runtime` loads.
 RUNTIME = "IREE_PY_RUNTIME"
@@ -99,14 +98,13 @@ def capture_tool() -> Path:
     )
 
 
-def trace(command: str, device: str, timing: Timing, traces: Path) -> Iterator[str]:
+def trace(command: str, device: str, timing: Timing, path: Path) -> Iterator[str]:
     """Trace the launches of `command` and yield what was found, a line each.
 
-    The trace is kept in the folder `traces`. Raises ToolError if the traced process or the capture fails.
+    The trace is kept as the file `path`. Raises ToolError if the traced process or the capture fails.
     """
-    traces = traces.absolute()
-    traces.mkdir(parents=True, exist_ok=True)
-    path = traces / f"{sha256(command.encode())[:16]}.tracy"
+    path = path.absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
     _capture(command, device, timing.launches or _LAUNCHES, path)
     yield f"trace: {path}"
     export = shutil.which("tracy-csvexport")

@@ -90,8 +90,8 @@ def test_reference_backends_are_measured_beside_it(launches, capsys):
 
 
 def test_a_warning_names_the_backend(launches, capsys, monkeypatch):
-    def measured(works, *_):
-        return [replace(TIMES, warnings=(f"drifted {number}",)) for number, _ in enumerate(works)]
+    def measured(turns, *_):
+        return [replace(TIMES, warnings=(f"drifted {number}",)) for number, _ in enumerate(turns)]
 
     monkeypatch.setattr(execution, "measure_in_turn", measured)
 
@@ -156,10 +156,10 @@ def test_a_backend_that_fails_does_not_affect_the_others(launches, capsys, monke
 
     assert main([*arguments, *CONV.split()]) == 1
 
-    assert ">>> inductor: inductor: no compiler at all" in capsys.readouterr().out
+    assert ">>> inductor: torch: no compiler at all" in capsys.readouterr().out
     (row,) = rows()
     assert row["inductor min"] == "N.A." and float(row["torch min"]) > 0
-    assert row["error"] == "inductor: inductor: no compiler at all"
+    assert row["error"] == "inductor: torch: no compiler at all"
 
 
 def test_without_torch_arguments_are_arrays(launches, capsys, monkeypatch):
@@ -226,6 +226,29 @@ def test_options_may_follow_the_command(arguments: str, expected: str):
     assert in_front(make_parser(), arguments.split()) == expected.split()
 
 
+def test_an_error_of_torch_ends_only_its_command(launches, capsys, monkeypatch):
+    def fails(*_: object) -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    Path("commands.txt").write_text(f"{CONV} -t 1\n{CONV}\n")
+    monkeypatch.setattr(execution, "measure_in_turn", fails)
+
+    assert main(["--commands-file=commands.txt"]) == 1
+
+    printed = capsys.readouterr()
+    assert f"line 1: {CONV}: torch: CUDA out of memory" in printed.err
+    assert printed.out.count(TENSOR) == 2
+
+
+@pytest.mark.parametrize("module", ["dispatch_profiler.boo.driver", "dispatch_profiler.boo.driver.numerics"])
+def test_the_modules_of_the_documents_are_commands(module: str):
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.startswith(f"usage: python -m {module} ")
+
+
 def test_it_is_a_command_of_the_program(launches):
     assert program(["boo", *CONV.split()]) == 0
 
@@ -238,7 +261,8 @@ def test_the_runtime_of_tracy_is_for_traced_processes_only(launches, monkeypatch
     assert main([*CONV.split(), "-t", "1", "--iter=6"]) == 0
 
     assert "IREE_PY_RUNTIME" not in os.environ
-    assert [each[-1] for each in traced] == [Path("tracy")]
+    (path,) = (each[-1] for each in traced)
+    assert path.parent == Path("tracy") and path.name.endswith("_g1.tracy")
 
 
 def test_importing_the_command_loads_neither_torch_nor_the_runtime():

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from dispatch_profiler.boo.driver.command_lines import Timing
-from dispatch_profiler.boo.driver.timing import Times, Work, measure_in_turn, measure_options
+from dispatch_profiler.boo.driver.timing import Times, Turn, Work, measure_in_turn, measure_options
 from dispatch_profiler.profiler.measurement.measure import Measurement
 
 
@@ -38,7 +38,7 @@ def test_a_single_sample_has_no_deviation():
 def test_iter_times_that_many_single_launches():
     time, asked = clock_of(10.0, 20.0)
 
-    (found,) = measure_in_turn([time], measure_options(Timing(True, 25)), lambda: None)
+    (found,) = measure_in_turn([Turn(time)], measure_options(Timing(True, 25)))
 
     assert (found.samples, found.launches) == (25, 25)
     assert set(asked) == {1}
@@ -48,14 +48,14 @@ def test_iter_times_that_many_single_launches():
 def test_without_iter_samples_last_five_milliseconds():
     time, _ = clock_of(10.0)
 
-    (found,) = measure_in_turn([time], measure_options(Timing(True)), lambda: None)
+    (found,) = measure_in_turn([Turn(time)], measure_options(Timing(True)))
 
     assert found.launches / found.samples == pytest.approx(500, rel=0.01)
     assert found.median == pytest.approx(10.0)
     assert found.samples >= 6
 
 
-def test_backends_take_turns_and_threads_settle_before_each():
+def test_backends_take_turns_and_threads_settle_after_those_that_spin():
     events: list[str] = []
 
     def work(name: str):
@@ -65,12 +65,11 @@ def test_backends_take_turns_and_threads_settle_before_each():
 
         return time
 
-    measure_in_turn(
-        [work("a"), work("b")], measure_options(Timing(True, 12)), lambda: events.append("settle")
-    )
+    turns = [Turn(work("a")), Turn(work("b"), lambda: events.append("settle"))]
+    measure_in_turn(turns, measure_options(Timing(True, 12)))
 
     order = [name for name, _ in itertools.groupby(events)]
-    assert order == ["settle", "a", "settle", "b"] * 6
+    assert order == ["a", "b", "settle"] * 6
 
 
 def test_a_device_is_waited_for_before_and_after_each_launch():

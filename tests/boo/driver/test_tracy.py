@@ -110,7 +110,7 @@ def test_a_command_is_traced_and_its_kernels_are_listed(tools: Path, monkeypatch
     )
     script(tools / "tracy-csvexport", f"print({ZONES!r}, end='')")
 
-    first, kernel = trace("conv -n 1", "cpu", Timing(True, 7), Path("traces"))
+    first, kernel = trace("conv -n 1", "cpu", Timing(True, 7), Path("traces/a.tracy"))
 
     (path,) = Path("traces").iterdir()
     assert first == f"trace: {path.absolute()}"
@@ -123,7 +123,7 @@ def test_a_command_is_traced_and_its_kernels_are_listed(tools: Path, monkeypatch
 def test_without_csvexport_the_trace_is_kept_and_the_message_says_how_to_build_it(tools: Path, monkeypatch):
     runs(monkeypatch, "")
 
-    kept, missing = trace("conv -n 1", "cpu", Timing(True), Path("traces"))
+    kept, missing = trace("conv -n 1", "cpu", Timing(True), Path("traces/a.tracy"))
 
     assert Path(kept.removeprefix("trace: ")).is_file()
     assert missing.startswith("tracy-csvexport is not on PATH") and "cmake --build" in missing
@@ -145,7 +145,7 @@ def test_a_traced_process_that_fails_says_why(body: str, reason: str, hint: str,
     runs(monkeypatch, body)
 
     with pytest.raises(ToolError, match=reason) as caught:
-        list(trace("conv -n 1", "cpu", Timing(True), Path("traces")))
+        list(trace("conv -n 1", "cpu", Timing(True), Path("traces/a.tracy")))
     assert caught.value.hint.startswith(hint)
 
 
@@ -154,7 +154,7 @@ def test_a_capture_that_fails_is_an_error(tools: Path, monkeypatch):
     script(tools / "capture", "sys.exit('protocol mismatch')")
 
     with pytest.raises(ToolError, match="iree-tracy-capture failed: protocol mismatch"):
-        list(trace("conv -n 1", "cpu", Timing(True), Path("traces")))
+        list(trace("conv -n 1", "cpu", Timing(True), Path("traces/a.tracy")))
 
 
 def test_an_export_that_fails_is_an_error(tools: Path, monkeypatch):
@@ -162,4 +162,4 @@ def test_an_export_that_fails_is_an_error(tools: Path, monkeypatch):
     script(tools / "tracy-csvexport", "sys.exit('unsupported version')")
 
     with pytest.raises(ToolError, match="tracy-csvexport failed: unsupported version"):
-        list(trace("conv -n 1", "cuda:0", Timing(True), Path("traces")))
+        list(trace("conv -n 1", "cuda:0", Timing(True), Path("traces/a.tracy")))

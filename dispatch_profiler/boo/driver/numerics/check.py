@@ -19,7 +19,7 @@ from dispatch_profiler.boo.driver.numerics.error_spread import (
     which,
 )
 from dispatch_profiler.boo.driver.torch_functions import load_torch, to_numpy, to_torch, torch_function
-from dispatch_profiler.errors import ToolError, reason_of
+from dispatch_profiler.errors import reason_of
 from dispatch_profiler.operations import DEFAULT_SEED, Distribution, ErrorBound, Operation, Reference
 from dispatch_profiler.profiler.providers._base import NotSupported
 from dispatch_profiler.profiler.verification.inputs import draw
@@ -180,11 +180,8 @@ def by_torch(operation: Operation, device: str) -> Compute:
     def compute(operands: Sequence[np.ndarray]) -> Sequence[np.ndarray | None]:
         typed = zip(operands, operation.operands, strict=True)
         tensors = [to_torch(array, tensor.type, on) for array, tensor in typed]
-        try:
-            with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
-                found = function(tensors)
-        except RuntimeError as error:
-            raise ToolError(f"torch: {reason_of(error)[:300]}") from error
+        with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
+            found = function(tensors)
         named = zip(found, operation.results, strict=True)
         return [to_numpy(each, result.type).reshape(result.shape) for each, result in named]
 

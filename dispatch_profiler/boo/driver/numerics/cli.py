@@ -13,6 +13,7 @@ from dispatch_profiler.boo.driver.devices import choose_device, uri_of
 from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
 from dispatch_profiler.boo.driver.numerics.report import Checked, as_csv, as_json, console_lines
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
+from dispatch_profiler.boo.driver.torch_functions import torch_errors
 from dispatch_profiler.command import (
     FAILED,
     SUCCESS,
@@ -100,10 +101,9 @@ def _checked(command: CommandLine, check: CheckOptions) -> Iterator[Checked]:
         own = text if len(signatures) == 1 else signature.command
         show(own)
         try:
-            launchable = get_launchable(signature)
-            verdict = check_numerics(
-                signature.launch, launchable, check, error_bound(signature, uri_of(check.device))
-            )
+            bound = error_bound(signature, uri_of(check.device))
+            with torch_errors():
+                verdict = check_numerics(signature.launch, get_launchable(signature), check, bound)
         except DispatchProfilerError as error:
             yield _failed(command, own, error)
             continue
