@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -127,3 +129,40 @@ def test_only_the_cache_is_used_if_so_requested(builds: list[str]):
     with pytest.raises(UsageError, match="sample for llvm-cpu is not in the launch cache"):
         get_launchable(MATMUL, cache_only=True)(*drawn(MATMUL.operation))
     assert builds == []
+
+
+@pytest.mark.slow
+def test_ten_thousand_launches_of_eight_threads_are_right():
+    """Through one cache, of kernels that the threads first ask for at the same time."""
+    samples = [Sample(Matmul(4, 8, k)) for k in (4, 8, 16, 32)]
+    arguments = [drawn(each.operation, seed) for seed, each in enumerate(samples)]
+    expected = [(lhs.astype(np.float64) @ rhs.astype(np.float64)) for lhs, rhs in arguments]
+
+    def launch(first: int) -> int:
+        right = 0
+        for number in range(first, first + 1250):
+            at = number % len(samples)
+            right += np.array_equal(get_launchable(samples[at])(*arguments[at]), expected[at])
+        return right
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        assert sum(pool.map(launch, range(THREADS))) == 10_000
+    assert Cache(user_cache()).info().entries == len(samples)
+
+
+@pytest.mark.slow
+def test_processes_that_compile_the_same_kernel_at_once_all_get_it():
+    program = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import numpy as np
+from launch_samples import drawn
+from test_get_launchable import MATMUL
+from dispatch_profiler.boo import get_launchable
+lhs, rhs = drawn(MATMUL.operation)
+assert np.array_equal(get_launchable(MATMUL)(lhs, rhs), lhs @ rhs)
+"""
+    processes = [subprocess.Popen([sys.executable, "-c", program]) for _ in range(3)]
+
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    assert Cache(user_cache()).info().entries == 1
