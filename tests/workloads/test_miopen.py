@@ -6,22 +6,49 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from boo_signatures import conv_signatures
+from boo_signatures import signatures
 from hypothesis import given, settings
 
-from dispatch_profiler.boo.op_exports.conv import ConvSignature
-from dispatch_profiler.errors import OperationError, UnsupportedFeature, WorkloadError
-from dispatch_profiler.operations import BiasBackward, Conv1d, Conv2d, Conv3d, ElementTypes, Epilogue
+from dispatch_profiler.boo.op_exports import OpSignature
+from dispatch_profiler.errors import OperationError, UnsupportedFeature, UsageError, WorkloadError
+from dispatch_profiler.operations import (
+    BiasBackward,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ElementTypes,
+    Epilogue,
+    LayerNorm,
+    LayerNormInputBackward,
+    LayerNormWeightBackward,
+    Matmul,
+    Operation,
+)
 from dispatch_profiler.workloads.miopen import (
-    FLAGS,
+    FAMILIES,
     Command,
+    LayerNormProblem,
     command_text,
     is_command,
     miopen_operations,
     read_command,
 )
+from dispatch_profiler.workloads.miopen.flags import Family
 
 BASE = "conv -n 2 -c 4 -H 9 -W 8 -k 6 -y 3 -x 2 -p 1 -q 0 -u 2 -v 1 -l 1 -j 2 -g 2"
+#: Flags that MIOpenDriver itself lists, each with its short name. `layernorm` has those of all its versions.
+REAL_FLAGS = {
+    "conv": "in_layout I out_layout O fil_layout f spatial_dim _ forw F batchsize n in_channels c in_d ! in_h H in_w W "
+    "out_channels k fil_d @ fil_h y fil_w x conv_stride_d # conv_stride_h u conv_stride_w v pad_d $ pad_h p pad_w q "
+    "pad_val r trans_output_pad_d % trans_output_pad_h Y trans_output_pad_w X iter i verify V verification_cache C "
+    "time t wall w search s printconv P dump_output o in_data d weights e bias b mode m pad_mode z tensor_vect Z "
+    "vector_length L dilation_d ^ dilation_h l dilation_w j in_bias a group_count g dout_data D solution S gpualloc G "
+    "in_cast_type U out_cast_type T wei_cast_type R help h",
+    "gemm": "forw F batch_count b isColMajor C a_h m a_w k b_w n alpha A beta B transA u transB v iter i verify V time t "
+    "help h",
+    "layernorm": "forw F input X batchsize n in_channels c in_n N in_c C in_d D in_h H in_w W layout L eps e "
+    "nomalized_dim o normalized_dim o mode m iter i verify V time t wall w mt u help h",
+}
 CONV = Conv2d(2, 9, 8, 4, 6, 3, 2, (2, 1), (1, 0), (1, 2), 2, "nchw")
 BF16 = ElementTypes("bf16", "bf16", "bf16")
 
@@ -158,8 +185,35 @@ def test_flags_that_set_how_the_driver_measures_are_ignored():
     assert miopen_operations(f"{BASE} -t 1 --iter 100 -i 10 -V 0 -w 1 -s 1 -S -1 --dump_output 0") == (CONV,)
 
 
-def test_no_two_flags_share_a_name():
-    assert len({flag.long for flag in FLAGS}) == len({flag.short for flag in FLAGS}) == len(FLAGS)
+@pytest.mark.parametrize("command", REAL_FLAGS)
+def test_every_flag_of_the_real_driver_is_accepted_or_rejected_by_name(command: str):
+    words = REAL_FLAGS[command].split()
+    named = {f"--{long}": f"-{short}" for long, short in zip(words[::2], words[1::2], strict=True)}
+    by_name = {name: flag for flag in FAMILIES[command].flags for name in flag.names}
+    for long, short in named.items():
+        flag = by_name[long]
+        assert by_name[short] is flag
+        if flag.is_ignored:
+            read_command(f"{command} {long} 1")
+        elif flag.why:
+            with pytest.raises(UnsupportedFeature, match=f"{long}.*: {flag.why}"):
+                read_command(f"{command} {long} 7")
+    assert {name for name in by_name if len(name) == 2} == {*named.values()}
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_the_help_of_a_command_lists_each_flag_with_its_default(family: Family):
+    text = family.help
+    for flag in family.flags:
+        at = text.index(f"  {', '.join(flag.names)}\n")
+        entry = text[at:].split("\n")[1]
+        assert flag.default in entry and (flag.purpose or flag.why) in entry
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_no_two_flags_of_a_command_share_a_name(family: Family):
+    names = [name for flag in family.flags for name in flag.names]
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +221,12 @@ def test_no_two_flags_share_a_name():
     [
         ("-F 11", "-F 11: available: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10"),
         ("-m transpose", "-m transpose: available: conv, trans"),
-        ("-z same", "-z same: available: conv, default"),
-        ("--pad_val 1", "--pad_val 1: available: 0"),
+        (
+            "-z same",
+            "-z same: give the padding with --pad_d, --pad_h and --pad_w (available: default, conv)",
+        ),
+        ("--pad_val 1", "--pad_val 1: convolutions are padded with zeros (available: 0)"),
+        ("-h", "-h: it prints MIOpenDriver's help, and computes nothing"),
         ("--spatial_dim 4", "--spatial_dim 4: a convolution has 1, 2 or 3 spatial axes"),
         ("-I NCHWc4", "layout 'NCHWc4': a convolution has 1, 2 or 3 spatial axes"),
     ],
@@ -177,6 +235,117 @@ def test_an_unsupported_value_is_named(flags: str, reason: str):
     with pytest.raises(UnsupportedFeature) as raised:
         miopen_operations(f"{BASE} {flags}")
     assert str(raised.value) == reason
+
+
+GEMM = "gemm -m 3 -k 5 -n 7"
+LAYER_NORM = "layernorm -X 2x3x4x5 -o 2 -m 1"
+
+
+@pytest.mark.parametrize(
+    ("line", "operations"),
+    [
+        (GEMM, [Matmul(3, 7, 5)]),
+        ("gemm", [Matmul(256, 256, 256)]),
+        ("gemmfp16 --a_h 3 --a_w 5 --b_w=7", [Matmul(3, 7, 5, ElementTypes("f16", "f16", "f16"))]),
+        (f"{GEMM} -u 1", [Matmul(3, 7, 5, lhs_layout="n")]),
+        (f"{GEMM} -v 1 -A 1 -B 0.0 -b 1 -C 0 -V 0 -i 3", [Matmul(3, 7, 5, rhs_layout="n")]),
+        (f"{GEMM} -F 2", [Matmul(3, 5, 7, rhs_layout="n")]),
+        (f"{GEMM} -F 3", [Matmul(5, 7, 3, lhs_layout="n")]),
+        (
+            f"{GEMM} -F 0",
+            [Matmul(3, 7, 5), Matmul(3, 5, 7, rhs_layout="n"), Matmul(5, 7, 3, lhs_layout="n")],
+        ),
+    ],
+)
+def test_products(line: str, operations: list[Operation]):
+    assert list(miopen_operations(line)) == operations
+
+
+@pytest.mark.parametrize(
+    ("line", "operations"),
+    [
+        (LAYER_NORM, [LayerNorm(6, 20)]),
+        ("layernorm", [LayerNorm(9600, 32, affine=False)]),
+        ("layernormbfp16 -X 8x16 -o 1 -e 1e-3", [LayerNorm(8, 16, "bf16", 1e-3, affine=False)]),
+        ("layernormfp16 -X 8x16x2 -o 0 -m 1", [LayerNorm(1, 256, "f16")]),
+        (f"{LAYER_NORM} -F 2", [LayerNormInputBackward(6, 20)]),
+        (f"{LAYER_NORM} -F 4 -t 1 --iter 10 -w 1 --mt 1", [LayerNormWeightBackward(6, 20)]),
+        (f"{LAYER_NORM} -F 8", [BiasBackward(6, 20)]),
+        (
+            f"{LAYER_NORM} -F 14",
+            [LayerNormInputBackward(6, 20), LayerNormWeightBackward(6, 20), BiasBackward(6, 20)],
+        ),
+        (
+            f"{LAYER_NORM} -F 0",
+            [LayerNorm(6, 20), LayerNormInputBackward(6, 20), LayerNormWeightBackward(6, 20)],
+        ),
+        (
+            "layernorm -X 8x16 -o 1 -F 0",
+            [LayerNorm(8, 16, affine=False), LayerNormInputBackward(8, 16, affine=False)],
+        ),
+    ],
+)
+def test_layer_norms(line: str, operations: list[Operation]):
+    assert list(miopen_operations(line)) == operations
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shape"),
+    [
+        ("-n 2 -c 3 -D 4 -H 5 -W 6", (2, 3, 4, 5, 6)),
+        ("-n 2 -c 3 -H 5 -W 6", (2, 3, 5, 6)),
+        ("--in_n 2 --in_c 3 --in_h 5 --in_w 6 --layout NCHW", (2, 3, 5, 6)),
+        ("-N 2 -C 3 -H 0 -W 6", (2, 3, 6)),
+        ("-n 2 -c 0 -W 6", (2, 6)),
+        ("-X 2x3x5", (2, 3, 5)),
+        ("-X 2x3x5,NCW", (2, 3, 5)),
+        ("-X 2x3x5,15x5x1", (2, 3, 5)),
+    ],
+)
+def test_the_input_of_a_layer_norm_is_given_as_by_any_version_of_the_driver(
+    sizes: str, shape: tuple[int, ...]
+):
+    """As in MIOpen, a size of 0 removes its axis, and -o counts the axes that are left."""
+    assert read_command(f"layernorm {sizes} -o 1").problem == LayerNormProblem(
+        shape, len(shape) - 1, is_affine=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "error", "reason"),
+    [
+        (f"{GEMM} -b 2", UnsupportedFeature, "-b 2: the product is a single one (available: 1)"),
+        (f"{GEMM} -F 4", UnsupportedFeature, "-F 4: available: 0, 1, 2, 3"),
+        (f"{GEMM} -m 0", OperationError, "matmul: every extent must be at least 1, but got m=0"),
+        (f"{LAYER_NORM} -n 2", WorkloadError, "--input replaces --batchsize: give only one of them"),
+        ("layernorm -X 2x3 -o 2", WorkloadError, "--normalized_dim 2: the input has the axes 0 to 1"),
+        ("layernorm -X 2xx3", WorkloadError, "--input: expected a whole number, but got ''"),
+        ("layernorm -e nan", WorkloadError, "--eps: expected a number, but got 'nan'"),
+        ("layernorm -e 0", OperationError, "layer_norm: eps must be a number above 0, but got 0.0"),
+        ("layernorm -m 0 -F 4", OperationError, "layer_norm: weight_backward needs a weight and a bias"),
+        (
+            "layernorm -W 0",
+            WorkloadError,
+            "--batchsize 100 --in_w 0: the axes N and W are in every input",
+        ),
+        (
+            "layernorm -L NHWC",
+            UnsupportedFeature,
+            "layout or strides 'NHWC': a layer norm has a dense, row-major input of shape 100x3x32x32",
+        ),
+        (
+            "layernorm -X 2x3,1x2 -o 1",
+            UnsupportedFeature,
+            "layout or strides '1x2': a layer norm has a dense, row-major input of shape 2x3",
+        ),
+    ],
+)
+def test_what_is_no_product_or_layer_norm_is_rejected_with_its_reason(
+    line: str, error: type[UsageError], reason: str
+):
+    with pytest.raises(error) as raised:
+        miopen_operations(line)
+    assert (type(raised.value), str(raised.value)) == (error, reason)
 
 
 def test_other_commands_are_unsupported():
@@ -209,8 +378,8 @@ def test_an_invalid_convolution_is_rejected_with_its_rule(flags: str, reason: st
 
 
 @settings(max_examples=60)
-@given(conv_signatures(dtype="f16"))
-def test_a_problem_is_what_its_command_says(signature: ConvSignature):
+@given(signatures(dtype="f16"))
+def test_a_problem_is_what_its_command_says(signature: OpSignature):
     line = command_text(signature.problem, (signature.mode.value,))
     assert read_command(line) == Command(signature.problem, (signature.mode.value,))
 

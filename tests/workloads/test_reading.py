@@ -9,6 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dispatch_profiler.boo.driver
 from dispatch_profiler.errors import UsageError, WorkloadError
 from dispatch_profiler.operations import (
     BatchMatmul,
@@ -109,6 +110,15 @@ def test_the_sample_commands(name: str, lines: int, operations: int):
     distinct = {line for line in (SAMPLES / name).read_text().splitlines() if line and line[0] != "#"}
     assert len(distinct) == operations
     assert all(entry.operation.layout.split("_")[1][0] == "f" for entry in found.workload.entries)
+
+
+def test_the_sample_commands_of_the_package_are_a_workload_of_every_kind_of_command():
+    found = read_workload(Path(dispatch_profiler.boo.driver.__file__).with_name("sample_commands.txt"))
+    assert found.skipped == () and found.calls == len(found.workload.entries)
+    assert {each.operation.kind for each in found.workload.entries} == {
+        *("conv2d", "conv3d", "bias_backward", "matmul"),
+        *("layer_norm", "layer_norm_input_backward", "layer_norm_weight_backward"),
+    }
 
 
 def test_a_command_that_runs_several_times_is_counted():

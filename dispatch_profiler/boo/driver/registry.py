@@ -26,11 +26,10 @@ class BooOpRegistry:
         """
         line = command if isinstance(command, str) else " ".join(command)
         read = read_command(line)
+        for direction in read.directions:
+            read.problem.operation(direction)  # raises if there is none
         of_kind = signature_classes()[read.problem.kind]
-        found = tuple(of_kind.of_problem(read.problem, Mode(each)) for each in read.directions)
-        for each in found:
-            _ = each.operation  # raises if there is none
-        return found
+        return tuple(of_kind.of_problem(read.problem, Mode(each)) for each in read.directions)
 
     @classmethod
     def parse_command(cls, command: str | Sequence[str]) -> OpSignature:

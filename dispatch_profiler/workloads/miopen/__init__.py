@@ -1,8 +1,9 @@
 """Commands of MIOpenDriver -> operations. A new command is a table of its flags and a problem."""
 
 from dispatch_profiler.workloads.miopen.commands import (
-    FLAGS,
+    FAMILIES,
     Command,
+    command_family,
     command_text,
     is_command,
     miopen_operations,
@@ -11,12 +12,13 @@ from dispatch_profiler.workloads.miopen.commands import (
 from dispatch_profiler.workloads.miopen.problems import ConvProblem, GemmProblem, LayerNormProblem, Problem
 
 __all__ = [
-    "FLAGS",
+    "FAMILIES",
     "Command",
     "ConvProblem",
     "GemmProblem",
     "LayerNormProblem",
     "Problem",
+    "command_family",
     "command_text",
     "is_command",
     "miopen_operations",

@@ -40,6 +40,10 @@ class Problem(Protocol):
     def type(self) -> str:
         """Name of the element type."""
 
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """The forward and the gradients of all operands that are not computed with another."""
+
     def operation(self, direction: str) -> Operation:
         """The operation of one direction. Raises OperationError."""
 
@@ -95,6 +99,11 @@ class ConvProblem:
     def rank(self) -> int:
         """Number of spatial axes."""
         return len(self.pixels)
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """See `Problem.directions`."""
+        return (FORWARD, INPUT, WEIGHT)
 
     def operation(self, direction: str) -> Operation:
         """See `Problem.operation`. The bias is part of the forward's operation only."""
@@ -154,6 +163,8 @@ class LayerNormProblem:
             raise OperationError(
                 f"layer_norm: a tensor with {len(self.shape)} axes cannot be normalized over {self.normalized} of them"
             )
+        if not 0.0 < self.eps < math.inf:
+            raise OperationError(f"layer_norm: eps must be a number above 0, but got {self.eps!r}")
 
     @property
     def rows(self) -> int:
@@ -164,6 +175,11 @@ class LayerNormProblem:
     def size(self) -> int:
         """Elements of each row."""
         return math.prod(self.shape[-self.normalized :])
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """See `Problem.directions`: the bias's gradient is computed with the weight's."""
+        return (FORWARD, INPUT, WEIGHT) if self.is_affine else (FORWARD, INPUT)
 
     def operation(self, direction: str) -> Operation:
         """See `Problem.operation`."""
@@ -190,6 +206,11 @@ class GemmProblem:
     type: str = "f32"
     transposes_a: bool = False
     transposes_b: bool = False
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        """See `Problem.directions`."""
+        return (FORWARD, INPUT, WEIGHT)
 
     def operation(self, direction: str) -> Operation:
         """See `Problem.operation`: `input_backward` is the gradient of A, `weight_backward` that of B.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
-from boo_signatures import conv_signatures
+from boo_signatures import signatures
 from hypothesis import given, settings
 
 from dispatch_profiler.boo.driver.registry import BooOpRegistry, command_to_signature
-from dispatch_profiler.boo.op_exports import Mode
+from dispatch_profiler.boo.op_exports import Mode, OpSignature
 from dispatch_profiler.boo.op_exports.conv import ConvSignature
-from dispatch_profiler.errors import OperationError, UsageError, WorkloadError
+from dispatch_profiler.errors import OperationError, UnsupportedFeature, UsageError, WorkloadError
 from dispatch_profiler.workloads.miopen import is_command, miopen_operations
 
 WORKLOADS = Path(__file__).parents[3] / "benchmarks" / "workloads"
@@ -42,12 +43,8 @@ def test_every_line_of_a_workload_has_the_operations_of_its_signatures(file: str
 
 
 @settings(max_examples=40)
-@given(conv_signatures(dtype="bf16"))
-def test_a_signature_is_what_its_command_says(signature: ConvSignature):
-    try:
-        _ = signature.operation
-    except OperationError:
-        return
+@given(signatures(dtype="f16"))
+def test_a_signature_is_what_its_command_says(signature: OpSignature):
     assert command_to_signature(signature.command) == signature
 
 
@@ -65,3 +62,61 @@ def test_an_invalid_convolution_is_rejected_when_it_is_parsed():
         BooOpRegistry.parse_command("conv -H 2 -W 2 -y 5 -x 5 -F 1")
     with pytest.raises(WorkloadError):
         BooOpRegistry.parse_command("")
+
+
+#: What damage puts in the place of a part of a line.
+_PIECES = [
+    "",
+    " ",
+    "-",
+    "=",
+    "0",
+    "-1",
+    "9",
+    "999999999",
+    "1e9",
+    "nan",
+    ",",
+    "x",
+    "N",
+    "NCHW",
+    "\x00",
+    "é",
+    "-F 0",
+    "-g 0",
+]
+
+
+def _damaged(rng: random.Random, line: str) -> str:
+    """`line` with a word replaced, or up to three of its parts."""
+    if rng.random() < 0.5:
+        words = line.split()
+        words[rng.randrange(len(words))] = rng.choice(_PIECES)
+        return " ".join(words)
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(line) + 1)
+        line = line[:at] + rng.choice(_PIECES) + line[at + rng.randint(0, 3) :]
+    return line
+
+
+def test_a_thousand_damaged_lines_are_signatures_or_errors_of_their_kind():
+    rng = random.Random(20261123)
+    lines = [
+        line for line in (WORKLOADS / "miopen_commands.txt").read_text().splitlines() if is_command(line)
+    ]
+    lines += 10 * [
+        "conv -m trans -n 2 -c 4 -H 5 -W 6 -k 6 -y 3 -x 2 -p 1 -u 2 -v 3 -Y 1 -X 2 -g 2 -F 10 -b 1",
+        "layernormbfp16 -X 4x8x16 -o 1 -m 1 -e 1e-5 -F 0",
+        "layernorm -n 4 -c 8 -H 0 -W 16 -o 2 -F 3",
+        "gemmfp16 -m 32 -k 64 -n 128 -u 1 -v 0 -A 1.0 -F 0",
+    ]
+    outcomes = {None: 0, WorkloadError: 0, UnsupportedFeature: 0, OperationError: 0}
+    for _ in range(1500):
+        line = _damaged(rng, rng.choice(lines))
+        try:
+            assert BooOpRegistry.parse_commands(line)
+            outcomes[None] += 1
+        except UsageError as error:
+            assert 0 < len(str(error)) < 500
+            outcomes[type(error)] += 1
+    assert min(outcomes.values()) > 40

@@ -1,0 +1,44 @@
+"""`gemm` and `gemmfp16` of MIOpenDriver, which names A's height M and its width K, whether it is transposed or not."""
+
+from __future__ import annotations
+
+from dispatch_profiler.workloads.miopen.flags import COMMON, Family, Flag, Values
+from dispatch_profiler.workloads.miopen.problems import FORWARD, INPUT, WEIGHT, GemmProblem
+
+_NOT_SCALED = "no operation scales A B or adds C"
+_FLAGS = (
+    Flag("forw", "F", "1", "1 forward, 2 gradient of A, 3 gradient of B, 0 all three"),
+    Flag("a_h", "m", "256", "M: rows of A, or columns if it is transposed"),
+    Flag("a_w", "k", "256", "K: columns of A, or rows if it is transposed"),
+    Flag("b_w", "n", "256", "N: columns of B, or rows if it is transposed"),
+    Flag("transA", "u", "0", "1: A is stored as its transpose", allowed=("0", "1")),
+    Flag("transB", "v", "0", "1: B is stored as its transpose", allowed=("0", "1")),
+    Flag("batch_count", "b", "1", "products", ("1",), "the product is a single one", also=("--batchsize",)),
+    Flag(
+        *("isColMajor", "C", "0", "1: matrices are column major", ("0",)),
+        why="matrices are row major; exchange A and B: -m with -n, and -u with -v",
+    ),
+    Flag("alpha", "A", "1.0", "factor of A B", ("1.0", "1"), _NOT_SCALED),
+    Flag("beta", "B", "0.0", "factor of C", ("0.0", "0"), _NOT_SCALED),
+    *COMMON,
+)
+#: The values of BOO's driver: MIOpenDriver computes the forward only.
+_DIRECTIONS = {"1": (FORWARD,), "2": (INPUT,), "3": (WEIGHT,)}
+
+
+def _read(values: Values, type_: str) -> GemmProblem:
+    m, n, k = (values.whole(name) for name in ("a_h", "b_w", "a_w"))
+    return GemmProblem(m, n, k, type_, values["transA"] == "1", values["transB"] == "1")
+
+
+def _write(problem: GemmProblem) -> dict[str, str]:
+    return {
+        "a_h": str(problem.m),
+        "a_w": str(problem.k),
+        "b_w": str(problem.n),
+        "transA": str(int(problem.transposes_a)),
+        "transB": str(int(problem.transposes_b)),
+    }
+
+
+FAMILY = Family("gemm", {"gemm": "f32", "gemmfp16": "f16"}, _FLAGS, _DIRECTIONS, _read, _write)
