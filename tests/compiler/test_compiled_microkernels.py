@@ -39,14 +39,14 @@ def test_results_are_those_of_the_reference():
             Conv2d(2, 9, 9, 16, 192, 2, 3, (2, 1), (0, 1), padding_after=(1, 0), layout=FHWC, epilogue=RESIDUAL),
             Microkernel((5, 96), (2, 4, 48), 4, 16),
         ),
-        (Conv2d(1, 7, 14, 32, 64, 3, 3, padding=(1, 1), layout=FHWC), Microkernel((7, 32), (2, 7, 32), 8)),
+        (Conv2d(1, 7, 14, 32, 64, 3, 3, padding=(1, 1), layout=FHWC), Microkernel((7, 32), (2, 7, 32), 2)),
         (
             Conv2d(2, 8, 9, 6, 128, 3, 2, (1, 2), (2, 1), (2, 3), layout=HWCF, epilogue=EPILOGUE),
             Microkernel((8, 128), (3, 2, 64), 2),
         ),
         (Conv2d(3, 4, 6, 16, 32, 1, 1, layout=FHWC), Microkernel((2, 16), (1, 3, 16), 4, 16)),
         # Borders: tiles of several rows, one row at a time, taps that no pixel reads, pixels without taps.
-        (Conv2d(1, 13, 13, 16, 32, 3, 3, (2, 2), (1, 1), layout=FHWC), Microkernel((7, 32), (2, 7, 32))),
+        (Conv2d(1, 13, 13, 16, 32, 3, 3, (2, 2), (1, 1), layout=FHWC), Microkernel((7, 32), (2, 7, 32), 2)),
         (Conv2d(1, 9, 9, 16, 64, 5, 5, (1, 1), (4, 4), (2, 2), layout=FHWC), Microkernel((3, 64), (1, 9, 16))),
         (Conv2d(1, 5, 5, 16, 32, 3, 3, (3, 2), (3, 3), layout=HWCF), Microkernel((3, 32), (2, 5, 16))),
         (Conv2d(1, 2, 2, 16, 16, 1, 1, (1, 1), (2, 2), layout=FHWC), Microkernel((6, 16), (1, 2, 16))),
