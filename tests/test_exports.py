@@ -100,3 +100,10 @@ def test_describing_work_imports_neither_iree_nor_torch():
     )
     assert "dispatch_profiler.operations" in loaded
     assert not [name for name in loaded if name.partition(".")[0] in ("iree", "torch", "triton", "joblib")]
+
+
+def test_a_compiler_process_does_not_import_joblib():
+    """It would start a fifth more slowly; `pool` is the module whose functions it is given."""
+    loaded = modules_after("import dispatch_profiler.compiler.pool")
+    assert "dispatch_profiler.isolation" in loaded
+    assert "joblib" not in loaded

@@ -3,6 +3,8 @@
 joblib distributes the modules to threads of this process or to worker processes (loky); with `dask`
 the scheduler of a cluster does (see `cluster`). Each passes its module to a compiler process
 (`isolation.Worker`), so that a crash, a hang or a lack of memory fails only that module.
+
+Compiler processes import this module, too, and start sooner without joblib: functions import it.
 """
 
 from __future__ import annotations
@@ -18,9 +20,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
-
-import joblib
-from joblib.externals.loky.process_executor import TerminatedWorkerError
 
 from dispatch_profiler.compiler._base import BuildRequest, Built, Compiler
 from dispatch_profiler.compiler.cluster import Cluster, Warn, cluster_results, connect
@@ -252,6 +251,8 @@ class BuildPool(Generic[Key]):
             return self._client
 
     def _build_with_retries(self, left: dict[Key, BuildRequest]) -> Iterator[tuple[Key, Built]]:
+        from joblib.externals.loky.process_executor import TerminatedWorkerError
+
         for attempt in range(_ATTEMPTS):
             try:
                 for key, built in self._build_locally(left):
@@ -282,6 +283,8 @@ class BuildPool(Generic[Key]):
                 workers.close()
 
     def _build_locally(self, requests: Mapping[Key, BuildRequest]) -> Iterator[tuple[Key, Built]]:
+        import joblib
+
         workers = (self._threads,) if self._executor.uses_threads else ()
         processes = {"backend": "loky", "initializer": _ignore_interrupts}
         parallel = joblib.Parallel(
