@@ -71,8 +71,9 @@ SWEEP = (
 
 
 def test_two_workers_give_the_vmfbs_of_this_machine(two_workers: LocalCluster, run, tmp_path: Path):
+    two = ("--problem-m=16,32", *SWEEP[1:])
     for place in ("here", "there"):
-        assert run("generator", f"--generated-dir={tmp_path / place}", *SWEEP).status == 0
+        assert run("generator", f"--generated-dir={tmp_path / place}", *two).status == 0
     here = run("compile", f"--generated-dir={tmp_path / 'here'}", "--no-cache")
     there = run(
         "compile",
@@ -84,7 +85,7 @@ def test_two_workers_give_the_vmfbs_of_this_machine(two_workers: LocalCluster, r
 
     assert (here.status, there.status) == (0, 0), there.err
     assert vmfbs(tmp_path / "there") == vmfbs(tmp_path / "here")
-    assert len(vmfbs(tmp_path / "there")) > 6
+    assert len(vmfbs(tmp_path / "there")) == 4
     assert not list((tmp_path / "cluster").rglob("*.mlir"))  # the workers saw no tree
 
 

@@ -92,6 +92,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow  # test_planted_faults has others of this form
 def test_faults_of_the_compiled_form_are_found():
     dispatch = Dispatch(CONVOLUTIONS[1], Formed("winograd"))
     found = {fault: why for (_, fault), why in failures_of({dispatch: FAULTS}).items()}

@@ -77,7 +77,7 @@ def failures(operation: Operation, count: int, seed: int, make_request) -> list[
     "name",
     [
         "odd",
-        "conv_one_image",
+        pytest.param("conv_one_image", marks=pytest.mark.slow),
         pytest.param("layer_norm_odd", marks=pytest.mark.slow),
         "layer_norm_input_backward",
     ],

@@ -204,6 +204,7 @@ def test_a_configuration_that_is_left_out_leaves_no_trace(make_request):
     assert request.dispatches[0].name in module.text()
 
 
+@pytest.mark.slow
 def test_ukernels_are_seen_by_the_commands_too(make_request):
     built = IreeCompiler(BIN).build(make_request(Matmul(64, 64, 64), [Flow("ukernels")], repeat=1))
 

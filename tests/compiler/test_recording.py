@@ -74,8 +74,16 @@ def recorded(source: str, count: int = 1) -> bytes:
     return InProcess().vmfb(module, FLAGS, "hal")
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("operation", [PRODUCT, PADDED], ids=lambda each: each.kind)
+@pytest.mark.parametrize(
+    ("operation", "count"),
+    [
+        (PRODUCT, 1),
+        (PADDED, 3),
+        pytest.param(PRODUCT, 3, marks=pytest.mark.slow),
+        pytest.param(PADDED, 1, marks=pytest.mark.slow),
+    ],
+    ids=lambda each: getattr(each, "kind", str(each)),
+)
 def test_a_replay_computes_what_a_call_computes(operation: Operation, count: int):
     device, source = open_device("local-sync"), source_of(operation)
     f32, name = operation.element_type, Dispatch(operation, Default()).name

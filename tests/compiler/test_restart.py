@@ -59,14 +59,19 @@ def killed(kills: int, sweep: Sweep, seed: int, modules: int) -> list[Ran]:
 # -- kill -9 ---------------------------------------------------------------------------------------
 
 THOUSAND = ("--problem-m=8:256:8", "--problem-n=16,32,64,128", "--problem-k=8", "--lhs=f32")
+HUNDREDS = ("--problem-m=8:64:8", *THOUSAND[1:])
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.slow)])
-def test_a_sweep_that_was_killed_is_the_sweep_that_was_not(generate, seed: int, kills: int):
-    """1,024 dispatches: nothing finished is compiled twice, and all vmfbs are those of one calm run."""
-    tree = generate("killed", *THOUSAND)
+@pytest.mark.parametrize(
+    ("kills", "sweep", "count"),
+    [(2, HUNDREDS, 256), pytest.param(5, THOUSAND, 1024, marks=pytest.mark.slow)],
+    ids=["2", "5"],
+)
+def test_a_sweep_that_was_killed_is_the_sweep_that_was_not(generate, seed: int, kills, sweep, count):
+    """Nothing finished is compiled twice, and all vmfbs are those of one calm run."""
+    tree = generate("killed", *sweep)
     everything = modules_of(tree)
-    assert len(list(load(tree).dispatches())) >= 1000
+    assert len(list(load(tree).dispatches())) >= count
 
     runs = killed(kills, Sweep(tree, (f"-j{WORKERS}",)), seed, len(everything))
 
@@ -78,7 +83,7 @@ def test_a_sweep_that_was_killed_is_the_sweep_that_was_not(generate, seed: int, 
     assert_all_is_right(tree)
     assert len(cache_entries(cache_folder())) == len(everything)
 
-    calm = generate("calm", *THOUSAND)
+    calm = generate("calm", *sweep)
     assert Sweep(calm, (f"--cache-dir={calm}/cache",)).run().status == 0
     assert_same(vmfbs(tree), vmfbs(calm))
 

@@ -21,11 +21,12 @@ from dispatch_profiler.dispatches import Tree
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.isolation import WorkerLimits
 from dispatch_profiler.profiler.cli import _print_notes
-from dispatch_profiler.profiler.evaluation import device_worker, workers
+from dispatch_profiler.profiler.evaluation import device_worker, hardware, workers
 from dispatch_profiler.profiler.evaluation.evaluator import Evaluator
 from dispatch_profiler.profiler.evaluation.options import EvaluatorOptions
 from dispatch_profiler.profiler.evaluation.reproduce import command_line, command_of
 from dispatch_profiler.profiler.measurement.kernels import DeviceKernels
+from dispatch_profiler.profiler.measurement.peaks import Peaks
 from dispatch_profiler.profiler.records.record_file import StoredRecord, read_records
 from dispatch_profiler.runtime import NullDevice
 
@@ -608,6 +609,8 @@ def test_a_build_reaches_the_device(tree, run, monkeypatch):
     monkeypatch.setattr(
         device_worker, "open_kernels", lambda *given: opened.append(given) or DeviceKernels(NullDevice())
     )
+    # Nor are the peaks of this CPU measured.
+    monkeypatch.setattr(hardware, "measure_peaks", lambda: Peaks({"f32": 1e18, "f64": 1e18}, 1e18))
     tree(*TWO)
     Path("b/tools").mkdir(parents=True)
     for name in ("iree-run-module", "iree-benchmark-module"):

@@ -15,7 +15,9 @@ FILE = "configurations: [{form: winograd}, {form: winograd_2, distribution: [5, 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--layout=nhwc_fhwc_nhwc", "--epilogue=bias+relu", "--lhs=f32"),
+        pytest.param(
+            ("--layout=nhwc_fhwc_nhwc", "--epilogue=bias+relu", "--lhs=f32"), marks=pytest.mark.slow
+        ),
         ("--layout=nchw", "--conv-mode=input_backward", "--lhs=f32"),
         pytest.param(("--layout=nhwc", "--lhs=f64"), marks=pytest.mark.slow),
     ],

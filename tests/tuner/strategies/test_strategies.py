@@ -21,7 +21,7 @@ COUNTS = st.lists(st.integers(1, 9), min_size=1, max_size=5)
 
 
 @NAMES
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(space=search_spaces(), counts=COUNTS, seed=st.integers(0, 2**32 - 1))
 def test_nothing_invalid_is_proposed_and_nothing_twice(name: str, space: SearchSpace, counts, seed: int):
     asked = run(make_strategy(name, space, seed, SEEDS), counts)
@@ -30,7 +30,7 @@ def test_nothing_invalid_is_proposed_and_nothing_twice(name: str, space: SearchS
 
 
 @NAMES
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(space=search_spaces(), seed=st.integers(0, 99))
 def test_a_small_space_is_exhausted_and_then_nothing_is_proposed(name: str, space: SearchSpace, seed: int):
     strategy = make_strategy(name, space, seed, SEEDS)
@@ -41,7 +41,7 @@ def test_a_small_space_is_exhausted_and_then_nothing_is_proposed(name: str, spac
 
 
 @NAMES
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(space=search_spaces(), counts=COUNTS, kept=st.integers(0, 5), seed=st.integers(0, 99))
 def test_a_history_that_is_told_again_up_to_any_round_continues_alike(
     name: str, space: SearchSpace, counts, kept: int, seed: int
@@ -59,7 +59,7 @@ def test_a_history_that_is_told_again_up_to_any_round_continues_alike(
 
 
 @NAMES
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(space=search_spaces(), counts=COUNTS, seed=st.integers(0, 99))
 def test_proposals_do_not_depend_on_what_was_asked_of_the_space_before(
     name: str, space: SearchSpace, counts, seed: int
