@@ -21,6 +21,8 @@ from pathlib import Path
 from dispatch_profiler.errors import UsageError, did_you_mean, short_repr
 
 LOGGER = "dispatch_profiler.boo"
+#: The variable that names tuned configurations.
+TUNING_VARIABLE = "BOO_TUNING_SPEC_PATH"
 _FLAGS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 #: Items of TURBINE_DEBUG, of which only the level has an effect here.
@@ -43,7 +45,7 @@ def launch_settings() -> LaunchSettings:
     """The settings in the environment. Raises UsageError for an invalid value."""
     get = os.environ.get
     home = get("XDG_CACHE_HOME"), get("HOME")
-    return _settings(get("BOO_CACHE_ON"), get("BOO_CACHE_DIR"), get("BOO_TUNING_SPEC_PATH"), home)
+    return _settings(get("BOO_CACHE_ON"), get("BOO_CACHE_DIR"), get(TUNING_VARIABLE), home)
 
 
 @lru_cache(maxsize=16)

@@ -47,18 +47,20 @@ class Selection:
             return False
         return not self.patterns or any(_matches(forms, name) for _, forms in self._matchers)
 
-    def choose(self, items: Iterable[T], kind: Callable[[T], str], name: Callable[[T], str]) -> list[T]:
-        """The selected items, in order.
+    def choose(
+        self, items: Iterable[T], kind: Callable[[T], str], name: Callable[[T], str], noun: str = "dispatch"
+    ) -> list[T]:
+        """The selected items, in order. `noun` is what errors call an item.
 
         Raises SelectionError if a pattern matches none of them, or nothing is left.
         """
         of_kind = [item for item in items if not self.kinds or kind(item) in self.kinds]
         if not of_kind:
-            raise SelectionError(f"no dispatch of {', '.join(self.kinds) or 'any kind'}")
+            raise SelectionError(f"no {noun} of {', '.join(self.kinds) or 'any kind'}")
         names = [name(item) for item in of_kind]
         for pattern, forms in self._matchers:
             if not any(_matches(forms, each) for each in names):
-                raise SelectionError(f"no dispatch matches {pattern!r}", hint=_nearest(pattern, names))
+                raise SelectionError(f"no {noun} matches {pattern!r}", hint=_nearest(pattern, names))
         return [
             item
             for item, each in zip(of_kind, names, strict=True)

@@ -75,7 +75,8 @@ def test_a_pattern_that_matches_nothing_is_an_error(cache: Call):
 
     status, out, err = cache("clear", "conf*")
 
-    assert (status, out) == (2, "") and "conv_2d" in err
+    assert (status, out) == (2, "")
+    assert "no entry matches 'conf*'" in err and "conv_2d" in err
 
 
 def test_a_damaged_entry_is_listed_and_removed(cache: Call):

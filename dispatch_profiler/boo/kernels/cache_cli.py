@@ -64,7 +64,7 @@ def _caches(options: argparse.Namespace) -> list[Cache]:
 def _chosen(entries: Sequence[CacheEntry], selection: Selection) -> set[CacheEntry]:
     if not entries:
         return set()
-    return set(selection.choose(entries, lambda entry: "", _name))
+    return set(selection.choose(entries, lambda entry: "", _name, "entry"))
 
 
 def _name(entry: CacheEntry) -> str:

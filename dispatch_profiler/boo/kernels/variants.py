@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dispatch_profiler.boo.environment import TUNING_VARIABLE
 from dispatch_profiler.compiler import Compiler
 from dispatch_profiler.compiler.triton import triton_version
 from dispatch_profiler.configurations import Default, KernelSource
@@ -45,11 +46,12 @@ class Tuning:
         path = shipped_for(target) if source is None else Path(source).expanduser()
         if path is None or source == "":
             return cls()
-        if path.suffix == _SPEC_SUFFIX:
-            if not path.is_file():
-                raise UsageError(f"{path}: no such tuning spec", hint="BOO_TUNING_SPEC_PATH names it")
+        if path.suffix == _SPEC_SUFFIX and path.is_file():
             return cls(flags=(f"{_SPEC_FLAG}={path.absolute()}",))
-        library = Library.load(find_library(path))
+        try:
+            library = Library.load(find_library(path))
+        except UsageError as error:
+            raise UsageError(f"{TUNING_VARIABLE}: {error}", hint=error.hint) from error
         return cls(TunedConfigurations(library, target, compiler.revision))
 
     def variants(self, operation: Operation, target: Target) -> tuple[Variant, ...]:
