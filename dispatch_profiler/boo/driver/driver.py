@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dispatch_profiler.boo.driver import generate
 from dispatch_profiler.boo.driver.backends import REFERENCES, parse_references
 from dispatch_profiler.boo.driver.command_lines import CommandLine, Timing, read_commands, split_timing
 from dispatch_profiler.boo.driver.devices import choose_device
@@ -23,6 +24,7 @@ from dispatch_profiler.boo.driver.torch_functions import torch_errors
 from dispatch_profiler.boo.driver.tracy import trace, trace_folder
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, positive, run, show, warn, writable
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, reason_of
+from dispatch_profiler.workloads.miopen import command_help
 
 if TYPE_CHECKING:
     from dispatch_profiler.boo.driver.execution import DriverOptions
@@ -31,9 +33,14 @@ PROG = "dispatch-profiler boo"
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
-    """Entry point; returns the exit status."""
-    parser = make_parser(prog)
+    """Entry point; returns the exit status. `generate COMMAND` is a command of its own, and `COMMAND --help` too."""
     given = sys.argv[1:] if arguments is None else arguments
+    if given and given[0] == "generate":
+        return generate.main(given[1:], prog=f"{prog} generate")
+    if flags := command_help(given):
+        show(flags)
+        return SUCCESS
+    parser = make_parser(prog)
     return run(
         parser, _main, in_front(parser, given), kept="the rows of finished commands are in the CSV file"
     )
@@ -78,7 +85,8 @@ def make_parser(prog: str = PROG) -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="COMMAND",
-        help="a command of MIOpenDriver with its flags, such as conv -n 1 -c 64 -H 56 -W 56 -k 64 -t 1",
+        help="a command of MIOpenDriver with its flags, such as conv -n 1 -c 64 -H 56 -W 56 -k 64 -t 1; conv --help lists"
+        " its flags, and generate COMMAND prints its MLIR",
     )  # fmt: skip
     return parser
 

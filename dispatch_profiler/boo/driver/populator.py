@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from dispatch_profiler.boo.driver.command_lines import CommandLine, read_commands
+from dispatch_profiler.boo.driver.generate import signature_mlir
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
 from dispatch_profiler.boo.environment import LaunchSettings, launch_settings
 from dispatch_profiler.boo.interface import LaunchKernel
@@ -141,15 +142,10 @@ class CachePopulator:
 
     def write_mlir(self, folder: Path) -> list[Path]:
         """Write the MLIR of each signature, without a configuration, to `folder`; returns the files."""
-        from dispatch_profiler.configurations import Default
-        from dispatch_profiler.dispatches import Dispatch
-        from dispatch_profiler.generator.render import render_module  # it loads the templates
-
         files = []
         for signature in self.signatures:
             path = folder / f"{signature.func_name}.mlir"
-            operation = signature.operation
-            write_atomic(path, render_module(operation, [Dispatch(operation, Default())]))
+            write_atomic(path, signature_mlir(signature))
             files.append(path)
         return files
 

@@ -3,7 +3,7 @@
 from dispatch_profiler.workloads.miopen.commands import (
     FAMILIES,
     Command,
-    command_family,
+    command_help,
     command_text,
     is_command,
     miopen_operations,
@@ -18,7 +18,7 @@ __all__ = [
     "GemmProblem",
     "LayerNormProblem",
     "Problem",
-    "command_family",
+    "command_help",
     "command_text",
     "is_command",
     "miopen_operations",

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from dispatch_profiler.errors import UnsupportedFeature, WorkloadError, did_you_mean
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.workloads.miopen import conv, gemm, layer_norm
-from dispatch_profiler.workloads.miopen.flags import Family
 from dispatch_profiler.workloads.miopen.problems import Problem
 
 #: Kind of problem -> its commands.
@@ -54,19 +53,20 @@ def read_command(line: str) -> Command:
     if match is None and line.strip() not in _BY_COMMAND:
         raise WorkloadError("expected a command of MIOpenDriver, such as convfp16 -n 16 -c 64 ...")
     name, words = (match[1], match[2].split()) if match else (line.strip(), [])
-    family = command_family(name)
+    if name not in _BY_COMMAND:
+        raise UnsupportedFeature(
+            f"the command {name[:40]} is not supported", hint=did_you_mean(name, _BY_COMMAND)
+        )
+    family = _BY_COMMAND[name]
     values = family.values(words)
     problem = family.read(values, family.types[name])
     return Command(problem, family.directions_of(values["forw"], problem))
 
 
-def command_family(name: str) -> Family:
-    """The family of the command `name`. Raises UnsupportedFeature."""
-    if name not in _BY_COMMAND:
-        raise UnsupportedFeature(
-            f"the command {name[:40]} is not supported", hint=did_you_mean(name, _BY_COMMAND)
-        )
-    return _BY_COMMAND[name]
+def command_help(words: Sequence[str]) -> str:
+    """The flags of the command if `words` ask for them (`conv --help`); otherwise empty."""
+    is_asked = len(words) == 2 and words[0] in _BY_COMMAND and words[1] in ("-h", "--help")
+    return _BY_COMMAND[words[0]].help if is_asked else ""
 
 
 def command_text(problem: Problem, directions: Sequence[str]) -> str:
