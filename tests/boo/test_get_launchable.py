@@ -166,3 +166,30 @@ assert np.array_equal(get_launchable(MATMUL)(lhs, rhs), lhs @ rhs)
 
     assert [process.wait() for process in processes] == [0, 0, 0]
     assert Cache(user_cache()).info().entries == 1
+
+
+@pytest.mark.slow
+def test_a_forked_process_compiles_and_launches():
+    """A DataLoader's worker, after its parent has compiled and launched; the parent then finds what it compiled."""
+    program = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import numpy as np
+from launch_samples import drawn
+from test_get_launchable import MATMUL, Sample
+from dispatch_profiler.boo import get_launchable
+from dispatch_profiler.operations import Matmul
+
+def is_right(sample, **options):
+    lhs, rhs = drawn(sample.operation)
+    return np.array_equal(get_launchable(sample, **options)(lhs, rhs), lhs @ rhs)
+
+other = Sample(Matmul(4, 8, 32))
+assert is_right(MATMUL)
+if (child := os.fork()) == 0:
+    os._exit(7 if is_right(MATMUL) and is_right(other) else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), is_right(other, cache_only=True))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+
+    assert done.stdout == "7 True\n", done.stderr

@@ -215,3 +215,15 @@ def test_the_documented_module_is_the_same_command():
     done = subprocess.run(command, capture_output=True, text=True)
 
     assert (done.returncode, done.stderr) == (0, "Wrote 1 file to mine\n")
+
+
+def test_the_commands_of_the_package_all_compile(builds: list[str]):
+    """By their name alone, unless the current folder has a file with it."""
+    preloaded = CachePopulator(commands_file="sample_commands.txt", devices=["null"])
+    preloaded.run()
+    assert preloaded.get_failures() == {}
+    assert len(builds) == len(preloaded.signatures) > 5
+
+    Path("sample_commands.txt").write_text(CONV)
+    mine = CachePopulator(commands_file="sample_commands.txt", devices=["null"])
+    assert len(mine.signatures) == 1
