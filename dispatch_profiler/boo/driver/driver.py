@@ -20,7 +20,7 @@ from dispatch_profiler.boo.driver.command_lines import CommandLine, Timing, read
 from dispatch_profiler.boo.driver.devices import choose_device
 from dispatch_profiler.boo.driver.outcomes import CsvFile, Outcome
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
-from dispatch_profiler.boo.driver.torch_functions import torch_errors
+from dispatch_profiler.boo.driver.torch_functions import load_torch, torch_errors
 from dispatch_profiler.boo.driver.tracy import trace, trace_folder
 from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, positive, run, show, warn, writable
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, reason_of
@@ -49,7 +49,11 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
 def make_parser(prog: str = PROG) -> Parser:
     """The parser of this command."""
     known = ", ".join(backend.value for backend in REFERENCES)
-    parser = Parser(prog, "Launch commands of MIOpenDriver with IREE, and measure them.")
+    parser = Parser(
+        prog,
+        "Launch commands of MIOpenDriver with IREE, and measure them.",
+        usage="%(prog)s [options] (COMMAND [flags of MIOpenDriver] [options] | --commands-file FILE)",
+    )
     parser.add_argument(
         "--commands-file",
         metavar="FILE",
@@ -126,6 +130,8 @@ def _main(options: argparse.Namespace) -> int:
     )
 
     device = choose_device(options.device, options.gpu_id)
+    if any(backend.is_torch for backend in references):
+        load_torch()
     chosen = DriverOptions(device, references, options.splat_input_value, options.verify_numerics)
     file = CsvFile(path, chosen.backends, has_numerics=options.verify_numerics) if path else None
     timing = Timing(options.time == "1", options.iter)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
+
+#: What selects the traced runtime and its connection, which read them when they are loaded.
+VARIABLES = ("IREE_PY_RUNTIME", "TRACY_PORT", "TRACY_NO_EXIT")
 
 
 def launch_repeatedly(device: str, launches: int, command: str) -> None:
     """Launch a command `launches` times on `device`, on the same arguments."""
+    import iree.runtime
+
+    assert iree.runtime
+    for name in VARIABLES:
+        # Processes that compile are not traced: without a capture, they would never end.
+        os.environ.pop(name, None)
     from dispatch_profiler.boo.driver.devices import has_torch
     from dispatch_profiler.boo.driver.launch import get_launchable
     from dispatch_profiler.boo.driver.registry import BooOpRegistry

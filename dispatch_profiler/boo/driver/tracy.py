@@ -11,6 +11,7 @@ import csv
 import io
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -187,20 +188,26 @@ def _process(arguments: list[str], work: str, own: dict[str, str]) -> Iterator[s
     """A process that ends with the block. Its output goes to a pipe, standard error included."""
     process = subprocess.Popen(
         arguments, cwd=work, env={**os.environ, **own}, text=True, errors="replace",
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     try:
         yield process
     finally:
-        process.kill()
+        _kill(process)
         process.communicate()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """End a process and those that it started, which would keep its pipe open."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _wait(process: subprocess.Popen[str], seconds: float) -> str:
     try:
         return process.communicate(timeout=seconds)[0]
     except subprocess.TimeoutExpired:
-        process.kill()
+        _kill(process)
         return process.communicate()[0] + f"\nended after {seconds:g} s"
 
 

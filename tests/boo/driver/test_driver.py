@@ -172,10 +172,13 @@ def test_without_torch_arguments_are_arrays(launches, capsys, monkeypatch):
     monkeypatch.setattr(execution, "has_torch", lambda: False)
     monkeypatch.setattr("dispatch_profiler.boo.driver.devices.has_torch", lambda: False)
     monkeypatch.setattr(execution, "get_launchable", lambda _: Launchable())
+    monkeypatch.setitem(sys.modules, "torch", None)
 
     assert main([*CONV.split(), "-t", "1", "--iter", "6"]) == 0
-
     assert ">>> array([...], size=(1, 1, 5, 4), dtype=float32)" in capsys.readouterr().out
+
+    assert main(["--reference-backend=torch", *CONV.split()]) == 2
+    assert "torch is not installed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -224,6 +227,14 @@ def test_a_gpu_that_torch_cannot_use_is_named(launches, capsys, monkeypatch):
 )
 def test_options_may_follow_the_command(arguments: str, expected: str):
     assert in_front(make_parser(), arguments.split()) == expected.split()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_inductor_is_a_reference(launches, capsys):
+    assert main(["--reference-backend=inductor", "-t", "1", "--iter=6", *CONV.split()]) == 0
+
+    assert ">>> inductor: min=" in capsys.readouterr().out
 
 
 def test_an_error_of_torch_ends_only_its_command(launches, capsys, monkeypatch):

@@ -157,6 +157,16 @@ def test_a_capture_that_fails_is_an_error(tools: Path, monkeypatch):
         list(trace("conv -n 1", "cpu", Timing(True), Path("traces/a.tracy")))
 
 
+@pytest.mark.slow
+def test_launches_are_captured_by_the_tools_of_the_wheel(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+
+    kept, _ = trace("conv -n 1 -c 2 -H 4 -W 4 -k 3 -y 1 -x 1", "cpu", Timing(True, 3), Path("traces/a.tracy"))
+
+    assert kept == f"trace: {Path('traces/a.tracy').absolute()}"
+    assert Path("traces/a.tracy").stat().st_size > 10_000
+
+
 def test_an_export_that_fails_is_an_error(tools: Path, monkeypatch):
     runs(monkeypatch, "")
     script(tools / "tracy-csvexport", "sys.exit('unsupported version')")
