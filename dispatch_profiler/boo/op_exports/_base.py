@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from enum import Enum
@@ -16,8 +15,7 @@ import numpy as np
 from dispatch_profiler.boo.aligned import empty_aligned
 from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
 from dispatch_profiler.errors import UsageError, did_you_mean
-from dispatch_profiler.operations import Operation, Tensor
-from dispatch_profiler.operations._base import Distribution
+from dispatch_profiler.operations import Distribution, Operation, Tensor
 from dispatch_profiler.workloads.miopen import Problem, command_text
 
 S = TypeVar("S", bound="OpSignature")
@@ -87,11 +85,18 @@ def sizes(what: str, values: Any, least: int = 1) -> tuple[int, ...]:
     try:
         found = tuple(int(each) for each in values)
         is_whole = all(each == given for each, given in zip(found, values, strict=True))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found, is_whole = (), False
     if not is_whole or any(each < least for each in found):
         raise UsageError(f"{what} must be whole numbers of at least {least}, but got {values!r}")
     return found
+
+
+def switch(what: str, value: Any) -> bool:
+    """`value` as a bool: True, False, 1 or 0. Raises UsageError, which names `what`."""
+    if not isinstance(value, (bool, int, np.bool_, np.integer)) or value not in (0, 1):
+        raise UsageError(f"{what} must be True or False, but got {value!r}")
+    return bool(value)
 
 
 class OpSignature(abc.ABC):
@@ -169,16 +174,15 @@ class OpSignature(abc.ABC):
         needs torch.
         """
         operation = self.operation
-        rng = np.random.default_rng(seed)
-        drawn = [operation.draw(each, Distribution.REALS, rng) for each in operation.operands]
-        if splat_value is not None:
-            drawn = [np.full_like(each, splat_value) for each in drawn]
-        arrays = [drawn[spec.position].reshape(spec.shape) for spec in self.launch.arguments]
-        if "torch" in sys.modules or find_spec("torch"):
-            return tuple(
-                _as_tensor(each, spec, device)
-                for each, spec in zip(arrays, self.launch.arguments, strict=True)
-            )
+        if splat_value is None:
+            rng = np.random.default_rng(seed)
+            drawn = [operation.draw(each, Distribution.REALS, rng) for each in operation.operands]
+        else:
+            drawn = [np.full(each.shape, splat_value, each.type.dtype) for each in operation.operands]
+        specs = self.launch.arguments
+        arrays = [drawn[spec.position].reshape(spec.shape) for spec in specs]
+        if find_spec("torch"):
+            return tuple(_as_tensor(each, spec, device) for each, spec in zip(arrays, specs, strict=True))
         if str(device or "cpu") != "cpu":
             raise UsageError(
                 f"arguments on {device} need torch", hint="pip install 'dispatch_profiler[torch]'"

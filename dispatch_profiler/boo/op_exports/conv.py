@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any, ClassVar
 
-from dispatch_profiler.boo.op_exports._base import TORCH_NAMES, Mode, OpSignature, joined, sizes, type_name
+from dispatch_profiler.boo.op_exports._base import (
+    TORCH_NAMES,
+    Mode,
+    OpSignature,
+    joined,
+    sizes,
+    switch,
+    type_name,
+)
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.workloads.miopen import ConvProblem
 
@@ -54,8 +62,9 @@ class ConvSignature(OpSignature):
             "kernel_shape": kernel,
             "dtype": type_name(self.dtype),
             "mode": Mode.parse(self.mode),
-            "bias": bool(self.bias),
-            "transposed": bool(self.transposed),
+            "bias": switch("bias", self.bias),
+            "transposed": switch("transposed", self.transposed),
+            "groups": sizes("groups", [self.groups])[0],
         }
         axes = len(shape)
         if axes not in _SPATIAL or len(kernel) != axes:
@@ -64,7 +73,8 @@ class ConvSignature(OpSignature):
                 f"{self.input_shape} and {self.kernel_shape}"
             )
         for name in ("input_layout", "kernel_layout", "output_layout"):
-            found[name] = _layout(name, getattr(self, name) or shared_layout, axes)
+            own = getattr(self, name)
+            found[name] = _layout(name, shared_layout if own is None else own, axes)
         for name, default in _DEFAULTS.items():
             found[name] = _each_axis(name, getattr(self, name), axes - 2, default)
         for name, value in found.items():
@@ -194,7 +204,7 @@ class ConvSignature(OpSignature):
 def _layout(name: str, given: str | None, axes: int) -> str:
     """`given` in capital letters, or the default. Raises UsageError unless it has every letter once."""
     default = _DEFAULT_LAYOUTS[axes]
-    layout = str(given or default).upper()
+    layout = default if given is None else str(given).upper()
     if axes == 3:
         layout = layout.replace("W", "H")
     if sorted(layout) != sorted(default):

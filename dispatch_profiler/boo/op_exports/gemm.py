@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dispatch_profiler.boo.op_exports._base import TORCH_NAMES, Mode, OpSignature, joined, sizes, type_name
+from dispatch_profiler.boo.op_exports._base import (
+    TORCH_NAMES,
+    Mode,
+    OpSignature,
+    joined,
+    sizes,
+    switch,
+    type_name,
+)
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.workloads.miopen import GemmProblem
 
@@ -37,8 +45,8 @@ class GEMMSignature(OpSignature):
         found = {
             "a_shape": a,
             "b_shape": b,
-            "transpose_a": bool(self.transpose_a),
-            "transpose_b": bool(self.transpose_b),
+            "transpose_a": switch("transpose_a", self.transpose_a),
+            "transpose_b": switch("transpose_b", self.transpose_b),
             "dtype": type_name(self.dtype),
             "mode": Mode.parse(self.mode),
         }

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from dispatch_profiler.boo.op_exports._base import TORCH_NAMES, Mode, OpSignature, joined, sizes, type_name
+import numpy as np
+
+from dispatch_profiler.boo.op_exports._base import (
+    TORCH_NAMES,
+    Mode,
+    OpSignature,
+    joined,
+    sizes,
+    switch,
+    type_name,
+)
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.workloads.miopen import LayerNormProblem
 
@@ -39,17 +50,16 @@ class LayerNormSignature(OpSignature):
             raise UsageError(
                 f"normalized_shape {tuple(self.normalized_shape)} is not the end of input_shape {tuple(self.input_shape)}"
             )
-        is_affine = bool(self.elementwise_affine)
-        if self.bias is not None and bool(self.bias) != is_affine:
+        is_affine = switch("elementwise_affine", self.elementwise_affine)
+        if is_affine and self.bias is not None and not switch("bias", self.bias):
             raise UsageError(
-                f"weight and bias are both present or both absent, but got elementwise_affine={is_affine} and "
-                f"bias={self.bias}",
-                hint="pass a bias of zeros" if is_affine else "omit bias",
+                "weight and bias are both present or both absent, but got elementwise_affine=True and bias=False",
+                hint="pass a bias of zeros",
             )
         found = {
             "input_shape": shape,
             "normalized_shape": normalized,
-            "eps": float(self.eps),
+            "eps": _eps(self.eps),
             "elementwise_affine": is_affine,
             "bias": is_affine,
             "dtype": type_name(self.dtype),
@@ -100,3 +110,14 @@ class LayerNormSignature(OpSignature):
             statistics = [("mean", rows, 2), ("rstd", rows, 3)]
             return [("dLdy", x, 0), ("x", x, 1), *statistics], [("dLdw", w), ("dLdb", w)]
         return [("dLdy", x, 0)], [("dLdb", w)]
+
+
+def _eps(value: Any) -> float:
+    """`value` as a finite number above 0. Raises UsageError."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, np.number))
+        or not 0.0 < value < math.inf
+    ):
+        raise UsageError(f"eps must be a number above 0, but got {value!r}")
+    return float(value)
