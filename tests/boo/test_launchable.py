@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import pickle
 import weakref
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -182,6 +184,27 @@ def test_gradients_are_ignored(forbid_copies: None):
     assert all((each.numpy() == expected).all() for each in found)
 
 
+def test_a_copy_launches_too():
+    """As in a process that is started, which gets its launchables pickled."""
+    (lhs, rhs), expected = samples("torch")
+    launch = Launchable(spec_of(SMALL), Kernels(SMALL), threads=2)
+    launch(lhs, rhs)
+    for copy in (pickle.loads(pickle.dumps(launch)), deepcopy(launch)):
+        assert copy.spec == launch.spec
+        assert copy.driver == ""
+        assert (copy(lhs, rhs).numpy() == expected).all()
+
+
+def test_launches_in_inference_mode_return_what_torch_returns():
+    (lhs, rhs), expected = samples("torch")
+    launch = launchable()
+    for _ in range(2):
+        with torch.inference_mode():
+            found = launch(lhs, rhs)
+        assert found.is_inference() and (found.numpy() == expected).all()
+    assert not launch(lhs, rhs).is_inference()
+
+
 def test_launches_keep_no_tensor_alive():
     arguments, _ = samples("torch")
     launch = launchable()
@@ -332,6 +355,13 @@ def test_a_tensor_without_memory_is_rejected():
         fake = mode.from_tensor(RHS)
     with pytest.raises(UsageError, match=r"argument rhs of .* is a FakeTensor, which has no memory"):
         launch(LHS, fake)
+
+
+def test_tensors_in_vmap_are_rejected():
+    launch = launchable()
+    launch(LHS, RHS)
+    with pytest.raises(UsageError, match="a tensor has no memory that a kernel could use"):
+        torch.vmap(lambda lhs: launch(lhs, RHS))(torch.zeros(2, 4, 16))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 import threading
 import weakref
 from collections.abc import MutableMapping, Sequence
+from functools import partial
 from typing import Any
 
 import iree.runtime as rt
@@ -62,6 +63,13 @@ class Launchable:
 
     def __repr__(self) -> str:
         return f"<Launchable {self._name}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # For copies, and for processes that are started, not forked: they load the kernel again.
+        return partial(Launchable, threads=self._threads, driver_choices=self._choices), (
+            self.spec,
+            self._kernels,
+        )
 
     def __call__(self, *args: Any, out: Any = None) -> Any:
         """Launch on `args`, and wait; returns the result, or a tuple if `spec.results` has several.

@@ -78,8 +78,13 @@ class TorchTensors:
         return "" if self.span(array)[0] % ALIGNMENT == 0 else f"it is not aligned to {ALIGNMENT} bytes"
 
     def span(self, array: Tensor) -> tuple[int, int]:
-        """See `ArrayLibrary.span`."""
-        start = array.data_ptr()
+        """See `ArrayLibrary.span`. Raises UsageError for a tensor without memory, such as one in `torch.vmap`."""
+        try:
+            start = array.data_ptr()
+        except RuntimeError as error:
+            raise UsageError(
+                "a tensor has no memory that a kernel could use", hint="pass a plain tensor"
+            ) from error
         return start, start + array.nbytes
 
     def empty(self, spec: TensorSpec) -> Tensor:
