@@ -13,6 +13,8 @@ from dispatch_profiler.files import read_bounded
 _LARGEST_FILE = 16 * 2**20
 #: Launches that --iter accepts at most.
 _MOST_LAUNCHES = 1_000_000
+#: The commands that come with the package.
+_SAMPLES = "sample_commands.txt"
 _TIME = ("-t", "--time")
 _ITERATIONS = ("-i", "--iter")
 
@@ -41,8 +43,10 @@ class CommandLine:
 def read_commands(path: Path) -> list[CommandLine]:
     """The commands of a file, one a line. Blank lines and lines that start with `#` are ignored.
 
-    Raises UsageError if the file cannot be read, is not UTF-8, or has no command.
+    `sample_commands.txt` is the file of this package unless there is one in the current folder. Raises UsageError if the file cannot be read, is not UTF-8, or has no command.
     """
+    if path == Path(_SAMPLES) and not path.exists():
+        path = Path(__file__).with_name(_SAMPLES)
     try:
         text = read_bounded(path, _LARGEST_FILE).decode()
     except UnicodeDecodeError as error:

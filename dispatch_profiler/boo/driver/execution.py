@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dispatch_profiler.boo.driver.backends import Backend, Launch
@@ -13,8 +13,9 @@ from dispatch_profiler.boo.driver.devices import CPU, has_torch, uri_of
 from dispatch_profiler.boo.driver.launch import get_launchable
 from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
 from dispatch_profiler.boo.driver.outcomes import Outcome, described, time_lines
-from dispatch_profiler.boo.driver.timing import Times, Turn, Work, measure_in_turn, measure_options
+from dispatch_profiler.boo.driver.timing import Turn, Work, measure_in_turn, measure_options
 from dispatch_profiler.errors import DispatchProfilerError, reason_of
+from dispatch_profiler.profiler.providers._base import NotSupported
 from dispatch_profiler.profiler.providers.threads import wait_until_asleep
 
 if TYPE_CHECKING:
@@ -57,35 +58,29 @@ def execute(
     launch = Launch(signature, launchable, tuple(arguments), options.device)
     for result in _each(launchable(*arguments)):
         show(f">>> {described(result)}")
-    times: dict[Backend, Times] = {}
-    failures: dict[Backend, str] = {}
-    kernel = None
+    outcome = Outcome(text)
     if timing.is_on:
-        times, kernel, failures = _measure(launch, timing, options)
-        for line in _lines(times, kernel, failures):
+        outcome = _measure(launch, text, timing, options)
+        for line in _lines(outcome):
             show(f">>> {line}")
-    numerics = ""
-    error = ""
-    if options.verifies_numerics:
-        verdict = check_numerics(
-            signature.launch,
-            launchable,
-            CheckOptions(options.device),
-            error_bound(signature, uri_of(options.device)),
-        )
-        numerics, error = verdict.deviates.value, verdict.reason if verdict.has_failed else ""
-        show(f">>> {verdict}")
-    return Outcome(text, times, kernel, numerics, error, failures, timing.is_on)
+    if not options.verifies_numerics:
+        return outcome
+    check, bound = CheckOptions(options.device), error_bound(signature, uri_of(options.device))
+    verdict = check_numerics(signature.launch, launchable, check, bound)
+    show(f">>> {verdict}")
+    error = verdict.reason if verdict.has_failed else ""
+    return replace(outcome, numerics=verdict.deviates.value, error=error)
 
 
-def _measure(
-    launch: Launch, timing: Timing, options: DriverOptions
-) -> tuple[dict[Backend, Times], Times | None, dict[Backend, str]]:
+def _measure(launch: Launch, text: str, timing: Timing, options: DriverOptions) -> Outcome:
     works: dict[Backend, Work] = {}
     failures: dict[Backend, str] = {}
+    unsupported: dict[Backend, str] = {}
     for backend in options.backends:
         try:
             works[backend] = launch.work(backend)
+        except NotSupported as error:
+            unsupported[backend] = reason_of(error)
         except DispatchProfilerError as error:
             failures[backend] = reason_of(error)
     turns = [
@@ -94,17 +89,19 @@ def _measure(
     ]
     own = Turn(kernel_time(launch.signature, launch.arguments, launch.kernel_device))
     *found, kernel = measure_in_turn([*turns, own], measure_options(timing))
-    return dict(zip(works, found, strict=True)), kernel, failures
+    times = dict(zip(works, found, strict=True))
+    return Outcome(text, times, kernel, failures=failures, unsupported=unsupported, is_timed=True)
 
 
-def _lines(times: dict[Backend, Times], kernel: Times | None, failures: dict[Backend, str]) -> list[str]:
+def _lines(outcome: Outcome) -> list[str]:
     found = [
         line
-        for backend, each in times.items()
+        for backend, each in outcome.times.items()
         for line in time_lines("" if backend is Backend.BOO else backend.value, each)
     ]
-    found += time_lines("kernel", kernel) if kernel else []
-    return found + [f"{backend.value}: {why}" for backend, why in failures.items()]
+    found += time_lines("kernel", outcome.kernel) if outcome.kernel else []
+    absences = (*outcome.failures.items(), *outcome.unsupported.items())
+    return found + [f"{backend.value}: {why}" for backend, why in absences]
 
 
 def _each(results: Any) -> Sequence[Any]:

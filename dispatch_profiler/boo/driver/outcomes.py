@@ -26,7 +26,8 @@ _MISSING = "N.A."
 class Outcome:
     """One signature: the times of each backend, those of the kernel alone, and the verdict of the numerics.
 
-    `error` is why it failed; `failures` are those of reference backends. What was not requested is absent.
+    `error` is why it failed; `failures` are those of reference backends, `unsupported` has those that do not compute
+    the operation. What was not requested is absent.
     """
 
     arguments: str
@@ -35,6 +36,7 @@ class Outcome:
     numerics: str = ""
     error: str = ""
     failures: Mapping[Backend, str] = field(default_factory=dict)
+    unsupported: Mapping[Backend, str] = field(default_factory=dict)
     is_timed: bool = False
 
     @property
@@ -81,7 +83,8 @@ def row(outcome: Outcome, backends: Sequence[Backend], *, has_numerics: bool) ->
         cells += _cells(times) if times else [absent] * len(_STATISTICS)
     kernel = outcome.kernel
     cells += [f"{getattr(kernel, name):.3f}" if kernel else absent for name in _KERNEL]
-    reasons = [outcome.error, *(f"{backend.value}: {why}" for backend, why in outcome.failures.items())]
+    absences = (*outcome.failures.items(), *outcome.unsupported.items())
+    reasons = [outcome.error, *(f"{backend.value}: {why}" for backend, why in absences)]
     return [*cells, *([outcome.numerics] if has_numerics else []), "; ".join(filter(None, reasons))]
 
 

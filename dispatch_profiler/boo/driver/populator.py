@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from dispatch_profiler.boo.driver.command_lines import CommandLine, read_commands
+from dispatch_profiler.boo.driver.command_lines import read_commands
 from dispatch_profiler.boo.driver.generate import signature_mlir
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
 from dispatch_profiler.boo.environment import LaunchSettings, launch_settings
@@ -28,8 +28,6 @@ from dispatch_profiler.files import write_atomic
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
 CACHED, MISSING, FAILED = "cached", "missing", "failed"
-#: The commands that come with the package.
-_SAMPLES = "sample_commands.txt"
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,7 @@ class CachePopulator:
     Equal signatures are compiled once. `devices` are URIs such as `local-task` and `cuda://1` (default: this CPU, and a
     GPU of each architecture of this machine). `cache_dir` is a folder (default: the one that launches use).
 
-    `sample_commands.txt` is the file of this package unless there is one in the current folder. A bad command is in
-    `get_failures`, under its place. Raises UsageError if `commands_file` cannot be read.
+    A bad command is in `get_failures`, under its place. For `sample_commands.txt` see `read_commands`. Raises UsageError if `commands_file` cannot be read.
     """
 
     def __init__(
@@ -67,7 +64,7 @@ class CachePopulator:
         found = list(signatures)
         for number, command in enumerate(commands, 1):
             found += self._parse(f"command {number}", command)
-        for line in _lines(commands_file):
+        for line in () if commands_file is None else read_commands(Path(commands_file).expanduser()):
             found += self._parse(f"line {line.number}", line.text)
         #: All signatures, without duplicates.
         self.signatures: list[OpSignature] = list(dict.fromkeys(found))
@@ -160,15 +157,6 @@ class CachePopulator:
             toolchain = Toolchain.of(target_of(device), self._settings.tuning)
             for signature in signatures:
                 yield signature, device, KernelSearch(signature.operation, signature.func_name, toolchain)
-
-
-def _lines(commands_file: str | Path | None) -> Sequence[CommandLine]:
-    if commands_file is None:
-        return ()
-    path = Path(commands_file).expanduser()
-    if path == Path(_SAMPLES) and not path.exists():
-        path = Path(__file__).with_name(_SAMPLES)
-    return read_commands(path)
 
 
 def _status(found: Found | None) -> str:

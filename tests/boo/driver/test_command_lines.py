@@ -24,6 +24,14 @@ def test_a_file_without_commands_is_rejected(content: bytes):
         read_commands(Path("commands.txt"))
 
 
+def test_the_sample_commands_are_those_of_the_package_or_ones_own():
+    path = Path("sample_commands.txt")
+
+    assert len(read_commands(path)) > 10
+    path.write_text("conv -n 1\n")
+    assert read_commands(path) == [CommandLine(1, "conv -n 1")]
+
+
 def test_the_place_of_a_command_is_its_line():
     assert CommandLine(3, "conv").place == "line 3: "
     assert CommandLine(0, "conv").place == ""

@@ -17,6 +17,7 @@ from dispatch_profiler.boo.driver import driver, execution
 from dispatch_profiler.boo.driver.driver import in_front, main, make_parser
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
 from dispatch_profiler.boo.driver.timing import Times
+from dispatch_profiler.profiler.providers._base import NotSupported
 from dispatch_profiler.workloads.miopen import miopen_operations
 
 pytest.importorskip("torch")
@@ -227,6 +228,17 @@ def test_a_gpu_that_torch_cannot_use_is_named(launches, capsys, monkeypatch):
 )
 def test_options_may_follow_the_command(arguments: str, expected: str):
     assert in_front(make_parser(), arguments.split()) == expected.split()
+
+
+def test_what_torch_does_not_compute_is_no_failure(launches, capsys, monkeypatch):
+    def rejects(*_: object) -> object:
+        raise NotSupported("torch sums otherwise")
+
+    monkeypatch.setattr("dispatch_profiler.boo.driver.backends.torch_function", rejects)
+
+    assert main(["--reference-backend=torch", "-t", "1", "--iter=6", *CONV.split()]) == 0
+
+    assert ">>> torch: torch sums otherwise" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -73,6 +73,9 @@ def test_a_row_without_times_says_why():
     row = written(failed)
     assert (row["iree_boo min"], row["torch min"], row["error"]) == ("85.240", "N.A.", "torch: no kernel")
     assert failed.has_failed
+    other = Outcome("conv", {Backend.BOO: TIMES}, unsupported={Backend.TORCH: "no kernel"}, is_timed=True)
+    assert written(other)["error"] == "torch: no kernel"
+    assert not other.has_failed
 
 
 def test_the_file_is_complete_after_each_row():
