@@ -18,7 +18,7 @@ def empty_aligned(shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTy
 
     `numpy.empty` aligns small arrays by chance, and large ones never.
     """
-    extents = (shape,) if isinstance(shape, SupportsIndex) else tuple(shape)
+    extents = (shape,) if hasattr(shape, "__index__") else tuple(shape)
     type_ = np.dtype(dtype)
     size = math.prod(map(int, extents)) * type_.itemsize
     memory = np.empty(size + ALIGNMENT - 1, np.uint8)
