@@ -35,6 +35,9 @@ class BuildRequest:
     rejected: tuple[tuple[str, str], ...] = ()
     #: The device that external kernels are compiled for.
     gpu: GpuLimits | None = None
+    #: Whether the compiler also verifies its IR after each pass of the code generator. That finds bugs of the compiler,
+    #: and takes a tenth of the time; the vmfbs are the same.
+    verifies_passes: bool = True
 
 
 @dataclass(frozen=True)

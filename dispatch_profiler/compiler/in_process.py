@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -20,11 +21,19 @@ _Callback = ctypes.CFUNCTYPE(
 )
 
 
+@dataclass(frozen=True)
 class InProcess:
     """Phases of the compiler, in this process. Picklable, because it has no state.
 
-    A module stays in the MLIR context of its session from the source to the vmfb.
+    A module stays in the MLIR context of its session from the source to the vmfb. With `verifies`, the compiler
+    verifies its IR after each pass.
     """
+
+    verifies: bool = True
+
+    def without_verifier(self) -> InProcess:
+        """See `Phases.without_verifier`."""
+        return InProcess(verifies=False)
 
     @property
     def revision(self) -> str:
@@ -46,12 +55,42 @@ class InProcess:
         self, module: IrModule, flags: tuple[str, ...], start: str | None = None, *, stop: str
     ) -> IrModule:
         """See `Phases.advance`."""
-        _run(module, flags, start=start, stop=stop)
+        self._run(module, flags, start=start, stop=stop)
         return module
 
     def vmfb(self, module: IrModule, flags: tuple[str, ...], start: str) -> bytes:
         """See `Phases.vmfb`."""
-        return _run(module, flags, start=start)
+        return self._run(module, flags, start=start)
+
+    def _run(
+        self, module: IrModule, flags: tuple[str, ...], *, start: str | None = None, stop: str | None = None
+    ) -> bytes:
+        """Take `module` from phase `start` to `stop`; without `stop`, compile it and return the vmfb.
+
+        Changes `module`, which is unusable after an error.
+        """
+        session, library = _session(flags), _library()
+        errors: list[str] = []
+
+        def on_diagnostic(severity: int, message: Any, size: int, _: Any) -> None:
+            if severity == _ERROR:
+                errors.append(ctypes.string_at(message, size).decode(errors="replace"))
+
+        callback = _Callback(on_diagnostic)
+        with session.invocation() as invocation:
+            library.ireeCompilerInvocationEnableCallbackDiagnostics(invocation._inv_p, 0, callback, None)
+            library.ireeCompilerInvocationSetVerifyIR(invocation._inv_p, self.verifies)
+            if start:
+                library.ireeCompilerInvocationSetCompileFromPhase(invocation._inv_p, start.encode())
+            if stop:
+                library.ireeCompilerInvocationSetCompileToPhase(invocation._inv_p, stop.encode())
+            invocation.import_module(module.operation)
+            if not invocation.execute():
+                raise BuildError(
+                    errors[0] if errors else "the compiler failed without a diagnostic",
+                    diagnostics="\n".join(errors),
+                )
+            return b"" if stop else _vmfb(invocation)
 
 
 @cache
@@ -62,6 +101,8 @@ def _library() -> Any:
         function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_char_p], None
     enable = library.ireeCompilerInvocationEnableCallbackDiagnostics
     enable.argtypes, enable.restype = [ctypes.c_void_p, ctypes.c_int, _Callback, ctypes.c_void_p], None
+    verify = library.ireeCompilerInvocationSetVerifyIR
+    verify.argtypes, verify.restype = [ctypes.c_void_p, ctypes.c_bool], None
     return library
 
 
@@ -78,40 +119,6 @@ def _session(flags: tuple[str, ...]) -> api.Session:
     # Each worker has one core: its threads would only compete with the other workers.
     session.context.enable_multithreading(False)
     return session
-
-
-def _run(
-    module: IrModule,
-    flags: tuple[str, ...],
-    *,
-    start: str | None = None,
-    stop: str | None = None,
-) -> bytes:
-    """Take `module` from phase `start` to `stop`; without `stop`, compile it and return the vmfb.
-
-    Changes `module`, which is unusable after an error.
-    """
-    session, library = _session(flags), _library()
-    errors: list[str] = []
-
-    def on_diagnostic(severity: int, message: Any, size: int, _: Any) -> None:
-        if severity == _ERROR:
-            errors.append(ctypes.string_at(message, size).decode(errors="replace"))
-
-    callback = _Callback(on_diagnostic)
-    with session.invocation() as invocation:
-        library.ireeCompilerInvocationEnableCallbackDiagnostics(invocation._inv_p, 0, callback, None)
-        if start:
-            library.ireeCompilerInvocationSetCompileFromPhase(invocation._inv_p, start.encode())
-        if stop:
-            library.ireeCompilerInvocationSetCompileToPhase(invocation._inv_p, stop.encode())
-        invocation.import_module(module.operation)
-        if not invocation.execute():
-            raise BuildError(
-                errors[0] if errors else "the compiler failed without a diagnostic",
-                diagnostics="\n".join(errors),
-            )
-        return b"" if stop else _vmfb(invocation)
 
 
 def _vmfb(invocation: api.Invocation) -> bytes:

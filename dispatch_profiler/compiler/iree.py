@@ -56,6 +56,9 @@ class Phases(Protocol):
     def vmfb(self, module: IrModule, flags: tuple[str, ...], start: str) -> bytes:
         """A module at phase `start` -> vmfb. Consumes `module`."""
 
+    def without_verifier(self) -> Phases:
+        """The same steps, in which the compiler does not verify its IR after each pass, if it can be told so."""
+
 
 @dataclass(frozen=True)
 class IreeCompiler:
@@ -137,12 +140,17 @@ class IreeCompiler:
             if len(dropped) == len(names):
                 return Built(b"", b"", outcomes | failed)
             module.drop_dispatches(dropped)
-            module = phases.advance(module, flags, _CONFIGURED, stop=_LOWERED)
+            generating = phases if request.verifies_passes else phases.without_verifier()
+            module = generating.advance(module, flags, _CONFIGURED, stop=_LOWERED)
             kept = [name for name in names if name not in dropped]
             hashes = kernel_hashes(module, kept)
             outcomes |= {name: replace(outcomes[name], kernel=hashes[name]) for name in kept}
+            module = generating.advance(module, flags, _LOWERED, stop=_COMMANDS)
             verify, profile = _vmfbs(phases, module, flags, request.repeat)
         except BuildError as error:
+            if not request.verifies_passes:  # the verifier may say more
+                verified = self.build(replace(request, verifies_passes=True))
+                return replace(verified, outcomes=verified.outcomes | failed)
             culprits = tuple(name for name in _culprits(error.diagnostics, lines) if name in names)
             message = _sentence(error.message)
             raise BuildError(message, diagnostics=error.diagnostics, culprits=culprits) from error
@@ -180,14 +188,10 @@ def outlined(phases: Phases, source: IrModule, flags: tuple[str, ...]) -> IrModu
 
 
 def _vmfbs(phases: Phases, module: IrModule, flags: tuple[str, ...], repeat: int) -> tuple[bytes, bytes]:
-    """A module at phase `executable-targets` -> verify vmfb and profile vmfb. Consumes `module`.
-
-    Code is generated once.
-    """
+    """A module at phase `hal`, with its code -> verify vmfb and profile vmfb. Consumes `module`."""
     from dispatch_profiler.compiler.recording import add_recordings
     from dispatch_profiler.compiler.repetition import repeated
 
-    module = phases.advance(module, flags, _LOWERED, stop=_COMMANDS)
     profile = repeated(module, repeat) if repeat > 1 or module.has_barriers else None
     if _CUDA in flags:
         for each in (module, profile):

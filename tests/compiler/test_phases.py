@@ -245,3 +245,29 @@ def test_a_tool_that_says_nothing_is_told(tmp_path: Path):
 
     with pytest.raises(BuildError, match="exited with status 3"):
         Tools(tool).advance(IrModule.parse("module {}"), (), stop="hal")
+
+
+def test_a_build_whose_passes_are_not_verified_is_the_same(make_request):
+    """Bit for bit: the verifier changes nothing."""
+    request = make_request(FHWC, [Formed("permuted")])
+
+    verified = IreeCompiler().build(request)
+
+    assert IreeCompiler().build(replace(request, verifies_passes=False)) == verified
+
+
+def test_a_failure_has_the_message_of_the_verifier(make_request, monkeypatch):
+    """A build that fails without the verifier is repeated with it."""
+    request = replace(make_request(SMALL, [Default(), TOO_WIDE]), verifies_passes=False)
+    verified, run = [], InProcess._run
+
+    def record(self: InProcess, *arguments: object, **phases: object) -> bytes:
+        verified.append(self.verifies)
+        return run(self, *arguments, **phases)
+
+    monkeypatch.setattr(InProcess, "_run", record)
+    with pytest.raises(BuildError, match="One or more operations with large vector sizes") as caught:
+        IreeCompiler().build(request)
+
+    assert caught.value.culprits == (request.dispatches[1].name,)
+    assert verified == [True, True, False, True, True, True]
