@@ -192,14 +192,19 @@ def configurations(operation: Operation, tuning: Tuning, target: Target = CPU) -
     return [each.dispatch.configuration for each in tuning.variants(operation, target)]
 
 
-@pytest.fixture
-def library(tmp_path: Path) -> str:
-    """The folder of a library with tiles for MATMUL, measured with the installed compiler."""
+def save_library(folder: Path, tiles: CpuTiles) -> str:
+    """A library with `tiles` for MATMUL, measured with the installed compiler."""
     iree = f"compiler {IreeCompiler().revision}, runtime 3.13.0"
     provenance = Provenance("local-task", "llvm-cpu", iree, 7, flags=CPU.compile_flags)
     faster = Estimate(2.0, 1.9, 2.1)
-    Library([Entry(Dispatch(MATMUL, TILES), faster, faster, provenance)]).save(tmp_path / "library")
-    return str(tmp_path / "library")
+    Library([Entry(Dispatch(MATMUL, tiles), faster, faster, provenance)]).save(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> str:
+    """The folder of a library with valid tiles for MATMUL."""
+    return save_library(tmp_path / "library", TILES)
 
 
 def test_without_a_library_the_fastest_form_comes_first_and_the_default_last():
@@ -214,6 +219,16 @@ def test_the_entry_of_a_library_comes_first(library: str):
 
     assert configurations(MATMUL, tuning) == [Tuned(TILES), Default()]
     assert configurations(Matmul(16, 16, 8), tuning) == [Default()]
+
+
+def test_an_entry_that_is_not_valid_is_not_used_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """For example because it was edited by hand."""
+    tiles = CpuTiles((64, 128), (8, 32, 24))
+    tuning = Tuning.read(save_library(tmp_path, tiles), CPU, IreeCompiler())
+
+    assert configurations(MATMUL, tuning) == [Default()]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"{MATMUL.name}: the library's entry cannot be used: {tiles.name}: ")
 
 
 def test_an_entry_of_another_compiler_is_not_used(library: str):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dispatch_profiler.boo.environment import TUNING_VARIABLE
+from dispatch_profiler.boo.environment import LOGGER, TUNING_VARIABLE
 from dispatch_profiler.compiler import Compiler
 from dispatch_profiler.compiler.triton import triton_version
 from dispatch_profiler.configurations import Default, KernelSource
@@ -20,6 +21,7 @@ from dispatch_profiler.targets import Target, fastest_form
 
 _SPEC_SUFFIX = ".mlir"
 _SPEC_FLAG = "--iree-codegen-tuning-spec-path"
+_log = logging.getLogger(LOGGER)
 
 
 @dataclass(frozen=True)
@@ -67,9 +69,12 @@ class Tuning:
         default = Dispatch(operation, Default())
         if self.flags:
             yield Variant(default, self.flags)
-        tuned = self.configurations.of(operation).dispatch if self.configurations is not None else None
-        if tuned is not None and _has_tools(tuned):
-            yield Variant(tuned)
+        if self.configurations is not None:
+            found = self.configurations.of(operation)
+            if found.problem and not found.is_foreign:
+                _log.warning("%s: the library's entry cannot be used: %s", operation.name, found.problem)
+            if found.dispatch is not None and _has_tools(found.dispatch):
+                yield Variant(found.dispatch)
         form = fastest_form(operation, target)
         if form is not None:
             yield Variant(Dispatch(operation, form))
