@@ -75,7 +75,9 @@ configurations:
 """,
 }
 #: Extents in options and in names of dispatches.
-EXTENTS = re.compile(r"(?<=-[mnkhw]=)\d+\b|(?<=matmul_)\d+x\d+x\d+")
+EXTENTS = re.compile(r"(?<=-[mnkhwc]=)\d+\b|(?<=matmul_)\d+x\d+x\d+")
+#: All but the last value of an option of the generator that takes several; kinds of operations are kept.
+OTHER_VALUES = re.compile(r"(?<= --)((?!op-kind|configurations|target)[\w-]+=)[^ ,']+,(?:[^ ,']+,)*")
 #: Where options end: the compiler's own flags, or what the shell is told to do with the command.
 END_OF_OPTIONS = re.compile(r" (?:-- |\|\| |\| |>)|$")
 
@@ -138,6 +140,7 @@ def quicker(line: str, largest: int = 32) -> str:
     if re.search(r"generator\.py|dispatch_profiler generate|dispatch-profiler generate", line):
         family = re.search(r"--target=([\w-]+)", line)
         name = family.group(1) if family else "llvm-cpu"
+        line = OTHER_VALUES.sub(r"\1", line)
         more = f" --configurations=few_{name}.yaml" if name in FEW and "--configurations" not in line else ""
     elif re.search(r"profiler\.py|dispatch_profiler profile|dispatch-profiler profile", line):
         more = " --budget=0.05 --precision=20"
@@ -158,6 +161,7 @@ def quicker(line: str, largest: int = 32) -> str:
         ("python generator.py --m=64", "python generator.py --m=32 --configurations=few_llvm-cpu.yaml"),
         ("python generator.py --target=null --problem-m=768 --conv-h=100", "python generator.py --target=null --problem-m=32 --conv-h=32"),
         ("python compile.py --dispatches='matmul_768x512x8_f32*' --memory-limit=4096", "python compile.py --dispatches='matmul_32x32x8_f32*' --memory-limit=4096"),
+        ("python generator.py --op-kind=matmul,conv2d --layout=tt,tn --conv-n=1,8,9", "python generator.py --op-kind=matmul,conv2d --layout=tn --conv-n=9 --configurations=few_llvm-cpu.yaml"),
         ("python generator.py --target=cuda:sm_80", "python generator.py --target=cuda:sm_80 --configurations=few_cuda.yaml"),
         ("python generator.py --target=null", "python generator.py --target=null"),
         ("dispatch-profiler boo conv -n 1", "dispatch-profiler boo conv -n 1 --iter=3"),
