@@ -32,9 +32,9 @@ CONVOLUTIONS = (
 @pytest.mark.parametrize(
     ("form", "operations"),
     [
-        ("winograd", CONVOLUTIONS[1::2]),
+        ("winograd", CONVOLUTIONS[1::4]),
         ("winograd_2", CONVOLUTIONS[2::4]),
-        pytest.param("winograd", CONVOLUTIONS[::2], marks=pytest.mark.slow),
+        pytest.param("winograd", CONVOLUTIONS, marks=pytest.mark.slow),
         pytest.param("winograd_2", CONVOLUTIONS, marks=pytest.mark.slow),
     ],
 )

@@ -90,13 +90,18 @@ CASES += [("rocm:gfx942", kind) for kind in OPERATIONS if kind != "matmul"]
 CASES += [("llvm-cpu:neoverse-v2", "conv2d")]
 
 
+#: Of a family, and in code, like another: slow tests.
+LIKE_ANOTHER = ("cuda:sm_89", "rocm:mi355x", "vulkan-spirv:rdna3", "llvm-cpu:cascadelake")
+
+
+def is_default(name: str, kind: str) -> bool:
+    """A matmul for every kind of code, and every kind of operation for one."""
+    return name == "cuda" or (kind == "matmul" and name not in LIKE_ANOTHER)
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        # By default a matmul for every target, and every kind for one.
-        pytest.param(*case, marks=() if case[1] == "matmul" or case[0] == "cuda" else pytest.mark.slow)
-        for case in CASES
-    ],
+    [pytest.param(*case, marks=() if is_default(*case) else pytest.mark.slow) for case in CASES],
 )
 def test_both_vmfbs_hold_code_for_the_target(name: str, kind: str):
     built = build(parse_target(name), OPERATIONS[kind])
@@ -105,7 +110,13 @@ def test_both_vmfbs_hold_code_for_the_target(name: str, kind: str):
     assert code_in(built.verify) == code_in(built.profile) == {CODE[name]}
 
 
-@pytest.mark.parametrize("kind", OPERATIONS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind in ("batch_matmul", "conv1d", "conv2d") else ())
+        for kind in OPERATIONS
+    ],
+)
 def test_vmvx_runs_here_and_computes_what_numpy_does(kind: str):
     """The only one of them for which every machine is the device."""
     operation, random = OPERATIONS[kind], np.random.default_rng(7)

@@ -106,7 +106,7 @@ COMPILED = {
     "conv_nchw_groups": (replace(CONV, layout="nchw", groups=2, padding=(1, 1)), [TILES]),
 }
 #: Kernels of the same source as another: slow tests on both targets.
-SECOND = ("nn_bf16", "f32", "conv", "weight_backward_pointwise")
+SECOND = ("nn_bf16", "f32", "conv", "weight_backward_pointwise", "conv_nchw_groups")
 
 
 @needs_triton
@@ -195,8 +195,14 @@ def test_windows_come_by_descriptors_and_are_multiplied_from_shared_memory(mode,
 
 
 @needs_triton
-@pytest.mark.parametrize("descriptors", [False, True])
-@pytest.mark.parametrize("mode", ["forward", "input_backward", "weight_backward"])
+@pytest.mark.parametrize(
+    ("mode", "descriptors"),
+    [
+        pytest.param(mode, descriptors, marks=pytest.mark.slow if descriptors == (number == 1) else ())
+        for number, mode in enumerate(("forward", "input_backward", "weight_backward"))
+        for descriptors in (False, True)
+    ],
+)
 def test_slices_of_a_convolution_are_written_apart_so_that_results_are_the_same_in_every_run(
     mode, descriptors
 ):
