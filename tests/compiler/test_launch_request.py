@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,23 +67,6 @@ def test_the_content_of_a_tuning_spec_changes_the_key():
         keys.add(key_of(DISPATCH, f"--iree-codegen-tuning-spec-path={spec}"))
 
     assert len(keys) == 2
-
-
-def test_a_key_loads_neither_the_compiler_nor_the_templates():
-    """Of a kernel in the cache, a program needs only the key."""
-    program = """
-import sys
-from dispatch_profiler.compiler import IreeCompiler, launch_key
-from dispatch_profiler.configurations import Default
-from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.operations import Matmul
-from dispatch_profiler.targets import parse_target
-launch_key(Dispatch(Matmul(8, 8, 8), Default()), parse_target("llvm-cpu"), IreeCompiler())
-print([name for name in ("iree.compiler", "jinja2", "joblib", "torch") if name in sys.modules])
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-
-    assert done.stdout == "[]\n"
 
 
 def test_a_build_has_one_vmfb_whose_function_takes_operands_and_results():
