@@ -415,6 +415,19 @@ def test_the_workload_program_of_the_documents_runs(checkout: Path):
     assert 'count": 10, "origin": "mine"' in Path("workload.yaml").read_text()
 
 
+@pytest.mark.slow
+def test_the_transcript_of_boo_has_the_lines_that_are_printed(checkout: Path, capsys):
+    """Apart from the times."""
+    (line,) = (each for each in commands("README.md") if " boo " in each)
+    (transcript,) = (each for each in blocks("README.md", "text") if ">>> " in each)
+
+    assert main(own_arguments(line)) == 0
+
+    printed = capsys.readouterr().out
+    shown, promised = (re.sub(r"\d+\.\d+", "N", each) for each in (printed, transcript))
+    assert shown == promised
+
+
 #: The programs of docs/boo.md: signatures from shapes, from commands, and compiled ahead of time, by old and new names.
 BOO_PROGRAMS = blocks("docs/boo.md", "python")
 
