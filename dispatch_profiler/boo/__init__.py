@@ -19,18 +19,34 @@ if TYPE_CHECKING:
     from dispatch_profiler.boo.driver.preload import (
         CachePrepopulator as CachePrepopulator,
     )
+    from dispatch_profiler.boo.driver.registry import (
+        BooOpRegistry as BooOpRegistry,
+    )
     from dispatch_profiler.boo.launching import (
         Launchable as Launchable,
     )
     from dispatch_profiler.boo.launching import (
         empty_aligned as empty_aligned,
     )
+    from dispatch_profiler.boo.op_exports.conv import (
+        ConvSignature as ConvSignature,
+    )
+    from dispatch_profiler.boo.op_exports.gemm import (
+        GEMMSignature as GEMMSignature,
+    )
+    from dispatch_profiler.boo.op_exports.layer_norm import (
+        LayerNormSignature as LayerNormSignature,
+    )
 
 #: Module -> the names that this package exports from it.
 _PROVIDED = {
     "driver.launch": ("get_launchable",),
     "driver.preload": ("CachePopulator", "CachePrepopulator"),
+    "driver.registry": ("BooOpRegistry",),
     "launching": ("Launchable", "empty_aligned"),
+    "op_exports.conv": ("ConvSignature",),
+    "op_exports.gemm": ("GEMMSignature",),
+    "op_exports.layer_norm": ("LayerNormSignature",),
 }
 _MODULES = {name: module for module, names in _PROVIDED.items() for name in names}
 
