@@ -143,6 +143,11 @@ def test_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         populator(CONV).run()
 
 
+def test_at_least_one_process_compiles():
+    with pytest.raises(UsageError, match="max_processes must be at least 1, but is 0"):
+        populator(CONV).run(max_processes=0)
+
+
 def test_both_documented_names_are_the_same_class():
     assert CachePrepopulator is CachePopulator
 

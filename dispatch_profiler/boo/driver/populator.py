@@ -95,14 +95,16 @@ class CachePopulator:
     def run(self, max_processes: int | None = None) -> None:
         """Compile what the cache lacks, `max_processes` kernels at once (default: one per core).
 
-        What fails is in `get_failures` afterwards. Raises DispatchProfilerError for a device that is missing, and if
-        the compiler does not start.
+        What fails is in `get_failures` afterwards. Raises UsageError if `max_processes` is not positive, TargetError for
+        a device that is missing, and ToolError if the compiler does not start.
         """
         for _ in self.results(max_processes):
             pass
 
     def results(self, max_processes: int | None = None) -> Iterator[Preloaded]:
         """Like `run`, and yields the outcome of each signature on each device as it is known."""
+        if max_processes is not None and max_processes < 1:
+            raise UsageError(f"max_processes must be at least 1, but is {max_processes}")
         searches = {
             search: Preloaded(signature, device)
             for signature, device, search in self._searches(self.signatures)
