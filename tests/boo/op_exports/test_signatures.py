@@ -17,7 +17,11 @@ from dispatch_profiler.boo.op_exports import Mode, OpSignature, signature_classe
 from dispatch_profiler.boo.op_exports.conv import ConvSignature
 from dispatch_profiler.boo.op_exports.gemm import GEMMSignature
 from dispatch_profiler.boo.op_exports.layer_norm import LayerNormSignature
+from dispatch_profiler.compiler import IreeCompiler, launch_key
+from dispatch_profiler.configurations import Default
+from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
+from dispatch_profiler.targets import parse_target
 
 CONV = ConvSignature(input_shape=[2, 8, 8, 4], kernel_shape=[4, 3, 3, 4], shared_layout="NHWC")
 
@@ -87,8 +91,11 @@ DIFFERENT = [
 ]
 
 
-def test_signatures_that_differ_in_anything_share_neither_operation_nor_name():
+def test_signatures_that_differ_in_anything_share_neither_operation_nor_name_nor_kernel():
     assert len({each.operation for each in DIFFERENT}) == len(DIFFERENT)
+    dispatches = [Dispatch(each.operation, Default()) for each in DIFFERENT]
+    target, compiler = parse_target("llvm-cpu"), IreeCompiler()
+    assert len({launch_key(each, target, compiler) for each in dispatches}) == len(DIFFERENT)
     assert len({each.func_name for each in DIFFERENT}) == len(DIFFERENT)
     assert len(set(DIFFERENT)) == len(DIFFERENT)
 
