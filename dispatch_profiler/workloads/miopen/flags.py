@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from dispatch_profiler.errors import UnsupportedFeature, WorkloadError, did_you_mean, short_repr
@@ -98,14 +99,15 @@ class Family:
 
     def values(self, words: Sequence[str]) -> Values:
         """The values in the words of a command. Raises WorkloadError and UnsupportedFeature."""
-        by_name = {name: flag for flag in self.flags for name in flag.names}
         given: dict[str, str] = {}
         at = 0
         while at < len(words):
             name, _, value = words[at].partition("=")
-            flag = by_name.get(name)
+            flag = self._by_name.get(name)
             if flag is None:
-                raise WorkloadError(f"unknown flag {short_repr(name)}", hint=did_you_mean(name, by_name))
+                raise WorkloadError(
+                    f"unknown flag {short_repr(name)}", hint=did_you_mean(name, self._by_name)
+                )
             if flag.why and not flag.allowed:
                 raise UnsupportedFeature(f"{name}: {flag.why}")
             if not value:
@@ -116,7 +118,15 @@ class Family:
             flag.check(name, value)
             given[flag.long] = value
             at += 1
-        return Values(given, {flag.long: flag.default for flag in self.flags})
+        return Values(given, self._defaults)
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Flag]:
+        return {name: flag for flag in self.flags for name in flag.names}
+
+    @cached_property
+    def _defaults(self) -> Mapping[str, str]:
+        return {flag.long: flag.default for flag in self.flags}
 
     def directions_of(self, forw: str, problem: Problem) -> tuple[str, ...]:
         """The directions of a value of -F. Raises UnsupportedFeature."""
