@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,6 +92,17 @@ def _flags(words: Sequence[str]) -> Iterator[tuple[str, str | None, Sequence[str
 def _whole(name: str, value: str | None, most: int) -> int:
     if value is None:
         raise WorkloadError(f"{name} has no value")
-    if not (value.isascii() and value.isdigit()) or len(value) > 9 or int(value) > most:
+    if not _is_whole(value) or int(value) > most:
         raise WorkloadError(f"{name}: expected a whole number from 0 to {most}, but got {short_repr(value)}")
     return int(value)
+
+
+def whole_number(text: str) -> int:
+    """Parse a whole number of at least 0, with at most 9 digits, for argparse."""
+    if not _is_whole(text):
+        raise argparse.ArgumentTypeError(f"expected a whole number such as 0, but got {text!r}")
+    return int(text)
+
+
+def _is_whole(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 9

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING
 
 from dispatch_profiler.boo.driver import generate
 from dispatch_profiler.boo.driver.backends import REFERENCES, parse_references
-from dispatch_profiler.boo.driver.command_lines import CommandLine, Timing, read_commands, split_timing
+from dispatch_profiler.boo.driver.command_lines import (
+    CommandLine,
+    Timing,
+    read_commands,
+    split_timing,
+    whole_number,
+)
 from dispatch_profiler.boo.driver.devices import choose_device
 from dispatch_profiler.boo.driver.outcomes import CsvFile, Outcome
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
@@ -41,9 +47,7 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
         show(flags)
         return SUCCESS
     parser = make_parser(prog)
-    return run(
-        parser, _main, in_front(parser, given), kept="the rows of finished commands are in the CSV file"
-    )
+    return run(parser, _main, in_front(parser, given), kept="finished commands are in the file of --csv")
 
 
 def make_parser(prog: str = PROG) -> Parser:
@@ -70,7 +74,7 @@ def make_parser(prog: str = PROG) -> Parser:
     parser.add_argument(
         "--device", help="cpu, or cuda:N (default: the first GPU that torch can use, else cpu)"
     )
-    parser.add_argument("--gpu-id", type=_number, metavar="N", help="the same as --device=cuda:N")
+    parser.add_argument("--gpu-id", type=whole_number, metavar="N", help="the same as --device=cuda:N")
     parser.add_argument(
         "--reference-backend", action="append", default=[], metavar="NAME",
         help=f"compare with {known}; may be given several times",
@@ -197,13 +201,6 @@ def _failed(command: CommandLine, text: str, error: Exception) -> Outcome:
     if isinstance(error, DispatchProfilerError) and error.hint:
         warn(f"hint: {error.hint}")
     return Outcome(text, error=reason)
-
-
-def _number(text: str) -> int:
-    """Parse a whole number from 0, for argparse."""
-    if not (text.isascii() and text.isdigit()) or len(text) > 3:
-        raise argparse.ArgumentTypeError(f"expected the number of a GPU, such as 0, but got {text!r}")
-    return int(text)
 
 
 def _finite(text: str) -> float:

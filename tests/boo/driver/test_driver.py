@@ -192,7 +192,7 @@ def test_without_torch_arguments_are_arrays(launches, capsys, monkeypatch):
         (["--device=tpu", "conv"], "--device: 'tpu' is not supported"),
         (["--device=cpu", "--gpu-id=1", "conv"], "--gpu-id=1 contradicts --device=cpu"),
         (["--device=cuda:2", "--gpu-id=1", "conv"], "--gpu-id=1 contradicts --device=cuda:2"),
-        (["--gpu-id=-1", "conv"], "expected the number of a GPU"),
+        (["--gpu-id=-1", "conv"], "expected a whole number such as 0"),
         (["--iter=0", "conv"], "expected a whole number of at least 1"),
         (["--splat-input-value=nan", "conv"], "expected a number"),
         (["--csv=no/such/folder.csv", "conv"], "there is no folder"),

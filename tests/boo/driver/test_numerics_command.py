@@ -100,6 +100,7 @@ def test_the_statistics_are_json_too():
         (["missing.txt"], "cannot read missing.txt"),
         (["commands.txt", "-o", "found.txt"], "found.txt is neither .csv nor .json"),
         (["commands.txt", "--min-samples=0"], "expected a whole number of at least 1"),
+        (["commands.txt", "--seed=-1"], "expected a whole number such as 0, but got '-1'"),
         (["commands.txt", "--device=local-task"], "'local-task' is not supported"),
     ],
 )

@@ -7,7 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dispatch_profiler.boo.driver.command_lines import CommandLine, Timing, read_commands, split_timing
+from dispatch_profiler.boo.driver.command_lines import (
+    CommandLine,
+    Timing,
+    read_commands,
+    split_timing,
+    whole_number,
+)
 from dispatch_profiler.boo.driver.compiled_kernel import error_bound
 from dispatch_profiler.boo.driver.devices import choose_device, uri_of
 from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
@@ -55,7 +61,7 @@ def make_parser(prog: str = PROG) -> Parser:
         "--device", help="cpu, or cuda:N (default: the first GPU that torch can use, else cpu)"
     )
     parser.add_argument(
-        "--seed", type=int, default=DEFAULT_SEED, help="seed of the arguments (default: %(default)s)"
+        "--seed", type=whole_number, default=DEFAULT_SEED, help="seed of the arguments (default: %(default)s)"
     )
     parser.add_argument(
         "--min-samples", type=positive, default=CheckOptions.min_samples, metavar="N",
