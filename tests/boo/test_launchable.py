@@ -184,6 +184,18 @@ def test_gradients_are_ignored(forbid_copies: None):
     assert all((each.numpy() == expected).all() for each in found)
 
 
+def test_autograd_notices_that_out_was_written():
+    """As with torch's own functions, a backward pass does not use elements that were overwritten."""
+    (lhs, rhs), _ = samples("torch")
+    launch, weight = launchable(), torch.ones(4, 8, requires_grad=True)
+    for _ in range(2):
+        out = torch.zeros(4, 8)
+        loss = (weight * out).sum()
+        launch(lhs, rhs, out=out)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
 def test_a_copy_launches_too():
     """As in a process that is started, which gets its launchables pickled."""
     (lhs, rhs), expected = samples("torch")
@@ -201,6 +213,7 @@ def test_launches_in_inference_mode_return_what_torch_returns():
     for _ in range(2):
         with torch.inference_mode():
             found = launch(lhs, rhs)
+            assert launch(lhs, rhs, out=found) is found
         assert found.is_inference() and (found.numpy() == expected).all()
     assert not launch(lhs, rhs).is_inference()
 

@@ -44,6 +44,9 @@ class ArrayLibrary(Protocol):
     def copy(self, source: Any, target: Any) -> None:
         """Copy elements to an array of the same shape and type."""
 
+    def note_write(self, array: Any) -> None:
+        """Tell the library that a kernel wrote to a caller's array."""
+
     def buffer_view(self, device: IreeDevice, array: Any, spec: TensorSpec) -> Any:
         """A buffer view that shares the memory of an array without obstacles, in the kernel's shape."""
 

@@ -124,7 +124,9 @@ class Launchable:
         kernel = self._kernel(library.uri, make_arguments)
         kernel.run(make_arguments(kernel))
         for given, target in zip(outs, targets, strict=False):
-            if given is not target:
+            if given is target:
+                library.note_write(given)
+            else:
                 library.copy(target, given)
         if self._fast is None or self._fast_on != library.uri:
             self._fast, self._fast_on = library.fast_launch(kernel, self.spec), library.uri

@@ -58,6 +58,9 @@ class NumpyArrays:
         """See `ArrayLibrary.copy`."""
         target[...] = source
 
+    def note_write(self, array: np.ndarray) -> None:
+        """See `ArrayLibrary.note_write`: numpy records no writes."""
+
     def buffer_view(self, device: IreeDevice, array: np.ndarray, spec: TensorSpec) -> Any:
         """See `ArrayLibrary.buffer_view`."""
         return host_views(device, spec.kernel_shape, spec.type)(self.span(array)[0])

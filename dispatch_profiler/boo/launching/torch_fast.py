@@ -18,7 +18,7 @@ from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
 from dispatch_profiler.boo.launching._base import FastLaunch
 from dispatch_profiler.boo.launching.host_memory import host_views
 from dispatch_profiler.boo.launching.loaded import LoadedKernel, launch_error
-from dispatch_profiler.boo.launching.torch_types import PLAIN, TYPES, Tensor, to_dlpack
+from dispatch_profiler.boo.launching.torch_types import PLAIN, TYPES, Tensor, note_write, to_dlpack
 from dispatch_profiler.runtime.iree_buffers import HAL_TYPES, IREE_ERRORS
 
 #: What torch and IREE raise for a tensor whose memory cannot be shared.
@@ -38,8 +38,8 @@ def host_launch(kernel: LoadedKernel, spec: LaunchSpec) -> FastLaunch:
     allocate = [_allocation(each, torch.device("cpu")) for each in spec.results]
     invoke, entry, name, plain = kernel.invoke, kernel.entry, kernel.name, PLAIN
     count, results_count, is_single = len(expected), len(written), len(written) == 1
-    new_list, make_list = rt.VmVariantList, _list_maker(kernel, spec)
     lists: dict[tuple[int, ...], Any] = {}
+    new_list, add_list = rt.VmVariantList, _list_maker(kernel, spec, lists)
 
     def launch(arguments: tuple[Any, ...], out: Any) -> Any:
         if len(arguments) != count:
@@ -57,30 +57,24 @@ def host_launch(kernel: LoadedKernel, spec: LaunchSpec) -> FastLaunch:
                 ):
                     return None
                 addresses.append(tensor.data_ptr())
-            if out is None:
-                returned = [new() for new in allocate]
-            else:
-                returned = [out] if is_single else list(out)
-                if not _match(returned, written, -1) or any(each.requires_grad for each in returned):
-                    return None
+            returned = [new() for new in allocate] if out is None else _outs(out, written, -1)
+            if returned is None:
+                return None
             for tensor in returned:
                 addresses.append(tensor.data_ptr())
         except _NOT_SHARED:
             return None
         key = tuple(addresses)
         passed = lists.get(key)
-        if passed is None:
-            passed = make_list(key)
-            if passed is None:
-                return None
-            if len(lists) >= _KEPT_LISTS:
-                lists.clear()
-            lists[key] = passed
+        if passed is None and (passed := add_list(key)) is None:
+            return None
         try:
             invoke(entry, passed, new_list(results_count))
         except IREE_ERRORS as error:
             raise launch_error(name, error) from error
         if out is not None:
+            for tensor in returned:
+                note_write(tensor)
             return out
         return returned[0] if is_single else tuple(returned)
 
@@ -100,12 +94,9 @@ def gpu_launch(
         try:
             if not _match(arguments, expected, index):
                 return None
-            if out is None:
-                returned = [new() for new in allocate]
-            else:
-                returned = [out] if is_single else list(out)
-                if not _match(returned, written, index) or any(each.requires_grad for each in returned):
-                    return None
+            returned = [new() for new in allocate] if out is None else _outs(out, written, index)
+            if returned is None:
+                return None
             tensors = (*arguments, *returned)
             if not are_usable([tensor.data_ptr() for tensor in tensors]):
                 return None
@@ -117,6 +108,8 @@ def gpu_launch(
         wait()
         kernel.run(passed)
         if out is not None:
+            for tensor in returned:
+                note_write(tensor)
             return out
         return returned[0] if is_single else tuple(returned)
 
@@ -147,6 +140,12 @@ def _match(tensors: Sequence[Any], expected: Sequence[_Expected], index: int) ->
     )
 
 
+def _outs(out: Any, expected: Sequence[_Expected], index: int) -> list[Tensor] | None:
+    """`out` as a list; None unless kernels can write to these tensors, given that their addresses are usable."""
+    outs = [out] if len(expected) == 1 else list(out)
+    return outs if _match(outs, expected, index) and not any(each.requires_grad for each in outs) else None
+
+
 def _allocation(spec: TensorSpec, device: torch.device) -> Callable[[], Tensor]:
     """What returns a new tensor for a result."""
     empty = partial(torch.empty, spec.shape, dtype=TYPES[spec.type.name], device=device)
@@ -172,8 +171,10 @@ def _address_check(spec: LaunchSpec) -> Callable[[Sequence[int]], bool]:
     return are_usable
 
 
-def _list_maker(kernel: LoadedKernel, spec: LaunchSpec) -> Callable[[tuple[int, ...]], Any]:
-    """Addresses of arguments and results on the CPU -> the kernel's arguments; None if it cannot use them."""
+def _list_maker(
+    kernel: LoadedKernel, spec: LaunchSpec, lists: dict[tuple[int, ...], Any]
+) -> Callable[[tuple[int, ...]], Any]:
+    """Addresses of arguments and results on the CPU -> the kernel's arguments, also in `lists`; None if unusable."""
     order, are_usable = argument_order(spec), _address_check(spec)
     views = [
         host_views(kernel.device, each.kernel_shape, each.type) for each in (*spec.arguments, *spec.results)
@@ -185,6 +186,9 @@ def _list_maker(kernel: LoadedKernel, spec: LaunchSpec) -> Callable[[tuple[int, 
         passed = rt.VmVariantList(len(order))
         for number in order:
             passed.push_ref(views[number](addresses[number]))
+        if len(lists) >= _KEPT_LISTS:
+            lists.clear()
+        lists[addresses] = passed
         return passed
 
     return make_list

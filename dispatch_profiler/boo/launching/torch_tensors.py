@@ -17,7 +17,7 @@ from dispatch_profiler.boo.launching.drivers import TASK
 from dispatch_profiler.boo.launching.host_memory import host_views
 from dispatch_profiler.boo.launching.loaded import LoadedKernel
 from dispatch_profiler.boo.launching.torch_fast import gpu_launch, host_launch
-from dispatch_profiler.boo.launching.torch_types import NAMES, SHARED, TYPES, Tensor, to_dlpack
+from dispatch_profiler.boo.launching.torch_types import NAMES, SHARED, TYPES, Tensor, note_write, to_dlpack
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.runtime.iree import IreeDevice
@@ -94,6 +94,10 @@ class TorchTensors:
     def copy(self, source: Tensor, target: Tensor) -> None:
         """See `ArrayLibrary.copy`."""
         target.copy_(source.detach())
+
+    def note_write(self, array: Tensor) -> None:
+        """See `ArrayLibrary.note_write`."""
+        note_write(array)
 
     def buffer_view(self, device: IreeDevice, array: Tensor, spec: TensorSpec) -> Any:
         """See `ArrayLibrary.buffer_view`."""

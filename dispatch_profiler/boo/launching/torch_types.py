@@ -19,3 +19,9 @@ NAMES = {dtype: name for name, dtype in TYPES.items()}
 SHARED = frozenset(TYPES) - {"f8E4M3FN"}
 #: Classes of tensors that have memory of their own. Others may stand for several tensors, or for none.
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def note_write(tensor: Tensor) -> None:
+    """Let autograd know that the elements of `tensor` changed, in case it has saved them for a backward pass."""
+    if not tensor.is_inference():
+        _torch.autograd.graph.increment_version(tensor)
