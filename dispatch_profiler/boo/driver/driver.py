@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -171,9 +170,9 @@ def _outcomes(
     from dispatch_profiler.boo.driver.execution import execute
 
     try:
-        text, timing = split_timing(shlex.split(command.text), default)
+        text, timing = split_timing(command.text.split(), default)
         signatures = BooOpRegistry.parse_commands(text)
-    except (DispatchProfilerError, ValueError) as error:  # ValueError: a quotation without end
+    except DispatchProfilerError as error:
         yield _failed(command, command.text, error)
         return
     for signature in signatures:
@@ -194,11 +193,11 @@ def _outcomes(
             yield outcome
 
 
-def _failed(command: CommandLine, text: str, error: Exception) -> Outcome:
+def _failed(command: CommandLine, text: str, error: DispatchProfilerError) -> Outcome:
     """Warn of a command that cannot be run, with its line number and a hint."""
     reason = reason_of(error)
     warn(f"{command.place}{text}: {reason}")
-    if isinstance(error, DispatchProfilerError) and error.hint:
+    if error.hint:
         warn(f"hint: {error.hint}")
     return Outcome(text, error=reason)
 

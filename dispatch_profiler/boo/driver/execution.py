@@ -11,6 +11,7 @@ from dispatch_profiler.boo.driver.command_lines import Timing
 from dispatch_profiler.boo.driver.compiled_kernel import error_bound, kernel_time
 from dispatch_profiler.boo.driver.devices import CPU, has_torch, uri_of
 from dispatch_profiler.boo.driver.launch import get_launchable
+from dispatch_profiler.boo.driver.memory import check_memory
 from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
 from dispatch_profiler.boo.driver.outcomes import Outcome, described, time_lines
 from dispatch_profiler.boo.driver.timing import Turn, Work, measure_in_turn, measure_options
@@ -51,6 +52,7 @@ def execute(
 
     Raises DispatchProfilerError if the launch fails; a reference backend that fails is part of the outcome.
     """
+    check_memory(signature.operation)
     launchable = get_launchable(signature)
     arguments = signature.get_sample_args(
         device=options.device if has_torch() else None, seed=_SEED, splat_value=options.splat

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dispatch_profiler.errors import MissingDependency, ToolError, reason_of
+from dispatch_profiler.errors import MissingDependency, ToolError, WorkerOutOfMemory, reason_of
 from dispatch_profiler.operations import CONV_ROLES, Contraction, ElementType, Operation
 
 Tensor = Any
@@ -45,9 +45,14 @@ def load_torch() -> Any:
 
 @contextlib.contextmanager
 def torch_errors() -> Iterator[None]:
-    """Turn what torch raises into a ToolError. Its errors have no base class other than RuntimeError."""
+    """Turn what torch raises into a ToolError, and a lack of memory into WorkerOutOfMemory.
+
+    torch's errors have no base class other than RuntimeError.
+    """
     try:
         yield
+    except MemoryError as error:
+        raise WorkerOutOfMemory(f"out of memory: {reason_of(error)[:300]}") from error
     except RuntimeError as error:
         raise ToolError(f"torch: {reason_of(error)[:300]}") from error
 

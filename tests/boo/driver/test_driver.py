@@ -249,9 +249,16 @@ def test_inductor_is_a_reference(launches, capsys):
     assert ">>> inductor: min=" in capsys.readouterr().out
 
 
-def test_an_error_of_torch_ends_only_its_command(launches, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("CUDA out of memory"), "torch: CUDA out of memory"),
+        (MemoryError("Unable to allocate"), "out of memory: Unable to allocate"),
+    ],
+)
+def test_an_error_of_torch_ends_only_its_command(error, reason, launches, capsys, monkeypatch):
     def fails(*_: object) -> None:
-        raise RuntimeError("CUDA out of memory")
+        raise error
 
     Path("commands.txt").write_text(f"{CONV} -t 1\n{CONV}\n")
     monkeypatch.setattr(execution, "measure_in_turn", fails)
@@ -259,8 +266,21 @@ def test_an_error_of_torch_ends_only_its_command(launches, capsys, monkeypatch):
     assert main(["--commands-file=commands.txt"]) == 1
 
     printed = capsys.readouterr()
-    assert f"line 1: {CONV}: torch: CUDA out of memory" in printed.err
+    assert f"line 1: {CONV}: {reason}" in printed.err
     assert printed.out.count(TENSOR) == 2
+
+
+@pytest.mark.parametrize("command", ["boo --commands-file", "numerics"])
+def test_a_command_that_does_not_fit_into_memory_ends_only_itself(command: str, launches, capsys):
+    large = "conv -n 999999999 -c 999999999 -H 999999 -W 999999 -k 999999999"
+    Path("commands.txt").write_text(f"{large}\nconv -n 100000000 -c 1000 -H 100 -W 100 -k 1\n{CONV}\n")
+
+    assert program([*command.split(), "commands.txt"]) == 1
+
+    printed = capsys.readouterr()
+    assert f"line 1: {large}: it needs " in printed.err
+    assert printed.err.count("GiB of memory, but ") == 2
+    assert printed.out.splitlines()[2] == CONV
 
 
 @pytest.mark.parametrize("module", ["dispatch_profiler.boo.driver", "dispatch_profiler.boo.driver.numerics"])

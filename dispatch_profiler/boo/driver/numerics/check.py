@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dispatch_profiler.boo.driver.devices import CPU, has_torch
+from dispatch_profiler.boo.driver.memory import check_memory
 from dispatch_profiler.boo.driver.numerics.error_spread import (
     Deviates,
     ErrorSpread,
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 #: Arguments are drawn this often at most, however small the results are.
 _MOST_DRAWS = 32
+
+#: Copies of all tensors in float64: what is drawn, the reference, its bounds and the errors.
+_WIDE_COPIES = 4
 
 #: Operands -> results, all in the order and shapes of the operation; None for results that are not returned.
 Compute = Callable[[Sequence[np.ndarray]], Sequence["np.ndarray | None"]]
@@ -108,6 +112,7 @@ def compare_sides(
 ) -> NumericsVerdict:
     """Compare `sides` on arguments that are drawn until each result has `min_samples` elements."""
     operation = spec.operation
+    check_memory(operation, wide_copies=_WIDE_COPIES)
     spreads = {(each.position, side): ErrorSpread() for each in spec.results for side in sides}
     smallest = min(operation.results[each.position].elements for each in spec.results)
     draws = min(_MOST_DRAWS, -(-options.min_samples // max(1, smallest)))

@@ -16,6 +16,7 @@ from dispatch_profiler.boo.driver.command_lines import (
 )
 from dispatch_profiler.boo.driver.compiled_kernel import error_bound
 from dispatch_profiler.boo.driver.devices import choose_device, uri_of
+from dispatch_profiler.boo.driver.memory import check_memory
 from dispatch_profiler.boo.driver.numerics.check import CheckOptions, check_numerics
 from dispatch_profiler.boo.driver.numerics.report import Checked, as_csv, as_json, console_lines
 from dispatch_profiler.boo.driver.registry import BooOpRegistry
@@ -107,6 +108,7 @@ def _checked(command: CommandLine, check: CheckOptions) -> Iterator[Checked]:
         own = text if len(signatures) == 1 else signature.command
         show(own)
         try:
+            check_memory(signature.operation)
             bound = error_bound(signature, uri_of(check.device))
             with torch_errors():
                 verdict = check_numerics(signature.launch, get_launchable(signature), check, bound)
