@@ -55,7 +55,7 @@ class Scale:
     preloads: int = 3
 
 
-QUICK = Scale(rounds=100, long_rounds=3, processes=5, lines=8, preloads=1)
+QUICK = Scale(rounds=100, long_rounds=3, processes=5, lines=20, preloads=1)
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,7 @@ def tiny_rows(scale: Scale) -> Iterator[Row]:
     from dispatch_profiler.boo import Launchable
 
     x, w = torch.randn(IMAGE), torch.randn(FILTERS)
-    calls: dict[str, Callable[[], object]] = {
-        "torch": lambda: torch.nn.functional.conv2d(x, w, padding=1),
-    }
+    calls: dict[str, Callable[[], object]] = {"torch": lambda: torch.nn.functional.conv2d(x, w, padding=1)}
     for layout, filters in (("NHWC", "HWCN"), ("NCHW", "NCHW")):
         signature = tiny_signature(layout, filters)
         operands = signature.get_sample_args(seed=0)
@@ -250,6 +248,8 @@ def resident_bytes() -> int:
 
 # -- new processes ---------------------------------------------------------------------------------
 
+#: As users have it: Python keeps compiled modules.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 FIRST_LAUNCH = """
 import sys, time
 import numpy, torch, iree.runtime
@@ -276,7 +276,7 @@ def seconds_of(program: str, **environment: str) -> float:
     """What a program that runs in a new process prints."""
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), **environment},
+        env={**ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parent.parent), **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -346,7 +346,8 @@ def timed(commands: Sequence[Sequence[object]], workers: int) -> float:
     """Seconds in which all commands end, `workers` at a time."""
 
     def run(command: Sequence[object]) -> None:
-        done = subprocess.run([str(each) for each in command], capture_output=True, text=True, check=False)
+        words = [str(each) for each in command]
+        done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"{command[0]} ended with status {done.returncode}: {done.stderr[:2000]}")
 
