@@ -344,6 +344,7 @@ LHS, RHS = torch.zeros(4, 16), torch.zeros(16, 8)
         ([LHS, RHS], torch.zeros(8, 4), r"out \(result\) of matmul_\w+: expected f32 \(4, 8\), but got f32 \(8, 4\)"),
         ([LHS, RHS], torch.zeros(4, 8).half(), r"out \(result\) of matmul_\w+: expected f32 .* but got f16"),
         ([LHS, RHS], torch.zeros(4, 8, requires_grad=True), r"out \(result\) .* requires grad, but launches do not"),
+        ([LHS, RHS], torch.zeros(1, 8).expand(4, 8), r"out \(result\) .* is expanded: several of its elements are one"),
         ([LHS, RHS], np.zeros((4, 8), np.float32), "all of one library"),
         ([LHS, RHS], (torch.zeros(4, 8),), "all of one library"),
         ([LHS.numpy(), RHS.numpy()], unusual("read-only", np.zeros((4, 8), np.float32)), "is read-only"),

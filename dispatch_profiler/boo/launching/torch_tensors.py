@@ -68,6 +68,12 @@ class TorchTensors:
             raise UsageError(
                 f"{what} requires grad, but launches do not support autograd", hint="pass tensor.detach()"
             )
+        if any(
+            stride == 0 and extent > 1 for stride, extent in zip(array.stride(), array.shape, strict=True)
+        ):
+            raise UsageError(
+                f"{what} is expanded: several of its elements are one in memory", hint="pass tensor.clone()"
+            )
 
     def obstacle(self, array: Tensor) -> str:
         """See `ArrayLibrary.obstacle`."""
