@@ -371,6 +371,19 @@ def test_a_malformed_command_is_rejected(flags: str, reason: str):
 
 
 @pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("conv --bais 1", "did you mean '--bias'? dispatch-profiler boo conv --help lists the flags"),
+        ("gemmfp16 -Q 1", "dispatch-profiler boo gemm --help lists the flags"),
+    ],
+)
+def test_an_unknown_flag_has_a_short_hint(line: str, hint: str):
+    with pytest.raises(WorkloadError, match="unknown flag") as raised:
+        read_command(line)
+    assert raised.value.hint == hint
+
+
+@pytest.mark.parametrize(
     ("flags", "reason"), [("-g 3", "groups must divide"), ("-n 0", "n=0"), ("-I NHWN", "repeats n")]
 )
 def test_an_invalid_convolution_is_rejected_with_its_rule(flags: str, reason: str):

@@ -14,6 +14,7 @@ import numpy as np
 from dispatch_profiler.boo.driver.backends import Backend
 from dispatch_profiler.boo.driver.timing import Times
 from dispatch_profiler.files import write_atomic
+from dispatch_profiler.plurals import counted
 
 _STATISTICS = ("min", "max", "mean", "stddev", "num_dispatches", "median", "p20", "p80")
 _KERNEL = ("min", "mean", "median")
@@ -57,7 +58,9 @@ def time_lines(label: str, times: Times) -> list[str]:
     """Two lines: the statistics of the documents, then median and percentiles. `label` is empty for our own launch."""
     start = f"{label}: " if label else ""
     is_single = times.launches == times.samples
-    count = f"{times.launches} launches" + ("" if is_single else f" in {times.samples} samples")
+    count = counted(times.launches, "launch") + (
+        "" if is_single else f" in {counted(times.samples, 'sample')}"
+    )
     return [
         f"{start}min={times.min:.2f}us max={times.max:.2f}us mean={times.mean:.2f}us stddev={times.stddev:.2f}us",
         f"{start}median={times.median:.2f}us p20={times.p20:.2f}us p80={times.p80:.2f}us ({count})",

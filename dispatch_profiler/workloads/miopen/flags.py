@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dispatch_profiler.errors import UnsupportedFeature, WorkloadError, did_you_mean, short_repr
+from dispatch_profiler.errors import UnsupportedFeature, WorkloadError, nearest, short_repr
 from dispatch_profiler.workloads.miopen.problems import Problem
 
 _WHOLE = re.compile(r"-?[0-9]{1,9}", re.ASCII)
@@ -105,9 +105,7 @@ class Family:
             name, _, value = words[at].partition("=")
             flag = self._by_name.get(name)
             if flag is None:
-                raise WorkloadError(
-                    f"unknown flag {short_repr(name)}", hint=did_you_mean(name, self._by_name)
-                )
+                raise WorkloadError(f"unknown flag {short_repr(name)}", hint=self._hint(name))
             if flag.why and not flag.allowed:
                 raise UnsupportedFeature(f"{name}: {flag.why}")
             if not value:
@@ -127,6 +125,14 @@ class Family:
     @cached_property
     def _defaults(self) -> Mapping[str, str]:
         return {flag.long: flag.default for flag in self.flags}
+
+    def _hint(self, name: str) -> str:
+        """The most similar flag, and how to list the others: there are too many for a hint."""
+        near, listed = (
+            nearest(name, self._by_name),
+            f"dispatch-profiler boo {self.kind} --help lists the flags",
+        )
+        return f"did you mean {near!r}? {listed}" if near else listed
 
     def directions_of(self, forw: str, problem: Problem) -> tuple[str, ...]:
         """The directions of a value of -F. Raises UnsupportedFeature."""

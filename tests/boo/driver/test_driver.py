@@ -283,6 +283,15 @@ def test_a_command_that_does_not_fit_into_memory_ends_only_itself(command: str, 
     assert printed.out.splitlines()[2] == CONV
 
 
+def test_a_command_has_no_quotations(launches, capsys):
+    """As in `numerics` and `preload`, which read the same files."""
+    Path("commands.txt").write_text('conv -n "1\n')
+
+    assert main(["--commands-file=commands.txt"]) == 1
+
+    assert "--batchsize: expected a whole number, but got '\"1'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("module", ["dispatch_profiler.boo.driver", "dispatch_profiler.boo.driver.numerics"])
 def test_the_modules_of_the_documents_are_commands(module: str):
     done = subprocess.run(

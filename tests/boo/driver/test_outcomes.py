@@ -25,6 +25,7 @@ def test_times_are_printed_as_in_the_documents():
 
     assert first == "min=85.24us max=371.23us mean=255.28us stddev=92.66us"
     assert second == "median=250.00us p20=100.00us p80=300.50us (100 launches)"
+    assert time_lines("", replace(TIMES, launches=1, samples=1))[1].endswith("(1 launch)")
     assert time_lines("torch", replace(TIMES, launches=500))[1].startswith("torch: median=250.00us")
     assert time_lines("torch", replace(TIMES, launches=500))[1].endswith("(500 launches in 100 samples)")
 
