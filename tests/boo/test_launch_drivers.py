@@ -204,6 +204,7 @@ def _launched_in_child(launch: Launchable, answer: Any) -> None:
     answer.send([launch_is_right(launch, seed) for seed in range(3)])
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("driver", BOTH)
 def test_a_forked_process_launches(driver: str):
     """As a worker of a DataLoader does."""
@@ -251,7 +252,7 @@ def test_a_forked_process_ends():
     given = (spec_of(SMALL), kernel, [(choice_key(kernel, None), driver) for driver in BOTH])
 
     done = subprocess.run(
-        [sys.executable, "-c", FORKING],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING],
         input=pickle.dumps(given),
         capture_output=True,
         timeout=120,
