@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import test_search
 import yaml
-from test_measuring import GONE, Bench
+from evaluator_bench import GONE, Bench
 from test_search import LARGE, OPTIONS, SMALL, configurations, find, outcomes, task, times  # noqa: F401
 
 from dispatch_profiler.compiler import NullCompiler
