@@ -308,11 +308,14 @@ def test_out_may_be_any_memory(library: str, kind: str):
         assert (out == expected).all()
 
 
-def test_a_negative_view_is_read_with_its_sign():
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_a_negative_view_is_read_with_its_sign(is_dense: bool):
     (lhs, rhs), expected = samples("torch")
     launch = launchable()
-    negative = torch.complex(torch.zeros_like(lhs), lhs).conj().imag
-    assert negative.is_neg()
+    # Those of public functions are strided.
+    negative = torch._neg_view(lhs) if is_dense else torch.complex(torch.zeros_like(lhs), lhs).conj().imag
+    assert negative.is_neg() and negative.is_contiguous() == is_dense
+    launch(lhs, rhs)
     for _ in range(2):
         assert (launch(negative, rhs).numpy() == -expected).all()
 

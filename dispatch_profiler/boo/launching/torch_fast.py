@@ -54,6 +54,7 @@ def host_launch(kernel: LoadedKernel, spec: LaunchSpec) -> FastLaunch:
                     or tensor.shape != shape
                     or not tensor.is_cpu
                     or not tensor.is_contiguous()
+                    or tensor.is_neg()
                 ):
                     return None
                 addresses.append(tensor.data_ptr())
@@ -136,6 +137,7 @@ def _match(tensors: Sequence[Any], expected: Sequence[_Expected], index: int) ->
         and tensor.shape == shape
         and (tensor.is_cpu if index < 0 else tensor.get_device() == index)
         and tensor.is_contiguous()
+        and not tensor.is_neg()
         for tensor, (shape, dtype) in zip(tensors, expected, strict=True)
     )
 
