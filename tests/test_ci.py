@@ -52,3 +52,9 @@ def test_ci_lints_and_runs_the_suite():
     commands = (ROOT / ".ci/run").read_text().splitlines()
 
     assert commands[-2:] == ["make lint", "make test"]
+
+
+def test_no_two_test_files_share_a_name():
+    """pytest imports them by their names alone, so it rejects the second one."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
