@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dispatch_profiler.compiler._base import BuildOutcome, Built
 from dispatch_profiler.dispatches import State
-from dispatch_profiler.errors import UsageError
+from dispatch_profiler.errors import UsageError, reason_of
 from dispatch_profiler.files import (
     locked,
     open_regular,
@@ -84,6 +84,17 @@ class Cache:
     def folder(self) -> Path:
         """The folder of the entries, which need not exist."""
         return self._folder
+
+    def check_writable(self) -> None:
+        """Raise UsageError if the folder can keep no entries."""
+        try:
+            with locked(self._folder / ".lock"):
+                write_atomic(self._folder / _SIZE, str(self._recorded_size()), scratch=self._scratch)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write to the cache {self._folder}: {reason_of(error)}",
+                hint="name another folder: --cache-dir, or BOO_CACHE_DIR for launches",
+            ) from error
 
     def get(self, key: str) -> Built | None:
         """The build under `key`; None if it is missing or damaged."""

@@ -175,6 +175,17 @@ def test_a_crash_of_the_compiler_is_tried_again(settings: LaunchSettings, builds
     assert len(builds) == 2
 
 
+def test_a_cache_that_cannot_be_written_to_is_logged_once(
+    tmp_path: Path, settings: LaunchSettings, builds: list[str], caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / "file").touch()
+    unwritable = replace(settings, cache_folder=tmp_path / "file")
+    for operation in (MATMUL, replace(MATMUL, m=5)):
+        kernels(operation, unwritable).kernel(NULL)
+    (message,) = caplog.messages
+    assert message.startswith(f"cannot write to the cache {tmp_path / 'file'}: ") and len(builds) == 2
+
+
 def test_only_the_cache_is_used_if_so_requested(settings: LaunchSettings, builds: list[str]):
     with pytest.raises(UsageError, match="name_of_matmul for null is not in the launch cache") as caught:
         kernels(MATMUL, settings, cache_only=True).kernel(NULL)

@@ -92,6 +92,11 @@ def test_a_signature_that_is_there_twice_is_compiled_once(builds: list[str]):
     assert len(preloaded.signatures) == len(builds) == 1
 
 
+def test_one_string_is_one_command_and_one_device():
+    single = CachePopulator(commands=CONV, devices="null")
+    assert single.signatures == populator(CONV).signatures and single.devices == (NULL,)
+
+
 def test_a_second_run_compiles_nothing(builds: list[str]):
     for _ in range(2):
         populator(CONV).run()
@@ -141,6 +146,14 @@ def test_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     with pytest.raises(UsageError, match="BOO_CACHE_ON is 0"):
         populator(CONV).run()
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path: Path, builds: list[str]):
+    """Nothing would be kept for launches."""
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot write to the cache .*file: ") as raised:
+        populator(CONV, cache_dir=tmp_path / "file").run()
+    assert "BOO_CACHE_DIR" in raised.value.hint and builds == []
 
 
 def test_at_least_one_process_compiles():

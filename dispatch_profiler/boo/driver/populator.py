@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 from dispatch_profiler.boo.driver.command_lines import read_commands
 from dispatch_profiler.boo.driver.generate import signature_mlir
@@ -27,6 +28,7 @@ from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_
 from dispatch_profiler.files import write_atomic
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
+T = TypeVar("T")
 CACHED, MISSING, FAILED = "cached", "missing", "failed"
 
 
@@ -58,11 +60,11 @@ class CachePopulator:
         commands_file: str | Path | None = None,
     ) -> None:
         self._cache_dir = None if cache_dir is None else Path(cache_dir).expanduser()
-        self._device_names = devices
+        self._device_names = _listed(devices)
         self._bad_commands: dict[str, str] = {}
         self._failures: dict[str, str] = {}
         found = list(signatures)
-        for number, command in enumerate(commands, 1):
+        for number, command in enumerate(_listed(commands), 1):
             found += self._parse(f"command {number}", command)
         for line in () if commands_file is None else read_commands(Path(commands_file).expanduser()):
             found += self._parse(f"line {line.number}", line.text)
@@ -102,16 +104,21 @@ class CachePopulator:
             pass
 
     def results(self, max_processes: int | None = None) -> Iterator[Preloaded]:
-        """Like `run`, and yields the outcome of each signature on each device as it is known."""
+        """Like `run`, and yields the outcome of each signature on each device as it is known.
+
+        Raises UsageError if the folder of the cache cannot be written to.
+        """
         if max_processes is not None and max_processes < 1:
             raise UsageError(f"max_processes must be at least 1, but is {max_processes}")
+        cache = Cache(self.cache_folder)
+        cache.check_writable()
         searches = {
             search: Preloaded(signature, device)
             for signature, device, search in self._searches(self.signatures)
         }
         workers = max_processes or len(usable_cores())
         self._failures = {}
-        for search, found in find_kernels(list(searches), Cache(self.cache_folder), workers):
+        for search, found in find_kernels(list(searches), cache, workers):
             preloaded = searches[search]
             if not isinstance(found, LaunchKernel):
                 preloaded = replace(preloaded, reason=found.message)
@@ -159,6 +166,11 @@ class CachePopulator:
             toolchain = Toolchain.of(target_of(device), self._settings.tuning)
             for signature in signatures:
                 yield signature, device, KernelSearch(signature.operation, signature.func_name, toolchain)
+
+
+def _listed(values: T | str) -> T | list[str]:
+    """A single string as a list: a string is a sequence too, of characters."""
+    return [values] if isinstance(values, str) else values
 
 
 def _status(found: Found | None) -> str:

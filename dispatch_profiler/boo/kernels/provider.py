@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import dataclass
+from pathlib import Path
 
-from dispatch_profiler.boo.environment import LaunchSettings
+from dispatch_profiler.boo.environment import LOGGER, LaunchSettings
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels.build import Found, KernelSearch, Toolchain, find_kernels
 from dispatch_profiler.boo.kernels.memory import Memory
@@ -51,8 +54,19 @@ class OperationKernels:
 
 
 def _compile(search: KernelSearch, cache: Cache | None) -> Found:
+    if cache is not None:
+        _warn_unless_writable(cache.folder)
     ((_, found),) = find_kernels([search], cache, workers=1)
     return found
+
+
+@functools.cache
+def _warn_unless_writable(folder: Path) -> None:
+    """Log, once for each folder, that kernels cannot be kept there."""
+    try:
+        Cache(folder).check_writable()
+    except UsageError as error:
+        logging.getLogger(LOGGER).warning("%s; each process compiles its kernels again", error)
 
 
 def _kernel_of(found: Found) -> LaunchKernel:
