@@ -46,7 +46,12 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
         show(flags)
         return SUCCESS
     parser = make_parser(prog)
-    return run(parser, _main, in_front(parser, given), kept="finished commands are in the file of --csv")
+    return run(
+        parser,
+        _main,
+        in_front(parser, given),
+        kept="finished commands are printed, and in the file of --csv if it was given",
+    )
 
 
 def make_parser(prog: str = PROG) -> Parser:

@@ -45,7 +45,12 @@ _FORMATS = {".csv": as_csv, ".json": as_json}
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
     """Entry point; returns the exit status."""
-    return run(make_parser(prog), _main, arguments, kept="finished commands are in the file of --output")
+    return run(
+        make_parser(prog),
+        _main,
+        arguments,
+        kept="finished commands are printed, and in the file of --output if it was given",
+    )
 
 
 def make_parser(prog: str = PROG) -> Parser:
