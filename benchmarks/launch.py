@@ -3,6 +3,9 @@
 
 Both sides of a row are measured in one run, in turns where they take microseconds. Launches are timed as a program
 sees them: from torch tensors to a torch tensor. The rows of a GPU need torch with CUDA, and are left out without it.
+
+A launch on several threads wakes them up, and is woken up itself. On a virtual machine, a core that idles takes long to
+wake up: rows without a goal tell how long, and repeat such launches while the cores are kept from idling.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +81,54 @@ class Driver(dict[str, str]):
         return self["driver"]
 
 
+# -- cores that idle -------------------------------------------------------------------------------
+
+SPIN = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while os.getppid() == int(sys.argv[2]):
+    for _ in range(100_000): pass
+"""
+ECHO = "import os, sys\nwhile os.read(0, 1): os.write(1, b'.')"
+
+
+@contextmanager
+def awake_cores() -> Iterator[None]:
+    """Keeps every core busy with a process that yields to any other."""
+    spinning = [
+        subprocess.Popen([sys.executable, "-c", SPIN, str(core), str(os.getpid())])
+        for core in sorted(os.sched_getaffinity(0))
+    ]
+    time.sleep(0.5)
+    try:
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+def wake_up_row(scale: Scale) -> Row:
+    """How long it takes to wake up another process, which waits on an idle core."""
+    cores = os.sched_getaffinity(0)
+    with subprocess.Popen(
+        [sys.executable, "-c", ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as other:
+        assert other.stdin is not None and other.stdout is not None
+        there, back = other.stdin.fileno(), other.stdout.fileno()
+        os.sched_setaffinity(other.pid, {max(cores)})
+        os.sched_setaffinity(0, {min(cores)})  # otherwise both share a core, which does not idle
+
+        def round_trip() -> None:
+            os.write(there, b".")
+            os.read(back, 1)
+
+        us = in_turns({"round trip": round_trip}, scale.rounds // 4)["round trip"] / 2
+        os.sched_setaffinity(0, cores)
+    return Row("to wake up a process on another core", us, "us", "any", True)
+
+
 # -- a tiny kernel ---------------------------------------------------------------------------------
 
 
@@ -116,10 +168,13 @@ def tiny_rows(scale: Scale) -> Iterator[Row]:
             calls[f"{layout} {driver}"] = lambda launch=launch, operands=operands: launch(*operands)
     with torch.no_grad():
         us = in_turns(calls, scale.rounds)
+        with awake_cores():
+            awake = in_turns({"NHWC local-task": calls["NHWC local-task"]}, scale.rounds // 4)
     print("tiny convolution:", ", ".join(f"{name} {value:.2f} us" for name, value in us.items()), flush=True)
     yield at_most("launch of a tiny convolution, local-sync", us["NHWC local-sync"], "us", 10)
     yield at_most("the same against torch's call", us["NHWC local-sync"] / us["torch"], "times", 1.3)
     yield at_most("launch of a tiny convolution, local-task", us["NHWC local-task"], "us", 25)
+    yield Row("the same while the cores do not idle", awake["NHWC local-task"], "us", "any", True)
 
 
 def tiny_signature(layout: str, filters: str) -> Any:
@@ -152,8 +207,11 @@ def provider_of(signature: Any) -> Any:
 # -- a kernel of 1 ms ------------------------------------------------------------------------------
 
 
-def long_row(scale: Scale) -> Row:
-    """Launches of a kernel of about 1 ms, against what the profiler measures for the same vmfb's code, in turns."""
+def long_rows(scale: Scale) -> Iterator[Row]:
+    """Launches of a kernel of about 1 ms, against what the profiler measures for the same vmfb's code, in turns.
+
+    The profiler's calls repeat the kernel, so that they wake up a core once for many of them.
+    """
     from benchmarks.measurement import compiled, figures, only
     from dispatch_profiler.boo import Launchable
     from dispatch_profiler.profiler.statistics.stopping import StopRule
@@ -164,15 +222,44 @@ def long_row(scale: Scale) -> Row:
         kernel = LaunchKernel(candidate.verify.load(), name, name)
         launch = Launchable(spec_of(LONG), Given(kernel))
         operands = [torch_ones(each.shape) for each in launch.spec.arguments]
-        ratios = []
+        calls = {
+            "launch": lambda: median_ms(lambda: launch(*operands), seconds=1.5),
+            "IREE's call": lambda: median_ms(prepared_call(kernel, operands, launch), seconds=1.5),
+            "profiler": lambda: figures([candidate], StopRule(seconds=1.5))[name].median,
+        }
+        taken: dict[str, list[float]] = {side: [] for side in (*calls, "awake")}
         for _ in range(scale.long_rounds):
-            ours = median_ms(lambda: launch(*operands), seconds=2.0)
-            theirs = figures([candidate], StopRule(seconds=2.0))[name].median
-            ratios.append(ours / theirs)
-            print(f"{name}: launch {ours:.4f} ms on {launch.driver}, profiler {theirs:.4f} ms", flush=True)
-    return at_most(
-        "launch of a kernel of 1 ms against the profiler", statistics.median(ratios), "times", 1.03
+            for side, call in calls.items():
+                taken[side].append(call())
+            with awake_cores():
+                taken["awake"].append(calls["launch"]())
+            shown = ", ".join(f"{side} {times[-1]:.4f} ms" for side, times in taken.items())
+            print(f"{name} on {launch.driver}: {shown}", flush=True)
+
+    def ratio(side: str, to: str) -> float:
+        return statistics.median(a / b for a, b in zip(taken[side], taken[to], strict=True))
+
+    yield at_most(
+        "launch of a kernel of 1 ms against the profiler", ratio("launch", "profiler"), "times", 1.03
     )
+    yield Row("the same while the cores do not idle", ratio("awake", "profiler"), "times", "any", True)
+    yield at_most(
+        "the same against IREE's call with prepared buffers", ratio("launch", "IREE's call"), "times", 1.03
+    )
+
+
+def prepared_call(kernel: LaunchKernel, operands: Sequence[Any], launch: Any) -> Callable[[], object]:
+    """A call of the kernel without anything that a launch adds: no result is allocated, no argument checked."""
+    from dispatch_profiler.runtime.device_uri import DeviceUri
+    from dispatch_profiler.runtime.iree import Arguments, IreeDevice
+
+    device = IreeDevice(DeviceUri.parse(launch.driver))
+    operation = launch.spec.operation
+    buffers = [
+        device.put(each.numpy(), of.type) for each, of in zip(operands, operation.operands, strict=True)
+    ]
+    results = [device.allocate(each.shape, each.type) for each in operation.results]
+    return device.load(kernel.vmfb).bind(kernel.function, Arguments(buffers, results)).invoke
 
 
 def median_ms(call: Callable[[], object], seconds: float) -> float:
@@ -391,7 +478,7 @@ def main() -> int:
     """Measure, print and write the rows."""
     options = arguments(__doc__.splitlines()[0])
     scale = QUICK if options.quick else Scale()
-    rows = [long_row(scale), *tiny_rows(scale), *large_rows(scale), *gpu_rows(scale)]
+    rows = [wake_up_row(scale), *long_rows(scale), *tiny_rows(scale), *large_rows(scale), *gpu_rows(scale)]
     rows += [*process_rows(scale), *preload_rows(scale)]
     return report(rows, options.json)
 
