@@ -1,0 +1,1 @@
+"""Operators of PyTorch that our kernels compute, and values derived from parameters."""
