@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,14 +40,16 @@ class Found:
 class TunedConfigurations:
     """The configurations of `library` for `target`, if they were measured with the compiler of `revision`.
 
-    With `uses_nearest`, an operation without a usable entry gets that of the nearest shape for which it is valid. With
-    `packed_weights`, weights are constants: entries that pack them are used, and preferred.
+    With `ignores_epilogues`, an operation without a usable entry gets that of the same operation with another epilogue
+    or none; with `uses_nearest`, also that of the nearest shape for which it is valid. With `packed_weights`, weights
+    are constants: entries that pack them are used, and preferred.
     """
 
     library: Library
     target: Target
     revision: str
     uses_nearest: bool = False
+    ignores_epilogues: bool = False
     packed_weights: bool = False
 
     def of(self, operation: Operation) -> Found:
@@ -64,16 +66,36 @@ class TunedConfigurations:
             problem = problem or invalid
             if not problem:
                 return Found(operation, dispatch)
-        for near in self._similar.of(operation) if self.uses_nearest else ():
+        for near in self._near(operation):
             dispatch, invalid = self._dispatch(near, operation)
             if not invalid:
                 return Found(operation, dispatch, problem, is_foreign)
         return Found(operation, None, problem, is_foreign)
 
+    def _near(self, operation: Operation) -> Iterator[Entry]:
+        """Entries of other operations that `operation` may use, the best first."""
+        if self.ignores_epilogues:
+            same = self._by_sums.get(operation.without_epilogue, [])
+            yield from (each for each in same if each.operation != operation)
+        if self.uses_nearest:
+            yield from self._similar.of(operation)
+
+    @cached_property
+    def _by_sums(self) -> dict[Operation, list[Entry]]:
+        """`_usable` by operations without their epilogues; those that have none come first."""
+        found: dict[Operation, list[Entry]] = {}
+        for each in sorted(self._usable, key=lambda each: len(each.operation.name)):
+            found.setdefault(each.operation.without_epilogue, []).append(each)
+        return found
+
     @cached_property
     def _similar(self) -> SimilarEntries:
+        return SimilarEntries(self._usable)
+
+    @cached_property
+    def _usable(self) -> tuple[Entry, ...]:
         """Entries for this target and compiler, without damaged ones."""
-        return SimilarEntries(
+        return tuple(
             each
             for each in self.library.readable()
             if not self._foreign_reason(each) and (self.packed_weights or not each.packs_weight)

@@ -238,6 +238,11 @@ class Operation(abc.ABC):
         return found
 
     @property
+    def without_epilogue(self) -> Operation:
+        """The operation whose results are the sums, as they are; itself if it has no epilogue."""
+        return self
+
+    @property
     def predefined_splits(self) -> tuple[int, ...]:
         """Default slice counts for split-k."""
         return ()

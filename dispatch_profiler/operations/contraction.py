@@ -150,6 +150,11 @@ class Contraction(Operation):
         return (found,)
 
     @property
+    def without_epilogue(self) -> Contraction:
+        """See `Operation.without_epilogue`."""
+        return replace(self, epilogue=Epilogue())  # type: ignore[type-var]
+
+    @property
     def smallest_alike(self) -> Contraction:
         """A problem of extent 1 of the same kind, types and epilogue."""
         smallest = type(self).smallest().as_contraction()

@@ -203,12 +203,13 @@ def configurations(operation: Operation, tuning: Tuning, target: Target = CPU) -
     return [each.dispatch.configuration for each in tuning.variants(operation, target)]
 
 
-def save_library(folder: Path, tiles: CpuTiles) -> str:
-    """A library with `tiles` for MATMUL, measured with the installed compiler."""
+def save_library(folder: Path, tiles: CpuTiles, *others: tuple[Operation, CpuTiles]) -> str:
+    """A library with `tiles` for MATMUL, and with `others`, measured with the installed compiler."""
     iree = f"compiler {IreeCompiler().revision}, runtime 3.13.0"
     provenance = Provenance("local-task", "llvm-cpu", iree, 7, flags=CPU.compile_flags)
     faster = Estimate(2.0, 1.9, 2.1)
-    Library([Entry(Dispatch(MATMUL, tiles), faster, faster, provenance)]).save(folder)
+    entries = [Entry(Dispatch(*each), faster, faster, provenance) for each in ((MATMUL, tiles), *others)]
+    Library(entries).save(folder)
     return str(folder)
 
 
@@ -230,6 +231,26 @@ def test_the_entry_of_a_library_comes_first(library: str):
 
     assert configurations(MATMUL, tuning) == [Tuned(TILES), Default()]
     assert configurations(Matmul(16, 16, 8), tuning) == [Default()]
+
+
+def test_an_operation_with_an_epilogue_uses_the_entry_without_one(library: str):
+    """What it sums is the same. Its name says where it is from."""
+    tuning = Tuning.read(library, CPU, IreeCompiler())
+    with_bias = replace(MATMUL, epilogue=Epilogue.parse("bias+relu"))
+    first, *rest = configurations(with_bias, tuning)
+
+    assert first == Tuned(TILES, (), MATMUL.name)
+    assert rest == [Default()]
+
+
+def test_an_entry_of_its_own_precedes_those_with_other_epilogues(tmp_path: Path):
+    plain, biased = TILES, CpuTiles((32, 64), (8, 32, 4))
+    operation = replace(MATMUL, epilogue=Epilogue.parse("bias"))
+    for each, expected in ((operation, biased), (replace(MATMUL, epilogue=Epilogue.parse("relu")), plain)):
+        library = save_library(tmp_path / each.name, plain, (operation, biased))
+        found, *_ = configurations(each, Tuning.read(library, CPU, IreeCompiler()))
+        assert isinstance(found, Tuned)
+        assert found.inner == expected
 
 
 def test_an_entry_that_is_not_valid_is_not_used_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -54,7 +54,7 @@ class Tuning:
             library = Library.load(find_library(path))
         except UsageError as error:
             raise UsageError(f"{TUNING_VARIABLE}: {error}", hint=error.hint) from error
-        return cls(TunedConfigurations(library, target, compiler.revision))
+        return cls(TunedConfigurations(library, target, compiler.revision, ignores_epilogues=True))
 
     def variants(self, operation: Operation, target: Target) -> tuple[Variant, ...]:
         """The variants of `operation`, without duplicates. The last one is the compiler's default.
