@@ -6,8 +6,9 @@ dispatch_profiler` is fast and requires neither IREE nor torch.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from dispatch_profiler.exports import exported
 
 if TYPE_CHECKING:
     from dispatch_profiler.compiler import (
@@ -292,19 +293,4 @@ _PROVIDED = {
         "UsageError",
     ),
 }
-_MODULES = {name: module for module, names in _PROVIDED.items() for name in names}
-
-__all__ = sorted(_MODULES)
-
-
-def __getattr__(name: str) -> object:
-    """Load the class or function `name` from its module."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    globals()[name] = found
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__all__, __getattr__, __dir__ = exported(__name__, _PROVIDED)

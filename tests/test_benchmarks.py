@@ -22,6 +22,7 @@ figures = load_script("benchmarks/_figures.py")
 measurement = load_script("benchmarks/measurement.py")
 operations = load_script("benchmarks/operations.py")
 tuned = load_script("benchmarks/tuned.py")
+tuned_sides = load_script("benchmarks/_tuned_sides.py")
 replays = load_script("benchmarks/search.py")
 several_devices = load_script("benchmarks/devices.py")
 Figure, Rate, Row = figures.Figure, figures.Rate, measurement.Row
@@ -278,10 +279,10 @@ def test_packed_weights_are_compared_with_tuned_ones_and_with_libraries_that_pac
 def test_candidates_with_packed_weights_have_the_tiles_of_the_library():
     linear = Matmul(64, 96, 32, rhs_layout="n")
     tiles = CpuTiles((32, 32), (8, 32, 8))
-    found = tuned.packed_of(linear, Dispatch(linear, Tuned(Formed("transposed_panels", tiles))))
+    found = tuned_sides.packed_of(linear, Dispatch(linear, Tuned(Formed("transposed_panels", tiles))))
     assert all(each.configuration.packs_weight for each in found)
     assert Formed("panels", tiles, packed=True) in [each.configuration for each in found]
-    assert tuned.packed_of(BatchMatmul(2, 64, 64, 32, rhs_layout="n"), None) == ()
+    assert tuned_sides.packed_of(BatchMatmul(2, 64, 64, 32, rhs_layout="n"), None) == ()
 
 
 def test_what_has_neither_entry_nor_form_runs_as_the_default():

@@ -1,15 +1,6 @@
 """How the compiler may implement an operation. `kinds` lists the kinds."""
 
-from dispatch_profiler.configurations._base import (
-    Configuration,
-    Evidence,
-    GpuLimits,
-    Groups,
-    Limits,
-    Lowering,
-    fold_levels,
-    lowering_config_text,
-)
+from dispatch_profiler.configurations._base import Configuration, Evidence, GpuLimits, Limits
 from dispatch_profiler.configurations.cpu_tiles import CpuTiles
 from dispatch_profiler.configurations.default import Default
 from dispatch_profiler.configurations.extern import Extern
@@ -33,6 +24,7 @@ from dispatch_profiler.configurations.kinds import (
     report_columns,
     spaces,
 )
+from dispatch_profiler.configurations.lowering import Groups, Lowering, fold_levels, lowering_config_text
 from dispatch_profiler.configurations.microkernel import Microkernel
 from dispatch_profiler.configurations.mma_tiles import MmaTiles, with_narrow_sums
 from dispatch_profiler.configurations.simt_tiles import SimtTiles

@@ -17,12 +17,12 @@ from typing import ClassVar
 from dispatch_profiler.configurations._base import (
     Configuration,
     Limits,
-    Lowering,
     backend_invalid_reason,
     by,
     check_tiles,
     contraction_invalid_reason,
 )
+from dispatch_profiler.configurations.lowering import Lowering
 from dispatch_profiler.configurations.row_tiles import lanes_of, row_geometry, row_lowering, row_violations
 from dispatch_profiler.configurations.space import (
     Axis,

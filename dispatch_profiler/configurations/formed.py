@@ -6,13 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from dispatch_profiler.configurations._base import (
-    Configuration,
-    Evidence,
-    Limits,
-    Lowering,
-    check_choice,
-)
+from dispatch_profiler.configurations._base import Configuration, Evidence, Limits, check_choice
 from dispatch_profiler.configurations.default import Default
 from dispatch_profiler.configurations.forms import (
     FORMS,
@@ -22,6 +16,7 @@ from dispatch_profiler.configurations.forms import (
     packing_reason,
     reduction_of,
 )
+from dispatch_profiler.configurations.lowering import Lowering
 from dispatch_profiler.configurations.space import Point, Space
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
 from dispatch_profiler.operations import ErrorBound, Operation

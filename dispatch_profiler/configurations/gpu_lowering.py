@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from dispatch_profiler.configurations._base import Groups, Lowering, fold_levels, listed
+from dispatch_profiler.configurations.lowering import Groups, Lowering, fold_levels, listed
 from dispatch_profiler.operations import Loop
 
 #: The level that counts subgroups along each loop, which has its own syntax.

@@ -16,7 +16,6 @@ from typing import ClassVar
 from dispatch_profiler.configurations._base import (
     Configuration,
     GpuLimits,
-    Levels,
     Limits,
     by,
     check_choice,
@@ -24,6 +23,7 @@ from dispatch_profiler.configurations._base import (
     contraction_invalid_reason,
 )
 from dispatch_profiler.configurations.gpu_lowering import GpuLowering
+from dispatch_profiler.configurations.lowering import Levels
 from dispatch_profiler.configurations.space import Axis, divisors, tile_axes
 from dispatch_profiler.configurations.splits import (
     check_split,

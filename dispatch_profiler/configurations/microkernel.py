@@ -14,11 +14,11 @@ from typing import ClassVar
 from dispatch_profiler.configurations._base import (
     Configuration,
     Limits,
-    Lowering,
     backend_invalid_reason,
     by,
     check_tiles,
 )
+from dispatch_profiler.configurations.lowering import Lowering
 from dispatch_profiler.configurations.microkernel_plan import (
     LANES,
     MicrokernelPlan,

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from dispatch_profiler.configurations._base import (
     Configuration,
     GpuLimits,
-    Levels,
     Limits,
     by,
     check_choice,
@@ -36,6 +35,7 @@ from dispatch_profiler.configurations.intrinsics import (
     core_of,
     intrinsics_for,
 )
+from dispatch_profiler.configurations.lowering import Levels
 from dispatch_profiler.configurations.space import (
     Axis,
     Point,

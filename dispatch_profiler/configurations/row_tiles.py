@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dispatch_profiler.configurations._base import Levels, Lowering, lowering_config_text
+from dispatch_profiler.configurations.lowering import Levels, Lowering, lowering_config_text
 from dispatch_profiler.configurations.space import divisors
 from dispatch_profiler.operations import Loop, NormGeometry, Operation
 

@@ -12,7 +12,6 @@ from dispatch_profiler.configurations._base import (
     Configuration,
     GpuLimits,
     Limits,
-    Lowering,
     by,
     check_tiles,
     contraction_invalid_reason,
@@ -27,6 +26,7 @@ from dispatch_profiler.configurations.gpu_tiles import (
     workgroup_axes,
 )
 from dispatch_profiler.configurations.intrinsics import INTRINSICS
+from dispatch_profiler.configurations.lowering import Lowering
 from dispatch_profiler.configurations.space import Axis, Point, Space, divisors, powers_of_two, tile_axes
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from dispatch_profiler.configurations._base import Configuration, Evidence, Limits, Lowering
+from dispatch_profiler.configurations._base import Configuration, Evidence, Limits
 from dispatch_profiler.configurations.external_kernels import KernelObject, KernelSource, Launch
 from dispatch_profiler.configurations.forms import Reduction
+from dispatch_profiler.configurations.lowering import Lowering
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import ElementType, ErrorBound, Operation
 

@@ -1,0 +1,36 @@
+"""Names that a package exports but loads only when they are used."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+def exported(
+    package: str, provided: Mapping[str, tuple[str, ...]]
+) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
+    """`__all__`, `__getattr__` and `__dir__` of `package`, which exports names of modules below it.
+
+    `provided` maps a module, relative to the package, to the names that it provides. Type checkers do not see them: the
+    package also imports them under `TYPE_CHECKING`.
+    """
+    modules = {name: module for module, names in provided.items() for name in names}
+    every = sorted(modules)
+
+    def load(name: str) -> object:
+        """Load the class or function `name` from its module."""
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        found = getattr(import_module(f"{package}.{modules[name]}"), name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    def names() -> list[str]:
+        """What `dir` lists: also names that are not loaded yet."""
+        return sorted({*vars(sys.modules[package]), *every})
+
+    return every, load, names
