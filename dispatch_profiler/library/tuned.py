@@ -49,8 +49,8 @@ class TunedConfigurations:
     target: Target
     revision: str
     uses_nearest: bool = False
-    ignores_epilogues: bool = False
     packed_weights: bool = False
+    ignores_epilogues: bool = False
 
     def of(self, operation: Operation) -> Found:
         """What `operation` gets."""

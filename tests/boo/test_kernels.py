@@ -244,7 +244,7 @@ def test_an_operation_with_an_epilogue_uses_the_entry_without_one(library: str):
 
 
 def test_an_entry_of_its_own_precedes_those_with_other_epilogues(tmp_path: Path):
-    plain, biased = TILES, CpuTiles((32, 64), (8, 32, 4))
+    plain, biased = TILES, CpuTiles((16, 16), (8, 8, 4))
     operation = replace(MATMUL, epilogue=Epilogue.parse("bias"))
     for each, expected in ((operation, biased), (replace(MATMUL, epilogue=Epilogue.parse("relu")), plain)):
         library = save_library(tmp_path / each.name, plain, (operation, biased))
