@@ -189,6 +189,7 @@ def outlined(phases: Phases, source: IrModule, flags: tuple[str, ...]) -> IrModu
 
 def _vmfbs(phases: Phases, module: IrModule, flags: tuple[str, ...], repeat: int) -> tuple[bytes, bytes]:
     """A module at phase `hal`, with its code -> verify vmfb and profile vmfb. Consumes `module`."""
+    from dispatch_profiler.compiler.enqueuing import add_enqueuing
     from dispatch_profiler.compiler.recording import add_recordings
     from dispatch_profiler.compiler.repetition import repeated
 
@@ -197,6 +198,8 @@ def _vmfbs(phases: Phases, module: IrModule, flags: tuple[str, ...], repeat: int
         for each in (module, profile):
             if each is not None:
                 add_recordings(each)
+    elif profile is None:
+        add_enqueuing(module)
     verify = phases.vmfb(module, flags, _COMMANDS)
     return verify, verify if profile is None else phases.vmfb(profile, flags, _COMMANDS)
 

@@ -103,6 +103,10 @@ class IreeProgram:
             raise RunError(f"the vmfb has no function {function}")
         return self._context.invoke, entry
 
+    def enqueue_point(self, function: str) -> Any:
+        """As `entry_point`'s entry, which takes two fences more and does not wait; None if `function` has none."""
+        return self._module.lookup_function(f"{function}$enqueue")
+
     def bind(self, function: str, *arguments: Arguments) -> IreeCall:
         """See `Program.bind`. Commands are recorded here, if the vmfb has entry points for it."""
         _, entry = self.entry_point(function)

@@ -93,6 +93,14 @@ class Launchable:
         kernel = self._loaded.get(TASK)
         return str(kernel.device.uri) if kernel else ""
 
+    def on_threads(self) -> LoadedKernel:
+        """The kernel on the threads of `local-task`, whichever driver launches use. Raises what a launch raises."""
+        kernel = self._loaded.get(TASK)
+        if kernel is not None and kernel.device.uri == TASK:
+            return kernel
+        device = IreeDevice(TASK, workers=self._threads)
+        return load(self._kernels.kernel(TASK), device, self._name, len(self.spec.results))
+
     def _forget_devices(self) -> None:
         self._lock = threading.Lock()
         #: By the device that the kernel was compiled for.

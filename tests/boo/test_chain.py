@@ -1,0 +1,198 @@
+"""A chain computes what its launches compute one after another, and shares memory only between values that do not meet."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from launch_samples import SMALL, Kernels, spec_of
+
+from dispatch_profiler.boo.launching import Launchable
+from dispatch_profiler.boo.launching.chain import Chain, ChainStep, assign_slots
+from dispatch_profiler.boo.launching.loaded import LoadedKernel
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.operations import Matmul
+from dispatch_profiler.runtime import RunError
+
+#: 8 x 8 times 8 x 8.
+SQUARE = Matmul(8, 8, 8)
+
+
+def launchable(operation: Matmul = SQUARE) -> Launchable:
+    return Launchable(spec_of(operation), Kernels(operation))
+
+
+def squares(count: int, seed: int = 0) -> list[torch.Tensor]:
+    """Small integers, whose products are exact."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(-2, 3, (8, 8), generator=generator).float() for _ in range(count)]
+
+
+#: (((x a) b) (x a)) and ((x a) b)
+BRANCHED = [(0, 1), (3, 2), (4, 3)]
+
+
+def branched(outputs: Sequence[int] = (5, 4)) -> Chain:
+    kernel = launchable()
+    return Chain([ChainStep(kernel, each) for each in BRANCHED], 3, outputs)
+
+
+def expected(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    first = x.double() @ a.double()
+    second = first @ b.double()
+    return (second @ first).float(), second.float()
+
+
+def test_a_chain_computes_what_its_launches_compute():
+    chain = branched()
+    for seed in range(4):  # the first call launches the kernels one by one
+        inputs = squares(3, seed)
+        for found, wanted in zip(chain(*inputs), expected(*inputs), strict=True):
+            assert torch.equal(found, wanted)
+
+
+def test_later_calls_wait_once(monkeypatch: pytest.MonkeyPatch):
+    chain, inputs = branched(), squares(3)
+    chain(*inputs)
+    monkeypatch.setattr(Launchable, "__call__", lambda *_: pytest.fail("launched on its own"))
+    enqueued = []
+    enqueue = LoadedKernel.enqueue
+    monkeypatch.setattr(LoadedKernel, "enqueue", lambda *args: (enqueued.append(args), enqueue(*args)))
+
+    assert torch.equal(chain(*inputs)[0], expected(*inputs)[0])
+    assert len(enqueued) == 3
+
+
+def test_results_of_earlier_calls_keep_their_values():
+    chain = branched()
+    every = [squares(3, seed) for seed in range(6)]
+    found = [chain(*inputs) for inputs in every]
+    for results, inputs in zip(found, every, strict=True):
+        assert torch.equal(results[0], expected(*inputs)[0])
+
+
+def test_inputs_that_cannot_be_used_in_place_are_launched_one_by_one():
+    chain, (x, a, b) = branched(), squares(3)
+    chain(x, a, b)
+    transposed = x.t().contiguous().t()
+    unaligned = torch.empty(65)[1:].view(8, 8).copy_(a)
+    assert torch.equal(chain(transposed, unaligned, b)[0], expected(x, a, b)[0])
+
+
+def test_several_threads_use_one_chain():
+    chain = branched()
+    every = [squares(3, seed) for seed in range(40)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda inputs: chain(*inputs)[0], every))
+    assert all(torch.equal(result, expected(*inputs)[0]) for result, inputs in zip(found, every, strict=True))
+
+
+def test_a_failed_launch_raises_its_error_and_later_calls_work(monkeypatch: pytest.MonkeyPatch):
+    chain, inputs = branched(), squares(3)
+    chain(*inputs)
+    chain(*inputs)
+    enqueue, count = LoadedKernel.enqueue, iter(range(3))
+
+    def second_fails(self: LoadedKernel, arguments: Sequence[object], wait: object, signal: object) -> None:
+        # One argument less than the kernel takes.
+        enqueue(self, arguments[1:] if next(count) == 1 else arguments, wait, signal)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LoadedKernel, "enqueue", second_fails)
+        with pytest.raises(RunError, match=r"launching matmul_8x8x8_.*expected 5 arguments but passed 4"):
+            chain(*inputs)
+    assert torch.equal(chain(*inputs)[0], expected(*inputs)[0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
+def test_a_forked_process_has_a_plan_of_its_own():
+    chain, inputs = branched(), squares(3)
+    for _ in range(2):
+        chain(*inputs)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if all(torch.equal(chain(*inputs)[0], expected(*inputs)[0]) for _ in range(3)) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("steps", "outputs", "said"),
+    [
+        ([(0,)], (2,), "takes 2 arguments, but got 1"),
+        ([(0, 3)], (2,), "takes value 3 of 2"),
+        ([(0, 1)], (0,), "outputs of a chain are different results of its steps, but got \\(0,\\)"),
+        ([(0, 1)], (2, 2), "outputs of a chain"),
+    ],
+)
+def test_values_that_do_not_exist_are_rejected(
+    steps: list[tuple[int, ...]], outputs: tuple[int, ...], said: str
+):
+    with pytest.raises(UsageError, match=said):
+        Chain([ChainStep(launchable(), each) for each in steps], 2, outputs)
+
+
+def test_values_of_another_shape_are_rejected():
+    steps = [ChainStep(launchable(), (0, 1)), ChainStep(launchable(SMALL), (2, 1))]
+    with pytest.raises(
+        UsageError, match=r"lhs of matmul_4x8x16_\S+ is f32 \(4, 16\), but value 2 is f32 \(8, 8\)"
+    ):
+        Chain(steps, 2, [3])
+
+
+def test_a_call_takes_as_many_inputs_as_the_chain():
+    with pytest.raises(UsageError, match="takes 3 inputs, but got 2"):
+        branched()(*squares(2))
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[list[int], list[list[int]], list[list[int]], set[int]]:
+    """Sizes of values, arguments and results of steps, and values that are kept; values are numbered in order."""
+    count = draw(st.integers(1, 4))
+    arguments, results = [], []
+    for _ in range(draw(st.integers(1, 10))):
+        arguments.append(draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=3)))
+        made = draw(st.integers(1, 3))
+        results.append(list(range(count, count + made)))
+        count += made
+    sizes = draw(st.lists(st.integers(1, 1000), min_size=count, max_size=count))
+    kept = draw(st.sets(st.sampled_from([value for each in results for value in each])))
+    return sizes, arguments, results, kept
+
+
+@given(plans())
+def test_values_in_one_slot_are_never_needed_at_once(plan):
+    sizes, arguments, results, kept = plan
+    slots, bytes_ = assign_slots(*plan)
+
+    assert slots.keys() == {value for each in results for value in each} - kept
+    assert all(bytes_[slot] >= sizes[value] for value, slot in slots.items())
+    # Run the steps on numbers: a slot holds the value that was written last.
+    held: dict[int, int] = {}
+    for taken, made in zip(arguments, results, strict=True):
+        for value in taken:
+            assert value not in slots or held[slots[value]] == value
+        written = [slots[value] for value in made if value in slots]
+        assert len(set(written)) == len(written)
+        assert not {slots[value] for value in taken if value in slots} & set(written)
+        held.update({slots[value]: value for value in made if value in slots})
+
+
+def test_a_chain_of_equal_sizes_needs_two_slots():
+    sizes, steps = [4] * 12, range(11)
+    _, bytes_ = assign_slots(sizes, [[at] for at in steps], [[at + 1] for at in steps], {11})
+    assert bytes_ == [4, 4]
+
+
+def test_a_kernel_that_cannot_be_enqueued_is_launched(monkeypatch: pytest.MonkeyPatch):
+    chain, inputs = branched(), squares(3)
+    on_threads = Launchable.on_threads
+    monkeypatch.setattr(Launchable, "on_threads", lambda self: replace(on_threads(self), enqueue_entry=None))
+    for _ in range(3):
+        assert torch.equal(chain(*inputs)[0], expected(*inputs)[0])
