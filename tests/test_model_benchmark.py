@@ -1,0 +1,148 @@
+"""The models of benchmarks/models.py, and what it makes of what it measures."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import pytest
+from script_helpers import load_script
+
+torch = pytest.importorskip("torch")
+models = load_script("benchmarks/_models.py")
+benchmark = load_script("benchmarks/models.py")
+EVERY = {**models.MODELS, "resnet18": models.RESNET18}
+
+
+def test_the_options_name_every_model():
+    assert tuple(models.MODELS) == benchmark.NAMES
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("resnet50", 25_557_032),
+        ("mobilenet_v2", 3_504_872),
+        ("resnet18", 11_689_512),
+        ("bert", 4 * 7_087_872),
+    ],
+)
+def test_models_have_the_parameters_of_the_published_ones(name: str, parameters: int):
+    """The counts that torchvision states; a layer of BERT-base is 12 h^2 + 13 h with h = 768."""
+    assert sum(each.numel() for each in EVERY[name].make().parameters()) == parameters
+
+
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_models_are_the_same_each_time_and_yield_ordinary_values(name: str):
+    example = EVERY[name]
+    state = torch.random.get_rng_state()
+    one, other = example.model(), example.model()
+    inputs = example.inputs(1, extent=64)
+    with torch.inference_mode():
+        found = one(inputs)
+        torch.testing.assert_close(found, other(inputs), rtol=0, atol=0)
+
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert not one.training
+    assert torch.isfinite(found).all() and 1e-2 < found.std() < 1e2
+    if example.has_images:
+        assert inputs.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_statistics_of_batch_norms_are_random_and_positive():
+    norms = [each for each in models.RESNET18.model().modules() if isinstance(each, torch.nn.BatchNorm2d)]
+
+    assert len(norms) == 20
+    for norm in norms:
+        assert (norm.running_var > 0).all() and norm.running_mean.std() > 1e-3
+        assert norm.momentum == 0.1 and norm.weight.requires_grad
+
+
+# -- what is measured ------------------------------------------------------------------------------
+
+
+def test_a_speedup_compares_what_was_measured_one_after_the_other():
+    """The machine becomes three times slower in the last rounds; both sides of a round are affected."""
+    assert benchmark.speedup([1.0, 1.0, 3.0], [2.0, 2.0, 6.0]) == 2.0
+
+
+def test_means_are_geometric():
+    rows = list(benchmark.means({"eager": [1.0, 4.0], "inductor": [0.5, 2.0]}))
+
+    assert [row.value for row in rows] == pytest.approx([2.0, 1.0])
+    assert [(row.must, row.holds) for row in rows] == [(">= 1.4", True), (">= 1.15", False)]
+
+
+def test_every_model_is_reported_and_none_may_be_slower_than_inductor(monkeypatch):
+    times = {"eager": [4.0], "inductor": [2.0], benchmark.BACKEND: [2.1]}
+    monkeypatch.setattr(benchmark, "inference_times", lambda name, batch, scale: (f"{name} {batch}", times))
+
+    rows = list(benchmark.inference_rows(benchmark.Scale()))
+
+    assert len(rows) == 4 * 2 * 2 + 2
+    missed = [row.name for row in rows if not row.holds]
+    assert len(missed) == 4 * 2 + 1  # 0.95 of inductor, each, and the mean
+    assert rows[0].value == pytest.approx(4 / 2.1)
+
+
+def test_without_the_backend_inductor_is_still_compared_and_a_line_says_what_is_missing(monkeypatch, capsys):
+    monkeypatch.setattr(torch._dynamo, "list_backends", lambda exclude_tags: ["inductor"])
+
+    assert not benchmark.is_available()
+    assert list(benchmark.compilation_rows(benchmark.QUICK)) == []
+    assert "has no backend 'iree_boo_inductor'" in capsys.readouterr().out
+
+
+def test_outputs_that_differ_end_the_benchmark():
+    expected = torch.tensor([1.0, 100.0])
+    benchmark.check_close("same", expected + 0.05, expected)
+    for wrong in (expected + 0.2, expected.double(), expected[:1], expected * torch.nan):
+        with pytest.raises(SystemExit):
+            benchmark.check_close("another", wrong, expected)
+
+
+def test_gradients_that_differ_end_the_benchmark():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten())
+    inputs, labels = torch.randn(4, 3, 5, 5), torch.arange(4)
+    mean = model[1].running_mean.clone()
+    exact = benchmark.gradients(copy.deepcopy(model).double(), inputs.double(), labels)
+    found = benchmark.gradients(model, inputs, labels)
+
+    assert torch.equal(model[1].running_mean, mean)
+    benchmark.check_gradients({"eager": found, benchmark.BACKEND: found}, exact)
+    wrong = {**found, "0.weight": found["0.weight"] * 1.1}
+    with pytest.raises(SystemExit, match=r"0\.weight"):
+        benchmark.check_gradients({"eager": found, benchmark.BACKEND: wrong}, exact)
+
+
+def test_a_training_step_changes_the_parameters():
+    model = torch.nn.Linear(3, 2)
+    before = model.weight.detach().clone()
+    benchmark.training_step(model, torch.randn(2, 3), torch.arange(2))()
+
+    assert not torch.equal(model.weight, before)
+
+
+def test_the_cost_of_two_thread_pools_is_that_of_the_turns_over_the_sum():
+    ms = {"torch": 1.0, "local-task": 1.0, "local-sync": 2.0, "local-task and torch": 3.0}
+    rows = list(benchmark.pools_table({**ms, "local-sync and torch": 3.0}))
+
+    assert [row.value for row in rows] == [1.5, 1.0, 1.0]
+    assert all(row.holds for row in rows)
+
+
+def test_options_choose_a_part(monkeypatch):
+    words = ["models.py", "--quick", "--models", "bert", "--batches", "2", "4", "--parts", "pools"]
+    monkeypatch.setattr(sys, "argv", words)
+    found = benchmark.options()
+    scale = benchmark.scale_of(found)
+
+    assert found.parts == ["pools"]
+    assert (scale.models, scale.compilations, scale.batches) == (("bert",), ("bert",), (2, 4))
+    assert scale.rounds == benchmark.QUICK.rounds
+
+
+def test_a_batch_of_nothing_is_rejected(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["models.py", "--batches", "0"])
+    with pytest.raises(SystemExit, match="--batches: 0"):
+        benchmark.scale_of(benchmark.options())
