@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dispatch_profiler.boo.environment import LOGGER, LaunchSettings
+from dispatch_profiler.boo.environment import LOGGER, LaunchSettings, launch_settings
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels.build import Found, KernelSearch, Toolchain, find_kernels
 from dispatch_profiler.boo.kernels.memory import Memory
@@ -51,6 +52,25 @@ class OperationKernels:
                 hint="compile it with dispatch-profiler preload, or launch without cache_only",
             )
         return _kernel_of(found or _compile(search, cache))
+
+
+def prepare_kernels(operations: Iterable[Operation], device: DeviceUri, workers: int) -> dict[Operation, str]:
+    """Load or compile the kernels of `operations`, `workers` at once; later launches find them in memory.
+
+    Returns why those have none that cannot be compiled. Raises UsageError and TargetError as launches do.
+    """
+    settings, target = launch_settings(), target_of(device)
+    cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
+    toolchain = Toolchain.of(target, settings.tuning)
+    searches = {KernelSearch(each, each.name, toolchain): each for each in dict.fromkeys(operations)}
+    failures = {}
+    for search, found in find_kernels(list(searches), cache, workers):
+        operation = searches[search]
+        if isinstance(found, DispatchProfilerError):
+            failures[operation] = found.message
+        else:
+            _kernels.get((operation, target, settings), lambda kernel=found: kernel)  # type: ignore[misc]
+    return failures
 
 
 def _compile(search: KernelSearch, cache: Cache | None) -> Found:

@@ -131,7 +131,7 @@ class DerivedValues:
             if entry is not None and entry.is_current(versions):
                 return entry
             # Before `make`: a write while it runs makes the entry outdated.
-            words = tuple(word for tensor in sources for word in _words(tensor))
+            words = tuple(word for tensor in sources for word in sampled_words(tensor))
             sampled = [word.value for word in words]
             # Not an inference tensor, so that autograd can save it in later calls.
             with torch.inference_mode(False), torch.no_grad():
@@ -181,7 +181,7 @@ def _key(name: Hashable, sources: Sequence[Tensor]) -> Hashable | None:
         return None  # sparse, or in a transformation of functorch
 
 
-def _words(tensor: Tensor) -> Iterable[Any]:
+def sampled_words(tensor: Tensor) -> Iterable[Any]:
     """Some words of the memory of a tensor on the CPU, which can be read while the tensor lives."""
     if not tensor.is_cpu or not tensor.numel():
         return []

@@ -1,0 +1,12 @@
+"""Backends of `torch.compile` that compute parts of a model with tuned kernels.
+
+torch.compile(model, backend="iree_boo")             regions by our kernels, the rest eagerly
+torch.compile(model, backend="iree_boo_inductor")    the rest by inductor
+torch.compile(model, backend=backend(nested_backend="inductor", fusion_schema=..., strict=True))
+"""
+
+from __future__ import annotations
+
+from dispatch_profiler.boo.backends._backend import backend, iree_boo, iree_boo_inductor
+
+__all__ = ["backend", "iree_boo", "iree_boo_inductor"]

@@ -1,0 +1,179 @@
+"""`backend`: what `torch.compile` calls with each graph."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.backends._graphs import Fallbacks, FusedGraph, fuse, with_direct_calls
+from dispatch_profiler.boo.environment import LOGGER, configure_logging, uses_backward_kernels
+from dispatch_profiler.boo.fusion.schema import (
+    BACKWARD_FUSIONS,
+    DEFAULT_SUPPORTED_BOO_FUSIONS,
+    FusionSchema,
+)
+from dispatch_profiler.errors import UsageError
+
+_torch: Any = torch
+_INDUCTOR = "inductor"
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A backend of `torch.compile`. See `backend`."""
+
+    nested: str | Callable[..., Any] | None
+    schema: FusionSchema
+    autotune: bool = False
+    strict: bool = False
+    #: The name in messages, and that torch shows.
+    __name__: str = "iree_boo"
+    _fallbacks: Fallbacks = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_fallbacks", Fallbacks(self.strict))
+
+    def __call__(self, module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+        """Compile a graph module of Dynamo. `options` are `mode` and `options` of torch.compile, for the nested backend.
+
+        Raises UsageError for options without a nested backend, and what the nested backend raises.
+        """
+        configure_logging()
+        if options and self.nested is None:
+            given = ", ".join(f"{name}={found!r}" for name, found in options.items())
+            raise UsageError(
+                f"torch.compile(backend={self.__name__!r}) takes neither mode nor options, but got {given}",
+                hint="use backend='iree_boo_inductor', which passes them on to inductor",
+            )
+        from torch._dynamo.backends.common import aot_autograd
+
+        compile_graph = _GraphCompiler(self, options)
+        compiled = aot_autograd(
+            fw_compiler=compile_graph,
+            bw_compiler=compile_graph.backward,
+            inference_compiler=compile_graph,
+            decompositions={},
+            **compile_graph.partition(),
+        )
+        return compiled(module, example_inputs)
+
+
+@dataclass(frozen=True)
+class _GraphCompiler:
+    """Compiles the graphs that AOTAutograd makes of one graph of Dynamo."""
+
+    backend: Backend
+    options: dict[str, Any]
+
+    def partition(self) -> dict[str, Any]:
+        """How forward and backward are divided: inductor computes cheap values again instead of storing them."""
+        if self.backend.nested is None:
+            return {}
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+        return {"partition_fn": min_cut_rematerialization_partition}
+
+    def __call__(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return self._compile(module, example_inputs, self.backend.schema)
+
+    def backward(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """A backward graph, whose gradients are regions only if the environment says so."""
+        schema = self.backend.schema
+        if uses_backward_kernels():
+            schema = schema.with_rules(BACKWARD_FUSIONS)
+        return self._compile(module, example_inputs, schema)
+
+    def _compile(
+        self, module: Any, example_inputs: Sequence[Any], schema: FusionSchema
+    ) -> Callable[..., Any]:
+        fallbacks = self.backend._fallbacks
+        try:
+            fused = fuse(module, schema, fallbacks)
+        except Exception as error:
+            fallbacks.report("a graph is not fused", error)
+            fused = FusedGraph(module, (), ())
+        if self.backend.nested is None:
+            return _boxed(with_direct_calls(fused, strict=self.backend.strict).forward)
+        return self._nested(fused.module, example_inputs)
+
+    def _nested(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        from torch._dynamo.backends.registry import lookup_backend
+
+        nested = self.backend.nested
+        compiler = lookup_backend(nested) if isinstance(nested, str) else nested
+        fake_mode = _torch._guards.detect_fake_mode(list(example_inputs))
+        context = _torch._guards.TracingContext(fake_mode)
+        with _torch._guards.tracing(context), torch.no_grad():
+            compiled = compiler(module, list(example_inputs), **self.options)  # type: ignore[misc]
+        # What a backend returns takes separate arguments, even where it is marked as taking a list.
+        return _boxed(compiled)
+
+
+def _boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+    """`function` as AOTAutograd calls it: with one list, which is emptied."""
+
+    def call(arguments: list[Any]) -> Any:
+        return function(*_taken(arguments))
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def _taken(arguments: list[Any]) -> list[Any]:
+    found = list(arguments)
+    arguments.clear()
+    return found
+
+
+def backend(
+    nested_backend: str | Callable[..., Any] | None = None,
+    fusion_schema: FusionSchema = DEFAULT_SUPPORTED_BOO_FUSIONS,
+    autotune: bool = False,
+    strict: bool = False,
+) -> Backend:
+    """A backend of `torch.compile` that computes regions of a model with kernels of this package.
+
+    `nested_backend` computes the rest: a name that torch knows, such as `inductor`, or a backend; None is eager torch.
+    What cannot be fused is left to it, and logged once; with `strict`, it raises instead.
+    """
+    return Backend(nested_backend, fusion_schema, autotune, strict)
+
+
+@functools.cache
+def _warn_of_other_package() -> None:
+    """Log, once, that another package has backends of the same names."""
+    if _is_installed("iree-turbine"):
+        logging.getLogger(LOGGER).warning(
+            "iree-turbine is installed too, and also has backends called iree_boo and iree_boo_inductor; this is that of "
+            "dispatch_profiler, which is always meant by dispatch_profiler_boo and dispatch_profiler_boo_inductor"
+        )
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def iree_boo(module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+    """The backend `iree_boo`: regions by our kernels, the rest eagerly."""
+    _warn_of_other_package()
+    return _IREE_BOO(module, example_inputs, **options)
+
+
+def iree_boo_inductor(module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+    """The backend `iree_boo_inductor`: regions by our kernels, the rest by inductor."""
+    _warn_of_other_package()
+    return _IREE_BOO_INDUCTOR(module, example_inputs, **options)
+
+
+_IREE_BOO = backend()
+_IREE_BOO_INDUCTOR = backend(nested_backend=_INDUCTOR)

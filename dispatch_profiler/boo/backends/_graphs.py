@@ -1,0 +1,129 @@
+"""A graph of AOTAutograd -> what computes it: regions by our kernels, the rest eagerly or by a nested backend."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.environment import LOGGER
+from dispatch_profiler.boo.fusion.calls import RunCall
+from dispatch_profiler.boo.fusion.matching import Region, Rejected, find_regions
+from dispatch_profiler.boo.fusion.nodes import value
+from dispatch_profiler.boo.fusion.operator import REGIONS
+from dispatch_profiler.boo.fusion.rewriting import rewrite
+from dispatch_profiler.boo.fusion.schema import FusionSchema
+from dispatch_profiler.boo.fusion.spec import parse_run
+from dispatch_profiler.boo.kernels import prepare_kernels
+from dispatch_profiler.cores import usable_cores
+from dispatch_profiler.errors import DispatchProfilerError
+from dispatch_profiler.runtime.device_uri import DeviceUri
+
+_torch: Any = torch
+_log = logging.getLogger(LOGGER)
+#: A graph module and its example inputs -> a function of a graph's inputs.
+Nested = Callable[..., Callable[..., Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class FusedGraph:
+    """A graph with calls of regions, and what was found in the one that it was made from."""
+
+    module: Any
+    regions: tuple[Region, ...]
+    rejected: tuple[Rejected, ...]
+
+
+@dataclass
+class Fallbacks:
+    """What was not fused: logged once for each reason, or raised."""
+
+    strict: bool
+    _logged: set[str] = field(default_factory=set)
+
+    def report(self, what: str, error: BaseException | str) -> None:
+        """Raise in strict mode; otherwise log, once."""
+        message = f"{what}: {error}"
+        if self.strict:
+            if isinstance(error, BaseException):
+                raise error
+            raise DispatchProfilerError(message)
+        if message not in self._logged:
+            self._logged.add(message)
+            _log.warning("%s; torch computes it", message)
+
+
+def fuse(module: Any, schema: FusionSchema, fallbacks: Fallbacks) -> FusedGraph:
+    """A copy of a graph module, whose regions are calls of our operators.
+
+    Regions without a kernel are left out. A module without regions is returned as it is.
+    """
+    graph = _copy(module.graph)
+    regions, rejected = find_regions(graph, schema)
+    for each in rejected:
+        fallbacks.report(f"{each.node} ({each.root})", each.reason)
+    failed = _prepare(regions)
+    for region in regions:
+        if region.spec.operation in failed:
+            reason = failed[region.spec.operation]
+            fallbacks.report(region.spec.operation.name, reason)
+            rejected.append(Rejected(region.root, region.nodes[0], reason))
+    regions = [each for each in regions if each.spec.operation not in failed]
+    if not regions:
+        return FusedGraph(module, (), tuple(rejected))
+    rewrite(graph, regions, _fake_mode(graph))
+    return FusedGraph(torch.fx.GraphModule(module, graph), tuple(regions), tuple(rejected))
+
+
+def _copy(graph: Any) -> Any:
+    copied: Any = torch.fx.Graph()
+    results = copied.graph_copy(graph, {})
+    node = copied.output(results)
+    (original,) = [each for each in graph.nodes if each.op == "output"]
+    node.meta.update(original.meta)
+    return copied
+
+
+def _fake_mode(graph: Any) -> Any:
+    values = [value(each) for each in graph.nodes]
+    return _torch._guards.detect_fake_mode([each for each in values if each is not None])
+
+
+def _prepare(regions: Sequence[Region]) -> dict[Any, str]:
+    """Compile the kernels of all regions at once; why those fail that do, by operation."""
+    by_device: dict[DeviceUri, list[Any]] = {}
+    for region in regions:
+        device = value(region.inputs[0]).device
+        uri = DeviceUri("local-task") if device.type == "cpu" else DeviceUri("cuda", str(device.index or 0))
+        by_device.setdefault(uri, []).append(region.spec.operation)
+    failed: dict[Any, str] = {}
+    for uri, operations in by_device.items():
+        try:
+            failed |= prepare_kernels(operations, uri, len(usable_cores()))
+        except DispatchProfilerError as error:
+            failed |= dict.fromkeys(operations, str(error))
+    return failed
+
+
+def with_direct_calls(fused: FusedGraph, *, strict: bool) -> Any:
+    """The module with runs called as Python functions, without torch's dispatcher."""
+    graph = fused.module.graph
+    for number, node in enumerate(graph.nodes):
+        if node.op == "call_function" and node.target is REGIONS:
+            inputs, text = node.args
+            node.target = _function(RunCall(parse_run(text), strict=strict), number)
+            node.args = tuple(inputs)
+    fused.module.recompile()
+    return fused.module
+
+
+def _function(call: Any, number: int) -> Callable[..., Any]:
+    def regions(*inputs: Any) -> Any:
+        return call(*inputs)
+
+    # The name that the graph's code has for it.
+    regions.__name__ = regions.__qualname__ = f"regions_{number}"
+    return regions

@@ -1,0 +1,144 @@
+"""Runs of regions as functions of torch tensors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import iree.runtime as rt
+import torch
+
+from dispatch_profiler.boo.driver.launch import get_launchable
+from dispatch_profiler.boo.environment import LOGGER
+from dispatch_profiler.boo.fusion.parameters import Derived
+from dispatch_profiler.boo.fusion.reference import batch_norm_scale, batch_norm_shift, compute
+from dispatch_profiler.boo.fusion.spec import ABSENT, OperandSource, RegionSignature, RunSpec
+from dispatch_profiler.boo.launching.chain import Chain, ChainStep
+from dispatch_profiler.boo.launching.torch_types import Tensor
+from dispatch_profiler.errors import DispatchProfilerError
+
+#: torch keeps compiled models until a process ends, which nanobind would report, line by line, as leaks of IREE.
+rt._binding.disable_leak_checker()
+#: The run's inputs -> an operand of a kernel, flat.
+_Read = Callable[[tuple[Tensor, ...]], Tensor]
+
+
+class RunCall:
+    """A run of regions on tensors in torch's shapes. Results have the memory that the spec says.
+
+    Inputs that are read as `channels` are used in place if they are in channels_last memory, and copied otherwise. If
+    a kernel cannot be used, torch computes the regions from then on, which is logged; with `strict`, the error is raised.
+    """
+
+    def __init__(self, spec: RunSpec, *, strict: bool = False) -> None:
+        self.spec = spec
+        self.strict = strict
+        self.launchables = [get_launchable(RegionSignature(step.operation)) for step, _ in spec.steps]
+        self._reads: list[_Read] = []
+        self._chain = self._plan()
+        self._leave = [_leaving(shape, reading) for shape, reading, _ in spec.results]
+        self._is_broken = False
+
+    def _plan(self) -> Callable[..., Any]:
+        """What takes the operands that are read from the run's inputs."""
+        spec, found = self.spec, dict[Any, int]()
+        steps: list[list[tuple[bool, int]]] = []
+        for region, values in spec.steps:
+            taken = []
+            for source, keeps in zip(region.sources, region.kept, strict=True):
+                places = tuple(at if at == ABSENT else values[at] for at in source.inputs)
+                if places[0] >= spec.inputs:
+                    taken.append((True, places[0] - spec.inputs))
+                    continue
+                key = (source.reading, places, source.eps, keeps)
+                if key not in found:
+                    found[key] = len(self._reads)
+                    self._reads.append(_reader(OperandSource(source.reading, places, source.eps), keeps))
+                taken.append((False, found[key]))
+            steps.append(taken)
+        count = len(self._reads)
+        outputs = [each - spec.inputs + count for each in spec.outputs]
+        if len(steps) == 1 and outputs == [count]:
+            launchable = self.launchables[0]
+            numbers = [number for _, number in steps[0]]
+            if len(launchable.spec.results) == 1:
+                return lambda *operands: (launchable(*[operands[number] for number in numbers]),)
+        return Chain(
+            [
+                ChainStep(
+                    launchable, tuple(number + count if is_value else number for is_value, number in taken)
+                )
+                for launchable, taken in zip(self.launchables, steps, strict=True)
+            ],
+            count,
+            outputs,
+        )
+
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        """The outputs. In strict mode, raises DispatchProfilerError if a kernel cannot be used."""
+        if self._is_broken:
+            return compute(self.spec, inputs)
+        try:
+            found = self._chain(*[read(inputs) for read in self._reads])
+        except DispatchProfilerError as error:
+            if self.strict:
+                raise
+            self._is_broken = True
+            names = ", ".join(step.operation.name for step, _ in self.spec.steps[:3])
+            logging.getLogger(LOGGER).warning("%s: %s; torch computes it from now on", names, error)
+            return compute(self.spec, inputs)
+        return [leave(each) for leave, each in zip(self._leave, found, strict=True)]
+
+
+def _reader(source: OperandSource, keeps: bool) -> _Read:
+    at = source.inputs[0]
+    if source.reading == "rows":
+        return lambda inputs: inputs[at].reshape(-1)
+    if source.reading == "channels" or (source.reading == "filter" and not keeps):
+        return lambda inputs: flat_channels(inputs[at])
+    if source.reading == "filter":
+        derived = Derived("filter", lambda weight: flat_channels(weight, copies=True))
+        return lambda inputs: derived((inputs[at],))
+    return _of_batch_norm(source, keeps)
+
+
+def _of_batch_norm(source: OperandSource, keeps: bool) -> _Read:
+    places, eps = source.inputs, source.eps
+    compute_ = batch_norm_scale if source.reading == "scale" else batch_norm_shift
+    given = [at for at in places if at != ABSENT]
+
+    def make(*present: Tensor) -> Tensor:
+        left = list(present)
+        return compute_(*(None if at == ABSENT else left.pop(0) for at in places), eps=eps)
+
+    if not keeps:
+        return lambda inputs: make(*(inputs[at] for at in given))
+    derived = Derived((source.reading, eps, tuple(at == ABSENT for at in places)), make)
+    return lambda inputs: derived([inputs[at] for at in given])
+
+
+def flat_channels(tensor: Tensor, *, copies: bool = False) -> Tensor:
+    """(n, c, h, w) -> its elements in the order n, h, w, c: a view if the memory is channels_last, and not `copies`."""
+    view = tensor.permute(0, *range(2, tensor.dim()), 1)
+    return view.contiguous().reshape(-1).clone() if copies and view.is_contiguous() else view.reshape(-1)
+
+
+def _leaving(shape: Sequence[int], reading: str) -> Callable[[Tensor], Tensor]:
+    """A kernel's flat result -> the tensor in torch's shape."""
+    if reading == "rows":
+        return lambda tensor: tensor.view(shape)
+    stored = (shape[0], *shape[2:], shape[1])
+    back = (0, len(shape) - 1, *range(1, len(shape) - 1))
+    return lambda tensor: tensor.view(stored).permute(back)
+
+
+def empty_results(spec: RunSpec, like: Tensor) -> list[Tensor]:
+    """Uninitialized tensors as the run returns them, on the device of `like`."""
+    from dispatch_profiler.boo.launching.torch_types import TYPES
+
+    found = []
+    for shape, reading, type_ in spec.results:
+        count = torch.Size(shape).numel()
+        found.append(_leaving(shape, reading)(torch.empty(count, dtype=TYPES[type_], device=like.device)))
+    return found

@@ -1,0 +1,95 @@
+"""What matching asks of the nodes of an aten graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.launching.torch_types import NAMES
+
+#: A node of `torch.fx`, whose parts are untyped.
+Node = Any
+aten: Any = torch.ops.aten
+#: Types that kernels of regions compute in.
+FLOATS = ("f64", "f32", "f16", "bf16")
+
+
+class NotFusible(Exception):
+    """Why a node begins no region."""
+
+
+def value(node: Node) -> Any:
+    """The fake tensor that a node yields; None if it yields none."""
+    found = node.meta.get("val") if hasattr(node, "meta") else None
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def shape(node: Node) -> tuple[int, ...]:
+    """The shape of a node's tensor. Raises NotFusible if it yields none, or if an extent is symbolic."""
+    found = value(node)
+    if found is None:
+        raise NotFusible(f"{node} yields no tensor")
+    if not all(type(extent) is int for extent in found.shape):
+        raise NotFusible("its shape is dynamic")
+    return tuple(found.shape)
+
+
+def element_type(node: Node) -> str:
+    """Our name of the type of a node's tensor. Raises NotFusible for a tensor that no kernel takes."""
+    found = value(node)
+    if found is None:
+        raise NotFusible(f"{node} yields no tensor")
+    name = NAMES.get(found.dtype, "")
+    if name not in FLOATS:
+        raise NotFusible(f"no kernel takes {found.dtype}")
+    if found.layout is not torch.strided or found.device.type not in ("cpu", "cuda"):
+        raise NotFusible(f"no kernel takes {found.layout} tensors on {found.device.type}")
+    if not found.numel():
+        raise NotFusible("it is empty")
+    return name
+
+
+def check_alike(first: Node, *others: Node | None) -> str:
+    """The common type of the tensors; None stands for none. Raises NotFusible if types or devices differ."""
+    name, device = element_type(first), value(first).device
+    for each in others:
+        if each is None:
+            continue
+        shape(each)
+        if element_type(each) != name:
+            raise NotFusible(f"types differ: {name} and {element_type(each)}")
+        if value(each).device != device:
+            raise NotFusible(f"devices differ: {device} and {value(each).device}")
+    return name
+
+
+def is_constant(node: Node) -> bool:
+    """Whether a node is an input or an attribute of the graph, and so may be a parameter."""
+    return node.op in ("placeholder", "get_attr")
+
+
+def only_user(node: Node) -> Node | None:
+    """The one node that reads this one; None if there are several, or if it is the graph's output."""
+    users = list(node.users)
+    return users[0] if len(users) == 1 and users[0].op == "call_function" else None
+
+
+def argument(node: Node, index: int, name: str, default: Any = None) -> Any:
+    """An argument by its place or name."""
+    return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
+
+
+def is_getitem(node: Node, index: int) -> bool:
+    """Whether a node takes this result of an operator that returns several."""
+    return (
+        node.op == "call_function"
+        and getattr(node.target, "__name__", "") == "getitem"
+        and node.args[1] == index
+    )
+
+
+def first_result(node: Node) -> Node | None:
+    """The only result of `node` that is read, if that is the first one."""
+    used = [each for each in node.users if each.users]
+    return used[0] if len(used) == 1 and is_getitem(used[0], 0) else None

@@ -1,0 +1,60 @@
+"""Runs of regions as an operator of torch, which compilers such as inductor call.
+
+    dispatch_profiler::regions(Tensor[] inputs, str spec) -> Tensor[]
+
+`spec` is `RunSpec.text`, so that a graph in inductor's cache can be used in another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.environment import LaunchSettings, launch_settings
+from dispatch_profiler.boo.fusion.calls import RunCall, empty_results
+from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
+from dispatch_profiler.boo.launching.torch_types import Tensor
+from dispatch_profiler.errors import UsageError
+
+_NAMESPACE = "dispatch_profiler"
+_torch: Any = torch
+#: Kept for the life of the process: torch drops operators with their library.
+_library = _torch.library.Library(_NAMESPACE, "FRAGMENT")
+#: Compilers pass inputs with the strides that the graph has.
+_tag = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+_library.define("regions(Tensor[] inputs, str spec) -> Tensor[]", tags=(_tag,))
+
+
+@lru_cache(maxsize=256)
+def _call(spec: str, settings: LaunchSettings) -> RunCall:
+    return RunCall(parse_run(spec))
+
+
+def _check(inputs: Sequence[Tensor], spec: RunSpec) -> None:
+    """Raise UsageError unless the inputs have the shapes of `spec`."""
+    expected = spec.input_shapes
+    got = [tuple(each.shape) for each in inputs]
+    if len(got) != len(expected) or any(
+        shape is not None and shape != one for shape, one in zip(expected, got, strict=False)
+    ):
+        raise UsageError(f"the regions take tensors of the shapes {list(expected)}, but got {got}")
+
+
+def _regions(inputs: Sequence[Tensor], spec: str) -> list[Tensor]:
+    return _call(spec, launch_settings())(*inputs)
+
+
+def _fake_regions(inputs: Sequence[Tensor], spec: str) -> list[Tensor]:
+    found = parse_run(spec)
+    _check(inputs, found)
+    return empty_results(found, inputs[0])
+
+
+for _device in ("CPU", "CUDA"):
+    _library.impl("regions", _regions, _device)
+_torch.library.register_fake(f"{_NAMESPACE}::regions", _fake_regions, lib=_library)
+
+REGIONS: Any = _torch.ops.dispatch_profiler.regions.default

@@ -1,0 +1,219 @@
+"""Regions replaced by calls of one operator, with the memory formats that the kernels need.
+
+    relu(batch_norm(convolution(x, w, ...), ...)[0])
+        -> dispatch_profiler.regions([x, w, gamma, variance, beta, mean], "...")[0]
+
+Results of regions are in channels_last memory, where the graph had other strides. So strides are propagated through the
+graph again; where an operator depends on them, and at the graph's outputs, they are restored.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.fusion.calls import empty_results
+from dispatch_profiler.boo.fusion.matching import Region
+from dispatch_profiler.boo.fusion.nodes import Node, aten
+from dispatch_profiler.boo.fusion.operator import REGIONS
+from dispatch_profiler.boo.fusion.runs import join_runs
+from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
+
+Graph = Any
+_torch: Any = torch
+#: Views that are legal for some strides only -> what copies where they are not.
+_RESHAPED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
+#: Operators whose result depends on the strides of an argument.
+_NEEDS_STRIDES = frozenset(
+    (
+        aten.as_strided.default,
+        aten.view.dtype,
+        aten.view_as_real.default,
+        aten.view_as_complex.default,
+        aten.as_strided_scatter.default,
+        aten.convolution_backward.default,
+    )
+)
+
+
+def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any) -> None:
+    """Replace `regions` in a graph whose nodes have `meta["val"]`, in place."""
+    replaced: dict[Node, Node] = {}
+    for region in regions:
+        _replace(graph, region, replaced)
+    graph.eliminate_dead_code()
+    _Strides(graph, fake_mode).propagate()
+    graph.eliminate_dead_code()
+    join_runs(graph)
+    graph.lint()
+
+
+def _replace(graph: Graph, region: Region, replaced: dict[Node, Node]) -> None:
+    """One call in the place of a region's last node. `replaced` has the outputs of regions, with what yields them now."""
+    last = max(region.nodes)  # nodes compare by their places in the graph
+    inputs = [replaced.get(each, each) for each in region.inputs]
+    outputs = [at for at, output in enumerate(region.outputs) if output is not None]
+    count = len(inputs)
+    run = RunSpec(
+        count, ((region.spec, tuple(range(count))),), tuple(count + at for at in range(len(region.outputs)))
+    )
+    with graph.inserting_after(last):
+        call = graph.call_function(REGIONS, (inputs, run.text))
+    before = call
+    for at in outputs:
+        output: Node = region.outputs[at]
+        with graph.inserting_after(before):
+            found = graph.call_function(operator.getitem, (call, at))
+        found.meta["val"] = output.meta["val"]
+        output.replace_all_uses_with(found)
+        replaced[output] = before = found
+
+
+class _Strides:
+    """What each node yields once regions are calls, and the copies that this needs."""
+
+    def __init__(self, graph: Graph, fake_mode: Any) -> None:
+        self.graph = graph
+        self.fake_mode = fake_mode
+        #: Nodes whose strides are no longer those that the graph was traced with -> what they yielded then.
+        self.before: dict[Node, Any] = {}
+
+    def propagate(self) -> None:
+        with self.fake_mode, _torch.no_grad():
+            for node in list(self.graph.nodes):
+                if node.op == "call_function" and node.target is REGIONS:
+                    self._visit_call(node)
+                elif node.op == "call_function" and any(each in self.before for each in node.all_input_nodes):
+                    self._visit(node)
+                elif node.op == "output":
+                    self._restore_arguments(node, exactly=True)
+
+    def _visit_call(self, node: Node) -> None:
+        run = parse_run(node.args[1])
+        ((spec, _),) = run.steps
+        inputs = list(node.args[0])
+        for source in spec.sources:
+            at = source.inputs[0]
+            if source.reading == "channels":
+                inputs[at] = self._channels_last(node, inputs[at])
+            elif source.reading == "rows":
+                inputs[at] = self._dense(node, inputs[at])
+        node.args = (inputs, node.args[1])
+        node.meta["val"] = results = empty_results(run, inputs[0].meta["val"])
+        for user in node.users:
+            self._set(user, results[user.args[1]])
+
+    def _channels_last(self, call: Node, node: Node) -> Node:
+        """`node` in channels_last memory."""
+        axes = node.meta["val"].dim()
+        order, back = (0, *range(2, axes), 1), (0, axes - 1, *range(1, axes - 1))
+        if node.meta["val"].permute(order).is_contiguous():
+            return node
+        with self.graph.inserting_before(call):
+            moved = self._new(aten.permute.default, node, list(order))
+            copied = self._new(aten.clone.default, moved, memory_format=torch.contiguous_format)
+            return self._new(aten.permute.default, copied, list(back))
+
+    def _dense(self, call: Node, node: Node) -> Node:
+        if node.meta["val"].is_contiguous():
+            return node
+        with self.graph.inserting_before(call):
+            return self._new(aten.clone.default, node, memory_format=torch.contiguous_format)
+
+    def _new(self, target: Any, *args: Any, **kwargs: Any) -> Node:
+        node = self.graph.call_function(target, args, kwargs)
+        values = [each.meta["val"] if isinstance(each, torch.fx.Node) else each for each in args]
+        node.meta["val"] = target(*values, **kwargs)
+        return node
+
+    def _set(self, node: Node, found: Any) -> None:
+        """Note what a node yields now."""
+        before = node.meta.get("val")
+        node.meta["val"] = found
+        if isinstance(before, torch.Tensor) and before.stride() != found.stride():
+            self.before[node] = before
+
+    def _visit(self, node: Node) -> None:
+        """Compute what a node yields from arguments with other strides."""
+        if node.target in _RESHAPED:
+            node.target = _RESHAPED[node.target]
+        if node.target in _NEEDS_STRIDES:
+            self._restore_arguments(node)
+            return
+        if node.target is operator.getitem:
+            found = node.args[0].meta["val"][node.args[1]]
+        else:
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+            try:
+                found = node.target(*args, **kwargs)
+            except (RuntimeError, ValueError, TypeError, NotImplementedError):
+                self._restore_arguments(node)
+                return
+        if isinstance(found, torch.Tensor):
+            self._set(node, found)
+        elif isinstance(found, (tuple, list)):
+            before = node.meta.get("val")
+            node.meta["val"] = found
+            self.before[node] = before
+        # what is neither, such as a number, does not depend on strides
+
+    def _restore_arguments(self, node: Node, *, exactly: bool = False) -> None:
+        """Let a node read tensors with the strides that the graph was traced with.
+
+        With `exactly`, also along axes with one element.
+        """
+        with self.graph.inserting_before(node):
+            restored = {
+                each: self._restored(each, self.before[each], exactly=exactly)
+                for each in node.all_input_nodes
+                if isinstance(self.before.get(each), torch.Tensor)
+            }
+        node.args, node.kwargs = torch.fx.map_arg(
+            (node.args, node.kwargs), lambda each: restored.get(each, each)
+        )
+
+    def _restored(self, node: Node, like: Any, *, exactly: bool) -> Node:
+        """A copy of `node` with the strides of `like`, or `node` if it has them."""
+        expanded = [axis for axis in range(like.dim()) if like.stride(axis) == 0 and like.shape[axis] > 1]
+        if expanded:
+            narrow, part = node, like
+            for axis in expanded:
+                narrow = self._new(aten.slice.Tensor, narrow, axis, 0, 1)
+                part = part.narrow(axis, 0, 1)
+            found = self._restored(narrow, part, exactly=exactly)
+            return self._new(aten.expand.default, found, list(like.shape))
+        found = self._copied(node, like) if _strides_differ(node.meta["val"], like) else node
+        if exactly and found.meta["val"].stride() != like.stride() and _is_dense(like):
+            return self._new(aten.as_strided.default, found, list(like.shape), list(like.stride()))
+        return found
+
+    def _copied(self, node: Node, like: Any) -> Node:
+        order = _storage_order(like)
+        if not _is_dense(like):
+            size, stride = list(like.shape), list(like.stride())
+            empty = self._new(aten.empty_strided.default, size, stride, dtype=like.dtype, device=like.device)
+            return self._new(aten.copy.default, empty, node)
+        back = [order.index(axis) for axis in range(like.dim())]
+        moved = self._new(aten.permute.default, node, order)
+        copied = self._new(aten.clone.default, moved, memory_format=torch.contiguous_format)
+        return self._new(aten.permute.default, copied, back)
+
+
+def _storage_order(like: Any) -> list[int]:
+    """The axes of a tensor, the outermost in memory first."""
+    return sorted(range(like.dim()), key=lambda axis: (-like.stride(axis), axis))
+
+
+def _is_dense(like: Any) -> bool:
+    return bool(like.permute(_storage_order(like)).is_contiguous())
+
+
+def _strides_differ(found: Any, like: Any) -> bool:
+    """Whether strides differ along an axis with more than one element."""
+    return any(
+        extent > 1 and one != other
+        for extent, one, other in zip(like.shape, found.stride(), like.stride(), strict=True)
+    )

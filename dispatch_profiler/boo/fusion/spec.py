@@ -1,0 +1,246 @@
+"""Fused regions, and runs of several, as plain data: operations, and how operands are made of torch's tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
+from dispatch_profiler.errors import DispatchProfilerError, UsageError
+from dispatch_profiler.operations import Operation, Tensor, operation_from_dict
+
+#: Characters of a text, and values of a run.
+_MAX_TEXT, _MAX_VALUES = 2_000_000, 10_000
+#: Inputs of a region, and axes of a tensor.
+_MAX_INPUTS, _MAX_AXES = 64, 5
+#: How the memory of a tensor is read, by the name that a text has.
+#:
+#:   rows      as it is, dense and row major
+#:   channels  the axis of the channels, the second one, comes last: torch's channels_last
+#:   filter    as `channels`, of a weight: filters, taps, channels
+#:   scale     weight / sqrt(variance + eps) of a batch norm with (weight, variance)
+#:   shift     bias - mean * scale of a batch norm with (weight, variance, bias, mean)
+READINGS = {"rows": 1, "channels": 1, "filter": 1, "scale": 2, "shift": 4}
+#: Readings that cost as much as a copy, and that are kept if the inputs are parameters.
+DERIVED = frozenset(("filter", "scale", "shift"))
+#: The place of an input that a batch norm lacks, such as its weight.
+ABSENT = -1
+
+
+@dataclass(frozen=True)
+class OperandSource:
+    """How an operand of the kernel is made: a reading of `READINGS`, and its places among the region's inputs."""
+
+    reading: str
+    inputs: tuple[int, ...]
+    eps: float = 0.0
+
+
+@dataclass(frozen=True)
+class RegionSpec:
+    """A region: one operation on tensors as torch has them.
+
+    `inputs` are the shapes of the region's inputs, and `sources` say how each of the operation's operands is made of
+    them. `results` are the shapes and readings (`rows` or `channels`) of the results. `constants` are places of the
+    inputs that are parameters, from which values are derived once for each version.
+    """
+
+    operation: Operation
+    inputs: tuple[tuple[int, ...], ...]
+    sources: tuple[OperandSource, ...]
+    results: tuple[tuple[tuple[int, ...], str], ...]
+    constants: tuple[int, ...] = ()
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "operation": self.operation.to_dict(),
+            "inputs": self.inputs,
+            "sources": [[each.reading, each.inputs, each.eps] for each in self.sources],
+            "results": self.results,
+            "constants": self.constants,
+        }
+
+    @property
+    def kept(self) -> tuple[bool, ...]:
+        """For each operand, whether it is derived from parameters alone, so that it is kept."""
+        constants = set(self.constants)
+        return tuple(
+            each.reading in DERIVED and constants.issuperset(at for at in each.inputs if at != ABSENT)
+            for each in self.sources
+        )
+
+
+@dataclass(frozen=True)
+class RegionSignature:
+    """The `Signature` of a region. Launches take and return flat tensors, in the order of the kernel's memory.
+
+    So that what one region returns is what another one takes, whatever their shapes.
+    """
+
+    operation: Operation
+
+    @property
+    def func_name(self) -> str:
+        """See `Signature`."""
+        return self.operation.name
+
+    @property
+    def launch(self) -> LaunchSpec:
+        """See `Signature`."""
+        operation = self.operation
+        return LaunchSpec(operation, _flat(operation.operands), _flat(operation.results))
+
+
+def _flat(tensors: Sequence[Tensor]) -> tuple[TensorSpec, ...]:
+    return tuple(
+        TensorSpec(each.name, (each.elements,), each.type, each.shape, at) for at, each in enumerate(tensors)
+    )
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Regions that are computed one after another, without anything of torch between them.
+
+    Values are numbered: first the inputs of the run, then the results of each region. `steps` are regions with the
+    values that they take, `outputs` the values that the run returns.
+    """
+
+    inputs: int
+    steps: tuple[tuple[RegionSpec, tuple[int, ...]], ...]
+    outputs: tuple[int, ...]
+
+    @cached_property
+    def text(self) -> str:
+        """Canonical JSON: equal runs have equal texts, in every process."""
+        data = {
+            "inputs": self.inputs,
+            "steps": [[spec.data, list(values)] for spec, values in self.steps],
+            "outputs": self.outputs,
+        }
+        return json.dumps(data, sort_keys=True, separators=(",", ":"))
+
+    @cached_property
+    def results(self) -> tuple[tuple[tuple[int, ...], str, str], ...]:
+        """Shape, reading and element type of each output."""
+        found = [
+            (shape, reading, tensor.type.name)
+            for spec, _ in self.steps
+            for (shape, reading), tensor in zip(spec.results, spec.operation.results, strict=True)
+        ]
+        return tuple(found[each - self.inputs] for each in self.outputs)
+
+    @cached_property
+    def input_shapes(self) -> tuple[tuple[int, ...] | None, ...]:
+        """The shape of each input; None if no region takes it."""
+        found: list[tuple[int, ...] | None] = [None] * self.inputs
+        for spec, values in self.steps:
+            for value, shape in zip(values, spec.inputs, strict=True):
+                if value < self.inputs:
+                    found[value] = shape
+        return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def parse_run(text: str) -> RunSpec:
+    """Inverse of `RunSpec.text`. Raises UsageError for a text that is none."""
+    if not isinstance(text, str) or len(text) > _MAX_TEXT:
+        raise UsageError(f"a run's text has at most {_MAX_TEXT} characters")
+    try:
+        found = _run(json.loads(text))
+    except (ValueError, TypeError, KeyError, RecursionError, DispatchProfilerError) as error:
+        raise UsageError(f"this text is no run of regions: {error}"[:300]) from error
+    if found.text != text:
+        raise UsageError("this text is no run of regions: it is not in the canonical form")
+    return found
+
+
+def _run(data: Any) -> RunSpec:
+    _check_keys(data, {"inputs", "steps", "outputs"})
+    inputs = _whole(data["inputs"], 0, _MAX_VALUES)
+    values, steps = inputs, []
+    for region, taken in _list(data["steps"], _MAX_VALUES):
+        spec = _region(region)
+        places = tuple(_whole(each, 0, values - 1) for each in _list(taken))
+        if len(places) != len(spec.inputs):
+            raise ValueError(f"{spec.operation.name} takes {len(spec.inputs)} values, not {len(places)}")
+        steps.append((spec, places))
+        values += len(spec.results)
+    outputs = tuple(_whole(each, inputs, values - 1) for each in _list(data["outputs"], _MAX_VALUES))
+    if not outputs or len(set(outputs)) != len(outputs):
+        raise ValueError("outputs are different results of regions, at least one")
+    return RunSpec(inputs, tuple(steps), outputs)
+
+
+def _check_keys(data: Any, expected: set[str]) -> None:
+    if not isinstance(data, dict) or set(data) != expected:
+        raise ValueError(f"expected an object with {', '.join(sorted(expected))}")
+
+
+def _region(data: Any) -> RegionSpec:
+    _check_keys(data, {"operation", "inputs", "sources", "results", "constants"})
+    inputs = tuple(map(_shape, _list(data["inputs"])))
+    sources = tuple(_source(each, len(inputs)) for each in _list(data["sources"]))
+    results = tuple((_shape(shape), _result_reading(reading)) for shape, reading in _list(data["results"]))
+    constants = tuple(_whole(each, 0, len(inputs) - 1) for each in _list(data["constants"]))
+    spec = RegionSpec(operation_from_dict(data["operation"]), inputs, sources, results, constants)
+    _check_sizes(spec)
+    return spec
+
+
+def _check_sizes(spec: RegionSpec) -> None:
+    """Raise ValueError unless operands and results have as many elements as what they are read from."""
+    operands, results = spec.operation.operands, spec.operation.results
+    if len(operands) != len(spec.sources) or len(results) != len(spec.results):
+        raise ValueError("the numbers of operands and results are not those of the operation")
+    for tensor, source in zip(operands, spec.sources, strict=True):
+        if _count(spec.inputs[max(source.inputs)]) != _count(tensor.shape):
+            raise ValueError(f"the operand {tensor.name} has {tensor.shape}")
+    for tensor, (shape, _) in zip(results, spec.results, strict=True):
+        if _count(shape) != _count(tensor.shape):
+            raise ValueError(f"the result {tensor.name} has {tensor.shape}, not {shape}")
+
+
+def _source(data: Any, inputs: int) -> OperandSource:
+    reading, places, eps = data
+    if reading not in READINGS or len(_list(places)) != READINGS[reading]:
+        raise ValueError(f"unknown reading {str(reading)[:40]!r}")
+    if type(eps) is not float or not 0.0 <= eps < 1e6:
+        raise ValueError(f"eps {str(eps)[:40]}")
+    least = ABSENT if reading in ("scale", "shift") else 0
+    return OperandSource(reading, tuple(_whole(each, least, inputs - 1) for each in places), eps)
+
+
+def _result_reading(value: Any) -> str:
+    if value not in ("rows", "channels"):
+        raise ValueError(f"unknown reading {str(value)[:40]!r} of a result")
+    return str(value)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    if len(_list(value)) > _MAX_AXES:
+        raise ValueError(f"at most {_MAX_AXES} axes are supported")
+    return tuple(_whole(each, 1, 2**40) for each in value)
+
+
+def _list(value: Any, most: int = _MAX_INPUTS) -> list[Any]:
+    if not isinstance(value, list) or len(value) > most:
+        raise ValueError(f"expected a list of at most {most}")
+    return value
+
+
+def _whole(value: Any, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"expected a whole number from {least} to {most}, but got {str(value)[:40]}")
+    return value
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count

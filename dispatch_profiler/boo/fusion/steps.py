@@ -1,0 +1,137 @@
+"""Nodes of an aten graph as steps of an epilogue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dispatch_profiler.boo.fusion.nodes import (
+    Node,
+    NotFusible,
+    argument,
+    aten,
+    check_alike,
+    first_result,
+    shape,
+    value,
+)
+from dispatch_profiler.operations.epilogues import Step
+
+
+@dataclass(frozen=True)
+class NodeStep:
+    """A step, the nodes that it replaces, the last of which has its result, and what it reads.
+
+    `operands` are (reading, inputs, eps), where an input is a node, or None if it is absent: see `spec.READINGS`.
+    """
+
+    step: Step
+    nodes: tuple[Node, ...]
+    operands: tuple[tuple[str, tuple[Node | None, ...], float], ...] = ()
+
+    @property
+    def result(self) -> Node:
+        """The node that yields the step's result."""
+        return self.nodes[-1]
+
+
+def step_of(node: Node, of: Node, images: str) -> NodeStep | None:
+    """`node`, which reads `of`, as a step on it; None if it is none.
+
+    `images` is how tensors of the result's shape are read: `channels` or `rows`. Raises NotFusible if it would be one,
+    but for the reason given.
+    """
+    find = _STEPS.get(node.target)
+    found = None if find is None else find(node, of, images)
+    if found is None:
+        return None
+    if shape(found.result) != shape(of) or value(found.result).dtype != value(of).dtype:
+        raise NotFusible(f"{node} changes the shape or the type")
+    return found
+
+
+def _batch_norm(node: Node, of: Node, images: str) -> NodeStep | None:
+    x, weight, bias, mean, variance = node.args[:5]
+    eps = node.args[-1]
+    if x is not of or images != "channels" or len(shape(of)) < 3:
+        return None
+    check_alike(of, weight, bias, mean, variance)
+    result = first_result(node)
+    if result is None:
+        raise NotFusible(f"other results of {node} are read")
+    if mean is None or variance is None:
+        raise NotFusible(f"{node} has no running statistics")
+    scale = ("scale", (weight, variance), float(eps))
+    shift = ("shift", (weight, variance, bias, mean), float(eps))
+    return NodeStep(Step("scale_shift"), (node, result), (scale, shift))
+
+
+def _batch_norm_in_inference(node: Node, of: Node, images: str) -> NodeStep | None:
+    if argument(node, 5, "training"):
+        raise NotFusible(f"{node} is in training mode")
+    return _batch_norm(node, of, images)
+
+
+def _residual(node: Node, of: Node, images: str) -> NodeStep | None:
+    first, second = node.args[:2]
+    other = second if first is of else first
+    if other is of or not hasattr(other, "meta") or value(other) is None:
+        raise NotFusible(f"{node} adds no other tensor")
+    # 1.0 and True equal 1.
+    if node.kwargs.get("alpha", 1) != 1:
+        raise NotFusible(f"{node} has alpha != 1")
+    if shape(other) != shape(of):
+        raise NotFusible(f"{node} broadcasts")
+    check_alike(of, other)
+    return NodeStep(Step("residual"), (node,), ((images, (other,), 0.0),))
+
+
+def _plain(name: str) -> Callable[[Node, Node, str], NodeStep | None]:
+    return lambda node, of, images: NodeStep(Step(name), (node,))
+
+
+def _gelu(node: Node, of: Node, images: str) -> NodeStep | None:
+    kind = node.kwargs.get("approximate", node.args[1] if len(node.args) > 1 else "none")
+    return NodeStep(Step("gelu_tanh" if kind == "tanh" else "gelu"), (node,))
+
+
+def _leaky_relu(node: Node, of: Node, images: str) -> NodeStep | None:
+    slope = float(argument(node, 1, "negative_slope", 0.01))
+    if not 0.0 < slope < math.inf:
+        raise NotFusible(f"{node} has a slope of {slope}")
+    return NodeStep(Step("leaky_relu", (slope,)), (node,))
+
+
+def _clamp(node: Node, of: Node, images: str) -> NodeStep | None:
+    is_hardtanh = node.target is aten.hardtanh.default
+    names, defaults = (("min_val", "max_val"), (-1.0, 1.0)) if is_hardtanh else (("min", "max"), (None, None))
+    low, high = (argument(node, 1 + at, names[at], defaults[at]) for at in (0, 1))
+    if _is_number(low) and low == 0 and high is None:
+        return NodeStep(Step("relu"), (node,))
+    if not _is_number(low) or not _is_number(high) or not low <= high:
+        raise NotFusible(f"{node} has no two bounds")
+    if (low, high) == (0, 6):
+        return NodeStep(Step("relu6"), (node,))
+    return NodeStep(Step("clamp", (float(low), float(high))), (node,))
+
+
+def _is_number(value_: Any) -> bool:
+    return isinstance(value_, (int, float)) and math.isfinite(value_)
+
+
+_STEPS: dict[Any, Callable[[Node, Node, str], NodeStep | None]] = {
+    aten._native_batch_norm_legit_no_training.default: _batch_norm,
+    aten.native_batch_norm.default: _batch_norm_in_inference,
+    aten.add.Tensor: _residual,
+    aten.relu.default: _plain("relu"),
+    aten.hardtanh.default: _clamp,
+    aten.clamp.default: _clamp,
+    aten.clamp_min.default: _clamp,
+    aten.leaky_relu.default: _leaky_relu,
+    aten.gelu.default: _gelu,
+    aten.silu.default: _plain("silu"),
+    aten.sigmoid.default: _plain("sigmoid"),
+    aten.tanh.default: _plain("tanh"),
+}
