@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._table import Row, arguments, at_least, at_most, below, report
+from benchmarks._table import Row, at_least, at_most, below, make_parser, report
 from dispatch_profiler.boo.interface import LaunchKernel, LaunchSpec, TensorSpec
 from dispatch_profiler.operations import Matmul, Operation
 from dispatch_profiler.operations.element_types import ELEMENT_TYPES
@@ -448,7 +448,7 @@ def timed(commands: Sequence[Sequence[object]], workers: int) -> float:
 
 
 def gpu_rows(scale: Scale) -> Iterator[Row]:
-    """Launch and synchronize, against torch; no rows without a GPU."""
+    """Launch and synchronize, against torch, eagerly and in a CUDA graph; no rows without a GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -462,22 +462,56 @@ def gpu_rows(scale: Scale) -> Iterator[Row]:
     torch.testing.assert_close(
         launch(x, w), torch.nn.functional.conv2d(x, w, padding=1), atol=1e-3, rtol=1e-3
     )
+    sides = {"launch": lambda: launch(x, w), "torch": lambda: torch.nn.functional.conv2d(x, w, padding=1)}
     with torch.no_grad():
         us = in_turns(
-            {
-                "launch": lambda: (launch(x, w), synchronize()),
-                "torch": lambda: (torch.nn.functional.conv2d(x, w, padding=1), synchronize()),
-            },
+            {side: lambda call=call: (call(), synchronize()) for side, call in sides.items()}, scale.rounds
+        )
+        enqueued = {side: enqueue_us(call) for side, call in sides.items()}
+        graphs = {side: captured(call) for side, call in sides.items()}
+        replayed = in_turns(
+            {side: lambda graph=graph: (graph.replay(), synchronize()) for side, graph in graphs.items()},
             scale.rounds,
         )
-    print(f"on {torch.cuda.get_device_name()}: launch {us['launch']:.2f} us, torch {us['torch']:.2f} us")
+    print(f"on {torch.cuda.get_device_name()}, us:", us, "without waiting", enqueued, "graphs", replayed)
     yield at_most("launch and synchronize on a GPU against torch", us["launch"] / us["torch"], "times", 1.5)
+    yield Row("the same without waiting", enqueued["launch"] / enqueued["torch"], "times", "any", True)
+    yield Row("the same in CUDA graphs", replayed["launch"] / replayed["torch"], "times", "any", True)
+
+
+def enqueue_us(call: Callable[[], object], calls: int = 100) -> float:
+    """Microseconds until a call returns, if the GPU is busy with earlier work: the median of several turns."""
+    import torch
+
+    taken = []
+    for _ in range(20):
+        torch.cuda._sleep(20_000_000)  # about 10 ms
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        taken.append((time.perf_counter() - start) / calls * 1e6)
+        torch.cuda.synchronize()
+    return statistics.median(taken)
+
+
+def captured(call: Callable[[], object]) -> Any:
+    """A CUDA graph of a call."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph
 
 
 def main() -> int:
     """Measure, print and write the rows."""
-    options = arguments(__doc__.splitlines()[0])
+    parser = make_parser(__doc__.splitlines()[0])
+    parser.add_argument("--gpu-only", action="store_true", help="only the rows of a GPU")
+    options = parser.parse_args()
     scale = QUICK if options.quick else Scale()
+    if options.gpu_only:
+        return report(list(gpu_rows(scale)), options.json)
     rows = [wake_up_row(scale), *long_rows(scale), *tiny_rows(scale), *large_rows(scale), *gpu_rows(scale)]
     rows += [*process_rows(scale), *preload_rows(scale)]
     return report(rows, options.json)

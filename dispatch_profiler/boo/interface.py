@@ -37,12 +37,14 @@ class LaunchSpec:
 class LaunchKernel:
     """A compiled kernel. `function` takes the operation's operands, then its results, and writes to the results.
 
-    `key` identifies the content: equal keys mean equal kernels.
+    `key` identifies the content: equal keys mean equal kernels. `program` is for `read_program`: with it, a kernel for
+    CUDA is launched without IREE's runtime.
     """
 
     vmfb: bytes
     function: str
     key: str
+    program: str = ""
 
 
 class KernelProvider(Protocol):

@@ -38,6 +38,8 @@ class BuildRequest:
     #: Whether the compiler also verifies its IR after each pass of the code generator. That finds bugs of the compiler,
     #: and takes a tenth of the time; the vmfbs are the same.
     verifies_passes: bool = True
+    #: Whether the build also yields the launch program of its dispatch, which is the only one.
+    wants_program: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,15 @@ class Kernel:
 class Built:
     """Two vmfbs with the same functions, and an outcome for every requested dispatch.
 
-    Only dispatches whose configuration was applied are in the vmfbs; without any, both are empty.
+    Only dispatches whose configuration was applied are in the vmfbs; without any, both are empty. `program` is for
+    `read_program`; empty if none was requested.
     """
 
     verify: bytes
     profile: bytes
     outcomes: dict[str, BuildOutcome]
     diagnostics: str = ""
+    program: str = ""
 
 
 class BuildError(CompilerError):

@@ -1,9 +1,9 @@
 """A cache of compiled modules for all generated trees and launches of a user, keyed by the content of the inputs.
 
 An entry is one file: the SHA-256 of the rest in hexadecimal, the length of a JSON header, the header
-(key, label and outcomes), then both vmfbs, or one if they are equal. It is written atomically and checked when
-read; a damaged entry, or one with another key, is a miss and is removed. When the cache exceeds its size limit,
-the least recently used entries are removed first. Several processes may use one cache at once.
+(key, label, outcomes and launch program), then both vmfbs, or one if they are equal. It is written atomically and
+checked when read; a damaged entry, or one with another key, is a miss and is removed. When the cache exceeds its size
+limit, the least recently used entries are removed first. Several processes may use one cache at once.
 """
 
 from __future__ import annotations
@@ -262,6 +262,7 @@ def _pack(built: Built, key: str, label: str) -> bytes:
             "has_profile": has_profile,
             "outcomes": outcomes,
             "diagnostics": built.diagnostics,
+            "program": built.program,
         }
     ).encode()
     body = f"{len(header):0{_LENGTH}d}".encode() + header + built.verify
@@ -283,7 +284,7 @@ def _unpack(data: bytes, key: str) -> Built:
     outcomes = {name: _outcome(texts(found, name)) for name in found}
     verify = body[start:middle]
     profile = body[middle:] if flag(header, "has_profile") else verify
-    return Built(verify, profile, outcomes, text(header, "diagnostics"))
+    return Built(verify, profile, outcomes, text(header, "diagnostics"), text(header, "program"))
 
 
 def _read_header(path: Path) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import runpy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -146,6 +146,7 @@ class IreeCompiler:
             hashes = kernel_hashes(module, kept)
             outcomes |= {name: replace(outcomes[name], kernel=hashes[name]) for name in kept}
             module = generating.advance(module, flags, _LOWERED, stop=_COMMANDS)
+            program = _program(module, request) if request.wants_program else None
             verify, profile = _vmfbs(phases, module, flags, request.repeat)
         except BuildError as error:
             if not request.verifies_passes:  # the verifier may say more
@@ -154,7 +155,7 @@ class IreeCompiler:
             culprits = tuple(name for name in _culprits(error.diagnostics, lines) if name in names)
             message = _sentence(error.message)
             raise BuildError(message, diagnostics=error.diagnostics, culprits=culprits) from error
-        return Built(verify, profile, outcomes | failed)
+        return Built(verify, profile, outcomes | failed, program=program(verify) if program else "")
 
     def _without_evidence(self, request: BuildRequest, module: IrModule) -> dict[str, BuildOutcome]:
         """Outcomes of the whole-flow dispatches whose evidence is missing in the compiler's IR."""
@@ -185,6 +186,15 @@ def outlined(phases: Phases, source: IrModule, flags: tuple[str, ...]) -> IrModu
     module = phases.advance(source, flags, stop=_FORMED)
     module.drop_barriers()
     return phases.advance(module, flags, _FORMED, stop=_OUTLINED)
+
+
+def _program(module: IrModule, request: BuildRequest) -> Callable[[bytes], str] | None:
+    """What returns the launch program of the request's dispatch, given its vmfb; None for other devices than CUDA's."""
+    if _CUDA not in request.flags:
+        return None
+    from dispatch_profiler.compiler.launch_programs import program_text
+
+    return program_text(module, request.dispatches[0].name)
 
 
 def _vmfbs(phases: Phases, module: IrModule, flags: tuple[str, ...], repeat: int) -> tuple[bytes, bytes]:

@@ -19,7 +19,8 @@ from dispatch_profiler.targets import Target
 
 #: Our sources that determine the source of a dispatch and its build.
 _SOURCES = (
-    "compiler/*.py", "configurations/**/*.py", "dispatches/dispatch.py", "generator/render.py", "operations/*.py",
+    "compiler/*.py", "configurations/**/*.py", "dispatches/dispatch.py", "dispatches/launch_program.py",
+    "generator/render.py", "operations/*.py",
     "targets/*.json", "targets/*.py", "templates/*.mlir.j2", "templates/triton_*.py",
 )  # fmt: skip
 
@@ -27,7 +28,7 @@ _SOURCES = (
 def launch_request(dispatch: Dispatch, target: Target, flags: Sequence[str] = ()) -> BuildRequest:
     """A request for a single vmfb: its function takes the operands, then the results, which it writes to.
 
-    The two vmfbs of its `Built` are the same. `flags` are compiler flags in addition to those of target and
+    The two vmfbs of its `Built` are the same, and for CUDA it has a launch program. `flags` are compiler flags in addition to those of target and
     configuration.
     """
     # Imported here: a cached build needs no source.
@@ -35,7 +36,7 @@ def launch_request(dispatch: Dispatch, target: Target, flags: Sequence[str] = ()
 
     source = render_module(dispatch.operation, [dispatch])
     request = build_request(source, [dispatch], target, flags=flags, repeat=1)
-    return replace(request, verifies_passes=False)
+    return replace(request, verifies_passes=False, wants_program=True)
 
 
 def launch_flags(dispatch: Dispatch, target: Target, flags: Sequence[str] = ()) -> tuple[str, ...]:

@@ -67,6 +67,11 @@ def gpu_count() -> int:
     return 0 if library is None else _number(library.cuDeviceGetCount)
 
 
+def driver_library() -> Any:
+    """libcuda, initialized; None if it is missing or fails to start."""
+    return _library()
+
+
 @cache
 def _library() -> Any:
     """libcuda, initialized; None if it is missing or fails to start."""

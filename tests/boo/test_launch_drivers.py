@@ -298,7 +298,7 @@ def test_a_launch_on_a_gpu_waits_for_torchs_stream_first():
     expected = torch.from_numpy(expected_of(SMALL, operands)[0])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "dispatch_profiler.boo.launching.torch_fast._allocation",
+            "dispatch_profiler.boo.launching.torch_fast.allocation",
             lambda spec, _: partial(torch.empty, spec.shape),
         )
         launch = gpu_launch(kernel, spec_of(SMALL), device, lambda: steps.append("wait"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -76,7 +76,7 @@ class Launch:
         """What is timed for `backend`. Raises MissingDependency, NotSupported, and ToolError if torch fails."""
         if backend in (Backend.BOO, Backend.LEGACY):
             launchable, arguments = self.launchable, self.arguments
-            return Work(lambda: launchable(*arguments))
+            return self._waiting(lambda: launchable(*arguments))
         with torch_errors():
             return self._torch_work(is_compiled=backend is Backend.INDUCTOR)
 
@@ -87,9 +87,15 @@ class Launch:
         handles = own.enter([_on(torch, device, each) for each in self._operands()])
         function = torch.compile(own.function, dynamic=False) if is_compiled else own.function
         function(*handles)
+        return self._waiting(lambda: function(*handles))
+
+    def _waiting(self, launch: Callable[[], Any]) -> Work:
+        """A launch, and on a GPU the wait for it."""
         if self.device == CPU:
-            return Work(lambda: function(*handles))
-        return Work(lambda: function(*handles), lambda: torch.cuda.synchronize(device), waits=True)
+            return Work(launch)
+        torch = load_torch()
+        device = torch.device(self.device)
+        return Work(launch, lambda: torch.cuda.synchronize(device), waits=True)
 
     def _operands(self) -> list[Any]:
         """The arguments in the order and shapes of the operation's operands."""

@@ -96,7 +96,7 @@ class KernelSearch:
         outcome = built.outcomes[dispatch.name]
         if outcome.state is State.COMPILED:
             _log.debug("%s: %s for %s", self.name, dispatch.configuration.name, self.target.name)
-            return LaunchKernel(built.verify, dispatch.name, self.key)
+            return LaunchKernel(built.verify, dispatch.name, self.key, built.program)
         self.failure = f"{dispatch.name} for {self.target.name}: {outcome.state.value}: {outcome.reason}"
         if len(self._left) == 1:
             return CompilerError(self.failure, diagnostics=built.diagnostics)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
 from dispatch_profiler.boo.launching.loaded import LoadedKernel
 from dispatch_profiler.errors import UsageError
+from dispatch_profiler.runtime.cuda_launch import CudaProgram
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.runtime.iree import IreeDevice
 
@@ -53,7 +54,10 @@ class ArrayLibrary(Protocol):
     def before_launch(self) -> None:
         """Wait until the contents of the arrays are complete."""
 
-    def fast_launch(self, kernel: LoadedKernel, spec: LaunchSpec) -> FastLaunch | None:
+    def launch(self, program: CudaProgram, arrays: Sequence[Any]) -> None:
+        """Launch on the library's current stream, without waiting. `arrays` are in the order of the program."""
+
+    def fast_launch(self, kernel: LoadedKernel | CudaProgram, spec: LaunchSpec) -> FastLaunch | None:
         """The shortest way to launch `kernel` with arrays of this library and device, if a shorter one exists."""
 
 

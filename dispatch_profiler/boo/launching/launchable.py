@@ -17,11 +17,12 @@ import numpy as np
 from dispatch_profiler.boo.interface import KernelProvider, LaunchSpec, TensorSpec
 from dispatch_profiler.boo.launching._base import ArrayLibrary, FastLaunch
 from dispatch_profiler.boo.launching.drivers import TASK, MakeArguments, load_on_host
-from dispatch_profiler.boo.launching.loaded import LoadedKernel, load
+from dispatch_profiler.boo.launching.gpu_kernels import load_on_gpu
+from dispatch_profiler.boo.launching.loaded import LoadedKernel
 from dispatch_profiler.boo.launching.numpy_arrays import NumpyArrays
 from dispatch_profiler.errors import UsageError
+from dispatch_profiler.runtime.cuda_launch import CudaProgram
 from dispatch_profiler.runtime.device_uri import DeviceUri
-from dispatch_profiler.runtime.iree import IreeDevice
 
 _LOGGER = logging.getLogger("dispatch_profiler.boo")
 
@@ -72,7 +73,11 @@ class Launchable:
         )
 
     def __call__(self, *args: Any, out: Any = None) -> Any:
-        """Launch on `args`, and wait; returns the result, or a tuple if `spec.results` has several.
+        """Launch on `args`; returns the result, or a tuple if `spec.results` has several.
+
+        On the CPU, the results are complete when this returns. On a GPU, the launch is in torch's current stream, like
+        an operator of torch; only a kernel without a launch program is waited for, which the logger
+        `dispatch_profiler.boo` reports at level DEBUG.
 
         Arguments are all torch tensors on one device, or all numpy arrays, in the order, shapes and types of
         `spec.arguments`. Those that are dense, row major and aligned to 64 bytes are not copied; of others, the first
@@ -91,7 +96,7 @@ class Launchable:
     def driver(self) -> str:
         """`local-sync` or `local-task`: what runs the kernel on the CPU; empty before the first launch there."""
         kernel = self._loaded.get(TASK)
-        return str(kernel.device.uri) if kernel else ""
+        return str(kernel.device.uri) if isinstance(kernel, LoadedKernel) else ""
 
     def on_threads(self) -> LoadedKernel:
         """The kernel on the threads of `local-task`, whichever driver launches use. Raises what a launch raises."""
@@ -104,7 +109,7 @@ class Launchable:
     def _forget_devices(self) -> None:
         self._lock = threading.Lock()
         #: By the device that the kernel was compiled for.
-        self._loaded: dict[DeviceUri, LoadedKernel] = {}
+        self._loaded: dict[DeviceUri, LoadedKernel | CudaProgram] = {}
         self._fast: FastLaunch | None = None
         self._fast_on: DeviceUri | None = None
 
@@ -121,16 +126,24 @@ class Launchable:
         inputs = [self._input(library, *each) for each in zip(args, specs, strict=True)]
         targets = self._targets(library, outs, inputs)
 
+        ordered = [
+            pair
+            for arrays, of in ((inputs, specs), (targets, results))
+            for pair in sorted(zip(arrays, of, strict=True), key=lambda pair: pair[1].position)
+        ]
+
         def make_arguments(kernel: LoadedKernel) -> Any:
-            passed = rt.VmVariantList(len(specs) + len(results))
-            for arrays, of in ((inputs, specs), (targets, results)):
-                for array, spec in sorted(zip(arrays, of, strict=True), key=lambda pair: pair[1].position):
-                    passed.push_ref(library.buffer_view(kernel.device, array, spec))
+            passed = rt.VmVariantList(len(ordered))
+            for array, spec in ordered:
+                passed.push_ref(library.buffer_view(kernel.device, array, spec))
             return passed
 
-        library.before_launch()
         kernel = self._kernel(library.uri, make_arguments)
-        kernel.run(make_arguments(kernel))
+        if isinstance(kernel, CudaProgram):
+            library.launch(kernel, [array for array, _ in ordered])
+        else:
+            library.before_launch()
+            kernel.run(make_arguments(kernel))
         for given, target in zip(outs, targets, strict=False):
             if given is target:
                 library.note_write(given)
@@ -142,7 +155,7 @@ class Launchable:
             return out
         return targets[0] if len(results) == 1 else tuple(targets)
 
-    def _kernel(self, uri: DeviceUri, make_arguments: MakeArguments) -> LoadedKernel:
+    def _kernel(self, uri: DeviceUri, make_arguments: MakeArguments) -> LoadedKernel | CudaProgram:
         """The kernel on a device, loaded once."""
         found = self._loaded.get(uri)
         if found is not None:
@@ -153,7 +166,7 @@ class Launchable:
                 self._loaded[uri] = (
                     load_on_host(kernel, self._name, count, self._threads, self._choices, make_arguments)
                     if uri.is_local
-                    else load(kernel, IreeDevice(uri, graphs=False), self._name, count)
+                    else load_on_gpu(kernel, uri, self.spec)
                 )
             return self._loaded[uri]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from dispatch_profiler.boo.launching.host_memory import host_views
 from dispatch_profiler.boo.launching.loaded import LoadedKernel
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations.element_types import ELEMENT_TYPES
+from dispatch_profiler.runtime.cuda_launch import CudaProgram
 from dispatch_profiler.runtime.iree import IreeDevice
 
 _NAMES = {type_.dtype: name for name, type_ in ELEMENT_TYPES.items()}
@@ -68,6 +70,10 @@ class NumpyArrays:
     def before_launch(self) -> None:
         """See `ArrayLibrary.before_launch`: numpy computes nothing in the background."""
 
-    def fast_launch(self, kernel: LoadedKernel, spec: LaunchSpec) -> FastLaunch | None:
+    def launch(self, program: CudaProgram, arrays: Sequence[np.ndarray]) -> None:
+        """See `ArrayLibrary.launch`: numpy's arrays are not on a GPU."""
+        raise NotImplementedError
+
+    def fast_launch(self, kernel: LoadedKernel | CudaProgram, spec: LaunchSpec) -> FastLaunch | None:
         """See `ArrayLibrary.fast_launch`."""
         return None

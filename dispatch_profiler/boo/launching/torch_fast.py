@@ -34,8 +34,8 @@ _Expected = tuple[tuple[int, ...], torch.dtype]
 
 def host_launch(kernel: LoadedKernel, spec: LaunchSpec) -> FastLaunch:
     """Launches on the CPU. Argument lists refer to memory by its address, and own none: they are used again."""
-    expected, written = _expected(spec.arguments), _expected(spec.results)
-    allocate = [_allocation(each, torch.device("cpu")) for each in spec.results]
+    expected, written = expected_of(spec.arguments), expected_of(spec.results)
+    allocate = [allocation(each, torch.device("cpu")) for each in spec.results]
     invoke, entry, name, plain = kernel.invoke, kernel.entry, kernel.name, PLAIN
     count, results_count, is_single = len(expected), len(written), len(written) == 1
     lists: dict[tuple[int, ...], Any] = {}
@@ -58,7 +58,7 @@ def host_launch(kernel: LoadedKernel, spec: LaunchSpec) -> FastLaunch:
                 ):
                     return None
                 addresses.append(tensor.data_ptr())
-            returned = [new() for new in allocate] if out is None else _outs(out, written, -1)
+            returned = [new() for new in allocate] if out is None else usable_outs(out, written, -1)
             if returned is None:
                 return None
             for tensor in returned:
@@ -85,17 +85,17 @@ def host_launch(kernel: LoadedKernel, spec: LaunchSpec) -> FastLaunch:
 def gpu_launch(
     kernel: LoadedKernel, spec: LaunchSpec, device: torch.device, wait: Callable[[], None]
 ) -> FastLaunch:
-    """Launches on a GPU. `wait` returns when the contents of the tensors are complete."""
-    expected, written, index = _expected(spec.arguments), _expected(spec.results), device.index
-    allocate = [_allocation(each, device) for each in spec.results]
+    """Launches on a GPU through IREE's runtime. `wait` returns when the contents of the tensors are complete."""
+    expected, written, index = expected_of(spec.arguments), expected_of(spec.results), device.index
+    allocate = [allocation(each, device) for each in spec.results]
     share = [_sharing_on_gpu(kernel, each) for each in (*spec.arguments, *spec.results)]
-    order, are_usable, is_single = argument_order(spec), _address_check(spec), len(written) == 1
+    order, are_usable, is_single = argument_order(spec), address_check(spec), len(written) == 1
 
     def launch(arguments: tuple[Any, ...], out: Any) -> Any:
         try:
             if not _match(arguments, expected, index):
                 return None
-            returned = [new() for new in allocate] if out is None else _outs(out, written, index)
+            returned = [new() for new in allocate] if out is None else usable_outs(out, written, index)
             if returned is None:
                 return None
             tensors = (*arguments, *returned)
@@ -123,7 +123,8 @@ def argument_order(spec: LaunchSpec) -> list[int]:
     return sorted(range(len(tensors)), key=lambda number: (number >= count, tensors[number].position))
 
 
-def _expected(specs: Iterable[TensorSpec]) -> list[_Expected]:
+def expected_of(specs: Iterable[TensorSpec]) -> list[_Expected]:
+    """Shape and type of each tensor."""
     return [(each.shape, TYPES[each.type.name]) for each in specs]
 
 
@@ -142,20 +143,20 @@ def _match(tensors: Sequence[Any], expected: Sequence[_Expected], index: int) ->
     )
 
 
-def _outs(out: Any, expected: Sequence[_Expected], index: int) -> list[Tensor] | None:
+def usable_outs(out: Any, expected: Sequence[_Expected], index: int) -> list[Tensor] | None:
     """`out` as a list; None unless kernels can write to these tensors, given that their addresses are usable."""
     outs = [out] if len(expected) == 1 else list(out)
     return outs if _match(outs, expected, index) and not any(each.requires_grad for each in outs) else None
 
 
-def _allocation(spec: TensorSpec, device: torch.device) -> Callable[[], Tensor]:
+def allocation(spec: TensorSpec, device: torch.device) -> Callable[[], Tensor]:
     """What returns a new tensor for a result."""
     empty = partial(torch.empty, spec.shape, dtype=TYPES[spec.type.name], device=device)
     is_small = math.prod(spec.shape) * spec.type.bytes <= _SMALL_BYTES
     return partial(torch.empty_like, empty()) if is_small else empty
 
 
-def _address_check(spec: LaunchSpec) -> Callable[[Sequence[int]], bool]:
+def address_check(spec: LaunchSpec) -> Callable[[Sequence[int]], bool]:
     """Addresses of arguments and results -> whether all are aligned, and results share no memory with the others."""
     sizes = [math.prod(each.shape) * each.type.bytes for each in (*spec.arguments, *spec.results)]
     count = len(spec.arguments)
@@ -177,7 +178,7 @@ def _list_maker(
     kernel: LoadedKernel, spec: LaunchSpec, lists: dict[tuple[int, ...], Any]
 ) -> Callable[[tuple[int, ...]], Any]:
     """Addresses of arguments and results on the CPU -> the kernel's arguments, also in `lists`; None if unusable."""
-    order, are_usable = argument_order(spec), _address_check(spec)
+    order, are_usable = argument_order(spec), address_check(spec)
     views = [
         host_views(kernel.device, each.kernel_shape, each.type) for each in (*spec.arguments, *spec.results)
     ]

@@ -5,6 +5,7 @@ A launch is no part of autograd: it reads tensors that require grad, and its res
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import iree.runtime as rt
@@ -17,8 +18,10 @@ from dispatch_profiler.boo.launching.drivers import TASK
 from dispatch_profiler.boo.launching.host_memory import host_views
 from dispatch_profiler.boo.launching.loaded import LoadedKernel
 from dispatch_profiler.boo.launching.torch_fast import gpu_launch, host_launch
+from dispatch_profiler.boo.launching.torch_streams import on_stream, stream_launch
 from dispatch_profiler.boo.launching.torch_types import NAMES, SHARED, TYPES, Tensor, note_write, to_dlpack
-from dispatch_profiler.errors import UsageError
+from dispatch_profiler.errors import TargetError, UsageError
+from dispatch_profiler.runtime.cuda_launch import CudaProgram
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.runtime.iree import IreeDevice
 from dispatch_profiler.runtime.iree_buffers import HAL_TYPES
@@ -30,12 +33,17 @@ class TorchTensors:
     expects_copies = False
 
     def __init__(self, device: torch.device) -> None:
-        """Raises UsageError if launches do not support `device`."""
+        """Raises UsageError if launches do not support `device`, and TargetError if a fork has lost it."""
         if device.type not in ("cpu", "cuda") or (device.type == "cuda" and torch.version.hip):
             kind = "ROCm devices" if device.type == "cuda" else str(device)
             raise UsageError(
                 f"launches take tensors on the CPU and on CUDA devices, but these are on {kind}",
                 hint="move them: tensor.cpu()",
+            )
+        if device.type == "cuda" and _is_forked():
+            raise TargetError(
+                "torch used CUDA before this process was forked, and cannot use it in a forked process",
+                hint='start processes with the method "spawn": multiprocessing.set_start_method("spawn")',
             )
         self._device = device
 
@@ -115,14 +123,26 @@ class TorchTensors:
         return rt.HalBufferView(view.get_buffer(), list(spec.kernel_shape), HAL_TYPES[spec.type.name])
 
     def before_launch(self) -> None:
-        """See `ArrayLibrary.before_launch`: IREE cannot launch on torch's stream."""
+        """See `ArrayLibrary.before_launch`: IREE's runtime cannot launch on torch's stream."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
 
-    def fast_launch(self, kernel: LoadedKernel, spec: LaunchSpec) -> FastLaunch | None:
+    def launch(self, program: CudaProgram, arrays: Sequence[Tensor]) -> None:
+        """See `ArrayLibrary.launch`."""
+        on_stream(program, self._device)([each.data_ptr() for each in arrays])
+
+    def fast_launch(self, kernel: LoadedKernel | CudaProgram, spec: LaunchSpec) -> FastLaunch | None:
         """See `ArrayLibrary.fast_launch`."""
+        if isinstance(kernel, CudaProgram):
+            return stream_launch(kernel, spec, self._device)
         if self._device.type == "cpu":
             return host_launch(kernel, spec)
         if any(each.type.name not in SHARED for each in (*spec.arguments, *spec.results)):
             return None
         return gpu_launch(kernel, spec, self._device, self.before_launch)
+
+
+def _is_forked() -> bool:
+    """Whether this process was forked after torch had used CUDA."""
+    asked: Any = getattr(torch.cuda, "_is_in_bad_fork", None)
+    return asked is not None and bool(asked())
