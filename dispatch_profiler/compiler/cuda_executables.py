@@ -24,8 +24,8 @@ _MOST = 2**16
 
 _ENTRY = re.compile(r"\.entry\s+([\w$.]+)\s*\((.*?)\)", re.DOTALL)
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.[a-z](\d+)\b")
-#: A variable of a module. Constants have another state space.
-_VARIABLE = re.compile(r"^\s*(?:\.(?:visible|weak|common|extern)\s+)*\.global\b", re.MULTILINE)
+#: A variable of a module without a value. Tables and strings, which kernels only read, have one.
+_VARIABLE = re.compile(r"^\s*(?:\.(?:visible|weak|common|extern)\s+)*\.global\b[^=;]*;", re.MULTILINE)
 
 
 @dataclass(frozen=True)

@@ -214,7 +214,7 @@ class _Function:
     def _recorded(self, name: str) -> Any:
         """The commands that an initializer of the module stores in a global."""
         for op in self._module.top():
-            blocks = op.regions[0].blocks if op.name == "util.initializer" else ()
+            blocks: list[Any] = list(op.regions[0].blocks) if op.name == "util.initializer" else []
             if len(blocks) != 1:
                 continue
             for inner in _operations(blocks[0]):

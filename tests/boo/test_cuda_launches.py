@@ -12,10 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-torch: Any = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no CUDA device here")
-
 from boo_signatures import torch_results
 
 from dispatch_profiler.boo import Launchable, get_launchable
@@ -31,6 +27,9 @@ from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.runtime import RunError
 from dispatch_profiler.runtime.cuda_launch import CudaProgram
 from dispatch_profiler.runtime.device_uri import DeviceUri
+
+torch: Any = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no CUDA device here")
 
 GPU = DeviceUri("cuda", "0")
 DTYPES = ("f32", "f16", "bf16")
@@ -104,6 +103,16 @@ def kernel_of(signature: Any) -> LaunchKernel:
     return OperationKernels(signature.operation, signature.func_name, launch_settings()).kernel(GPU)
 
 
+class WithoutProgram:
+    """See `KernelProvider`: kernels that only IREE's runtime can launch."""
+
+    def __init__(self, signature: Any) -> None:
+        self.signature = signature
+
+    def kernel(self, device: DeviceUri) -> LaunchKernel:
+        return replace(kernel_of(self.signature), program="")
+
+
 # -- results ---------------------------------------------------------------------------------------
 
 
@@ -121,14 +130,21 @@ def test_results_are_those_of_torch_in_float64(number: int, dtype: str):
     assert program_of(launch)
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("number", range(len(SIGNATURES)))
+def test_results_are_those_of_irees_runtime(number: int, dtype: str):
+    """The same code on the same numbers: bit by bit."""
+    signature = SIGNATURES[number](dtype)
+    arguments = sample(signature, 4)
+    through_iree = Launchable(signature.launch, WithoutProgram(signature))
+    results = each_of(get_launchable(signature)(*arguments)), each_of(through_iree(*arguments))
+    for found, wanted in zip(*results, strict=True):
+        assert torch.equal(found, wanted)
+
+
 def test_a_kernel_without_a_program_is_launched_through_iree(caplog: pytest.LogCaptureFixture):
     signature = conv()
-
-    class Kernels:
-        def kernel(self, device: DeviceUri) -> LaunchKernel:
-            return replace(kernel_of(signature), program="")
-
-    launch, arguments = Launchable(signature.launch, Kernels()), sample(signature)
+    launch, arguments = Launchable(signature.launch, WithoutProgram(signature)), sample(signature)
     with caplog.at_level(logging.DEBUG, "dispatch_profiler.boo"):
         for _ in range(2):
             check(launch(*arguments), signature, arguments)

@@ -18,11 +18,12 @@ from dispatch_profiler.boo.interface import KernelProvider, LaunchSpec, TensorSp
 from dispatch_profiler.boo.launching._base import ArrayLibrary, FastLaunch
 from dispatch_profiler.boo.launching.drivers import TASK, MakeArguments, load_on_host
 from dispatch_profiler.boo.launching.gpu_kernels import load_on_gpu
-from dispatch_profiler.boo.launching.loaded import LoadedKernel
+from dispatch_profiler.boo.launching.loaded import LoadedKernel, load
 from dispatch_profiler.boo.launching.numpy_arrays import NumpyArrays
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.runtime.cuda_launch import CudaProgram
 from dispatch_profiler.runtime.device_uri import DeviceUri
+from dispatch_profiler.runtime.iree import IreeDevice
 
 _LOGGER = logging.getLogger("dispatch_profiler.boo")
 
@@ -101,7 +102,7 @@ class Launchable:
     def on_threads(self) -> LoadedKernel:
         """The kernel on the threads of `local-task`, whichever driver launches use. Raises what a launch raises."""
         kernel = self._loaded.get(TASK)
-        if kernel is not None and kernel.device.uri == TASK:
+        if isinstance(kernel, LoadedKernel) and kernel.device.uri == TASK:
             return kernel
         device = IreeDevice(TASK, workers=self._threads)
         return load(self._kernels.kernel(TASK), device, self._name, len(self.spec.results))

@@ -1,0 +1,261 @@
+"""Launches with launch programs, on a driver that executes them in this process: the CPU stands for the GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cuda_fake import CONTEXT, FakeCuda
+
+from dispatch_profiler.boo import Launchable
+from dispatch_profiler.boo.driver.backends import Backend, Launch
+from dispatch_profiler.boo.driver.traced import _WithoutPrograms
+from dispatch_profiler.boo.interface import LaunchKernel
+from dispatch_profiler.boo.launching import gpu_kernels
+from dispatch_profiler.boo.op_exports.gemm import GEMMSignature
+from dispatch_profiler.boo.op_exports.layer_norm import LayerNormSignature
+from dispatch_profiler.compiler import IreeCompiler, launch_request
+from dispatch_profiler.configurations import Default
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.dispatches.launch_program import read_program
+from dispatch_profiler.errors import TargetError, UsageError
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.runtime import RunError, cuda_launch
+from dispatch_profiler.runtime.cuda_launch import CudaProgram
+from dispatch_profiler.runtime.device_uri import DeviceUri
+from dispatch_profiler.targets import parse_target
+
+torch: Any = pytest.importorskip("torch")
+
+GPU = DeviceUri("cuda", "0")
+STREAM = 0x7000
+M, N, K = 8, 12, 5
+GEMM = GEMMSignature(a_shape=(M, K), b_shape=(K, N), dtype="f32")
+NORM = LayerNormSignature(input_shape=[4, 6, 16], normalized_shape=[16], dtype="f32")
+
+
+@functools.cache
+def compiled(operation: Operation) -> LaunchKernel:
+    """As the launch cache has it for sm_80."""
+    dispatch = Dispatch(operation, Default())
+    built = IreeCompiler().build(launch_request(dispatch, parse_target("cuda:sm_80")))
+    return LaunchKernel(built.verify, dispatch.name, operation.name, built.program)
+
+
+class Kernels:
+    """See `KernelProvider`."""
+
+    def __init__(self, kernel: LaunchKernel) -> None:
+        self.found = kernel
+
+    def kernel(self, device: DeviceUri) -> LaunchKernel:
+        assert device == GPU
+        return self.found
+
+
+def tensor_at(address: int, *shape: int) -> Any:
+    count = torch.Size(shape).numel()
+    return torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32).view(shape)
+
+
+def product(addresses: list[int], constants: list[int], launch: Any) -> None:
+    a, b, c = addresses
+    tensor_at(c, M, N)[:] = tensor_at(a, M, K) @ tensor_at(b, K, N)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """A driver whose only kernel is the product's; tensors of the CPU are on the GPU."""
+    (kernel,) = program_of(GEMM).kernels
+    found = FakeCuda({kernel.entry: (3, 0, product)})
+    found.contexts.append(CONTEXT)
+    monkeypatch.setattr(cuda_launch, "driver_library", lambda: found.library)
+    monkeypatch.setattr(cuda_launch, "_process", cuda_launch._Process())
+    where = "dispatch_profiler.boo.launching.torch_"
+    monkeypatch.setattr(f"{where}tensors.TorchTensors.uri", property(lambda _: GPU))
+    monkeypatch.setattr(f"{where}tensors.TorchTensors.fast_launch", fast_launch)
+    monkeypatch.setattr(f"{where}streams._current_stream", lambda index: STREAM if index == -1 else None)
+    return found
+
+
+def fast_launch(tensors: Any, kernel: CudaProgram, spec: Any) -> Any:
+    from dispatch_profiler.boo.launching.torch_streams import stream_launch
+
+    return stream_launch(kernel, spec, tensors._device)
+
+
+def program_of(signature: Any) -> Any:
+    kernel = compiled(signature.operation)
+    return read_program(kernel.program, kernel.vmfb)
+
+
+def launchable(**changes: Any) -> Launchable:
+    return Launchable(GEMM.launch, Kernels(replace(compiled(GEMM.operation), **changes)))
+
+
+def sample(seed: int = 0) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(-9, 9, shape, generator=generator).float() for shape in ((M, K), (K, N)))
+
+
+def test_launches_are_on_torchs_current_stream(cuda: FakeCuda):
+    """The first one checks everything, the next ones are fast."""
+    launch, results = launchable(), []
+    for seed in range(3):
+        a, b = sample(seed)
+        results.append((launch(a, b), a @ b))
+        assert cuda.log.pop()[1] == STREAM
+    for found, expected in results:
+        assert torch.equal(found, expected)
+    assert isinstance(launch._loaded[GPU], CudaProgram)
+    assert launch.driver == ""
+
+
+def test_results_are_written_to_out_and_noticed_by_autograd(cuda: FakeCuda):
+    launch, out = launchable(), torch.zeros(M, N)
+    for seed in range(3):
+        a, b = sample(seed)
+        before = out._version
+        assert launch(a, b, out=out) is out
+        assert torch.equal(out, a @ b)
+        assert out._version > before
+
+
+def test_what_a_kernel_cannot_use_in_place_is_copied(cuda: FakeCuda):
+    """Also after the first launch: misaligned, strided, negated, and results in the memory of arguments."""
+    launch, (a, b) = launchable(), sample()
+    misaligned = torch.empty(M * K + 1)[1:].view(M, K).copy_(a)
+    strided = torch.empty(K, M).t().copy_(a)
+    wide = torch.empty(M, 2 * N)[:, ::2]
+    shared = torch.empty(M * N + K * N)
+    for _ in range(2):
+        for lhs in (misaligned, strided, torch.complex(a, -a).conj().imag):
+            assert torch.equal(launch(lhs, b), a @ b)
+        assert launch(a, b, out=wide) is wide
+        assert torch.equal(wide, a @ b)
+        inner = shared[: K * N].view(K, N).copy_(b)
+        out = shared[: M * N].view(M, N)
+        assert torch.equal(launch(a, inner, out=out), a @ b)
+
+
+def test_arguments_that_do_not_fit_are_rejected(cuda: FakeCuda):
+    launch, (a, b) = launchable(), sample()
+    for _ in range(2):
+        for bad in [(a,), (a, b, b), (a.double(), b), (a[:3], b), (a, b.t()), (a, b.numpy()), (a, None)]:
+            with pytest.raises(UsageError):
+                launch(*bad)
+        assert torch.equal(launch(a, b), a @ b)
+
+
+def test_a_launch_that_fails_names_operation_and_error_and_the_next_one_works(cuda: FakeCuda):
+    launch, (a, b) = launchable(), sample()
+    for _ in range(2):
+        cuda.statuses["cuLaunchKernelEx"] = 1
+        with pytest.raises(
+            RunError, match=f"launching {GEMM.operation.name} failed: CUDA_ERROR_INVALID_VALUE"
+        ):
+            launch(a, b)
+        cuda.statuses.clear()
+        assert torch.equal(launch(a, b), a @ b)
+
+
+def test_a_signatures_order_of_tensors_is_not_that_of_its_operation(cuda: FakeCuda):
+    """Kernels take operands by position: with exchanged arguments, the caller passes b first."""
+    a, b = sample()
+    spec = replace(GEMM.launch, arguments=GEMM.launch.arguments[::-1])
+    launch = Launchable(spec, Kernels(compiled(GEMM.operation)))
+    for _ in range(2):
+        assert torch.equal(launch(b, a), a @ b)
+
+
+def test_temporary_memory_lives_until_the_commands_are_in_the_stream(cuda: FakeCuda):
+    """The layer norm's kernels get the addresses of arguments, results and temporary memory."""
+    program = program_of(NORM)
+    seen: list[int] = []
+    for kernel in program.kernels:
+        count = next(
+            len(run.bindings)
+            for run in program.commands
+            if hasattr(run, "bindings") and program.kernels[run.kernel] == kernel
+        )
+        cuda.kernels[kernel.entry] = (count, 0, lambda addresses, *_: seen.extend(addresses))
+    launch = Launchable(NORM.launch, Kernels(compiled(NORM.operation)))
+    arguments = NORM.get_sample_args(seed=0)
+    for _ in range(2):
+        seen.clear()
+        results = launch(*arguments)
+        known = {each.data_ptr() for each in (*arguments, *results)}
+        assert {each.data_ptr() for each in arguments} <= set(seen)
+        assert results[0].data_ptr() in seen
+        others = {address for address in seen if address not in known}
+        assert others
+        assert all(address % 64 == 0 for address in others)
+
+
+# -- kernels that IREE's runtime launches ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("", "compiled without a launch program"),
+        ('{"reason": "a size is not constant"}', "a size is not constant"),
+        ("{}", "its launch program is damaged: images: missing"),
+    ],
+)
+def test_without_a_usable_program_irees_runtime_launches(
+    cuda: FakeCuda,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    program: str,
+    reason: str,
+):
+    loaded = object()
+    monkeypatch.setattr(gpu_kernels, "IreeDevice", lambda *_, **__: "device")
+    monkeypatch.setattr(gpu_kernels, "load", lambda *_: loaded)
+    kernel = replace(compiled(GEMM.operation), program=program)
+    with caplog.at_level(logging.DEBUG, "dispatch_profiler.boo"):
+        assert gpu_kernels.load_on_gpu(kernel, GPU, GEMM.launch) is loaded
+    assert f"{GEMM.operation.name}: " in caplog.text
+    assert reason in caplog.text
+
+
+def test_a_program_of_another_operation_is_not_used(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch):
+    """Its kernels would read and write behind the tensors."""
+    monkeypatch.setattr(gpu_kernels, "IreeDevice", lambda *_, **__: "device")
+    monkeypatch.setattr(gpu_kernels, "load", lambda *_: "IREE")
+    larger = GEMMSignature(a_shape=(M, K), b_shape=(K, 2 * N), dtype="f32")
+    assert gpu_kernels.load_on_gpu(compiled(larger.operation), GPU, GEMM.launch) == "IREE"
+    assert gpu_kernels.load_on_gpu(compiled(GEMM.operation), GPU, NORM.launch) == "IREE"
+
+
+def test_traces_have_only_what_irees_runtime_launches():
+    kernels = _WithoutPrograms(Kernels(compiled(GEMM.operation)))
+    assert kernels.kernel(GPU) == replace(compiled(GEMM.operation), program="")
+
+
+# -- around launches -------------------------------------------------------------------------------
+
+
+def test_the_driver_waits_for_launches_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    """Their times are those of complete results, as torch's are."""
+    waited: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    calls: list[Any] = []
+    work = Launch(GEMM, lambda *given: calls.append(given), sample(), "cuda:0").work(Backend.BOO)
+    work.time(3)
+
+    assert len(calls) == 3
+    assert waited == [torch.device("cuda:0")] * 4
+
+
+def test_tensors_of_a_gpu_are_rejected_in_a_forked_process(monkeypatch: pytest.MonkeyPatch):
+    from dispatch_profiler.boo.launching.torch_tensors import TorchTensors
+
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    with pytest.raises(TargetError, match="before this process was forked"):
+        TorchTensors(torch.device("cuda", 0))
