@@ -25,7 +25,7 @@ from dispatch_profiler.compiler import (
     launch_key,
     launch_request,
 )
-from dispatch_profiler.dispatches import State
+from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import CompilerError
 from dispatch_profiler.isolation import WorkerLimits, available_memory
 from dispatch_profiler.operations import Operation
@@ -95,7 +95,7 @@ class KernelSearch:
         dispatch = self.variant.dispatch
         outcome = built.outcomes[dispatch.name]
         if outcome.state is State.COMPILED:
-            _log.debug("%s: %s for %s", self.name, dispatch.configuration.name, self.target.name)
+            _log.debug("%s: %s for %s", self.name, _described(dispatch), self.target.name)
             return LaunchKernel(built.verify, dispatch.name, self.key, built.program)
         self.failure = f"{dispatch.name} for {self.target.name}: {outcome.state.value}: {outcome.reason}"
         if len(self._left) == 1:
@@ -164,6 +164,13 @@ def _requests(waiting: Mapping[str, Sequence[KernelSearch]], pool: BuildPool[str
         requests = {key: each.request for key, each in searches.items()}
         reading.result()
     return requests
+
+
+def _described(dispatch: Dispatch) -> str:
+    """The name of the configuration, and of the one that a library entry stands for: `tile_config_tuned (...)`."""
+    configuration = dispatch.configuration
+    tuned = configuration.fields().get("tuned")
+    return f"{configuration.name} ({tuned})" if tuned else configuration.name
 
 
 def _open_pool(compiler: Compiler, workers: int) -> BuildPool[str]:
