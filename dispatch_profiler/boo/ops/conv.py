@@ -1,0 +1,357 @@
+"""`boo_conv`: convolutions of tensors, computed by kernels of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as functional
+
+from dispatch_profiler.boo.environment import uses_backward_kernels
+from dispatch_profiler.boo.launching.torch_types import Tensor
+from dispatch_profiler.boo.ops.conv_plans import (
+    TORCH_FUNCTIONS,
+    ConvOptions,
+    Forward,
+    InputGradient,
+    WeightGradient,
+    compute,
+)
+from dispatch_profiler.boo.ops.derived import derive
+from dispatch_profiler.boo.ops.layouts import (
+    CHANNELS_FIRST,
+    CHANNELS_LAST,
+    checked,
+    is_channels_last,
+    result_layout,
+    strides_of,
+    to_memory,
+    to_torch,
+)
+from dispatch_profiler.boo.ops.library import (
+    LIBRARY,
+    NAMESPACE,
+    define,
+    is_eager,
+    register_autocast,
+    register_autograd,
+    uses_torch,
+)
+
+_torch: Any = torch
+_aten: Any = torch.ops.aten
+_FORWARD = Forward()
+_NO_LAYOUTS = (None, None, None, None)
+
+
+def boo_conv(
+    input: Tensor,  # as torch names it
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    shared_layout: str | None = None,
+    input_layout: str | None = None,
+    kernel_layout: str | None = None,
+    output_layout: str | None = None,
+) -> Tensor:
+    """`torch.nn.functional.conv1d`, `conv2d` or `conv3d`, according to the rank of `weight`.
+
+    Layouts are orders of the letters NCH, NCHW or NCDHW: they say which axis of `input`, `weight` and the result is
+    which; N and C of a weight are its outputs and its inputs divided by `groups`. `shared_layout` replaces those that are
+    not given, and NCHW all of them. Tensors are read where they are if their memory is dense, in whatever order of
+    axes. The memory of a result with axes NCHW is in channels-last format if that of the input or of the weight is, as
+    torch's. A weight in another layout than the kernel's is permuted once for each of its versions.
+
+    What kernels do not compute, such as integers or empty tensors, is computed by torch, which also rejects what is
+    invalid. Gradients are computed by torch, or by kernels with BOO_USE_BACKWARD_KERNELS=1. Raises UsageError for an
+    invalid layout or environment variable.
+    """
+    given = (stride, padding, dilation, groups)
+    layouts = (shared_layout, input_layout, kernel_layout, output_layout)
+    if layouts == _NO_LAYOUTS:
+        if not torch.compiler.is_compiling() and is_eager(input, weight, bias):
+            options = _usual_options(
+                weight.ndim - 2, *[tuple(each) if type(each) is list else each for each in given]
+            )
+            if options is not None and input.ndim == weight.ndim:
+                return _eagerly(input, weight, bias, options)
+        if isinstance(input, torch.Tensor) and isinstance(weight, torch.Tensor):
+            return _convolution(input, weight, bias, given, None)
+    elif isinstance(input, torch.Tensor) and isinstance(weight, torch.Tensor):
+        return _with_layouts(layouts, input, weight, bias, given)
+    return _rejected(2, input, weight, bias, *given)
+
+
+def _with_layouts(
+    layouts: tuple[str | None, ...], x: Tensor, w: Tensor, b: Tensor | None, options: tuple[Any, ...]
+) -> Tensor:
+    """A convolution of tensors with axes in `layouts`: shared, input, kernel, output."""
+    axes, shared = w.dim() - 2, layouts[0]
+    if axes not in CHANNELS_FIRST or x.dim() not in (axes + 1, axes + 2):
+        return _rejected(axes, x, w, b, *options)
+    names = ("input_layout", "kernel_layout", "output_layout")
+    default = shared or CHANNELS_FIRST[axes]
+    x_layout, w_layout, y_layout = (
+        checked(name if own else "shared_layout", own or default, axes)
+        for name, own in zip(names, layouts[1:], strict=True)
+    )
+    is_batched = x.dim() == axes + 2
+    x = x if is_batched else x.unsqueeze(x_layout.index("N"))
+    x, w = x.permute(to_torch(x_layout)), w.permute(to_torch(w_layout))
+    y = _convolution(x, w, b, options, y_layout).permute(to_memory(y_layout))
+    return y if is_batched else y.squeeze(y_layout.index("N"))
+
+
+def _convolution(
+    x: Tensor, w: Tensor, b: Tensor | None, given: tuple[Any, ...], layout: str | None
+) -> Tensor:
+    """A convolution of tensors with torch's axes, whose result's memory has this layout, or that of torch's."""
+    axes = w.dim() - 2
+    if (
+        axes not in CHANNELS_FIRST
+        or x.dim() != axes + 2
+        or (b is not None and not isinstance(b, torch.Tensor))
+    ):
+        if axes in CHANNELS_FIRST and x.dim() == axes + 1:
+            return _convolution(x.unsqueeze(0), w, b, given, layout).squeeze(0)
+        return _rejected(axes, x, w, b, *given)
+    stride, padding, dilation, groups = given
+    if not isinstance(groups, (int, torch.SymInt)):
+        return _rejected(axes, x, w, b, *given)
+    if isinstance(padding, str):
+        if padding not in ("same", "valid") or (padding == "same" and _ones(stride, axes) != (1,) * axes):
+            return _rejected(axes, x, w, b, *given)
+        x, padding = _padded(x, w, _ones(dilation, axes)) if padding == "same" else (x, 0)
+    try:
+        options = ConvOptions(
+            _each(stride, axes), _each(padding, axes), _each(dilation, axes), int(groups), layout
+        )
+    except (TypeError, ValueError):
+        return _rejected(axes, x, w, b, *given)
+    if not torch.compiler.is_compiling() and is_eager(x, w, b):
+        return _eagerly(x, w, b, options)
+    return _dispatched(x, w, b, options)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _usual_options(axes: int, stride: Any, padding: Any, dilation: Any, groups: Any) -> ConvOptions | None:
+    """The options of most calls: of whole numbers, one for each axis or one for all; otherwise None."""
+    given = (stride, padding, dilation)
+    if axes not in CHANNELS_FIRST or type(groups) is not int or any(isinstance(each, str) for each in given):
+        return None
+    try:
+        each = [_each(value, axes) for value in given]
+    except TypeError:
+        return None
+    if any(type(number) is not int for value in each for number in value):
+        return None
+    return ConvOptions(each[0], each[1], each[2], groups)
+
+
+def _eagerly(x: Tensor, w: Tensor, b: Tensor | None, options: ConvOptions) -> Tensor:
+    """The result for tensors and a state that `is_eager` accepts, without the dispatcher."""
+    if torch.is_grad_enabled() and (
+        x.requires_grad or w.requires_grad or (b is not None and b.requires_grad)
+    ):
+        return _apply(_compute_forward, x, w, b, options)
+    return compute(_FORWARD, options, x, w, b)
+
+
+def _dispatched(x: Tensor, w: Tensor, b: Tensor | None, options: ConvOptions) -> Tensor:
+    """The operator's result, or torch's where the operator does not support the tensors."""
+    stride, padding, dilation, groups, layout = options
+    layout = layout or result_layout(x, w)
+    if uses_torch(x, w, b):
+        return TORCH_FUNCTIONS[w.dim() - 2](x, w, b, stride, padding, dilation, groups)
+    return convolution(x, w, b, stride, padding, dilation, groups, layout)
+
+
+def _each(value: Any, axes: int) -> tuple[Any, ...]:
+    """One number for each axis, from one or from several."""
+    if isinstance(value, (int, torch.SymInt)):
+        return (value,) * axes
+    found = tuple(value)
+    return found * axes if len(found) == 1 else found
+
+
+def _ones(value: Any, axes: int) -> Any:
+    """`_each`, or what it cannot read."""
+    try:
+        return _each(value, axes)
+    except TypeError:
+        return value
+
+
+def _padded(x: Tensor, w: Tensor, dilation: Any) -> tuple[Tensor, Any]:
+    """Input and padding for a result of the input's shape, with the odd pixel of an even window on the high side."""
+    totals = [hole * (taps - 1) for hole, taps in zip(dilation, w.shape[2:], strict=True)]
+    low = tuple(total // 2 for total in totals)
+    if all(total % 2 == 0 for total in totals):
+        return x, low
+    after = [side for total in reversed(totals) for side in (0, total % 2)]
+    return functional.pad(x, after), low
+
+
+def _rejected(axes: int, *args: Any) -> Tensor:
+    """What torch makes of arguments that are not a convolution: as a rule, its error."""
+    return TORCH_FUNCTIONS[min(max(axes, 1), 3)](*args)
+
+
+# -- the operator ------------------------------------------------------------------------------------
+
+
+def _options_of(stride: Any, padding: Any, dilation: Any, groups: int, layout: str) -> ConvOptions:
+    return ConvOptions(tuple(stride), tuple(padding), tuple(dilation), groups, layout)
+
+
+def _compute(x: Tensor, w: Tensor, b: Tensor | None, *options: Any) -> Tensor:
+    return compute(_FORWARD, _options_of(*options), x, w, b)
+
+
+def _compute_input_gradient(dy: Tensor, w: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
+    return compute(InputGradient(tuple(shape)), _options_of(*options), dy, w)
+
+
+def _compute_weight_gradient(dy: Tensor, x: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
+    return compute(WeightGradient(tuple(shape)), _options_of(*options), dy, x)
+
+
+def _fake(x: Tensor, w: Tensor, b: Tensor | None, *options: Any) -> Tensor:
+    """An empty result; torch's operator checks the arguments."""
+    found = _options_of(*options)
+    y = _FORWARD.by_torch(found, x, w, b)
+    return y.new_empty_strided(y.shape, strides_of(y.shape, options[-1]))
+
+
+def _fake_gradient(dy: Tensor, _: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
+    return dy.new_empty_strided(shape, strides_of(tuple(shape), options[-1]))
+
+
+_OPTIONS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str output_layout"
+convolution = define(
+    f"convolution(Tensor input, Tensor weight, Tensor? bias, {_OPTIONS}) -> Tensor", _compute, _fake
+)
+_input_gradient = define(
+    f"convolution_input_backward(Tensor grad_output, Tensor weight, SymInt[] input_shape, {_OPTIONS}) -> Tensor",
+    _compute_input_gradient,
+    _fake_gradient,
+)
+_weight_gradient = define(
+    f"convolution_weight_backward(Tensor grad_output, Tensor input, SymInt[] weight_shape, {_OPTIONS}) -> Tensor",
+    _compute_weight_gradient,
+    _fake_gradient,
+)
+
+
+# -- autograd ----------------------------------------------------------------------------------------
+
+
+class _Convolution(torch.autograd.Function):
+    """`run` computes the result. The backward is differentiable, because it then consists of torch's operators."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        run: Callable[..., Tensor],
+        x: Tensor,
+        w: Tensor,
+        b: Tensor | None,
+        options: ConvOptions,
+    ) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.options, ctx.has_bias = options, b is not None
+        return run(options, x, w, b)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, w = ctx.saved_tensors
+        # A second derivative needs torch's operators, as do gradients of foreign tensors.
+        use_kernels = uses_backward_kernels() and not torch.is_grad_enabled()
+        gradients = _by_kernels if use_kernels else _by_torch
+        mask = [*ctx.needs_input_grad[1:3], ctx.has_bias and ctx.needs_input_grad[3]]
+        return (None, *gradients(dy, x, w, ctx.options, mask), None)
+
+
+def _by_torch(
+    dy: Tensor, x: Tensor, w: Tensor, options: ConvOptions, mask: list[bool]
+) -> Sequence[Tensor | None]:
+    stride, padding, dilation, groups, _ = options
+    unpadded = [0] * len(padding)
+    return _aten.convolution_backward.default(
+        dy, x, w, [w.shape[0]], stride, padding, dilation, False, unpadded, groups, mask
+    )
+
+
+def _by_kernels(
+    dy: Tensor, x: Tensor, w: Tensor, options: ConvOptions, mask: list[bool]
+) -> Sequence[Tensor | None]:
+    axes = w.dim() - 2
+    of_input = (*options[:4], result_layout(x, w))
+    of_weight = (*options[:4], CHANNELS_LAST[axes] if is_channels_last(w) else CHANNELS_FIRST[axes])
+    return (
+        _input_gradient(dy, w, x.shape, *of_input) if mask[0] else None,
+        _weight_gradient(dy, x, w.shape, *of_weight) if mask[1] else None,
+        dy.sum([0, *range(2, dy.dim())]) if mask[2] else None,
+    )
+
+
+def _compute_forward(options: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    return compute(_FORWARD, options, x, w, b)
+
+
+def _differentiable(
+    run: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None, *options: Any
+) -> Tensor:
+    def run_with(options: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return run(x, w, b, *options)
+
+    return _apply(run_with, x, w, b, _options_of(*options))
+
+
+_apply: Callable[..., Tensor] = _Convolution.apply
+register_autograd(convolution, _differentiable)
+
+
+# -- autocast and vmap -------------------------------------------------------------------------------
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor.to(dtype)`; without grad, that of a parameter is computed once for each of its versions."""
+    if tensor.dtype is dtype:
+        return tensor
+    if isinstance(tensor, torch.nn.Parameter) and not (torch.is_grad_enabled() and tensor.requires_grad):
+        return derive(("type", dtype), [tensor], lambda: tensor.to(dtype))
+    return tensor.to(dtype)
+
+
+register_autocast(convolution, "cpu", _cast)
+register_autocast(convolution, "cuda", _cast)
+
+
+def _batched(
+    info: Any, in_dims: tuple[Any, ...], x: Tensor, w: Tensor, b: Tensor | None, *options: Any
+) -> tuple[Tensor, int]:
+    """A batch of inputs is more images. A batch of weights is more groups."""
+    x_dim, w_dim, b_dim = in_dims[:3]
+    if w_dim is None and b_dim is None:
+        images = x.movedim(x_dim, 0)
+        y = convolution(images.flatten(0, 1), w, b, *options)
+        return y.unflatten(0, images.shape[:2]), 0
+
+    def in_batch(tensor: Tensor, dim: int | None) -> Tensor:
+        return tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+    x, w = in_batch(x, x_dim).transpose(0, 1).flatten(1, 2), in_batch(w, w_dim).flatten(0, 1)
+    b = None if b is None else in_batch(b, b_dim).flatten()
+    *axes, groups, layout = options
+    y = convolution(x, w, b, *axes, groups * info.batch_size, layout)
+    return y.unflatten(1, (info.batch_size, -1)), 1
+
+
+_torch.library.register_vmap(f"{NAMESPACE}::convolution", _batched, lib=LIBRARY)

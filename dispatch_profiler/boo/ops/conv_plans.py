@@ -1,0 +1,347 @@
+"""How a convolution of given tensors is computed: by a kernel, with what has to be permuted first, or by torch.
+
+A plan is made once for tensors of the same shapes, strides, types and devices, and kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as functional
+
+from dispatch_profiler.boo.driver.launch import get_launchable
+from dispatch_profiler.boo.environment import LOGGER, launch_settings, settings_state
+from dispatch_profiler.boo.launching import Launchable
+from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
+from dispatch_profiler.boo.op_exports import Mode
+from dispatch_profiler.boo.op_exports.conv import ConvSignature
+from dispatch_profiler.boo.ops.derived import derive
+from dispatch_profiler.boo.ops.layouts import (
+    CHANNELS_FIRST,
+    CHANNELS_LAST,
+    Order,
+    dense_order,
+    layout_of,
+    result_layout,
+    strides_of,
+    to_memory,
+    to_torch,
+)
+from dispatch_profiler.errors import DispatchProfilerError, OperationError
+
+_log = logging.getLogger(LOGGER)
+_aten: Any = torch.ops.aten
+_C: Any = torch._C
+_BelowViews = _C._AutoDispatchBelowADInplaceOrView
+
+#: By the number of spatial axes.
+TORCH_FUNCTIONS: dict[int, Callable[..., Tensor]] = {
+    1: functional.conv1d,
+    2: functional.conv2d,
+    3: functional.conv3d,
+}
+#: Types that kernels compute with.
+KERNEL_TYPES = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
+#: Plans that are kept: more than the layers of some models, each with several batch sizes.
+_LIMIT = 4096
+#: Extents up to this one do not overflow the kernels' index arithmetic.
+_MOST_ELEMENTS = 2**31 - 1
+
+
+class ConvOptions(NamedTuple):
+    """Options of a convolution, as `torch.ops.aten.convolution` takes them, and the result's layout.
+
+    Without a layout, it is that of torch's result.
+    """
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    output_layout: str | None = None
+
+
+#: The tensors of a convolution, or of a gradient -> result
+Plan = Callable[..., Tensor]
+_plans: dict[Any, Plan] = {}
+
+
+class Forward(NamedTuple):
+    """`compute(Forward(), options, x, w, b)`: the result, with torch's axes."""
+
+    def by_torch(self, options: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        """torch's own result."""
+        stride, padding, dilation, groups, _ = options
+        return TORCH_FUNCTIONS[w.dim() - 2](x, w, b, stride, padding, dilation, groups)
+
+    def shapes(self, x: Tensor, w: Tensor) -> tuple[Sequence[int], Sequence[int]]:
+        """Shapes of input and weight."""
+        return x.shape, w.shape
+
+    def plan(self, options: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None) -> Plan:
+        """The plan for a launch. Raises OperationError."""
+        layout = options.output_layout or result_layout(x, w)
+        x_view = kernel_view(x, layout)
+        w_view = weight_view(w, x_view.order)
+        layouts = layout_of(x_view.order), layout_of(w_view.order), layout
+        launchable = _launchable((x.shape, w.shape), options, layouts, x.dtype, bias=b is not None)
+        return _ByKernel(launchable, x_view, w_view, to_torch(layout))
+
+
+class InputGradient(NamedTuple):
+    """`compute(InputGradient(shape), options, dLdy, w)`: the gradient of an input of this shape."""
+
+    shape: tuple[int, ...]
+
+    def by_torch(self, options: ConvOptions, dy: Tensor, w: Tensor, _: None) -> Tensor:
+        """torch's own result."""
+        x = dy.new_empty(1).expand(self.shape)  # only its shape is read
+        return _gradient_by_torch(options, dy, x, w, 0)
+
+    def shapes(self, dy: Tensor, w: Tensor) -> tuple[Sequence[int], Sequence[int]]:
+        """Shapes of input and weight."""
+        return self.shape, w.shape
+
+    def plan(self, options: ConvOptions, dy: Tensor, w: Tensor, _: None) -> Plan:
+        """The plan for a launch. Raises OperationError."""
+        layout = options.output_layout or result_layout(dy, w)
+        dy_view = kernel_view(dy, layout)
+        w_view = weight_view(w, dy_view.order)
+        layouts = layout, layout_of(w_view.order), layout_of(dy_view.order)
+        launchable = _launchable((self.shape, w.shape), options, layouts, dy.dtype, mode=Mode.INPUT_BACKWARD)
+        return _ByKernel(launchable, dy_view, w_view, to_torch(layout))
+
+
+class WeightGradient(NamedTuple):
+    """`compute(WeightGradient(shape), options, dLdy, x)`: the gradient of a weight of this shape."""
+
+    shape: tuple[int, ...]
+
+    def by_torch(self, options: ConvOptions, dy: Tensor, x: Tensor, _: None) -> Tensor:
+        """torch's own result."""
+        w = dy.new_empty(1).expand(self.shape)  # only its shape is read
+        return _gradient_by_torch(options, dy, x, w, 1)
+
+    def shapes(self, dy: Tensor, x: Tensor) -> tuple[Sequence[int], Sequence[int]]:
+        """Shapes of input and weight."""
+        return x.shape, self.shape
+
+    def plan(self, options: ConvOptions, dy: Tensor, x: Tensor, _: None) -> Plan:
+        """The plan for a launch. Raises OperationError."""
+        layout = options.output_layout or CHANNELS_FIRST[len(self.shape) - 2]
+        dy_view, x_view = kernel_view(dy, layout), kernel_view(x, layout)
+        layouts = layout_of(x_view.order), layout, layout_of(dy_view.order)
+        launchable = _launchable((x.shape, self.shape), options, layouts, dy.dtype, mode=Mode.WEIGHT_BACKWARD)
+        return _ByKernel(launchable, dy_view, x_view, to_torch(layout))
+
+
+Direction = Forward | InputGradient | WeightGradient
+
+
+def compute(
+    direction: Direction, options: ConvOptions, first: Tensor, second: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """A result or gradient of tensors with torch's axes, without autograd. Raises torch's errors for what it rejects."""
+    try:
+        key = (
+            direction,
+            options,
+            first.shape,
+            first.stride(),
+            first.dtype,
+            first.device,
+            second.shape,
+            second.stride(),
+            second.dtype,
+            second.device,
+            None if bias is None else (bias.shape, bias.stride(), bias.dtype, bias.device),
+            # They are read when a kernel is needed, so that a program can set them at any time.
+            settings_state(),
+        )
+    except (RuntimeError, NotImplementedError):  # sparse tensors have no strides
+        return direction.by_torch(options, first, second, bias)
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _plan(direction, options, first, second, bias)
+        if len(_plans) >= _LIMIT:
+            _plans.clear()
+        _plans[key] = plan
+    try:
+        return plan(first, second, bias)
+    except DispatchProfilerError as error:
+        launch_settings()  # raises if the environment is invalid
+        # A kernel that cannot be compiled or launched costs a message, not the program.
+        _log.warning("a convolution of %s is computed by torch: %s", tuple(first.shape), error)
+        plan = _plans[key] = partial(_by_torch, direction, options)
+        return plan(first, second, bias)
+
+
+def forget_plans() -> None:
+    """Drop all plans."""
+    _plans.clear()
+
+
+class KernelView(NamedTuple):
+    """The order of a tensor's axes for a kernel, and whether its memory is dense in this order.
+
+    If it is not, the tensor is copied: a weight once for each of its versions.
+    """
+
+    order: Order
+    is_dense: bool
+    is_weight: bool = False
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """`tensor`, or its copy, with its axes in this order."""
+        if self.is_dense:
+            return tensor.permute(self.order)
+        if self.is_weight:
+            return derive(("axes", self.order), [tensor], lambda: _copy(tensor, self.order))
+        return _copy(tensor, self.order)
+
+
+def kernel_view(tensor: Tensor, preferred: str) -> KernelView:
+    """How a kernel reads `tensor`: in its own order of axes if it is dense, otherwise copied to `preferred`."""
+    order = dense_order(tuple(tensor.shape), tensor.stride(), preferred)
+    return KernelView(to_memory(preferred), False) if order is None else KernelView(order, True)
+
+
+def weight_view(w: Tensor, image_order: Order) -> KernelView:
+    """How a kernel reads a weight. With images in channels-last format, known fast kernels read FHWC."""
+    last = CHANNELS_LAST[w.dim() - 2]
+    own = kernel_view(w, last)
+    if image_order == to_memory(last) and own.order != to_memory(last):
+        return KernelView(to_memory(last), False, True)
+    return KernelView(own.order, own.is_dense, True)
+
+
+def output_shape(x: Sequence[int], w: Sequence[int], options: ConvOptions) -> tuple[int, ...]:
+    """Shape of the result, for options of as many axes as the weight has."""
+    extents = zip(x[2:], w[2:], options.stride, options.padding, options.dilation, strict=True)
+    return (
+        x[0],
+        w[0],
+        *((size + 2 * pad - hole * (taps - 1) - 1) // step + 1 for size, taps, step, pad, hole in extents),
+    )
+
+
+class _ByKernel:
+    """The plan for a launch. `result` permutes what it returns to torch's axes."""
+
+    def __init__(self, launchable: Launchable, first: KernelView, second: KernelView, result: Order) -> None:
+        self._launchable = launchable
+        self._first, self._second, self._result = first, second, result
+
+    def __call__(self, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
+        # Autograd knows nothing of these permutations. It would take the result for a view, and forbid some operations
+        # in place on it.
+        with _BelowViews():
+            first, second = self._first(first), self._second(second)
+            if bias is None:
+                return self._launchable(first, second).permute(self._result)
+            return self._launchable(first, second, bias).permute(self._result)
+
+
+def _by_torch(
+    direction: Direction, options: ConvOptions, first: Tensor, second: Tensor, bias: Tensor | None
+) -> Tensor:
+    """torch's own result, in the layout of the options."""
+    y = direction.by_torch(options, first, second, bias)
+    if options.output_layout is None:
+        return y
+    strides = strides_of(y.shape, options.output_layout)
+    return y if y.stride() == strides else y.new_empty_strided(y.shape, strides).copy_(y)
+
+
+def _gradient_by_torch(options: ConvOptions, dy: Tensor, x: Tensor, w: Tensor, index: int) -> Tensor:
+    stride, padding, dilation, groups, _ = options
+    mask, unpadded = [number == index for number in range(3)], [0] * len(padding)
+    return _aten.convolution_backward.default(
+        dy, x, w, None, stride, padding, dilation, False, unpadded, groups, mask
+    )[index]
+
+
+def _copy(tensor: Tensor, order: Order) -> Tensor:
+    return tensor.permute(order).contiguous()
+
+
+def _plan(
+    direction: Direction, options: ConvOptions, first: Tensor, second: Tensor, bias: Tensor | None
+) -> Plan:
+    by_torch = partial(_by_torch, direction, options)
+    shapes = direction.shapes(first, second)
+    reason = _tensor_reason(first, second, bias) or _shape_reason(*shapes, options)
+    if bias is not None and not reason and tuple(bias.shape) != (shapes[1][0],):
+        reason = "the bias does not fit"
+    if reason:
+        _log.debug("a convolution of %s is computed by torch: %s", tuple(first.shape), reason)
+        return by_torch
+    try:
+        return direction.plan(options, first, second, bias)
+    except OperationError as error:
+        _log.info("a convolution of %s is computed by torch: %s", tuple(first.shape), error)
+        return by_torch
+
+
+def _launchable(
+    shapes: tuple[Sequence[int], Sequence[int]],
+    options: ConvOptions,
+    layouts: tuple[str, str, str],
+    dtype: Any,
+    **fields: Any,
+) -> Launchable:
+    """The launchable for input and weight of these shapes, with torch's axes, in these layouts.
+
+    Raises OperationError.
+    """
+    x, w, y = layouts
+    signature = ConvSignature(
+        input_shape=[shapes[0][axis] for axis in to_memory(x)],
+        kernel_shape=[shapes[1][axis] for axis in to_memory(w)],
+        input_layout=x,
+        kernel_layout=w,
+        output_layout=y,
+        dtype=dtype,
+        stride=options.stride,
+        padding=options.padding,
+        dilation=options.dilation,
+        groups=options.groups,
+        **fields,
+    )
+    _ = signature.launch  # raises here, not at the first launch
+    return get_launchable(signature)
+
+
+def _tensor_reason(*tensors: Tensor | None) -> str:
+    """Why kernels do not take these tensors together; empty if they do."""
+    first, *others = [each for each in tensors if each is not None]
+    if any(type(each) not in PLAIN or each.layout is not torch.strided for each in (first, *others)):
+        return "a tensor is not plain and dense"
+    if first.device.type not in ("cpu", "cuda") or (first.is_cuda and torch.version.hip):
+        return f"kernels do not run on {first.device}"
+    if any(each.device != first.device or each.dtype is not first.dtype for each in others):
+        return "types or devices differ"
+    if first.dtype not in KERNEL_TYPES:
+        return f"kernels do not compute {first.dtype}"
+    return ""
+
+
+def _shape_reason(x: Sequence[int], w: Sequence[int], options: ConvOptions) -> str:
+    """Why kernels do not compute a convolution of these shapes, with torch's axes; empty if they do."""
+    axes = len(w) - 2
+    if axes not in CHANNELS_FIRST or len(x) != len(w) or any(len(each) != axes for each in options[:3]):
+        return "the ranks do not fit"
+    stride, padding, dilation, groups, _ = options
+    if min(stride) < 1 or min(dilation) < 1 or min(padding) < 0 or groups < 1:
+        return "an option is out of range"
+    if w[1] * groups != x[1] or w[0] % groups:
+        return "the channels do not fit"
+    y = output_shape(x, w, options)
+    if min(*x, *w, *y) < 1:
+        return "an axis is empty"
+    return "it is too large" if max(map(math.prod, (x, w, y))) > _MOST_ELEMENTS else ""

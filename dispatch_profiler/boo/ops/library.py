@@ -1,0 +1,121 @@
+"""Definitions of operators for the dispatcher of PyTorch, in the namespace `dispatch_profiler`.
+
+`torch.library.Library` is used instead of `torch.library.custom_op`, whose operators take several times as long to call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
+
+NAMESPACE = "dispatch_profiler"
+#: torch as Any, because parts of it are untyped.
+_torch: Any = torch
+#: Operators exist as long as their library does.
+LIBRARY: Any = _torch.library.Library(NAMESPACE, "FRAGMENT")
+_C: Any = _torch._C
+_forward_gradients: Any = _torch.autograd.forward_ad
+
+
+def define(schema: str, compute: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """An operator with this schema, computed by `compute` on every device; `fake` returns empty results."""
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    name = schema[: schema.index("(")]
+    LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
+    _torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
+    return getattr(getattr(_torch.ops, NAMESPACE), name).default
+
+
+def register_autograd(operator: Any, differentiable: Callable[..., Any]) -> None:
+    """Let `differentiable(run, *args)` compute `operator` where autograd needs it. `run(*args)` is the operator itself."""
+
+    def autograd(keys: Any, *args: Any) -> Any:
+        def run(*args: Any) -> Any:
+            with _C._AutoDispatchBelowAutograd():
+                return operator.redispatch(keys & _C._after_autograd_keyset, *args)
+
+        if torch.is_grad_enabled() and _C._any_requires_grad(*args):
+            return differentiable(run, *args)
+        return run(*args)
+
+    LIBRARY.impl(operator._opname, autograd, "Autograd", with_keyset=True)
+
+
+def register_autocast(
+    operator: Any,
+    device_type: str,
+    cast: Callable[[Tensor, torch.dtype], Tensor],
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Apply `cast` to tensors that autocast casts on `device_type`, with its type there or with `dtype`."""
+    key = f"Autocast{device_type.upper()}"
+    excluded = _C.DispatchKeySet(getattr(_C.DispatchKey, key))
+
+    def autocast(*args: Any) -> Any:
+        to = dtype or torch.get_autocast_dtype(device_type)
+        with _C._ExcludeDispatchKeyGuard(excluded):
+            return operator(*(cast(each, to) if _is_cast(each, device_type) else each for each in args))
+
+    LIBRARY.impl(operator._opname, autocast, key)
+
+
+def _is_cast(value: Any, device_type: str) -> bool:
+    """Whether autocast on `device_type` casts `value`."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.device.type == device_type
+        and value.is_floating_point()
+        and value.dtype is not torch.float64
+    )
+
+
+def is_eager(x: Tensor, w: Tensor | None, b: Tensor | None) -> bool:
+    """Whether a call with these tensors needs neither the dispatcher nor Python overrides: they are all plain.
+
+    Nothing observes or transforms operators then: no mode, profiler, tracer, autocast, functorch transformation or
+    forward gradient. Reverse-mode autograd may be on.
+    """
+    return (
+        type(x) in PLAIN
+        and (w is None or type(w) in PLAIN)
+        and (b is None or type(b) in PLAIN)
+        and not _C._len_torch_dispatch_stack()
+        and not _C._len_torch_function_stack()
+        and not _C._is_any_autocast_enabled()
+        and not _C._are_functorch_transforms_active()
+        and not _C._autograd._profiler_enabled()
+        and _forward_gradients._current_level < 0
+        and _C._get_tracing_state() is None
+    )
+
+
+def uses_torch(*tensors: Tensor | None) -> bool:
+    """Whether torch's own operator has to be called, because ours lacks something.
+
+    That is forward-mode autograd, `torch.func.grad` and the like, and tensors of foreign classes.
+    """
+    if _forward_gradients._current_level >= 0 or any(map(_is_foreign, tensors)):
+        return True
+    if not _C._are_functorch_transforms_active():
+        return False
+    if torch.compiler.is_compiling():
+        return True  # torch.compile cannot trace what follows
+    transforms = _C._functorch.TransformType
+    return any(
+        each.key() in (transforms.Grad, transforms.Jvp) for each in _C._functorch.get_interpreter_stack()
+    )
+
+
+def _is_foreign(tensor: Tensor | None) -> bool:
+    """Whether a tensor implements operators itself, as a DTensor does, and does not know ours."""
+    if tensor is None or type(tensor) in PLAIN:
+        return False
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    own = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    return own and not isinstance(tensor, (FakeTensor, FunctionalTensor))

@@ -1,0 +1,470 @@
+"""`boo_conv` computes what torch computes, in torch's memory formats, with our kernels and without copies."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+torch: Any = pytest.importorskip("torch")
+
+from conv_samples import FUNCTIONS, LAST, close, conv, tensors  # noqa: E402
+
+from dispatch_profiler.boo import Launchable  # noqa: E402
+from dispatch_profiler.boo.ops import boo_conv, conv_plans  # noqa: E402
+from dispatch_profiler.boo.ops import derived as derived_module  # noqa: E402
+from dispatch_profiler.errors import ToolError, UsageError  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _use_one_cache(shared_cache: None) -> Iterator[None]:
+    conv_plans.forget_plans()
+    yield
+    conv_plans.forget_plans()
+
+
+@contextmanager
+def launches() -> Iterator[list[Any]]:
+    """The arguments of each launch in this block."""
+    found: list[Any] = []
+    launch = Launchable.__call__
+
+    def record(self: Launchable, *args: Any, **options: Any) -> Any:
+        found.append(args)
+        return launch(self, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Launchable, "__call__", record)
+        yield found
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_the_options_are_those_of_torch():
+    x, w, b = tensors()
+    for args, options in [
+        ((x, w), {}),
+        ((x, w, b), {}),
+        ((x, w, b, 2, 1), {}),
+        ((x, w), {"stride": [1, 2], "dilation": [2, 2], "padding": [1, 0]}),
+        ((x, w), {"stride": (2,), "padding": [2]}),
+        ((x, w), {"padding": "same"}),
+        ((x, w[:, :, :2, :]), {"padding": "same", "dilation": (1, 2)}),
+        ((x, w), {"padding": "valid"}),
+        ((x, w[:, :2]), {"groups": 2}),
+        ((x, w[:4, :1]), {"groups": 4, "padding": 1}),
+    ]:
+        with launches() as launched:
+            found = boo_conv(*args, **options)
+        assert close(found, conv(*args, **options)), options
+        assert launched, options
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_types_and_formats(dtype: str):
+    x, w, b = tensors(dtype=getattr(torch, dtype))
+    expected = conv(x, w, b, padding=1)
+    for x_format in (torch.contiguous_format, torch.channels_last):
+        for w_format in (torch.contiguous_format, torch.channels_last):
+            args = x.to(memory_format=x_format), w.to(memory_format=w_format), b
+            with launches() as launched:
+                found = boo_conv(*args, padding=1)
+            assert close(found, expected)
+            assert found.stride() == conv(*args, padding=1).stride()
+            assert launched
+
+
+LAYOUTS = [
+    ("NHWC", None, None, None),
+    ("nchw", None, None, None),
+    (None, "NCHW", "NHWC", "NCHW"),
+    (None, "NHWC", None, None),
+    ("NHWC", None, "HWCN", None),
+    (None, None, None, "CHWN"),
+    (None, "CWHN", "WNHC", "HNCW"),
+]
+
+
+def permuted(tensor: Any, layout: str) -> Any:
+    """A dense tensor with axes in `layout`, from one with torch's."""
+    return tensor.permute(["NCHW".index(letter) for letter in layout]).contiguous()
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS, ids=str)
+def test_layouts(layouts: tuple[str | None, ...]):
+    names = ("shared_layout", "input_layout", "kernel_layout", "output_layout")
+    x, w, b = tensors()
+    of_x, of_w, of_y = ((each or layouts[0] or "NCHW").upper() for each in layouts[1:])
+
+    found = boo_conv(
+        permuted(x, of_x), permuted(w, of_w), b, padding=1, **dict(zip(names, layouts, strict=True))
+    )
+
+    assert close(found, permuted(conv(x, w, b, padding=1), of_y))
+    assert found.is_contiguous()
+
+
+def test_layouts_of_one_and_three_axes():
+    x, w = torch.randn(2, 3, 9), torch.randn(4, 3, 2)
+    for letter in "HW":
+        found = boo_conv(x.transpose(1, 2), w.transpose(1, 2), shared_layout=f"N{letter}C")
+        assert close(found, conv(x, w).transpose(1, 2))
+    x, w = torch.randn(1, 3, 4, 5, 6), torch.randn(2, 3, 2, 2, 2)
+    found = boo_conv(x.permute(0, 2, 3, 4, 1), w, input_layout="NDHWC", output_layout="NDHWC")
+    assert close(found, conv(x, w).permute(0, 2, 3, 4, 1))
+
+
+def test_images_without_a_batch_and_empty_tensors():
+    x, w, b = tensors()
+    assert close(boo_conv(x[0], w, b), conv(x[0], w, b))
+    assert close(boo_conv(x[0].permute(1, 2, 0), w, input_layout="NHWC"), conv(x[0], w))
+    found = boo_conv(x[0].permute(1, 2, 0), w, input_layout="NHWC", output_layout="HWCN")
+    assert close(found, conv(x[0], w).permute(1, 2, 0))
+    for empty in (x[:0], torch.empty(2, 0, 7, 6)):
+        weight = w[:, : empty.shape[1]]
+        assert boo_conv(empty, weight).shape == conv(empty, weight).shape
+
+
+@st.composite
+def convolutions(draw: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
+    axes, groups = draw(st.integers(1, 3)), draw(st.sampled_from((1, 1, 2, 3)))
+    one_each = st.lists(st.integers(1, 2), min_size=axes, max_size=axes)
+    window = draw(st.lists(st.integers(1, 3), min_size=axes, max_size=axes))
+    extents = [draw(st.integers(5, 7)) for _ in range(axes)]
+    dtype = draw(st.sampled_from((torch.float64, torch.float32, torch.float32, torch.bfloat16)))
+    channels, filters = groups * draw(st.integers(1, 3)), groups * draw(st.integers(1, 2))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+
+    def drawn(*shape: int) -> Any:
+        tensor = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+        format_ = draw(st.sampled_from(("contiguous", "last", "reversed", "strided")))
+        if format_ == "last" and axes > 1:
+            return tensor.to(memory_format=LAST[axes])
+        if format_ == "reversed":
+            return tensor.permute(*reversed(range(axes + 2))).contiguous().permute(*reversed(range(axes + 2)))
+        return torch.cat([tensor, tensor], -1)[..., : shape[-1]] if format_ == "strided" else tensor
+
+    x, w = drawn(draw(st.integers(1, 2)), channels, *extents), drawn(filters, channels // groups, *window)
+    b = torch.randn(filters, generator=generator).to(dtype) if draw(st.booleans()) else None
+    options = {"stride": draw(one_each), "dilation": draw(one_each), "groups": groups}
+    options["padding"] = draw(st.lists(st.integers(0, 2), min_size=axes, max_size=axes))
+    return x, w, b, options
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(convolutions())
+def test_random_convolutions(sample: tuple[Any, Any, Any, dict[str, Any]]):
+    check(*sample)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@given(convolutions())
+def test_many_random_convolutions(sample: tuple[Any, Any, Any, dict[str, Any]]):
+    check(*sample)
+
+
+def check(x: Any, w: Any, b: Any, options: dict[str, Any]) -> None:
+    found, expected = boo_conv(x, w, b, **options), conv(x, w, b, **options)
+    assert close(found, expected)
+    if x.dim() > 3:  # torch has no format for conv1d, whose result may have other strides
+        assert found.stride() == conv(x.float(), w.float(), **options).stride()
+
+
+# -- what is copied ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "channels_last", "NHWC", "CHWN"])
+def test_neither_input_nor_result_is_copied(layout: str, monkeypatch: pytest.MonkeyPatch):
+    """The kernel reads and writes the very memory of the tensors."""
+    from dispatch_profiler.boo.launching.torch_tensors import TorchTensors
+
+    monkeypatch.setattr(TorchTensors, "copy", None)  # a launch that copies fails
+    x, w, b = tensors()
+    names: dict[str, str] = {}
+    if layout == "channels_last":
+        x, w = x.to(memory_format=torch.channels_last), w.to(memory_format=torch.channels_last)
+    elif layout != "NCHW":
+        x, names = permuted(x, layout), {"input_layout": layout, "output_layout": layout}
+
+    for _ in range(3):
+        with launches() as launched:
+            y = boo_conv(x, w, b, **names)
+        ((seen, filters, bias),) = launched
+        assert (seen.data_ptr(), bias.data_ptr()) == (x.data_ptr(), b.data_ptr())
+        assert filters.data_ptr() == w.data_ptr() or layout == "NHWC"  # which reads FHWC
+        assert y.untyped_storage().nbytes() == y.nbytes
+
+
+def test_no_operator_of_torch_copies_in_a_call():
+    x, w, b = tensors()
+    x, w = x.to(memory_format=torch.channels_last), w.to(memory_format=torch.channels_last)
+    boo_conv(x, w, b)
+    with torch.profiler.profile() as profile:
+        boo_conv(x, w, b)
+        boo_conv(x, w, b).clone()
+
+    seen = {each.key: each.count for each in profile.key_averages()}
+    assert seen["dispatch_profiler::convolution"] == 2
+    assert (seen["aten::clone"], seen["aten::copy_"]) == (1, 1)  # that of this test
+    assert not {"aten::contiguous", "aten::_to_copy", "aten::convolution"} & set(seen)
+
+
+def test_a_weight_is_permuted_once_for_each_version():
+    x, w, b = tensors()
+    x, w = x.to(memory_format=torch.channels_last), torch.nn.Parameter(w)
+    addresses = []
+    with torch.no_grad():
+        for step in range(6):
+            if step == 3:
+                w.mul_(2)
+            with launches() as launched:
+                assert close(boo_conv(x, w, b), conv(x, w, b))
+            addresses.append(launched[0][1].data_ptr())
+
+    assert len(set(addresses[:3])) == len(set(addresses[3:])) == 1
+    assert w.data_ptr() not in addresses
+
+
+def test_weights_made_in_inference_mode_are_permuted_in_each_call_unless_pinned(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    copies: list[Any] = []
+    copy = conv_plans._copy
+    monkeypatch.setattr(conv_plans, "_copy", lambda *args: copies.append(args) or copy(*args))
+    x, w, b = tensors()
+    with torch.inference_mode():
+        x, w = x.to(memory_format=torch.channels_last), w.clone()
+        for _ in range(2):
+            assert close(boo_conv(x, w, b), conv(x, w, b))
+        assert len(copies) == 2
+        derived_module.pin(w)
+        for _ in range(3):
+            assert close(boo_conv(x, w, b), conv(x, w, b))
+        assert len(copies) == 3
+
+
+def test_views_with_offsets_and_negatives():
+    """A launch copies what it cannot read in place."""
+    x, w, b = tensors()
+    negative = torch._neg_view(x)
+    for view in (
+        x[1:],
+        x[:, :, 1:],
+        x[:, :, ::2],
+        x.expand(2, 4, 7, 6),
+        negative,
+        x.flip(2),
+        x[:1].expand(3, 4, 7, 6),
+    ):
+        assert close(boo_conv(view, w, b), conv(view, w, b))
+        assert close(boo_conv(view, w[:, :, 1:], b), conv(view, w[:, :, 1:], b))
+
+
+# -- errors and fallbacks ---------------------------------------------------------------------------
+
+_IMAGE, _WEIGHT = torch.randn(2, 4, 7, 6), torch.randn(6, 4, 3, 3)
+REJECTED = {
+    "rank of the input": ((torch.randn(4), _WEIGHT), {}),
+    "rank of the weight": ((_IMAGE, torch.randn(6, 4)), {}),
+    "a rank of five axes": ((torch.randn(1, 4, 3, 3, 3, 3), torch.randn(6, 4, 1, 1, 1, 1)), {}),
+    "channels": ((_IMAGE, _WEIGHT[:, :3]), {}),
+    "groups that do not divide": ((_IMAGE, _WEIGHT), {"groups": 3}),
+    "no groups": ((_IMAGE, _WEIGHT), {"groups": 0}),
+    "groups that are no number": ((_IMAGE, _WEIGHT), {"groups": "2"}),
+    "types": ((_IMAGE, _WEIGHT.double()), {}),
+    "type of the bias": ((_IMAGE, _WEIGHT, torch.randn(6).double()), {}),
+    "length of the bias": ((_IMAGE, _WEIGHT, torch.randn(5)), {}),
+    "stride of 0": ((_IMAGE, _WEIGHT), {"stride": 0}),
+    "three strides": ((_IMAGE, _WEIGHT), {"stride": (1, 1, 1)}),
+    "a fractional stride": ((_IMAGE, _WEIGHT), {"stride": 1.5}),
+    "negative padding": ((_IMAGE, _WEIGHT), {"padding": -1}),
+    "unknown padding": ((_IMAGE, _WEIGHT), {"padding": "full"}),
+    "same with a stride": ((_IMAGE, _WEIGHT), {"padding": "same", "stride": 2}),
+    "dilation of 0": ((_IMAGE, _WEIGHT), {"dilation": 0}),
+    "a window larger than the image": ((_IMAGE, _WEIGHT), {"dilation": 4}),
+    "integers as a weight": ((_IMAGE, _WEIGHT.long()), {}),
+    "sparse": ((_IMAGE.to_sparse(), _WEIGHT), {}),
+    "no tensor": (([[1.0]], _WEIGHT), {}),
+    "a bias that is no tensor": ((_IMAGE, _WEIGHT, 3), {}),
+}
+
+
+@pytest.mark.parametrize("case", REJECTED)
+def test_errors_are_those_of_torch(case: str):
+    args, options = REJECTED[case]
+    weight = args[1]
+    function = FUNCTIONS[min(max(weight.dim() - 2, 1), 3)]
+    with pytest.raises(Exception) as expected:
+        function(*args, **options)
+
+    with pytest.raises(type(expected.value)) as found:
+        boo_conv(*args, **options)
+
+    found_text, expected_text = (re.split(r" - got|\n", str(each.value))[0] for each in (found, expected))
+    assert found_text == expected_text
+
+
+def test_invalid_layouts():
+    x, w, _ = tensors()
+    for options in ({"shared_layout": "NHC"}, {"input_layout": "NHWX"}, {"kernel_layout": "NCHH"}):
+        with pytest.raises(UsageError, match=f"{next(iter(options))} .* is no layout of 4 axes"):
+            boo_conv(x, w, **options)
+
+
+def test_an_invalid_variable_is_an_error_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch):
+    x, w, b = tensors()
+    monkeypatch.setenv("BOO_CACHE_ON", "perhaps")
+    with pytest.raises(UsageError, match="BOO_CACHE_ON"):
+        boo_conv(x, w, b)
+    monkeypatch.undo()
+    assert close(boo_conv(x, w, b), conv(x, w, b))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "complex64"])
+def test_types_without_kernels_are_computed_by_torch(dtype: str):
+    x, w = (torch.ones(shape).to(getattr(torch, dtype)) for shape in ((1, 2, 4, 4), (3, 2, 2, 2)))
+    with launches() as launched:
+        assert torch.equal(boo_conv(x, w), conv(x, w))
+    assert not launched
+
+
+def test_a_kernel_that_fails_costs_one_message(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ToolError("the compiler crashed")
+
+    x, w, b = tensors()
+    monkeypatch.setattr(Launchable, "__call__", fail)
+    with caplog.at_level(logging.WARNING, "dispatch_profiler.boo"):
+        for _ in range(3):
+            assert close(boo_conv(x, w, b), conv(x, w, b))
+    monkeypatch.undo()
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "a convolution of (2, 4, 7, 6) is computed by torch: the compiler crashed"
+    ]
+
+
+# -- modes that observe or transform operators ------------------------------------------------------
+
+
+def test_results_in_no_grad_and_inference_mode():
+    x, w, b = tensors()
+    w.requires_grad_()
+    with torch.no_grad():
+        y = boo_conv(x, w, b)
+    assert not y.requires_grad
+    assert not y._is_view()
+    y.mul_(
+        torch.nn.Parameter(torch.ones(()))
+    ).sum().backward()  # torch forbids it on a view that is made in no_grad
+    with torch.inference_mode():
+        assert boo_conv(x, w, b).is_inference()
+
+
+def test_a_result_can_be_changed_in_place():
+    x, w, b = tensors()
+    x, w = x.to(memory_format=torch.channels_last).requires_grad_(), w.requires_grad_()
+    boo_conv(x, w, b).relu_().sum().backward()
+    found = x.grad.clone(), w.grad.clone()
+    x.grad = w.grad = None
+    conv(x, w, b).relu_().sum().backward()
+    assert close(found[0], x.grad)
+    assert close(found[1], w.grad)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("of", ["float32", "float64"])
+def test_autocast_casts_as_torch_does(dtype: str, of: str):
+    x, w, b = tensors(dtype=getattr(torch, of))
+    w = torch.nn.Parameter(w)
+    for context in (torch.enable_grad, torch.no_grad):
+        with context(), torch.autocast("cpu", getattr(torch, dtype)):
+            for args in ((x, w, b), (x.to(torch.bfloat16), w, b)):
+                expected = _outcome(conv, *args)
+                found = _outcome(boo_conv, *args)
+                if isinstance(expected, Exception):
+                    assert type(found) is type(expected)
+                else:
+                    assert close(found, expected)
+                    assert found.requires_grad == expected.requires_grad
+
+
+def _outcome(function: Any, *args: Any) -> Any:
+    try:
+        return function(*args)
+    except RuntimeError as error:
+        return error
+
+
+def test_subclasses_and_modes_are_as_with_torch():
+    x, w, b = tensors()
+
+    class Named(torch.Tensor):
+        pass
+
+    found = boo_conv(x.as_subclass(Named), w, b)
+    assert type(found) is type(conv(x.as_subclass(Named), w, b)) is Named
+    assert close(found.as_subclass(torch.Tensor), conv(x, w, b))
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    pair = TwoTensor(x, 2 * x)
+    assert close(boo_conv(pair, w).b, conv(pair, w).b)
+    with torch.device("meta"):  # a mode of torch functions
+        assert close(boo_conv(x, w, b), conv(x, w, b))
+    assert boo_conv(x.to("meta"), w.to("meta")).is_meta
+    assert boo_conv(x, w.to("meta")).device == conv(x, w.to("meta")).device
+
+
+def test_a_profile_shows_the_operator():
+    x, w, b = tensors()
+    with torch.profiler.profile() as profile:
+        boo_conv(x, w, b)
+    assert "dispatch_profiler::convolution" in {each.key for each in profile.key_averages()}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_functorch_and_forward_gradients():
+    x, w, b = tensors()
+    batch, weights = torch.randn(3, 2, 4, 7, 6), torch.randn(3, 6, 4, 3, 3)
+    every = torch.vmap(boo_conv, (0, None, None))
+    assert close(every(batch, w, b), torch.vmap(conv, (0, None, None))(batch, w, b))
+    for dims, args in [((None, 0, None), (x, weights, b)), ((0, 0, None), (batch, weights, b)), ((None, None, 0), (x, w, torch.randn(3, 6)))]:  # fmt: skip
+        assert close(torch.vmap(boo_conv, dims)(*args), torch.vmap(conv, dims)(*args))
+
+    def loss(function: Any) -> Any:
+        return lambda w: function(x, w, b).square().sum()
+
+    assert close(torch.func.grad(loss(boo_conv))(w), torch.func.grad(loss(conv))(w))
+    found, expected = (torch.func.jvp(loss(each), (w,), (torch.ones_like(w),)) for each in (boo_conv, conv))
+    assert close(found[1], expected[1])
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(w, torch.ones_like(w))
+        tangent = torch.autograd.forward_ad.unpack_dual(boo_conv(x, dual, b)).tangent
+        assert close(tangent, conv(x, torch.ones_like(w)))
+
+
+def test_threads():
+    samples = [tensors(seed=seed) for seed in range(8)]
+    wrong: list[int] = []
+
+    def run(number: int) -> None:
+        for _ in range(20):
+            x, w, b = samples[number]
+            if not close(boo_conv(x.to(memory_format=torch.channels_last), w, b), conv(x, w, b)):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(samples))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -1,0 +1,200 @@
+"""Gradients of `boo_conv`, by torch's kernels and by ours, and its operators under torch.compile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from conv_samples import close, conv, tensors  # noqa: E402
+
+from dispatch_profiler.boo.launching import Launchable  # noqa: E402
+from dispatch_profiler.boo.ops import boo_conv, conv_plans  # noqa: E402
+from dispatch_profiler.boo.ops.conv import _input_gradient, _weight_gradient, convolution  # noqa: E402
+from dispatch_profiler.errors import UsageError  # noqa: E402
+
+BACKWARD = "BOO_USE_BACKWARD_KERNELS"
+
+
+@pytest.fixture(autouse=True)
+def _use_one_cache(shared_cache: None) -> Iterator[None]:
+    conv_plans.forget_plans()
+    yield
+    conv_plans.forget_plans()
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operation of each launch."""
+    found: list[str] = []
+    launch = Launchable.__call__
+
+    def record(self: Launchable, *args: Any, **options: Any) -> Any:
+        found.append(self.spec.operation.name)
+        return launch(self, *args, **options)
+
+    monkeypatch.setattr(Launchable, "__call__", record)
+    return found
+
+
+def gradients(function: Any, *args: Any, **options: Any) -> list[Any]:
+    """Those of all tensors, for a loss that is not linear."""
+    leaves = [each.detach().clone(memory_format=torch.preserve_format).requires_grad_() for each in args]
+    function(*leaves, **options).square().sum().backward()
+    return [each.grad for each in leaves]
+
+
+@pytest.mark.parametrize("kernels", ["0", "1"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+def test_gradients_are_those_of_torch(
+    kernels: str, dtype: str, last: bool, monkeypatch: pytest.MonkeyPatch, launched: list[str]
+):
+    monkeypatch.setenv(BACKWARD, kernels)
+    x, w, b = tensors(dtype=getattr(torch, dtype), groups=2)
+    if last:
+        x, w = x.to(memory_format=torch.channels_last), w.to(memory_format=torch.channels_last)
+    options = {"stride": (2, 1), "padding": (1, 2), "groups": 2}
+
+    found, expected = gradients(boo_conv, x, w, b, **options), gradients(conv, x, w, b, **options)
+
+    assert all(map(close, found, expected))
+    assert [each.stride() for each in found] == [each.stride() for each in expected]
+    assert len(launched) == (3 if kernels == "1" else 1), launched
+
+
+@pytest.mark.parametrize("kernels", ["0", "1"])
+def test_first_and_second_derivatives_are_right(kernels: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(BACKWARD, kernels)
+    x, w, b = (each[:2] for each in tensors(dtype=torch.float64))
+    args = [each.requires_grad_() for each in (x[:1, :, :4, :4].detach(), w, b)]
+
+    assert torch.autograd.gradcheck(lambda *args: boo_conv(*args, padding=1), args)
+    assert torch.autograd.gradgradcheck(lambda *args: boo_conv(*args, padding=1), args)
+
+
+def test_only_the_gradients_that_are_needed_are_computed(
+    monkeypatch: pytest.MonkeyPatch, launched: list[str]
+):
+    monkeypatch.setenv(BACKWARD, "1")
+    x, w, b = tensors()
+    w.requires_grad_()
+    boo_conv(x, w, b).sum().backward()
+    assert len(launched) == 2
+
+
+def test_the_variable_is_read_in_each_backward(monkeypatch: pytest.MonkeyPatch, launched: list[str]):
+    x, w, b = tensors()
+    w.requires_grad_()
+    y = boo_conv(x, w, b)
+    monkeypatch.setenv(BACKWARD, "1")
+    y.sum().backward(retain_graph=True)
+    monkeypatch.setenv(BACKWARD, "0")
+    y.sum().backward(retain_graph=True)
+    assert len(launched) == 2
+    monkeypatch.setenv(BACKWARD, "perhaps")
+    with pytest.raises(UsageError, match=BACKWARD):
+        y.sum().backward(retain_graph=True)
+    monkeypatch.setenv(BACKWARD, "1")
+    y.sum().backward()
+
+
+def test_a_saved_weight_that_was_changed_is_an_error_as_with_torch():
+    x, w, b = tensors()
+    x.requires_grad_(), w.requires_grad_()
+    y = boo_conv(x, w, b)
+    with torch.no_grad():
+        w.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_training_follows_torch(monkeypatch: pytest.MonkeyPatch):
+    """The optimizer changes the weight, of which a permuted copy is kept."""
+    monkeypatch.setenv(BACKWARD, "1")
+    losses = []
+    for function in (boo_conv, conv):
+        x, w, b = tensors(dtype=torch.float64)
+        x = x.to(memory_format=torch.channels_last)
+        parameters = [torch.nn.Parameter(each) for each in (w, b)]
+        optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = function(x, *parameters).square().mean()
+            loss.backward()
+            optimizer.step()
+        losses.append(loss)
+    assert close(*losses)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC", "CHWN"])
+@pytest.mark.parametrize("grad", [False, True], ids=["", "requires_grad"])
+def test_operators_pass_the_checks_of_torch(layout: str, grad: bool):
+    x, w, b = (each.requires_grad_(grad) for each in tensors())
+    options = [[1, 1], [1, 1], [1, 1], 1, layout]
+    torch.library.opcheck(convolution, (x, w, b, *options))
+    if not grad:
+        dy = torch.randn(2, 6, 7, 6)
+        torch.library.opcheck(_input_gradient, (dy, w, list(x.shape), *options))
+        torch.library.opcheck(_weight_gradient, (dy, x, list(w.shape), *options))
+
+
+class Network(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        _, w, b = tensors()
+        self.w, self.b = torch.nn.Parameter(w), torch.nn.Parameter(b)
+
+    def forward(self, x: Any) -> Any:
+        y = boo_conv(x, self.w, self.b, padding="same")
+        return boo_conv(
+            y.relu_().permute(0, 2, 3, 1), self.w[:3].repeat(1, 3, 1, 1)[:, :6], input_layout="NHWC"
+        )
+
+
+def compiled_as_eager(backend: str, **options: Any) -> None:
+    network = Network()
+    compiled = torch.compile(network, backend=backend, fullgraph=True, **options)
+    for batch in (2, 3):
+        for x in (
+            torch.randn(batch, 4, 7, 6),
+            torch.randn(batch, 4, 7, 6).to(memory_format=torch.channels_last),
+        ):
+            found, expected = compiled(x), network(x)
+            assert close(found, expected)
+            with torch.no_grad():
+                assert close(compiled(x), expected)
+            of_found, of_expected = (
+                torch.autograd.grad(each.square().sum(), network.parameters()) for each in (found, expected)
+            )
+            assert all(map(close, of_found, of_expected))
+
+
+@pytest.mark.parametrize("kernels", ["0", "1"])
+def test_compiled_graphs(kernels: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(BACKWARD, kernels)
+    torch._dynamo.reset()
+    compiled_as_eager("aot_eager")
+
+
+def test_compiled_graphs_with_dynamic_shapes():
+    torch._dynamo.reset()
+    compiled_as_eager("aot_eager", dynamic=True)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_inductor(dynamic: bool):
+    torch._dynamo.reset()
+    compiled_as_eager("inductor", dynamic=dynamic)
+
+
+def test_exported_programs():
+    program = torch.export.export(Network(), (torch.randn(2, 4, 7, 6),))
+    x = torch.randn(2, 4, 7, 6)
+    assert close(program.module()(x), Network()(x))
+    assert "dispatch_profiler.convolution.default" in str(program.graph)

@@ -1,0 +1,29 @@
+"""`settings_state` changes whenever `launch_settings` may."""
+
+from __future__ import annotations
+
+import pytest
+
+from dispatch_profiler.boo.environment import launch_settings, settings_state
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BOO_CACHE_ON", "0"),
+        ("BOO_CACHE_DIR", "kernels"),
+        ("BOO_TUNING_SPEC_PATH", ""),
+        ("XDG_CACHE_HOME", "/elsewhere"),
+        ("HOME", "/elsewhere"),
+    ],
+)
+def test_a_change_of_any_variable_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str, value: str):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    before, settings = settings_state(), launch_settings()
+
+    with monkeypatch.context() as patch:
+        patch.setenv(name, value)
+        assert settings_state() != before
+        assert launch_settings() != settings
+
+    assert settings_state() == before
