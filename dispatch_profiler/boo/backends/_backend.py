@@ -32,9 +32,14 @@ class Backend:
     schema: FusionSchema
     autotune: bool = False
     strict: bool = False
-    #: The name in messages, and that torch shows.
-    __name__: str = "iree_boo"
     _fallbacks: Fallbacks = field(init=False, compare=False, repr=False)
+
+    @property
+    def __name__(self) -> str:
+        """The name that torch shows."""
+        return (
+            "iree_boo" if self.nested is None else f"iree_boo_{getattr(self.nested, '__name__', self.nested)}"
+        )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_fallbacks", Fallbacks(self.strict))
@@ -106,11 +111,16 @@ class _GraphCompiler:
         from torch._dynamo.backends.registry import lookup_backend
 
         nested = self.backend.nested
+        options = self.options
         compiler = lookup_backend(nested) if isinstance(nested, str) else nested
+        if nested == _INDUCTOR and options:
+            # As torch.compile does for inductor: this checks the options, too.
+            compiler = _torch._TorchCompileInductorWrapper(options.get("mode"), options.get("options"), False)
+            options = {}
         fake_mode = _torch._guards.detect_fake_mode(list(example_inputs))
         context = _torch._guards.TracingContext(fake_mode)
         with _torch._guards.tracing(context), torch.no_grad():
-            compiled = compiler(module, list(example_inputs), **self.options)  # type: ignore[misc]
+            compiled = compiler(module, list(example_inputs), **options)  # type: ignore[misc]
         # What a backend returns takes separate arguments, even where it is marked as taking a list.
         return _boxed(compiled)
 

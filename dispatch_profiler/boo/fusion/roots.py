@@ -136,7 +136,10 @@ def _each(values: Sequence[int], rank: int) -> tuple[int, ...]:
 
 
 def convolution_backward(node: Node) -> Begun:
-    """The gradients of a convolution's input and weight, each by a kernel of its own. Raises NotFusible."""
+    """The gradients of a convolution's input and weight, each by a kernel of its own. Raises NotFusible.
+
+    That of the bias is left to torch, which sums.
+    """
     dy, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = node.args
     if transposed:
         raise NotFusible("gradients of transposed convolutions are left to torch")
@@ -149,8 +152,6 @@ def convolution_backward(node: Node) -> Begun:
         "dilation": _each(dilation, rank),
     }
     results = {at: each for each in node.users for at in range(3) if is_getitem(each, at) and each.users}
-    if mask[2] and 2 in results:
-        raise NotFusible("the gradient of a bias is summed by torch")
     parts = []
     for at, mode, second in ((0, "input_backward", weight), (1, "weight_backward", x)):
         if at in results and mask[at]:

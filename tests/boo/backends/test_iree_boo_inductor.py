@@ -1,0 +1,115 @@
+"""Models compiled with `iree_boo_inductor` agree with eager torch, and inductor's own cache keeps working."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compiled_models import Block, check_equals_eager
+from torch import nn
+from torch.nn import functional
+
+from dispatch_profiler.boo.backends import backend
+from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
+
+#: Of torch's own modules, when inductor is imported.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+INDUCTOR = backend(nested_backend="inductor", strict=True)
+
+
+class Net(nn.Module):
+    """Two blocks between layers that are left to inductor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = Block(), Block(), nn.Linear(8, 4)
+
+    def forward(self, x: Any) -> Any:
+        y = functional.max_pool2d(self.first(x), 2)
+        return self.last(self.second(y).mean((2, 3))).softmax(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_network(memory_format: torch.memory_format) -> None:
+    model = Net().eval().to(memory_format=memory_format)
+    check_equals_eager(
+        model, INDUCTOR, torch.randn(2, 8, 8, 8).to(memory_format=memory_format), fullgraph=True
+    )
+
+
+@pytest.mark.slow
+def test_matrix_products() -> None:
+    model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, activation="gelu").eval()
+    nested = backend("inductor", BOO_FUSIONS_WITH_MATRIX_PRODUCTS, strict=True)
+    check_equals_eager(model, nested, torch.randn(2, 5, 16))
+
+
+@pytest.mark.slow
+def test_options_are_passed_on_to_inductor() -> None:
+    model, x = Block().eval(), torch.randn(1, 8, 4, 4)
+    check_equals_eager(model, INDUCTOR, x, options={"max_fusion_size": 8})
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="no_such_option"):
+        torch.compile(model, backend=INDUCTOR, options={"no_such_option": 1})(x)
+
+
+def test_an_error_of_a_nested_backend_is_that_of_torch() -> None:
+    def broken(module: Any, example_inputs: Any) -> Any:
+        raise ZeroDivisionError("planted")
+
+    torch._dynamo.reset()
+    model, x = Block().eval(), torch.randn(1, 8, 4, 4)
+    with torch.no_grad(), pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="planted") as caught:
+        torch.compile(model, backend=backend(nested_backend=broken))(x)
+    assert isinstance(caught.value.inner_exception, ZeroDivisionError)
+    # Nothing is left of it.
+    check_equals_eager(model, backend(), x)
+
+
+def test_any_backend_can_be_nested() -> None:
+    seen = []
+
+    def nested(module: Any, example_inputs: Any) -> Any:
+        seen.append([str(node.target) for node in module.graph.nodes if node.op == "call_function"])
+        return module.forward
+
+    check_equals_eager(Net().eval(), backend(nested_backend=nested), torch.randn(2, 8, 8, 8))
+    (targets,) = seen
+    assert targets.count("dispatch_profiler.regions.default") == 2
+    check_equals_eager(Net().eval(), backend(nested_backend="aot_eager"), torch.randn(2, 8, 8, 8))
+
+
+_SECOND_PROCESS = """
+import json, sys, torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.nn import functional
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 1), nn.Softmax(1)).eval()
+x = torch.randn(2, 3, 8, 8)
+compiled = torch.compile(model, backend="dispatch_profiler_boo_inductor", dynamic=False)
+with torch.no_grad():
+    torch.testing.assert_close(compiled(x), model(x))
+print(json.dumps([counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"]]))
+"""
+
+
+@pytest.mark.slow
+def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "second.py"
+    script.write_text(_SECOND_PROCESS)
+    hits = []
+    for _ in range(2):
+        done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "leaked" not in done.stderr
+        hits.append(json.loads(done.stdout.splitlines()[-1]))
+    assert sum(hits[0]) == 0
+    assert sum(hits[1]) > 0
