@@ -11,6 +11,11 @@ from typing import TYPE_CHECKING
 from dispatch_profiler.exports import exported
 
 if TYPE_CHECKING:
+    from dispatch_profiler.boo.capture import (
+        Captured as Captured,
+        LeftToTorch as LeftToTorch,
+        capture as capture,
+    )
     from dispatch_profiler.compiler import (
         BuildRequest as BuildRequest,
         Built as Built,
@@ -286,6 +291,7 @@ _PROVIDED = {
     ),
     "profiler.report.html.page": ("render_page",),
     "library.library": ("Library",),
+    "boo.capture": ("Captured", "LeftToTorch", "capture"),
     "errors": (
         "CompilerError",
         "DispatchProfilerError",

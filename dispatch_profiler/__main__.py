@@ -51,6 +51,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "dispatch_profiler.boo.driver.driver",
         "launch commands of MIOpenDriver with IREE, and measure them beside PyTorch",
     ),
+    "capture": (
+        "dispatch_profiler.boo.capture.cli",
+        "write the operations of a PyTorch model as a workload, which tune takes",
+    ),
     "numerics": (
         "dispatch_profiler.boo.driver.numerics.cli",
         "compare errors of launches with those of PyTorch, relative to a float64 reference",

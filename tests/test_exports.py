@@ -16,16 +16,16 @@ import dispatch_profiler
 SOURCE = Path(dispatch_profiler.__file__)
 #: To add a name is a promise; to remove one belongs in the CHANGELOG, under Changed.
 NAMES = {
-    "BatchMatmul", "BiasBackward", "BuildRequest", "Built", "Cache", "Candidate", "Choices", "CompareOptions",
+    "BatchMatmul", "BiasBackward", "BuildRequest", "Built", "Cache", "Candidate", "Captured", "Choices", "CompareOptions",
     "CompileOptions", "CompilerError", "Configuration", "Contraction", "Conv1d", "Conv2d", "Conv3d", "CpuTarget", "CpuTiles",
     "CudaTarget", "Default", "Device", "Dispatch", "DispatchProfilerError", "ElementType", "ElementTypes",
     "Epilogue", "Evaluator", "EvaluatorOptions", "Extern", "Flow", "Formed", "GpuTiles", "IreeCompiler",
-    "KernelObject", "KernelSource", "Launch", "LayerNorm", "LayerNormInputBackward", "LayerNormWeightBackward", "Library", "Limits", "ListedConfiguration", "Manifest", "Matmul",
+    "KernelObject", "KernelSource", "Launch", "LeftToTorch", "LayerNorm", "LayerNormInputBackward", "LayerNormWeightBackward", "Library", "Limits", "ListedConfiguration", "Manifest", "Matmul",
     "MeasureOptions", "Measurement", "Microkernel", "MissingDependency", "MmaTiles", "Mode", "NullCompiler",
     "NullTarget", "Operation", "Plan", "Program", "Provenance", "Record", "RocmTarget", "RunComparison",
     "Selection", "SimtTiles", "Space", "State", "StopRule", "StoredRecord", "Sweep", "Target", "Tensor",
     "Tree", "TreeCandidates", "TritonRows", "TritonTiles", "UsageError", "Verdict", "VulkanTarget", "Workload",
-    "WorkloadEntry", "WorkloadReading", "build_key", "build_request", "compare_records", "compile_tree", "compiler_for",
+    "WorkloadEntry", "WorkloadReading", "build_key", "build_request", "capture", "compare_records", "compile_tree", "compiler_for",
     "configuration_from_dict", "draw_valid", "emit", "fastest_form", "load_configurations", "load_manifest",
     "open_device", "operation_from_dict", "parse_target", "plan_generation", "read_records", "read_workload",
     "rejection_reason", "render_module", "render_page", "shipped_configurations", "spaces",

@@ -188,7 +188,6 @@ def test_without_torch_arguments_are_arrays(launches, capsys, monkeypatch):
         ([], "expected a command, or --commands-file=FILE"),
         (["--commands-file=a.txt", "conv", "-n", "1"], "'conv' is not used"),
         (["--commands-file=missing.txt"], "cannot read missing.txt"),
-        (["--reference-backend=iree_boo_inductor", "conv"], "not available: iree_boo is not yet a backend"),
         (["--device=tpu", "conv"], "--device: 'tpu' is not supported"),
         (["--device=cpu", "--gpu-id=1", "conv"], "--gpu-id=1 contradicts --device=cpu"),
         (["--device=cuda:2", "--gpu-id=1", "conv"], "--gpu-id=1 contradicts --device=cuda:2"),
@@ -324,3 +323,10 @@ def test_importing_the_command_loads_neither_torch_nor_the_runtime():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.slow
+def test_iree_boo_inductor_is_a_reference(launches, capsys):
+    assert main(["--reference-backend=iree_boo_inductor", "-t", "1", "--iter=6", *CONV.split()]) == 0
+
+    assert ">>> iree_boo_inductor: min=" in capsys.readouterr().out

@@ -1,0 +1,7 @@
+"""The operations of a PyTorch model: those that the backends of torch.compile launch, with how often each runs."""
+
+from __future__ import annotations
+
+from dispatch_profiler.boo.capture.captured import Captured, LeftToTorch, capture
+
+__all__ = ["Captured", "LeftToTorch", "capture"]

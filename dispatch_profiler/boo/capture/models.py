@@ -1,0 +1,142 @@
+"""Models that a command names: `FILE.py:NAME` or `MODULE:NAME`, a function or class that returns a model."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, reason_of
+
+_torch: Any = torch
+_EXPECTED = "expected FILE.py:NAME or MODULE:NAME, such as resnet.py:make_model"
+_RETURNS = "it returns a model, or a model and its inputs: a tensor, a tuple of arguments, or a dict"
+#: Name of --dtype -> torch's.
+TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """What is asked of a model: its batch, type and mode, and the shapes of inputs that it does not come with."""
+
+    batch: int | None = None
+    dtype: str | None = None
+    training: bool = False
+    shapes: Sequence[tuple[int, ...]] = field(default_factory=tuple)
+
+
+def load_factory(text: str) -> Callable[..., Any]:
+    """The function or class that `text` names. A file is executed; its folder is not searched for imports.
+
+    Raises UsageError, also for what the file raises.
+    """
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name.isidentifier():
+        raise UsageError(f"{text[:200]!r} names no model", hint=_EXPECTED)
+    try:
+        module = _load_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except DispatchProfilerError:
+        raise
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{place} cannot be imported: {reason_of(error)}", hint=_path_hint(place)) from error
+    except Exception as error:
+        raise UsageError(f"{place} cannot be imported: {type(error).__name__}: {reason_of(error)}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
+        what = "has no" if found is None else "has no function or class"
+        raise UsageError(f"{place} {what} {name!r}", hint=did_you_mean(name, known) or _EXPECTED)
+    return found
+
+
+def _path_hint(place: str) -> str:
+    if place.endswith(".py"):
+        return "its folder is not searched: add it to PYTHONPATH, as an absolute path"
+    return f"for a file, write {place.replace('.', '/')}.py:NAME; the current directory is not searched"
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UsageError(f"{path} is no file")
+    # Not the file's own name, which may be that of an installed module.
+    name = f"_captured_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def build_model(factory: Callable[..., Any], request: ModelRequest) -> tuple[Any, Any]:
+    """A model and its inputs, as `request` asks for. Raises UsageError, also for what the factory raises."""
+    takes_batch = request.batch is not None and "batch" in _parameters(factory)
+    try:
+        found = factory(batch=request.batch) if takes_batch else factory()
+    except Exception as error:
+        raise UsageError(
+            f"{_name(factory)}() failed: {type(error).__name__}: {reason_of(error)}",
+            hint="it is called without arguments, or with batch=N if it has such a parameter",
+        ) from error
+    model, inputs = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+    if not isinstance(model, _torch.nn.Module):
+        raise UsageError(f"{_name(factory)}() returned {type(model).__name__}, no model", hint=_RETURNS)
+    inputs = _inputs(_name(factory), inputs, request.shapes)
+    if request.batch is not None and not takes_batch:
+        inputs = _with_batch(_name(factory), inputs, request.batch)
+    if request.dtype is not None:
+        dtype = getattr(_torch, TYPES[request.dtype])
+        model = model.to(dtype)
+        inputs = _mapped(inputs, lambda each: each.to(dtype) if each.is_floating_point() else each)
+    return model.train(request.training), inputs
+
+
+def _name(factory: Callable[..., Any]) -> str:
+    return getattr(factory, "__name__", type(factory).__name__)
+
+
+def _parameters(factory: Callable[..., Any]) -> Sequence[str]:
+    try:
+        return tuple(inspect.signature(factory).parameters)
+    except (ValueError, TypeError):
+        return ()
+
+
+def _inputs(name: str, inputs: Any, shapes: Sequence[tuple[int, ...]]) -> Any:
+    if shapes:
+        generator = torch.Generator().manual_seed(0)
+        return tuple(_torch.randn(shape, generator=generator) for shape in shapes)
+    if inputs is None:
+        raise UsageError(
+            f"{name}() returned a model without inputs", hint="--input=1x3x224x224, or return (model, inputs)"
+        )
+    return inputs
+
+
+def _with_batch(name: str, inputs: Any, batch: int) -> Any:
+    """Inputs whose first axis is `batch`: those of the first element, repeated."""
+    extents: set[int] = set()
+    _mapped(inputs, lambda each: extents.add(each.shape[0] if each.ndim else 0))
+    if len(extents) != 1 or 0 in extents:
+        raise UsageError(
+            f"--batch: the inputs of {name}() do not have one batch as their first axis",
+            hint=f"give {name} a parameter `batch`",
+        )
+    return _mapped(inputs, lambda each: each[:1].repeat(batch, *[1] * (each.ndim - 1)))
+
+
+def _mapped(inputs: Any, function: Callable[[Any], Any]) -> Any:
+    return _torch.utils._pytree.tree_map_only(torch.Tensor, function, inputs)

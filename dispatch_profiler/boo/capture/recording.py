@@ -1,0 +1,154 @@
+"""Runs a model once, in torch's own kernels, and records which operations our backends would launch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.capture.captured import Captured, LeftToTorch
+from dispatch_profiler.boo.environment import uses_backward_kernels
+from dispatch_profiler.boo.fusion.matching import find_regions, root_of
+from dispatch_profiler.boo.fusion.schema import (
+    BACKWARD_FUSIONS,
+    FusionSchema,
+    Root,
+)
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.workloads import Workload, WorkloadEntry
+
+_torch: Any = torch
+_BACKWARD = frozenset(rule.root for rule in BACKWARD_FUSIONS)
+
+
+def record(
+    model: Callable[..., Any], inputs: Any, schema: FusionSchema, *, training: bool, origin: str
+) -> Captured:
+    """See `capture`."""
+    recorder = _Recorder(schema)
+    positional, named = _arguments(inputs)
+
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        return model(*arguments, **keywords)
+
+    # Dynamo keeps what it compiles with the code, and this code is only used here.
+    run.__code__ = run.__code__.replace()
+    compiled: Any = _torch.compile(run, backend=recorder, dynamic=False)
+    with _unchanged(model), _torch.set_grad_enabled(training):
+        results = compiled(*positional, **named)
+        if training:
+            _differentiate(model, results)
+    name = origin or getattr(model, "__name__", type(model).__name__)
+    return recorder.captured(name)
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, (tuple, list)):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def _differentiate(model: Any, results: Any) -> None:
+    """Compute gradients of the sum of all results, without storing them in the parameters."""
+    leaves = [each for each in _torch.utils._pytree.tree_leaves(results) if isinstance(each, torch.Tensor)]
+    total = [each.sum() for each in leaves if each.requires_grad]
+    parameters = [each for each in getattr(model, "parameters", list)() if each.requires_grad]
+    if total and parameters:
+        _torch.autograd.grad(sum(total), parameters, allow_unused=True)
+
+
+@contextmanager
+def _unchanged(model: Any) -> Iterator[None]:
+    """Buffers, such as statistics of batch norms, and torch's random numbers are as before afterwards."""
+    buffers = [(each, each.detach().clone()) for each in getattr(model, "buffers", list)()]
+    devices = sorted({each.device.index for each, _ in buffers if each.is_cuda})
+    try:
+        with _torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        with _torch.no_grad():
+            for buffer, before in buffers:
+                if not _torch.equal(buffer, before):
+                    buffer.copy_(before)
+
+
+@dataclass
+class _Graph:
+    """What one graph of AOTAutograd launches, each time it runs."""
+
+    operations: Sequence[Operation]
+    left: Sequence[tuple[str, str]]
+
+
+@dataclass
+class _Recorder:
+    """A backend of torch.compile that runs graphs eagerly, and counts what they would launch."""
+
+    schema: FusionSchema
+    operations: Counter[Operation] = field(default_factory=Counter)
+    left: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    #: The name that torch shows.
+    __name__ = "capture"
+
+    def __call__(self, module: Any, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
+        from torch._dynamo.backends.common import aot_autograd
+        from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+        compiled = aot_autograd(
+            fw_compiler=self._forward,
+            bw_compiler=self._backward,
+            inference_compiler=self._forward,
+            decompositions={},
+            partition_fn=min_cut_rematerialization_partition,
+        )
+        return compiled(module, example_inputs)
+
+    def captured(self, origin: str) -> Captured:
+        """All graphs that ran."""
+        entries = tuple(WorkloadEntry(each, count, origin) for each, count in self.operations.items())
+        left = tuple(LeftToTorch(root, reason, count) for (root, reason), count in self.left.items())
+        return Captured(Workload(entries), left)
+
+    def _forward(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return self._counted(module, self.schema)
+
+    def _backward(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        kernels = BACKWARD_FUSIONS if uses_backward_kernels() else ()
+        return self._counted(module, self.schema.with_rules(kernels))
+
+    def _counted(self, module: Any, schema: FusionSchema) -> Callable[..., Any]:
+        graph = _read(module.graph, schema)
+
+        def call(arguments: list[Any]) -> Any:
+            self.operations.update(graph.operations)
+            self.left.update(graph.left)
+            taken = list(arguments)
+            arguments.clear()
+            return module(*taken)
+
+        call._boxed_call = True  # type: ignore[attr-defined]
+        return call
+
+
+def _read(graph: Any, schema: FusionSchema) -> _Graph:
+    regions, rejected = find_regions(graph, schema)
+    left = [(str(each.root), each.reason) for each in rejected]
+    for node in graph.nodes:
+        root = root_of(node)
+        if root is not None and node.users and schema.rule_for(root) is None:
+            left.append((str(root), _reason(root)))
+    return _Graph([each.spec.operation for each in regions], left)
+
+
+def _reason(root: Root) -> str:
+    """Why an operator is left to torch that could be fused."""
+    if root in _BACKWARD:
+        return "gradients are left to torch unless BOO_USE_BACKWARD_KERNELS=1"
+    return "the fusion schema has no rule for it"
