@@ -23,4 +23,4 @@ def empty_aligned(shape: SupportsIndex | Sequence[SupportsIndex], dtype: npt.DTy
     size = math.prod(map(int, extents)) * type_.itemsize
     memory = np.empty(size + ALIGNMENT - 1, np.uint8)
     start = -memory.__array_interface__["data"][0] % ALIGNMENT
-    return memory[start : start + size].view(type_).reshape(extents)
+    return np.ndarray(extents, type_, memory, start)

@@ -230,18 +230,19 @@ def test_launches_keep_no_tensor_alive():
     assert [each() for each in kept] == [None] * 4
 
 
-def test_tensors_at_many_addresses_are_launched(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_tensors_at_many_addresses_are_launched(library: str, monkeypatch: pytest.MonkeyPatch):
     """Some argument lists are kept by address, and none for ever."""
-    monkeypatch.setattr("dispatch_profiler.boo.launching.torch_fast._KEPT_LISTS", 3)
-    launch, kept = launchable(), [samples("torch", seed=seed) for seed in range(5)]
+    monkeypatch.setattr("dispatch_profiler.boo.launching.host_launch._KEPT_LISTS", 3)
+    launch, kept = launchable(), [samples(library, seed=seed) for seed in range(5)]
     for _ in range(3):
         results = [launch(*arguments) for arguments, _ in kept]
 
         assert all(
-            (each.numpy() == expected).all() for each, (_, expected) in zip(results, kept, strict=True)
+            (values(each) == expected).all() for each, (_, expected) in zip(results, kept, strict=True)
         )
         for arguments, _ in kept[:2]:
-            arguments[0].neg_()
+            arguments[0] *= -1
         kept[:2] = [(arguments, -expected) for arguments, expected in kept[:2]]
 
 

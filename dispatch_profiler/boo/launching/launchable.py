@@ -25,6 +25,8 @@ from dispatch_profiler.runtime.cuda_launch import CudaProgram
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.runtime.iree import IreeDevice
 
+#: Library and device.
+_FastKey = tuple[type[ArrayLibrary], DeviceUri]
 _LOGGER = logging.getLogger("dispatch_profiler.boo")
 
 
@@ -112,7 +114,8 @@ class Launchable:
         #: By the device that the kernel was compiled for.
         self._loaded: dict[DeviceUri, LoadedKernel | CudaProgram] = {}
         self._fast: FastLaunch | None = None
-        self._fast_on: DeviceUri | None = None
+        self._fast_for: _FastKey | None = None
+        self._every_fast: dict[_FastKey, FastLaunch | None] = {}
 
     # -- everything that a fast launch leaves out ---------------------------------------------
 
@@ -150,11 +153,18 @@ class Launchable:
                 library.note_write(given)
             else:
                 library.copy(target, given)
-        if self._fast is None or self._fast_on != library.uri:
-            self._fast, self._fast_on = library.fast_launch(kernel, self.spec), library.uri
+        self._prepare_fast(library, kernel)
         if out is not None:
             return out
         return targets[0] if len(results) == 1 else tuple(targets)
+
+    def _prepare_fast(self, library: ArrayLibrary, kernel: LoadedKernel | CudaProgram) -> None:
+        """Let the next launch be a fast one with this library, and keep those of others, if a program alternates."""
+        key = type(library), library.uri
+        if self._fast_for != key:
+            if key not in self._every_fast:
+                self._every_fast[key] = library.fast_launch(kernel, self.spec)
+            self._fast, self._fast_for = self._every_fast[key], key
 
     def _kernel(self, uri: DeviceUri, make_arguments: MakeArguments) -> LoadedKernel | CudaProgram:
         """The kernel on a device, loaded once."""
@@ -247,7 +257,7 @@ _kept: list[object] = []
 def _after_fork() -> None:
     """In a forked child: load kernels again, on the child's own devices."""
     for launchable in list(_launchables):
-        _kept.append((launchable._loaded, launchable._fast))
+        _kept.append((launchable._loaded, launchable._every_fast))
         launchable._forget_devices()
 
 

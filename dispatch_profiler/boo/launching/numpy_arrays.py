@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from dispatch_profiler.boo.aligned import ALIGNMENT, empty_aligned
 from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
 from dispatch_profiler.boo.launching._base import FastLaunch, check_matches
 from dispatch_profiler.boo.launching.drivers import TASK
+from dispatch_profiler.boo.launching.host_launch import HostArrays, launch_by_address
 from dispatch_profiler.boo.launching.host_memory import host_views
 from dispatch_profiler.boo.launching.loaded import LoadedKernel
 from dispatch_profiler.errors import UsageError
@@ -49,7 +51,7 @@ class NumpyArrays:
 
     def span(self, array: np.ndarray) -> tuple[int, int]:
         """See `ArrayLibrary.span`."""
-        start = array.__array_interface__["data"][0]
+        start = _address(array)
         return start, start + array.nbytes
 
     def empty(self, spec: TensorSpec) -> np.ndarray:
@@ -76,4 +78,39 @@ class NumpyArrays:
 
     def fast_launch(self, kernel: LoadedKernel | CudaProgram, spec: LaunchSpec) -> FastLaunch | None:
         """See `ArrayLibrary.fast_launch`."""
-        return None
+        return None if isinstance(kernel, CudaProgram) else _host_launch(kernel, spec)
+
+
+def _host_launch(kernel: LoadedKernel, spec: LaunchSpec) -> FastLaunch:
+    expected = [(each.shape, each.type.dtype) for each in spec.arguments]
+    written = [(each.shape, each.type.dtype) for each in spec.results]
+
+    def addresses_of(arrays: Sequence[Any], of: Sequence[tuple[Any, Any]] = expected) -> list[int] | None:
+        if len(arrays) != len(of):
+            return None
+        addresses = []
+        for array, (shape, dtype) in zip(arrays, of, strict=True):
+            # `carray` is row major and writable.
+            if (
+                type(array) is not np.ndarray
+                or array.dtype != dtype
+                or array.shape != shape
+                or not array.flags.carray
+            ):
+                return None
+            addresses.append(_address(array))
+        return addresses
+
+    def outs_of(out: Any) -> list[Any] | None:
+        outs = [out] if len(written) == 1 else list(out)
+        return None if addresses_of(outs, written) is None else outs
+
+    allocate = [partial(empty_aligned, shape, dtype) for shape, dtype in written]
+    return launch_by_address(
+        kernel, spec, HostArrays(addresses_of, allocate, outs_of, _address, lambda array: None)
+    )
+
+
+def _address(array: np.ndarray) -> int:
+    start: int = array.__array_interface__["data"][0]
+    return start

@@ -13,73 +13,60 @@ from typing import Any
 import iree.runtime as rt
 import torch
 
-from dispatch_profiler.boo.aligned import ALIGNMENT
 from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
 from dispatch_profiler.boo.launching._base import FastLaunch
-from dispatch_profiler.boo.launching.host_memory import host_views
-from dispatch_profiler.boo.launching.loaded import LoadedKernel, launch_error
+from dispatch_profiler.boo.launching.host_launch import (
+    NOT_SHARED,
+    HostArrays,
+    address_check,
+    argument_order,
+    launch_by_address,
+)
+from dispatch_profiler.boo.launching.loaded import LoadedKernel
 from dispatch_profiler.boo.launching.torch_types import PLAIN, TYPES, Tensor, note_write, to_dlpack
-from dispatch_profiler.runtime.iree_buffers import HAL_TYPES, IREE_ERRORS
+from dispatch_profiler.runtime.iree_buffers import HAL_TYPES
 
-#: What torch and IREE raise for a tensor whose memory cannot be shared.
-_NOT_SHARED = (*IREE_ERRORS, BufferError, TypeError)
 #: Up to this size, a new result imitates a tensor, which is faster than to pass a shape and a type.
 _SMALL_BYTES = 2**16
-#: Argument lists that are kept: the tensors of a loop have the same few addresses again and again.
-_KEPT_LISTS = 256
 
 #: Shape and type of a tensor.
 _Expected = tuple[tuple[int, ...], torch.dtype]
 
 
 def host_launch(kernel: LoadedKernel, spec: LaunchSpec) -> FastLaunch:
-    """Launches on the CPU. Argument lists refer to memory by its address, and own none: they are used again."""
-    expected, written = expected_of(spec.arguments), expected_of(spec.results)
+    """Launches on the CPU."""
+    expected, written, plain, count = (
+        expected_of(spec.arguments),
+        expected_of(spec.results),
+        PLAIN,
+        len(spec.arguments),
+    )
     allocate = [allocation(each, torch.device("cpu")) for each in spec.results]
-    invoke, entry, name, plain = kernel.invoke, kernel.entry, kernel.name, PLAIN
-    count, results_count, is_single = len(expected), len(written), len(written) == 1
-    lists: dict[tuple[int, ...], Any] = {}
-    new_list, add_list = rt.VmVariantList, _list_maker(kernel, spec, lists)
 
-    def launch(arguments: tuple[Any, ...], out: Any) -> Any:
+    def addresses_of(arguments: tuple[Any, ...]) -> list[int] | None:
         if len(arguments) != count:
             return None
         addresses = []
-        try:
-            # As `_match`, but without a call.
-            for tensor, (shape, dtype) in zip(arguments, expected, strict=True):
-                if (
-                    type(tensor) not in plain
-                    or tensor.dtype is not dtype
-                    or tensor.shape != shape
-                    or not tensor.is_cpu
-                    or not tensor.is_contiguous()
-                    or tensor.is_neg()
-                ):
-                    return None
-                addresses.append(tensor.data_ptr())
-            returned = [new() for new in allocate] if out is None else usable_outs(out, written, -1)
-            if returned is None:
+        # As `_match`, but without a call.
+        for tensor, (shape, dtype) in zip(arguments, expected, strict=True):
+            if (
+                type(tensor) not in plain
+                or tensor.dtype is not dtype
+                or tensor.shape != shape
+                or not tensor.is_cpu
+                or not tensor.is_contiguous()
+                or tensor.is_neg()
+            ):
                 return None
-            for tensor in returned:
-                addresses.append(tensor.data_ptr())
-        except _NOT_SHARED:
-            return None
-        key = tuple(addresses)
-        passed = lists.get(key)
-        if passed is None and (passed := add_list(key)) is None:
-            return None
-        try:
-            invoke(entry, passed, new_list(results_count))
-        except IREE_ERRORS as error:
-            raise launch_error(name, error) from error
-        if out is not None:
-            for tensor in returned:
-                note_write(tensor)
-            return out
-        return returned[0] if is_single else tuple(returned)
+            addresses.append(tensor.data_ptr())
+        return addresses
 
-    return launch
+    def outs_of(out: Any) -> list[Tensor] | None:
+        return usable_outs(out, written, -1)
+
+    return launch_by_address(
+        kernel, spec, HostArrays(addresses_of, allocate, outs_of, torch.Tensor.data_ptr, note_write)
+    )
 
 
 def gpu_launch(
@@ -104,7 +91,7 @@ def gpu_launch(
             passed = rt.VmVariantList(len(order))
             for number in order:
                 passed.push_ref(share[number](tensors[number]))
-        except _NOT_SHARED:
+        except NOT_SHARED:
             return None
         wait()
         kernel.run(passed)
@@ -115,12 +102,6 @@ def gpu_launch(
         return returned[0] if is_single else tuple(returned)
 
     return launch
-
-
-def argument_order(spec: LaunchSpec) -> list[int]:
-    """Indices into arguments and results of a launch, in the order of the kernel's arguments."""
-    count, tensors = len(spec.arguments), (*spec.arguments, *spec.results)
-    return sorted(range(len(tensors)), key=lambda number: (number >= count, tensors[number].position))
 
 
 def expected_of(specs: Iterable[TensorSpec]) -> list[_Expected]:
@@ -154,47 +135,6 @@ def allocation(spec: TensorSpec, device: torch.device) -> Callable[[], Tensor]:
     empty = partial(torch.empty, spec.shape, dtype=TYPES[spec.type.name], device=device)
     is_small = math.prod(spec.shape) * spec.type.bytes <= _SMALL_BYTES
     return partial(torch.empty_like, empty()) if is_small else empty
-
-
-def address_check(spec: LaunchSpec) -> Callable[[Sequence[int]], bool]:
-    """Addresses of arguments and results -> whether all are aligned, and results share no memory with the others."""
-    sizes = [math.prod(each.shape) * each.type.bytes for each in (*spec.arguments, *spec.results)]
-    count = len(spec.arguments)
-
-    def are_usable(addresses: Sequence[int]) -> bool:
-        if any(not address or address % ALIGNMENT for address in addresses):
-            return False
-        spans = [(address, address + size) for address, size in zip(addresses, sizes, strict=True)]
-        return not any(
-            start < other_end and other < end
-            for number, (start, end) in enumerate(spans[count:], start=count)
-            for other, other_end in spans[:number]
-        )
-
-    return are_usable
-
-
-def _list_maker(
-    kernel: LoadedKernel, spec: LaunchSpec, lists: dict[tuple[int, ...], Any]
-) -> Callable[[tuple[int, ...]], Any]:
-    """Addresses of arguments and results on the CPU -> the kernel's arguments, also in `lists`; None if unusable."""
-    order, are_usable = argument_order(spec), address_check(spec)
-    views = [
-        host_views(kernel.device, each.kernel_shape, each.type) for each in (*spec.arguments, *spec.results)
-    ]
-
-    def make_list(addresses: tuple[int, ...]) -> Any:
-        if not are_usable(addresses):
-            return None
-        passed = rt.VmVariantList(len(order))
-        for number in order:
-            passed.push_ref(views[number](addresses[number]))
-        if len(lists) >= _KEPT_LISTS:
-            lists.clear()
-        lists[addresses] = passed
-        return passed
-
-    return make_list
 
 
 def _sharing_on_gpu(kernel: LoadedKernel, spec: TensorSpec) -> Callable[[Tensor], Any]:
