@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from enum import Enum
@@ -171,14 +172,14 @@ class OpSignature(abc.ABC):
 
         In the order of the launch: `(x, w[, b])` forward, `(dLdy, w)` and `(dLdy, x)` backward. Equal seeds give equal
         values, on every device. With `splat_value`, every element has this value. Raises UsageError for a device that
-        needs torch.
+        needs torch, and for a value that is infinite or not a number in the type of an argument.
         """
         operation = self.operation
         if splat_value is None:
             rng = np.random.default_rng(seed)
             drawn = [operation.draw(each, Distribution.REALS, rng) for each in operation.operands]
         else:
-            drawn = [np.full(each.shape, splat_value, each.type.dtype) for each in operation.operands]
+            drawn = [_filled(each, splat_value) for each in operation.operands]
         specs = self.launch.arguments
         arrays = [drawn[spec.position].reshape(spec.shape) for spec in specs]
         if find_spec("torch"):
@@ -194,6 +195,17 @@ class OpSignature(abc.ABC):
     ) -> tuple[Any, ...]:
         """`get_sample_args`, by its former name."""
         return self.get_sample_args(device, seed, splat_value)
+
+
+def _filled(tensor: Tensor, value: float) -> np.ndarray:
+    with np.errstate(over="ignore", invalid="ignore"):
+        filled = np.full(tensor.shape, value, tensor.type.dtype)
+    if filled.size and math.isfinite(value) and not np.isfinite(filled.flat[0]):
+        raise UsageError(
+            f"cannot fill arguments with {value:g}, which is too large for {tensor.type.name}",
+            hint="give a smaller value, or an operation of a wider type",
+        )
+    return filled
 
 
 def _spec(name: str, shape: tuple[int, ...], of: Sequence[Tensor], at: int) -> TensorSpec:

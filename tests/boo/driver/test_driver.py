@@ -146,6 +146,20 @@ def test_every_argument_can_be_one_value(launches):
     assert {float(each) for tensor in launchable.seen[0] for each in tensor.unique()} == {0.5}
 
 
+def test_a_splat_value_that_the_type_does_not_have_is_an_error(capsys):
+    """Of that command only: f32 has 1e30, and f16 does not."""
+    Path("commands.txt").write_text(f"{CONV}\n{CONV.replace('conv', 'convfp16')}\n")
+
+    assert main(["--commands-file=commands.txt", "--splat-input-value=1e30"]) == 1
+
+    printed = capsys.readouterr()
+    assert printed.out.count(">>> tensor") == 1
+    assert (
+        "line 2: " in printed.err
+        and "cannot fill arguments with 1e+30, which is too large for f16" in printed.err
+    )
+
+
 def test_a_backend_that_fails_does_not_affect_the_others(launches, capsys, monkeypatch):
     import torch
 
