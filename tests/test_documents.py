@@ -432,6 +432,8 @@ def test_the_transcript_of_boo_has_the_lines_that_are_printed(checkout: Path, ca
 BOO_PROGRAMS = blocks("docs/boo.md", "python")
 
 
+# torch's own modules are deprecated by torch, which inductor imports.
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("number", range(len(BOO_PROGRAMS)))
 @pytest.mark.usefixtures("shared_cache")
 def test_the_programs_of_boo_run(number: int):
@@ -453,7 +455,23 @@ def test_the_programs_of_boo_run(number: int):
         assert (found["y"].double() - expected).abs().max() < 0.1
     if "populator" in found:
         assert found["cache_status"] == {"local-task": "cached"} and found["failed_funcs"] == {}
+    if "model" in found:
+        check_compiled_models(found)
+        return
     assert callable(found.get("conv") or found["conv_wrw"])
+
+
+def check_compiled_models(found: dict[str, Any]) -> None:
+    """What a program has compiled computes what its model computes."""
+    import torch
+
+    model, compiled = found["model"], [each for name, each in found.items() if name.endswith("boo_model")]
+    compiled += [found[name] for name in ("boo_inductor_model",) if name in found]
+    assert compiled
+    x = found["x"] if "x" in found else torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        for each in compiled:
+            torch.testing.assert_close(each(x), model(x))
 
 
 def test_every_link_of_the_documents_leads_somewhere():

@@ -7,6 +7,15 @@ torch.compile(model, backend=backend(nested_backend="inductor", fusion_schema=..
 
 from __future__ import annotations
 
-from dispatch_profiler.boo.backends._backend import backend, iree_boo, iree_boo_inductor
+from dispatch_profiler.boo.backends._backend import Backend, backend, iree_boo, iree_boo_inductor
+from dispatch_profiler.boo.backends.explaining import Explanation, RegionReport, explain
 
-__all__ = ["backend", "iree_boo", "iree_boo_inductor"]
+__all__ = [
+    "Backend",
+    "Explanation",
+    "RegionReport",
+    "backend",
+    "explain",
+    "iree_boo",
+    "iree_boo_inductor",
+]

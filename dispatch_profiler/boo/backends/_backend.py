@@ -7,11 +7,14 @@ import importlib.metadata
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
 from dispatch_profiler.boo.backends._graphs import Fallbacks, FusedGraph, fuse, with_direct_calls
+from dispatch_profiler.boo.backends.choosing import Choice
+from dispatch_profiler.boo.backends.measuring import Measure, in_turns
 from dispatch_profiler.boo.environment import LOGGER, configure_logging, uses_backward_kernels
 from dispatch_profiler.boo.fusion.schema import (
     BACKWARD_FUSIONS,
@@ -32,6 +35,8 @@ class Backend:
     schema: FusionSchema
     autotune: bool = False
     strict: bool = False
+    #: How `autotune` takes times.
+    measure: Measure = in_turns
     _fallbacks: Fallbacks = field(init=False, compare=False, repr=False)
 
     @property
@@ -69,12 +74,21 @@ class Backend:
         return compiled(module, example_inputs)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _GraphCompiler:
     """Compiles the graphs that AOTAutograd makes of one graph of Dynamo."""
 
     backend: Backend
     options: dict[str, Any]
+
+    @cached_property
+    def choice(self) -> Choice | None:
+        """What decides by measuring, with `autotune`."""
+        if not self.backend.autotune:
+            return None
+        name = self.backend.__name__.removeprefix("iree_boo").removeprefix("_") or "eager"
+        nested = None if self.backend.nested is None else self._compile_nested
+        return Choice(name, nested, self.backend.measure)
 
     def partition(self) -> dict[str, Any]:
         """How forward and backward are divided: inductor computes cheap values again instead of storing them."""
@@ -99,15 +113,19 @@ class _GraphCompiler:
     ) -> Callable[..., Any]:
         fallbacks = self.backend._fallbacks
         try:
-            fused = fuse(module, schema, fallbacks)
+            fused = fuse(module, schema, fallbacks, self.choice)
         except Exception as error:
             fallbacks.report("a graph is not fused", error)
             fused = FusedGraph(module, (), ())
         if self.backend.nested is None:
-            return _boxed(with_direct_calls(fused, strict=self.backend.strict).forward)
+            return boxed(with_direct_calls(fused, strict=self.backend.strict).forward)
         return self._nested(fused.module, example_inputs)
 
     def _nested(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        # What a backend returns takes separate arguments, even where it is marked as taking a list.
+        return boxed(self._compile_nested(module, example_inputs))
+
+    def _compile_nested(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         from torch._dynamo.backends.registry import lookup_backend
 
         nested = self.backend.nested
@@ -120,12 +138,10 @@ class _GraphCompiler:
         fake_mode = _torch._guards.detect_fake_mode(list(example_inputs))
         context = _torch._guards.TracingContext(fake_mode)
         with _torch._guards.tracing(context), torch.no_grad():
-            compiled = compiler(module, list(example_inputs), **options)  # type: ignore[misc]
-        # What a backend returns takes separate arguments, even where it is marked as taking a list.
-        return _boxed(compiled)
+            return compiler(module, list(example_inputs), **options)  # type: ignore[misc]
 
 
-def _boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+def boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     """`function` as AOTAutograd calls it: with one list, which is emptied."""
 
     def call(arguments: list[Any]) -> Any:
@@ -150,7 +166,8 @@ def backend(
     """A backend of `torch.compile` that computes regions of a model with kernels of this package.
 
     `nested_backend` computes the rest: a name that torch knows, such as `inductor`, or a backend; None is eager torch.
-    What cannot be fused is left to it, and logged once; with `strict`, it raises instead.
+    What cannot be fused is left to it, and logged once; with `strict`, it raises instead. With `autotune`, each region is
+    timed once beside the nested backend, and is fused only if our kernel is faster; the cache keeps the decision.
     """
     return Backend(nested_backend, fusion_schema, autotune, strict)
 

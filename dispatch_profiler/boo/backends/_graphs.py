@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dispatch_profiler.boo.backends.choosing import Choice
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.calls import RunCall
 from dispatch_profiler.boo.fusion.matching import Region, Rejected, find_regions
@@ -56,26 +57,53 @@ class Fallbacks:
             _log.warning("%s; torch computes it", message)
 
 
-def fuse(module: Any, schema: FusionSchema, fallbacks: Fallbacks) -> FusedGraph:
+def fuse(module: Any, schema: FusionSchema, fallbacks: Fallbacks, choice: Choice | None = None) -> FusedGraph:
     """A copy of a graph module, whose regions are calls of our operators.
 
-    Regions without a kernel are left out. A module without regions is returned as it is.
+    Regions without a kernel are left out, and those that `choice` decides against. A module without regions is returned
+    as it is.
     """
     graph = _copy(module.graph)
     regions, rejected = find_regions(graph, schema)
     for each in rejected:
         fallbacks.report(f"{each.node} ({each.root})", each.reason)
-    failed = _prepare(regions)
+    failed = unusable_kernels(regions)
     for region in regions:
         if region.spec.operation in failed:
             reason = failed[region.spec.operation]
             fallbacks.report(region.spec.operation.name, reason)
             rejected.append(Rejected(region.root, region.nodes[0], reason))
     regions = [each for each in regions if each.spec.operation not in failed]
+    if choice is not None:
+        regions, slower = _chosen(regions, choice, fallbacks)
+        rejected += slower
     if not regions:
         return FusedGraph(module, (), tuple(rejected))
     rewrite(graph, regions, _fake_mode(graph))
     return FusedGraph(torch.fx.GraphModule(module, graph), tuple(regions), tuple(rejected))
+
+
+def _chosen(
+    regions: Sequence[Region], choice: Choice, fallbacks: Fallbacks
+) -> tuple[list[Region], list[Rejected]]:
+    """The regions whose kernels are faster, and the others. Both sides are measured with real tensors."""
+    faster, slower = list[Region](), list[Rejected]()
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    unset: Any = unset_fake_temporarily
+    with unset(), _torch._guards.tracing(None):
+        for region in regions:
+            try:
+                reason = choice.reason_against(region, device_of(region))
+            except Exception as error:
+                fallbacks.report(region.spec.operation.name, error)
+                reason = str(error)
+            if reason:
+                slower.append(Rejected(region.root, region.nodes[0], reason))
+                _log.info("%s: %s", region.spec.operation.name, reason)
+            else:
+                faster.append(region)
+    return faster, slower
 
 
 def _copy(graph: Any) -> Any:
@@ -92,13 +120,17 @@ def _fake_mode(graph: Any) -> Any:
     return _torch._guards.detect_fake_mode([each for each in values if each is not None])
 
 
-def _prepare(regions: Sequence[Region]) -> dict[Any, str]:
+def device_of(region: Region) -> DeviceUri:
+    """Where the kernel of a region runs."""
+    device = value(region.inputs[0]).device
+    return DeviceUri("local-task") if device.type == "cpu" else DeviceUri("cuda", str(device.index or 0))
+
+
+def unusable_kernels(regions: Sequence[Region]) -> dict[Any, str]:
     """Compile the kernels of all regions at once; why those fail that do, by operation."""
     by_device: dict[DeviceUri, list[Any]] = {}
     for region in regions:
-        device = value(region.inputs[0]).device
-        uri = DeviceUri("local-task") if device.type == "cpu" else DeviceUri("cuda", str(device.index or 0))
-        by_device.setdefault(uri, []).append(region.spec.operation)
+        by_device.setdefault(device_of(region), []).append(region.spec.operation)
     failed: dict[Any, str] = {}
     for uri, operations in by_device.items():
         try:

@@ -1,0 +1,174 @@
+"""`explain`: what a backend makes of a model, region by region."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.backends._backend import Backend, backend, boxed
+from dispatch_profiler.boo.backends._graphs import device_of, unusable_kernels
+from dispatch_profiler.boo.backends.measuring import Measure, in_turns, region_seconds
+from dispatch_profiler.boo.environment import launch_settings, uses_backward_kernels
+from dispatch_profiler.boo.fusion.matching import Region, Rejected, find_regions
+from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS
+from dispatch_profiler.boo.kernels import OperationKernels
+from dispatch_profiler.errors import DispatchProfilerError
+from dispatch_profiler.operations import Operation
+
+_torch: Any = torch
+
+
+@dataclass(frozen=True)
+class RegionReport:
+    """A region of a model, or a node that could have begun one.
+
+    `graph` is `inference`, `forward` or `backward`. `operation` and `configuration` are those of the kernel; None and
+    empty for a node that is left to torch, with the `reason`. For a fused region, `reason` says why it ends, if another
+    node could have been part of it. `seconds` and `torch_seconds` are those of a call by the kernel and by eager
+    torch, node by node; None if they were not measured.
+    """
+
+    graph: str
+    nodes: tuple[str, ...]
+    root: str
+    operation: Operation | None = None
+    configuration: str = ""
+    reason: str = ""
+    seconds: float | None = None
+    torch_seconds: float | None = None
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether a kernel of this package computes it."""
+        return self.operation is not None
+
+    @property
+    def speedup(self) -> float | None:
+        """How many times as fast as eager torch the kernel is; None if it was not measured."""
+        return self.torch_seconds / self.seconds if self.seconds and self.torch_seconds else None
+
+    def __str__(self) -> str:
+        nodes = f"{self.nodes[0]} .. {self.nodes[-1]}" if len(self.nodes) > 1 else self.nodes[0]
+        if self.operation is None:
+            return f"{self.graph:9}  fallback  {nodes}: {self.reason}"
+        took = "" if self.seconds is None else f"{self.seconds * 1e6:9.0f} us  {self.speedup:5.2f}x"
+        end = f"; ends there: {self.reason}" if self.reason else ""
+        return f"{self.graph:9}  fused {took}  {nodes}: {self.operation.name} ({self.configuration}){end}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `explain` found. `str()` of it is a table; speedups are those over eager torch."""
+
+    regions: tuple[RegionReport, ...]
+
+    @property
+    def operations(self) -> Counter[Operation]:
+        """The operations of fused regions, with how often each one occurs."""
+        return Counter(each.operation for each in self.regions if each.operation is not None)
+
+    def __str__(self) -> str:
+        fused = sum(each.is_fused for each in self.regions)
+        return "\n".join([f"{fused} of {len(self.regions)} regions are fused", *map(str, self.regions)])
+
+
+def explain(
+    model: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    backend: Backend = backend(),
+    measure: Measure | None = in_turns,
+) -> Explanation:
+    """List the regions of `model(*inputs)`: what is fused or left to torch and why, and how fast it is.
+
+    With grad enabled and parameters that require it, these are the regions of forward and backward. Kernels are
+    compiled, and each different region is measured beside eager torch, in turns; without `measure`, it is not. `model`
+    is not changed. Raises what torch.compile raises.
+    """
+    graphs: list[tuple[str, Any]] = []
+    _capture(model, inputs, graphs)
+    found: list[RegionReport] = []
+    measured: dict[Any, tuple[float | None, float | None]] = {}
+    for name, module in graphs:
+        schema = backend.schema
+        if name == "backward" and uses_backward_kernels():
+            schema = schema.with_rules(BACKWARD_FUSIONS)
+        regions, rejected = find_regions(module.graph, schema)
+        failed = unusable_kernels(regions)
+        reports = [_report(name, each, failed, measure, measured) for each in regions]
+        found += _in_order(module.graph, regions, reports, name, rejected)
+    return Explanation(tuple(found))
+
+
+def _in_order(
+    graph: Any,
+    regions: Sequence[Region],
+    reports: Sequence[RegionReport],
+    name: str,
+    rejected: Sequence[Rejected],
+) -> list[RegionReport]:
+    places = {node: number for number, node in enumerate(graph.nodes)}
+    every = [(places[region.nodes[0]], report) for region, report in zip(regions, reports, strict=True)]
+    for each in rejected:
+        every.append(
+            (places[each.node], RegionReport(name, (str(each.node),), str(each.root), reason=each.reason))
+        )
+    return [report for _, report in sorted(every, key=lambda pair: pair[0])]
+
+
+def _capture(model: Callable[..., Any], inputs: Sequence[Any], graphs: list[tuple[str, Any]]) -> None:
+    """The graphs of AOTAutograd, as the backend gets them."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    def keep(name: str) -> Callable[..., Any]:
+        def compiler(module: Any, example_inputs: Any) -> Any:
+            graphs.append((name, module))
+            return boxed(module.forward)
+
+        return compiler
+
+    capturing = aot_autograd(
+        fw_compiler=keep("forward"),
+        bw_compiler=keep("backward"),
+        inference_compiler=keep("inference"),
+        decompositions={},
+    )
+    outputs = _torch.compile(model, backend=capturing, dynamic=False)(*inputs)
+    # The graph of the backward is made when it is needed.
+    found = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    leaves = [
+        each for each in (*parameters, *inputs) if isinstance(each, torch.Tensor) and each.requires_grad
+    ]
+    differentiable = [each for each in found if isinstance(each, torch.Tensor) and each.requires_grad]
+    if leaves and differentiable and not any(name == "backward" for name, _ in graphs):
+        _torch.autograd.grad([each.sum() for each in differentiable], leaves, allow_unused=True)
+
+
+def _report(
+    graph: str,
+    region: Region,
+    failed: dict[Operation, str],
+    measure: Measure | None,
+    measured: dict[Any, tuple[float | None, float | None]],
+) -> RegionReport:
+    nodes, operation = tuple(map(str, region.nodes)), region.spec.operation
+    if operation in failed:
+        return RegionReport(graph, nodes, str(region.root), reason=failed[operation])
+    if region.spec not in measured:
+        measured[region.spec] = (None, None)
+        if measure is not None:
+            try:
+                measured[region.spec] = region_seconds(region, measure)
+            except DispatchProfilerError as error:
+                return RegionReport(graph, nodes, str(region.root), reason=str(error))
+    kernels = OperationKernels(operation, operation.name, launch_settings())
+    function = kernels.kernel(device_of(region)).function
+    configuration = function.removeprefix(f"{operation.name}_")
+    return RegionReport(
+        graph, nodes, str(region.root), operation, configuration, region.stop, *measured[region.spec]
+    )

@@ -1,0 +1,102 @@
+"""Times of a region, by our kernel and by what computes it otherwise, taken in turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.fusion.calls import RunCall
+from dispatch_profiler.boo.fusion.matching import Region
+from dispatch_profiler.boo.fusion.nodes import Node, value
+from dispatch_profiler.boo.fusion.spec import RunSpec
+
+#: Two functions -> their seconds per call.
+Measure = Callable[[Callable[[], Any], Callable[[], Any]], tuple[float, float]]
+#: Copies of a region in one chain: in a model, regions follow each other, and the caller waits once.
+_COPIES = 8
+#: Rounds of the two sides, and the seconds after which no further ones begin.
+_ROUNDS, _BUDGET = 15, 0.5
+
+
+def in_turns(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[float, float]:
+    """Medians of the seconds per call of both functions, called alternately."""
+    taken: tuple[list[float], list[float]] = ([], [])
+    for function in (ours, theirs):
+        function()
+    end = time.perf_counter() + _BUDGET
+    for _ in range(_ROUNDS):
+        for function, seconds in zip((ours, theirs), taken, strict=True):
+            function()  # the first call after the other side waits for its threads, and loads memory
+            start = time.perf_counter()
+            function()
+            seconds.append(time.perf_counter() - start)
+        if time.perf_counter() > end:
+            break
+    return statistics.median(taken[0]), statistics.median(taken[1])
+
+
+def region_seconds(
+    region: Region, measure: Measure, nested: Callable[[Any, Sequence[Any]], Any] | None = None
+) -> tuple[float, float]:
+    """Seconds of a region by our kernel, with channels_last inputs, and as torch computes its nodes.
+
+    `nested` compiles the graph module of its nodes; None leaves them to eager torch. Both sides compute the region
+    several times in a row, as a model would. Raises what either of them raises.
+    """
+    count = len(region.inputs)
+    steps = tuple((region.spec, tuple(range(count))) for _ in range(_COPIES))
+    results = len(region.spec.results)
+    last = count + results * (_COPIES - 1)
+    call = RunCall(RunSpec(count, steps, tuple(range(last, last + results))), strict=True)
+    inputs = [_random(value(each)) for each in region.inputs]
+    images = {
+        at
+        for source in region.spec.sources
+        if source.reading in ("channels", "filter")
+        for at in source.inputs
+    }
+    stored = [_channels_last(each) if at in images else each for at, each in enumerate(inputs)]
+    module = region_module(region)
+    theirs = module.forward if nested is None else nested(module, inputs)
+
+    def compute_theirs() -> None:
+        for _ in range(_COPIES):
+            theirs(*inputs)
+
+    with torch.no_grad():
+        ours_taken, theirs_taken = measure(lambda: call(*stored), compute_theirs)
+    return ours_taken / _COPIES, theirs_taken / _COPIES
+
+
+def region_module(region: Region) -> Any:
+    """A graph module of a region's nodes: its inputs -> its outputs."""
+    graph: Any = torch.fx.Graph()
+    known: dict[Node, Node] = {}
+    for number, node in enumerate(region.inputs):
+        known[node] = graph.placeholder(f"input_{number}")
+
+    def copied(node: Node) -> Node:
+        if node not in known:
+            for each in node.all_input_nodes:
+                copied(each)
+            known[node] = graph.node_copy(node, known.__getitem__)
+        return known[node]
+
+    graph.output(tuple(copied(each) for each in region.outputs if each is not None))
+    return torch.fx.GraphModule({}, graph)
+
+
+def _random(like: Any) -> Any:
+    """A tensor of the shape, strides, type and device of `like`, in [0.5, 1): also valid as a variance."""
+    found = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    return found.uniform_(0.5, 1.0)
+
+
+def _channels_last(tensor: Any) -> Any:
+    axes = tensor.dim()
+    dense = tensor.permute(0, *range(2, axes), 1).contiguous()
+    return dense.permute(0, axes - 1, *range(1, axes - 1))
