@@ -31,16 +31,14 @@ from dispatch_profiler.boo.ops.layouts import (
     to_torch,
 )
 from dispatch_profiler.boo.ops.library import (
-    LIBRARY,
-    NAMESPACE,
     define,
     is_eager,
     register_autocast,
     register_autograd,
+    register_vmap,
     uses_torch,
 )
 
-_torch: Any = torch
 _aten: Any = torch.ops.aten
 _FORWARD = Forward()
 _NO_LAYOUTS = (None, None, None, None)
@@ -354,4 +352,4 @@ def _batched(
     return y.unflatten(1, (info.batch_size, -1)), 1
 
 
-_torch.library.register_vmap(f"{NAMESPACE}::convolution", _batched, lib=LIBRARY)
+register_vmap(convolution, _batched)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -25,13 +26,34 @@ def define(schema: str, compute: Callable[..., Any], fake: Callable[..., Any]) -
     """An operator with this schema, computed by `compute` on every device; `fake` returns empty results."""
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     name = schema[: schema.index("(")]
-    LIBRARY.impl(name, compute, "CompositeExplicitAutograd")
-    _torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
+    LIBRARY.impl(name, _by_name(compute), "CompositeExplicitAutograd")
+    _torch.library.register_fake(f"{NAMESPACE}::{name}", _by_name(fake), lib=LIBRARY)
     return getattr(getattr(_torch.ops, NAMESPACE), name).default
+
+
+def register_vmap(operator: Any, batched: Callable[..., Any]) -> None:
+    """Let `batched(info, in_dims, *args)` compute `operator` in `torch.vmap`."""
+    _torch.library.register_vmap(f"{NAMESPACE}::{operator._opname}", _by_name(batched), lib=LIBRARY)
+
+
+def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What calls a function of a module, without a reference to it.
+
+    torch keeps what it is given until the process ends, and with a function its module's globals. Devices of IREE, which
+    these reach, have to be gone before.
+    """
+    module, name = function.__module__, function.__name__
+
+    def call(*args: Any) -> Any:
+        return getattr(sys.modules[module], name)(*args)
+
+    return call
 
 
 def register_autograd(operator: Any, differentiable: Callable[..., Any]) -> None:
     """Let `differentiable(run, *args)` compute `operator` where autograd needs it. `run(*args)` is the operator itself."""
+
+    differentiable = _by_name(differentiable)
 
     def autograd(keys: Any, *args: Any) -> Any:
         def run(*args: Any) -> Any:
@@ -53,6 +75,7 @@ def register_autocast(
 ) -> None:
     """Apply `cast` to tensors that autocast casts on `device_type`, with its type there or with `dtype`."""
     key = f"Autocast{device_type.upper()}"
+    cast = _by_name(cast)
     excluded = _C.DispatchKeySet(getattr(_C.DispatchKey, key))
 
     def autocast(*args: Any) -> Any:

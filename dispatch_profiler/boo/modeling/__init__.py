@@ -1,0 +1,19 @@
+"""Modules that compute with our kernels, and models whose convolutions become such modules."""
+
+from __future__ import annotations
+
+from dispatch_profiler.boo.modeling.convolutions import BooConv1d, BooConv2d, BooConv3d
+from dispatch_profiler.boo.modeling.replacement import (
+    Replacement,
+    replace_conv2d_with_boo_conv,
+    replace_convs_with_boo,
+)
+
+__all__ = [
+    "BooConv1d",
+    "BooConv2d",
+    "BooConv3d",
+    "Replacement",
+    "replace_conv2d_with_boo_conv",
+    "replace_convs_with_boo",
+]

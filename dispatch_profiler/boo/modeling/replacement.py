@@ -1,0 +1,141 @@
+"""`replace_convs_with_boo`: the convolutions of a model, computed by `boo_conv`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch.nn.utils import parametrize
+
+from dispatch_profiler.boo.environment import LOGGER
+from dispatch_profiler.boo.modeling.convolutions import MODULES, _BooConv
+from dispatch_profiler.errors import UsageError, did_you_mean
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+_ATTRIBUTES = (
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "groups",
+    "padding_mode",
+)
+_log = logging.getLogger(LOGGER)
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A convolution of a model: its name there, the module, and why it was left as it is; empty if it was not."""
+
+    name: str
+    module: torch.nn.Module
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name or 'the model'}: {self.reason or f'computed by {type(self.module).__name__}'}"
+
+
+def replace_convs_with_boo(
+    model: Model,
+    *,
+    allowed_spatial_dims: Sequence[int] = (1, 2, 3),
+    kwarg_mapping: Mapping[int, Mapping[str, Any]] | None = None,
+    where: Callable[[str, torch.nn.Module], bool] | None = None,
+    report: Callable[[Replacement], object] | None = None,
+) -> Model:
+    """Let `boo_conv` compute the convolutions of `model`, and return it.
+
+    Modules stay the objects that they are, and only their class changes: parameters, buffers, hooks, parametrizations,
+    the training flag, modules that occur several times and references from elsewhere stay as they are. A model that is
+    a convolution itself is replaced too. Subclasses of torch's convolutions, which may compute something else, are left.
+
+    allowed_spatial_dims: convolutions with so many spatial axes.
+    kwarg_mapping: by the number of spatial axes, values that attributes must have, such as
+        `{2: {"stride": (1, 1), "groups": 1}}`; a number stands for one on each axis.
+    where: (name, module) -> whether to replace it.
+    report: called with each convolution, and why it was left; `print`, for example.
+
+    Raises UsageError for other numbers of axes and for an attribute that a module does not have, and changes nothing
+    then.
+    """
+    filters = dict(kwarg_mapping or {})
+    for axes in (*allowed_spatial_dims, *filters):
+        if axes not in MODULES:
+            raise UsageError(f"a convolution has 1, 2 or 3 spatial axes, but got {axes!r}")
+    found = [
+        Replacement(name, module, _reason(name, module, allowed_spatial_dims, filters, where))
+        for name, module in model.named_modules()
+        if _axes(module) is not None
+    ]
+    for each in found:
+        if not each.reason:
+            _replace(each.module)
+        _log.info("%s", each)
+        if report is not None:
+            report(each)
+    return model
+
+
+def replace_conv2d_with_boo_conv(model: Model, **attributes: Any) -> Model:
+    """`replace_convs_with_boo` for the `Conv2d` whose attributes have these values, such as `stride=(1, 1)`."""
+    return replace_convs_with_boo(model, allowed_spatial_dims=(2,), kwarg_mapping={2: attributes})
+
+
+def _axes(module: torch.nn.Module) -> int | None:
+    """Spatial axes of a convolution of torch's, whatever its class; None for other modules."""
+    return next((axes for axes, (theirs, _) in MODULES.items() if isinstance(module, theirs)), None)
+
+
+def _own_class(module: torch.nn.Module) -> type:
+    """The class of a module without its parametrizations, which make a subclass for each module."""
+    return type(module).__bases__[0] if parametrize.is_parametrized(module) else type(module)
+
+
+def _reason(
+    name: str,
+    module: torch.nn.Module,
+    allowed: Sequence[int],
+    filters: Mapping[int, Mapping[str, Any]],
+    where: Callable[[str, torch.nn.Module], bool] | None,
+) -> str:
+    """Why a convolution is not replaced; empty if it is. Raises UsageError."""
+    axes = _axes(module)
+    assert axes is not None
+    if isinstance(module, _BooConv):
+        return f"it is a {_own_class(module).__name__} already"
+    if _own_class(module) is not MODULES[axes][0]:
+        return f"{_own_class(module).__name__} is a subclass of {MODULES[axes][0].__name__}"
+    if axes not in allowed:
+        return f"it has {axes} spatial axes"
+    for attribute, value in filters.get(axes, {}).items():
+        if not hasattr(module, attribute):
+            hint = did_you_mean(attribute, _ATTRIBUTES)
+            raise UsageError(f"{type(module).__name__} has no attribute {attribute!r}", hint=hint)
+        own = getattr(module, attribute)
+        if own != _like(own, value):
+            return f"its {attribute} is {own}"
+    return "" if where is None or where(name, module) else "where(...) is False"
+
+
+def _like(own: Any, value: Any) -> Any:
+    """`value` as a tuple if the attribute is one: 1 and [1, 1] as (1, 1)."""
+    if isinstance(own, tuple) and isinstance(value, int):
+        return (value,) * len(own)
+    return tuple(value) if isinstance(own, tuple) and isinstance(value, list) else value
+
+
+def _replace(module: torch.nn.Module) -> None:
+    """Make a convolution of torch's one of ours."""
+    axes = _axes(module)
+    assert axes is not None
+    ours = MODULES[axes][1]
+    if parametrize.is_parametrized(module):
+        # As torch does when it parametrizes a module: its properties are those of a class of its own.
+        theirs = type(module)
+        ours = type(f"Parametrized{ours.__name__}", (ours,), {**vars(theirs)})
+    module.__class__ = ours
