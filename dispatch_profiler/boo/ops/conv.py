@@ -31,6 +31,7 @@ from dispatch_profiler.boo.ops.layouts import (
     to_torch,
 )
 from dispatch_profiler.boo.ops.library import (
+    autograd_function,
     define,
     is_eager,
     register_autocast,
@@ -250,30 +251,22 @@ _weight_gradient = define(
 # -- autograd ----------------------------------------------------------------------------------------
 
 
-class _Convolution(torch.autograd.Function):
-    """`run` computes the result. The backward is differentiable, because it then consists of torch's operators."""
+def _convolution_forward(
+    ctx: Any, run: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None, options: ConvOptions
+) -> Tensor:
+    """`run` computes the result."""
+    ctx.save_for_backward(x, w)
+    ctx.options, ctx.has_bias = options, b is not None
+    return run(options, x, w, b)
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        run: Callable[..., Tensor],
-        x: Tensor,
-        w: Tensor,
-        b: Tensor | None,
-        options: ConvOptions,
-    ) -> Tensor:
-        ctx.save_for_backward(x, w)
-        ctx.options, ctx.has_bias = options, b is not None
-        return run(options, x, w, b)
 
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, w = ctx.saved_tensors
-        # A second derivative needs torch's operators, as do gradients of foreign tensors.
-        use_kernels = uses_backward_kernels() and not torch.is_grad_enabled()
-        gradients = _by_kernels if use_kernels else _by_torch
-        mask = [*ctx.needs_input_grad[1:3], ctx.has_bias and ctx.needs_input_grad[3]]
-        return (None, *gradients(dy, x, w, ctx.options, mask), None)
+def _convolution_backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    x, w = ctx.saved_tensors
+    # A second derivative needs operators that autograd knows, which are torch's.
+    use_kernels = uses_backward_kernels() and not torch.is_grad_enabled()
+    gradients = _by_kernels if use_kernels else _by_torch
+    mask = [*ctx.needs_input_grad[1:3], ctx.has_bias and ctx.needs_input_grad[3]]
+    return (None, *gradients(dy, x, w, ctx.options, mask), None)
 
 
 def _by_torch(
@@ -312,7 +305,7 @@ def _differentiable(
     return _apply(run_with, x, w, b, _options_of(*options))
 
 
-_apply: Callable[..., Tensor] = _Convolution.apply
+_apply = autograd_function(_convolution_forward, _convolution_backward)
 register_autograd(convolution, _differentiable)
 
 

@@ -36,6 +36,13 @@ def register_vmap(operator: Any, batched: Callable[..., Any]) -> None:
     _torch.library.register_vmap(f"{NAMESPACE}::{operator._opname}", _by_name(batched), lib=LIBRARY)
 
 
+def autograd_function(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The `apply` of an autograd.Function with these methods, whose graphs refer to none of their modules."""
+    methods = {"forward": staticmethod(_by_name(forward)), "backward": staticmethod(_by_name(backward))}
+    name = forward.__name__.strip("_").title().replace("_", "")
+    return type(name, (torch.autograd.Function,), methods).apply  # type: ignore[attr-defined]
+
+
 def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:
     """What calls a function of a module, without a reference to it.
 
