@@ -430,6 +430,14 @@ def test_the_transcript_of_boo_has_the_lines_that_are_printed(checkout: Path, ca
 
 #: The programs of docs/boo.md: signatures from shapes, from commands, and compiled ahead of time, by old and new names.
 BOO_PROGRAMS = blocks("docs/boo.md", "python")
+#: What stands for their ellipses. The shapes fit every call of the program that has them, in every layout.
+BOO_ELLIPSES = {
+    "input_shape = ...": "input_shape = (2, 1, 9, 1)",
+    "weight_shape = ...": "weight_shape = (3, 1, 1, 1)",
+    "dtype = ...": "dtype = torch.float32",
+    "BooConv2d(...)": "BooConv2d(4, 6, 3)",
+    "torch.nn.Module = ...": "torch.nn.Module = torch.nn.Sequential(torch.nn.Conv2d(4, 6, 3))",
+}
 
 
 # torch's own modules are deprecated by torch, which inductor imports.
@@ -443,7 +451,11 @@ def test_the_programs_of_boo_run(number: int):
     Path("path/to/miopen/commands_list.txt").write_text("conv -n 1 -c 2 -H 4 -W 4 -k 3 -y 1 -x 1 -F 1\n")
     found: dict[str, Any] = {}
 
-    exec(BOO_PROGRAMS[number], found)
+    program = BOO_PROGRAMS[number]
+    for ellipsis, text in BOO_ELLIPSES.items():
+        program = program.replace(ellipsis, text)
+    assert "..." not in program
+    exec(program, found)
 
     if "dLdw" in found:
         from torch.nn.functional import conv2d
@@ -455,10 +467,17 @@ def test_the_programs_of_boo_run(number: int):
         assert (found["y"].double() - expected).abs().max() < 0.1
     if "populator" in found:
         assert found["cache_status"] == {"local-task": "cached"} and found["failed_funcs"] == {}
-    if "model" in found:
+    if "boo_conv" in found:
+        from torch.nn.functional import conv2d
+
+        expected = conv2d(found["x"], found["w"].permute(0, 3, 1, 2))
+        assert (found["y"] - expected).abs().max() < 1e-5
+    elif "replace_convs_with_boo" in found:
+        assert type(found["model"][0]).__name__ == "BooConv2d"
+    elif "model" in found:
         check_compiled_models(found)
-        return
-    assert callable(found.get("conv") or found["conv_wrw"])
+    else:
+        assert callable(found.get("conv") or found.get("conv2d") or found["conv_wrw"])
 
 
 def check_compiled_models(found: dict[str, Any]) -> None:
