@@ -116,6 +116,7 @@ class IreeCompiler:
             verify_external_kernels,
         )
         from dispatch_profiler.compiler.kernel_identity import kernel_hashes
+        from dispatch_profiler.compiler.operand_order import order_operands
         from dispatch_profiler.compiler.sharing import fan_out, share
 
         phases, flags = self._phases, request.flags
@@ -131,6 +132,8 @@ class IreeCompiler:
         groups = share(source)
         try:
             module = outlined(phases, source, flags)
+            if _CUDA in flags:
+                order_operands(module)
             fan_out(module, groups, lines)
             restore_dropped(module, request.dispatches, lines)
             module = phases.advance(module, flags, _OUTLINED, stop=_CONFIGURED)

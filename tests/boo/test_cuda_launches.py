@@ -49,6 +49,15 @@ def nhwc(dtype: str = "f32", mode: str = "fwd") -> ConvSignature:
     return conv(dtype, mode, bias=False, **shapes)
 
 
+def pointwise(dtype: str, mode: str, layout: str) -> ConvSignature:
+    """On tensor cores in 16-bit types, and once wrong there: see `compiler/operand_order.py`."""
+    extents = {"N": 2, "C": 64, "H": 16, "W": 16}
+    image = [extents[each] for each in layout]
+    filters = [{**extents, "N": 96, "H": 1, "W": 1}[each] for each in layout]
+    shapes = {"input_shape": image, "kernel_shape": filters, "shared_layout": layout}
+    return conv(dtype, mode, bias=False, padding=0, **shapes)
+
+
 def gemm(dtype: str = "f32", mode: Mode = Mode.FORWARD) -> GEMMSignature:
     return GEMMSignature(a_shape=(64, 96), b_shape=(96, 48), transpose_b=True, dtype=dtype, mode=mode)
 
@@ -60,6 +69,8 @@ def norm(dtype: str = "f32", mode: Mode = Mode.FORWARD) -> LayerNormSignature:
 SIGNATURES: list[Callable[[str], Any]] = [
     *(lambda dtype, mode=mode: conv(dtype, mode) for mode in ("fwd", "bwd", "wrw")),
     *(lambda dtype, mode=mode: nhwc(dtype, mode) for mode in ("fwd", "bwd", "wrw")),
+    *(lambda dtype, mode=mode: pointwise(dtype, mode, "NHWC") for mode in ("fwd", "bwd", "wrw")),
+    *(lambda dtype, mode=mode: pointwise(dtype, mode, "NCHW") for mode in ("fwd", "bwd", "wrw")),
     lambda dtype: conv(dtype, "bwd", bias=False, stride=2),
     lambda dtype: conv(dtype, bias=False, kernel_shape=[16, 4, 3, 3], groups=2),
     *(lambda dtype, mode=mode: gemm(dtype, mode) for mode in list(Mode)[:3]),
