@@ -1,0 +1,127 @@
+"""`boo_layer_norm` computes what torch computes, with our kernels, and so do its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch")
+
+from conv_samples import close  # noqa: E402
+
+from dispatch_profiler.boo.launching import Launchable  # noqa: E402
+from dispatch_profiler.boo.ops import boo_layer_norm  # noqa: E402
+from dispatch_profiler.boo.ops import layer_norm as module  # noqa: E402
+
+theirs = torch.nn.functional.layer_norm
+BACKWARD = "BOO_USE_BACKWARD_KERNELS"
+
+
+@pytest.fixture(autouse=True)
+def _use_one_cache(shared_cache: None) -> None:
+    module._launchables.clear()
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    found: list[Any] = []
+    launch = Launchable.__call__
+
+    def record(self: Launchable, *args: Any, **options: Any) -> Any:
+        found.append(self)
+        return launch(self, *args, **options)
+
+    monkeypatch.setattr(Launchable, "__call__", record)
+    return found
+
+
+def tensors(dtype: str = "float32") -> tuple[Any, Any, Any]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = (3, 5, 8), (8,), (8,)
+    return tuple(torch.randn(s, generator=generator).to(getattr(torch, dtype)) for s in shapes)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_results_and_gradients_are_those_of_torch(
+    dtype: str, monkeypatch: pytest.MonkeyPatch, launched: list[Any]
+):
+    for kernels, count in (("0", 1), ("1", 3)):
+        monkeypatch.setenv(BACKWARD, kernels)
+        outcomes = []
+        launched.clear()
+        for function in (boo_layer_norm, theirs):
+            leaves = [each.clone().requires_grad_() for each in tensors(dtype)]
+            y = function(leaves[0], (8,), *leaves[1:], 1e-3)
+            y.square().sum().backward()
+            outcomes.append([y, *(each.grad for each in leaves)])
+        assert all(map(close, *outcomes))
+        assert len(launched) == count
+
+
+def test_other_shapes_and_absent_parameters(launched: list[Any]):
+    x, w, b = tensors()
+    cases = [
+        ((x, (5, 8)), True),
+        ((x, [8]), True),
+        ((x.transpose(0, 1), (8,), w, b), True),
+        ((x, (8,), w), False),
+        ((x, (8,), None, b), False),
+        ((x[:0], (8,), w, b), False),
+    ]
+    for args, is_ours in cases:
+        launched.clear()
+        with torch.no_grad():
+            assert close(boo_layer_norm(*args), theirs(*args))
+        assert bool(launched) == is_ours
+
+
+@pytest.mark.parametrize(
+    "args",
+    [((7,),), ((),), ((8,), torch.ones(7)), ((8,), torch.ones(8).double(), torch.ones(8)), (8,), (("8",),)],
+    ids=str,
+)
+def test_errors_are_those_of_torch(args: tuple[Any, ...]):
+    x, _, _ = tensors()
+    with pytest.raises(Exception) as expected:
+        theirs(x, *args)
+    with pytest.raises(type(expected.value)) as found:
+        boo_layer_norm(x, *args)
+    assert str(found.value).split(" - got")[0] == str(expected.value).split(" - got")[0]
+
+
+@pytest.mark.parametrize("kernels", ["0", "1"])
+def test_first_and_second_derivatives_are_right(kernels: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(BACKWARD, kernels)
+    x, w, b = (each.requires_grad_() for each in tensors("float64"))
+
+    def run(x: Any, w: Any, b: Any) -> Any:
+        return boo_layer_norm(x, (8,), w, b)
+
+    x = x[:1, :2].detach().requires_grad_()
+    assert torch.autograd.gradcheck(run, (x, w, b))
+    assert torch.autograd.gradgradcheck(run, (x, w, b))
+
+
+def test_operators_pass_the_checks_of_torch():
+    for grad in (False, True):
+        x, w, b = (each.requires_grad_(grad) for each in tensors())
+        torch.library.opcheck(module.layer_norm, (x, [8], w, b, 1e-5))
+    dy, (x, w, b) = torch.randn(3, 5, 8), (each.detach() for each in tensors())
+    _, mean, rstd = module.layer_norm(x, [8], w, b, 1e-5)
+    torch.library.opcheck(module._input_gradient, (dy, x, [8], mean, rstd, w, 1e-5))
+    torch.library.opcheck(module._affine_gradients, (dy, x, [8], mean, rstd, 1e-5))
+
+
+def test_compiled_graphs_autocast_and_transformations():
+    x, w, b = tensors()
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: boo_layer_norm(x, (8,), w, b), backend="aot_eager", fullgraph=True, dynamic=True
+    )
+    for each in (x, x[:2]):
+        assert close(compiled(each), theirs(each, (8,), w, b))
+    for of in (x, x.bfloat16()):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert close(boo_layer_norm(of, (8,)), theirs(of, (8,)))
+    assert close(torch.vmap(lambda x: boo_layer_norm(x, (8,), w, b))(x), theirs(x, (8,), w, b))
