@@ -54,6 +54,14 @@ def convolution_computation(
     narrow = of.input.precision < of.accumulator.precision
     if of.input.is_integer or of.input.name == "f8E4M3FN" or (narrow and of.lhs != of.result):
         raise NotSupported(f"torch has no convolution of {of.lhs} with a result in {of.result}")
+    if (
+        narrow
+        and convolution.batch > 1
+        and convolution.mode == "weight_backward"
+        and str(device).startswith("cpu")
+        and not sums_images_wide(api, of.lhs)
+    ):
+        raise NotSupported(f"torch sums gradients of weights over images in {of.lhs} on this CPU")
     role = CONV_ROLES[convolution.mode][2]
     stored, order = types[of.result], torch_order(convolution, role)
     places = [order.index(letter) for letter in convolution.layout_of(role)]
@@ -70,6 +78,17 @@ def convolution_computation(
         return found.to(stored).permute(places).contiguous()
 
     return compute
+
+
+def sums_images_wide(api: Any, type_: str) -> bool:
+    """Whether oneDNN computes convolutions of a narrow type on this CPU.
+
+    Without it, torch adds the gradients of each image to those of the images before it in the narrow type.
+    """
+    supported = {"f16": "_is_mkldnn_fp16_supported", "bf16": "_is_mkldnn_bf16_supported"}
+    if type_ not in supported or not api.backends.mkldnn.is_available():
+        return False
+    return bool(getattr(api.ops.mkldnn, supported[type_])())
 
 
 class Padding:
