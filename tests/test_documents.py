@@ -40,6 +40,7 @@ DOCUMENTS = [
     "docs/bundles.md",
     "docs/workloads.md",
     "docs/boo.md",
+    "docs/pytorch.md",
 ]
 #: Faults in them end a worker process, or keep it from ending.
 WITH_FAULTS = ("docs/null.md", "docs/report.md")
@@ -55,6 +56,8 @@ COMMANDS = {
 }
 #: `make` is run by the slow test below and by CI itself.
 OURS = ("python ", "dispatch-profiler ")
+#: Sets a variable for the lines that follow it.
+EXPORT = re.compile(r"export (\w+)=(.*)")
 
 
 #: Configurations of each target's family that stand for its whole list, and cover every kind of operation.
@@ -148,6 +151,8 @@ def quicker(line: str, largest: int = 32) -> str:
         more = " --budget=1"
     elif " boo " in line:
         more = " --iter=3"
+    elif " tune " in line:
+        more = " --target=null"
     else:
         more = ""
     end = END_OF_OPTIONS.search(line)
@@ -165,6 +170,7 @@ def quicker(line: str, largest: int = 32) -> str:
         ("python generator.py --target=cuda:sm_80", "python generator.py --target=cuda:sm_80 --configurations=few_cuda.yaml"),
         ("python generator.py --target=null", "python generator.py --target=null"),
         ("dispatch-profiler boo conv -n 1", "dispatch-profiler boo conv -n 1 --iter=3"),
+        ("dispatch-profiler tune workload.yaml", "dispatch-profiler tune workload.yaml --target=null"),
         ("python generator.py --configurations=own.yaml", "python generator.py --configurations=own.yaml"),
         ("python profiler.py --budget=1 >run.jsonl", "python profiler.py --budget=1 --budget=0.05 --precision=20 >run.jsonl"),
         ("python compile.py -- --iree-opt-level=O2", "python compile.py -- --iree-opt-level=O2"),
@@ -173,6 +179,14 @@ def quicker(line: str, largest: int = 32) -> str:
 )  # fmt: skip
 def test_a_quicker_line_keeps_every_option(line: str, expected: str):
     assert quicker(line) == expected
+
+
+def exported(line: str, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether `line` sets a variable, which is then set here too."""
+    found = EXPORT.fullmatch(line)
+    if found:
+        monkeypatch.setenv(*found.groups())
+    return found is not None
 
 
 def run_in_a_shell(line: str) -> None:
@@ -212,11 +226,13 @@ def test_a_line_that_needs_no_shell_is_a_call(line: str, expected: list[str] | N
 def test_every_command_line_runs(document: str, checkout: Path, monkeypatch, capsys):
     # What a cold call costs exceeds the time of a smaller product: its figure would be implausible.
     largest = 256 if any("--mode=cold" in line for line in commands(document)) else 32
-    lines = [quicker(line, largest) for line in commands(document) if line.startswith(OURS)]
+    lines = [quicker(line, largest) for line in commands(document) if line.startswith((*OURS, "export "))]
     assert lines
     if document not in WITH_FAULTS:
         use_in_process_workers(monkeypatch)
     for line in lines:
+        if exported(line, monkeypatch):
+            continue
         arguments = own_arguments(line)
         if arguments is None:
             run_in_a_shell(line)
@@ -227,9 +243,9 @@ def test_every_command_line_runs(document: str, checkout: Path, monkeypatch, cap
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_command_line_runs_as_it_stands(document: str, checkout: Path):
+def test_every_command_line_runs_as_it_stands(document: str, checkout: Path, monkeypatch):
     for line in commands(document):
-        if line.startswith(OURS):
+        if not exported(line, monkeypatch) and line.startswith(OURS):
             run_in_a_shell(line)
 
 
@@ -312,7 +328,7 @@ distributed.Client(sys.argv[1], timeout=100).wait_for_workers(2, timeout=100)
 def test_no_command_line_is_left_untested():
     every = [line for document in DOCUMENTS for line in commands(document)]
 
-    assert {line.split()[0] for line in every} <= {"python", "dispatch-profiler", "make"}
+    assert {line.split()[0] for line in every} <= {"python", "dispatch-profiler", "make", "export"}
     assert sorted(line.split()[1] for line in every if line.startswith("make")) == ["quickstart", "test"]
 
 
@@ -323,6 +339,22 @@ def test_the_program_of_the_readme_runs(checkout: Path):
 
     assert done.returncode == 0, done.stderr
     assert "matmul_256x256x256_f32t_f32t_f32t_tile_config_64x128_8x32x4 SUCCESS" in done.stdout
+
+
+def test_the_programs_about_models_run(checkout: Path):
+    """In one process, but with nothing that torch has compiled before: a second shape would be a dynamic one."""
+    pytest.importorskip("torch")
+    again = "\ntorch._dynamo.reset()\n"
+    programs = blocks("docs/pytorch.md", "python")
+    assert len(programs) >= 3
+
+    done = subprocess.run(
+        [sys.executable, "-c", again.join(programs)], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "torch computes it" not in done.stderr
+    assert "conv2d" in Path("workload.yaml").read_text()
 
 
 def test_the_configurations_of_the_documents_load():
