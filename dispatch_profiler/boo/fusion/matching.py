@@ -46,6 +46,8 @@ class Rejected:
     reason: str
 
 
+#: Operators that keep elements in their order.
+VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 #: aten operator -> the roots that it may be, with what makes an operation of it.
 _ROOTS: dict[Any, Callable[[Node], Begun]] = {
     aten.convolution.default: roots.convolution,
@@ -128,7 +130,7 @@ def _end_reason(node: Node) -> str:
 
 def _regroups_rows(node: Node, of: Node) -> bool:
     """Whether a node is a view that keeps the last axis, so that rows stay rows."""
-    if node.target not in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):
+    if node.target not in VIEWS:
         return False
     return node.args[0] is of and shape(node)[-1:] == shape(of)[-1:] and 0 < len(shape(node)) <= 5
 
@@ -139,7 +141,8 @@ def _closed(root: Root, begun: Begun, chain: Sequence[NodeStep | Node], stop: st
     nodes: list[Node] = list(begun.nodes)
     for each in chain:
         nodes.extend(each.nodes if isinstance(each, NodeStep) else [each])
-    operands = [*begun.operands, *(operand for each in steps for operand in each.operands)]
+    given = [*begun.operands, *(operand for each in steps for operand in each.operands)]
+    operands = [_without_views(operand) for operand in given]
     epilogue = Epilogue((*begun.steps, *(each.step for each in steps)))
     inputs = list(dict.fromkeys(each for _, places, _ in operands for each in places if each is not None))
     outputs = (nodes[-1],) if steps else begun.outputs
@@ -156,6 +159,24 @@ def _closed(root: Root, begun: Begun, chain: Sequence[NodeStep | Node], stop: st
     )
     _check_types(spec.operation, operands, outputs)
     return Region(root, tuple(nodes), tuple(inputs), tuple(outputs), spec, stop)
+
+
+def _without_views(operand: Operand) -> Operand:
+    """An operand that is read as rows, without the views before it, which regroup rows or move channels last.
+
+    So that a region may follow the one that computes what is viewed, without anything of torch between them.
+    """
+    reading, places, eps = operand
+    if reading != "rows" or places[0] is None:
+        return operand
+    node: Node = places[0]
+    while node.target in VIEWS:
+        node = node.args[0]
+    if node.target is aten.permute.default:
+        axes = len(shape(node))
+        if axes > 2 and [axis % axes for axis in node.args[1]] == [0, *range(2, axes), 1]:
+            return "channels", (node.args[0],), eps
+    return reading, (node,), eps
 
 
 def _check_types(operation: Operation, operands: Sequence[Operand], outputs: Sequence[Node | None]) -> None:

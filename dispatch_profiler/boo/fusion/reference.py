@@ -33,27 +33,32 @@ def compute_region(spec: RegionSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
     else:
         contraction = operation.as_contraction()
         count = 2
-        operands = [_operand(source, inputs) for source in spec.sources[:count]]
         geometry = operation.convolution
+        are_images = geometry is not None
+        operands = [_operand(source, inputs, are_images) for source in spec.sources[:count]]
         sums = _product(spec, *operands) if geometry is None else _convolution(spec, geometry, *operands)
         # As in torch, channels are the second axis of an image, and the last one of a row.
         axis = 1 if geometry is not None else sums.dim() - 1
         sources = spec.sources[count:]
         for step, place in contraction.epilogue.places():
             given = [
-                _along(each, axis, sums) for each in (_operand(source, inputs) for source in sources[place])
+                _along(each, axis, sums)
+                for each in (_operand(source, inputs, are_images) for source in sources[place])
             ]
             sums = _STEPS[step.name](sums, step, *given)
         found = [sums]
     return [each.reshape(shape) for each, (shape, _) in zip(found, spec.results, strict=True)]
 
 
-def _operand(source: OperandSource, inputs: Sequence[Tensor]) -> Tensor:
+def _operand(source: OperandSource, inputs: Sequence[Tensor], are_images: bool) -> Tensor:
+    """An operand in torch's order of axes; without `are_images`, channels are last."""
     given = [None if at == ABSENT else inputs[at] for at in source.inputs]
     if source.reading == "scale":
         return batch_norm_scale(*given, eps=source.eps)
     if source.reading == "shift":
         return batch_norm_shift(*given, eps=source.eps)
+    if source.reading == "channels" and not are_images:
+        return given[0].permute(0, *range(2, given[0].dim()), 1)  # type: ignore[union-attr]
     return given[0]
 
 
@@ -90,7 +95,7 @@ def _norm(spec: RegionSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
     norm = spec.operation.normalization
     assert norm is not None
     tensors = [
-        _operand(source, inputs).reshape(tensor.shape)
+        _operand(source, inputs, False).reshape(tensor.shape)
         for source, tensor in zip(spec.sources, spec.operation.operands, strict=True)
     ]
     size = [norm.size]

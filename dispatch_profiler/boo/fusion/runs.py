@@ -6,7 +6,6 @@ regions a, b, c and a pooling p:   a -> b -> p -> c   gives the runs a, b and c
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,18 +87,15 @@ def _join(graph: Graph, run: _Run) -> None:
         joined = graph.call_function(REGIONS, (list(inputs), spec_.text))
     by_value = {values[each]: each for each in results}
     joined.meta["val"] = [by_value[each].meta["val"] for each in outputs]
-    _insert_results(graph, joined, results, [outputs.index(values[each]) for each in results])
-    _move_behind(graph, joined, run.behind)
-
-
-def _insert_results(graph: Graph, joined: Node, results: Sequence[Node], places: Sequence[int]) -> None:
     before = joined
-    for result, at in zip(results, places, strict=True):
+    for result in results:
         with graph.inserting_after(before):
-            found = graph.call_function(operator.getitem, (joined, at))
+            found = graph.call_function(operator.getitem, (joined, outputs.index(values[result])))
         found.meta["val"] = result.meta["val"]
-        result.replace_all_uses_with(found)
+        # The calls that are replaced precede `found`.
+        result.replace_all_uses_with(found, delete_user_cb=lambda user: user not in run.inside)
         before = found
+    _move_behind(graph, joined, run.behind)
 
 
 def _move_behind(graph: Graph, joined: Node, behind: set[Node]) -> None:

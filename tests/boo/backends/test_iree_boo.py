@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from dispatch_profiler.boo.backends import backend
 from dispatch_profiler.boo.fusion import calls
+from dispatch_profiler.boo.fusion.reference import compute
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 from dispatch_profiler.errors import CompilerError, DispatchProfilerError, TargetError
 
@@ -69,6 +70,35 @@ def test_a_transformer_block(launched: list[str]) -> None:
 
     check_equals_eager(Layer().eval(), PRODUCTS, torch.randn(2, 5, 16))
     assert [name.partition("_")[0] for name in launched] == ["layer", "matmul", "matmul"]
+
+
+class ConvNeXt(nn.Module):
+    """Its layer norm and linear layers are on images whose channels were moved to the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.LayerNorm(8)
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: Any) -> Any:
+        y = self.norm(self.conv(x).permute(0, 2, 3, 1))
+        return x + self.down(functional.gelu(self.up(y))).permute(0, 3, 1, 2)
+
+
+def test_views_do_not_interrupt_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+    launch = calls.RunCall.__call__
+
+    def note(self: Any, *inputs: Any) -> Any:
+        runs.append(len(self.spec.steps))
+        found = launch(self, *inputs)
+        for one, other in zip(found, compute(self.spec, inputs), strict=True):
+            torch.testing.assert_close(one, other, check_stride=True)
+        return found
+
+    monkeypatch.setattr(calls.RunCall, "__call__", note)
+    check_equals_eager(ConvNeXt().eval(), PRODUCTS, torch.randn(2, 8, 5, 6))
+    assert runs == [4]
 
 
 CASES = {
