@@ -39,11 +39,13 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Modules and tests stay, so that looking for garbage among them finds none and takes a seventh of the time."""
+    """Modules and tests stay, so that looking for garbage among them finds none: while they are collected, where it
+    takes a seventh of the time, and in the tests, where each search takes up to a second."""
     gc.disable()
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
 
 
