@@ -49,6 +49,11 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    """The interpreter looks for garbage everywhere when it ends: nanobind reports what is left."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="module")
 def browser() -> Generator[object, None, None]:
     """A headless Chromium, for tests that are marked with `needs_chromium`."""
