@@ -12,6 +12,7 @@ from compiled_models import check_alike
 from torch import nn
 
 from dispatch_profiler.boo.backends import backend
+from dispatch_profiler.boo.environment import uses_backward_kernels
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 
 _ACTIVATIONS = (
@@ -69,7 +70,8 @@ def check(seed: int) -> None:
     if draw.random() < 0.5:
         x = x.to(memory_format=torch.channels_last)
     torch._dynamo.reset()
-    made = backend(fusion_schema=BOO_FUSIONS_WITH_MATRIX_PRODUCTS, strict=True)
+    # Gradients of transposed convolutions are left to torch, which strict mode does not accept.
+    made = backend(fusion_schema=BOO_FUSIONS_WITH_MATRIX_PRODUCTS, strict=not uses_backward_kernels())
     compiled = torch.compile(model, backend=made, dynamic=False)
     with torch.no_grad():
         check_alike(compiled(x), model(x))
@@ -80,7 +82,8 @@ def check(seed: int) -> None:
     expected.square().mean().backward()
     pairs = zip(model.parameters(), other.parameters(), strict=True)
     for one, two in [(found, expected), *((one.grad, two.grad) for one, two in pairs)]:
-        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+        # Elements near zero are sums of ones as large as the largest.
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5 * max(1.0, float(two.abs().max())))
 
 
 @pytest.mark.parametrize("seed", range(6))
