@@ -24,6 +24,8 @@ from dispatch_profiler.boo.kernels import (
     target_of,
     variants,
 )
+from dispatch_profiler.boo.kernels.build import KernelSearch, Toolchain, find_kernels
+from dispatch_profiler.boo.kernels.known_faults import known_fault
 from dispatch_profiler.boo.kernels.variants import Tuning
 from dispatch_profiler.compiler import (
     BuildOutcome,
@@ -194,6 +196,49 @@ def test_only_the_cache_is_used_if_so_requested(settings: LaunchSettings, builds
     found = kernels(MATMUL, settings).kernel(NULL)
     forget_kernels()
     assert kernels(MATMUL, settings, cache_only=True).kernel(NULL) == found
+
+
+# -- kernels that are known to be wrong ------------------------------------------------------------
+
+HALF = ElementTypes("f16", "f16", "f16")
+
+
+def conv_of(mode: str, window: int, stride: int = 1, groups: int = 1, layout: str = "nhwc") -> Conv2d:
+    extents = {"n": 1, "h": 8, "w": 8, "c": 16, "k": 16, "r": window, "s": window}
+    return Conv2d(**extents, stride=(stride, stride), groups=groups, layout=layout, types=HALF, mode=mode)
+
+
+@pytest.mark.parametrize(
+    ("operation", "is_wrong"),
+    [
+        (conv_of("weight_backward", 1, stride=2), True),
+        (conv_of("weight_backward", 1), False),
+        (conv_of("weight_backward", 3, stride=2), False),
+        (conv_of("input_backward", 3), True),
+        (conv_of("input_backward", 1), False),
+        (conv_of("input_backward", 1, groups=4, layout="nchw"), True),
+        (conv_of("input_backward", 1, layout="nchw"), False),
+        (conv_of("forward", 3), False),
+    ],
+    ids=lambda each: getattr(each, "name", None),
+)
+def test_kernels_that_are_known_to_be_wrong_are_not_launched(operation: Conv2d, is_wrong: bool):
+    """Only in 16-bit types on NVIDIA's GPUs, and not what a library has, which was verified."""
+    cuda = parse_target("cuda:sm_90")
+    assert bool(known_fault(operation, Default(), cuda)) == is_wrong
+    assert not known_fault(replace(operation, types=ElementTypes("f32", "f32", "f32")), Default(), cuda)
+    assert not known_fault(operation, Tuned(TILES), cuda)
+    assert not known_fault(operation, Default(), CPU)
+
+
+def test_a_kernel_that_is_known_to_be_wrong_is_an_error_without_a_build(monkeypatch: pytest.MonkeyPatch):
+    operation = conv_of("input_backward", 3)
+    monkeypatch.setattr(KernelSearch, "request", property(lambda self: pytest.fail("built")))
+    search = KernelSearch(operation, "mine", Toolchain.of(parse_target("cuda:sm_90"), ""))
+    ((_, found),) = find_kernels([search], None, workers=1)
+
+    assert isinstance(found, CompilerError)
+    assert found.message.endswith("16-bit types wrongly for NVIDIA's tensor cores")
 
 
 # -- variants --------------------------------------------------------------------------------------

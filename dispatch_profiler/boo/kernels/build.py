@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.interface import LaunchKernel
+from dispatch_profiler.boo.kernels.known_faults import known_fault
 from dispatch_profiler.boo.kernels.variants import Tuning, Variant
 from dispatch_profiler.compiler import (
     BuildRequest,
@@ -105,7 +106,14 @@ class KernelSearch:
         return None
 
     def look_up(self, cache: Cache | None) -> Found | None:
-        """What the builds in `cache` yield; None if the build of `variant` is not among them."""
+        """What the builds in `cache` yield; None if the build of `variant` is not among them.
+
+        An error, without a build, if the kernel of `variant` is known to be wrong.
+        """
+        dispatch = self.variant.dispatch
+        fault = known_fault(dispatch.operation, dispatch.configuration, self.target)
+        if fault:
+            return CompilerError(f"{dispatch.operation.name}: {fault}")
         while cache is not None and (built := cache.get(self.key)) is not None:
             if (found := self.take(built)) is not None:
                 return found
