@@ -250,6 +250,10 @@ class Example:
             return images.to(memory_format=torch.channels_last)
         return torch.randn(batch, extent or TOKENS, HIDDEN, generator=generator)
 
+    def with_inputs(self, batch: int = 1) -> tuple[nn.Module, Tensor]:
+        """The model and its inputs, as `dispatch-profiler capture` takes them."""
+        return self.model(), self.inputs(batch)
+
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
@@ -285,3 +289,7 @@ MODELS = {
 }
 #: The model whose training is measured.
 RESNET18 = Example("ResNet-18", lambda: ResNet(Basic, (2, 2, 2, 2)))
+
+#: `dispatch-profiler capture benchmarks/_models.py:resnet50 --batch=1,8 -o resnet50.yaml`
+resnet50, mobilenet_v2, convnext, bert = (each.with_inputs for each in MODELS.values())
+resnet18 = RESNET18.with_inputs

@@ -58,6 +58,14 @@ def test_statistics_of_batch_norms_are_random_and_positive():
         assert norm.momentum == 0.1 and norm.weight.requires_grad
 
 
+@pytest.mark.parametrize("name", sorted(EVERY))
+def test_each_model_can_be_captured(name: str):
+    model, inputs = getattr(models, name)(batch=2)
+
+    assert sum(each.numel() for each in model.parameters()) > 1e5
+    assert inputs.shape == EVERY[name].inputs(2).shape
+
+
 # -- what is measured ------------------------------------------------------------------------------
 
 
