@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -148,3 +149,10 @@ def test_the_folder_of_a_file_is_not_searched(model_file, capsys):
     assert main(["user.py:make"]) == 2
     assert "No module named 'beside'" in capsys.readouterr().err
     assert not Path("executed").exists()
+
+
+def test_without_torch_the_message_says_how_to_install_it(model_file, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+    assert main(["net.py:make"]) == 2
+    assert "torch is not installed" in capsys.readouterr().err
