@@ -151,6 +151,22 @@ def test_a_call_takes_as_many_inputs_as_the_chain():
         branched()(*squares(2))
 
 
+def test_kernels_with_different_numbers_of_threads_are_launched_one_by_one(monkeypatch: pytest.MonkeyPatch):
+    """Each number of threads is a device of its own, which fences of another do not order."""
+    monkeypatch.setattr(LoadedKernel, "enqueue", lambda *_: pytest.fail("enqueued"))
+    kernels = [Launchable(spec_of(SQUARE), Kernels(SQUARE), threads=threads) for threads in (None, 2, 3)]
+    steps = [ChainStep(kernel, each) for kernel, each in zip(kernels, BRANCHED, strict=True)]
+    chain, inputs = Chain(steps, 3, [5]), squares(3)
+    for _ in range(3):
+        assert torch.equal(chain(*inputs)[0], expected(*inputs)[0])
+
+
+def test_inputs_that_no_step_takes_may_be_anything():
+    chain, (x, a) = Chain([ChainStep(launchable(), (0, 2))], 3, [3]), squares(2)
+    for _ in range(3):
+        assert torch.equal(chain(x, None, a)[0], x @ a)
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[list[int], list[list[int]], list[list[int]], set[int]]:
     """Sizes of values, arguments and results of steps, and values that are kept; values are numbered in order."""

@@ -23,7 +23,7 @@ _MOST_AXES = 8
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
     """Entry point; returns the exit status."""
-    return run(make_parser(prog), _main, arguments)
+    return run(make_parser(prog), _main, arguments, kept="no workload was written")
 
 
 def make_parser(prog: str = PROG) -> Parser:

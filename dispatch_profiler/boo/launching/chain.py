@@ -22,7 +22,8 @@ from dispatch_profiler.boo.launching.drivers import TASK
 from dispatch_profiler.boo.launching.host_memory import host_views
 from dispatch_profiler.boo.launching.launchable import Launchable
 from dispatch_profiler.boo.launching.loaded import LoadedKernel, launch_error
-from dispatch_profiler.boo.launching.torch_types import PLAIN, TYPES, Tensor
+from dispatch_profiler.boo.launching.torch_fast import expected_of, matches
+from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.runtime.iree import IreeDevice
 from dispatch_profiler.runtime.iree_buffers import IREE_ERRORS
@@ -59,6 +60,9 @@ class Chain:
         self.outputs = tuple(outputs)
         self._values = _values(self.steps, inputs)
         _check_outputs(self.outputs, inputs, len(self._values))
+        #: The inputs that steps take, and what they have to be.
+        self._taken = [at for at in range(inputs) if self._values[at] is not None]
+        self._expected = expected_of(each for each in self._values[:inputs] if each is not None)
         self._plan: _Plan | None = None
         self._pid = 0
 
@@ -68,7 +72,7 @@ class Chain:
             self._plan, self._pid = None, os.getpid()
         if len(inputs) != self.inputs:
             raise UsageError(f"a chain takes {self.inputs} inputs, but got {len(inputs)}")
-        addresses = _addresses(inputs, self._values)
+        addresses = self._addresses(inputs)
         if addresses is None:
             return self._one_by_one(inputs)
         if self._plan is None:
@@ -76,6 +80,17 @@ class Chain:
             self._plan = _Plan.of(self)
             return found
         return self._plan.run(addresses) if self._plan.is_usable else self._one_by_one(inputs)
+
+    def _addresses(self, inputs: Sequence[Tensor]) -> list[int] | None:
+        """Where the inputs are, 0 for those that no step takes; None unless the kernels can use the others in place."""
+        if not matches([inputs[at] for at in self._taken], self._expected, -1):
+            return None
+        found = [0] * self.inputs
+        for at in self._taken:
+            found[at] = address = inputs[at].data_ptr()
+            if not address or address % ALIGNMENT:
+                return None
+        return found
 
     def _one_by_one(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         values = list(inputs)
@@ -115,29 +130,6 @@ def _check_outputs(outputs: Sequence[int], inputs: int, values: int) -> None:
         raise UsageError(f"outputs of a chain are different results of its steps, but got {tuple(outputs)}")
 
 
-def _addresses(inputs: Sequence[Tensor], values: Sequence[TensorSpec | None]) -> list[int] | None:
-    """Where the inputs are; None unless all are plain, dense, aligned and of the shapes and types of `values`."""
-    found = []
-    for tensor, spec in zip(inputs, values, strict=False):
-        if spec is None:
-            found.append(0)
-            continue
-        if (
-            type(tensor) not in PLAIN
-            or tensor.dtype is not TYPES[spec.type.name]
-            or tensor.shape != spec.shape
-            or not tensor.is_cpu
-            or not tensor.is_contiguous()
-            or tensor.is_neg()
-        ):
-            return None
-        address = tensor.data_ptr()
-        if not address or address % ALIGNMENT:
-            return None
-        found.append(address)
-    return found
-
-
 def assign_slots(
     sizes: Sequence[int], arguments: Sequence[Sequence[int]], results: Sequence[Sequence[int]], kept: set[int]
 ) -> tuple[dict[int, int], list[int]]:
@@ -172,7 +164,10 @@ class _Plan:
     """What a chain prepares: kernels on the device with threads, the slot of each value, and how to view arguments."""
 
     def __init__(self, chain: Chain, kernels: Sequence[LoadedKernel], device: IreeDevice) -> None:
-        self.is_usable = bool(kernels) and all(kernel.enqueue_entry is not None for kernel in kernels)
+        # Fences of one device cannot order work on another, as kernels with their own number of threads have.
+        self.is_usable = bool(kernels) and all(
+            kernel.enqueue_entry is not None and kernel.device.hal is device.hal for kernel in kernels
+        )
         self._kernels = kernels
         self._hal = device.hal
         self._values = chain._values

@@ -47,7 +47,7 @@ def host_launch(kernel: LoadedKernel, spec: LaunchSpec) -> FastLaunch:
         if len(arguments) != count:
             return None
         addresses = []
-        # As `_match`, but without a call.
+        # As `matches`, but without a call.
         for tensor, (shape, dtype) in zip(arguments, expected, strict=True):
             if (
                 type(tensor) not in plain
@@ -80,7 +80,7 @@ def gpu_launch(
 
     def launch(arguments: tuple[Any, ...], out: Any) -> Any:
         try:
-            if not _match(arguments, expected, index):
+            if not matches(arguments, expected, index):
                 return None
             returned = [new() for new in allocate] if out is None else usable_outs(out, written, index)
             if returned is None:
@@ -109,7 +109,7 @@ def expected_of(specs: Iterable[TensorSpec]) -> list[_Expected]:
     return [(each.shape, TYPES[each.type.name]) for each in specs]
 
 
-def _match(tensors: Sequence[Any], expected: Sequence[_Expected], index: int) -> bool:
+def matches(tensors: Sequence[Any], expected: Sequence[_Expected], index: int) -> bool:
     """Whether `tensors` are plain and dense, of these shapes and types, on the device with this index; -1 is the CPU."""
     if len(tensors) != len(expected):
         return False
@@ -127,7 +127,7 @@ def _match(tensors: Sequence[Any], expected: Sequence[_Expected], index: int) ->
 def usable_outs(out: Any, expected: Sequence[_Expected], index: int) -> list[Tensor] | None:
     """`out` as a list; None unless kernels can write to these tensors, given that their addresses are usable."""
     outs = [out] if len(expected) == 1 else list(out)
-    return outs if _match(outs, expected, index) and not any(each.requires_grad for each in outs) else None
+    return outs if matches(outs, expected, index) and not any(each.requires_grad for each in outs) else None
 
 
 def allocation(spec: TensorSpec, device: torch.device) -> Callable[[], Tensor]:
