@@ -174,7 +174,10 @@ def check(x: Any, w: Any, b: Any, options: dict[str, Any]) -> None:
     found, expected = boo_conv(x, w, b, **options), conv(x, w, b, **options)
     assert close(found, expected)
     if x.dim() > 3:  # torch has no format for conv1d, whose result may have other strides
-        assert found.stride() == conv(x.float(), w.float(), **options).stride()
+        # The stride of an axis with one element says nothing about memory.
+        wanted = conv(x.float(), w.float(), **options)
+        axes = [axis for axis, extent in enumerate(found.shape) if extent > 1]
+        assert [found.stride(axis) for axis in axes] == [wanted.stride(axis) for axis in axes]
 
 
 # -- what is copied ---------------------------------------------------------------------------------
