@@ -53,5 +53,10 @@ def report(rows: list[Row], path: Path | None) -> int:
         verdict = "holds" if row.holds else "MISSED"
         print(f"{row.name:<72} {row.value:>10.2f} {row.unit:<22} {row.must:>8}  {verdict}")
     if path is not None:
-        path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        write_rows(rows, path)
     return 0 if all(row.holds for row in rows) else 1
+
+
+def write_rows(rows: list[Row], path: Path) -> None:
+    """Write the rows as JSON."""
+    path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._table import Row, at_least, at_most, make_parser, report
+from benchmarks._table import Row, at_least, at_most, make_parser, report, write_rows
 
 BACKEND = "iree_boo_inductor"
 #: The keys of `benchmarks._models.MODELS`: this module does not import torch before its options are parsed.
@@ -431,29 +431,42 @@ def cuda_rows(scale: Scale) -> Iterator[Row]:
         return
     if not is_available():
         return
-    example = MODELS["resnet50"]
     for dtype, name in ((torch.float16, "f16"), (torch.bfloat16, "bf16")):
-        model = example.model().to("cuda", dtype)
-        inputs = example.inputs(32).to("cuda", dtype)
-        with torch.inference_mode():
-            compiled = torch.compile(copy.deepcopy(model), dynamic=False, backend=BACKEND)
-            expected = model.float()(inputs.float()).to(dtype)
-            model.to(dtype)
-            check_close(f"ResNet-50 in {name}", compiled(inputs), expected)
-            calls = {
-                side: lambda function=function, inputs=inputs: (function(inputs), torch.cuda.synchronize())
-                for side, function in {"eager": model, BACKEND: compiled}.items()
-            }
-            taken = in_turns(calls, scale.rounds, scale.seconds)
-        torch._dynamo.reset()
+        title = f"ResNet-50 in {name}, batch 32, on a GPU"
+        try:
+            taken = cuda_times(title, MODELS["resnet50"], dtype, scale)
+        except (Exception, SystemExit) as error:
+            print(f"{title}: failed: {type(error).__name__}: {error}", flush=True)
+            yield at_least(f"{title}: against eager (failed)", 0.0, "times as fast", GPU)
+            continue
+        finally:
+            torch._dynamo.reset()
         shown = ", ".join(f"{side} {statistics.median(each):.2f} ms" for side, each in taken.items())
-        print(f"ResNet-50 in {name} on {torch.cuda.get_device_name()}, batch 32: {shown}", flush=True)
+        print(f"{title}, {torch.cuda.get_device_name()}: {shown}", flush=True)
         yield at_least(
-            f"ResNet-50 in {name}, batch 32, on a GPU: against eager",
-            speedup(taken[BACKEND], taken["eager"]),
-            "times as fast",
-            GPU,
+            f"{title}: against eager", speedup(taken[BACKEND], taken["eager"]), "times as fast", GPU
         )
+
+
+def cuda_times(title: str, example: Any, dtype: Any, scale: Scale) -> dict[str, list[float]]:
+    """Milliseconds of each side, which waits for the GPU after each call."""
+    import torch
+
+    model = example.model().to("cuda", dtype)
+    inputs = example.inputs(32).to("cuda", dtype)
+    with torch.inference_mode():
+        compiled = torch.compile(copy.deepcopy(model), dynamic=False, backend=BACKEND)
+        expected = model.float()(inputs.float()).to(dtype)
+        model.to(dtype)
+        start = time.perf_counter()
+        found = compiled(inputs)
+        print(f"{title}: first call {time.perf_counter() - start:.1f} s", flush=True)
+        check_close(title, found, expected)
+        calls = {
+            side: lambda function=function: (function(inputs), torch.cuda.synchronize())
+            for side, function in {"eager": model, BACKEND: compiled}.items()
+        }
+        return in_turns(calls, scale.rounds, scale.seconds)
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -493,7 +506,13 @@ def main() -> int:
     """Measure, print and write the rows."""
     found = options()
     scale = scale_of(found)
-    rows = [row for part in found.parts for row in ROWS[part](scale)]
+    rows: list[Row] = []
+    for part in found.parts:
+        for row in ROWS[part](scale):
+            print(f"-- {row.name}: {row.value:.2f} {row.unit} ({row.must})", flush=True)
+            rows.append(row)
+            if found.json is not None:
+                write_rows(rows, found.json)
     return report(rows, found.json)
 
 

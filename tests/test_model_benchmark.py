@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import sys
 
 import pytest
@@ -154,3 +155,38 @@ def test_a_batch_of_nothing_is_rejected(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["models.py", "--batches", "0"])
     with pytest.raises(SystemExit, match="--batches: 0"):
         benchmark.scale_of(benchmark.options())
+
+
+def test_a_type_that_fails_on_a_gpu_is_a_row_that_missed_its_goal_and_the_others_are_measured(
+    monkeypatch, capsys
+):
+    def times(title, example, dtype, scale):
+        if dtype is torch.float16:
+            raise RuntimeError("planted")
+        return {"eager": [2.4], benchmark.BACKEND: [1.2]}
+
+    monkeypatch.setattr(torch._dynamo, "reset", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(benchmark, "is_available", lambda: True)
+    monkeypatch.setattr(benchmark, "cuda_times", times)
+    half, bfloat = benchmark.cuda_rows(benchmark.QUICK)
+
+    assert not half.holds and bfloat.holds and bfloat.value == pytest.approx(2.0)
+    assert "RuntimeError: planted" in capsys.readouterr().out
+
+
+def test_rows_are_printed_and_written_as_soon_as_they_are_known(monkeypatch, tmp_path, capsys):
+    path = tmp_path / "rows.json"
+
+    def rows(scale):
+        yield benchmark.at_least("the first", 2.0, "times as fast", 1.0)
+        assert json.loads(path.read_text())[0]["name"] == "the first"
+        assert "the first: 2.00" in capsys.readouterr().out
+        yield benchmark.at_least("the second", 2.0, "times as fast", 1.0)
+
+    monkeypatch.setattr(benchmark, "ROWS", {"pools": rows})
+    monkeypatch.setattr(sys, "argv", ["models.py", "--parts", "pools", "--json", str(path)])
+
+    assert benchmark.main() == 0
+    assert len(json.loads(path.read_text())) == 2
