@@ -277,6 +277,11 @@ class Operation(abc.ABC):
         """Bytes moved if every operand is read once and every result written once."""
         return sum(tensor.bytes for tensor in (*self.operands, *self.results))
 
+    @property
+    def kernel_identity(self) -> dict[str, Any]:
+        """What the operation contributes to the keys of its kernels: itself, as plain data."""
+        return self.to_dict()
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for the manifest; `operation_from_dict` reads it back."""
         data: dict[str, Any] = {"kind": self.kind}

@@ -20,6 +20,7 @@ from dispatch_profiler.boo.fusion.schema import (
     BACKWARD_FUSIONS,
     DEFAULT_SUPPORTED_BOO_FUSIONS,
     FusionSchema,
+    Root,
 )
 from dispatch_profiler.errors import UsageError
 
@@ -65,7 +66,7 @@ class Backend:
 
         compile_graph = _GraphCompiler(self, options)
         compiled = aot_autograd(
-            fw_compiler=compile_graph,
+            fw_compiler=compile_graph.forward,
             bw_compiler=compile_graph.backward,
             inference_compiler=compile_graph,
             decompositions={},
@@ -101,9 +102,13 @@ class _GraphCompiler:
     def __call__(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return self._compile(module, example_inputs, self.backend.schema)
 
+    def forward(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The forward graph of a training step, which also returns what the backward needs."""
+        return self._compile(module, example_inputs, self.backend.schema.without(Root.GLUE))
+
     def backward(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """A backward graph, whose gradients are regions only if the environment says so."""
-        schema = self.backend.schema
+        schema = self.backend.schema.without(Root.GLUE)
         if uses_backward_kernels():
             schema = schema.with_rules(BACKWARD_FUSIONS)
         return self._compile(module, example_inputs, schema)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +12,12 @@ import torch
 from dispatch_profiler.boo.backends.choosing import Choice
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.calls import RunCall
+from dispatch_profiler.boo.fusion.glue import find_glue
 from dispatch_profiler.boo.fusion.matching import Region, Rejected, find_regions
 from dispatch_profiler.boo.fusion.nodes import value
 from dispatch_profiler.boo.fusion.operator import REGIONS
 from dispatch_profiler.boo.fusion.rewriting import rewrite
-from dispatch_profiler.boo.fusion.schema import FusionSchema
+from dispatch_profiler.boo.fusion.schema import FusionSchema, Root
 from dispatch_profiler.boo.fusion.spec import parse_run
 from dispatch_profiler.boo.kernels import prepare_kernels
 from dispatch_profiler.cores import usable_cores
@@ -67,20 +68,46 @@ def fuse(module: Any, schema: FusionSchema, fallbacks: Fallbacks, choice: Choice
     regions, rejected = find_regions(graph, schema)
     for each in rejected:
         fallbacks.report(f"{each.node} ({each.root})", each.reason)
-    failed = unusable_kernels(regions)
-    for region in regions:
-        if region.spec.operation in failed:
-            reason = failed[region.spec.operation]
-            fallbacks.report(region.spec.operation.name, reason)
-            rejected.append(Rejected(region.root, region.nodes[0], reason))
-    regions = [each for each in regions if each.spec.operation not in failed]
+    regions, failed = _usable(regions, unusable_kernels(regions), fallbacks)
+    rejected += failed
     if choice is not None:
         regions, slower = _chosen(regions, choice, fallbacks)
         rejected += slower
     if not regions:
         return FusedGraph(module, (), tuple(rejected))
+    reasons: dict[Any, str] = {}
+    connecting = connecting_regions(graph, regions, schema, reasons)
+    connecting, failed = _usable(connecting, reasons, fallbacks)
+    rejected += failed
+    regions += connecting
     rewrite(graph, regions, _fake_mode(graph))
     return FusedGraph(torch.fx.GraphModule(module, graph), tuple(regions), tuple(rejected))
+
+
+def _usable(
+    regions: Sequence[Region], reasons: Mapping[Any, str], fallbacks: Fallbacks
+) -> tuple[list[Region], list[Rejected]]:
+    """The regions whose operations are not in `reasons`, and the others, which are reported."""
+    usable, failed = list[Region](), list[Rejected]()
+    for region in regions:
+        reason = reasons.get(region.spec.operation)
+        if reason is None:
+            usable.append(region)
+        else:
+            fallbacks.report(region.spec.operation.name, reason)
+            failed.append(Rejected(region.root, region.nodes[0], reason))
+    return usable, failed
+
+
+def connecting_regions(
+    graph: Any, regions: Sequence[Region], schema: FusionSchema, failed: dict[Any, str]
+) -> list[Region]:
+    """Programs between `regions`, if the schema wants them. Why those fail that do not compile is added to `failed`."""
+    if schema.rule_for(Root.GLUE) is None:
+        return []
+    found = find_glue(graph, regions)
+    failed |= unusable_kernels(found)
+    return found
 
 
 def _chosen(
@@ -133,11 +160,18 @@ def unusable_kernels(regions: Sequence[Region]) -> dict[Any, str]:
         by_device.setdefault(device_of(region), []).append(region.spec.operation)
     failed: dict[Any, str] = {}
     for uri, operations in by_device.items():
-        try:
-            failed |= prepare_kernels(operations, uri, len(usable_cores()))
-        except DispatchProfilerError as error:
-            failed |= dict.fromkeys(operations, str(error))
+        failed |= _failures(list(dict.fromkeys(operations)), uri)
     return failed
+
+
+def _failures(operations: Sequence[Any], uri: DeviceUri) -> dict[Any, str]:
+    try:
+        return prepare_kernels(operations, uri, len(usable_cores()))
+    except DispatchProfilerError as error:
+        if len(operations) == 1:
+            return {operations[0]: str(error)}
+    # One alone, such as a program that cannot be imported, does not keep the others from being compiled.
+    return {each: reason for one in operations for each, reason in _failures([one], uri).items()}
 
 
 def with_direct_calls(fused: FusedGraph, *, strict: bool) -> Any:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.backends._backend import Backend, backend, boxed
-from dispatch_profiler.boo.backends._graphs import device_of, unusable_kernels
+from dispatch_profiler.boo.backends._graphs import connecting_regions, device_of, unusable_kernels
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns, region_seconds
 from dispatch_profiler.boo.environment import launch_settings, uses_backward_kernels
 from dispatch_profiler.boo.fusion.matching import Region, Rejected, find_regions
-from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS
+from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, Root
 from dispatch_profiler.boo.kernels import OperationKernels
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.operations import Operation
@@ -68,8 +68,9 @@ class Explanation:
 
     @property
     def operations(self) -> Counter[Operation]:
-        """The operations of fused regions, with how often each one occurs."""
-        return Counter(each.operation for each in self.regions if each.operation is not None)
+        """The operations of fused regions that can be tuned, with how often each one occurs."""
+        operations = (each.operation for each in self.regions if each.root != Root.GLUE)
+        return Counter(each for each in operations if each is not None)
 
     def __str__(self) -> str:
         fused = sum(each.is_fused for each in self.regions)
@@ -94,11 +95,13 @@ def explain(
     found: list[RegionReport] = []
     measured: dict[Any, tuple[float | None, float | None]] = {}
     for name, module in graphs:
-        schema = backend.schema
+        schema = backend.schema if name == "inference" else backend.schema.without(Root.GLUE)
         if name == "backward" and uses_backward_kernels():
             schema = schema.with_rules(BACKWARD_FUSIONS)
         regions, rejected = find_regions(module.graph, schema)
         failed = unusable_kernels(regions)
+        usable = [each for each in regions if each.spec.operation not in failed]
+        regions += connecting_regions(module.graph, usable, schema, failed)
         reports = [_report(name, each, failed, measure, measured) for each in regions]
         found += _in_order(module.graph, regions, reports, name, rejected)
     return Explanation(tuple(found))

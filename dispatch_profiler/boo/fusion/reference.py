@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from dispatch_profiler.boo.fusion.operators import evaluate
+from dispatch_profiler.boo.fusion.programs import Program
 from dispatch_profiler.boo.fusion.spec import ABSENT, OperandSource, RegionSpec, RunSpec
 from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.operations import ConvolutionGeometry
@@ -28,6 +30,8 @@ def compute(spec: RunSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
 def compute_region(spec: RegionSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
     """The results of a region, in torch's shapes."""
     operation = spec.operation
+    if isinstance(operation, Program):
+        return evaluate(operation, inputs)
     if operation.normalization is not None:
         found = _norm(spec, inputs)
     else:

@@ -45,6 +45,7 @@ def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any) -> None:
     replaced: dict[Node, Node] = {}
     for region in regions:
         _replace(graph, region, replaced)
+    _sort(graph)
     for gradients in {
         region.nodes[0].args[0] for region in regions if region.root is Root.CONVOLUTION_BACKWARD
     }:
@@ -86,6 +87,25 @@ def _replace(graph: Graph, region: Region, replaced: dict[Node, Node]) -> None:
         found.meta["val"] = output.meta["val"]
         output.replace_all_uses_with(found)
         replaced[output] = before = found
+
+
+def _sort(graph: Graph) -> None:
+    """Move what a node reads before it: a region with several results yields all of them where its last one was."""
+    at, placed = graph._root, set[Node]()
+    for each in list(graph.nodes):
+        waiting = [each]
+        while waiting:
+            node = waiting[-1]
+            missing = [source for source in node.all_input_nodes if source not in placed]
+            if missing and node not in placed:
+                waiting.extend(missing)
+                continue
+            waiting.pop()
+            if node not in placed:
+                placed.add(node)
+                if at.next is not node:
+                    at.append(node)
+                at = node
 
 
 class _Strides:

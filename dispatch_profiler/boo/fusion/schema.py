@@ -21,6 +21,8 @@ class Root(str, Enum):
     #: The gradients of input, weight and bias.
     CONVOLUTION_BACKWARD = "convolution_backward"
     LAYER_NORM_BACKWARD = "layer_norm_backward"
+    #: Cheap operators between other regions, or behind the last ones, in inference: see `glue`.
+    GLUE = "glue"
 
     def __str__(self) -> str:
         return self.value
@@ -82,6 +84,10 @@ class FusionSchema:
         """The rule of a root; None if nothing begins with it."""
         return next((rule for rule in self.rules if rule.root is root), None)
 
+    def without(self, root: Root) -> FusionSchema:
+        """The schema without the rule of `root`, given as such or by its name."""
+        return FusionSchema(tuple(rule for rule in self.rules if rule.root != root))
+
     def with_rules(self, rules: Iterable[FusionRule]) -> FusionSchema:
         """The schema with `rules` in addition; they replace those of the same roots."""
         added = tuple(rules)
@@ -89,12 +95,13 @@ class FusionSchema:
         return FusionSchema((*(rule for rule in self.rules if rule.root not in replaced), *added))
 
 
-#: Convolutions with bias, batch norm, residual and activation; layer norms.
+#: Convolutions with bias, batch norm, residual and activation; layer norms; and what connects them.
 DEFAULT_SUPPORTED_BOO_FUSIONS = FusionSchema(
     (
         FusionRule(Root.CONVOLUTION, ALL_STEPS),
         FusionRule(Root.TRANSPOSED_CONVOLUTION, ALL_STEPS),
         FusionRule(Root.LAYER_NORM),
+        FusionRule(Root.GLUE),
     )
 )
 #: The same, and matrix products with bias, residual and activation.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
+from dispatch_profiler.boo.fusion.programs import Program
 from dispatch_profiler.boo.interface import LaunchSpec, TensorSpec
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.operations import Operation, Tensor, operation_from_dict
@@ -187,9 +188,15 @@ def _region(data: Any) -> RegionSpec:
     sources = tuple(_source(each, len(inputs)) for each in _list(data["sources"]))
     results = tuple((_shape(shape), _result_reading(reading)) for shape, reading in _list(data["results"]))
     constants = tuple(_whole(each, 0, len(inputs) - 1) for each in _list(data["constants"]))
-    spec = RegionSpec(operation_from_dict(data["operation"]), inputs, sources, results, constants)
+    spec = RegionSpec(_operation(data["operation"]), inputs, sources, results, constants)
     _check_sizes(spec)
     return spec
+
+
+def _operation(data: Any) -> Operation:
+    if isinstance(data, dict) and data.get("kind") == Program.kind:
+        return Program.from_dict(data)
+    return operation_from_dict(data)
 
 
 def _check_sizes(spec: RegionSpec) -> None:

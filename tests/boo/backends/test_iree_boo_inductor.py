@@ -23,7 +23,7 @@ INDUCTOR = backend(nested_backend="inductor", strict=True)
 
 
 class Net(nn.Module):
-    """Two blocks between layers that are left to inductor."""
+    """Two blocks with a pool between them, and layers behind them that are left to inductor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def test_any_backend_can_be_nested() -> None:
 
     check_equals_eager(Net().eval(), backend(nested_backend=nested), torch.randn(2, 8, 8, 8))
     (targets,) = seen
-    assert targets.count("dispatch_profiler.regions.default") == 2
+    assert targets.count("dispatch_profiler.regions.default") == 1
     check_equals_eager(Net().eval(), backend(nested_backend="aot_eager"), torch.randn(2, 8, 8, 8))
 
 

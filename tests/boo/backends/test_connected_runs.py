@@ -1,0 +1,94 @@
+"""Models whose regions are connected by programs: one run, with the results and strides of eager torch."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from compiled_models import Block, check_equals_eager
+from torch import nn
+from torch.nn import functional
+
+from dispatch_profiler.boo.backends import backend, explain
+from dispatch_profiler.boo.fusion import calls, importing
+from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS, Root
+from dispatch_profiler.errors import CompilerError
+
+STRICT = backend(strict=True)
+
+
+class Gated(nn.Module):
+    """Two blocks with a pool between them, whose result is scaled by its mean; the pool is returned, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Block(), Block()
+
+    def forward(self, x: Any) -> Any:
+        y = functional.max_pool2d(self.first(x), 3, 2, 1)
+        z = self.second(y)
+        return y, z * z.mean((2, 3), keepdim=True).sigmoid()
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The kinds of operations of each run that was launched."""
+    found: list[list[str]] = []
+    launch = calls.RunCall.__call__
+
+    def note(self: Any, *inputs: Any) -> Any:
+        found.append([step.operation.kind for step, _ in self.spec.steps])
+        return launch(self, *inputs)
+
+    monkeypatch.setattr(calls.RunCall, "__call__", note)
+    return found
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_model_is_one_run(steps: list[list[str]], memory_format: torch.memory_format) -> None:
+    model = Gated().eval().to(memory_format=memory_format)
+    x = torch.randn(2, 8, 9, 10).to(memory_format=memory_format)
+    check_equals_eager(model, STRICT, x)
+    assert steps == [["conv2d", "conv2d", "program", "conv2d", "conv2d", "program"]]
+
+
+def test_a_schema_may_leave_them_to_torch(steps: list[list[str]]) -> None:
+    schema = DEFAULT_SUPPORTED_BOO_FUSIONS.without(Root.GLUE)
+    check_equals_eager(Gated().eval(), backend(fusion_schema=schema), torch.randn(2, 8, 9, 10))
+    assert steps == [["conv2d"] * 2] * 2
+
+
+def test_a_program_that_cannot_be_imported_is_left_to_torch(
+    steps: list[list[str]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lowered = importing.linalg_text
+
+    def without_pools(program: Any, function: str) -> str:
+        if "pool" in program.title:
+            raise CompilerError("planted")
+        return lowered(program, function)
+
+    monkeypatch.setattr(importing, "linalg_text", without_pools)
+    caplog.set_level(logging.WARNING, "dispatch_profiler.boo")
+    # Of other sizes than above: what is compiled is not imported again.
+    check_equals_eager(Gated().eval(), backend(), torch.randn(1, 8, 7, 8))
+    assert steps == [["conv2d"] * 2, ["conv2d", "conv2d", "program"]]
+    assert caplog.text.count("planted") == 1
+
+
+def test_training_has_none(steps: list[list[str]]) -> None:
+    model, x = Gated().train(), torch.randn(2, 8, 9, 10)
+    results = torch.compile(model, backend=backend(), dynamic=False)(x)
+    sum(each.sum() for each in results).backward()  # type: ignore[union-attr]
+    assert all("program" not in each for each in steps)
+
+
+def test_explain_lists_them() -> None:
+    with torch.no_grad():
+        found = explain(Gated().eval(), [torch.randn(2, 8, 9, 10)], measure=None)
+    programs = [each for each in found.regions if each.root == Root.GLUE]
+    assert [each.nodes[0] for each in programs] == ["max_pool2d_with_indices", "mean"]
+    assert all(each.is_fused for each in programs)
+    assert all(each.kind == "conv2d" for each in found.operations)

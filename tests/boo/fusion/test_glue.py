@@ -1,0 +1,122 @@
+"""Which nodes become programs between regions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from aot_graphs import inference_graph
+from torch.nn import functional
+
+from dispatch_profiler.boo.fusion.glue import find_glue
+from dispatch_profiler.boo.fusion.matching import Region, find_regions
+from dispatch_profiler.boo.fusion.programs import Program
+from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
+
+W = torch.randn(4, 4, 3, 3)
+
+
+def conv(x: Any) -> Any:
+    return functional.conv2d(x, W.to(x.dtype), padding=1)
+
+
+def glue(function: Callable[..., Any], *inputs: Any) -> list[Region]:
+    graph = inference_graph(function, *inputs).graph
+    regions, _ = find_regions(graph, DEFAULT_SUPPORTED_BOO_FUSIONS)
+    return find_glue(graph, regions)
+
+
+def titles(function: Callable[..., Any], *inputs: Any) -> list[str]:
+    found = []
+    for region in glue(function, *(inputs or (torch.randn(2, 4, 8, 8),))):
+        assert isinstance(region.spec.operation, Program)
+        found.append(region.spec.operation.title)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: conv(functional.max_pool2d(conv(x), 2)), ["max_pool2d_with_indices"]),
+        (lambda x: conv(x).mean((2, 3)), ["mean"]),
+        # Two convolutions in between: not joined, for a path would leave the program and return to it.
+        (lambda x: conv(y := conv(x).exp()) * y, ["exp", "mul"]),
+        # Nothing between regions, or nothing but views.
+        (lambda x: conv(conv(x)), []),
+        (lambda x: functional.layer_norm(conv(x).permute(0, 2, 3, 1), [4]), []),
+        # Before the first region, and without one.
+        (lambda x: conv(x.exp()), []),
+        (lambda x: x.exp(), []),
+        # Followed by what torch computes.
+        (lambda x: torch.cumsum(conv(x).exp(), 0), []),
+        (lambda x: conv(torch.cumsum(conv(x), 0)), []),
+        # Random numbers, indices, other types.
+        (lambda x: conv(functional.dropout(conv(x), 0.5)), []),
+        (lambda x: conv(conv(x)[:, torch.tensor([1, 0, 3, 2])]), []),
+        (lambda x: conv(conv(x).double().float()), []),
+        (lambda x: functional.max_pool2d(conv(x), 2, return_indices=True), []),
+        (lambda x: functional.max_pool2d(conv(x), 2, ceil_mode=True), []),
+        (lambda x: functional.avg_pool2d(conv(x), 3, 2, 1, count_include_pad=False), []),
+        (lambda x: functional.adaptive_avg_pool2d(conv(x), 3), []),
+        (lambda x: (conv(x) > 0).float(), []),
+    ],
+)
+def test_what_becomes_a_program(function: Callable[[Any], Any], expected: list[str]) -> None:
+    assert titles(function) == expected
+
+
+def test_other_types_and_dynamic_shapes_are_left_to_torch() -> None:
+    assert titles(lambda x: conv(x).exp(), torch.randn(2, 4, 8, 8).double()) == []
+    graph = inference_graph(lambda x: conv(conv(x).exp()), torch.randn(2, 4, 8, 8), dynamic=True).graph
+    assert find_glue(graph, find_regions(graph, DEFAULT_SUPPORTED_BOO_FUSIONS)[0]) == []
+
+
+def test_a_program_returns_what_is_read_elsewhere() -> None:
+    def function(x: Any) -> Any:
+        y = conv(x).exp()
+        z = y * 2
+        return y, conv(z), z.mean((2, 3))
+
+    (region,) = glue(function, torch.randn(2, 4, 8, 8))
+    assert [each.target.__name__.partition(".")[0] for each in region.outputs if each] == [
+        "exp",
+        "mul",
+        "mean",
+    ]
+    assert [reading for _, reading in region.spec.results] == ["rows", "channels", "rows"]
+    assert [source.reading for source in region.spec.sources] == ["channels"]
+
+
+def test_programs_that_need_each_other_are_not_joined() -> None:
+    """a, b: programs on two paths that cross: each joined as a whole would have to precede the other."""
+
+    def function(x: Any) -> Any:
+        a, b = conv(x).exp(), conv(x + 1).abs()
+        c, d = conv(a), conv(b)
+        return conv(d * a), conv(c * b)
+
+    inputs = torch.randn(2, 4, 8, 8)
+    graph = inference_graph(function, inputs).graph
+    regions, _ = find_regions(graph, DEFAULT_SUPPORTED_BOO_FUSIONS)
+    found = find_glue(graph, regions)
+    assert sum(len(each.nodes) for each in found) == 4
+    assert_acyclic(graph, [*regions, *found])
+
+
+def assert_acyclic(graph: Any, regions: list[Region]) -> None:
+    """Compute the graph region by region: each is ready once its inputs are known."""
+    inside = {node: region for region in regions for node in region.nodes}
+    known: set[Any] = set()
+    waiting: list[Any] = [*dict.fromkeys(inside.get(node, node) for node in graph.nodes)]
+    while waiting:
+        ready = [
+            each
+            for each in waiting
+            if known.issuperset(each.inputs if isinstance(each, Region) else each.all_input_nodes)
+        ]
+        assert ready, "regions wait for each other"
+        for each in ready:
+            known.update(each.nodes if isinstance(each, Region) else [each])
+        waiting = [each for each in waiting if each not in ready]

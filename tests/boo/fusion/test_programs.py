@@ -1,0 +1,174 @@
+"""Programs: kernels that IREE makes of torch's operators compute what torch computes in float64."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from aot_graphs import inference_graph
+from torch.nn import functional
+
+from dispatch_profiler.boo.driver.launch import get_launchable
+from dispatch_profiler.boo.fusion.glue import find_glue
+from dispatch_profiler.boo.fusion.matching import find_regions
+from dispatch_profiler.boo.fusion.programs import Program, Value
+from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
+from dispatch_profiler.boo.fusion.spec import RegionSignature
+from dispatch_profiler.boo.kernels import prepare_kernels
+from dispatch_profiler.errors import OperationError
+from dispatch_profiler.runtime.device_uri import DeviceUri
+
+IMAGE = (2, 8, 8, 12)
+#: Each returns several results of one program.
+FUNCTIONS: dict[str, Callable[[Any], list[Any]]] = {
+    "pools": lambda x: [
+        functional.max_pool2d(x, 3, 2, 1),
+        functional.max_pool2d(x, (2, 3), (1, 2), 1, 2),
+        functional.avg_pool2d(x, 3, (2, 1), 1),
+        functional.avg_pool2d(x, (2, 4)),
+        functional.adaptive_avg_pool2d(x, (4, 3)),
+    ],
+    "reductions": lambda x: [
+        x.mean((2, 3)),
+        x * x.mean((2, 3), keepdim=True).sigmoid(),
+        x.amax((1,), keepdim=True) + x.sum((2,)).unsqueeze(2),
+        functional.softmax(x.flatten(2), -1),
+        functional.softmax(x, 1),
+    ],
+    "batch norm": lambda x: [
+        functional.batch_norm(x, *(torch.full((8,), each) for each in (0.5, 2.0, 1.5, -0.5))),
+        functional.batch_norm(x, torch.full((8,), 0.25), torch.full((8,), 0.5)),
+    ],
+    "activations": lambda x: [
+        functional.hardswish(x * 3),
+        functional.hardsigmoid(x * 3 - 1),
+        functional.silu(x) / 2,
+        functional.gelu(x),
+        functional.gelu(x, approximate="tanh"),
+        functional.elu(x, 0.5),
+        functional.leaky_relu(x, 0.1),
+        functional.hardtanh(x),
+        (x * 2).relu(),
+    ],
+    "arithmetic": lambda x: [
+        x.clamp(-1, 0.5),
+        x.clamp(max=0.25),
+        x.clamp(min=0.25),
+        x.abs().sqrt(),
+        torch.exp(-x.abs()),
+        torch.rsqrt(x.abs() + 1),
+        (x.abs() + 1).reciprocal(),
+        torch.maximum(x, x.tanh()),
+        torch.minimum(x.sigmoid(), x),
+        (x.permute(0, 2, 3, 1) * torch.arange(8.0)).transpose(1, 2).unsqueeze(1),
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def _cache(shared_builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOO_CACHE_DIR", str(shared_builds))
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, Program]:
+    return {name: program_of(function) for name, function in FUNCTIONS.items()}
+
+
+def program_of(function: Callable[[Any], list[Any]]) -> Program:
+    """The program behind a convolution, whose result is in channels_last memory."""
+    weight = torch.randn(8, 3, 1, 1)
+    x = torch.randn(IMAGE[0], 3, *IMAGE[2:])
+    graph = inference_graph(
+        lambda x, w: [each + 1.0 for each in function(functional.conv2d(x, w) * 1.0)], x, weight
+    ).graph
+    regions, _ = find_regions(graph, DEFAULT_SUPPORTED_BOO_FUSIONS)
+    (found,) = find_glue(graph, regions)
+    assert isinstance(found.spec.operation, Program)
+    assert found.spec.operation.inputs[0] == Value(IMAGE, "f32", "channels")
+    return found.spec.operation
+
+
+def computed(program: Program, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What the kernel computes."""
+    found = get_launchable(RegionSignature(program))(
+        *(torch.from_numpy(each.reshape(-1)) for each in operands)
+    )
+    results = found if isinstance(found, tuple) else (found,)
+    return [each.numpy().reshape(of.shape) for each, of in zip(results, program.results, strict=True)]
+
+
+def drawn(program: Program) -> list[np.ndarray]:
+    rng = np.random.default_rng(7)
+    return [program.draw(each, program.distributions[0], rng) for each in program.operands]
+
+
+def test_programs_compute_what_torch_computes(programs: dict[str, Program]) -> None:
+    assert prepare_kernels(programs.values(), DeviceUri("local-task"), 2) == {}
+    for name, program in programs.items():
+        operands = drawn(program)
+        if name == "batch norm":
+            operands = [operands[0], *map(np.abs, operands[1:])]
+        pairs = zip(computed(program, operands), program.reference(operands), strict=True)
+        for number, (found, reference) in enumerate(pairs):
+            assert reference.tolerance is not None
+            difference = np.abs(found - reference.expected)
+            assert (difference <= reference.tolerance).all(), (name, number, difference.max())
+
+
+def test_programs_pass_on_what_is_no_number(programs: dict[str, Program]) -> None:
+    for name, program in programs.items():
+        operands = drawn(program)
+        operands[0][0, 3, 5, 2] = np.nan
+        operands[0][1, :, :, 1] = -np.inf
+        operands[0][1, 2, 3, 4] = np.inf
+        pairs = zip(computed(program, operands), program.reference(operands), strict=True)
+        for number, (found, reference) in enumerate(pairs):
+            expected = reference.expected
+            assert np.array_equal(np.isnan(found), np.isnan(expected)), (name, number)
+            infinite = np.isinf(expected)
+            assert np.array_equal(found[infinite], expected[infinite]), (name, number)
+
+
+def test_plain_data_is_the_program(programs: dict[str, Program]) -> None:
+    for program in programs.values():
+        data = json.loads(json.dumps(program.to_dict()))
+        assert data.pop("kind") == Program.kind
+        assert Program.from_dict(data) == program
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"calls": "[]"},
+        {"calls": "{"},
+        {"calls": '[["system",["ls"],{}]]'},
+        {"calls": '[["relu",[{"value":1}],{}]]'},
+        {"calls": '[["relu",[{"value":-1}],{}]]'},
+        {"calls": '[["relu",[{"value":true}],{}]]'},
+        {"calls": '[["relu",[{"value":0}]]]'},
+        {"calls": "[" * 100_000},
+        {"title": "a b"},
+        {"title": ""},
+        {"returned": [2]},
+        {"returned": [1, 1]},
+        {"returned": []},
+        {"inputs": [[[1, 0], "f32", "rows"]]},
+        {"inputs": [[[2, 3], "f32", "channels"]]},
+        {"inputs": [[[2, 3], "i32", "rows"]]},
+        {"inputs": [[[2, 3], "f32", "columns"]]},
+        {"inputs": [[2, 3]]},
+        {"inputs": None},
+        {"outputs": [[[2] * 6, "f32", "rows"]]},
+    ],
+)
+def test_damaged_data_is_an_error(values: dict[str, Any]) -> None:
+    data = Program.smallest().to_dict() | values
+    del data["kind"]
+    with pytest.raises(OperationError):
+        Program.from_dict(data)
