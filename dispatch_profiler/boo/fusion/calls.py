@@ -20,6 +20,7 @@ from dispatch_profiler.errors import DispatchProfilerError
 
 #: torch keeps compiled models until a process ends, which nanobind would report, line by line, as leaks of IREE.
 rt._binding.disable_leak_checker()
+_BelowViews: Any = torch._C._AutoDispatchBelowADInplaceOrView
 #: The run's inputs -> an operand of a kernel, flat.
 _Read = Callable[[tuple[Tensor, ...]], Tensor]
 
@@ -80,7 +81,10 @@ class RunCall:
         if self._is_broken:
             return compute(self.spec, inputs)
         try:
-            found = self._chain(*[read(inputs) for read in self._reads])
+            # Autograd would take the results for views that are made without grad, and forbid some operations in place.
+            with _BelowViews():
+                found = self._chain(*[read(inputs) for read in self._reads])
+                return [leave(each) for leave, each in zip(self._leave, found, strict=True)]
         except DispatchProfilerError as error:
             if self.strict:
                 raise
@@ -88,7 +92,6 @@ class RunCall:
             names = ", ".join(step.operation.name for step, _ in self.spec.steps[:3])
             logging.getLogger(LOGGER).warning("%s: %s; torch computes it from now on", names, error)
             return compute(self.spec, inputs)
-        return [leave(each) for leave, each in zip(self._leave, found, strict=True)]
 
 
 def _reader(source: OperandSource, keeps: bool) -> _Read:

@@ -176,7 +176,7 @@ class _Strides:
         """Compute what a node yields from arguments with other strides."""
         if node.target in _RESHAPED:
             node.target = _RESHAPED[node.target]
-        if node.target in _NEEDS_STRIDES:
+        if node.target in _NEEDS_STRIDES or _draws(node.target):
             self._restore_arguments(node)
             return
         if node.target is operator.getitem:
@@ -227,6 +227,8 @@ class _Strides:
         return found
 
     def _copied(self, node: Node, like: Any) -> Node:
+        if like.is_contiguous():  # no permutations, so that the graph does not return a view
+            return self._new(aten.clone.default, node, memory_format=torch.contiguous_format)
         order = _storage_order(like)
         if not _is_dense(like):
             size, stride = list(like.shape), list(like.stride())
@@ -236,6 +238,11 @@ class _Strides:
         moved = self._new(aten.permute.default, node, order)
         copied = self._new(aten.clone.default, moved, memory_format=torch.contiguous_format)
         return self._new(aten.permute.default, copied, back)
+
+
+def _draws(target: Any) -> bool:
+    """Whether an operator draws random numbers, which torch does in the order of memory."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def _storage_order(like: Any) -> list[int]:

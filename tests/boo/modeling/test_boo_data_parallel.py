@@ -1,4 +1,4 @@
-"""BooConv2d in DistributedDataParallel: two processes with gloo train as one does with torch."""
+"""BooConv2d, and compiled models, in DistributedDataParallel: two processes with gloo train as one does with torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-#: Arguments: rank, and the file in which the processes meet. Rank 0 prints how far its weight is from torch's.
+#: Arguments: rank, the file in which the processes meet, and what runs the model. Rank 0 prints how far its weight is from torch's.
 PROGRAM = """
 import sys, torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from dispatch_profiler.boo.backends import backend
 from dispatch_profiler.boo.modeling import replace_convs_with_boo
 
 def network():
@@ -31,28 +32,33 @@ def train(model, images):
 images = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(1))
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
-ours, theirs = replace_convs_with_boo(network()), network()
-train(DistributedDataParallel(ours), images[2 * rank : 2 * rank + 2])
+ours, theirs = network(), network()
+if sys.argv[3] == "modules":
+    parallel = DistributedDataParallel(replace_convs_with_boo(ours))
+else:
+    parallel = torch.compile(DistributedDataParallel(ours), backend=backend(), dynamic=False)
+train(parallel, images[2 * rank : 2 * rank + 2])
 dist.barrier()
 dist.destroy_process_group()
 train(theirs, images)
-distance = max(float((a - b).abs().max()) for a, b in zip(ours.parameters(), theirs.parameters()))
-moved = max(float((a - b).abs().max()) for a, b in zip(network().parameters(), theirs.parameters()))
+distance = max(float((a - b).detach().abs().max()) for a, b in zip(ours.parameters(), theirs.parameters()))
+moved = max(float((a - b).detach().abs().max()) for a, b in zip(network().parameters(), theirs.parameters()))
 print(rank, distance < 1e-5 < moved)
 """
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("runs", ["modules", "compiled"])
 @pytest.mark.parametrize("kernels", ["0", "1"])
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
 def test_two_processes_train_as_one_of_torch(
-    kernels: str, tmp_path: Path, shared_cache: None, monkeypatch: pytest.MonkeyPatch
+    runs: str, kernels: str, tmp_path: Path, shared_cache: None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", kernels)
     meeting = tmp_path / "meeting"
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(meeting)],
+            [sys.executable, "-c", PROGRAM, str(rank), str(meeting), runs],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
