@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
-from dispatch_profiler.operations import ElementType, Operation
+from dispatch_profiler.operations import ElementType, Operation, Tensor
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
 
@@ -34,17 +35,31 @@ class LaunchSpec:
 
 
 @dataclass(frozen=True)
+class Packing:
+    """How the weight of a kernel, the second operand, is packed before launches.
+
+    `function` takes the weight, then `tensors`, which it writes to. They take the place of the weight among the
+    operands of the kernel. `recipe` identifies what it computes: equal recipes pack equal weights equally.
+    """
+
+    function: str
+    tensors: tuple[Tensor, ...]
+    recipe: Hashable
+
+
+@dataclass(frozen=True)
 class LaunchKernel:
     """A compiled kernel. `function` takes the operation's operands, then its results, and writes to the results.
 
     `key` identifies the content: equal keys mean equal kernels. `program` is for `read_program`: with it, a kernel for
-    CUDA is launched without IREE's runtime.
+    CUDA is launched without IREE's runtime. `packing` is None if the kernel takes the weight as it is.
     """
 
     vmfb: bytes
     function: str
     key: str
     program: str = ""
+    packing: Packing | None = None
 
 
 class KernelProvider(Protocol):

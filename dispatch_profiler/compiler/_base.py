@@ -38,6 +38,8 @@ class BuildRequest:
     #: Whether the compiler also verifies its IR after each pass of the code generator. That finds bugs of the compiler,
     #: and takes a tenth of the time; the vmfbs are the same.
     verifies_passes: bool = True
+    #: Functions of the source that are built beside those of the dispatches.
+    helpers: tuple[str, ...] = ()
     #: Whether the build also yields the launch program of its dispatch, which is the only one.
     wants_program: bool = False
 

@@ -127,7 +127,7 @@ class IreeCompiler:
         source = phases.parse(request.source, flags)
         lines = source.lines()
         names = [dispatch.name for dispatch in request.dispatches]
-        source.keep_functions(names)
+        source.keep_functions([*names, *request.helpers])
         insert_kernels(source, kernels)
         groups = share(source)
         try:

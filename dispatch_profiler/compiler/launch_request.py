@@ -28,15 +28,16 @@ _SOURCES = (
 def launch_request(dispatch: Dispatch, target: Target, flags: Sequence[str] = ()) -> BuildRequest:
     """A request for a single vmfb: its function takes the operands, then the results, which it writes to.
 
-    The two vmfbs of its `Built` are the same, and for CUDA it has a launch program. `flags` are compiler flags in addition to those of target and
+    A packed weight is an operand of the function as `dispatch.packing_function` makes it. The two vmfbs of its `Built`
+    are the same, and for CUDA it has a launch program. `flags` are compiler flags in addition to those of target and
     configuration.
     """
     # Imported here: a cached build needs no source.
-    from dispatch_profiler.generator.render import render_module
+    from dispatch_profiler.generator.render import render_launch
 
-    source = render_module(dispatch.operation, [dispatch])
-    request = build_request(source, [dispatch], target, flags=flags, repeat=1)
-    return replace(request, verifies_passes=False, wants_program=True)
+    request = build_request(render_launch(dispatch), [dispatch], target, flags=flags, repeat=1)
+    packing = (dispatch.packing_function,) if dispatch.configuration.packs_weight else ()
+    return replace(request, verifies_passes=False, wants_program=True, helpers=packing)
 
 
 def launch_flags(dispatch: Dispatch, target: Target, flags: Sequence[str] = ()) -> tuple[str, ...]:

@@ -214,6 +214,10 @@ class Configuration(abc.ABC):
         """Whether the weight is packed at load time, so that it must be constant and no execution includes it."""
         return False
 
+    def with_packed_weight(self, operation: Operation) -> Configuration | None:
+        """This configuration with the weight packed at load time; None if it has nothing to pack, or packs already."""
+        return None
+
     @property
     def kernel_configuration(self) -> Configuration:
         """What configures each kernel: this configuration, unless it has a form."""

@@ -94,6 +94,11 @@ class Formed(Configuration):
     def packs_weight(self) -> bool:
         return self.packed
 
+    def with_packed_weight(self, operation: Operation) -> Configuration | None:
+        if self.packed or FORMS[self.form].invalid_reason(operation) or packing_reason(self.form, operation):
+            return None
+        return replace(self, packed=True)
+
     def fields(self) -> dict[str, str]:
         return {"form": self.label, **self.inner.fields()}
 

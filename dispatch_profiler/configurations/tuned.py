@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -104,6 +104,10 @@ class Tuned(Configuration):
     @property
     def packs_weight(self) -> bool:
         return self.inner.packs_weight
+
+    def with_packed_weight(self, operation: Operation) -> Configuration | None:
+        inner = self.inner.with_packed_weight(operation)
+        return None if inner is None else replace(self, inner=inner)
 
     @property
     def kernel_configuration(self) -> Configuration:

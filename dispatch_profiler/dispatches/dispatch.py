@@ -25,6 +25,11 @@ class Dispatch:
         return f"{self.operation.name}_{self.configuration.name}"
 
     @property
+    def packing_function(self) -> str:
+        """The function that packs the weight, where a program calls that apart."""
+        return f"{self.name}$pack"
+
+    @property
     def effective_operation(self) -> Operation:
         """What its kernel computes: the operation, with the accumulator of the configuration."""
         return self.configuration.effective_operation(self.operation)

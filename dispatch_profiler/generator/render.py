@@ -49,18 +49,31 @@ def render_module(operation: Operation, dispatches: Sequence[Dispatch]) -> str:
     return "\n".join([*texts, *formed])
 
 
+def render_launch(dispatch: Dispatch) -> str:
+    """MLIR text for a program that calls `dispatch`: its function, after `packing_function` if the weight is packed.
+
+    The function then takes what that one makes in place of the weight.
+    """
+    reduction = dispatch.configuration.reduced(dispatch.operation)
+    if reduction is None or not reduction.packed:
+        return render_module(dispatch.operation, [dispatch])
+    return _render_formed(dispatch, reduction, "packed.mlir.j2", packing=dispatch.packing_function)
+
+
 def _render(template: str, **names: object) -> str:
     return _environment().get_template(template).render(**names).strip("\n") + "\n"
 
 
-def _render_formed(dispatch: Dispatch, reduction: Reduction) -> str:
-    """One function, with the steps of a form and its kernels."""
+def _render_formed(
+    dispatch: Dispatch, reduction: Reduction, template: str = "formed.mlir.j2", **more: str
+) -> str:
+    """The steps of a form and its kernels."""
     inner = dispatch.configuration.kernel_configuration
     kernels = {
         step.result.name: _inlined(step, inner) for step in reduction.steps if isinstance(step, Kernel)
     }
     names = {"name": dispatch.name, "op": dispatch.operation, "reduction": reduction, "kernels": kernels}
-    return _render("formed.mlir.j2", **names)
+    return _render(template, **names, **more)
 
 
 def _inlined(kernel: Kernel, configuration: Configuration) -> str:

@@ -82,9 +82,9 @@ class TunedConfigurations:
 
     @cached_property
     def _by_sums(self) -> dict[Operation, list[Entry]]:
-        """`_usable` by operations without their epilogues; those that have none come first."""
+        """`_usable` by operations without their epilogues; those that have none come first, then packed weights."""
         found: dict[Operation, list[Entry]] = {}
-        for each in sorted(self._usable, key=lambda each: len(each.operation.name)):
+        for each in sorted(self._usable, key=lambda each: (len(each.operation.name), not each.packs_weight)):
             found.setdefault(each.operation.without_epilogue, []).append(each)
         return found
 

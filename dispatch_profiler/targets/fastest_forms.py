@@ -158,8 +158,14 @@ _NARROW = (4, 8, 16)
 _MANY_WORKGROUPS = 4
 
 
-def fastest_form(operation: Operation, target: Target) -> Configuration | None:
-    """The fastest known form of `operation` on `target`; None if it is the direct one, or if none was measured."""
+def fastest_form(
+    operation: Operation, target: Target, *, packed_weights: bool = False
+) -> Configuration | None:
+    """The fastest known form of `operation` on `target`; None if it is the direct one, or if none was measured.
+
+    With `packed_weights`, the one that is the fastest if the weight is packed at load time; it is returned without
+    `packed`.
+    """
     if target.limits.backend != "llvm-cpu":
         return None
     geometry = operation.convolution

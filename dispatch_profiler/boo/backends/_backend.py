@@ -16,6 +16,7 @@ from dispatch_profiler.boo.backends._graphs import Fallbacks, FusedGraph, fuse, 
 from dispatch_profiler.boo.backends.choosing import Choice
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns
 from dispatch_profiler.boo.environment import LOGGER, configure_logging, uses_backward_kernels
+from dispatch_profiler.boo.fusion.nodes import mark_parameters
 from dispatch_profiler.boo.fusion.schema import (
     BACKWARD_FUSIONS,
     DEFAULT_SUPPORTED_BOO_FUSIONS,
@@ -68,7 +69,7 @@ class Backend:
         compiled = aot_autograd(
             fw_compiler=compile_graph.forward,
             bw_compiler=compile_graph.backward,
-            inference_compiler=compile_graph,
+            inference_compiler=compile_graph.inference,
             decompositions={},
             **compile_graph.partition(),
         )
@@ -105,6 +106,14 @@ class _GraphCompiler:
     def forward(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """The forward graph of a training step, which also returns what the backward needs."""
         return self._compile(module, example_inputs, self.backend.schema.without(Root.GLUE))
+
+    def inference(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """A graph that is called without gradients: weights stay as they are, and are packed.
+
+        Those of a training step change after each call, so that packing them would take longer than it saves.
+        """
+        mark_parameters(module.graph)
+        return self(module, example_inputs)
 
     def backward(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """A backward graph, whose gradients are regions only if the environment says so."""

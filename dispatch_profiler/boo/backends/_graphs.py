@@ -155,23 +155,28 @@ def device_of(region: Region) -> DeviceUri:
 
 def unusable_kernels(regions: Sequence[Region]) -> dict[Any, str]:
     """Compile the kernels of all regions at once; why those fail that do, by operation."""
-    by_device: dict[DeviceUri, list[Any]] = {}
+    by_device: dict[tuple[DeviceUri, bool], list[Any]] = {}
     for region in regions:
-        by_device.setdefault(device_of(region), []).append(region.spec.operation)
+        key = device_of(region), region.spec.packs_weight
+        by_device.setdefault(key, []).append(region.spec.operation)
     failed: dict[Any, str] = {}
-    for uri, operations in by_device.items():
-        failed |= _failures(list(dict.fromkeys(operations)), uri)
+    for (uri, packs_weight), operations in by_device.items():
+        failed |= _failures(list(dict.fromkeys(operations)), uri, packs_weight=packs_weight)
     return failed
 
 
-def _failures(operations: Sequence[Any], uri: DeviceUri) -> dict[Any, str]:
+def _failures(operations: Sequence[Any], uri: DeviceUri, *, packs_weight: bool) -> dict[Any, str]:
     try:
-        return prepare_kernels(operations, uri, len(usable_cores()))
+        return prepare_kernels(operations, uri, len(usable_cores()), packs_weight=packs_weight)
     except DispatchProfilerError as error:
         if len(operations) == 1:
             return {operations[0]: str(error)}
     # One alone, such as a program that cannot be imported, does not keep the others from being compiled.
-    return {each: reason for one in operations for each, reason in _failures([one], uri).items()}
+    return {
+        each: reason
+        for one in operations
+        for each, reason in _failures([one], uri, packs_weight=packs_weight).items()
+    }
 
 
 def with_direct_calls(fused: FusedGraph, *, strict: bool) -> Any:

@@ -41,7 +41,8 @@ class Choice:
         """
         settings, operation = launch_settings(), region.spec.operation
         cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
-        key = OperationKernels(operation, operation.name, settings).kernel(device).key
+        kernels = OperationKernels(operation, operation.name, settings, packs_weight=region.spec.packs_weight)
+        key = kernels.kernel(device).key
         note = self._note(region)
         found = self._known.get((key, note)) or (cache.notes(key).get(note) if cache else None)
         if found not in (_OURS, _THEIRS):

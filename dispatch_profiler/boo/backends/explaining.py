@@ -14,6 +14,7 @@ from dispatch_profiler.boo.backends._graphs import connecting_regions, device_of
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns, region_seconds
 from dispatch_profiler.boo.environment import launch_settings, uses_backward_kernels
 from dispatch_profiler.boo.fusion.matching import Region, Rejected, find_regions
+from dispatch_profiler.boo.fusion.nodes import mark_parameters
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, Root
 from dispatch_profiler.boo.kernels import OperationKernels
 from dispatch_profiler.errors import DispatchProfilerError
@@ -129,6 +130,8 @@ def _capture(model: Callable[..., Any], inputs: Sequence[Any], graphs: list[tupl
 
     def keep(name: str) -> Callable[..., Any]:
         def compiler(module: Any, example_inputs: Any) -> Any:
+            if name == "inference":
+                mark_parameters(module.graph)
             graphs.append((name, module))
             return boxed(module.forward)
 
@@ -169,7 +172,9 @@ def _report(
                 measured[region.spec] = region_seconds(region, measure)
             except DispatchProfilerError as error:
                 return RegionReport(graph, nodes, str(region.root), reason=str(error))
-    kernels = OperationKernels(operation, operation.name, launch_settings())
+    kernels = OperationKernels(
+        operation, operation.name, launch_settings(), packs_weight=region.spec.packs_weight
+    )
     function = kernels.kernel(device_of(region)).function
     configuration = function.removeprefix(f"{operation.name}_")
     return RegionReport(

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dispatch_profiler.boo.environment import LaunchSettings, configure_logging, launch_settings
 from dispatch_profiler.boo.interface import Signature
 from dispatch_profiler.boo.kernels import DriverChoices, Memory, OperationKernels, forget_kernels
 from dispatch_profiler.boo.launching import Launchable
 from dispatch_profiler.compiler import Cache
+from dispatch_profiler.runtime.device_uri import DeviceUri
+
+if TYPE_CHECKING:
+    from dispatch_profiler.boo.launching.packing import PackedLaunch
+
+#: The device of packed weights.
+_CPU = DeviceUri("local-task")
 
 #: Launchables in memory: more than the layers of a large model.
 _LIMIT = 512
 _launchables: Memory[tuple[Signature, LaunchSettings, bool, int | None], Launchable] = Memory(_LIMIT)
+_packed: Memory[tuple[Signature, LaunchSettings, int | None], PackedLaunch | Launchable] = Memory(_LIMIT)
 
 
 def get_launchable(
@@ -35,7 +45,31 @@ def get_launchable(
     return _launchables.get((signature, settings, cache_only, threads), make)
 
 
+def get_packed_launch(signature: Signature, *, threads: int | None = None) -> PackedLaunch | Launchable:
+    """As `get_launchable`, for the CPU and a weight that can be packed before launches.
+
+    A plain launchable if the kernel takes the weight as it is. The kernel is loaded or compiled here. Raises what a
+    launch raises if that fails.
+    """
+    from dispatch_profiler.boo.launching.packing import packed_launch  # imported here: it needs torch
+
+    configure_logging()
+    settings = launch_settings()
+
+    def make() -> PackedLaunch | Launchable:
+        kernels = OperationKernels(signature.operation, signature.func_name, settings, packs_weight=True)
+        kernel = kernels.kernel(_CPU)
+        cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
+        choices = DriverChoices(cache)
+        if kernel.packing is None:
+            return Launchable(signature.launch, kernels, threads=threads, driver_choices=choices)
+        return packed_launch(signature.launch, kernel, threads=threads, driver_choices=choices)
+
+    return _packed.get((signature, settings, threads), make)
+
+
 def forget_launchables() -> None:
     """Drop all launchables and kernels in memory; those that the program holds still work."""
     _launchables.clear()
+    _packed.clear()
     forget_kernels()

@@ -9,18 +9,23 @@ from typing import Any
 import iree.runtime as rt
 import torch
 
-from dispatch_profiler.boo.driver.launch import get_launchable
+from dispatch_profiler.boo.driver.launch import get_launchable, get_packed_launch
 from dispatch_profiler.boo.environment import LOGGER
+from dispatch_profiler.boo.fusion.packing import PackedWeight, WeightChanges
 from dispatch_profiler.boo.fusion.parameters import Derived
 from dispatch_profiler.boo.fusion.reference import batch_norm_scale, batch_norm_shift, compute
-from dispatch_profiler.boo.fusion.spec import ABSENT, OperandSource, RegionSignature, RunSpec
+from dispatch_profiler.boo.fusion.spec import ABSENT, OperandSource, RegionSignature, RegionSpec, RunSpec
+from dispatch_profiler.boo.launching import Launchable
 from dispatch_profiler.boo.launching.chain import Chain, ChainStep
+from dispatch_profiler.boo.launching.packing import PackedLaunch
 from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.errors import DispatchProfilerError
 
 #: torch keeps compiled models until a process ends, which nanobind would report, line by line, as leaks of IREE.
 rt._binding.disable_leak_checker()
 _BelowViews: Any = torch._C._AutoDispatchBelowADInplaceOrView
+#: The place of the weight among the operands of a kernel.
+WEIGHT = 1
 #: The run's inputs -> an operand of a kernel, flat.
 _Read = Callable[[tuple[Tensor, ...]], Tensor]
 
@@ -35,56 +40,85 @@ class RunCall:
     def __init__(self, spec: RunSpec, *, strict: bool = False) -> None:
         self.spec = spec
         self.strict = strict
-        self.launchables = [get_launchable(RegionSignature(step.operation)) for step, _ in spec.steps]
-        self._reads: list[_Read] = []
-        self._chain = self._plan()
+        self._calls = 0
+        #: Replaced as a whole, so that threads see one plan or another.
+        self._reads_and_chain = self._plan([_launch(step) for step, _ in spec.steps])
         self._leave = [_leaving(shape, reading) for shape, reading, _ in spec.results]
         self._is_broken = False
 
-    def _plan(self) -> Callable[..., Any]:
-        """What takes the operands that are read from the run's inputs."""
+    def _plan(self, launches: Sequence[PackedLaunch | Launchable]) -> tuple[list[_Read], Callable[..., Any]]:
+        """How operands are read from the run's inputs, and what takes them. `launches` has the launch of each step."""
         spec, found = self.spec, dict[Any, int]()
+        launchables = [each.launchable if isinstance(each, PackedLaunch) else each for each in launches]
+        reads: list[_Read] = []
         steps: list[list[tuple[bool, int]]] = []
-        for region, values in spec.steps:
+        for (region, values), launch in zip(spec.steps, launches, strict=True):
             taken = []
-            for source, keeps in zip(region.sources, region.kept, strict=True):
+            for at, (source, keeps) in enumerate(zip(region.sources, region.kept, strict=True)):
+                if at == WEIGHT and isinstance(launch, PackedLaunch):
+                    taken += [(False, each) for each in self._packed(launch, source, values, reads, found)]
+                    continue
                 places = tuple(at if at == ABSENT else values[at] for at in source.inputs)
                 if places[0] >= spec.inputs:
                     taken.append((True, places[0] - spec.inputs))
                     continue
                 key = (source.reading, places, source.eps, keeps)
                 if key not in found:
-                    found[key] = len(self._reads)
-                    self._reads.append(_reader(OperandSource(source.reading, places, source.eps), keeps))
+                    found[key] = len(reads)
+                    reads.append(_reader(OperandSource(source.reading, places, source.eps), keeps))
                 taken.append((False, found[key]))
             steps.append(taken)
-        count = len(self._reads)
+        count = len(reads)
         outputs = [each - spec.inputs + count for each in spec.outputs]
         if len(steps) == 1 and outputs == [count]:
-            launchable = self.launchables[0]
+            launchable = launchables[0]
             numbers = [number for _, number in steps[0]]
             if len(launchable.spec.results) == 1:
-                return lambda *operands: (launchable(*[operands[number] for number in numbers]),)
-        return Chain(
+                return reads, lambda *operands: (launchable(*[operands[number] for number in numbers]),)
+        chain = Chain(
             [
                 ChainStep(
                     launchable, tuple(number + count if is_value else number for is_value, number in taken)
                 )
-                for launchable, taken in zip(self.launchables, steps, strict=True)
+                for launchable, taken in zip(launchables, steps, strict=True)
             ],
             count,
             outputs,
         )
+        return reads, chain
+
+    def _packed(
+        self,
+        launch: PackedLaunch,
+        source: OperandSource,
+        values: Sequence[int],
+        reads: list[_Read],
+        found: dict[Any, int],
+    ) -> range:
+        """The numbers of the reads of a packed weight's tensors, which are added to `reads` unless `found` has them."""
+        place = values[source.inputs[0]]
+        key = (source.reading, place, launch.recipe)
+        if key not in found:
+            found[key] = len(reads)
+            flat = _flat_rows if source.reading == "rows" else flat_channels
+            weight = PackedWeight(launch, flat, lambda: self._calls)
+            reads += [_part(weight, place, part) for part in range(launch.count)]
+        return range(found[key], found[key] + launch.count)
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """The outputs. In strict mode, raises DispatchProfilerError if a kernel cannot be used."""
         if self._is_broken:
             return compute(self.spec, inputs)
+        self._calls += 1
         try:
+            reads, chain = self._reads_and_chain
             # Autograd would take the results for views that are made without grad, and forbid some operations in place.
             with _BelowViews():
-                found = self._chain(*[read(inputs) for read in self._reads])
+                found = chain(*[read(inputs) for read in reads])
                 return [leave(each) for leave, each in zip(self._leave, found, strict=True)]
+        except WeightChanges:
+            self._reads_and_chain = self._plan([_unpacked(step) for step, _ in self.spec.steps])
+            return self(*inputs)
         except DispatchProfilerError as error:
             if self.strict:
                 raise
@@ -92,6 +126,28 @@ class RunCall:
             names = ", ".join(step.operation.name for step, _ in self.spec.steps[:3])
             logging.getLogger(LOGGER).warning("%s: %s; torch computes it from now on", names, error)
             return compute(self.spec, inputs)
+
+
+def _launch(region: RegionSpec) -> PackedLaunch | Launchable:
+    """The launch of a region, with a packed weight if it can be."""
+    if not region.packs_weight:
+        return _unpacked(region)
+    try:
+        return get_packed_launch(RegionSignature(region.operation))
+    except DispatchProfilerError:
+        return _unpacked(region)  # its first call raises why there is no kernel
+
+
+def _unpacked(region: RegionSpec) -> Launchable:
+    return get_launchable(RegionSignature(region.operation))
+
+
+def _part(weight: PackedWeight, place: int, part: int) -> _Read:
+    return lambda inputs: weight(inputs[place])[part]
+
+
+def _flat_rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1)
 
 
 def _reader(source: OperandSource, keeps: bool) -> _Read:

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from dispatch_profiler.boo.fusion import roots
-from dispatch_profiler.boo.fusion.nodes import Node, NotFusible, aten, element_type, only_user, shape, value
+from dispatch_profiler.boo.fusion.nodes import (
+    Node,
+    NotFusible,
+    aten,
+    element_type,
+    is_parameter,
+    only_user,
+    shape,
+    value,
+)
 from dispatch_profiler.boo.fusion.roots import Begun, Operand
 from dispatch_profiler.boo.fusion.schema import FusionRule, FusionSchema, Root
 from dispatch_profiler.boo.fusion.spec import ABSENT, OperandSource, RegionSpec
@@ -156,9 +165,20 @@ def _closed(root: Root, begun: Begun, chain: Sequence[NodeStep | Node], stop: st
         sources,
         _results(begun, outputs),
         tuple(at for at, each in enumerate(inputs) if each.op in ("placeholder", "get_attr")),
+        _has_constant_weight(begun.operation(epilogue), operands),
     )
     _check_types(spec.operation, operands, outputs)
     return Region(root, tuple(nodes), tuple(inputs), tuple(outputs), spec, stop)
+
+
+def _has_constant_weight(operation: Operation, operands: Sequence[Operand]) -> bool:
+    """Whether the second operand is a parameter on the CPU that a form could pack."""
+    if operation.normalization is not None:
+        return False
+    node = operands[1][1][0]
+    geometry, product = operation.convolution, operation.product
+    has_weight = geometry.mode != "weight_backward" if geometry else product and not product.is_batched
+    return bool(has_weight) and node is not None and is_parameter(node) and value(node).device.type == "cpu"
 
 
 def _without_views(operand: Operand) -> Operand:

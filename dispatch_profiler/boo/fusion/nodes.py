@@ -8,6 +8,7 @@ import torch
 
 from dispatch_profiler.boo.launching.torch_types import NAMES
 
+_torch: Any = torch
 #: A node of `torch.fx`, whose parts are untyped.
 Node = Any
 aten: Any = torch.ops.aten
@@ -67,6 +68,28 @@ def check_alike(first: Node, *others: Node | None) -> str:
 def is_constant(node: Node) -> bool:
     """Whether a node is an input or an attribute of the graph, and so may be a parameter."""
     return node.op in ("placeholder", "get_attr")
+
+
+#: The mark of nodes that are parameters of a graph that computes no gradients.
+_PARAMETER = "dispatch_profiler_parameter"
+
+
+def mark_parameters(graph: Any) -> None:
+    """Mark the parameters and buffers of a graph without gradients, while AOTAutograd has it compiled.
+
+    So that their values are constants from one call to the next, as a rule.
+    """
+    context = _torch._guards.TracingContext.try_get()
+    places = getattr(getattr(context, "fw_metadata", None), "static_input_indices", None) or ()
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    for at in places:
+        if at < len(inputs):
+            inputs[at].meta[_PARAMETER] = True
+
+
+def is_parameter(node: Node) -> bool:
+    """Whether `mark_parameters` has marked a node."""
+    return bool(node.meta.get(_PARAMETER))
 
 
 def only_user(node: Node) -> Node | None:

@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from torch.utils._python_dispatch import _disable_current_modes
+
 from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
 from dispatch_profiler.boo.ops.derived import derive, sampled_words
 
@@ -39,9 +41,23 @@ class Derived:
         if any(type(each) not in PLAIN or each.is_inference() for each in sources):
             return derive(self._name, sources, lambda: self._make(*sources))
         # Before `derive`: a write while it runs makes the state outdated.
-        states = [(weakref.ref(each), each._version, each.data_ptr()) for each in sources]
+        drop = _drop_last(weakref.ref(self))
+        states = [(weakref.ref(each, drop), each._version, each.data_ptr()) for each in sources]
         words = [word for each in sources for word in sampled_words(each)]
         sampled = [word.value for word in words]
-        value = derive(self._name, sources, lambda: self._make(*sources))
+        # Modes that watch a model's first call would keep the value from being shared. These are plain tensors.
+        with _disable_current_modes():
+            value = derive(self._name, sources, lambda: self._make(*sources))
         self._last = states, words, sampled, value
         return value
+
+
+def _drop_last(reference: weakref.ref[Derived]) -> Callable[[object], None]:
+    """What frees the value of the last call with a source: torch keeps compiled models longer than their parameters."""
+
+    def drop(_: object) -> None:
+        derived = reference()
+        if derived is not None:
+            derived._last = None
+
+    return drop

@@ -46,7 +46,8 @@ class RegionSpec:
 
     `inputs` are the shapes of the region's inputs, and `sources` say how each of the operation's operands is made of
     them. `results` are the shapes and readings (`rows` or `channels`) of the results. `constants` are places of the
-    inputs that are parameters, from which values are derived once for each version.
+    inputs that are parameters, from which values are derived once for each version. `packs_weight`: the second operand
+    is the parameter of a graph without gradients, so that its form may pack it before launches.
     """
 
     operation: Operation
@@ -54,6 +55,7 @@ class RegionSpec:
     sources: tuple[OperandSource, ...]
     results: tuple[tuple[tuple[int, ...], str], ...]
     constants: tuple[int, ...] = ()
+    packs_weight: bool = False
 
     @property
     def data(self) -> dict[str, Any]:
@@ -64,6 +66,7 @@ class RegionSpec:
             "sources": [[each.reading, each.inputs, each.eps] for each in self.sources],
             "results": self.results,
             "constants": self.constants,
+            "packs_weight": self.packs_weight,
         }
 
     @property
@@ -183,12 +186,15 @@ def _check_keys(data: Any, expected: set[str]) -> None:
 
 
 def _region(data: Any) -> RegionSpec:
-    _check_keys(data, {"operation", "inputs", "sources", "results", "constants"})
+    _check_keys(data, {"operation", "inputs", "sources", "results", "constants", "packs_weight"})
     inputs = tuple(map(_shape, _list(data["inputs"])))
     sources = tuple(_source(each, len(inputs)) for each in _list(data["sources"]))
     results = tuple((_shape(shape), _result_reading(reading)) for shape, reading in _list(data["results"]))
     constants = tuple(_whole(each, 0, len(inputs) - 1) for each in _list(data["constants"]))
-    spec = RegionSpec(_operation(data["operation"]), inputs, sources, results, constants)
+    packs_weight = data["packs_weight"]
+    if not isinstance(packs_weight, bool):
+        raise ValueError("packs_weight is true or false")
+    spec = RegionSpec(_operation(data["operation"]), inputs, sources, results, constants, packs_weight)
     _check_sizes(spec)
     return spec
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dispatch_profiler.boo.environment import LOGGER
-from dispatch_profiler.boo.interface import LaunchKernel
+from dispatch_profiler.boo.interface import LaunchKernel, Packing
 from dispatch_profiler.boo.kernels.known_faults import known_fault
 from dispatch_profiler.boo.kernels.variants import Tuning, Variant
 from dispatch_profiler.compiler import (
@@ -61,14 +61,16 @@ class Toolchain:
 class KernelSearch:
     """The search for the kernel of one operation: takes a build of each variant until one compiled.
 
-    `name` labels the kernel in the cache.
+    `name` labels the kernel in the cache. With `packs_weight`, kernels that take a packed weight are preferred.
     """
 
-    def __init__(self, operation: Operation, name: str, toolchain: Toolchain) -> None:
+    def __init__(
+        self, operation: Operation, name: str, toolchain: Toolchain, *, packs_weight: bool = False
+    ) -> None:
         self.name = name
         self.target = toolchain.target
         self.compiler = toolchain.compiler
-        self._left = list(toolchain.tuning.variants(operation, toolchain.target))
+        self._left = list(toolchain.tuning.variants(operation, toolchain.target, packs_weight=packs_weight))
         self._key = ""
         #: Why the last variant was passed over.
         self.failure = ""
@@ -97,7 +99,7 @@ class KernelSearch:
         outcome = built.outcomes[dispatch.name]
         if outcome.state is State.COMPILED:
             _log.debug("%s: %s for %s", self.name, _described(dispatch), self.target.name)
-            return LaunchKernel(built.verify, dispatch.name, self.key, built.program)
+            return LaunchKernel(built.verify, dispatch.name, self.key, built.program, _packing(dispatch))
         self.failure = f"{dispatch.name} for {self.target.name}: {outcome.state.value}: {outcome.reason}"
         if len(self._left) == 1:
             return CompilerError(self.failure, diagnostics=built.diagnostics)
@@ -172,6 +174,14 @@ def _requests(waiting: Mapping[str, Sequence[KernelSearch]], pool: BuildPool[str
         requests = {key: each.request for key, each in searches.items()}
         reading.result()
     return requests
+
+
+def _packing(dispatch: Dispatch) -> Packing | None:
+    """How the weight of a dispatch is packed; None if it is not."""
+    reduction = dispatch.configuration.reduced(dispatch.operation)
+    if reduction is None or not reduction.packed:
+        return None
+    return Packing(dispatch.packing_function, reduction.packed, reduction.packing)
 
 
 def _described(dispatch: Dispatch) -> str:

@@ -21,30 +21,34 @@ from dispatch_profiler.targets import Target
 
 #: Kernels in memory. One for a CPU has 10 to 500 KB.
 _LIMIT = 256
-_kernels: Memory[tuple[Operation, Target, LaunchSettings], LaunchKernel] = Memory(_LIMIT)
+_kernels: Memory[tuple[Operation, bool, Target, LaunchSettings], LaunchKernel] = Memory(_LIMIT)
 
 
 @dataclass(frozen=True)
 class OperationKernels:
     """The `KernelProvider` of `operation`. `name` labels its kernels in the cache.
 
-    With `cache_only`, nothing is compiled: a kernel that is not in the cache is a UsageError.
+    With `cache_only`, nothing is compiled: a kernel that is not in the cache is a UsageError. With `packs_weight`, the
+    kernel takes a packed weight if a form of the operation packs it (`LaunchKernel.packing`).
     """
 
     operation: Operation
     name: str
     settings: LaunchSettings
     cache_only: bool = False
+    packs_weight: bool = False
 
     def kernel(self, device: DeviceUri) -> LaunchKernel:
         """See `KernelProvider.kernel`."""
         target = target_of(device)
-        return _kernels.get((self.operation, target, self.settings), lambda: self._find(target))
+        key = self.operation, self.packs_weight, target, self.settings
+        return _kernels.get(key, lambda: self._find(target))
 
     def _find(self, target: Target) -> LaunchKernel:
         folder = self.settings.cache_folder
         cache = None if folder is None else Cache(folder)
-        search = KernelSearch(self.operation, self.name, Toolchain.of(target, self.settings.tuning))
+        toolchain = Toolchain.of(target, self.settings.tuning)
+        search = KernelSearch(self.operation, self.name, toolchain, packs_weight=self.packs_weight)
         found = search.look_up(cache)
         if found is None and self.cache_only:
             raise UsageError(
@@ -54,22 +58,28 @@ class OperationKernels:
         return _kernel_of(found or _compile(search, cache))
 
 
-def prepare_kernels(operations: Iterable[Operation], device: DeviceUri, workers: int) -> dict[Operation, str]:
+def prepare_kernels(
+    operations: Iterable[Operation], device: DeviceUri, workers: int, *, packs_weight: bool = False
+) -> dict[Operation, str]:
     """Load or compile the kernels of `operations`, `workers` at once; later launches find them in memory.
 
-    Returns why those have none that cannot be compiled. Raises UsageError and TargetError as launches do.
+    `packs_weight` is that of `OperationKernels`. Returns why those have none that cannot be compiled. Raises UsageError and TargetError as launches do.
     """
     settings, target = launch_settings(), target_of(device)
     cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
     toolchain = Toolchain.of(target, settings.tuning)
-    searches = {KernelSearch(each, each.name, toolchain): each for each in dict.fromkeys(operations)}
+    searches = {
+        KernelSearch(each, each.name, toolchain, packs_weight=packs_weight): each
+        for each in dict.fromkeys(operations)
+    }
     failures = {}
     for search, found in find_kernels(list(searches), cache, workers):
         operation = searches[search]
         if isinstance(found, DispatchProfilerError):
             failures[operation] = found.message
         else:
-            _kernels.get((operation, target, settings), lambda kernel=found: kernel)  # type: ignore[misc]
+            key = operation, packs_weight, target, settings
+            _kernels.get(key, lambda kernel=found: kernel)  # type: ignore[misc]
     return failures
 
 

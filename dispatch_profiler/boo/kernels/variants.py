@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from dispatch_profiler.boo.environment import LOGGER, TUNING_VARIABLE
@@ -19,6 +20,8 @@ from dispatch_profiler.library.tuned import TunedConfigurations
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, fastest_form
 
+#: The code generator for CPUs.
+_CPU = "llvm-cpu"
 _SPEC_SUFFIX = ".mlir"
 _SPEC_FLAG = "--iree-codegen-tuning-spec-path"
 _log = logging.getLogger(LOGGER)
@@ -56,29 +59,54 @@ class Tuning:
             raise UsageError(f"{TUNING_VARIABLE}: {error}", hint=error.hint) from error
         return cls(TunedConfigurations(library, target, compiler.revision, ignores_epilogues=True))
 
-    def variants(self, operation: Operation, target: Target) -> tuple[Variant, ...]:
+    def variants(
+        self, operation: Operation, target: Target, *, packs_weight: bool = False
+    ) -> tuple[Variant, ...]:
         """The variants of `operation`, without duplicates. The last one is the compiler's default.
 
-        An operation that `target` does not support has only that one, whose build gives the reason.
+        With `packs_weight`, for a constant weight on a CPU: each whose form changes the weight is preceded by the same
+        with a packed weight. An operation that `target` does not support has only the default, whose build gives the
+        reason.
         """
         if target.unsupported_reason(operation):
             return (Variant(Dispatch(operation, Default())),)
-        return tuple(dict.fromkeys(self._every(operation, target)))
+        if not packs_weight or target.limits.backend != _CPU:
+            return tuple(dict.fromkeys(self._every(operation, target)))
+        return tuple(dict.fromkeys(_with_packed(self._every(operation, target, packs_weight=True))))
 
-    def _every(self, operation: Operation, target: Target) -> Iterator[Variant]:
+    @cached_property
+    def _of_constants(self) -> TunedConfigurations | None:
+        """The tuned configurations for weights that are constants."""
+        return self.configurations and replace(self.configurations, packed_weights=True)
+
+    def _every(
+        self, operation: Operation, target: Target, *, packs_weight: bool = False
+    ) -> Iterator[Variant]:
         default = Dispatch(operation, Default())
         if self.flags:
             yield Variant(default, self.flags)
-        if self.configurations is not None:
-            found = self.configurations.of(operation)
+        for configurations in (self._of_constants if packs_weight else None, self.configurations):
+            if configurations is None:
+                continue
+            found = configurations.of(operation)
             if found.problem and not found.is_foreign:
                 _log.warning("%s: the library's entry cannot be used: %s", operation.name, found.problem)
             if found.dispatch is not None and _has_tools(found.dispatch):
                 yield Variant(found.dispatch)
-        form = fastest_form(operation, target)
+        form = fastest_form(operation, target, packed_weights=packs_weight)
         if form is not None:
             yield Variant(Dispatch(operation, form))
         yield Variant(default)
+
+
+def _with_packed(variants: Iterable[Variant]) -> Iterator[Variant]:
+    """Each variant, after the same one with a packed weight if it has a form that can."""
+    for each in variants:
+        operation = each.dispatch.operation
+        packed = each.dispatch.configuration.with_packed_weight(operation)
+        if packed is not None:
+            yield replace(each, dispatch=Dispatch(operation, packed))
+        yield each
 
 
 def _has_tools(dispatch: Dispatch) -> bool:

@@ -39,13 +39,27 @@ class Reduction:
     @property
     def executed(self) -> tuple[Step, ...]:
         """The steps of every execution: all but those that pack the weight."""
-        ends = [at for at, step in enumerate(self.steps, 1) if isinstance(step, Barrier) and step.packs]
-        return self.steps[ends[-1] :] if ends else self.steps
+        return self.steps[len(self.packing) :]
+
+    @property
+    def packing(self) -> tuple[Step, ...]:
+        """The steps that pack the weight, which come first."""
+        ends = [at for at, step in enumerate(self.steps, 1) if _packs(step)]
+        return self.steps[: ends[-1]] if ends else ()
+
+    @property
+    def packed(self) -> tuple[Tensor, ...]:
+        """What packing makes of the weight, and `executed` reads in its place."""
+        return tuple(step.result for step in self.packing if _packs(step))
 
     @property
     def kernels(self) -> tuple[Operation, ...]:
         """The operations that compute the sums; an inner configuration configures each."""
         return tuple(step.operation for step in self.steps if isinstance(step, Kernel))
+
+
+def _packs(step: Step) -> bool:
+    return isinstance(step, Barrier) and step.packs
 
 
 class Builder:

@@ -15,8 +15,11 @@ from dataclasses import fields, replace
 from typing import Any
 
 from dispatch_profiler.configurations.forms.builder import Reduction
-from dispatch_profiler.configurations.forms.steps import Barrier, Reshape, Step
+from dispatch_profiler.configurations.forms.steps import Barrier, Crop, Reshape, Step
 from dispatch_profiler.operations import Operation, Tensor
+
+#: Steps that move no elements.
+_NAMING = (Barrier, Crop, Reshape)
 
 
 def packing_rejects(form: str, operation: Operation, reduction: Reduction) -> str | None:
@@ -26,7 +29,7 @@ def packing_rejects(form: str, operation: Operation, reduction: Reduction) -> st
         return f"packed: {operation.kind} has no weight, because both operands of attention are computed"
     if convolution is not None and convolution.mode == "weight_backward":
         return "packed: weight_backward has no weight, because it computes the weight's gradient"
-    if all(isinstance(step, (Barrier, Reshape)) for step in _preparing(operation, reduction)):
+    if not _preparing(operation, reduction):
         return f"packed: the form {form} reads the weight as it is stored, so that nothing can be packed"
     return None
 
@@ -44,13 +47,20 @@ def with_packed_weight(operation: Operation, reduction: Reduction) -> Reduction:
 
 
 def _preparing(operation: Operation, reduction: Reduction) -> list[Step]:
-    """The steps that read, also through other steps, nothing but the weight."""
-    known, found = {operation.operands[1]}, []
+    """The steps that read, also through other steps, nothing but the weight, up to the last ones that move elements.
+
+    What follows these only names parts of what they made, such as the blocks of a filter: they stay one tensor.
+    """
+    known, found = {operation.operands[1]}, list[Step]()
     for step in reduction.steps:
         if known.issuperset(step.sources):
             known.add(step.result)
             found.append(step)
-    return found
+    moved = set[Tensor]()
+    for step in reversed(found):
+        if not isinstance(step, _NAMING) or step.result in moved:
+            moved.update(step.sources)
+    return [step for step in found if not isinstance(step, _NAMING) or step.result in moved]
 
 
 def _renamed(step: Step, names: Mapping[Tensor, Tensor]) -> Step:

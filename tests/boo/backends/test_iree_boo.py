@@ -241,7 +241,9 @@ def test_a_kernel_that_does_not_compile_falls_back(
     from dispatch_profiler.boo.backends import _graphs
 
     monkeypatch.setattr(
-        _graphs, "prepare_kernels", lambda operations, *_: dict.fromkeys(operations, "the compiler is broken")
+        _graphs,
+        "prepare_kernels",
+        lambda operations, *_, **__: dict.fromkeys(operations, "the compiler is broken"),
     )
     check_equals_eager(Block().eval(), backend(), torch.randn(2, 8, 6, 6))
     assert "the compiler is broken" in caplog.text

@@ -1,0 +1,42 @@
+"""Packed weights of regions: once for each version of a parameter, as long as versions last longer than calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dispatch_profiler.boo.fusion.parameters import Derived
+from dispatch_profiler.boo.launching.packing import PackedLaunch
+from dispatch_profiler.boo.launching.torch_types import Tensor
+
+#: So often a weight is packed, whatever happens. Each further time needs as many calls between as it.
+_FREE = 4
+
+
+class WeightChanges(Exception):
+    """A weight changes so often that packing it takes longer than it saves."""
+
+
+class PackedWeight:
+    """A weight -> what `launch` takes in its place: one or more flat tensors.
+
+    `flat` arranges the weight as the operation stores it. `calls` counts the calls of the run: if the weight was packed
+    in most of them, this raises WeightChanges.
+    """
+
+    def __init__(
+        self, launch: PackedLaunch, flat: Callable[[Tensor], Tensor], calls: Callable[[], int]
+    ) -> None:
+        self._launch, self._flat, self._calls = launch, flat, calls
+        self._packs = 0
+        # With the form's steps as the name, kernels of several batch sizes share one packed weight.
+        self._derived = Derived(("packed", launch.recipe), self._pack)
+
+    def __call__(self, weight: Tensor) -> Any:
+        return self._derived((weight,))
+
+    def _pack(self, weight: Tensor) -> Any:
+        self._packs += 1
+        if self._packs > _FREE and 2 * self._packs > self._calls():
+            raise WeightChanges
+        return self._launch.pack(self._flat(weight))

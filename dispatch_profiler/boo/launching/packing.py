@@ -1,0 +1,102 @@
+"""Weights that are packed before launches: what calls a kernel's packing, and the launch that takes what it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import iree.runtime as rt
+import torch
+
+from dispatch_profiler.boo.aligned import ALIGNMENT
+from dispatch_profiler.boo.interface import LaunchKernel, LaunchSpec, TensorSpec
+from dispatch_profiler.boo.launching.drivers import TASK
+from dispatch_profiler.boo.launching.host_memory import host_views
+from dispatch_profiler.boo.launching.launchable import Launchable
+from dispatch_profiler.boo.launching.loaded import load
+from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
+from dispatch_profiler.operations import Tensor as TensorType
+from dispatch_profiler.runtime.device_uri import DeviceUri
+from dispatch_profiler.runtime.iree import IreeDevice
+
+#: The weight's position among the operands.
+_WEIGHT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class PackedLaunch:
+    """A launch on the CPU whose weight is packed before: `launchable` takes what `pack` returns in its place."""
+
+    launchable: Launchable
+    kernel: LaunchKernel
+
+    @property
+    def recipe(self) -> object:
+        """Equal recipes pack equal weights equally."""
+        assert self.kernel.packing is not None  # `packed_launch`
+        return self.kernel.packing.recipe
+
+    @property
+    def count(self) -> int:
+        """The number of packed tensors."""
+        assert self.kernel.packing is not None
+        return len(self.kernel.packing.tensors)
+
+    def pack(self, weight: Tensor) -> tuple[Tensor, ...]:
+        """The packed tensors, flat, of a weight on the CPU in the order of the operation's memory.
+
+        Raises RunError.
+        """
+        packing = self.kernel.packing
+        assert packing is not None
+        name, stored = self.launchable.spec.operation.name, self.launchable.spec.operation.operands[_WEIGHT]
+        weight = weight.detach().reshape(-1)
+        if weight.is_neg() or weight.data_ptr() % ALIGNMENT:
+            weight = weight.clone().resolve_neg()
+        packed = tuple(torch.empty(each.elements, dtype=TYPES[each.type.name]) for each in packing.tensors)
+        # Loaded for this call only: packing is rare.
+        device = IreeDevice(TASK)
+        loaded = load(replace(self.kernel, function=packing.function), device, name, len(packed))
+        passed = rt.VmVariantList(1 + len(packed))
+        for tensor, spec in zip((weight, *packed), (stored, *packing.tensors), strict=True):
+            passed.push_ref(_view(device, tensor, spec))
+        loaded.run(passed)
+        return packed
+
+
+def _view(device: IreeDevice, tensor: Tensor, spec: TensorType) -> Any:
+    return host_views(device, spec.shape, spec.type)(tensor.data_ptr())
+
+
+def packed_launch(spec: LaunchSpec, kernel: LaunchKernel, **options: Any) -> PackedLaunch:
+    """The launch of a kernel that has a packing; `spec` is that of the operation. `options` are those of Launchable."""
+    assert kernel.packing is not None
+    tensors = kernel.packing.tensors
+    arguments: list[TensorSpec] = []
+    for each in spec.arguments:
+        if each.position == _WEIGHT:
+            arguments += _flat(tensors)
+        else:
+            moved = len(tensors) - 1 if each.position > _WEIGHT else 0
+            arguments.append(replace(each, position=each.position + moved))
+    launchable = Launchable(replace(spec, arguments=tuple(arguments)), _Known(kernel), **options)
+    return PackedLaunch(launchable, kernel)
+
+
+def _flat(tensors: Sequence[TensorType]) -> list[TensorSpec]:
+    return [
+        TensorSpec(each.name, (each.elements,), each.type, each.shape, _WEIGHT + at)
+        for at, each in enumerate(tensors)
+    ]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The provider of one kernel, which is there: another one may take other tensors."""
+
+    found: LaunchKernel
+
+    def kernel(self, device: DeviceUri) -> LaunchKernel:
+        """See `KernelProvider.kernel`."""
+        return self.found

@@ -1,0 +1,241 @@
+"""Weights of compiled models are packed once for each version, where no gradients are computed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from compiled_models import check_alike, check_equals_eager
+from torch import nn
+
+from dispatch_profiler.boo.backends import backend, explain
+from dispatch_profiler.boo.driver.launch import forget_launchables
+from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
+from dispatch_profiler.boo.kernels import build
+from dispatch_profiler.boo.kernels.variants import Variant
+from dispatch_profiler.boo.launching.packing import PackedLaunch
+from dispatch_profiler.boo.ops import derived
+from dispatch_profiler.compiler import Built
+from dispatch_profiler.configurations import CpuTiles, Formed
+from dispatch_profiler.dispatches import Dispatch
+from dispatch_profiler.operations import Operation
+from dispatch_profiler.targets import Target
+
+STRICT = backend(strict=True)
+PRODUCTS = backend(fusion_schema=BOO_FUSIONS_WITH_MATRIX_PRODUCTS, strict=True)
+
+
+@pytest.fixture
+def packs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The kernels whose weights were packed."""
+    found: list[str] = []
+    pack = PackedLaunch.pack
+
+    def note(self: PackedLaunch, weight: Any) -> Any:
+        found.append(self.kernel.function)
+        return pack(self, weight)
+
+    monkeypatch.setattr(PackedLaunch, "pack", note)
+    forget_launchables()
+    yield found
+    forget_launchables()
+
+
+class Net(nn.Module):
+    """A run of a 3x3, a pointwise and a depthwise convolution, whose forms permute the filters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(8, 32, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(32)
+        self.second = nn.Conv2d(32, 32, 1)
+        self.depthwise = nn.Conv2d(32, 32, 3, groups=32)
+
+    def forward(self, x: Any) -> Any:
+        return self.depthwise(torch.relu(self.second(torch.relu(self.norm(self.first(x))))))
+
+
+X = torch.randn(1, 8, 14, 14, generator=torch.Generator().manual_seed(0))
+
+
+def test_each_version_of_a_weight_is_packed_once(packs: list[str]) -> None:
+    model = Net().eval()
+    compiled = check_equals_eager(model, STRICT, X)
+    assert len(packs) == 3
+    optimizer = torch.optim.SGD([model.first.weight], lr=0.1)
+    model.first.weight.grad = torch.ones_like(model.first.weight)
+    other = Net().state_dict()
+    changes = [(optimizer.step, 1), (lambda: model.load_state_dict(other), 3), (lambda: None, 0)]
+    for change, expected in changes:
+        packs.clear()
+        change()
+        with torch.no_grad():
+            for _ in range(3):
+                check_alike(compiled(X), model(X))
+        assert len(packs) == expected
+
+
+def test_a_copy_of_a_model_packs_its_own_weights(packs: list[str]) -> None:
+    model = Net().eval()
+    check_equals_eager(model, STRICT, X)
+    packs.clear()
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        copied.first.weight.mul_(-1)
+    check_equals_eager(copied, STRICT, X)
+    assert len(packs) == 3
+
+
+def test_other_batch_sizes_share_a_packed_weight(packs: list[str]) -> None:
+    model = Net().eval()
+    compiled = check_equals_eager(model, STRICT, X)
+    with torch.no_grad():
+        x = X.repeat(2, 1, 1, 1)
+        check_alike(compiled(x), model(x))
+    assert len(packs) == 3
+
+
+def test_linear_layers(packs: list[str]) -> None:
+    model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)).eval()
+    x = torch.randn(64, 64)
+    compiled = check_equals_eager(model, PRODUCTS, x)
+    assert packs
+    with torch.no_grad():
+        model[2].weight.neg_()
+        check_alike(compiled(x), model(x))
+
+
+def test_operands_that_are_no_parameters_are_not_packed(packs: list[str]) -> None:
+    check_equals_eager(
+        lambda a, b: torch.relu(a @ b.t()), PRODUCTS, torch.randn(64, 64), torch.randn(128, 64)
+    )
+    assert not packs
+
+
+def test_a_graph_with_gradients_packs_nothing(packs: list[str]) -> None:
+    model = Net().eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=STRICT, dynamic=False)
+    check_alike(compiled(X), model(X))
+    compiled(X).sum().backward()
+    assert not packs and model.first.weight.grad is not None
+
+
+def test_weights_that_change_in_each_call_are_soon_not_packed(packs: list[str]) -> None:
+    model = Net().eval()
+    compiled = check_equals_eager(model, STRICT, X)
+    with torch.no_grad():
+        for _ in range(8):
+            model.first.weight.mul_(0.9)
+            check_alike(compiled(X), model(X))
+    assert len([each for each in packs if "3x3" in each]) <= 5
+
+
+def test_inference_tensors_have_no_versions_and_are_soon_not_packed(packs: list[str]) -> None:
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        model = Net().eval()
+        compiled = torch.compile(model, backend=STRICT, dynamic=False)
+        for _ in range(7):
+            torch.testing.assert_close(compiled(X), model(X))
+    assert len(packs) <= 15
+
+
+def test_pinned_inference_tensors_are_packed_once(packs: list[str]) -> None:
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        model = Net().eval()
+        derived.pin(*model.parameters())
+        compiled = torch.compile(model, backend=STRICT, dynamic=False)
+        for _ in range(2):  # torch watches the first call, whose values are not kept
+            compiled(X)
+        packs.clear()
+        for _ in range(7):
+            torch.testing.assert_close(compiled(X), model(X))
+    assert not packs
+
+
+def test_packed_weights_are_freed_with_the_model(packs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Any]] = []
+    pack = PackedLaunch.pack
+
+    def note(self: PackedLaunch, weight: Any) -> Any:
+        found = pack(self, weight)
+        made.extend(weakref.ref(each.untyped_storage()) for each in found)
+        return found
+
+    monkeypatch.setattr(PackedLaunch, "pack", note)
+    model = Net().eval()
+    compiled = check_equals_eager(model, STRICT, X)
+    assert len(made) == 3 and all(each() is not None for each in made)
+    del model, compiled
+    torch._dynamo.reset()
+    gc.collect()
+    assert all(each() is None for each in made)
+
+
+def test_the_unpacked_kernel_is_used_if_the_packed_one_does_not_compile(
+    packs: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """The packed variant has tiles that no vectorization supports; the next one is not packed."""
+    monkeypatch.setenv("BOO_CACHE_DIR", str(tmp_path))
+    variants = build.Tuning.variants
+
+    def with_bad_packing(self: Any, operation: Operation, target: Target, **options: Any) -> Any:
+        found = variants(self, operation, target, **options)
+        bad = Formed("permuted", CpuTiles((1, 1, 1, 1), (1, 1, 1, 3, 1, 1, 1)), packed=True)
+        return tuple(
+            Variant(Dispatch(operation, bad)) if each.dispatch.configuration.packs_weight else each
+            for each in found
+        )
+
+    monkeypatch.setattr(build.Tuning, "variants", with_bad_packing)
+    take = build.KernelSearch.take
+    failed = []
+
+    def fails(self: Any, built: Built) -> Any:
+        if self.variant.dispatch.configuration.packs_weight:
+            failed.append(self.variant.dispatch.name)
+        return take(self, built)
+
+    monkeypatch.setattr(build.KernelSearch, "take", fails)
+    check_equals_eager(Net().eval(), STRICT, X)
+    assert failed and not packs
+
+
+def test_explain_names_the_packed_configuration(packs: list[str]) -> None:
+    with torch.no_grad():
+        found = explain(Net().eval(), [X])
+    assert [each.configuration.startswith("tile_config_packed_") for each in found.regions[:2]] == [
+        True,
+        True,
+    ]
+
+
+_WARM = """
+import sys
+import torch
+from dispatch_profiler.compiler import pool
+def fail(*_): raise AssertionError("a warm process compiles")
+pool.BuildPool.results = fail
+sys.path[:0] = {paths!r}
+from test_packed_models import Net, STRICT, X
+torch.manual_seed(1)
+model = Net().eval()
+with torch.no_grad():
+    torch.testing.assert_close(torch.compile(model, backend=STRICT, dynamic=False)(X), model(X))
+"""
+
+
+def test_a_warm_process_compiles_nothing(packs: list[str]) -> None:
+    check_equals_eager(Net().eval(), STRICT, X)
+    paths = [each for each in sys.path if "tests" in each]
+    done = subprocess.run([sys.executable, "-c", _WARM.format(paths=paths)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
