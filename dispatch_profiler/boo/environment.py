@@ -5,6 +5,7 @@ BOO_CACHE_DIR             folder of the kernels (default: the cache that `compil
 BOO_TUNING_SPEC_PATH      library of tuned kernels (a folder or a shipped name), or a tuning spec; empty: none
                           (default: the shipped library for the hardware)
 BOO_USE_BACKWARD_KERNELS  1: gradients are computed by kernels of this package, too (default: 0)
+BOO_RELEASE_TORCH_THREADS 0: torch's OpenMP threads are left spinning while chains of launches run (default: 1)
 TURBINE_LOG_LEVEL         level of the logger `dispatch_profiler.boo`, such as DEBUG
 TURBINE_DEBUG             log_level=LEVEL: the same
 """
@@ -78,6 +79,12 @@ def uses_backward_kernels() -> bool:
     """Whether gradients are computed by kernels of this package. Raises UsageError for an invalid value."""
     name = "BOO_USE_BACKWARD_KERNELS"
     return _flag(name, os.environ.get(name), default=False)
+
+
+def releases_torch_threads() -> bool:
+    """Whether chains of launches end the threads of torch. Raises UsageError for an invalid value."""
+    name = "BOO_RELEASE_TORCH_THREADS"
+    return _flag(name, os.environ.get(name), default=True)
 
 
 def _flag(name: str, value: str | None, *, default: bool) -> bool:

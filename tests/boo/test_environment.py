@@ -13,6 +13,7 @@ from dispatch_profiler.boo.environment import (
     LaunchSettings,
     configure_logging,
     launch_settings,
+    releases_torch_threads,
     uses_backward_kernels,
 )
 from dispatch_profiler.command import user_cache
@@ -64,6 +65,7 @@ def test_a_home_in_the_folder_is_expanded(monkeypatch: pytest.MonkeyPatch):
     [
         ("BOO_CACHE_ON", "yes!", "BOO_CACHE_ON must be 0 or 1, but is 'yes!'"),
         ("BOO_USE_BACKWARD_KERNELS", "2", "BOO_USE_BACKWARD_KERNELS must be 0 or 1, but is '2'"),
+        ("BOO_RELEASE_TORCH_THREADS", "2", "BOO_RELEASE_TORCH_THREADS must be 0 or 1, but is '2'"),
         ("TURBINE_LOG_LEVEL", "LOUD", "TURBINE_LOG_LEVEL: unknown log level 'LOUD'"),
         ("TURBINE_DEBUG", "log_level=LOUD", "TURBINE_DEBUG: unknown log level 'LOUD'"),
         ("TURBINE_DEBUG", "loglevel=DEBUG", "TURBINE_DEBUG: unknown item 'loglevel'"),
@@ -77,6 +79,7 @@ def test_an_invalid_value_is_an_error_that_names_the_variable(
     with pytest.raises(UsageError) as caught:
         launch_settings()
         uses_backward_kernels()
+        releases_torch_threads()
         configure_logging()
     assert str(caught.value) == message
 
