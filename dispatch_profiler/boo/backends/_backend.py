@@ -12,9 +12,17 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.backends._graphs import Fallbacks, FusedGraph, fuse, with_direct_calls
-from dispatch_profiler.boo.backends.choosing import Choice
-from dispatch_profiler.boo.backends.measuring import Measure, in_turns
+from dispatch_profiler.boo.backends._graphs import (
+    Fallbacks,
+    FusedGraph,
+    SilentFallbacks,
+    copied,
+    device_of,
+    fuse,
+    with_direct_calls,
+)
+from dispatch_profiler.boo.backends.choosing import Candidate, Choice, Graph
+from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds
 from dispatch_profiler.boo.environment import LOGGER, configure_logging, uses_backward_kernels
 from dispatch_profiler.boo.fusion.nodes import mark_parameters
 from dispatch_profiler.boo.fusion.schema import (
@@ -27,6 +35,8 @@ from dispatch_profiler.errors import UsageError
 
 _torch: Any = torch
 _INDUCTOR = "inductor"
+#: The name of `autotune` among the options of torch.compile.
+_AUTOTUNE = "autotune"
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,9 @@ class Backend:
     autotune: bool = False
     strict: bool = False
     #: How `autotune` takes times.
-    measure: Measure = in_turns
+    measure: Rounds = in_rounds
+    #: What `autotune` decided in this process.
+    _decisions: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     _fallbacks: Fallbacks = field(init=False, compare=False, repr=False)
 
     @property
@@ -54,9 +66,11 @@ class Backend:
     def __call__(self, module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
         """Compile a graph module of Dynamo. `options` are `mode` and `options` of torch.compile, for the nested backend.
 
-        Raises UsageError for options without a nested backend, and what the nested backend raises.
+        `options={"autotune": True}` and the modes `max-autotune...` also turn `autotune` on. Raises UsageError for
+        other options without a nested backend, and what the nested backend raises.
         """
         configure_logging()
+        autotune, options = _split(options, autotune=self.autotune)
         if options and self.nested is None:
             given = ", ".join(f"{name}={found!r}" for name, found in options.items())
             raise UsageError(
@@ -65,7 +79,7 @@ class Backend:
             )
         from torch._dynamo.backends.common import aot_autograd
 
-        compile_graph = _GraphCompiler(self, options)
+        compile_graph = _GraphCompiler(self, options, autotune, list(example_inputs) if autotune else [])
         compiled = aot_autograd(
             fw_compiler=compile_graph.forward,
             bw_compiler=compile_graph.backward,
@@ -73,7 +87,21 @@ class Backend:
             decompositions={},
             **compile_graph.partition(),
         )
-        return compiled(module, example_inputs)
+        try:
+            return compiled(module, example_inputs)
+        finally:
+            compile_graph.real_inputs.clear()  # the graph of the backward is compiled much later
+
+
+def _split(options: dict[str, Any], *, autotune: bool) -> tuple[bool, dict[str, Any]]:
+    """Whether to measure, and what is left of the options for the nested backend. Raises UsageError."""
+    given = dict(options.get("options") or {})
+    autotune = autotune or str(options.get("mode")).startswith("max-autotune")
+    chosen = given.pop(_AUTOTUNE, autotune)
+    if not isinstance(chosen, bool):
+        raise UsageError(f"the option {_AUTOTUNE} is True or False, but got {chosen!r}")
+    left = {name: found for name, found in options.items() if name != "options"}
+    return chosen, {**left, "options": given} if given else left
 
 
 @dataclass
@@ -82,15 +110,21 @@ class _GraphCompiler:
 
     backend: Backend
     options: dict[str, Any]
+    autotune: bool
+    #: Those of Dynamo's graph, while its graphs of forward or inference are compiled.
+    real_inputs: list[Any]
 
     @cached_property
-    def choice(self) -> Choice | None:
+    def choice(self) -> Choice:
         """What decides by measuring, with `autotune`."""
-        if not self.backend.autotune:
-            return None
         name = self.backend.__name__.removeprefix("iree_boo").removeprefix("_") or "eager"
-        nested = None if self.backend.nested is None else self._compile_nested
-        return Choice(name, nested, self.backend.measure)
+        setting = f"{name} {sorted(self.options.items(), key=str)}"
+        return Choice(
+            setting if self.options else name,
+            self.backend.measure,
+            self.backend._decisions,
+            self.backend._fallbacks.report,
+        )
 
     def partition(self) -> dict[str, Any]:
         """How forward and backward are divided: inductor computes cheap values again instead of storing them."""
@@ -125,9 +159,22 @@ class _GraphCompiler:
     def _compile(
         self, module: Any, example_inputs: Sequence[Any], schema: FusionSchema
     ) -> Callable[..., Any]:
-        fallbacks = self.backend._fallbacks
+        if not self.autotune:
+            return self._fused(module, example_inputs, schema, self.backend._fallbacks)
+        given = self.backend._fallbacks
+
+        def build(candidate: Candidate) -> Callable[..., Any]:
+            fallbacks = given if candidate.schema == schema else SilentFallbacks()
+            return self._fused(copied(module), example_inputs, candidate.schema, fallbacks)
+
+        graph = Graph(module, example_inputs, self.real_inputs)
+        return self.choice.compiled(graph, schema, device_of, build)
+
+    def _fused(
+        self, module: Any, example_inputs: Sequence[Any], schema: FusionSchema, fallbacks: Fallbacks
+    ) -> Callable[..., Any]:
         try:
-            fused = fuse(module, schema, fallbacks, self.choice)
+            fused = fuse(module, schema, fallbacks)
         except Exception as error:
             fallbacks.report("a graph is not fused", error)
             fused = FusedGraph(module, (), ())
@@ -180,8 +227,9 @@ def backend(
     """A backend of `torch.compile` that computes regions of a model with kernels of this package.
 
     `nested_backend` computes the rest: a name that torch knows, such as `inductor`, or a backend; None is eager torch.
-    What cannot be fused is left to it, and logged once; with `strict`, it raises instead. With `autotune`, each region is
-    timed once beside the nested backend, and is fused only if our kernel is faster; the cache keeps the decision.
+    What cannot be fused is left to it, and logged once; with `strict`, it raises instead. With `autotune`, each graph is
+    compiled by the nested backend alone and with several sets of regions, which are measured once; the fastest is used,
+    and the cache keeps the decision.
     """
     return Backend(nested_backend, fusion_schema, autotune, strict)
 

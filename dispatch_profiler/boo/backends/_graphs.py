@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.backends.choosing import Choice
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.calls import RunCall
 from dispatch_profiler.boo.fusion.glue import find_glue
@@ -58,11 +57,21 @@ class Fallbacks:
             _log.warning("%s; torch computes it", message)
 
 
-def fuse(module: Any, schema: FusionSchema, fallbacks: Fallbacks, choice: Choice | None = None) -> FusedGraph:
+class SilentFallbacks(Fallbacks):
+    """What was not fused with a schema that is only tried: logged for debugging."""
+
+    def __init__(self) -> None:
+        super().__init__(strict=False)
+
+    def report(self, what: str, error: BaseException | str) -> None:
+        """Log."""
+        _log.debug("%s: %s", what, error)
+
+
+def fuse(module: Any, schema: FusionSchema, fallbacks: Fallbacks) -> FusedGraph:
     """A copy of a graph module, whose regions are calls of our operators.
 
-    Regions without a kernel are left out, and those that `choice` decides against. A module without regions is returned
-    as it is.
+    Regions without a kernel are left out. A module without regions is returned as it is.
     """
     graph = _copy(module.graph)
     regions, rejected = find_regions(graph, schema)
@@ -70,9 +79,6 @@ def fuse(module: Any, schema: FusionSchema, fallbacks: Fallbacks, choice: Choice
         fallbacks.report(f"{each.node} ({each.root})", each.reason)
     regions, failed = _usable(regions, unusable_kernels(regions), fallbacks)
     rejected += failed
-    if choice is not None:
-        regions, slower = _chosen(regions, choice, fallbacks)
-        rejected += slower
     if not regions:
         return FusedGraph(module, (), tuple(rejected))
     reasons: dict[Any, str] = {}
@@ -110,27 +116,9 @@ def connecting_regions(
     return found
 
 
-def _chosen(
-    regions: Sequence[Region], choice: Choice, fallbacks: Fallbacks
-) -> tuple[list[Region], list[Rejected]]:
-    """The regions whose kernels are faster, and the others. Both sides are measured with real tensors."""
-    faster, slower = list[Region](), list[Rejected]()
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-    unset: Any = unset_fake_temporarily
-    with unset(), _torch._guards.tracing(None):
-        for region in regions:
-            try:
-                reason = choice.reason_against(region, device_of(region))
-            except Exception as error:
-                fallbacks.report(region.spec.operation.name, error)
-                reason = str(error)
-            if reason:
-                slower.append(Rejected(region.root, region.nodes[0], reason))
-                _log.info("%s: %s", region.spec.operation.name, reason)
-            else:
-                faster.append(region)
-    return faster, slower
+def copied(module: Any) -> Any:
+    """A graph module with a copy of the graph, for compilers that change what they compile."""
+    return torch.fx.GraphModule(module, _copy(module.graph))
 
 
 def _copy(graph: Any) -> Any:

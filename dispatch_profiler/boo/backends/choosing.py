@@ -1,64 +1,256 @@
-"""The measured choice: a region is ours only where our kernel is the faster one. Kept with the kernel."""
+"""The measured choice: how a graph is computed fastest. Kept beside the kernels.
+
+Times of single regions say little about a graph: regions that follow each other wait only once, and each change between
+torch's threads and those of the kernels costs time. So whole graphs are compiled and measured, each in several ways.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import hashlib
+import logging
+import statistics
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.backends.measuring import Measure, in_turns, region_seconds
-from dispatch_profiler.boo.environment import launch_settings
-from dispatch_profiler.boo.fusion.matching import Region
-from dispatch_profiler.boo.fusion.nodes import value
-from dispatch_profiler.boo.kernels import OperationKernels
+from dispatch_profiler.boo.backends.rounds import (
+    Rounds,
+    as_call,
+    fastest,
+    keeps_random_states,
+    samples,
+)
+from dispatch_profiler.boo.environment import LOGGER, launch_settings
+from dispatch_profiler.boo.fusion.matching import Region, find_regions
+from dispatch_profiler.boo.fusion.operator import forget_calls
+from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS, FusionSchema, Root
+from dispatch_profiler.boo.kernels import KernelSearch, Toolchain, target_of
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
-#: What a note says.
-_OURS, _THEIRS = "ours", "theirs"
+_torch: Any = torch
+_log = logging.getLogger(LOGGER)
+#: The candidate without regions.
+ALONE = "alone"
+#: What the names of notes begin with.
+NOTE = "graph"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to compute a graph: the regions of `schema` by our kernels, the rest by the nested backend."""
+
+    name: str
+    schema: FusionSchema
+
+
+def candidates(schema: FusionSchema) -> Iterator[Candidate]:
+    """The nested backend alone, then the given schema and variants of it. The last one finds the most regions."""
+    products = BOO_FUSIONS_WITH_MATRIX_PRODUCTS.rule_for(Root.MATRIX_PRODUCT)
+    assert products is not None
+    wide = schema if schema.rule_for(Root.MATRIX_PRODUCT) else schema.with_rules([products])
+    yield Candidate(ALONE, FusionSchema())
+    yield Candidate("fused without layer norms", schema.without(Root.LAYER_NORM))
+    yield Candidate("fused with matrix products, without layer norms", wide.without(Root.LAYER_NORM))
+    yield Candidate("fused", schema)
+    yield Candidate("fused with matrix products", wide)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph to compile, with its example inputs, which may be fake, and what may be the real ones."""
+
+    module: Any
+    example_inputs: Sequence[Any]
+    real_inputs: Sequence[Any]
+
+
+#: Compiles a graph module's copy with a candidate -> a function that takes one list of inputs.
+Build = Callable[[Candidate], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Decides whether a region is fused, by timing it once beside the nested backend, or eager torch if that is None.
+    """Decides how graphs are computed, by measuring each once.
 
-    Decisions are kept as notes beside the kernel in the cache; without a cache, for this process. `name` stands for the
-    nested backend there.
+    Decisions are notes beside a kernel in the cache, and in `known`: those of this process, which a backend keeps. `name`
+    stands for the nested backend there. `report` is told what fails, and may raise that.
     """
 
     name: str
-    nested: Callable[[Any, Sequence[Any]], Any] | None
-    measure: Measure = in_turns
-    _known: dict[tuple[str, str], str] = field(default_factory=dict)
+    measure: Rounds
+    known: MutableMapping[str, str]
+    report: Callable[[str, BaseException], None]
 
-    def reason_against(self, region: Region, device: DeviceUri) -> str:
-        """Why the region is left to the nested backend; empty if our kernel is faster.
+    def compiled(
+        self, graph: Graph, schema: FusionSchema, device_of: Callable[[Region], DeviceUri], build: Build
+    ) -> Callable[..., Any]:
+        """The fastest of the compiled candidates. What is not chosen leaves nothing behind.
 
-        Raises what compiling or launching one of the two raises.
+        Raises what the nested backend raises on the whole graph. Other candidates that cannot be compiled or run are
+        passed over.
         """
-        settings, operation = launch_settings(), region.spec.operation
-        cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
-        kernels = OperationKernels(operation, operation.name, settings, packs_weight=region.spec.packs_weight)
-        key = kernels.kernel(device).key
-        note = self._note(region)
-        found = self._known.get((key, note)) or (cache.notes(key).get(note) if cache else None)
-        if found not in (_OURS, _THEIRS):
-            ours, theirs = region_seconds(region, self.measure, self.nested)
-            found = _OURS if ours <= theirs else _THEIRS
-            if cache is not None:
-                cache.add_note(key, note, found)
-        self._known[key, note] = found
-        return "" if found == _OURS else f"{self.name} is faster"
+        try:
+            plan = self._plan(graph, schema, device_of)
+        except Exception as error:
+            self.report("a graph is not fused", error)
+            return build(next(candidates(schema)))
+        if len(plan.candidates) == 1:
+            return build(plan.candidates[0])
+        decided = plan.decisions.get(plan.note)
+        for each in plan.candidates:
+            if each.name == decided:
+                return build(each)
+        built = self._built(plan.candidates, build)
+        name, count = self._measured(graph, built)
+        if count == len(plan.candidates):  # otherwise, what failed may work in the next process
+            plan.decisions.put(plan.note, name)
+        return built[name]
 
-    def _note(self, region: Region) -> str:
-        """What a decision depends on besides the kernel: torch, its threads, and how the model stores the inputs."""
-        axes = ("".join(map(str, _order(value(each)))) for each in region.inputs)
-        version = torch.__version__.partition("+")[0]
-        return f"{self.name}-{version}-{torch.get_num_threads()}of{len(usable_cores())}t-{'_'.join(axes)}"
+    def _plan(self, graph: Graph, schema: FusionSchema, device_of: Callable[[Region], DeviceUri]) -> _Plan:
+        every = _distinct(graph.module.graph, schema)
+        if len(every) > 1 and _is_dynamic(graph.example_inputs):
+            _log.info("a graph with dynamic shapes is not measured: %s computes it", self.name)
+            every = every[:1]
+        regions = find_regions(graph.module.graph, every[-1].schema)[0] if len(every) > 1 else []
+        kernels = _kernel_keys(regions, device_of)
+        return _Plan(every, _Decisions(self.known, kernels), self._note(graph, schema, kernels))
+
+    def _built(self, every: Sequence[Candidate], build: Build) -> dict[str, Callable[..., Any]]:
+        """The compiled candidates by name, without those that fail."""
+        built = {ALONE: build(every[0])}
+        for each in every[1:]:
+            try:
+                built[each.name] = build(each)
+            except Exception as error:
+                self.report(f"a graph, {each.name}", error)
+        return built
+
+    def _measured(self, graph: Graph, built: dict[str, Callable[..., Any]]) -> tuple[str, int]:
+        """The name of the fastest candidate, and how many were measured."""
+        try:
+            return self._fastest(graph, built)
+        except Exception as error:
+            self.report("a graph that could not be measured", error)
+            return ALONE, 0
+        finally:
+            forget_calls()  # of candidates that lost, with the operands that they derived
+
+    def _fastest(self, graph: Graph, built: dict[str, Callable[..., Any]]) -> tuple[str, int]:
+        """As `_measured`, on real tensors."""
+        from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+        unset: Any = unset_fake_temporarily
+        with unset(), _torch._guards.tracing(None), torch.no_grad():
+            inputs = samples(graph.example_inputs, graph.real_inputs)
+            with keeps_random_states(inputs):
+                runs = {name: as_call(function, inputs) for name, function in built.items()}
+                for name in list(runs)[1:]:
+                    try:
+                        runs[name]()
+                    except Exception as error:
+                        del runs[name]
+                        self.report(f"a graph, {name}", error)
+                taken = self.measure(list(runs.values()))
+        names = list(runs)
+        chosen = names[fastest(taken)]
+        shown = ", ".join(
+            f"{name} {statistics.median(each) * 1e3:.3f} ms" for name, each in zip(names, taken, strict=True)
+        )
+        _log.info("%s is the fastest with %s: %s", chosen, self.name, shown)
+        return chosen, len(names)
+
+    def _note(self, graph: Graph, schema: FusionSchema, kernels: Sequence[str]) -> str:
+        """What a decision depends on: kernels and so library and compiler, the graph, torch, and threads."""
+        graphs = [str(each.graph) for each in graph.module.modules() if hasattr(each, "graph")]
+        inputs = [
+            f"{each.dtype} {tuple(each.shape)} {each.stride()} {each.device}"
+            if isinstance(each, torch.Tensor)
+            else repr(each)
+            for each in graph.example_inputs
+        ]
+        rules = [f"{rule.root} {sorted(rule.steps)}" for rule in schema.rules]
+        setting = [self.name, torch.__version__, str(torch.get_num_threads()), str(len(usable_cores()))]
+        text = "\n".join([*setting, *rules, *kernels, *inputs, *graphs])
+        return f"{NOTE}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
-def _order(tensor: Any) -> list[int]:
-    return sorted(range(tensor.dim()), key=lambda axis: (-tensor.stride(axis), axis))
+def _distinct(graph: Any, schema: FusionSchema) -> list[Candidate]:
+    """The candidates whose regions differ; of those with the same regions, the last, but always the nested backend."""
+    found: dict[frozenset[Any], Candidate] = {}
+    for each in candidates(schema):
+        regions = find_regions(graph, each.schema)[0] if each.schema.rules else []
+        key = frozenset((region.nodes, region.spec) for region in regions)
+        if key or not found:
+            found[key] = each
+    return list(found.values())
+
+
+def _is_dynamic(inputs: Sequence[Any]) -> bool:
+    return any(
+        isinstance(each, torch.SymInt)
+        or (
+            isinstance(each, torch.Tensor)
+            and any(isinstance(size, torch.SymInt) for size in (*each.shape, *each.stride()))
+        )
+        for each in inputs
+    )
+
+
+def _kernel_keys(regions: Sequence[Region], device_of: Callable[[Region], DeviceUri]) -> list[str]:
+    """The keys of the kernels of all regions."""
+    tuning = launch_settings().tuning
+    toolchains: dict[DeviceUri, Toolchain] = {}
+    found = dict[Any, str]()
+    for region in regions:
+        device, operation, packs = device_of(region), region.spec.operation, region.spec.packs_weight
+        if device not in toolchains:
+            toolchains[device] = Toolchain.of(target_of(device), tuning)
+        if (device, operation, packs) not in found:
+            search = KernelSearch(operation, operation.name, toolchains[device], packs_weight=packs)
+            found[device, operation, packs] = search.key
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The candidates of a graph, and under which note the decision between them is kept."""
+
+    candidates: Sequence[Candidate]
+    decisions: _Decisions
+    note: str
+
+
+@dataclass(frozen=True)
+class _Decisions:
+    """Notes beside the first of `kernels` that the cache has."""
+
+    known: MutableMapping[str, str]
+    kernels: Sequence[str]
+
+    def get(self, note: str) -> str | None:
+        cache = self._cache()
+        if note not in self.known and cache is not None:
+            for key in self.kernels:
+                found = cache.notes(key).get(note)
+                if found is not None:
+                    self.known[note] = found
+                    break
+        return self.known.get(note)
+
+    def put(self, note: str, name: str) -> None:
+        self.known[note] = name
+        cache = self._cache()
+        if cache is not None:
+            for key in self.kernels:
+                cache.add_note(key, note, name)
+                if note in cache.notes(key):
+                    return
+
+    @staticmethod
+    def _cache() -> Cache | None:
+        folder = launch_settings().cache_folder
+        return None if folder is None else Cache(folder)

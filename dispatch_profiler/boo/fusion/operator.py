@@ -33,6 +33,11 @@ def _call(spec: str, settings: LaunchSettings) -> RunCall:
     return RunCall(parse_run(spec))
 
 
+def forget_calls() -> None:
+    """Drop what earlier calls keep: kernels, and operands that derive from parameters. Later calls make them again."""
+    _call.cache_clear()
+
+
 def _check(inputs: Sequence[Tensor], spec: RunSpec) -> None:
     """Raise UsageError unless the inputs have the shapes of `spec`."""
     expected = spec.input_shapes
