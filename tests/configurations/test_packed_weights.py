@@ -100,6 +100,17 @@ def test_names_files_and_plain_data_tell_packed_from_unpacked(tmp_path):
     assert (packed.packs_weight, plain.packs_weight, Default().packs_weight) == (True, False, False)
 
 
+def test_a_constant_filter_is_packed_where_permuting_it_took_too_long():
+    """With few pixels, the fastest form reads the filter as it is stored, unless it can be packed before."""
+    target = parse_target("llvm-cpu")
+    few = Conv2d(1, 7, 7, 512, 512, 3, 3, padding=(1, 1), layout=FHWC)
+
+    assert fastest_form(few, target).form == "im2col_t32"
+    assert fastest_form(few, target, packed_weights=True).form == "blocked"
+    for operation in OPERATIONS:
+        assert fastest_form(operation, target, packed_weights=True) == fastest_form(operation, target)
+
+
 def test_packed_is_true_or_false(tmp_path):
     (tmp_path / "own.yaml").write_text("configurations:\n  - {form: permuted, packed: maybe}\n")
 
