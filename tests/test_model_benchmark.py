@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 
 import pytest
@@ -12,6 +13,8 @@ from script_helpers import load_script
 torch = pytest.importorskip("torch")
 models = load_script("benchmarks/_models.py")
 benchmark = load_script("benchmarks/models.py")
+training = load_script("benchmarks/_model_training.py")
+pools = load_script("benchmarks/_model_pools.py")
 EVERY = {**models.MODELS, "resnet18": models.RESNET18}
 
 
@@ -83,15 +86,46 @@ def test_means_are_geometric():
 
 
 def test_every_model_is_reported_and_none_may_be_slower_than_inductor(monkeypatch):
-    times = {"eager": [4.0], "inductor": [2.0], benchmark.BACKEND: [2.1]}
+    sides = {benchmark.BACKEND: [1.5], benchmark.PRODUCTS: [9.0], benchmark.AUTOTUNE: [2.1]}
+    times = {"eager": [4.0], "inductor": [2.0], **sides}
     monkeypatch.setattr(benchmark, "inference_times", lambda name, batch, scale: (f"{name} {batch}", times))
+    monkeypatch.setattr(torch._dynamo, "reset", lambda: None)
 
     rows = list(benchmark.inference_rows(benchmark.Scale()))
 
-    assert len(rows) == 4 * 2 * 2 + 2
+    assert len(rows) == 4 * 2 * 3 * 2 + 2
     missed = [row.name for row in rows if not row.holds]
     assert len(missed) == 4 * 2 + 1  # 0.95 of inductor, each, and the mean
-    assert rows[0].value == pytest.approx(4 / 2.1)
+    assert all("autotune" in name for name in missed)
+    assert rows[0].value == pytest.approx(4 / 1.5)
+    assert [row.value for row in rows[-2:]] == pytest.approx([4 / 2.1, 2 / 2.1])
+
+
+def test_a_model_that_fails_is_a_row_that_missed_its_goal_and_the_others_are_measured(monkeypatch, capsys):
+    def times(name, batch, scale):
+        if name == "bert":
+            sys.exit("planted")
+        return name, {"eager": [4.0], "inductor": [2.0], benchmark.AUTOTUNE: [1.0]}
+
+    monkeypatch.setattr(benchmark, "inference_times", times)
+    monkeypatch.setattr(torch._dynamo, "reset", lambda: None)
+    rows = list(benchmark.inference_rows(benchmark.QUICK))
+
+    assert [row.name for row in rows if not row.holds] == ["bert, batch 1: against inductor (failed)"]
+    assert rows[-2].value == pytest.approx(4.0)
+    assert "SystemExit: planted" in capsys.readouterr().out
+
+
+def test_the_library_is_that_of_the_option(monkeypatch):
+    monkeypatch.setenv("BOO_TUNING_SPEC_PATH", "another")
+    monkeypatch.setattr(sys, "argv", ["models.py", "--parts", "pools", "--library", "tuned/final"])
+    seen = []
+    monkeypatch.setattr(
+        benchmark, "ROWS", {"pools": lambda scale: seen.append(os.environ["BOO_TUNING_SPEC_PATH"]) or []}
+    )
+    benchmark.main()
+
+    assert seen == ["tuned/final"]
 
 
 def test_without_the_backend_inductor_is_still_compared_and_a_line_says_what_is_missing(monkeypatch, capsys):
@@ -114,27 +148,27 @@ def test_gradients_that_differ_end_the_benchmark():
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten())
     inputs, labels = torch.randn(4, 3, 5, 5), torch.arange(4)
     mean = model[1].running_mean.clone()
-    exact = benchmark.gradients(copy.deepcopy(model).double(), inputs.double(), labels)
-    found = benchmark.gradients(model, inputs, labels)
+    exact = training.gradients(copy.deepcopy(model).double(), inputs.double(), labels)
+    found = training.gradients(model, inputs, labels)
 
     assert torch.equal(model[1].running_mean, mean)
-    benchmark.check_gradients({"eager": found, benchmark.BACKEND: found}, exact)
+    training.check_gradients({"eager": found, benchmark.BACKEND: found}, exact)
     wrong = {**found, "0.weight": found["0.weight"] * 1.1}
     with pytest.raises(SystemExit, match=r"0\.weight"):
-        benchmark.check_gradients({"eager": found, benchmark.BACKEND: wrong}, exact)
+        training.check_gradients({"eager": found, benchmark.BACKEND: wrong}, exact)
 
 
 def test_a_training_step_changes_the_parameters():
     model = torch.nn.Linear(3, 2)
     before = model.weight.detach().clone()
-    benchmark.training_step(model, torch.randn(2, 3), torch.arange(2))()
+    training.training_step(model, torch.randn(2, 3), torch.arange(2))()
 
     assert not torch.equal(model.weight, before)
 
 
 def test_the_cost_of_two_thread_pools_is_that_of_the_turns_over_the_sum():
     ms = {"torch": 1.0, "local-task": 1.0, "local-sync": 2.0, "local-task and torch": 3.0}
-    rows = list(benchmark.pools_table({**ms, "local-sync and torch": 3.0}))
+    rows = list(pools.pools_table({**ms, "local-sync and torch": 3.0}))
 
     assert [row.value for row in rows] == [1.5, 1.0, 1.0]
     assert all(row.holds for row in rows)

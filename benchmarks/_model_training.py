@@ -1,0 +1,144 @@
+"""A training step with backward kernels, and a second compilation: rows of benchmarks/models.py."""
+
+from __future__ import annotations
+
+import copy
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks._model_timing import BACKEND, Scale, environment, in_turns, is_available, speedup
+from benchmarks._table import Row, at_most
+
+#: Goals of the issue: times the time of eager torch, and percent of the first compilation.
+TRAINING, SECOND_COMPILATION = 1.3, 25
+
+
+def training_rows(scale: Scale) -> Iterator[Row]:
+    """A step of ResNet-18, with our kernels in the backward too, against eager torch; gradients against float64."""
+    import torch
+
+    from benchmarks._models import RESNET18
+
+    if not is_available():
+        return
+    batch = max(scale.batches)
+    model = RESNET18.model().train()
+    inputs, labels = RESNET18.inputs(batch), torch.arange(batch)
+    with environment(BOO_USE_BACKWARD_KERNELS="1"):
+        sides = {"eager": model, BACKEND: torch.compile(copy.deepcopy(model), dynamic=False, backend=BACKEND)}
+        exact = gradients(copy.deepcopy(model).double(), inputs.double(), labels)
+        found = {side: gradients(each, inputs, labels) for side, each in sides.items()}
+        check_gradients(found, exact)
+        calls = {side: training_step(each, inputs, labels) for side, each in sides.items()}
+        taken = in_turns(calls, scale.training_rounds, scale.seconds)
+    torch._dynamo.reset()
+    shown = ", ".join(f"{side} {statistics.median(each):.1f} ms" for side, each in taken.items())
+    print(f"training step of ResNet-18, batch {batch}: {shown}", flush=True)
+    yield at_most(
+        "training step of ResNet-18 with backward kernels against eager",
+        1 / speedup(taken[BACKEND], taken["eager"]),
+        "times the time",
+        TRAINING,
+    )
+
+
+def training_step(model: Any, inputs: Any, labels: Any) -> Callable[[], None]:
+    """Forward, backward, and an update of the parameters."""
+    import torch
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def gradients(model: Any, inputs: Any, labels: Any) -> dict[str, Any]:
+    """Of each parameter, after one forward and backward; statistics of batch norms are as before."""
+    import torch
+
+    saved = copy.deepcopy(dict(model.named_buffers()))
+    torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+    found = {name.removeprefix("_orig_mod."): each.grad for name, each in model.named_parameters()}
+    model.zero_grad()
+    for name, buffer in model.named_buffers():
+        buffer.copy_(saved[name])
+    return found
+
+
+def check_gradients(found: Mapping[str, Mapping[str, Any]], exact: Mapping[str, Any]) -> None:
+    """End the benchmark unless each gradient is about as close to that in float64 as eager torch's.
+
+    The distance is the norm of the difference over that of the gradient. Eager torch's own errors have a factor of 10,
+    because the batch norms of a few images amplify the roundings of each side.
+    """
+    for name, expected in exact.items():
+        distances = {
+            side: float((each[name].double() - expected).norm() / expected.norm().clamp_min(1e-12))
+            for side, each in found.items()
+        }
+        allowed = max(1e-3, 10 * distances["eager"])
+        if not distances[BACKEND] <= allowed:
+            sys.exit(
+                f"the gradient of {name} is off by {distances[BACKEND]:.3g} of its norm, more than {allowed:.3g}"
+            )
+
+
+# -- compilation -----------------------------------------------------------------------------------
+
+FIRST_CALL = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import torch
+from benchmarks._models import MODELS
+example = MODELS[sys.argv[2]]
+model, inputs = example.model(), example.inputs(1)
+with torch.inference_mode():
+    start = time.perf_counter()
+    torch.compile(model, dynamic=False, backend=sys.argv[3])(inputs)
+    print(time.perf_counter() - start)
+"""
+
+
+def compilation_rows(scale: Scale) -> Iterator[Row]:
+    """From `torch.compile` to the first output in a new process, with empty caches and once more."""
+    if not is_available():
+        return
+    for name in scale.compilations:
+        first, second = compilation_seconds(name, BACKEND, 2)
+        print(f"{name}: first compilation {first:.1f} s, second {second:.1f} s", flush=True)
+        yield at_most(
+            f"{name}: second compilation, in a new process", 100 * second / first, "%", SECOND_COMPILATION
+        )
+
+
+def compilation_seconds(name: str, backend: str, processes: int) -> list[float]:
+    """Seconds of the first call in each process, one after another, which share caches that were empty."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {
+            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+            "BOO_CACHE_DIR": f"{folder}/boo",
+            "XDG_CACHE_HOME": folder,
+        }
+        for _ in range(processes):
+            done = subprocess.run(
+                [sys.executable, "-c", FIRST_CALL, str(Path(__file__).parent.parent), name, backend],
+                env={**os.environ, **caches},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                sys.exit(f"{name} does not compile in a new process: {done.stderr[-2000:]}")
+            found.append(float(done.stdout.split()[-1]))
+    return found
