@@ -86,11 +86,15 @@ class Library:
     def find(self, operation: Operation, *, packed_weights: bool = False) -> Entry | None:
         """The entry of `operation`; None if it has none.
 
-        With `packed_weights`, for a constant weight: the entry that packs it, if there is one. Others never pack.
+        With `packed_weights`, for a constant weight: the entry that packs it, unless the other one is faster all the
+        same, as some kernels are that read the weight as it is stored. Others never pack.
         """
         every = (self._entry(at) for at in self._places.get(operation.name, ()))
         found = {entry.packs_weight: entry for entry in every if entry.operation == operation}
-        return (found.get(True) if packed_weights else None) or found.get(False)
+        packed, plain = found.get(True) if packed_weights else None, found.get(False)
+        if packed is None or plain is None:
+            return packed or plain
+        return plain if plain.gflops.value > packed.gflops.value else packed
 
     @property
     def entries(self) -> tuple[Entry, ...]:

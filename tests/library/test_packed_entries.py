@@ -34,6 +34,8 @@ def test_each_kind_is_found_apart_also_after_saving():
         assert library.find(LINEAR, packed_weights=True).dispatch.configuration == PACKED
     assert Library([entry(LINEAR, 80.0, PACKED)]).find(LINEAR) is None
     assert Library([entry(LINEAR, 50.0)]).find(LINEAR, packed_weights=True).packs_weight is False
+    slower = Library([entry(LINEAR, 80.0), entry(LINEAR, 50.0, PACKED)])
+    assert slower.find(LINEAR, packed_weights=True).packs_weight is False
 
 
 def test_two_of_one_kind_are_refused():
