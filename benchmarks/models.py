@@ -105,8 +105,9 @@ def inference_times(name: str, batch: int, scale: Scale) -> tuple[str, dict[str,
     example = MODELS[name]
     model, inputs = example.model(), example.inputs(batch)
     title = f"{example.name}, batch {batch}"
+    # Outside of inference mode: parameters that are copied in it have no version, and are read anew in every call.
+    sides = compiled_sides(model)
     with torch.inference_mode():
-        sides = compiled_sides(model)
         expected = model(inputs)
         for side, function in sides.items():
             start = time.perf_counter()
@@ -171,8 +172,8 @@ def cuda_times(title: str, example: Any, dtype: Any, scale: Scale) -> dict[str, 
 
     model = example.model().to("cuda", dtype)
     inputs = example.inputs(32).to("cuda", dtype)
+    compiled = torch.compile(copy.deepcopy(model), dynamic=False, backend=BACKEND)
     with torch.inference_mode():
-        compiled = torch.compile(copy.deepcopy(model), dynamic=False, backend=BACKEND)
         expected = model.float()(inputs.float()).to(dtype)
         model.to(dtype)
         start = time.perf_counter()

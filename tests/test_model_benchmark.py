@@ -224,3 +224,16 @@ def test_rows_are_printed_and_written_as_soon_as_they_are_known(monkeypatch, tmp
 
     assert benchmark.main() == 0
     assert len(json.loads(path.read_text())) == 2
+
+
+def test_models_are_copied_outside_of_inference_mode(monkeypatch: pytest.MonkeyPatch):
+    """Parameters of a copy that is made in it have no version, so that no backend could keep what derives from them."""
+    copies = []
+    monkeypatch.setattr(torch, "compile", lambda model, **_: (copies.append(model), model)[1])
+    monkeypatch.setattr(benchmark, "is_available", lambda: False)
+    monkeypatch.setattr(benchmark, "in_turns", lambda *_: {})
+
+    benchmark.inference_times("mobilenet_v2", 1, benchmark.QUICK)
+
+    assert len(copies) == 1
+    assert not any(each.is_inference() for each in copies[0].parameters())
