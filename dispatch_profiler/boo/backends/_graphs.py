@@ -11,10 +11,12 @@ import torch
 
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.calls import RunCall
+from dispatch_profiler.boo.fusion.checking import wrong_programs
 from dispatch_profiler.boo.fusion.glue import find_glue
 from dispatch_profiler.boo.fusion.matching import Region, Rejected, find_regions
 from dispatch_profiler.boo.fusion.nodes import value
 from dispatch_profiler.boo.fusion.operator import REGIONS
+from dispatch_profiler.boo.fusion.programs import Program
 from dispatch_profiler.boo.fusion.rewriting import rewrite
 from dispatch_profiler.boo.fusion.schema import FusionSchema, Root
 from dispatch_profiler.boo.fusion.spec import parse_run
@@ -108,11 +110,16 @@ def _usable(
 def connecting_regions(
     graph: Any, regions: Sequence[Region], schema: FusionSchema, failed: dict[Any, str]
 ) -> list[Region]:
-    """Programs between `regions`, if the schema wants them. Why those fail that do not compile is added to `failed`."""
+    """Programs between `regions`, if the schema wants them. Why some cannot be used is added to `failed`."""
     if schema.rule_for(Root.GLUE) is None:
         return []
     found = find_glue(graph, regions)
     failed |= unusable_kernels(found)
+    programs = [each.spec.operation for each in found if each.spec.operation not in failed]
+    if programs:
+        failed |= wrong_programs(
+            (each for each in programs if isinstance(each, Program)), device_of(found[0])
+        )
     return found
 
 

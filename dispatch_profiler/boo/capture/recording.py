@@ -104,7 +104,7 @@ class _Recorder:
         compiled = aot_autograd(
             fw_compiler=self._forward,
             bw_compiler=self._backward,
-            inference_compiler=self._forward,
+            inference_compiler=self._inference,
             decompositions={},
             partition_fn=min_cut_rematerialization_partition,
         )
@@ -116,12 +116,15 @@ class _Recorder:
         left = tuple(LeftToTorch(root, reason, count) for (root, reason), count in self.left.items())
         return Captured(Workload(entries), left)
 
-    def _forward(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def _inference(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         return self._counted(module, self.schema)
+
+    def _forward(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return self._counted(module, self.schema.without(Root.GLUE))
 
     def _backward(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         kernels = BACKWARD_FUSIONS if uses_backward_kernels() else ()
-        return self._counted(module, self.schema.with_rules(kernels))
+        return self._counted(module, self.schema.without(Root.GLUE).with_rules(kernels))
 
     def _counted(self, module: Any, schema: FusionSchema) -> Callable[..., Any]:
         graph = _read(module.graph, schema)
@@ -140,9 +143,10 @@ class _Recorder:
 def _read(graph: Any, schema: FusionSchema) -> _Graph:
     regions, rejected = find_regions(graph, schema)
     left = [(str(each.root), each.reason) for each in rejected]
+    taken = {node for region in regions for node in region.nodes}
     for node in graph.nodes:
         root = root_of(node)
-        if root is not None and node.users and schema.rule_for(root) is None:
+        if root is not None and node.users and node not in taken and schema.rule_for(root) is None:
             left.append((str(root), _reason(root)))
     return _Graph([each.spec.operation for each in regions], left)
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from dispatch_profiler.boo.fusion import roots
 from dispatch_profiler.boo.fusion.nodes import (
     Node,
@@ -22,7 +24,7 @@ from dispatch_profiler.boo.fusion.nodes import (
     value,
 )
 from dispatch_profiler.boo.fusion.roots import Begun, Operand
-from dispatch_profiler.boo.fusion.schema import FusionRule, FusionSchema, Root
+from dispatch_profiler.boo.fusion.schema import ALL_STEPS, FusionRule, FusionSchema, Root
 from dispatch_profiler.boo.fusion.spec import ABSENT, OperandSource, RegionSpec
 from dispatch_profiler.boo.fusion.steps import NodeStep, step_of
 from dispatch_profiler.errors import DispatchProfilerError
@@ -69,6 +71,11 @@ _ROOTS: dict[Any, Callable[[Node], Begun]] = {
 }
 
 
+#: Of the work of all regions, what matrix products may add that the schema has no rule for.
+_LARGEST_HEADS = 0.02
+_HEAD = FusionRule(Root.MATRIX_PRODUCT, ALL_STEPS)
+
+
 def root_of(node: Node) -> Root | None:
     """The root that a node may be; None for others."""
     if node.op != "call_function" or node.target not in _ROOTS:
@@ -94,7 +101,37 @@ def find_regions(graph: Any, schema: FusionSchema) -> tuple[list[Region], list[R
         for region in regions:
             found.append(region)
             taken.update(region.nodes)
+    if schema.rule_for(Root.GLUE) is not None and schema.rule_for(Root.MATRIX_PRODUCT) is None:
+        found = sorted([*found, *_heads(graph, found)], key=lambda each: each.nodes[0])
     return found, rejected
+
+
+def _heads(graph: Any, regions: Sequence[Region]) -> list[Region]:
+    """Matrix products behind regions, such as the classifier of a network, if they are a small part of all work.
+
+    Left to torch, they would cost more than their own time: its threads spin while the next regions are computed.
+    """
+    limit = _LARGEST_HEADS * sum(each.spec.operation.flops for each in regions)
+    behind = {node for region in regions for node in region.nodes}
+    taken = set(behind)
+    found: list[Region] = []
+    for node in graph.nodes:
+        if behind.intersection(node.all_input_nodes):
+            behind.add(node)
+        if node not in behind or node in taken or not node.users or root_of(node) is not Root.MATRIX_PRODUCT:
+            continue
+        if value(node).dtype is not torch.float32 or value(node).device.type != "cpu":
+            continue  # as programs, without which it would be a run of its own
+        try:
+            (region,) = _regions_at(node, Root.MATRIX_PRODUCT, _HEAD, taken)
+        except (NotFusible, DispatchProfilerError):
+            continue
+        limit -= region.spec.operation.flops
+        if limit < 0:
+            return []
+        found.append(region)
+        taken.update(region.nodes)
+    return found
 
 
 def _regions_at(node: Node, root: Root, rule: FusionRule, taken: set[Node]) -> list[Region]:

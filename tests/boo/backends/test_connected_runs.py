@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,3 +93,48 @@ def test_explain_lists_them() -> None:
     assert [each.nodes[0] for each in programs] == ["max_pool2d_with_indices", "mean"]
     assert all(each.is_fused for each in programs)
     assert all(each.kind == "conv2d" for each in found.operations)
+
+
+class Classifier(nn.Module):
+    """A block, its mean, and a matrix product with this number of results."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.block, self.head = Block(), nn.Linear(8, classes)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.block(x).mean((2, 3)))
+
+
+def test_a_small_product_at_the_end_belongs_to_the_run(steps: list[list[str]]) -> None:
+    check_equals_eager(Classifier(5).eval(), STRICT, torch.randn(1, 8, 9, 10))
+    assert steps == [["conv2d", "conv2d", "program", "matmul"]]
+
+
+def test_a_large_product_is_left_to_torch(steps: list[list[str]]) -> None:
+    check_equals_eager(Classifier(400).eval(), STRICT, torch.randn(1, 8, 9, 10))
+    assert [each[:2] for each in steps] == [["conv2d", "conv2d"]]
+    assert "matmul" not in steps[0]
+
+
+def test_a_program_with_wrong_results_is_left_to_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lowered = importing.linalg_text
+
+    def wrong(program: Any, function: str) -> str:
+        return lowered(program, function).replace("arith.subf", "arith.addf")
+
+    def model(x: Any) -> Any:
+        y = functional.conv2d(x, torch.ones(4, 4, 1, 1))
+        return y.exp() - functional.avg_pool2d(y, 1)
+
+    monkeypatch.setattr(importing, "linalg_text", wrong)
+    monkeypatch.setenv("BOO_CACHE_DIR", str(tmp_path))  # for this kernel must not be found elsewhere
+    caplog.set_level(logging.WARNING, "dispatch_profiler.boo")
+    x = torch.randn(1, 4, 5, 7)
+    check_equals_eager(model, backend(), x)
+    assert caplog.text.count("differ from those of torch") == 1
+    monkeypatch.setattr(importing, "linalg_text", lowered)
+    check_equals_eager(model, backend(), x)  # the cache keeps the decision
+    assert caplog.text.count("differ from those of torch") == 2

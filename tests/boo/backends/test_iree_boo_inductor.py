@@ -23,7 +23,7 @@ INDUCTOR = backend(nested_backend="inductor", strict=True)
 
 
 class Net(nn.Module):
-    """Two blocks with a pool between them, and layers behind them that are left to inductor."""
+    """Two blocks with a pool between them, a product and a softmax: one run."""
 
     def __init__(self) -> None:
         super().__init__()
