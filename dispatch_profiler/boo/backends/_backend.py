@@ -22,6 +22,8 @@ from dispatch_profiler.boo.backends._graphs import (
     with_direct_calls,
 )
 from dispatch_profiler.boo.backends.choosing import Candidate, Choice, Graph
+from dispatch_profiler.boo.backends.gradient_choice import GradientChoice
+from dispatch_profiler.boo.backends.measuring import Measure, in_turns
 from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds
 from dispatch_profiler.boo.environment import LOGGER, configure_logging, uses_backward_kernels
 from dispatch_profiler.boo.fusion.nodes import mark_parameters
@@ -49,6 +51,8 @@ class Backend:
     strict: bool = False
     #: How `autotune` takes times.
     measure: Rounds = in_rounds
+    #: How gradients are timed that `BOO_USE_BACKWARD_KERNELS=1` asks for.
+    measure_region: Measure = in_turns
     #: What `autotune` decided in this process.
     _decisions: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     _fallbacks: Fallbacks = field(init=False, compare=False, repr=False)
@@ -150,31 +154,45 @@ class _GraphCompiler:
         return self(module, example_inputs)
 
     def backward(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """A backward graph, whose gradients are regions only if the environment says so."""
-        schema = self.backend.schema.without(Root.GLUE)
+        """A backward graph, whose gradients are regions if the schema has rules for them.
+
+        If only the environment asks for them, those are that take no longer than torch.
+        """
+        schema, choice = self.backend.schema.without(Root.GLUE), None
         if uses_backward_kernels():
-            schema = schema.with_rules(BACKWARD_FUSIONS)
-        return self._compile(module, example_inputs, schema)
+            added = [rule for rule in BACKWARD_FUSIONS if schema.rule_for(rule.root) is None]
+            schema = schema.with_rules(added)
+            choice = GradientChoice(frozenset(rule.root for rule in added), self.backend.measure_region)
+        return self._compile(module, example_inputs, schema, choice)
 
     def _compile(
-        self, module: Any, example_inputs: Sequence[Any], schema: FusionSchema
+        self,
+        module: Any,
+        example_inputs: Sequence[Any],
+        schema: FusionSchema,
+        choice: GradientChoice | None = None,
     ) -> Callable[..., Any]:
         if not self.autotune:
-            return self._fused(module, example_inputs, schema, self.backend._fallbacks)
+            return self._fused(module, example_inputs, schema, self.backend._fallbacks, choice)
         given = self.backend._fallbacks
 
         def build(candidate: Candidate) -> Callable[..., Any]:
             fallbacks = given if candidate.schema == schema else SilentFallbacks()
-            return self._fused(copied(module), example_inputs, candidate.schema, fallbacks)
+            return self._fused(copied(module), example_inputs, candidate.schema, fallbacks, choice)
 
         graph = Graph(module, example_inputs, self.real_inputs)
         return self.choice.compiled(graph, schema, device_of, build)
 
     def _fused(
-        self, module: Any, example_inputs: Sequence[Any], schema: FusionSchema, fallbacks: Fallbacks
+        self,
+        module: Any,
+        example_inputs: Sequence[Any],
+        schema: FusionSchema,
+        fallbacks: Fallbacks,
+        choice: GradientChoice | None = None,
     ) -> Callable[..., Any]:
         try:
-            fused = fuse(module, schema, fallbacks)
+            fused = fuse(module, schema, fallbacks, choice)
         except Exception as error:
             fallbacks.report("a graph is not fused", error)
             fused = FusedGraph(module, (), ())

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dispatch_profiler.boo.backends.gradient_choice import GradientChoice
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.calls import RunCall
 from dispatch_profiler.boo.fusion.checking import wrong_programs
@@ -70,10 +71,12 @@ class SilentFallbacks(Fallbacks):
         _log.debug("%s: %s", what, error)
 
 
-def fuse(module: Any, schema: FusionSchema, fallbacks: Fallbacks) -> FusedGraph:
+def fuse(
+    module: Any, schema: FusionSchema, fallbacks: Fallbacks, choice: GradientChoice | None = None
+) -> FusedGraph:
     """A copy of a graph module, whose regions are calls of our operators.
 
-    Regions without a kernel are left out. A module without regions is returned as it is.
+    Regions without a kernel are left out, and those that `choice` decides against. A module without regions is returned as it is.
     """
     graph = _copy(module.graph)
     regions, rejected = find_regions(graph, schema)
@@ -81,6 +84,9 @@ def fuse(module: Any, schema: FusionSchema, fallbacks: Fallbacks) -> FusedGraph:
         fallbacks.report(f"{each.node} ({each.root})", each.reason)
     regions, failed = _usable(regions, unusable_kernels(regions), fallbacks)
     rejected += failed
+    if choice is not None:
+        regions, slower = choice.chosen(regions, device_of)
+        rejected += slower
     if not regions:
         return FusedGraph(module, (), tuple(rejected))
     reasons: dict[Any, str] = {}

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.fusion.calls import RunCall
+from dispatch_profiler.boo.fusion.gradients import compute_only
 from dispatch_profiler.boo.fusion.matching import Region
-from dispatch_profiler.boo.fusion.nodes import Node, value
+from dispatch_profiler.boo.fusion.nodes import Node, aten, value
+from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.fusion.spec import RunSpec
 
 #: Two functions -> their seconds per call.
@@ -73,21 +75,40 @@ def region_seconds(
 
 
 def region_module(region: Region) -> Any:
-    """A graph module of a region's nodes: its inputs -> its outputs."""
+    """A graph module of a region's nodes: its inputs -> its outputs.
+
+    An operator of several gradients computes those of the region alone; what it reads only for others is uninitialized.
+    """
     graph: Any = torch.fx.Graph()
     known: dict[Node, Node] = {}
     for number, node in enumerate(region.inputs):
         known[node] = graph.placeholder(f"input_{number}")
+    outputs = [each for each in region.outputs if each is not None]
+    of_gradients: dict[Node, list[int]] = {}
+    for each in outputs if region.root in GRADIENTS else ():
+        of_gradients.setdefault(each.args[0], []).append(each.args[1])
 
     def copied(node: Node) -> Node:
         if node not in known:
+            if of_gradients and node not in of_gradients and node not in region.nodes:
+                known[node] = _uninitialized(graph, value(node))
+                return known[node]
             for each in node.all_input_nodes:
                 copied(each)
             known[node] = graph.node_copy(node, known.__getitem__)
+            if node in of_gradients:
+                compute_only(known[node], of_gradients[node])
         return known[node]
 
-    graph.output(tuple(copied(each) for each in region.outputs if each is not None))
+    graph.output(tuple(map(copied, outputs)))
     return torch.fx.GraphModule({}, graph)
+
+
+def _uninitialized(graph: Any, like: Any) -> Node:
+    sizes = (list(like.shape), list(like.stride()))
+    return graph.call_function(
+        aten.empty_strided.default, sizes, {"dtype": like.dtype, "device": like.device}
+    )
 
 
 def _random(like: Any) -> Any:

@@ -16,11 +16,12 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.fusion.calls import empty_results
+from dispatch_profiler.boo.fusion.gradients import leave_to_torch
 from dispatch_profiler.boo.fusion.matching import Region
-from dispatch_profiler.boo.fusion.nodes import Node, aten, is_getitem
+from dispatch_profiler.boo.fusion.nodes import Node, aten
 from dispatch_profiler.boo.fusion.operator import REGIONS
 from dispatch_profiler.boo.fusion.runs import join_runs
-from dispatch_profiler.boo.fusion.schema import Root
+from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
 
 Graph = Any
@@ -46,26 +47,13 @@ def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any) -> None:
     for region in regions:
         _replace(graph, region, replaced)
     _sort(graph)
-    for gradients in {
-        region.nodes[0].args[0] for region in regions if region.root is Root.CONVOLUTION_BACKWARD
-    }:
-        _sum_bias_gradient(graph, gradients)
+    for gradients in dict.fromkeys(each.nodes[0].args[0] for each in regions if each.root in GRADIENTS):
+        leave_to_torch(graph, gradients)
     graph.eliminate_dead_code()
     _Strides(graph, fake_mode).propagate()
     graph.eliminate_dead_code()
     join_runs(graph)
     graph.lint()
-
-
-def _sum_bias_gradient(graph: Graph, gradients: Node) -> None:
-    """Let a sum yield the gradient of the bias, so that nothing is left of a `convolution_backward`."""
-    for node in list(gradients.users):
-        if node.users and is_getitem(node, 2):
-            dy = gradients.args[0]
-            with graph.inserting_before(node):
-                found = graph.call_function(aten.sum.dim_IntList, (dy, [0, *range(2, dy.meta["val"].dim())]))
-            found.meta["val"] = node.meta["val"]
-            node.replace_all_uses_with(found)
 
 
 def _replace(graph: Graph, region: Region, replaced: dict[Node, Node]) -> None:

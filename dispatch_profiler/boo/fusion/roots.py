@@ -140,32 +140,38 @@ def convolution_backward(node: Node) -> Begun:
 
     That of the bias is left to torch, which sums.
     """
-    dy, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = node.args
-    if transposed:
-        raise NotFusible("gradients of transposed convolutions are left to torch")
+    dy, x, weight, _, stride, padding, dilation, transposed, output_padding, groups, mask = node.args
     type_ = check_alike(x, dy, weight)
     rank = len(shape(x)) - 2
-    fields = _fields(shape(x), shape(weight), type_, is_transposed=False, groups=groups)
+    if len(shape(x)) != len(shape(weight)):
+        raise NotFusible("it has no batch axis")
+    fields = _fields(shape(x), shape(weight), type_, is_transposed=bool(transposed), groups=groups)
     fields |= {
         "stride": _each(stride, rank),
         "padding": _each(padding, rank),
         "dilation": _each(dilation, rank),
     }
+    if transposed:
+        # A transposed convolution is the gradient of the mirrored one, whose input has the shape of dy.
+        mirrored = _CONVOLUTIONS[rank].transposed(output_padding=_each(output_padding, rank), **fields)
+        of_input = replace(mirrored, mode="forward")
+        of_weight = replace(mirrored, mode="weight_backward")
+        gradient, image = x, dy
+    else:
+        of_input = _CONVOLUTIONS[rank](**fields, mode="input_backward")
+        of_weight = _CONVOLUTIONS[rank](**fields, mode="weight_backward")
+        gradient, image = dy, x
     results = {at: each for each in node.users for at in range(3) if is_getitem(each, at) and each.users}
     parts = []
-    for at, mode, second in ((0, "input_backward", weight), (1, "weight_backward", x)):
-        if at in results and mask[at]:
-            made = _CONVOLUTIONS[rank](**fields, mode=mode)
-            reading = "filter" if at == 0 else "channels"
-            parts.append(_part(made, results[at], dy, _read(reading, second)))
+    if 0 in results and mask[0]:
+        operands = (_read("channels", dy), _read("filter", weight))
+        parts.append(_gradient(of_input, (results[0],), operands, (), "channels"))
+    if 1 in results and mask[1]:
+        operands = (_read("channels", gradient), _read("channels", image))
+        parts.append(_gradient(of_weight, (results[1],), operands, (), "channels"))
     if not parts:
         raise NotFusible("no gradient is read")
     return replace(parts[0], several=tuple(parts))
-
-
-def _part(made: Operation, result: Node, dy: Node, second: Operand) -> Begun:
-    operands = (_read("channels", dy), second)
-    return Begun(lambda epilogue: made, (result,), (result,), operands, "channels", has_steps=False)
 
 
 # -- layer norms ------------------------------------------------------------------------------
@@ -220,10 +226,14 @@ def layer_norm_backward(node: Node) -> Begun:
 
 
 def _gradient(
-    made: Operation, outputs: tuple[Node | None, ...], operands: tuple[Operand, ...], values: tuple[Any, ...]
+    made: Operation,
+    outputs: tuple[Node | None, ...],
+    operands: tuple[Operand, ...],
+    values: tuple[Any, ...],
+    images: str = "rows",
 ) -> Begun:
     nodes = tuple(each for each in outputs if each is not None)
-    return Begun(lambda epilogue: made, nodes, outputs, operands, "rows", has_steps=False, values=values)
+    return Begun(lambda epilogue: made, nodes, outputs, operands, images, has_steps=False, values=values)
 
 
 # -- matrix products --------------------------------------------------------------------------

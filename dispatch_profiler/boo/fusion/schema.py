@@ -108,5 +108,8 @@ DEFAULT_SUPPORTED_BOO_FUSIONS = FusionSchema(
 BOO_FUSIONS_WITH_MATRIX_PRODUCTS = DEFAULT_SUPPORTED_BOO_FUSIONS.with_rules(
     [FusionRule(Root.MATRIX_PRODUCT, ALL_STEPS)]
 )
-#: What `BOO_USE_BACKWARD_KERNELS=1` adds.
+#: Roots of gradients.
+GRADIENTS = frozenset((Root.CONVOLUTION_BACKWARD, Root.LAYER_NORM_BACKWARD))
+#: What `BOO_USE_BACKWARD_KERNELS=1` adds, for gradients whose kernels are faster than torch. A schema that has these
+#: rules itself takes every gradient that kernels express.
 BACKWARD_FUSIONS = (FusionRule(Root.CONVOLUTION_BACKWARD), FusionRule(Root.LAYER_NORM_BACKWARD))

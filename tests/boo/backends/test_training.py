@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,13 @@ import torch
 from compiled_models import Block
 from torch import nn
 
-from dispatch_profiler.boo.backends import backend
+from dispatch_profiler.boo.backends import _backend, backend
 from dispatch_profiler.boo.fusion import calls
-from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
+from dispatch_profiler.boo.fusion.schema import (
+    BACKWARD_FUSIONS,
+    BOO_FUSIONS_WITH_MATRIX_PRODUCTS,
+    DEFAULT_SUPPORTED_BOO_FUSIONS,
+)
 
 #: Of torch's own modules, when inductor is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -46,7 +52,17 @@ MODELS = {
         (2, 3, 6, 6),
     ),
     "depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4, bias=False), (2, 4, 5, 5)),
+    "transposed": (
+        lambda: nn.Sequential(
+            nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2),
+            nn.SiLU(),
+            nn.ConvTranspose2d(6, 2, (1, 3), dilation=2, bias=False),
+        ),
+        (2, 4, 5, 6),
+    ),
 }
+#: Every gradient that kernels express, however fast they are.
+ALL_GRADIENTS = DEFAULT_SUPPORTED_BOO_FUSIONS.with_rules(BACKWARD_FUSIONS)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -58,35 +74,90 @@ def test_a_training_step(name: str, training: bool) -> None:
     )
 
 
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the operations that are launched as single regions or runs, not as copies that are timed."""
+    names: list[str] = []
+    launch = calls.RunCall.__call__
+
+    def note(self: Any, *inputs: Any) -> Any:
+        names.extend({region.operation.name for region, _ in self.spec.steps})
+        return launch(self, *inputs)
+
+    monkeypatch.setattr(calls.RunCall, "__call__", note)
+    return names
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "stride",
         "layer norm",
+        "transposed",
         *(pytest.param(each, marks=pytest.mark.slow) for each in ("block", "flattened", "depthwise")),
     ],
 )
-def test_gradients_by_our_kernels(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    launched = []
-    launch = calls.RunCall.__call__
-
-    def note(self: Any, *inputs: Any) -> Any:
-        launched.extend(region.operation.name for region, _ in self.spec.steps)
-        return launch(self, *inputs)
-
-    monkeypatch.setattr(calls.RunCall, "__call__", note)
-    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1")
+def test_gradients_by_our_kernels(launched: list[str], name: str) -> None:
     make, shape = MODELS[name]
-    check_step(make().train(), backend(), torch.randn(*shape))
+    check_step(make().train(), backend(fusion_schema=ALL_GRADIENTS, strict=True), torch.randn(*shape))
     assert any("backward" in each for each in launched)
+
+
+@pytest.mark.parametrize(
+    "ours",
+    [
+        "",
+        "input_backward",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("weight_backward", "backward")),
+    ],
+)
+def test_gradients_that_are_slower_are_left_to_torch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launched: list[str], ours: str
+) -> None:
+    """One gradient of an operator may be ours and the other one torch's, which computes no more than that."""
+    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1")
+    monkeypatch.setenv("BOO_CACHE_DIR", str(tmp_path))
+    taken: list[Any] = []
+
+    def measure(kernel: Any, torchs: Any) -> tuple[float, float]:
+        launched.clear()
+        kernel()
+        (name,) = launched
+        taken.append(name)
+        torchs()
+        return (1.0, 2.0) if ours and ours in name else (2.0, 1.0)
+
+    masks: list[Any] = []
+    backward = torch.ops.aten.convolution_backward.default
+    fuse = _backend.fuse
+
+    def note(*arguments: Any) -> Any:
+        found = fuse(*arguments)
+        masks.extend(each.args[-1] for each in found.module.graph.nodes if each.target is backward)
+        launched.clear()
+        return found
+
+    monkeypatch.setattr(_backend, "fuse", note)
+    model = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+    check_step(model, replace(backend(), measure_region=measure), torch.randn(2, 3, 8, 8))
+    assert len(taken) == 2  # the forward is not timed
+    backwards = sorted(each for each in launched if "backward" in each)
+    assert backwards == sorted(each for each in taken if ours and ours in each)
+    expected = {
+        "": [[True, True, True]],
+        "input_backward": [[False, True, True]],
+        "weight_backward": [[True, False, True]],
+        "backward": [],
+    }
+    assert masks == expected[ours]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_with_inductor(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1")
+def test_with_inductor(name: str) -> None:
     make, shape = MODELS[name]
-    check_step(make().train(), backend(nested_backend="inductor"), torch.randn(*shape))
+    made = backend(nested_backend="inductor", fusion_schema=ALL_GRADIENTS)
+    check_step(make().train(), made, torch.randn(*shape))
 
 
 def test_a_tensor_that_requires_grad_without_grad_mode() -> None:
