@@ -197,14 +197,15 @@ def test_a_type_that_fails_on_a_gpu_is_a_row_that_missed_its_goal_and_the_others
     def times(title, example, dtype, scale):
         if dtype is torch.float16:
             raise RuntimeError("planted")
-        return {"eager": [2.4], benchmark.BACKEND: [1.2]}
+        return {"eager": [2.4], benchmark.BACKEND: [4.8], benchmark.AUTOTUNE: [1.2]}
 
     monkeypatch.setattr(torch._dynamo, "reset", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(benchmark, "is_available", lambda: True)
     monkeypatch.setattr(benchmark, "cuda_times", times)
-    half, bfloat = benchmark.cuda_rows(benchmark.QUICK)
+    half, plain, bfloat = benchmark.cuda_rows(benchmark.QUICK)
+    assert plain.value == pytest.approx(0.5)
 
     assert not half.holds and bfloat.holds and bfloat.value == pytest.approx(2.0)
     assert "RuntimeError: planted" in capsys.readouterr().out
