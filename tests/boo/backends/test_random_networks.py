@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_models import check_alike
 from torch import nn
 
 from dispatch_profiler.boo.backends import backend
-from dispatch_profiler.boo.environment import uses_backward_kernels
-from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
+from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 
 _ACTIVATIONS = (
     nn.ReLU,
@@ -60,8 +58,18 @@ class Layer(nn.Module):
         return self.last(y)
 
 
-def check(seed: int) -> None:
-    """Draw a network, and compare a forward without grad, and a training step."""
+def check_as_close(found: Any, eager: Any, exact: Any) -> None:
+    """`found` is within torch's tolerances of what float64 gives, plus twice the largest error of eager torch.
+
+    Layer norms of a few almost equal pixels amplify the roundings of both sides: eager torch alone is then off by more
+    than its tolerances.
+    """
+    own = float((eager.double() - exact).abs().max())
+    torch.testing.assert_close(found.double(), exact, rtol=1.3e-6, atol=1e-5 + 2 * own)
+
+
+def check(seed: int, *, with_gradients: bool = False) -> None:
+    """Draw a network, and compare a forward without grad, and a training step, also `with_gradients` by our kernels."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
     channels = draw.choice((2, 4))
@@ -70,20 +78,20 @@ def check(seed: int) -> None:
     if draw.random() < 0.5:
         x = x.to(memory_format=torch.channels_last)
     torch._dynamo.reset()
-    # Gradients of transposed convolutions are left to torch, which strict mode does not accept.
-    made = backend(fusion_schema=BOO_FUSIONS_WITH_MATRIX_PRODUCTS, strict=not uses_backward_kernels())
-    compiled = torch.compile(model, backend=made, dynamic=False)
+    schema = BOO_FUSIONS_WITH_MATRIX_PRODUCTS.with_rules(BACKWARD_FUSIONS if with_gradients else ())
+    compiled = torch.compile(model, backend=backend(fusion_schema=schema, strict=True), dynamic=False)
     with torch.no_grad():
-        check_alike(compiled(x), model(x))
+        found, expected = compiled(x), model(x)
+        assert found.stride() == expected.stride()
+        check_as_close(found, expected, copy.deepcopy(model).double()(x.double()))
     model.train(draw.random() < 0.5)
-    other = copy.deepcopy(model)
-    found, expected = compiled(x), other(x)
-    found.square().mean().backward()
-    expected.square().mean().backward()
-    pairs = zip(model.parameters(), other.parameters(), strict=True)
-    for one, two in [(found, expected), *((one.grad, two.grad) for one, two in pairs)]:
-        # Elements near zero are sums of ones as large as the largest.
-        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5 * max(1.0, float(two.detach().abs().max())))
+    eager, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+    outputs = [compiled(x), eager(x), exact(x.double())]
+    for each in outputs:
+        each.square().mean().backward()
+    check_as_close(*(each.detach() for each in outputs))
+    for three in zip(model.parameters(), eager.parameters(), exact.parameters(), strict=True):
+        check_as_close(*(each.grad for each in three))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -94,7 +102,6 @@ def test_a_random_network(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("begin", range(0, 200, 20))
-def test_200_random_networks(monkeypatch: pytest.MonkeyPatch, begin: int) -> None:
-    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1" if begin % 40 else "0")
+def test_200_random_networks(begin: int) -> None:
     for seed in range(begin, begin + 20):
-        check(seed)
+        check(seed, with_gradients=bool(begin % 40))
