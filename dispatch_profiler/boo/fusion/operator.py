@@ -23,9 +23,12 @@ _NAMESPACE = "dispatch_profiler"
 _torch: Any = torch
 #: Kept for the life of the process: torch drops operators with their library.
 _library = _torch.library.Library(_NAMESPACE, "FRAGMENT")
-#: Compilers pass inputs with the strides that the graph has.
-_tag = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
-_library.define("regions(Tensor[] inputs, str spec) -> Tensor[]", tags=(_tag,))
+#: Compilers pass inputs with the strides that the graph has, and leave calls out of CUDA graphs, in whose memory what
+#: derives from parameters must not be: it is kept for later calls.
+_TAGS = [getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)]
+if hasattr(torch.Tag, "cudagraph_unsafe"):
+    _TAGS.append(torch.Tag.cudagraph_unsafe)
+_library.define("regions(Tensor[] inputs, str spec) -> Tensor[]", tags=tuple(_TAGS))
 
 
 @lru_cache(maxsize=256)
