@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import uuid
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,9 +47,9 @@ class Mixed(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _own_decisions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Decisions of other tests are not seen, whose kernels are used."""
-    monkeypatch.setattr(choosing, "NOTE", tmp_path.name)
+def _own_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decisions of other tests are not seen, whose kernels are used, also by other processes at the same time."""
+    monkeypatch.setattr(choosing, "NOTE", uuid.uuid4().hex)
 
 
 @pytest.fixture
