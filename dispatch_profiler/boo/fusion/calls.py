@@ -12,7 +12,7 @@ import torch
 from dispatch_profiler.boo.driver.launch import get_launchable, get_packed_launch
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.packing import PackedWeight, WeightChanges
-from dispatch_profiler.boo.fusion.parameters import Derived
+from dispatch_profiler.boo.fusion.parameters import Derived, Operands, Read
 from dispatch_profiler.boo.fusion.reference import batch_norm_scale, batch_norm_shift, compute
 from dispatch_profiler.boo.fusion.spec import ABSENT, OperandSource, RegionSignature, RegionSpec, RunSpec
 from dispatch_profiler.boo.launching import Launchable
@@ -26,8 +26,6 @@ rt._binding.disable_leak_checker()
 _BelowViews: Any = torch._C._AutoDispatchBelowADInplaceOrView
 #: The place of the weight among the operands of a kernel.
 WEIGHT = 1
-#: The run's inputs -> an operand of a kernel, flat.
-_Read = Callable[[tuple[Tensor, ...]], Tensor]
 
 
 class RunCall:
@@ -42,21 +40,21 @@ class RunCall:
         self.strict = strict
         self._calls = 0
         #: Replaced as a whole, so that threads see one plan or another.
-        self._reads_and_chain = self._plan([_launch(step) for step, _ in spec.steps])
+        self._operands_and_chain = self._plan([_launch(step) for step, _ in spec.steps])
         self._leave = [_leaving(shape, reading) for shape, reading, _ in spec.results]
         self._is_broken = False
 
-    def _plan(self, launches: Sequence[PackedLaunch | Launchable]) -> tuple[list[_Read], Callable[..., Any]]:
-        """How operands are read from the run's inputs, and what takes them. `launches` has the launch of each step."""
+    def _plan(self, launches: Sequence[PackedLaunch | Launchable]) -> tuple[Operands, Callable[..., Any]]:
+        """The operands that are read from the run's inputs, and what takes them. `launches` has that of each step."""
         spec, found = self.spec, dict[Any, int]()
         launchables = [each.launchable if isinstance(each, PackedLaunch) else each for each in launches]
-        reads: list[_Read] = []
+        operands = Operands()
         steps: list[list[tuple[bool, int]]] = []
         for (region, values), launch in zip(spec.steps, launches, strict=True):
             taken = []
             for at, (source, keeps) in enumerate(zip(region.sources, region.kept, strict=True)):
                 if at == WEIGHT and isinstance(launch, PackedLaunch):
-                    taken += [(False, each) for each in self._packed(launch, source, values, reads, found)]
+                    taken += [(False, each) for each in self._packed(launch, source, values, operands, found)]
                     continue
                 places = tuple(at if at == ABSENT else values[at] for at in source.inputs)
                 if places[0] >= spec.inputs:
@@ -64,17 +62,19 @@ class RunCall:
                     continue
                 key = (source.reading, places, source.eps, keeps)
                 if key not in found:
-                    found[key] = len(reads)
-                    reads.append(_reader(OperandSource(source.reading, places, source.eps), keeps))
+                    read = _reader(OperandSource(source.reading, places, source.eps), keeps)
+                    found[key] = operands.add(
+                        read, [each for each in places if each != ABSENT] if keeps else ()
+                    )
                 taken.append((False, found[key]))
             steps.append(taken)
-        count = len(reads)
+        count = len(operands)
         outputs = [each - spec.inputs + count for each in spec.outputs]
         if len(steps) == 1 and outputs == [count]:
             launchable = launchables[0]
             numbers = [number for _, number in steps[0]]
             if len(launchable.spec.results) == 1:
-                return reads, lambda *operands: (launchable(*[operands[number] for number in numbers]),)
+                return operands, lambda *read: (launchable(*[read[number] for number in numbers]),)
         chain = Chain(
             [
                 ChainStep(
@@ -85,24 +85,25 @@ class RunCall:
             count,
             outputs,
         )
-        return reads, chain
+        return operands, chain
 
     def _packed(
         self,
         launch: PackedLaunch,
         source: OperandSource,
         values: Sequence[int],
-        reads: list[_Read],
+        operands: Operands,
         found: dict[Any, int],
     ) -> range:
-        """The numbers of the reads of a packed weight's tensors, which are added to `reads` unless `found` has them."""
+        """The numbers of a packed weight's tensors, which are added to `operands` unless `found` has them."""
         place = values[source.inputs[0]]
         key = (source.reading, place, launch.recipe)
         if key not in found:
-            found[key] = len(reads)
+            found[key] = len(operands)
             flat = _flat_rows if source.reading == "rows" else flat_channels
             weight = PackedWeight(launch, flat, lambda: self._calls)
-            reads += [_part(weight, place, part) for part in range(launch.count)]
+            for part in range(launch.count):
+                operands.add(_part(weight, place, part), [place])
         return range(found[key], found[key] + launch.count)
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
@@ -111,13 +112,13 @@ class RunCall:
             return compute(self.spec, inputs)
         self._calls += 1
         try:
-            reads, chain = self._reads_and_chain
+            operands, chain = self._operands_and_chain
             # Autograd would take the results for views that are made without grad, and forbid some operations in place.
             with _BelowViews():
-                found = chain(*[read(inputs) for read in reads])
+                found = chain(*operands(inputs))
                 return [leave(each) for leave, each in zip(self._leave, found, strict=True)]
         except WeightChanges:
-            self._reads_and_chain = self._plan([_unpacked(step) for step, _ in self.spec.steps])
+            self._operands_and_chain = self._plan([_unpacked(step) for step, _ in self.spec.steps])
             return self(*inputs)
         except DispatchProfilerError as error:
             if self.strict:
@@ -142,7 +143,7 @@ def _unpacked(region: RegionSpec) -> Launchable:
     return get_launchable(RegionSignature(region.operation))
 
 
-def _part(weight: PackedWeight, place: int, part: int) -> _Read:
+def _part(weight: PackedWeight, place: int, part: int) -> Read:
     return lambda inputs: weight(inputs[place])[part]
 
 
@@ -150,7 +151,7 @@ def _flat_rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1)
 
 
-def _reader(source: OperandSource, keeps: bool) -> _Read:
+def _reader(source: OperandSource, keeps: bool) -> Read:
     at = source.inputs[0]
     if source.reading == "rows":
         return lambda inputs: inputs[at].reshape(-1)
@@ -162,7 +163,7 @@ def _reader(source: OperandSource, keeps: bool) -> _Read:
     return _of_batch_norm(source, keeps)
 
 
-def _of_batch_norm(source: OperandSource, keeps: bool) -> _Read:
+def _of_batch_norm(source: OperandSource, keeps: bool) -> Read:
     places, eps = source.inputs, source.eps
     compute_ = batch_norm_scale if source.reading == "scale" else batch_norm_shift
     given = [at for at in places if at != ABSENT]

@@ -1,15 +1,122 @@
-"""Operands that derive from parameters: found again without a search while a model is called with the same tensors."""
+"""Operands of a run: those that derive from parameters are found again without a search while these stay as they are."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
-from dispatch_profiler.boo.ops.derived import derive, sampled_words
+from dispatch_profiler.boo.ops.derived import VALUES, derive, sampled_words
+
+#: The inputs of a run -> an operand of a kernel, flat.
+Read = Callable[[Sequence[Tensor]], Tensor]
+#: What may change of a tensor that stays the same object, read without a function of Python.
+_VERSION: Any = attrgetter("_version")
+_ADDRESS: Any = torch.Tensor.data_ptr
+_STRIDE: Any = torch.Tensor.stride
+_WORD: Any = attrgetter("value")
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    """What tensors were when something was derived from them."""
+
+    ids: list[int]
+    versions: list[int]
+    addresses: list[int]
+    strides: list[tuple[int, ...]]
+    words: list[Any]
+    sampled: list[int]
+    forgotten: int
+    #: These drop what was derived as a tensor dies, so that no other object has its `id`.
+    references: list[weakref.ref[Any]]
+
+    @classmethod
+    def of(cls, sources: Sequence[Tensor], drop: Callable[[object], None]) -> _State | None:
+        """The present state; None if writes to one of `sources` could not be noticed."""
+        if any(type(each) not in PLAIN or each.is_inference() for each in sources):
+            return None
+        words = [word for each in sources for word in sampled_words(each)]
+        return cls(
+            list(map(id, sources)),
+            list(map(_VERSION, sources)),
+            list(map(_ADDRESS, sources)),
+            list(map(_STRIDE, sources)),
+            words,
+            list(map(_WORD, words)),
+            VALUES.forgotten,
+            [weakref.ref(each, drop) for each in sources],
+        )
+
+    def is_current(self, sources: Sequence[Tensor]) -> bool:
+        """Whether `sources` are the same tensors, and have not been written to, nor forgotten."""
+        return (
+            list(map(id, sources)) == self.ids
+            and list(map(_VERSION, sources)) == self.versions
+            and list(map(_ADDRESS, sources)) == self.addresses
+            and list(map(_STRIDE, sources)) == self.strides
+            and list(map(_WORD, self.words)) == self.sampled
+            and VALUES.forgotten == self.forgotten
+        )
+
+
+class Operands:
+    """The operands that a run reads from its inputs.
+
+    Those that derive from parameters alone are read again only if one of these was replaced or written to, which one check
+    of all of them notices as `dispatch_profiler.boo.ops.derived` does. Nothing is kept for inference tensors.
+    """
+
+    def __init__(self) -> None:
+        self._reads: list[Read] = []
+        #: The numbers of the operands that are read in each call.
+        self._changing: list[int] = []
+        #: The inputs that are parameters, from which the others derive.
+        self._parameters: list[int] = []
+        #: Replaced as a whole, so that threads see one state or another.
+        self._last: tuple[_State, list[Any]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._reads)
+
+    def add(self, read: Read, parameters: Sequence[int] = ()) -> int:
+        """Add an operand and return its number. `parameters` are the inputs that it derives from, if it is kept."""
+        number = len(self._reads)
+        self._reads.append(read)
+        if parameters:
+            self._parameters = sorted({*self._parameters, *parameters})
+        else:
+            self._changing.append(number)
+        return number
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The operands for the inputs of a run, by their numbers. Raises what reading them raises."""
+        sources = [inputs[at] for at in self._parameters]
+        last = self._last
+        if last is None or not last[0].is_current(sources):
+            return self._read(inputs, sources)
+        operands = last[1].copy()
+        for number in self._changing:
+            operands[number] = self._reads[number](inputs)
+        return operands
+
+    def _read(self, inputs: Sequence[Tensor], sources: Sequence[Tensor]) -> list[Tensor]:
+        self._last = None
+        # Before the operands: a write while they are read makes the state outdated.
+        state = _State.of(sources, _dropping(self))
+        operands = [read(inputs) for read in self._reads]
+        if state is not None:
+            kept: list[Any] = operands.copy()
+            for number in self._changing:
+                kept[number] = None
+            self._last = state, kept
+        return operands
 
 
 class Derived:
@@ -22,42 +129,34 @@ class Derived:
         self._name = name
         self._make = make
         #: Replaced as a whole, so that threads see one state or another.
-        self._last: tuple[list[tuple[Any, int, int]], list[Any], list[int], Tensor] | None = None
+        self._last: tuple[_State, Tensor] | None = None
 
     def __call__(self, sources: Sequence[Tensor]) -> Tensor:
         last = self._last
-        if last is not None:
-            states, words, sampled, value = last
-            for source, (reference, version, address) in zip(sources, states, strict=True):
-                if reference() is not source or source._version != version or source.data_ptr() != address:
-                    break
-            else:
-                if [word.value for word in words] == sampled:
-                    return value
+        if last is not None and last[0].is_current(sources):
+            return last[1]
         return self._search(sources)
 
     def _search(self, sources: Sequence[Tensor]) -> Tensor:
         self._last = None
-        if any(type(each) not in PLAIN or each.is_inference() for each in sources):
-            return derive(self._name, sources, lambda: self._make(*sources))
         # Before `derive`: a write while it runs makes the state outdated.
-        drop = _drop_last(weakref.ref(self))
-        states = [(weakref.ref(each, drop), each._version, each.data_ptr()) for each in sources]
-        words = [word for each in sources for word in sampled_words(each)]
-        sampled = [word.value for word in words]
+        state = _State.of(sources, _dropping(self))
+        if state is None:
+            return derive(self._name, sources, lambda: self._make(*sources))
         # Modes that watch a model's first call would keep the value from being shared. These are plain tensors.
         with _disable_current_modes():
             value = derive(self._name, sources, lambda: self._make(*sources))
-        self._last = states, words, sampled, value
+        self._last = state, value
         return value
 
 
-def _drop_last(reference: weakref.ref[Derived]) -> Callable[[object], None]:
-    """What frees the value of the last call with a source: torch keeps compiled models longer than their parameters."""
+def _dropping(owner: Derived | Operands) -> Callable[[object], None]:
+    """What frees what `owner` keeps: torch keeps compiled models longer than their parameters."""
+    weak = weakref.ref(owner)
 
     def drop(_: object) -> None:
-        derived = reference()
-        if derived is not None:
-            derived._last = None
+        found = weak()
+        if found is not None:
+            found._last = None
 
     return drop

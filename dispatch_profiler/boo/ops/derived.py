@@ -52,6 +52,8 @@ class DerivedValues:
     def __init__(self) -> None:
         self._entries: dict[Hashable, _Entry] = {}
         self._pinned: dict[int, weakref.ref[Any]] = {}
+        #: Calls of `forget` until now: those who keep values themselves compare it.
+        self.forgotten = 0
         self._reset_lock()
         # A thread that does not exist in a forked process may hold the lock.
         os.register_at_fork(after_in_child=self._reset_lock)
@@ -99,6 +101,7 @@ class DerivedValues:
 
     def forget(self, *tensors: Tensor) -> None:
         """Drop what derives from the memory of `tensors`; without arguments, everything."""
+        self.forgotten += 1
         if not tensors:
             self._entries.clear()
             return
