@@ -197,15 +197,16 @@ def test_a_type_that_fails_on_a_gpu_is_a_row_that_missed_its_goal_and_the_others
     def times(title, example, dtype, scale):
         if dtype is torch.float16:
             raise RuntimeError("planted")
-        return {"eager": [2.4], benchmark.BACKEND: [4.8], benchmark.AUTOTUNE: [1.2]}
+        sides = (benchmark.BACKEND, benchmark.GRAPHS_OF_INDUCTOR, benchmark.GRAPHS)
+        return {"eager": [2.4], **dict(zip(sides, ([4.8], [2.4], [1.2]), strict=True))}
 
     monkeypatch.setattr(torch._dynamo, "reset", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(benchmark, "is_available", lambda: True)
     monkeypatch.setattr(benchmark, "cuda_times", times)
-    half, plain, bfloat = benchmark.cuda_rows(benchmark.QUICK)
-    assert plain.value == pytest.approx(0.5)
+    half, plain, graphs, bfloat = benchmark.cuda_rows(benchmark.QUICK)
+    assert (plain.value, graphs.value) == (pytest.approx(0.5), pytest.approx(1.0))
 
     assert not half.holds and bfloat.holds and bfloat.value == pytest.approx(2.0)
     assert "RuntimeError: planted" in capsys.readouterr().out

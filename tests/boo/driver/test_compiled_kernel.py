@@ -40,7 +40,7 @@ def test_the_error_bound_is_that_of_the_form_that_was_compiled(configuration, mo
     """Of the variants that may be compiled, the kernel's function names the one that was."""
     operation = Conv2d(1, 8, 8, 4, 4, 3, 3)
     compiled = Dispatch(operation, configuration)
-    monkeypatch.setattr(variants, "fastest_form", lambda *_: WINOGRAD)
+    monkeypatch.setattr(variants, "fastest_form", lambda *_, **__: WINOGRAD)
     kernel = LaunchKernel(b"", compiled.name, "")
     monkeypatch.setattr(compiled_kernel, "compiled_kernel", lambda *_: kernel)
 
