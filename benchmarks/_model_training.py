@@ -78,19 +78,22 @@ def gradients(model: Any, inputs: Any, labels: Any) -> dict[str, Any]:
 def check_gradients(found: Mapping[str, Mapping[str, Any]], exact: Mapping[str, Any]) -> None:
     """End the benchmark unless each gradient is about as close to that in float64 as eager torch's.
 
-    The distance is the norm of the difference over that of the gradient. Eager torch's own errors have a factor of 10,
-    because the batch norms of a few images amplify the roundings of each side.
+    The distance is the norm of the difference over that of the gradient. A rounding that takes a relu to its other side
+    changes the gradients of all layers before it by some tenths of a percent; which layer that is differs from side to
+    side (inductor alone is off by 0.4 % in the layers where eager torch is not). So what is allowed is three times
+    the largest distance of eager torch among all gradients.
     """
-    for name, expected in exact.items():
-        distances = {
-            side: float((each[name].double() - expected).norm() / expected.norm().clamp_min(1e-12))
-            for side, each in found.items()
+    distances = {
+        side: {
+            name: float((each[name].double() - expected).norm() / expected.norm().clamp_min(1e-12))
+            for name, expected in exact.items()
         }
-        allowed = max(1e-3, 10 * distances["eager"])
-        if not distances[BACKEND] <= allowed:
-            sys.exit(
-                f"the gradient of {name} is off by {distances[BACKEND]:.3g} of its norm, more than {allowed:.3g}"
-            )
+        for side, each in found.items()
+    }
+    allowed = max(1e-3, 3 * max(distances["eager"].values()))
+    for name, distance in distances[BACKEND].items():
+        if not distance <= allowed:
+            sys.exit(f"the gradient of {name} is off by {distance:.3g} of its norm, more than {allowed:.3g}")
 
 
 # -- compilation -----------------------------------------------------------------------------------
