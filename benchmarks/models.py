@@ -239,12 +239,24 @@ def scale_of(found: Namespace) -> Scale:
     return Scale(scale.rounds, scale.seconds, scale.training_rounds, compilations, models, batches)
 
 
+def use_library(library: str) -> None:
+    """Let kernels use a folder or a shipped library; ends the benchmark if there is none, since rules would stand in."""
+    from dispatch_profiler.errors import UsageError
+    from dispatch_profiler.library import Library, find_library
+
+    try:
+        Library.load(find_library(Path(library)))
+    except UsageError as error:
+        sys.exit(f"--library: {error}")
+    os.environ["BOO_TUNING_SPEC_PATH"] = library
+
+
 def main() -> int:
     """Measure, print and write the rows."""
     found = options()
     scale = scale_of(found)
     if found.library is not None:
-        os.environ["BOO_TUNING_SPEC_PATH"] = found.library
+        use_library(found.library)
     rows: list[Row] = []
     for part in found.parts:
         for row in ROWS[part](scale):

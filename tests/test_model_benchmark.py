@@ -118,14 +118,14 @@ def test_a_model_that_fails_is_a_row_that_missed_its_goal_and_the_others_are_mea
 
 def test_the_library_is_that_of_the_option(monkeypatch):
     monkeypatch.setenv("BOO_TUNING_SPEC_PATH", "another")
-    monkeypatch.setattr(sys, "argv", ["models.py", "--parts", "pools", "--library", "tuned/final"])
+    monkeypatch.setattr(sys, "argv", ["models.py", "--parts", "pools", "--library", "xeon-avx512"])
     seen = []
     monkeypatch.setattr(
         benchmark, "ROWS", {"pools": lambda scale: seen.append(os.environ["BOO_TUNING_SPEC_PATH"]) or []}
     )
     benchmark.main()
 
-    assert seen == ["tuned/final"]
+    assert seen == ["xeon-avx512"]
 
 
 def test_without_the_backend_inductor_is_still_compared_and_a_line_says_what_is_missing(monkeypatch, capsys):
@@ -239,3 +239,12 @@ def test_models_are_copied_outside_of_inference_mode(monkeypatch: pytest.MonkeyP
 
     assert len(copies) == 1
     assert not any(each.is_inference() for each in copies[0].parameters())
+
+
+def test_a_library_that_does_not_exist_ends_the_benchmark(monkeypatch):
+    monkeypatch.setenv("BOO_TUNING_SPEC_PATH", "before")
+    with pytest.raises(SystemExit, match=r"--library: .*missing"):
+        benchmark.use_library("missing")
+    assert os.environ["BOO_TUNING_SPEC_PATH"] == "before"
+    benchmark.use_library("xeon-avx512")
+    assert os.environ["BOO_TUNING_SPEC_PATH"] == "xeon-avx512"
