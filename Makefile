@@ -6,9 +6,10 @@ SHELL := /bin/sh
 
 # One worker more than there are cores, because tests wait for browsers and time limits; at most four. Tests marked
 # `alone` run while the other workers wait. Bytecode is kept, also where PYTHONDONTWRITEBYTECODE is set: otherwise each
-# worker compiles all tests again, and each process that a test starts compiles this package.
+# worker compiles all tests again, and each process that a test starts compiles this package. glibc overwrites freed
+# memory, so that code which reads it, through IREE's bindings for example, fails at once and not once in a while.
 WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + len(os.sched_getaffinity(0))))')
-PYTEST = PYTHONDONTWRITEBYTECODE= .venv-test/bin/python -m pytest -n $(WORKERS) --dist=worksteal
+PYTEST = PYTHONDONTWRITEBYTECODE= MALLOC_PERTURB_=165 .venv-test/bin/python -m pytest -n $(WORKERS) --dist=worksteal
 
 help:
 	@echo "make quickstart  generate, compile and profile a small sweep on this CPU; leaves data.csv"
@@ -42,7 +43,7 @@ test: .venv-test/stamp
 	$(PYTEST) $(ARGS)
 
 test-slow: .venv-test/stamp
-	$(PYTEST) -m 'slow or not slow' $(ARGS)
+	$(PYTEST) -m 'slow or not slow' --hypothesis-profile=explore $(ARGS)
 
 coverage: .venv-test/stamp
 	$(PYTEST) --cov --cov-report=term $(ARGS)

@@ -282,7 +282,8 @@ def test_a_broken_module_does_not_parse(context):
 
 def signature(text: str) -> tuple[str, ...]:
     """`(tensor<8x4xf32>, ...) -> tensor<8x16xf32>` of the first function, type by type."""
-    function = ir.Module.parse(text).body.operations[0]
+    module = ir.Module.parse(text)  # the bindings do not keep it alive for its operations
+    function = module.body.operations[0]
     type_ = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
     return tuple(str(t) for t in (*type_.inputs, *type_.results))
 

@@ -218,6 +218,7 @@ def test_its_mlir_parses(shape, type_):
     operation = BiasBackward(*shape, type_)
     text = render_module(operation, (Dispatch(operation, Default()),))
     with ir.Context():
-        (function,) = ir.Module.parse(text).body.operations
+        module = ir.Module.parse(text)  # the bindings do not keep it alive for its operations
+        (function,) = module.body.operations
         results = ir.FunctionType(function.type).results
         assert [str(each) for each in results] == [operation.results[0].mlir]

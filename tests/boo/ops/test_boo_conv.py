@@ -173,9 +173,10 @@ def test_many_random_convolutions(sample: tuple[Any, Any, Any, dict[str, Any]]):
 def check(x: Any, w: Any, b: Any, options: dict[str, Any]) -> None:
     found, expected = boo_conv(x, w, b, **options), conv(x, w, b, **options)
     assert close(found, expected)
-    if x.dim() > 3:  # torch has no format for conv1d, whose result may have other strides
+    # torch has no format for conv1d, and computes single 3-D images by a path that ignores the format.
+    if x.dim() == 4 or (x.dim() == 5 and len(x) > 1):
         # The stride of an axis with one element says nothing about memory.
-        wanted = conv(x.float(), w.float(), **options)
+        wanted = conv(*(torch.empty_strided(t.shape, t.stride()).copy_(t) for t in (x, w)), **options)
         axes = [axis for axis, extent in enumerate(found.shape) if extent > 1]
         assert [found.stride(axis) for axis in axes] == [wanted.stride(axis) for axis in axes]
 
