@@ -1,11 +1,20 @@
-"""Ways to compute one graph, timed in turns on tensors like its inputs."""
+"""Ways to compute one graph, timed in turns on tensors like its inputs.
+
+The speed of a machine may change by a factor of 2 within seconds, above all that of a virtual one. So only times of
+one round are compared, which is short and calls the functions in random order, and a function is given up only if the
+ratios of many rounds leave no doubt.
+"""
 
 from __future__ import annotations
 
+import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,69 +24,116 @@ _torch: Any = torch
 Rounds = Callable[[Sequence[Callable[[], object]]], Sequence[Sequence[float]]]
 #: Calls before the first round: they load kernels, choose their drivers, and derive operands from parameters.
 _WARM = 3
-_ROUNDS, _LEAST_ROUNDS = 9, 3
-#: Seconds of calls of one function in a round, and those after which no further round begins.
-_SLICE, _BUDGET = 0.08, 8.0
+#: Rounds end when the fastest function is known, and after this many, or this many seconds, but not before the least.
+_ROUNDS, _LEAST_ROUNDS, _BUDGET = 100, 6, 8.0
+#: Rounds after which it is looked who is slower.
+_STEP = 2
+#: Seconds of calls of one function in a round, if a call takes less.
+_SLICE = 0.02
 #: Threads of torch and of IREE spin after a call: each function begins after a pause.
 _PAUSE = 3e-3
-#: A function that takes this many times as long as the fastest one in every round so far is given up.
-_HOPELESS = 1.3
+#: A function is given up that takes more than this times as long as the fastest one in each of some rounds.
+_HOPELESS, _HOPELESS_ROUNDS = 1.3, 4
+#: The chance to give up a function that is as fast as the fastest one, each time that this is looked at.
+_DOUBT = 1e-3
+#: Where it is certain that no other function takes less than this part of the time, the fastest one is known.
+_ALIKE = 0.985
 #: What is measured must take at most this part of the first function's time to be preferred to it.
-_FASTER = 0.98
+_FASTER = 0.99
 
 
-def in_rounds(functions: Sequence[Callable[[], object]]) -> list[list[float]]:
+@dataclass(frozen=True)
+class Clock:
+    """What tells the time in seconds, and waits."""
+
+    now: Callable[[], float] = time.perf_counter
+    sleep: Callable[[float], None] = time.sleep
+
+
+def in_rounds(functions: Sequence[Callable[[], object]], clock: Clock = Clock()) -> list[list[float]]:
     """The seconds per call of each function, called in turns. Raises what they raise."""
-    counts = [_calls_of(function) for function in functions]
+    counts = [_calls_of(function, clock) for function in functions]
     taken: list[list[float]] = [[] for _ in functions]
     left = list(range(len(functions)))
-    end = time.perf_counter() + _BUDGET
-    for number in range(_ROUNDS):
-        for at in left if number % 2 == 0 else left[::-1]:
-            taken[at].append(_seconds(functions[at], counts[at]))
-        if number + 1 >= _LEAST_ROUNDS - 1:
-            left = [at for at in left if not _is_hopeless(taken[at], [taken[each] for each in left])]
-        if len(left) == 1 or (number + 1 >= _LEAST_ROUNDS and time.perf_counter() > end):
+    order = random.Random(0)
+    end = clock.now() + _BUDGET
+    for number in range(1, _ROUNDS + 1):
+        for at in order.sample(left, len(left)):
+            taken[at].append(_seconds(functions[at], counts[at], clock))
+        if number % _STEP == 0:
+            best = _best(taken, left)
+            left = [at for at in left if at == best or not _is_slower(taken[at], taken[best])]
+            if all(at == best or _least_ratio(taken[at], taken[best]) > _ALIKE for at in left):
+                break
+        if number >= _LEAST_ROUNDS and clock.now() > end:
             break
     return taken
 
 
-def _calls_of(function: Callable[[], object]) -> int:
-    """How many calls take as long as a round."""
-    for _ in range(_WARM):
-        function()
-    start = time.perf_counter()
+def _calls_of(function: Callable[[], object], clock: Clock) -> int:
+    """How many calls take as long as a function's part of a round."""
     function()
-    return max(1, round(_SLICE / max(time.perf_counter() - start, 1e-6)))
+    fastest = min(_seconds(function, 1, clock) for _ in range(_WARM - 1))
+    return max(1, round(_SLICE / max(fastest, 1e-6)))
 
 
-def _seconds(function: Callable[[], object], count: int) -> float:
-    time.sleep(_PAUSE)
-    function()  # loads what the other functions displaced
-    start = time.perf_counter()
+def _seconds(function: Callable[[], object], count: int, clock: Clock) -> float:
+    clock.sleep(_PAUSE)
+    function()  # loads what the other functions displaced, which may take a fifth of its time
+    start = clock.now()
     for _ in range(count):
         function()
-    return (time.perf_counter() - start) / count
+    return (clock.now() - start) / count
 
 
-def _is_hopeless(one: Sequence[float], every: Sequence[Sequence[float]]) -> bool:
-    fastest = [min(each) for each in zip(*every, strict=True)]
-    return all(slow > _HOPELESS * fast for slow, fast in zip(one, fastest, strict=True))
+def _best(taken: Sequence[Sequence[float]], left: Sequence[int]) -> int:
+    """The function of `left` that is the least behind the one that is the most ahead of it."""
+    return min(left, key=lambda at: max(_ratio(taken[at], taken[other]) for other in left))
+
+
+def _ratio(one: Sequence[float], other: Sequence[float]) -> float:
+    """The time of `one` relative to that of `other`: the geometric mean of the rounds without the outer quarters."""
+    ratios = sorted(mine / its for mine, its in zip(one, other, strict=True))
+    outer = len(ratios) // 4
+    return statistics.geometric_mean(ratios[outer : len(ratios) - outer])
+
+
+def _is_slower(one: Sequence[float], best: Sequence[float]) -> bool:
+    """Whether `one` is slower for certain."""
+    ratios = [mine / its for mine, its in zip(one, best, strict=True)]
+    is_hopeless = len(ratios) >= _HOPELESS_ROUNDS and min(ratios) > _HOPELESS
+    return is_hopeless or _least_ratio(one, best) > 1
+
+
+def _least_ratio(one: Sequence[float], other: Sequence[float]) -> float:
+    """What the ratio of the true times is at least, for certain; 0 if that takes more rounds.
+
+    By the sign test, which assumes nothing of how times scatter.
+    """
+    ratios = sorted(mine / its for mine, its in zip(one, other, strict=True))
+    rank = _certain_rank(len(ratios))
+    return ratios[rank - 1] if rank else 0.0
+
+
+@cache
+def _certain_rank(count: int) -> int:
+    """The last of `count` sorted values that is below their true median but for `_DOUBT`; 0 if none is."""
+    chance, rank = 0.5**count, 0
+    while chance <= _DOUBT:
+        rank += 1
+        chance += math.comb(count, rank) * 0.5**count
+    return rank
 
 
 def fastest(taken: Sequence[Sequence[float]]) -> int:
-    """Which function is the fastest, by the median over rounds of its time relative to another's in the same round.
+    """Which function is the fastest of those that were not given up.
 
-    The first function is preferred to those that are faster by less than 2 %.
+    The first one is preferred to those that are faster by less than 1 %.
     """
     rounds = max(map(len, taken))
     left = [at for at, each in enumerate(taken) if len(each) == rounds]
-
-    def relative(at: int) -> float:
-        return statistics.median(one / other for one, other in zip(taken[at], taken[left[0]], strict=True))
-
-    best = min(left, key=relative)
-    return best if left[0] != 0 or relative(best) <= _FASTER else 0
+    best = _best(taken, left)
+    return 0 if 0 in left and _ratio(taken[best], taken[0]) > _FASTER else best
 
 
 def samples(example_inputs: Sequence[Any], real: Sequence[Any]) -> list[Any]:

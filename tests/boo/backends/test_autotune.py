@@ -16,7 +16,6 @@ from compiled_models import Block, check_alike, check_equals_eager
 from torch import nn
 
 from dispatch_profiler.boo.backends import backend, choosing
-from dispatch_profiler.boo.backends.rounds import fastest, in_rounds, samples
 from dispatch_profiler.boo.fusion import calls
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
 
@@ -287,73 +286,6 @@ def test_dynamic_shapes_are_not_measured() -> None:
             x = torch.randn(batch, 8, 6, 6)
             check_alike(compiled(x), model(x))
     assert measure.counts == []
-
-
-# -- measuring -------------------------------------------------------------------------------------
-
-
-def test_the_fastest_is_found_by_rounds_whose_sides_were_measured_one_after_the_other() -> None:
-    # The machine becomes three times slower after the first round.
-    assert fastest([[1.0, 3.0, 3.0], [0.9, 2.7, 2.7], [5.0]]) == 1
-    # Less than 2 % is not worth it.
-    assert fastest([[1.0, 3.0, 3.0], [0.99, 2.97, 2.97]]) == 0
-    # The first one was given up.
-    assert fastest([[9.0, 9.0], [1.0, 1.0, 1.0], [0.99, 0.99, 0.99]]) == 2
-
-
-def test_each_function_is_called_in_each_round_until_it_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dispatch_profiler.boo.backends import rounds
-
-    now = [0.0]
-    monkeypatch.setattr(rounds.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(rounds.time, "sleep", lambda seconds: None)
-
-    def taking(seconds: float) -> Callable[[], None]:
-        def call() -> None:
-            now[0] += seconds
-
-        return call
-
-    taken = in_rounds([taking(0.010), taking(0.011), taking(0.020)])
-    assert [len(each) for each in taken] == [9, 9, 2]
-    assert [each[0] for each in taken] == pytest.approx([0.010, 0.011, 0.020])
-    # Slow functions end after the least number of rounds.
-    assert [len(each) for each in in_rounds([taking(5.0), taking(5.5)])] == [3, 3]
-
-
-@pytest.mark.parametrize(
-    "like",
-    [
-        torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
-        torch.randn(1, 3, 1, 1).expand(2, 3, 4, 5),
-        torch.randn(6, 8)[::2, ::2],
-        torch.zeros(0, 3),
-        torch.zeros(3, dtype=torch.int64),
-        torch.randn(2, 3, dtype=torch.bfloat16),
-        torch.tensor(True),
-        torch.randn(2, 2, dtype=torch.complex64),
-    ],
-)
-def test_samples_are_like_the_inputs(like: torch.Tensor) -> None:
-    state = torch.random.get_rng_state()
-    with torch.inference_mode():
-        (random,) = samples([like], [])
-        (real,) = samples([like], [like])
-    for found in (random, real):
-        assert (found.shape, found.stride(), found.dtype) == (like.shape, like.stride(), like.dtype)
-        assert not found.is_inference()
-        assert not like.numel() or found.data_ptr() != like.data_ptr()
-    assert torch.equal(real, like)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    if like.numel() and not like.is_complex():
-        assert (random >= 0).all() and (random < 1).all()
-
-
-def test_other_inputs_than_those_of_the_graph_are_not_copied() -> None:
-    one, other = torch.full((2, 3), 7.0), torch.full((3, 2), 7.0)
-    assert not torch.equal(samples([one], [other])[0], one)
-    assert not torch.equal(samples([one], [one, one])[0], one)
-    assert samples([one, 5], [one, 5])[1] == 5
 
 
 def test_decisions_are_logged(caplog: pytest.LogCaptureFixture) -> None:
