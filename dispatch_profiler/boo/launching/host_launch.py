@@ -18,6 +18,9 @@ from dispatch_profiler.runtime.iree_buffers import IREE_ERRORS
 
 #: What IREE and the libraries of arrays raise for an array whose memory cannot be shared.
 NOT_SHARED = (*IREE_ERRORS, BufferError, TypeError)
+#: (addresses of arguments, then of results) -> whether the kernel was launched: not if one of them is unusable. The
+#: caller knows that the memory there is dense, of the right size and type, and stays.
+LaunchAt = Callable[[tuple[int, ...]], bool]
 #: Argument lists that are kept: the arrays of a loop have the same few addresses again and again.
 _KEPT_LISTS = 256
 
@@ -38,13 +41,10 @@ class HostArrays:
 
 
 def launch_by_address(kernel: LoadedKernel, spec: LaunchSpec, arrays: HostArrays) -> FastLaunch:
-    """Launches with `arrays`. Argument lists refer to memory by its address, and own none: they are used again."""
+    """Launches with `arrays`, by their addresses."""
     addresses_of, allocate, outs_of = arrays.addresses_of, arrays.allocate, arrays.outs_of
     address_of, note_write = arrays.address_of, arrays.note_write
-    invoke, entry, name = kernel.invoke, kernel.entry, kernel.name
-    results_count, is_single = len(spec.results), len(spec.results) == 1
-    lists: dict[tuple[int, ...], Any] = {}
-    new_list, add_list = rt.VmVariantList, _list_maker(kernel, spec, lists)
+    launch_there, is_single = launch_at(kernel, spec), len(spec.results) == 1
 
     def launch(arguments: tuple[Any, ...], out: Any) -> Any:
         try:
@@ -58,19 +58,32 @@ def launch_by_address(kernel: LoadedKernel, spec: LaunchSpec, arrays: HostArrays
                 addresses.append(address_of(array))
         except NOT_SHARED:
             return None
-        key = tuple(addresses)
-        passed = lists.get(key)
-        if passed is None and (passed := add_list(key)) is None:
+        if not launch_there(tuple(addresses)):
             return None
-        try:
-            invoke(entry, passed, new_list(results_count))
-        except IREE_ERRORS as error:
-            raise launch_error(name, error) from error
         if out is not None:
             for array in returned:
                 note_write(array)
             return out
         return returned[0] if is_single else tuple(returned)
+
+    return launch
+
+
+def launch_at(kernel: LoadedKernel, spec: LaunchSpec) -> LaunchAt:
+    """Launches with what is at given addresses. Argument lists own no memory: they are used again."""
+    invoke, entry, name, results = kernel.invoke, kernel.entry, kernel.name, len(spec.results)
+    lists: dict[tuple[int, ...], Any] = {}
+    new_list, add_list = rt.VmVariantList, _list_maker(kernel, spec, lists)
+
+    def launch(addresses: tuple[int, ...]) -> bool:
+        passed = lists.get(addresses)
+        if passed is None and (passed := add_list(addresses)) is None:
+            return False
+        try:
+            invoke(entry, passed, new_list(results))
+        except IREE_ERRORS as error:
+            raise launch_error(name, error) from error
+        return True
 
     return launch
 

@@ -18,6 +18,7 @@ from dispatch_profiler.boo.interface import KernelProvider, LaunchSpec, TensorSp
 from dispatch_profiler.boo.launching._base import ArrayLibrary, FastLaunch
 from dispatch_profiler.boo.launching.drivers import TASK, MakeArguments, load_on_host
 from dispatch_profiler.boo.launching.gpu_kernels import load_on_gpu
+from dispatch_profiler.boo.launching.host_launch import LaunchAt, launch_at
 from dispatch_profiler.boo.launching.loaded import LoadedKernel, load
 from dispatch_profiler.boo.launching.numpy_arrays import NumpyArrays
 from dispatch_profiler.errors import UsageError
@@ -116,6 +117,8 @@ class Launchable:
         self._fast: FastLaunch | None = None
         self._fast_for: _FastKey | None = None
         self._every_fast: dict[_FastKey, FastLaunch | None] = {}
+        #: Launches on the CPU for callers that know that their tensors fit; None before the first launch there.
+        self.launch_at: LaunchAt | None = None
 
     # -- everything that a fast launch leaves out ---------------------------------------------
 
@@ -164,6 +167,8 @@ class Launchable:
         if self._fast_for != key:
             if key not in self._every_fast:
                 self._every_fast[key] = library.fast_launch(kernel, self.spec)
+                if isinstance(kernel, LoadedKernel) and library.uri == TASK:
+                    self.launch_at = launch_at(kernel, self.spec)
             self._fast, self._fast_for = self._every_fast[key], key
 
     def _kernel(self, uri: DeviceUri, make_arguments: MakeArguments) -> LoadedKernel | CudaProgram:
@@ -257,7 +262,7 @@ _kept: list[object] = []
 def _after_fork() -> None:
     """In a forked child: load kernels again, on the child's own devices."""
     for launchable in list(_launchables):
-        _kept.append((launchable._loaded, launchable._every_fast))
+        _kept.append((launchable._loaded, launchable._every_fast, launchable.launch_at))
         launchable._forget_devices()
 
 

@@ -130,9 +130,15 @@ def usable_outs(out: Any, expected: Sequence[_Expected], index: int) -> list[Ten
     return outs if matches(outs, expected, index) and not any(each.requires_grad for each in outs) else None
 
 
-def allocation(spec: TensorSpec, device: torch.device) -> Callable[[], Tensor]:
-    """What returns a new tensor for a result."""
-    empty = partial(torch.empty, spec.shape, dtype=TYPES[spec.type.name], device=device)
+def allocation(
+    spec: TensorSpec, device: torch.device, order: tuple[int, ...] | None = None
+) -> Callable[[], Tensor]:
+    """What returns a new tensor for a result: its memory as in `spec`, its axes permuted by `order`."""
+    options: Any = {"dtype": TYPES[spec.type.name], "device": device}
+    empty = partial(torch.empty, spec.shape, **options)
+    if order is not None:
+        like = torch.empty(spec.shape, device="meta").permute(order)
+        empty = partial(torch.empty_strided, tuple(like.shape), like.stride(), **options)
     is_small = math.prod(spec.shape) * spec.type.bytes <= _SMALL_BYTES
     return partial(torch.empty_like, empty()) if is_small else empty
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from dispatch_profiler.boo.ops.conv_plans import (
     TORCH_FUNCTIONS,
     ConvOptions,
     Forward,
+    ForwardInLayouts,
     InputGradient,
     WeightGradient,
     compute,
@@ -41,7 +42,8 @@ from dispatch_profiler.boo.ops.library import (
 )
 
 _aten: Any = torch.ops.aten
-_FORWARD = Forward()
+#: (options, x, w, b) -> the result
+_compute_forward: Callable[..., Tensor] = partial(compute, Forward())
 _NO_LAYOUTS = (None, None, None, None)
 
 
@@ -71,40 +73,58 @@ def boo_conv(
     invalid. Gradients are computed by torch, or by kernels with BOO_USE_BACKWARD_KERNELS=1. Raises UsageError for an
     invalid layout or environment variable.
     """
-    given = (stride, padding, dilation, groups)
     layouts = (shared_layout, input_layout, kernel_layout, output_layout)
     if layouts == _NO_LAYOUTS:
         if not torch.compiler.is_compiling() and is_eager(input, weight, bias):
-            options = _usual_options(
-                weight.ndim - 2, *[tuple(each) if type(each) is list else each for each in given]
-            )
+            try:
+                options = _usual_options(weight.ndim - 2, stride, padding, dilation, groups)
+            except TypeError:  # a list
+                options = None
             if options is not None and input.ndim == weight.ndim:
                 return _eagerly(input, weight, bias, options)
+        given = (stride, padding, dilation, groups)
         if isinstance(input, torch.Tensor) and isinstance(weight, torch.Tensor):
             return _convolution(input, weight, bias, given, None)
     elif isinstance(input, torch.Tensor) and isinstance(weight, torch.Tensor):
-        return _with_layouts(layouts, input, weight, bias, given)
-    return _rejected(2, input, weight, bias, *given)
+        return _with_layouts(layouts, input, weight, bias, (stride, padding, dilation, groups))
+    return _rejected(2, input, weight, bias, stride, padding, dilation, groups)
 
 
 def _with_layouts(
     layouts: tuple[str | None, ...], x: Tensor, w: Tensor, b: Tensor | None, options: tuple[Any, ...]
 ) -> Tensor:
     """A convolution of tensors with axes in `layouts`: shared, input, kernel, output."""
-    axes, shared = w.dim() - 2, layouts[0]
+    axes = w.dim() - 2
     if axes not in CHANNELS_FIRST or x.dim() not in (axes + 1, axes + 2):
         return _rejected(axes, x, w, b, *options)
-    names = ("input_layout", "kernel_layout", "output_layout")
-    default = shared or CHANNELS_FIRST[axes]
-    x_layout, w_layout, y_layout = (
-        checked(name if own else "shared_layout", own or default, axes)
-        for name, own in zip(names, layouts[1:], strict=True)
-    )
     is_batched = x.dim() == axes + 2
+    if is_batched and not torch.compiler.is_compiling() and is_eager(x, w, b) and not _records(x, w, b):
+        try:
+            found, direction = _usual_options(axes, *options), _known_layouts(axes, *layouts)
+        except TypeError:  # a list
+            found = None
+        if found is not None:
+            return compute(direction, found, x, w, b)
+    x_layout, w_layout, y_layout = _layouts(axes, *layouts)
     x = x if is_batched else x.unsqueeze(x_layout.index("N"))
     x, w = x.permute(to_torch(x_layout)), w.permute(to_torch(w_layout))
     y = _convolution(x, w, b, options, y_layout).permute(to_memory(y_layout))
     return y if is_batched else y.squeeze(y_layout.index("N"))
+
+
+def _layouts(
+    axes: int, shared: str | None, x: str | None, kernel: str | None, output: str | None
+) -> ForwardInLayouts:
+    """The layouts of tensors with so many spatial axes. Raises UsageError."""
+    names, default = ("input_layout", "kernel_layout", "output_layout"), shared or CHANNELS_FIRST[axes]
+    found = [
+        checked(name if own else "shared_layout", own or default, axes)
+        for name, own in zip(names, (x, kernel, output), strict=True)
+    ]
+    return ForwardInLayouts(*found)
+
+
+_known_layouts = lru_cache(maxsize=256)(_layouts)
 
 
 def _convolution(
@@ -155,11 +175,16 @@ def _usual_options(axes: int, stride: Any, padding: Any, dilation: Any, groups: 
 
 def _eagerly(x: Tensor, w: Tensor, b: Tensor | None, options: ConvOptions) -> Tensor:
     """The result for tensors and a state that `is_eager` accepts, without the dispatcher."""
-    if torch.is_grad_enabled() and (
+    if _records(x, w, b):
+        return _apply_eagerly(_compute_forward, x, w, b, options)
+    return _compute_forward(options, x, w, b)
+
+
+def _records(x: Tensor, w: Tensor, b: Tensor | None) -> bool:
+    """Whether autograd records a call with these tensors."""
+    return torch.is_grad_enabled() and (
         x.requires_grad or w.requires_grad or (b is not None and b.requires_grad)
-    ):
-        return _apply(_compute_forward, x, w, b, options)
-    return compute(_FORWARD, options, x, w, b)
+    )
 
 
 def _dispatched(x: Tensor, w: Tensor, b: Tensor | None, options: ConvOptions) -> Tensor:
@@ -210,7 +235,7 @@ def _options_of(stride: Any, padding: Any, dilation: Any, groups: int, layout: s
 
 
 def _compute(x: Tensor, w: Tensor, b: Tensor | None, *options: Any) -> Tensor:
-    return compute(_FORWARD, _options_of(*options), x, w, b)
+    return _compute_forward(_options_of(*options), x, w, b)
 
 
 def _compute_input_gradient(dy: Tensor, w: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
@@ -224,7 +249,7 @@ def _compute_weight_gradient(dy: Tensor, x: Tensor, shape: Sequence[int], *optio
 def _fake(x: Tensor, w: Tensor, b: Tensor | None, *options: Any) -> Tensor:
     """An empty result; torch's operator checks the arguments."""
     found = _options_of(*options)
-    y = _FORWARD.by_torch(found, x, w, b)
+    y = Forward().by_torch(found, x, w, b)
     return y.new_empty_strided(y.shape, strides_of(y.shape, options[-1]))
 
 
@@ -292,10 +317,6 @@ def _by_kernels(
     )
 
 
-def _compute_forward(options: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    return compute(_FORWARD, options, x, w, b)
-
-
 def _differentiable(
     run: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None, *options: Any
 ) -> Tensor:
@@ -305,7 +326,7 @@ def _differentiable(
     return _apply(run_with, x, w, b, _options_of(*options))
 
 
-_apply = autograd_function(_convolution_forward, _convolution_backward)
+_apply, _apply_eagerly = autograd_function(_convolution_forward, _convolution_backward)
 register_autograd(convolution, _differentiable)
 
 

@@ -20,12 +20,9 @@ from dispatch_profiler.boo.launching import Launchable
 from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
 from dispatch_profiler.boo.op_exports import Mode
 from dispatch_profiler.boo.op_exports.conv import ConvSignature
-from dispatch_profiler.boo.ops.derived import derive
+from dispatch_profiler.boo.ops.kernel_views import ByKernel, KernelView, kernel_view, weight_view
 from dispatch_profiler.boo.ops.layouts import (
     CHANNELS_FIRST,
-    CHANNELS_LAST,
-    Order,
-    dense_order,
     layout_of,
     result_layout,
     strides_of,
@@ -36,8 +33,6 @@ from dispatch_profiler.errors import DispatchProfilerError, OperationError
 
 _log = logging.getLogger(LOGGER)
 _aten: Any = torch.ops.aten
-_C: Any = torch._C
-_BelowViews = _C._AutoDispatchBelowADInplaceOrView
 
 #: By the number of spatial axes.
 TORCH_FUNCTIONS: dict[int, Callable[..., Tensor]] = {
@@ -86,11 +81,34 @@ class Forward(NamedTuple):
     def plan(self, options: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None) -> Plan:
         """The plan for a launch. Raises OperationError."""
         layout = options.output_layout or result_layout(x, w)
-        x_view = kernel_view(x, layout)
-        w_view = weight_view(w, x_view.order)
-        layouts = layout_of(x_view.order), layout_of(w_view.order), layout
-        launchable = _launchable((x.shape, w.shape), options, layouts, x.dtype, bias=b is not None)
-        return _ByKernel(launchable, x_view, w_view, to_torch(layout))
+        return ByKernel(*_forward(options, x, w, b, layout), to_torch(layout), x, b)
+
+
+class ForwardInLayouts(NamedTuple):
+    """`compute(ForwardInLayouts(...), options, x, w, b)`: the result, of tensors with axes in these layouts.
+
+    The options have no layout of their own.
+    """
+
+    x: str
+    w: str
+    y: str
+
+    def by_torch(self, options: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        """torch's own result."""
+        x, w = x.permute(to_torch(self.x)), w.permute(to_torch(self.w))
+        return Forward().by_torch(options, x, w, b).permute(to_memory(self.y)).contiguous()
+
+    def shapes(self, x: Tensor, w: Tensor) -> tuple[Sequence[int], Sequence[int]]:
+        """Shapes of input and weight."""
+        return x.permute(to_torch(self.x)).shape, w.permute(to_torch(self.w)).shape
+
+    def plan(self, options: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None) -> Plan:
+        """The plan for a launch. Raises OperationError."""
+        of_x, of_w = to_torch(self.x), to_torch(self.w)
+        launchable, (x_view, w_view) = _forward(options, x.permute(of_x), w.permute(of_w), b, self.y)
+        views = x_view.after(of_x), w_view.after(of_w)
+        return ByKernel(launchable, views, tuple(range(len(of_x))), x, b)
 
 
 class InputGradient(NamedTuple):
@@ -114,7 +132,7 @@ class InputGradient(NamedTuple):
         w_view = weight_view(w, dy_view.order)
         layouts = layout, layout_of(w_view.order), layout_of(dy_view.order)
         launchable = _launchable((self.shape, w.shape), options, layouts, dy.dtype, mode=Mode.INPUT_BACKWARD)
-        return _ByKernel(launchable, dy_view, w_view, to_torch(layout))
+        return ByKernel(launchable, (dy_view, w_view), to_torch(layout), dy)
 
 
 class WeightGradient(NamedTuple):
@@ -137,10 +155,10 @@ class WeightGradient(NamedTuple):
         dy_view, x_view = kernel_view(dy, layout), kernel_view(x, layout)
         layouts = layout_of(x_view.order), layout, layout_of(dy_view.order)
         launchable = _launchable((x.shape, self.shape), options, layouts, dy.dtype, mode=Mode.WEIGHT_BACKWARD)
-        return _ByKernel(launchable, dy_view, x_view, to_torch(layout))
+        return ByKernel(launchable, (dy_view, x_view), to_torch(layout), dy)
 
 
-Direction = Forward | InputGradient | WeightGradient
+Direction = Forward | ForwardInLayouts | InputGradient | WeightGradient
 
 
 def compute(
@@ -186,38 +204,15 @@ def forget_plans() -> None:
     _plans.clear()
 
 
-class KernelView(NamedTuple):
-    """The order of a tensor's axes for a kernel, and whether its memory is dense in this order.
-
-    If it is not, the tensor is copied: a weight once for each of its versions.
-    """
-
-    order: Order
-    is_dense: bool
-    is_weight: bool = False
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        """`tensor`, or its copy, with its axes in this order."""
-        if self.is_dense:
-            return tensor.permute(self.order)
-        if self.is_weight:
-            return derive(("axes", self.order), [tensor], lambda: _copy(tensor, self.order))
-        return _copy(tensor, self.order)
-
-
-def kernel_view(tensor: Tensor, preferred: str) -> KernelView:
-    """How a kernel reads `tensor`: in its own order of axes if it is dense, otherwise copied to `preferred`."""
-    order = dense_order(tuple(tensor.shape), tensor.stride(), preferred)
-    return KernelView(to_memory(preferred), False) if order is None else KernelView(order, True)
-
-
-def weight_view(w: Tensor, image_order: Order) -> KernelView:
-    """How a kernel reads a weight. With images in channels-last format, known fast kernels read FHWC."""
-    last = CHANNELS_LAST[w.dim() - 2]
-    own = kernel_view(w, last)
-    if image_order == to_memory(last) and own.order != to_memory(last):
-        return KernelView(to_memory(last), False, True)
-    return KernelView(own.order, own.is_dense, True)
+def _forward(
+    options: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None, layout: str
+) -> tuple[Launchable, tuple[KernelView, KernelView]]:
+    """What computes a result with memory in `layout`, and how it reads input and weight. Raises OperationError."""
+    x_view = kernel_view(x, layout)
+    w_view = weight_view(w, x_view.order)
+    layouts = layout_of(x_view.order), layout_of(w_view.order), layout
+    launchable = _launchable((x.shape, w.shape), options, layouts, x.dtype, bias=b is not None)
+    return launchable, (x_view, w_view)
 
 
 def output_shape(x: Sequence[int], w: Sequence[int], options: ConvOptions) -> tuple[int, ...]:
@@ -228,23 +223,6 @@ def output_shape(x: Sequence[int], w: Sequence[int], options: ConvOptions) -> tu
         w[0],
         *((size + 2 * pad - hole * (taps - 1) - 1) // step + 1 for size, taps, step, pad, hole in extents),
     )
-
-
-class _ByKernel:
-    """The plan for a launch. `result` permutes what it returns to torch's axes."""
-
-    def __init__(self, launchable: Launchable, first: KernelView, second: KernelView, result: Order) -> None:
-        self._launchable = launchable
-        self._first, self._second, self._result = first, second, result
-
-    def __call__(self, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
-        # Autograd knows nothing of these permutations. It would take the result for a view, and forbid some operations
-        # in place on it.
-        with _BelowViews():
-            first, second = self._first(first), self._second(second)
-            if bias is None:
-                return self._launchable(first, second).permute(self._result)
-            return self._launchable(first, second, bias).permute(self._result)
 
 
 def _by_torch(
@@ -264,10 +242,6 @@ def _gradient_by_torch(options: ConvOptions, dy: Tensor, x: Tensor, w: Tensor, i
     return _aten.convolution_backward.default(
         dy, x, w, None, stride, padding, dilation, False, unpadded, groups, mask
     )[index]
-
-
-def _copy(tensor: Tensor, order: Order) -> Tensor:
-    return tensor.permute(order).contiguous()
 
 
 def _plan(

@@ -67,7 +67,7 @@ def boo_layer_norm(
     if not torch.compiler.is_compiling() and is_eager(input, weight, bias):
         tensors = (input, weight, bias)
         if torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors):
-            return _apply(_compute, input, shape, weight, bias, eps)[0]
+            return _apply_eagerly(_compute, input, shape, weight, bias, eps)[0]
         return _compute(input, shape, weight, bias, eps)[0]
     if _C._are_functorch_transforms_active() or uses_torch(input, weight, bias):
         return functional.layer_norm(input, shape, weight, bias, eps)
@@ -240,7 +240,7 @@ def _layer_norm_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, 
     return None, dx, None, dw, db, None
 
 
-_apply = autograd_function(_layer_norm_forward, _layer_norm_backward)
+_apply, _apply_eagerly = autograd_function(_layer_norm_forward, _layer_norm_backward)
 
 
 def _differentiable(run: Callable[..., Three], *args: Any) -> Three:

@@ -36,11 +36,17 @@ def register_vmap(operator: Any, batched: Callable[..., Any]) -> None:
     _torch.library.register_vmap(f"{NAMESPACE}::{operator._opname}", _by_name(batched), lib=LIBRARY)
 
 
-def autograd_function(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """The `apply` of an autograd.Function with these methods, whose graphs refer to none of their modules."""
+def autograd_function(
+    forward: Callable[..., Any], backward: Callable[..., Any]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The `apply` of an autograd.Function with these methods, whose graphs refer to none of their modules.
+
+    The second one is faster, and only for calls that `is_eager` accepts: it knows nothing of `torch.func`.
+    """
     methods = {"forward": staticmethod(_by_name(forward)), "backward": staticmethod(_by_name(backward))}
     name = forward.__name__.strip("_").title().replace("_", "")
-    return type(name, (torch.autograd.Function,), methods).apply  # type: ignore[attr-defined]
+    function: Any = type(name, (torch.autograd.Function,), methods)
+    return function.apply, super(torch.autograd.Function, function).apply
 
 
 def _by_name(function: Callable[..., Any]) -> Callable[..., Any]:

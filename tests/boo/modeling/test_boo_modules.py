@@ -13,7 +13,8 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
-from dispatch_profiler.boo.launching import Launchable  # noqa: E402
+from recorded_launches import recorded_launches  # noqa: E402
+
 from dispatch_profiler.boo.modeling import (  # noqa: E402
     BooConv1d,
     BooConv2d,
@@ -38,16 +39,9 @@ def _use_one_cache(shared_cache: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    found: list[Any] = []
-    launch = Launchable.__call__
-
-    def record(self: Launchable, *args: Any, **options: Any) -> Any:
-        found.append(self)
-        return launch(self, *args, **options)
-
-    monkeypatch.setattr(Launchable, "__call__", record)
-    return found
+def launches() -> Iterator[list[Any]]:
+    with recorded_launches() as found:
+        yield found
 
 
 def both(axes: int, *args: Any, **options: Any) -> tuple[Any, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ from hypothesis import strategies as st
 torch: Any = pytest.importorskip("torch")
 
 from conv_samples import FUNCTIONS, LAST, close, conv, tensors  # noqa: E402
+from recorded_launches import failing_launches, recorded_launches  # noqa: E402
 
-from dispatch_profiler.boo import Launchable  # noqa: E402
-from dispatch_profiler.boo.ops import boo_conv, conv_plans  # noqa: E402
+from dispatch_profiler.boo.ops import boo_conv, conv_plans, kernel_views  # noqa: E402
 from dispatch_profiler.boo.ops import derived as derived_module  # noqa: E402
 from dispatch_profiler.errors import ToolError, UsageError  # noqa: E402
 
@@ -28,21 +29,6 @@ def _use_one_cache(shared_cache: None) -> Iterator[None]:
     conv_plans.forget_plans()
     yield
     conv_plans.forget_plans()
-
-
-@contextmanager
-def launches() -> Iterator[list[Any]]:
-    """The arguments of each launch in this block."""
-    found: list[Any] = []
-    launch = Launchable.__call__
-
-    def record(self: Launchable, *args: Any, **options: Any) -> Any:
-        found.append(args)
-        return launch(self, *args, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Launchable, "__call__", record)
-        yield found
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
@@ -60,7 +46,7 @@ def test_the_options_are_those_of_torch():
         ((x, w[:, :2]), {"groups": 2}),
         ((x, w[:4, :1]), {"groups": 4, "padding": 1}),
     ]:
-        with launches() as launched:
+        with recorded_launches() as launched:
             found = boo_conv(*args, **options)
         assert close(found, conv(*args, **options)), options
         assert launched, options
@@ -73,7 +59,7 @@ def test_types_and_formats(dtype: str):
     for x_format in (torch.contiguous_format, torch.channels_last):
         for w_format in (torch.contiguous_format, torch.channels_last):
             args = x.to(memory_format=x_format), w.to(memory_format=w_format), b
-            with launches() as launched:
+            with recorded_launches() as launched:
                 found = boo_conv(*args, padding=1)
             assert close(found, expected)
             assert found.stride() == conv(*args, padding=1).stride()
@@ -198,11 +184,12 @@ def test_neither_input_nor_result_is_copied(layout: str, monkeypatch: pytest.Mon
         x, names = permuted(x, layout), {"input_layout": layout, "output_layout": layout}
 
     for _ in range(3):
-        with launches() as launched:
+        with recorded_launches() as launched:
             y = boo_conv(x, w, b, **names)
-        ((seen, filters, bias),) = launched
-        assert (seen.data_ptr(), bias.data_ptr()) == (x.data_ptr(), b.data_ptr())
-        assert filters.data_ptr() == w.data_ptr() or layout == "NHWC"  # which reads FHWC
+        (launch,) = launched
+        assert (launch.reads[0], launch.reads[2]) == (x.data_ptr(), b.data_ptr())
+        assert launch.reads[1] == w.data_ptr() or layout == "NHWC"  # which reads FHWC
+        assert launch.writes == (y.data_ptr(),)
         assert y.untyped_storage().nbytes() == y.nbytes
 
 
@@ -228,9 +215,9 @@ def test_a_weight_is_permuted_once_for_each_version():
         for step in range(6):
             if step == 3:
                 w.mul_(2)
-            with launches() as launched:
+            with recorded_launches() as launched:
                 assert close(boo_conv(x, w, b), conv(x, w, b))
-            addresses.append(launched[0][1].data_ptr())
+            addresses.append(launched[0].reads[1])
 
     assert len(set(addresses[:3])) == len(set(addresses[3:])) == 1
     assert w.data_ptr() not in addresses
@@ -240,8 +227,8 @@ def test_weights_made_in_inference_mode_are_permuted_in_each_call_unless_pinned(
     monkeypatch: pytest.MonkeyPatch,
 ):
     copies: list[Any] = []
-    copy = conv_plans._copy
-    monkeypatch.setattr(conv_plans, "_copy", lambda *args: copies.append(args) or copy(*args))
+    copy = kernel_views._copy
+    monkeypatch.setattr(kernel_views, "_copy", lambda *args: copies.append(args) or copy(*args))
     x, w, b = tensors()
     with torch.inference_mode():
         x, w = x.to(memory_format=torch.channels_last), w.clone()
@@ -255,20 +242,63 @@ def test_weights_made_in_inference_mode_are_permuted_in_each_call_unless_pinned(
 
 
 def test_views_with_offsets_and_negatives():
-    """A launch copies what it cannot read in place."""
+    """A launch copies what it cannot read in place, also after others of the same shapes and strides."""
     x, w, b = tensors()
-    negative = torch._neg_view(x)
-    for view in (
-        x[1:],
-        x[:, :, 1:],
-        x[:, :, ::2],
-        x.expand(2, 4, 7, 6),
-        negative,
-        x.flip(2),
-        x[:1].expand(3, 4, 7, 6),
-    ):
+    boo_conv(x, w, b)
+    unaligned = torch.empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
+    for view in (torch._neg_view(x), unaligned, x[:, :, ::2], x.flip(2), x[:1].expand(2, 4, 7, 6)):
         assert close(boo_conv(view, w, b), conv(view, w, b))
-        assert close(boo_conv(view, w[:, :, 1:], b), conv(view, w[:, :, 1:], b))
+    for weight in (torch._neg_view(w), w.transpose(2, 3)):
+        assert close(boo_conv(x, weight, b), conv(x, weight, b))
+    for bias in (torch._neg_view(b), b.expand(2, 6).t().flatten()[::2], b[:1].expand(6)):
+        assert close(boo_conv(x, w, bias), conv(x, w, bias))
+
+
+def test_a_plan_serves_every_mode():
+    """What is kept of a call in one mode decides nothing in another one."""
+    x, w, b = tensors()
+    w.requires_grad_()
+    modes = [torch.inference_mode, torch.no_grad, torch.enable_grad]
+    for first in modes:
+        conv_plans.forget_plans()
+        for mode in (first, *modes):
+            with mode():
+                y = boo_conv(x, w, b)
+            assert close(y, conv(x, w, b))
+            assert (y.is_inference(), y.requires_grad) == (
+                mode is torch.inference_mode,
+                mode is torch.enable_grad,
+            )
+            assert not y._is_view()
+
+
+def test_arguments_that_compare_equal_are_not_the_same():
+    """True is 1 to a dictionary, and 1.0 too, which torch rejects."""
+    x, w, b = tensors()
+    boo_conv(x, w, b, 1, 1)
+    with pytest.raises(TypeError):
+        boo_conv(x, w, b, 1.0, 1)  # type: ignore[arg-type]
+    assert close(boo_conv(x, w, b, True, True), conv(x, w, b, 1, 1))
+
+
+def test_layouts_with_other_arguments():
+    """Lists, names of paddings and images without a batch, in layouts, with and without grad."""
+    x, w, b = tensors()
+    images, filters = permuted(x, "NHWC"), permuted(w, "NHWC").requires_grad_()
+    for options in ({"padding": [1, 1]}, {"padding": "same"}, {"padding": 1}):
+        expected = permuted(conv(x, w, b, **options), "NHWC")
+        for context in (torch.no_grad, torch.enable_grad):
+            with context():
+                found = boo_conv(images, filters, b, shared_layout="NHWC", **options)
+                assert close(found, expected)
+                assert found.requires_grad == torch.is_grad_enabled()
+                assert found.is_contiguous()
+                single = boo_conv(images[0], filters, b, shared_layout="NHWC", **options)
+                assert close(single, expected[0])
+    with torch.no_grad():  # by torch: kernels do not compute integers
+        found = boo_conv(images.long(), filters.long(), shared_layout="NHWC")
+        assert torch.equal(found, permuted(conv(x.long(), w.long()), "NHWC"))
+        assert found.is_contiguous()
 
 
 # -- errors and fallbacks ---------------------------------------------------------------------------
@@ -334,23 +364,19 @@ def test_an_invalid_variable_is_an_error_and_leaves_nothing(monkeypatch: pytest.
 @pytest.mark.parametrize("dtype", ["int64", "complex64"])
 def test_types_without_kernels_are_computed_by_torch(dtype: str):
     x, w = (torch.ones(shape).to(getattr(torch, dtype)) for shape in ((1, 2, 4, 4), (3, 2, 2, 2)))
-    with launches() as launched:
+    with recorded_launches() as launched:
         assert torch.equal(boo_conv(x, w), conv(x, w))
     assert not launched
 
 
-def test_a_kernel_that_fails_costs_one_message(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    def fail(*_: Any, **__: Any) -> Any:
-        raise ToolError("the compiler crashed")
-
+def test_a_kernel_that_fails_costs_one_message(caplog: pytest.LogCaptureFixture):
     x, w, b = tensors()
-    monkeypatch.setattr(Launchable, "__call__", fail)
-    with caplog.at_level(logging.WARNING, "dispatch_profiler.boo"):
+    with (
+        failing_launches(ToolError("the compiler crashed")),
+        caplog.at_level(logging.WARNING, "dispatch_profiler.boo"),
+    ):
         for _ in range(3):
             assert close(boo_conv(x, w, b), conv(x, w, b))
-    monkeypatch.undo()
 
     assert [record.getMessage() for record in caplog.records] == [
         "a convolution of (2, 4, 7, 6) is computed by torch: the compiler crashed"
@@ -472,3 +498,15 @@ def test_threads():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
+def test_a_forked_process_launches_kernels_of_its_own():
+    x, w, b = tensors()
+    expected = boo_conv(x, w, b)
+    child = os.fork()
+    if not child:
+        with recorded_launches() as launched:
+            found = boo_conv(x, w, b), boo_conv(x, w, b)
+        os._exit(0 if len(launched) == 2 and all(each.equal(expected) for each in found) else 1)
+    assert os.waitpid(child, 0)[1] == 0

@@ -10,8 +10,8 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from conv_samples import close, conv, tensors  # noqa: E402
+from recorded_launches import recorded_launches  # noqa: E402
 
-from dispatch_profiler.boo.launching import Launchable  # noqa: E402
 from dispatch_profiler.boo.ops import boo_conv, conv_plans  # noqa: E402
 from dispatch_profiler.boo.ops.conv import _input_gradient, _weight_gradient, convolution  # noqa: E402
 from dispatch_profiler.errors import UsageError  # noqa: E402
@@ -27,17 +27,9 @@ def _use_one_cache(shared_cache: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The operation of each launch."""
-    found: list[str] = []
-    launch = Launchable.__call__
-
-    def record(self: Launchable, *args: Any, **options: Any) -> Any:
-        found.append(self.spec.operation.name)
-        return launch(self, *args, **options)
-
-    monkeypatch.setattr(Launchable, "__call__", record)
-    return found
+def launched() -> Iterator[list[Any]]:
+    with recorded_launches() as found:
+        yield found
 
 
 def gradients(function: Any, *args: Any, **options: Any) -> list[Any]:
@@ -51,7 +43,7 @@ def gradients(function: Any, *args: Any, **options: Any) -> list[Any]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 def test_gradients_are_those_of_torch(
-    kernels: str, dtype: str, last: bool, monkeypatch: pytest.MonkeyPatch, launched: list[str]
+    kernels: str, dtype: str, last: bool, monkeypatch: pytest.MonkeyPatch, launched: list[Any]
 ):
     monkeypatch.setenv(BACKWARD, kernels)
     x, w, b = tensors(dtype=getattr(torch, dtype), groups=2)
@@ -77,7 +69,7 @@ def test_first_and_second_derivatives_are_right(kernels: str, monkeypatch: pytes
 
 
 def test_only_the_gradients_that_are_needed_are_computed(
-    monkeypatch: pytest.MonkeyPatch, launched: list[str]
+    monkeypatch: pytest.MonkeyPatch, launched: list[Any]
 ):
     monkeypatch.setenv(BACKWARD, "1")
     x, w, b = tensors()
@@ -86,7 +78,7 @@ def test_only_the_gradients_that_are_needed_are_computed(
     assert len(launched) == 2
 
 
-def test_the_variable_is_read_in_each_backward(monkeypatch: pytest.MonkeyPatch, launched: list[str]):
+def test_the_variable_is_read_in_each_backward(monkeypatch: pytest.MonkeyPatch, launched: list[Any]):
     x, w, b = tensors()
     w.requires_grad_()
     y = boo_conv(x, w, b)

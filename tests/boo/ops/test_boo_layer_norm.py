@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from conv_samples import close  # noqa: E402
+from recorded_launches import recorded_launches  # noqa: E402
 
-from dispatch_profiler.boo.launching import Launchable  # noqa: E402
 from dispatch_profiler.boo.ops import boo_layer_norm  # noqa: E402
 from dispatch_profiler.boo.ops import layer_norm as module  # noqa: E402
 
@@ -24,16 +25,9 @@ def _use_one_cache(shared_cache: None) -> None:
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    found: list[Any] = []
-    launch = Launchable.__call__
-
-    def record(self: Launchable, *args: Any, **options: Any) -> Any:
-        found.append(self)
-        return launch(self, *args, **options)
-
-    monkeypatch.setattr(Launchable, "__call__", record)
-    return found
+def launched() -> Iterator[list[Any]]:
+    with recorded_launches() as found:
+        yield found
 
 
 def tensors(dtype: str = "float32") -> tuple[Any, Any, Any]:
