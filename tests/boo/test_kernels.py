@@ -342,6 +342,17 @@ def test_a_tuning_spec_is_passed_to_the_compiler(tmp_path: Path):
     assert [each.flags for each in rest] == [()]
 
 
+def test_a_library_is_read_once_until_its_file_changes(tmp_path: Path):
+    """A large one takes half a second, and a model prepares its kernels several times."""
+    path = save_library(tmp_path, TILES)
+    first = Tuning.read(path, CPU, IreeCompiler())
+    assert Tuning.read(path, CPU, IreeCompiler()) is first
+
+    other = CpuTiles((16, 16), (8, 8, 4))
+    assert save_library(tmp_path, other) == path
+    assert configurations(MATMUL, Tuning.read(path, CPU, IreeCompiler())) == [Tuned(other), Default()]
+
+
 def test_an_empty_name_means_no_tuning():
     """Forms are used still: they are how this package computes convolutions."""
     tuning = Tuning.read("", CPU, IreeCompiler())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from dispatch_profiler.boo.environment import LOGGER, TUNING_VARIABLE
@@ -14,7 +14,7 @@ from dispatch_profiler.compiler.triton import triton_version
 from dispatch_profiler.configurations import Default, KernelSource
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.library.library import Library
+from dispatch_profiler.library.library import Library, library_file
 from dispatch_profiler.library.shipped import find_library, shipped_for
 from dispatch_profiler.library.tuned import TunedConfigurations
 from dispatch_profiler.operations import Operation
@@ -54,10 +54,10 @@ class Tuning:
         if path.suffix == _SPEC_SUFFIX and path.is_file():
             return cls(flags=(f"{_SPEC_FLAG}={path.absolute()}",))
         try:
-            library = Library.load(find_library(path))
+            file = library_file(find_library(path)).absolute()
+            return _of_library(file, _version(file), target, compiler.revision)
         except UsageError as error:
             raise UsageError(f"{TUNING_VARIABLE}: {error}", hint=error.hint) from error
-        return cls(TunedConfigurations(library, target, compiler.revision, ignores_epilogues=True))
 
     def variants(
         self, operation: Operation, target: Target, *, packs_weight: bool = False
@@ -97,6 +97,21 @@ class Tuning:
         if form is not None:
             yield Variant(Dispatch(operation, form))
         yield Variant(default)
+
+
+def _version(file: Path) -> tuple[int, ...]:
+    """Changes when the file is written; empty if it cannot be read."""
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@lru_cache(maxsize=4)
+def _of_library(file: Path, version: tuple[int, ...], target: Target, revision: str) -> Tuning:
+    """What a library has for a target. It is read once for each `version` of the file: a large one takes half a second."""
+    return Tuning(TunedConfigurations(Library.load(file), target, revision, ignores_epilogues=True))
 
 
 def _with_packed(variants: Iterable[Variant]) -> Iterator[Variant]:
