@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import lru_cache
@@ -52,6 +53,16 @@ class InProcessWorker:
         self.close()
 
 
+class InProcessCompiler(InProcessWorker):
+    """The same for compilers: one call at a time, because threads share the compiler's session, which aborts then."""
+
+    _turn = threading.Lock()
+
+    def call(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        with self._turn:
+            return super().call(function, *arguments, **options)
+
+
 #: What a process of `device_worker` has, and its value before the start.
 FRESH_STATE = {
     **dict.fromkeys(("_device", "_library", "_monitor", "_references", "_run_delay", "_sentinel")),
@@ -73,6 +84,7 @@ def use_fresh_device_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def use_in_process_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compilers and devices work in this process until the test ends."""
-    for module in (pool, workers, hardware):
+    monkeypatch.setattr(pool, "Worker", InProcessCompiler)
+    for module in (workers, hardware):
         monkeypatch.setattr(module, "Worker", InProcessWorker)
     use_fresh_device_worker(monkeypatch)
