@@ -8,10 +8,11 @@ torch.compile(model, backend=backend(nested_backend="inductor", fusion_schema=..
 from __future__ import annotations
 
 from dispatch_profiler.boo.backends._backend import Backend, backend, iree_boo, iree_boo_inductor
-from dispatch_profiler.boo.backends.explaining import Explanation, RegionReport, explain
+from dispatch_profiler.boo.backends.explaining import ChoiceReport, Explanation, RegionReport, explain
 
 __all__ = [
     "Backend",
+    "ChoiceReport",
     "Explanation",
     "RegionReport",
     "backend",

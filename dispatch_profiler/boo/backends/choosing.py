@@ -7,9 +7,10 @@ torch's threads and those of the kernels costs time. So whole graphs are compile
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import statistics
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from dispatch_profiler.boo.backends.rounds import (
     as_call,
     fastest,
     keeps_random_states,
+    relative_times,
     samples,
 )
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
@@ -36,7 +38,7 @@ _log = logging.getLogger(LOGGER)
 #: The candidate without regions.
 ALONE = "alone"
 #: What the names of notes begin with.
-NOTE = "graph"
+NOTE = "choice"
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,28 @@ Build = Callable[[Candidate], Callable[..., Any]]
 
 
 @dataclass(frozen=True)
+class Decision:
+    """The candidate that computes a graph, and the time of each one that was measured relative to that of `ALONE`."""
+
+    chosen: str
+    relative: Mapping[str, float]
+
+    @property
+    def note(self) -> str:
+        """The text for a cache."""
+        return json.dumps({"chosen": self.chosen, **self.relative})
+
+    @classmethod
+    def of(cls, note: str) -> Decision | None:
+        """What `note` was made of; None if that is damaged."""
+        try:
+            relative = dict(json.loads(note))
+            return cls(str(relative.pop("chosen")), {name: float(each) for name, each in relative.items()})
+        except (ValueError, TypeError, KeyError):
+            return None
+
+
+@dataclass(frozen=True)
 class Choice:
     """Decides how graphs are computed, by measuring each once.
 
@@ -102,13 +126,13 @@ class Choice:
             return build(plan.candidates[0])
         decided = plan.decisions.get(plan.note)
         for each in plan.candidates:
-            if each.name == decided:
+            if decided is not None and each.name == decided.chosen:
                 return build(each)
         built = self._built(plan.candidates, build)
-        name, count = self._measured(graph, built)
-        if count == len(plan.candidates):  # otherwise, what failed may work in the next process
-            plan.decisions.put(plan.note, name)
-        return built[name]
+        decision = self._measured(graph, built)
+        if len(decision.relative) == len(plan.candidates):  # what failed may work in the next process
+            plan.decisions.put(plan.note, decision)
+        return built[decision.chosen]
 
     def _plan(self, graph: Graph, schema: FusionSchema, device_of: Callable[[Region], DeviceUri]) -> _Plan:
         every = _distinct(graph.module.graph, schema)
@@ -129,17 +153,17 @@ class Choice:
                 self.report(f"a graph, {each.name}", error)
         return built
 
-    def _measured(self, graph: Graph, built: dict[str, Callable[..., Any]]) -> tuple[str, int]:
-        """The name of the fastest candidate, and how many were measured."""
+    def _measured(self, graph: Graph, built: dict[str, Callable[..., Any]]) -> Decision:
+        """The fastest candidate, and the times of those that could be measured."""
         try:
             return self._fastest(graph, built)
         except Exception as error:
             self.report("a graph that could not be measured", error)
-            return ALONE, 0
+            return Decision(ALONE, {})
         finally:
             forget_calls()  # of candidates that lost, with the operands that they derived
 
-    def _fastest(self, graph: Graph, built: dict[str, Callable[..., Any]]) -> tuple[str, int]:
+    def _fastest(self, graph: Graph, built: dict[str, Callable[..., Any]]) -> Decision:
         """As `_measured`, on real tensors."""
         from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -161,7 +185,7 @@ class Choice:
             f"{name} {statistics.median(each) * 1e3:.3f} ms" for name, each in zip(names, taken, strict=True)
         )
         _log.info("%s is the fastest with %s: %s", chosen, self.name, shown)
-        return chosen, len(names)
+        return Decision(chosen, dict(zip(names, relative_times(taken), strict=True)))
 
     def _note(self, graph: Graph, schema: FusionSchema, kernels: Sequence[str]) -> str:
         """What a decision depends on: kernels and so library and compiler, the graph, torch, and threads."""
@@ -231,7 +255,7 @@ class _Decisions:
     known: MutableMapping[str, str]
     kernels: Sequence[str]
 
-    def get(self, note: str) -> str | None:
+    def get(self, note: str) -> Decision | None:
         cache = self._cache()
         if note not in self.known and cache is not None:
             for key in self.kernels:
@@ -239,14 +263,14 @@ class _Decisions:
                 if found is not None:
                     self.known[note] = found
                     break
-        return self.known.get(note)
+        return Decision.of(self.known.get(note, ""))
 
-    def put(self, note: str, name: str) -> None:
-        self.known[note] = name
+    def put(self, note: str, decision: Decision) -> None:
+        self.known[note] = decision.note
         cache = self._cache()
         if cache is not None:
             for key in self.kernels:
-                cache.add_note(key, note, name)
+                cache.add_note(key, note, decision.note)
                 if note in cache.notes(key):
                     return
 

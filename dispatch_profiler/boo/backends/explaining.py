@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.backends._backend import Backend, backend, boxed
-from dispatch_profiler.boo.backends._graphs import connecting_regions, device_of, unusable_kernels
+from dispatch_profiler.boo.backends._backend import Backend, _GraphCompiler, backend, boxed
+from dispatch_profiler.boo.backends._graphs import connecting_regions, copied, device_of, unusable_kernels
+from dispatch_profiler.boo.backends.choosing import Decision, candidates
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns, region_seconds
 from dispatch_profiler.boo.environment import launch_settings, uses_backward_kernels
 from dispatch_profiler.boo.fusion.matching import Region, Rejected, find_regions
 from dispatch_profiler.boo.fusion.nodes import mark_parameters
-from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, Root
+from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, FusionSchema, Root
 from dispatch_profiler.boo.kernels import OperationKernels
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.operations import Operation
@@ -62,10 +63,32 @@ class RegionReport:
 
 
 @dataclass(frozen=True)
+class ChoiceReport:
+    """How autotune decided that a graph is computed.
+
+    `chosen` is the name of a candidate, and `relative` has the time of each candidate relative to the nested backend
+    alone, which is called `alone`. `graph` is as in `RegionReport`.
+    """
+
+    graph: str
+    chosen: str
+    relative: Mapping[str, float]
+
+    def __str__(self) -> str:
+        fastest_first = sorted(self.relative.items(), key=lambda each: each[1])
+        times = ", ".join(f"{name} {time:.2f}" for name, time in fastest_first)
+        return f"{self.graph:9}  autotune chose {self.chosen}; times relative to the nested backend: {times}"
+
+
+@dataclass(frozen=True)
 class Explanation:
-    """What `explain` found. `str()` of it is a table; speedups are those over eager torch."""
+    """What `explain` found. `str()` of it is a table; speedups are those over eager torch.
+
+    `choices` has each graph that a backend with `autotune` measured, now or earlier.
+    """
 
     regions: tuple[RegionReport, ...]
+    choices: tuple[ChoiceReport, ...] = ()
 
     @property
     def operations(self) -> Counter[Operation]:
@@ -75,7 +98,8 @@ class Explanation:
 
     def __str__(self) -> str:
         fused = sum(each.is_fused for each in self.regions)
-        return "\n".join([f"{fused} of {len(self.regions)} regions are fused", *map(str, self.regions)])
+        title = f"{fused} of {len(self.regions)} regions are fused"
+        return "\n".join([title, *map(str, self.choices), *map(str, self.regions)])
 
 
 def explain(
@@ -88,24 +112,32 @@ def explain(
     """List the regions of `model(*inputs)`: what is fused or left to torch and why, and how fast it is.
 
     With grad enabled and parameters that require it, these are the regions of forward and backward. Kernels are
-    compiled, and each different region is measured beside eager torch, in turns; without `measure`, it is not. `model`
-    is not changed. Raises what torch.compile raises.
+    compiled, and each different region is measured beside eager torch, in turns; without `measure`, it is not. If
+    `backend` has `autotune`, each graph is compiled and measured as `torch.compile` does, unless the decision is known,
+    and the regions are those of the chosen candidate. `model` is not changed. Raises what torch.compile raises.
     """
-    graphs: list[tuple[str, Any]] = []
-    _capture(model, inputs, graphs)
     found: list[RegionReport] = []
+    choices: list[ChoiceReport] = []
     measured: dict[Any, tuple[float | None, float | None]] = {}
-    for name, module in graphs:
+    for name, module, decision in _capture(model, inputs, backend):
         schema = backend.schema if name == "inference" else backend.schema.without(Root.GLUE)
         if name == "backward" and uses_backward_kernels():
             schema = schema.with_rules(BACKWARD_FUSIONS)
+        if decision is not None:
+            choices.append(ChoiceReport(name, decision.chosen, decision.relative))
+            schema = _schema_of(decision, schema)
         regions, rejected = find_regions(module.graph, schema)
         failed = unusable_kernels(regions)
         usable = [each for each in regions if each.spec.operation not in failed]
         regions += connecting_regions(module.graph, usable, schema, failed)
         reports = [_report(name, each, failed, measure, measured) for each in regions]
         found += _in_order(module.graph, regions, reports, name, rejected)
-    return Explanation(tuple(found))
+    return Explanation(tuple(found), tuple(choices))
+
+
+def _schema_of(decision: Decision, schema: FusionSchema) -> FusionSchema:
+    (found,) = [each.schema for each in candidates(schema) if each.name == decision.chosen]
+    return found
 
 
 def _in_order(
@@ -124,25 +156,36 @@ def _in_order(
     return [report for _, report in sorted(every, key=lambda pair: pair[0])]
 
 
-def _capture(model: Callable[..., Any], inputs: Sequence[Any], graphs: list[tuple[str, Any]]) -> None:
+#: `inference`, `forward` or `backward`, a graph of AOTAutograd, and what autotune decided about it.
+_Captured = tuple[str, Any, Decision | None]
+
+
+def _capture(model: Callable[..., Any], inputs: Sequence[Any], backend: Backend) -> list[_Captured]:
     """The graphs of AOTAutograd, as the backend gets them."""
     from torch._dynamo.backends.common import aot_autograd
 
-    def keep(name: str) -> Callable[..., Any]:
-        def compiler(module: Any, example_inputs: Any) -> Any:
-            if name == "inference":
-                mark_parameters(module.graph)
-            graphs.append((name, module))
-            return boxed(module.forward)
+    graphs: list[_Captured] = []
 
-        return compiler
+    def capturing(module: Any, example_inputs: Sequence[Any]) -> Any:
+        def keep(name: str) -> Callable[..., Any]:
+            def compiler(graph: Any, graph_inputs: Any) -> Any:
+                decision = _decision(name, graph, graph_inputs, backend, example_inputs)
+                if name == "inference":
+                    mark_parameters(graph.graph)
+                graphs.append((name, graph, decision))
+                return boxed(graph.forward)
 
-    capturing = aot_autograd(
-        fw_compiler=keep("forward"),
-        bw_compiler=keep("backward"),
-        inference_compiler=keep("inference"),
-        decompositions={},
-    )
+            return compiler
+
+        made = aot_autograd(
+            fw_compiler=keep("forward"),
+            bw_compiler=keep("backward"),
+            inference_compiler=keep("inference"),
+            decompositions={},
+            **_GraphCompiler(backend, {}, False, []).partition(),
+        )
+        return made(module, example_inputs)
+
     outputs = _torch.compile(model, backend=capturing, dynamic=False)(*inputs)
     # The graph of the backward is made when it is needed.
     found = outputs if isinstance(outputs, (tuple, list)) else [outputs]
@@ -151,8 +194,22 @@ def _capture(model: Callable[..., Any], inputs: Sequence[Any], graphs: list[tupl
         each for each in (*parameters, *inputs) if isinstance(each, torch.Tensor) and each.requires_grad
     ]
     differentiable = [each for each in found if isinstance(each, torch.Tensor) and each.requires_grad]
-    if leaves and differentiable and not any(name == "backward" for name, _ in graphs):
+    if leaves and differentiable and not any(name == "backward" for name, _, _ in graphs):
         _torch.autograd.grad([each.sum() for each in differentiable], leaves, allow_unused=True)
+    return graphs
+
+
+def _decision(
+    name: str, module: Any, example_inputs: Sequence[Any], backend: Backend, real_inputs: Sequence[Any]
+) -> Decision | None:
+    """What autotune decides about a graph, or has decided; None if `backend` does not measure it."""
+    if not backend.autotune:
+        return None
+    known: dict[str, str] = {}
+    compiler = _GraphCompiler(replace(backend, _decisions=known), {}, True, list(real_inputs))
+    getattr(compiler, name)(copied(module), example_inputs)
+    notes = list(known.values())
+    return Decision.of(notes[0]) if notes else None
 
 
 def _report(

@@ -136,6 +136,12 @@ def fastest(taken: Sequence[Sequence[float]]) -> int:
     return 0 if 0 in left and _ratio(taken[best], taken[0]) > _FASTER else best
 
 
+def relative_times(taken: Sequence[Sequence[float]]) -> list[float]:
+    """The time of each function relative to that of the first one, by the rounds in which both were called."""
+    common = [min(len(each), len(taken[0])) for each in taken]
+    return [_ratio(each[:count], taken[0][:count]) for each, count in zip(taken, common, strict=True)]
+
+
 def samples(example_inputs: Sequence[Any], real: Sequence[Any]) -> list[Any]:
     """Tensors for the inputs of a graph, whose example inputs may be fake: with their shapes, strides and types.
 

@@ -142,6 +142,15 @@ def test_decisions_last_as_long_as_the_backend_without_a_cache(monkeypatch: pyte
     assert measure.counts == [2]
 
 
+@pytest.mark.parametrize(
+    "note", ["", "fused", "[]", '{"fused": 1}', '{"chosen": "fused", "alone": "x"}', "3"]
+)
+def test_a_damaged_note_is_no_decision(note: str) -> None:
+    assert choosing.Decision.of(note) is None
+    decision = choosing.Decision("fused", {"alone": 1.0, "fused": 0.5})
+    assert choosing.Decision.of(decision.note) == decision
+
+
 def test_options_of_torch_compile_turn_it_on() -> None:
     model, x = Mixed().eval(), torch.randn(2, 8, 6, 6)
     measure = Times(0)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import pytest
 import torch
-from compiled_models import Block
+from compiled_models import Block, check_equals_eager
+from test_autotune import Mixed, tuned
 from torch import nn
 from torch.nn import functional
 
-from dispatch_profiler.boo.backends import explain
+from dispatch_profiler.boo.backends import choosing, explain
 from dispatch_profiler.boo.backends.measuring import in_turns, region_seconds
 from dispatch_profiler.boo.fusion.matching import find_regions
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, DEFAULT_SUPPORTED_BOO_FUSIONS
@@ -64,6 +66,39 @@ def test_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.graph for each in found.regions] == ["forward", "backward", "backward"]
     assert all(each.is_fused and each.speedup is None for each in found.regions)
     assert model.weight.grad is None
+
+
+@pytest.mark.parametrize(
+    ("best", "chosen", "roots"),
+    [(0, "alone", []), (3, "fused", ["conv2d", "conv2d", "layer"])],
+)
+def test_what_autotune_chose(
+    monkeypatch: pytest.MonkeyPatch, best: int, chosen: str, roots: list[str]
+) -> None:
+    monkeypatch.setattr(choosing, "NOTE", uuid.uuid4().hex)
+    model, x = Mixed().eval(), torch.randn(2, 8, 6, 6)
+    made, measure = tuned(best)
+    with torch.no_grad():
+        found = explain(model, [x], backend=made, measure=None)
+    (choice,) = found.choices
+    assert (choice.graph, choice.chosen) == ("inference", chosen)
+    assert choice.relative["alone"] == 1
+    assert choice.relative["fused"] == pytest.approx(0.5 if best else 2)
+    fused = [each.operation.name.partition("_")[0] for each in found.regions if each.operation]
+    assert [each for each in fused if each != "glue"] == roots
+    assert f"autotune chose {chosen}; times relative to the nested backend: {chosen} " in str(found)
+    # The decision is that of torch.compile, which does not measure again, and neither does this.
+    check_equals_eager(model, made, x)
+    with torch.no_grad():
+        assert explain(model, [x], backend=made, measure=None) == found
+    assert measure.counts == [5]
+
+
+def test_what_autotune_chose_for_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "NOTE", uuid.uuid4().hex)
+    found = explain(nn.Conv2d(3, 4, 3), [torch.randn(1, 3, 6, 6)], backend=tuned(1)[0], measure=None)
+    assert [each.graph for each in found.choices] == ["forward"]
+    assert [each.graph for each in found.regions] == ["forward"]
 
 
 def test_both_sides_of_a_measurement_compute_the_region(monkeypatch: pytest.MonkeyPatch) -> None:

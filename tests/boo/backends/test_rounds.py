@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dispatch_profiler.boo.backends.rounds import Clock, fastest, in_rounds, samples
+from dispatch_profiler.boo.backends.rounds import Clock, fastest, in_rounds, relative_times, samples
 
 
 class Machine:
@@ -106,6 +106,12 @@ def test_the_fastest_is_found_by_rounds_whose_sides_were_measured_one_after_the_
     assert fastest([[1.0, 3.0, 3.0], [0.995, 2.985, 2.985]]) == 0
     # The first one was given up.
     assert fastest([[9.0, 9.0], [1.0, 1.0, 1.0], [0.99, 0.99, 0.99]]) == 2
+
+
+def test_times_relative_to_the_first_function_are_those_of_common_rounds() -> None:
+    assert relative_times([[1.0, 3.0, 3.0], [0.5, 1.5, 1.5], [2.0]]) == pytest.approx([1, 0.5, 2])
+    # The first one was given up.
+    assert relative_times([[2.0], [1.0, 3.0, 9.0]]) == pytest.approx([1, 0.5])
 
 
 def test_what_a_function_raises_is_raised() -> None:
