@@ -23,6 +23,7 @@ from dispatch_profiler.boo.backends._graphs import (
 )
 from dispatch_profiler.boo.backends.choosing import Candidate, Choice, Graph
 from dispatch_profiler.boo.backends.gradient_choice import GradientChoice
+from dispatch_profiler.boo.backends.inductor import prepare_inductor
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns
 from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds
 from dispatch_profiler.boo.environment import LOGGER, configure_logging, uses_backward_kernels
@@ -196,9 +197,17 @@ class _GraphCompiler:
         except Exception as error:
             fallbacks.report("a graph is not fused", error)
             fused = FusedGraph(module, (), ())
-        if self.backend.nested is None:
+        if self.backend.nested is None or self._leaves_nothing(fused):
             return boxed(with_direct_calls(fused, strict=self.backend.strict).forward)
         return self._nested(fused.module, example_inputs)
+
+    def _leaves_nothing(self, fused: FusedGraph) -> bool:
+        """Whether inductor, which takes seconds to load, would only call our kernels.
+
+        With options, it is asked all the same, since it checks them; on a GPU, it may record a CUDA graph.
+        """
+        is_inductor = self.backend.nested == _INDUCTOR and not self.options
+        return is_inductor and fused.is_whole and device_of(fused.regions[0]).is_local
 
     def _nested(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # What a backend returns takes separate arguments, even where it is marked as taking a list.
@@ -209,6 +218,8 @@ class _GraphCompiler:
 
         nested = self.backend.nested
         options = self.options
+        if nested == _INDUCTOR:
+            prepare_inductor(module)
         compiler = lookup_backend(nested) if isinstance(nested, str) else nested
         if nested == _INDUCTOR and options:
             # As torch.compile does for inductor: this checks the options, too.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,12 @@ class FusedGraph:
     module: Any
     regions: tuple[Region, ...]
     rejected: tuple[Rejected, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether our kernels compute all of it, so that a nested backend has nothing to compile."""
+        calls = [node for node in self.module.graph.nodes if node.op not in ("placeholder", "output")]
+        return bool(calls) and all(node.target in (REGIONS, operator.getitem) for node in calls)
 
 
 @dataclass

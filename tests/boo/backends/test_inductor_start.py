@@ -1,0 +1,79 @@
+"""Inductor is left out where nothing is left to it, and what it asks about the CPU is asked early."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from compiled_models import check_equals_eager
+from torch import nn
+
+from dispatch_profiler.boo.backends import _backend, backend, inductor
+
+
+@pytest.fixture
+def nested(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that inductor gets, which eager torch computes in its place."""
+    found: list[Any] = []
+
+    def compile_nested(self: Any, module: Any, example_inputs: Any) -> Any:
+        found.append(module)
+        return module.forward
+
+    monkeypatch.setattr(_backend._GraphCompiler, "_compile_nested", compile_nested)
+    return found
+
+
+def convolution(*others: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), *others).eval()
+
+
+def test_a_graph_of_regions_alone_needs_no_inductor(nested: list[Any]) -> None:
+    x = torch.randn(1, 3, 6, 6).to(memory_format=torch.channels_last)
+    check_equals_eager(convolution(), backend("inductor"), x)
+    assert nested == []
+
+
+def test_inductor_gets_what_is_left(nested: list[Any]) -> None:
+    check_equals_eager(
+        convolution(nn.Flatten(), nn.Linear(64, 5)), backend("inductor"), torch.randn(1, 3, 6, 6)
+    )
+    assert len(nested) == 1
+    check_equals_eager(nn.Linear(8, 5).eval(), backend("inductor"), torch.randn(1, 8))
+    assert len(nested) == 2
+
+
+def test_inductor_gets_its_options_and_other_backends_get_everything(nested: list[Any]) -> None:
+    x = torch.randn(1, 3, 6, 6)
+    check_equals_eager(convolution(), backend("inductor"), x, options={"max_autotune": False})
+    check_equals_eager(convolution(), backend("aot_eager"), x)
+    assert len(nested) == 2
+
+
+def graph_of(device: str) -> Any:
+    graph: Any = torch.fx.Graph()
+    graph.placeholder("x").meta["val"] = torch.empty(2, device=device)
+    graph.output(())
+    return torch.fx.GraphModule({}, graph)
+
+
+def test_vector_instructions_are_asked_for_once_and_only_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import cpu_vec_isa
+
+    asked: list[str] = []
+    is_asked = threading.Event()
+
+    def ask() -> None:
+        asked.append(threading.current_thread().name)
+        is_asked.set()
+        raise OSError("planted")  # which is left to inductor
+
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", ask)
+    inductor._start.cache_clear()
+    inductor.prepare_inductor(graph_of("meta"))
+    for _ in range(2):
+        inductor.prepare_inductor(graph_of("cpu"))
+    assert is_asked.wait(60)
+    assert asked == ["vector instructions"]
