@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from dispatch_profiler.boo.backends.quiet import wait_for_children
 from dispatch_profiler.boo.backends.rounds import (
     Rounds,
     as_call,
@@ -178,6 +179,7 @@ class Choice:
                     except Exception as error:
                         del runs[name]
                         self.report(f"a graph, {name}", error)
+                wait_for_children()
                 taken = self.measure(list(runs.values()))
         names = list(runs)
         chosen = names[fastest(taken)]

@@ -1,8 +1,22 @@
-"""Operators of PyTorch that our kernels compute, and values derived from parameters."""
+"""Operators of PyTorch that our kernels compute, and values derived from parameters.
+
+The names in `__all__` can be imported from here. Each is loaded on first use, since backends need derived values only.
+"""
 
 from __future__ import annotations
 
-from dispatch_profiler.boo.ops.conv import boo_conv
-from dispatch_profiler.boo.ops.layer_norm import boo_layer_norm
+from typing import TYPE_CHECKING
 
-__all__ = ["boo_conv", "boo_layer_norm"]
+from dispatch_profiler.exports import exported
+
+if TYPE_CHECKING:
+    from dispatch_profiler.boo.ops.conv import (
+        boo_conv as boo_conv,
+    )
+    from dispatch_profiler.boo.ops.layer_norm import (
+        boo_layer_norm as boo_layer_norm,
+    )
+
+#: Module -> the names that this package exports from it.
+_PROVIDED = {"conv": ("boo_conv",), "layer_norm": ("boo_layer_norm",)}
+__all__, __getattr__, __dir__ = exported(__name__, _PROVIDED)
