@@ -4,66 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
-from dispatch_profiler.boo.ops.derived import VALUES, derive, sampled_words
+from dispatch_profiler.boo.launching.torch_types import Tensor
+from dispatch_profiler.boo.ops.derived import SourceState, derive
 
 #: The inputs of a run -> an operand of a kernel, flat.
 Read = Callable[[Sequence[Tensor]], Tensor]
-#: What may change of a tensor that stays the same object, read without a function of Python.
-_VERSION: Any = attrgetter("_version")
-_ADDRESS: Any = torch.Tensor.data_ptr
-_STRIDE: Any = torch.Tensor.stride
-_WORD: Any = attrgetter("value")
-
-
-@dataclass(frozen=True, eq=False)
-class _State:
-    """What tensors were when something was derived from them."""
-
-    ids: list[int]
-    versions: list[int]
-    addresses: list[int]
-    strides: list[tuple[int, ...]]
-    words: list[Any]
-    sampled: list[int]
-    forgotten: int
-    #: These drop what was derived as a tensor dies, so that no other object has its `id`.
-    references: list[weakref.ref[Any]]
-
-    @classmethod
-    def of(cls, sources: Sequence[Tensor], drop: Callable[[object], None]) -> _State | None:
-        """The present state; None if writes to one of `sources` could not be noticed."""
-        if any(type(each) not in PLAIN or each.is_inference() for each in sources):
-            return None
-        words = [word for each in sources for word in sampled_words(each)]
-        return cls(
-            list(map(id, sources)),
-            list(map(_VERSION, sources)),
-            list(map(_ADDRESS, sources)),
-            list(map(_STRIDE, sources)),
-            words,
-            list(map(_WORD, words)),
-            VALUES.forgotten,
-            [weakref.ref(each, drop) for each in sources],
-        )
-
-    def is_current(self, sources: Sequence[Tensor]) -> bool:
-        """Whether `sources` are the same tensors, and have not been written to, nor forgotten."""
-        return (
-            list(map(id, sources)) == self.ids
-            and list(map(_VERSION, sources)) == self.versions
-            and list(map(_ADDRESS, sources)) == self.addresses
-            and list(map(_STRIDE, sources)) == self.strides
-            and list(map(_WORD, self.words)) == self.sampled
-            and VALUES.forgotten == self.forgotten
-        )
 
 
 class Operands:
@@ -80,7 +29,7 @@ class Operands:
         #: The inputs that are parameters, from which the others derive.
         self._parameters: list[int] = []
         #: Replaced as a whole, so that threads see one state or another.
-        self._last: tuple[_State, list[Any]] | None = None
+        self._last: tuple[SourceState, list[Any]] | None = None
 
     def __len__(self) -> int:
         return len(self._reads)
@@ -109,7 +58,7 @@ class Operands:
     def _read(self, inputs: Sequence[Tensor], sources: Sequence[Tensor]) -> list[Tensor]:
         self._last = None
         # Before the operands: a write while they are read makes the state outdated.
-        state = _State.of(sources, _dropping(self))
+        state = SourceState.of(sources, _dropping(self))
         operands = [read(inputs) for read in self._reads]
         if state is not None:
             kept: list[Any] = operands.copy()
@@ -129,7 +78,7 @@ class Derived:
         self._name = name
         self._make = make
         #: Replaced as a whole, so that threads see one state or another.
-        self._last: tuple[_State, Tensor] | None = None
+        self._last: tuple[SourceState, Tensor] | None = None
 
     def __call__(self, sources: Sequence[Tensor]) -> Tensor:
         last = self._last
@@ -140,7 +89,7 @@ class Derived:
     def _search(self, sources: Sequence[Tensor]) -> Tensor:
         self._last = None
         # Before `derive`: a write while it runs makes the state outdated.
-        state = _State.of(sources, _dropping(self))
+        state = SourceState.of(sources, _dropping(self))
         if state is None:
             return derive(self._name, sources, lambda: self._make(*sources))
         # Modes that watch a model's first call would keep the value from being shared. These are plain tensors.

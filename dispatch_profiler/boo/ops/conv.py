@@ -44,6 +44,7 @@ from dispatch_profiler.boo.ops.library import (
 _aten: Any = torch.ops.aten
 #: (options, x, w, b) -> the result
 _compute_forward: Callable[..., Tensor] = partial(compute, Forward())
+_compute_without_grad: Callable[..., Tensor] = partial(compute, Forward(packs=True))
 _NO_LAYOUTS = (None, None, None, None)
 
 
@@ -177,7 +178,7 @@ def _eagerly(x: Tensor, w: Tensor, b: Tensor | None, options: ConvOptions) -> Te
     """The result for tensors and a state that `is_eager` accepts, without the dispatcher."""
     if _records(x, w, b):
         return _apply_eagerly(_compute_forward, x, w, b, options)
-    return _compute_forward(options, x, w, b)
+    return _compute_without_grad(options, x, w, b)
 
 
 def _records(x: Tensor, w: Tensor, b: Tensor | None) -> bool:

@@ -14,13 +14,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as functional
 
-from dispatch_profiler.boo.driver.launch import get_launchable
 from dispatch_profiler.boo.environment import LOGGER, launch_settings, settings_state
-from dispatch_profiler.boo.launching import Launchable
 from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
 from dispatch_profiler.boo.op_exports import Mode
 from dispatch_profiler.boo.op_exports.conv import ConvSignature
-from dispatch_profiler.boo.ops.kernel_views import ByKernel, KernelView, kernel_view, weight_view
+from dispatch_profiler.boo.ops.kernel_plans import ByKernel, ByPackedKernel
+from dispatch_profiler.boo.ops.kernel_views import KernelView, kernel_view, weight_view
 from dispatch_profiler.boo.ops.layouts import (
     CHANNELS_FIRST,
     layout_of,
@@ -67,7 +66,12 @@ _plans: dict[Any, Plan] = {}
 
 
 class Forward(NamedTuple):
-    """`compute(Forward(), options, x, w, b)`: the result, with torch's axes."""
+    """`compute(Forward(), options, x, w, b)`: the result, with torch's axes.
+
+    `packs` weights that stay as they are: for calls without gradients.
+    """
+
+    packs: bool = False
 
     def by_torch(self, options: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         """torch's own result."""
@@ -81,13 +85,14 @@ class Forward(NamedTuple):
     def plan(self, options: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None) -> Plan:
         """The plan for a launch. Raises OperationError."""
         layout = options.output_layout or result_layout(x, w)
-        return ByKernel(*_forward(options, x, w, b, layout), to_torch(layout), x, b)
+        plan = ByKernel(*_forward(options, x, w, b, layout), to_torch(layout), x, b)
+        return _packing(plan, x, w) if self.packs else plan
 
 
 class ForwardInLayouts(NamedTuple):
     """`compute(ForwardInLayouts(...), options, x, w, b)`: the result, of tensors with axes in these layouts.
 
-    The options have no layout of their own.
+    For calls without gradients. The options have no layout of their own.
     """
 
     x: str
@@ -106,9 +111,9 @@ class ForwardInLayouts(NamedTuple):
     def plan(self, options: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None) -> Plan:
         """The plan for a launch. Raises OperationError."""
         of_x, of_w = to_torch(self.x), to_torch(self.w)
-        launchable, (x_view, w_view) = _forward(options, x.permute(of_x), w.permute(of_w), b, self.y)
+        signature, (x_view, w_view) = _forward(options, x.permute(of_x), w.permute(of_w), b, self.y)
         views = x_view.after(of_x), w_view.after(of_w)
-        return ByKernel(launchable, views, tuple(range(len(of_x))), x, b)
+        return _packing(ByKernel(signature, views, tuple(range(len(of_x))), x, b), x, w)
 
 
 class InputGradient(NamedTuple):
@@ -131,8 +136,8 @@ class InputGradient(NamedTuple):
         dy_view = kernel_view(dy, layout)
         w_view = weight_view(w, dy_view.order)
         layouts = layout, layout_of(w_view.order), layout_of(dy_view.order)
-        launchable = _launchable((self.shape, w.shape), options, layouts, dy.dtype, mode=Mode.INPUT_BACKWARD)
-        return ByKernel(launchable, (dy_view, w_view), to_torch(layout), dy)
+        signature = _signature((self.shape, w.shape), options, layouts, dy.dtype, mode=Mode.INPUT_BACKWARD)
+        return ByKernel(signature, (dy_view, w_view), to_torch(layout), dy)
 
 
 class WeightGradient(NamedTuple):
@@ -154,8 +159,8 @@ class WeightGradient(NamedTuple):
         layout = options.output_layout or CHANNELS_FIRST[len(self.shape) - 2]
         dy_view, x_view = kernel_view(dy, layout), kernel_view(x, layout)
         layouts = layout_of(x_view.order), layout, layout_of(dy_view.order)
-        launchable = _launchable((x.shape, self.shape), options, layouts, dy.dtype, mode=Mode.WEIGHT_BACKWARD)
-        return ByKernel(launchable, (dy_view, x_view), to_torch(layout), dy)
+        signature = _signature((x.shape, self.shape), options, layouts, dy.dtype, mode=Mode.WEIGHT_BACKWARD)
+        return ByKernel(signature, (dy_view, x_view), to_torch(layout), dy)
 
 
 Direction = Forward | ForwardInLayouts | InputGradient | WeightGradient
@@ -167,6 +172,7 @@ def compute(
     """A result or gradient of tensors with torch's axes, without autograd. Raises torch's errors for what it rejects."""
     try:
         key = (
+            type(direction),  # as tuples, directions of two classes may be equal
             direction,
             options,
             first.shape,
@@ -206,13 +212,19 @@ def forget_plans() -> None:
 
 def _forward(
     options: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None, layout: str
-) -> tuple[Launchable, tuple[KernelView, KernelView]]:
+) -> tuple[ConvSignature, tuple[KernelView, KernelView]]:
     """What computes a result with memory in `layout`, and how it reads input and weight. Raises OperationError."""
     x_view = kernel_view(x, layout)
     w_view = weight_view(w, x_view.order)
     layouts = layout_of(x_view.order), layout_of(w_view.order), layout
-    launchable = _launchable((x.shape, w.shape), options, layouts, x.dtype, bias=b is not None)
-    return launchable, (x_view, w_view)
+    signature = _signature((x.shape, w.shape), options, layouts, x.dtype, bias=b is not None)
+    return signature, (x_view, w_view)
+
+
+def _packing(plan: ByKernel, x: Tensor, w: Tensor) -> Plan:
+    """The plan with packed weights where these save time: if a weight is at least as large as the images."""
+    images = x.numel() + math.prod(plan.signature.launch.results[0].shape)
+    return ByPackedKernel(plan) if x.is_cpu and w.numel() >= images else plan
 
 
 def output_shape(x: Sequence[int], w: Sequence[int], options: ConvOptions) -> tuple[int, ...]:
@@ -262,14 +274,14 @@ def _plan(
         return by_torch
 
 
-def _launchable(
+def _signature(
     shapes: tuple[Sequence[int], Sequence[int]],
     options: ConvOptions,
     layouts: tuple[str, str, str],
     dtype: Any,
     **fields: Any,
-) -> Launchable:
-    """The launchable for input and weight of these shapes, with torch's axes, in these layouts.
+) -> ConvSignature:
+    """The signature for input and weight of these shapes, with torch's axes, in these layouts.
 
     Raises OperationError.
     """
@@ -288,7 +300,7 @@ def _launchable(
         **fields,
     )
     _ = signature.launch  # raises here, not at the first launch
-    return get_launchable(signature)
+    return signature
 
 
 def _tensor_reason(*tensors: Tensor | None) -> str:

@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +31,11 @@ _torch: Any = torch
 _SAMPLES = 8
 #: The version of a pinned inference tensor.
 _PINNED = -1
+#: What may change of a tensor that stays the same object, read without a function of Python.
+_VERSION: Any = attrgetter("_version")
+_ADDRESS: Any = torch.Tensor.data_ptr
+_STRIDE: Any = torch.Tensor.stride
+_WORD: Any = attrgetter("value")
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +98,7 @@ class DerivedValues:
         """
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            self._pinned[id(storage)] = weakref.ref(storage, _drop(self._pinned, id(storage)))
+            self._pinned[id(storage)] = weakref.ref(storage, dropping(self._pinned, id(storage)))
 
     def unpin(self, *tensors: Tensor) -> None:
         """Take back what `pin` promised for the memory of `tensors`."""
@@ -109,6 +115,10 @@ class DerivedValues:
         for key, entry in list(self._entries.items()):
             if gone.intersection(id(each()) for each in entry.storages):
                 self._entries.pop(key, None)
+
+    def keeps(self, tensor: Tensor) -> bool:
+        """Whether what derives from `tensor` is kept, as far as its class and its version decide it."""
+        return self._versions([tensor]) is not None
 
     # -- how sources are recognized --------------------------------------------------------------
 
@@ -142,13 +152,13 @@ class DerivedValues:
             entry = _Entry(value, versions, words, sampled, [])
             storages = [tensor.untyped_storage() for tensor in sources]
             if _is_ready(value, storages):
-                drop = _drop(self._entries, key)
+                drop = dropping(self._entries, key)
                 entry.storages.extend(weakref.ref(each, drop) for each in storages)
                 self._entries[key] = entry
             return entry
 
 
-def _drop(kept: dict[Any, Any], key: Hashable) -> Callable[[object], None]:
+def dropping(kept: dict[Any, Any], key: Hashable) -> Callable[[object], None]:
     """What drops an entry. It takes no lock, because the garbage collector may run it anywhere."""
 
     def drop(_: object) -> None:
@@ -212,3 +222,49 @@ def _is_ready(value: Any, storages: Sequence[Any]) -> bool:
 #: What all operators of this process share.
 VALUES = DerivedValues()
 derive, pin, unpin, forget = VALUES.derive, VALUES.pin, VALUES.unpin, VALUES.forget
+
+
+@dataclass(frozen=True, eq=False)
+class SourceState:
+    """What tensors were when something was derived from them: faster to compare than `derive` is to find a value.
+
+    For those who keep what they derive from the same tensors, in the same order.
+    """
+
+    ids: list[int]
+    versions: list[int]
+    addresses: list[int]
+    strides: list[tuple[int, ...]]
+    words: list[Any]
+    sampled: list[int]
+    forgotten: int
+    #: These drop what was derived as a tensor dies, so that no other object has its `id`.
+    references: list[weakref.ref[Any]]
+
+    @classmethod
+    def of(cls, sources: Sequence[Tensor], drop: Callable[[object], None]) -> SourceState | None:
+        """The present state; None if writes to one of `sources` could not be noticed."""
+        if any(type(each) not in PLAIN or each.is_inference() for each in sources):
+            return None
+        words = [word for each in sources for word in sampled_words(each)]
+        return cls(
+            list(map(id, sources)),
+            list(map(_VERSION, sources)),
+            list(map(_ADDRESS, sources)),
+            list(map(_STRIDE, sources)),
+            words,
+            list(map(_WORD, words)),
+            VALUES.forgotten,
+            [weakref.ref(each, drop) for each in sources],
+        )
+
+    def is_current(self, sources: Sequence[Tensor]) -> bool:
+        """Whether `sources` are the same tensors, and have not been written to, nor forgotten."""
+        return (
+            list(map(id, sources)) == self.ids
+            and list(map(_VERSION, sources)) == self.versions
+            and list(map(_ADDRESS, sources)) == self.addresses
+            and list(map(_STRIDE, sources)) == self.strides
+            and list(map(_WORD, self.words)) == self.sampled
+            and VALUES.forgotten == self.forgotten
+        )

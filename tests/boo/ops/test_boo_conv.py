@@ -228,7 +228,9 @@ def test_weights_made_in_inference_mode_are_permuted_in_each_call_unless_pinned(
 ):
     copies: list[Any] = []
     copy = kernel_views._copy
-    monkeypatch.setattr(kernel_views, "_copy", lambda *args: copies.append(args) or copy(*args))
+    monkeypatch.setattr(
+        kernel_views, "_copy", lambda tensor, order: copies.append(tensor) or copy(tensor, order)
+    )
     x, w, b = tensors()
     with torch.inference_mode():
         x, w = x.to(memory_format=torch.channels_last), w.clone()

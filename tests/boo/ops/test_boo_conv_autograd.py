@@ -68,6 +68,13 @@ def test_first_and_second_derivatives_are_right(kernels: str, monkeypatch: pytes
     assert torch.autograd.gradgradcheck(lambda *args: boo_conv(*args, padding=1), args)
 
 
+def test_gradients_of_an_input_and_a_weight_of_one_shape(monkeypatch: pytest.MonkeyPatch):
+    """They are two operations, although all their tensors have the same shapes."""
+    monkeypatch.setenv(BACKWARD, "1")
+    x, w = torch.randn(2, 2, 3, 3), torch.randn(2, 2, 3, 3)
+    assert all(map(close, gradients(boo_conv, x, w), gradients(conv, x, w)))
+
+
 def test_only_the_gradients_that_are_needed_are_computed(
     monkeypatch: pytest.MonkeyPatch, launched: list[Any]
 ):
