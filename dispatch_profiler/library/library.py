@@ -108,9 +108,10 @@ class Library:
             seen.add(entry.purpose)
         return found
 
-    def readable(self) -> Iterator[Entry]:
-        """The entries that are not damaged."""
-        for at in range(len(self._items)):
+    def readable(self, prefix: str = "") -> Iterator[Entry]:
+        """The entries that are not damaged, of operations whose names begin with `prefix`; others are not parsed."""
+        places = [at for name, every in self._places.items() if name.startswith(prefix) for at in every]
+        for at in sorted(places):
             with contextlib.suppress(UsageError):
                 yield self._entry(at)
 

@@ -75,29 +75,26 @@ class TunedConfigurations:
     def _near(self, operation: Operation) -> Iterator[Entry]:
         """Entries of other operations that `operation` may use, the best first."""
         if self.ignores_epilogues:
-            same = self._by_sums.get(operation.without_epilogue, [])
+            same = self._of_sums(operation.without_epilogue)
             yield from (each for each in same if each.operation != operation)
         if self.uses_nearest:
             yield from self._similar.of(operation)
 
-    @cached_property
-    def _by_sums(self) -> dict[Operation, list[Entry]]:
-        """`_usable` by operations without their epilogues; those that have none come first, then packed weights."""
-        found: dict[Operation, list[Entry]] = {}
-        for each in sorted(self._usable, key=lambda each: (len(each.operation.name), not each.packs_weight)):
-            found.setdefault(each.operation.without_epilogue, []).append(each)
-        return found
+    def _of_sums(self, sums: Operation) -> list[Entry]:
+        """The usable entries of `sums` with any epilogue; that with none comes first, then packed weights."""
+        # Only these are parsed: names of epilogues are at the end.
+        found = [each for each in self._usable(sums.name) if each.operation.without_epilogue == sums]
+        return sorted(found, key=lambda each: (len(each.operation.name), not each.packs_weight))
 
     @cached_property
     def _similar(self) -> SimilarEntries:
-        return SimilarEntries(self._usable)
+        return SimilarEntries(self._usable())
 
-    @cached_property
-    def _usable(self) -> tuple[Entry, ...]:
-        """Entries for this target and compiler, without damaged ones."""
+    def _usable(self, prefix: str = "") -> tuple[Entry, ...]:
+        """Entries for this target and compiler, without damaged ones; `prefix` is that of `Library.readable`."""
         return tuple(
             each
-            for each in self.library.readable()
+            for each in self.library.readable(prefix)
             if not self._foreign_reason(each) and (self.packed_weights or not each.packs_weight)
         )
 

@@ -95,6 +95,18 @@ def test_a_damaged_entry_does_not_affect_the_others():
             use()
 
 
+def test_only_entries_with_the_prefix_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library.load(Library(EVERY).save(Path("tuned")))
+    parsed: list[str] = []
+    parse = library_module.entry_of
+    monkeypatch.setattr(
+        library_module, "entry_of", lambda row, origins: (parsed.append(row["name"]), parse(row, origins))[1]
+    )
+    assert set(library.readable("conv2d_")) == {EVERY[2]}
+    assert parsed == [CONVOLUTION.name]
+    assert set(library.readable()) == set(EVERY)
+
+
 def changed(**values: Any) -> None:
     """A library of one entry, in which these fields are others."""
     file = Library(EVERY[:1]).save(Path("tuned"))
