@@ -58,6 +58,30 @@ def recorded_launches() -> Iterator[list[Launch]]:
 
 
 @contextmanager
+def recorded_copies() -> Iterator[list[str]]:
+    """The methods of tensors that copied elements in this block, when Python called them."""
+    import torch
+
+    found: list[str] = []
+
+    def recording(name: str) -> Any:
+        method = getattr(torch.Tensor, name)
+
+        def call(self: Any, *args: Any, **options: Any) -> Any:
+            returned = method(self, *args, **options)
+            if name == "copy_" or returned.data_ptr() != self.data_ptr():
+                found.append(name)
+            return returned
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("clone", "contiguous", "copy_", "to", "reshape", "resolve_neg"):
+            patch.setattr(torch.Tensor, name, recording(name), raising=False)
+        yield found
+
+
+@contextmanager
 def failing_launches(error: Exception) -> Iterator[None]:
     """Each launch in this block raises `error`."""
 

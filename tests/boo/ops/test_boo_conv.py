@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 torch: Any = pytest.importorskip("torch")
 
 from conv_samples import FUNCTIONS, LAST, close, conv, tensors  # noqa: E402
-from recorded_launches import failing_launches, recorded_launches  # noqa: E402
+from recorded_launches import failing_launches, recorded_copies, recorded_launches  # noqa: E402
 
 from dispatch_profiler.boo.ops import boo_conv, conv_plans, kernel_views  # noqa: E402
 from dispatch_profiler.boo.ops import derived as derived_module  # noqa: E402
@@ -205,6 +205,22 @@ def test_no_operator_of_torch_copies_in_a_call():
     assert seen["dispatch_profiler::convolution"] == 2
     assert (seen["aten::clone"], seen["aten::copy_"]) == (1, 1)  # that of this test
     assert not {"aten::contiguous", "aten::_to_copy", "aten::convolution"} & set(seen)
+
+
+@pytest.mark.parametrize("layout", ["", "NCHW"])
+@pytest.mark.parametrize("grad", [False, True], ids=["", "requires_grad"])
+def test_no_method_of_tensors_copies_in_an_eager_call(layout: str, grad: bool):
+    """Profilers see other calls than programs without one."""
+    x, w, b = (each.requires_grad_(grad) for each in tensors())
+    for _ in range(2):
+        with recorded_copies() as copies, recorded_launches() as launched:
+            y = boo_conv(x, w, b, shared_layout=layout or None)
+        assert not copies
+        assert launched[0].reads == (x.data_ptr(), w.data_ptr(), b.data_ptr())
+        assert launched[0].writes == (y.data_ptr(),)
+    with recorded_copies() as copies:
+        x.detach().clone(), x.detach().contiguous(), x.detach().transpose(2, 3).contiguous()
+    assert copies == ["clone", "contiguous"]
 
 
 def test_a_weight_is_permuted_once_for_each_version():

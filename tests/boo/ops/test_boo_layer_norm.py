@@ -10,7 +10,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from conv_samples import close  # noqa: E402
-from recorded_launches import recorded_launches  # noqa: E402
+from recorded_launches import recorded_copies, recorded_launches  # noqa: E402
 
 from dispatch_profiler.boo.ops import boo_layer_norm  # noqa: E402
 from dispatch_profiler.boo.ops import layer_norm as module  # noqa: E402
@@ -51,6 +51,18 @@ def test_results_and_gradients_are_those_of_torch(
             outcomes.append([y, *(each.grad for each in leaves)])
         assert all(map(close, *outcomes))
         assert len(launched) == count
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["", "requires_grad"])
+def test_neither_input_nor_result_is_copied(grad: bool, launched: list[Any]):
+    args = [each.requires_grad_(grad) for each in tensors()]
+    for _ in range(2):
+        launched.clear()
+        with recorded_copies() as copies:
+            y = boo_layer_norm(args[0], (8,), *args[1:])
+        assert not copies
+        assert launched[0].reads == tuple(each.data_ptr() for each in args)
+        assert launched[0].writes[0] == y.data_ptr()
 
 
 def test_other_shapes_and_absent_parameters(launched: list[Any]):
