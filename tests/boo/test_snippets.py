@@ -71,7 +71,7 @@ ELLIPSES = {
 
 
 @pytest.fixture(autouse=True)
-def _caches(shared_cache: None, in_process: None) -> None:
+def _caches(shared_cache: None) -> None:
     torch._dynamo.reset()
 
 

@@ -21,7 +21,7 @@ theirs = torch.nn.functional.layer_norm
 
 
 @pytest.fixture(autouse=True)
-def _use_one_cache(shared_cache: None, in_process: None) -> None:
+def _use_one_cache(shared_cache: None) -> None:
     module._launchables.clear()
 
 
