@@ -1,8 +1,8 @@
 """Small random networks of convolutions, norms, activations and residuals agree with eager torch, also their gradients.
 
 A network has one to three layers of 2 or 4 channels, on one or two images of 6 x 6 pixels in either memory format. Each
-is compiled by `iree_boo`, gradients of every other one by our kernels; and one in four each also with `autotune`, by
-`iree_boo_inductor`, and by that with `autotune`. Which candidate `autotune` finds the fastest is drawn.
+is compiled by `iree_boo`, gradients of every other one by our kernels; one in four also with `autotune`, and one in eight
+each by `iree_boo_inductor` and by that with `autotune`. Which candidate `autotune` finds the fastest is drawn.
 """
 
 from __future__ import annotations
@@ -31,6 +31,13 @@ _ACTIVATIONS = (
     nn.Tanh,
     nn.Hardtanh,
     nn.Hardswish,
+)
+
+
+#: Nested backend and `autotune` of the second backend, which compiles pairs of networks in turns; (None, False): none.
+_ALSO = (
+    *((None, True), ("inductor", False), (None, False), ("inductor", True)),
+    *((None, True), (None, False), (None, False), (None, False)),
 )
 
 
@@ -81,7 +88,7 @@ def backends(seed: int) -> Iterator[Backend]:
     gradients = BACKWARD_FUSIONS if seed % 2 else ()
     schema = BOO_FUSIONS_WITH_MATRIX_PRODUCTS.with_rules(gradients)
     yield backend(None, schema, strict=True)
-    nested, autotune = ((None, True), ("inductor", False), ("inductor", True), (None, False))[seed // 2 % 4]
+    nested, autotune = _ALSO[seed // 2 % len(_ALSO)]
     if nested or autotune:
         yield replace(backend(nested, schema, autotune, strict=True), measure=drawn(random.Random(seed)))
 
@@ -128,7 +135,7 @@ def check_compiled(model: nn.Module, made: Backend, x: torch.Tensor, *, trains: 
 
 
 # Those that inductor compiles as well are slow.
-@pytest.mark.parametrize("seed", [0, 1, 6, 7, 14, 15])
+@pytest.mark.parametrize("seed", [0, 1, 4, 5, 10, 11])
 def test_a_random_network(seed: int) -> None:
     check(seed)
 
