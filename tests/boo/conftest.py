@@ -1,5 +1,5 @@
 """Kernels of these tests are compiled in their own process: a compiler process takes longer to start than most kernels
-to compile. That compilers have processes of their own is tested in tests/compiler."""
+to compile. Those of tests/boo/ops have processes, as kernels of users do."""
 
 from __future__ import annotations
 
@@ -7,5 +7,6 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _compile_in_this_process(in_process: None) -> None:
-    pass
+def _compile_in_this_process(request: pytest.FixtureRequest) -> None:
+    if request.path.parent.name != "ops":
+        request.getfixturevalue("in_process")
