@@ -202,7 +202,7 @@ def _program(module: IrModule, request: BuildRequest) -> Callable[[bytes], str] 
 
 def _vmfbs(phases: Phases, module: IrModule, flags: tuple[str, ...], repeat: int) -> tuple[bytes, bytes]:
     """A module at phase `hal`, with its code -> verify vmfb and profile vmfb. Consumes `module`."""
-    from dispatch_profiler.compiler.enqueuing import add_enqueuing
+    from dispatch_profiler.compiler.appending import add_appending
     from dispatch_profiler.compiler.recording import add_recordings
     from dispatch_profiler.compiler.repetition import repeated
 
@@ -212,7 +212,7 @@ def _vmfbs(phases: Phases, module: IrModule, flags: tuple[str, ...], repeat: int
             if each is not None:
                 add_recordings(each)
     elif profile is None:
-        add_enqueuing(module)
+        add_appending(module)
     verify = phases.vmfb(module, flags, _COMMANDS)
     return verify, verify if profile is None else phases.vmfb(profile, flags, _COMMANDS)
 

@@ -13,7 +13,9 @@ They are to `f` what capturing and launching a CUDA graph are to launching kerne
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from iree.compiler import ir
 
@@ -59,25 +61,71 @@ _REPLAYER = """util.func public @"{name}{replay}"(%commands: !hal.command_buffer
 
 
 @dataclass(frozen=True)
-class _Commands:
-    """A function that records commands, and the buffers that it takes."""
+class Commands:
+    """A function that records commands and returns them, and the buffers that it takes."""
 
     text: str
     buffers: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class EntryPoint:
+    """What an entry point does whose commands are one command buffer. All but the names is MLIR.
+
+    `preceding` has the lines before the execution: checks, and the buffers that `commands` takes.
+    """
+
+    name: str
+    parameters: str
+    preceding: tuple[str, ...]
+    commands: Commands
+    device: str
+
+    @property
+    def replay(self) -> str:
+        """The function that executes a command buffer, and waits."""
+        return _REPLAYER.format(name=self.name, replay=REPLAY, device=self.device)
+
+
+#: A temporary buffer's name and size, and the rest of what allocates it -> the lines that make another in its place.
+TakeBuffer = Callable[[re.Match[str]], str | None]
+
+
 def add_recordings(module: IrModule) -> None:
     """Add `f$record` and `f$replay` to a module at phase `hal`, for each entry point `f` that permits it."""
-    texts = {name: str(op) for name, op in module.symbols("util.func").items()}
-    for name, text in texts.items():
-        if text.startswith("util.func public"):
-            _insert(module, _recording(name, text, texts, module))
+    for name, text in _texts(module).items():
+        allocator = re.search(r"(%\S+) = hal\.device\.allocator<", text)
+        found = entry_point(module, name, partial(_kept_buffer, allocator[1] if allocator else ""))
+        if found is not None:
+            insert(module, (found.commands.text, _recorder(found), found.replay))
 
 
-def _insert(module: IrModule, functions: tuple[str, ...]) -> None:
+def _recorder(of: EntryPoint) -> str:
+    return _RECORDER.format(
+        name=of.name,
+        record=RECORD,
+        parameters=of.parameters,
+        body="\n".join(of.preceding),
+        buffers=", ".join(of.commands.buffers),
+        types=", ".join("!hal.buffer" for _ in of.commands.buffers),
+    )
+
+
+def _kept_buffer(allocator: str, temporary: re.Match[str]) -> str | None:
+    """A buffer that the command buffer keeps alive."""
+    found, affinity, type_, usage, size = temporary.groups()
+    return allocator and (
+        f"    {found} = hal.allocator.allocate<{allocator} : !hal.allocator> affinity({affinity}) "
+        f"type({type_}) usage({usage}) : !hal.buffer{{{size}}}"
+    )
+
+
+def _texts(module: IrModule) -> dict[str, str]:
+    return {name: str(op) for name, op in module.symbols("util.func").items()}
+
+
+def insert(module: IrModule, functions: Sequence[str]) -> None:
     """Add functions, as text, which may refer to the module's globals."""
-    if not functions:
-        return
     globals_ = (str(op) for op in module.symbols("util.global").values())
     parsed = IrModule.parse("\n".join((*globals_, *functions)), module.operation.context)
     end = ir.InsertionPoint(module.operation.regions[0].blocks[0])
@@ -86,73 +134,63 @@ def _insert(module: IrModule, functions: tuple[str, ...]) -> None:
         end.insert(op)
 
 
-def _recording(name: str, text: str, texts: dict[str, str], module: IrModule) -> tuple[str, ...]:
-    """The functions to add for an entry point; none if it does more than execute one command buffer."""
+def entry_point(module: IrModule, name: str, take_buffer: TakeBuffer) -> EntryPoint | None:
+    """The entry point `name` of a module at phase `hal`; None if it does more than execute one command buffer.
+
+    `take_buffer` makes the line that yields the buffer in place of a temporary one, or None if there can be none.
+    """
+    texts = _texts(module)
+    text = texts[name]
     execute = _EXECUTE.search(text)
+    # Private functions have no signature here.
     signature = re.match(r"util\.func public @[^(]+\((.*?)\) -> ", text)
     steps = re.findall(r"hal\.device\.queue\.(\w+)", text)
     if execute is None or signature is None or steps.count("execute") != 1 or set(steps) - _STEPS:
-        return ()
+        return None
     commands = _commands(name, text, execute, texts, module)
-    body = _body(text[: execute.start()].rstrip(), execute["commands"])
+    preceding = _preceding(text[: execute.start()].rstrip(), execute["commands"], take_buffer)
     device = re.search(rf"{re.escape(execute['device'])} = util\.global\.load (?:immutable )?@(\S+) ", text)
-    if commands is None or body is None or device is None:
-        return ()
-    recorder = _RECORDER.format(
-        name=name,
-        record=RECORD,
-        parameters=signature[1],
-        body="\n".join(body),
-        buffers=", ".join(commands.buffers),
-        types=", ".join("!hal.buffer" for _ in commands.buffers),
-    )
-    return commands.text, recorder, _REPLAYER.format(name=name, replay=REPLAY, device=device[1])
+    if commands is None or preceding is None or device is None:
+        return None
+    return EntryPoint(name, signature[1], tuple(preceding), commands, device[1])
 
 
-def _body(text: str, commands: str) -> list[str] | None:
-    """The lines before the execution, with buffers that are kept in place of temporary ones; None if others occur."""
-    allocator = re.search(r"(%\S+) = hal\.device\.allocator<", text)
+def _preceding(text: str, commands: str, take_buffer: TakeBuffer) -> list[str] | None:
+    """The lines before the execution, with other buffers in place of temporary ones; None if others occur."""
     kept = []
     for line in text.splitlines()[1:]:
         temporary = _ALLOCA.search(line)
-        if temporary and allocator:
-            found, affinity, type_, usage, size = temporary.groups()
-            kept.append(
-                f"    {found} = hal.allocator.allocate<{allocator[1]} : !hal.allocator> affinity({affinity}) "
-                f"type({type_}) usage({usage}) : !hal.buffer{{{size}}}"
-            )
-        elif line.lstrip().startswith(f"{commands} = ") or " = hal.fence.create " in line:
+        if line.lstrip().startswith(f"{commands} = ") or " = hal.fence.create " in line:
             continue
-        elif _PRECEDING.search(line):
-            kept.append(line)
-        else:
+        taken = take_buffer(temporary) if temporary else line if _PRECEDING.search(line) else None
+        if not taken:
             return None
+        kept.append(taken)
     return kept
 
 
 def _commands(
     name: str, text: str, execute: re.Match[str], texts: dict[str, str], module: IrModule
-) -> _Commands | None:
+) -> Commands | None:
     """The function that records the commands of an entry point, without a binding table."""
     commands = re.escape(execute["commands"])
     call = re.search(rf"{commands} = util\.call @(\S+?)\((.*?)\) ", text)
     if call:
-        recorder, buffers = call[1], tuple(call[2].split(", "))
-    else:
-        # Recorded when the module is loaded: then all buffers are slots of the binding table.
-        table = _BINDING.findall(execute["bindings"])
+        recorder, passed = call[1], tuple(call[2].split(", "))
+    else:  # recorded when the module is loaded
         stored = re.search(rf"{commands} = util\.global\.load (?:immutable )?@(\S+) ", text)
-        recorder = _initializer(module, stored[1]) if stored else ""
-        zeros = set(re.findall(r"(%\S+) = arith\.constant 0 : index", text))
-        if not recorder or any(offset not in zeros for _, offset in table):
-            return None
-        buffers = tuple(buffer for buffer, _ in table)
-    found = texts.get(recorder, "")
-    found, without_table = re.subn(r"(hal\.command_buffer\.create .*?) bindings\(%\S+\) :", r"\1 :", found)
+        recorder, passed = _initializer(module, stored[1]) if stored else "", ()
+    table = _BINDING.findall(execute["bindings"])
+    zeros = set(re.findall(r"(%\S+) = arith\.constant 0 : index", text))
+    if not recorder or any(offset not in zeros for _, offset in table):
+        return None
+    found, without_table = re.subn(
+        r"(hal\.command_buffer\.create .*?) bindings\(%\S+\) :", r"\1 :", texts.get(recorder, "")
+    )
     found = found.replace(f"@{recorder}(", f'@"{name}$commands"(', 1)
-    if not call:
-        found = _bound(found, len(buffers))
-    return _Commands(found, buffers) if without_table == 1 and not _SLOT.search(found) else None
+    found = _bound(found, len(table))
+    buffers = (*passed, *(buffer for buffer, _ in table))
+    return Commands(found, buffers) if without_table == 1 and not _SLOT.search(found) else None
 
 
 def _initializer(module: IrModule, stored: str) -> str:
@@ -168,12 +206,15 @@ def _initializer(module: IrModule, stored: str) -> str:
 
 
 def _bound(text: str, count: int) -> str:
-    """`text`, a function without parameters, with `count` buffers as parameters in place of the slots."""
+    """`text`, a function, with `count` buffers as further parameters in place of the slots of a binding table."""
     slots = dict(re.findall(r"(%\S+) = arith\.constant (\d+) : index", text))
-    parameters = ", ".join(f"%slot{each}: !hal.buffer" for each in range(count))
+    further = [f"%slot{each}: !hal.buffer" for each in range(count)]
+
+    def parameters(match: re.Match[str]) -> str:
+        return f"({', '.join([*([match[1]] if match[1] else []), *further])}) ->"
 
     def buffer(match: re.Match[str]) -> str:
         slot = slots.get(match[1], "")
         return f"(%slot{slot} : !hal.buffer)[" if slot and int(slot) < count else match[0]
 
-    return _SLOT.sub(buffer, text.replace("() ->", f"({parameters}) ->", 1))
+    return _SLOT.sub(buffer, re.sub(r"\((.*?)\) ->", parameters, text, count=1))

@@ -19,6 +19,7 @@ from dispatch_profiler.runtime.cuda_driver import find_gpu
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.runtime.hal_devices import hal_device
 from dispatch_profiler.runtime.iree_buffers import HAL_TYPES, IREE_ERRORS, IreeBuffer, run_error
+from dispatch_profiler.runtime.iree_commands import Appending
 
 
 @cache
@@ -103,9 +104,12 @@ class IreeProgram:
             raise RunError(f"the vmfb has no function {function}")
         return self._context.invoke, entry
 
-    def enqueue_point(self, function: str) -> Any:
-        """As `entry_point`'s entry, which takes two fences more and does not wait; None if `function` has none."""
-        return self._module.lookup_function(f"{function}$enqueue")
+    def appending(self, function: str) -> Appending | None:
+        """What adds calls of `function` to a command buffer; None if the vmfb has no entry points for that."""
+        try:
+            return Appending.of(self._context.invoke, self._module.lookup_function, function)
+        except IREE_ERRORS as error:
+            raise run_error("loading the program", error) from error
 
     def bind(self, function: str, *arguments: Arguments) -> IreeCall:
         """See `Program.bind`. Commands are recorded here, if the vmfb has entry points for it."""

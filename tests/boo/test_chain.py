@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from launch_samples import SMALL, Kernels, spec_of
 
 from dispatch_profiler.boo.launching import Launchable
+from dispatch_profiler.boo.launching import chain as chain_module
 from dispatch_profiler.boo.launching.chain import Chain, ChainStep, assign_slots
-from dispatch_profiler.boo.launching.loaded import LoadedKernel
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.runtime import RunError
+from dispatch_profiler.runtime.iree_commands import Appending
 
 #: 8 x 8 times 8 x 8.
 SQUARE = Matmul(8, 8, 8)
@@ -62,12 +63,73 @@ def test_later_calls_wait_once(monkeypatch: pytest.MonkeyPatch):
     chain, inputs = branched(), squares(3)
     chain(*inputs)
     monkeypatch.setattr(Launchable, "__call__", lambda *_: pytest.fail("launched on its own"))
-    enqueued = []
-    enqueue = LoadedKernel.enqueue
-    monkeypatch.setattr(LoadedKernel, "enqueue", lambda *args: (enqueued.append(args), enqueue(*args)))
+    appended, executed = [], []
+    append, finish = Appending.append, Appending.finish
 
-    assert torch.equal(chain(*inputs)[0], expected(*inputs)[0])
-    assert len(enqueued) == 3
+    def counted(self: Appending, commands: object) -> Callable[[], None]:
+        execute = finish(self, commands)
+        return lambda: (executed.append(commands), execute())[1]
+
+    monkeypatch.setattr(Appending, "append", lambda *args: (appended.append(args), append(*args)))
+    monkeypatch.setattr(Appending, "finish", counted)
+
+    for number in range(1, 11):
+        assert torch.equal(chain(*inputs)[0], expected(*inputs)[0])
+        assert len(executed) == number and len(appended) == 3  # recorded once
+
+
+@pytest.mark.parametrize("keep", [lambda y: y, lambda y: y.view(-1)[5:], lambda y: y.numpy()])
+def test_the_memory_of_a_result_is_used_again_once_nothing_refers_to_it(keep: Callable[[object], object]):
+    chain, inputs = branched(), squares(3)
+    chain(*inputs)
+    found = chain(*inputs)
+    address, kept = found[1].data_ptr(), keep(found[1])
+    del found
+    others = [chain(*inputs) for _ in range(6)]
+    assert address not in [each.data_ptr() for results in others for each in results]
+    assert torch.equal(torch.as_tensor(kept).view(-1)[-5:], expected(*inputs)[1].view(-1)[-5:])
+    del others
+    places = [tuple(each.data_ptr() for each in chain(*inputs)) for _ in range(4)]
+    assert places == [places[0]] * 4
+
+
+@pytest.mark.parametrize(
+    "change", [lambda storage: storage.resize_(0), lambda storage: storage.share_memory_()]
+)
+def test_memory_of_a_result_that_was_changed_is_not_used_again(change: Callable[[object], object]):
+    chain, inputs = branched(), squares(3)
+    chain(*inputs)
+    found = chain(*inputs)
+    change(found[0].untyped_storage())
+    del found
+    for _ in range(3):
+        assert all(map(torch.equal, chain(*inputs), expected(*inputs)))
+
+
+def test_recordings_are_replaced_when_there_are_many(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chain_module, "_KEPT_RECORDINGS", 2)
+    chain = branched()
+    every = [squares(3, seed) for seed in range(4)]
+    for inputs in every * 3:
+        assert torch.equal(chain(*inputs)[0], expected(*inputs)[0])
+    assert chain._plan is not None
+    assert [len(each.recordings) for each in chain._plan._memory] == [2]
+
+
+def test_only_changing_inputs_are_looked_at_while_the_state_is_the_same():
+    chain, state = branched(), object()
+    x, a, b = squares(3)
+    for _ in range(2):
+        chain.call([0], [x, a, b], state)
+    other = squares(3, seed=1)[0]
+    assert torch.equal(chain.call([0], [other, a, b], state)[0], expected(other, a, b)[0])
+    assert torch.equal(chain.call([0], [other, None, None], state)[0], expected(other, a, b)[0])
+    # Another state, and none: everything may differ.
+    for another in (object(), None, None):
+        new = squares(3, seed=2)
+        assert torch.equal(chain.call([0], new, another)[0], expected(*new)[0])
+    transposed = other.t().contiguous().t()
+    assert torch.equal(chain.call([0], [transposed, a, b], state)[0], expected(other, a, b)[0])
 
 
 def test_results_of_earlier_calls_keep_their_values():
@@ -98,16 +160,18 @@ def test_a_failed_launch_raises_its_error_and_later_calls_work(monkeypatch: pyte
     chain, inputs = branched(), squares(3)
     chain(*inputs)
     chain(*inputs)
-    enqueue, count = LoadedKernel.enqueue, iter(range(3))
+    append, count = Appending.append, iter(range(3))
 
-    def second_fails(self: LoadedKernel, arguments: Sequence[object], wait: object, signal: object) -> None:
+    def second_fails(self: Appending, views: Sequence[object], scratch: object, commands: object) -> None:
         # One argument less than the kernel takes.
-        enqueue(self, arguments[1:] if next(count) == 1 else arguments, wait, signal)
+        append(self, views[1:] if next(count) == 1 else views, scratch, commands)
 
+    others = squares(3, seed=1)
     with monkeypatch.context() as patched:
-        patched.setattr(LoadedKernel, "enqueue", second_fails)
+        patched.setattr(Appending, "append", second_fails)
         with pytest.raises(RunError, match=r"launching matmul_8x8x8_.*expected 5 arguments but passed 4"):
-            chain(*inputs)
+            chain(*others)
+    assert torch.equal(chain(*others)[0], expected(*others)[0])
     assert torch.equal(chain(*inputs)[0], expected(*inputs)[0])
 
 
@@ -152,8 +216,8 @@ def test_a_call_takes_as_many_inputs_as_the_chain():
 
 
 def test_kernels_with_different_numbers_of_threads_are_launched_one_by_one(monkeypatch: pytest.MonkeyPatch):
-    """Each number of threads is a device of its own, which fences of another do not order."""
-    monkeypatch.setattr(LoadedKernel, "enqueue", lambda *_: pytest.fail("enqueued"))
+    """Each number of threads is a device of its own, which does not execute the commands of another."""
+    monkeypatch.setattr(Appending, "append", lambda *_: pytest.fail("appended"))
     kernels = [Launchable(spec_of(SQUARE), Kernels(SQUARE), threads=threads) for threads in (None, 2, 3)]
     steps = [ChainStep(kernel, each) for kernel, each in zip(kernels, BRANCHED, strict=True)]
     chain, inputs = Chain(steps, 3, [5]), squares(3)
@@ -206,9 +270,9 @@ def test_a_chain_of_equal_sizes_needs_two_slots():
     assert bytes_ == [4, 4]
 
 
-def test_a_kernel_that_cannot_be_enqueued_is_launched(monkeypatch: pytest.MonkeyPatch):
+def test_a_kernel_that_cannot_be_appended_is_launched(monkeypatch: pytest.MonkeyPatch):
     chain, inputs = branched(), squares(3)
     on_threads = Launchable.on_threads
-    monkeypatch.setattr(Launchable, "on_threads", lambda self: replace(on_threads(self), enqueue_entry=None))
+    monkeypatch.setattr(Launchable, "on_threads", lambda self: replace(on_threads(self), appending=None))
     for _ in range(3):
         assert torch.equal(chain(*inputs)[0], expected(*inputs)[0])

@@ -46,7 +46,13 @@ def launch_is_right(launch: Launchable, seed: int = 0) -> bool:
 
 @pytest.mark.parametrize(
     ("sync", "task", "expected"),
-    [([3.0, 1.0], [2.0, 2.0], SYNC), ([3.0, 2.0], [9.0, 1.0], TASK), ([1.0], [1.0], SYNC)],
+    [
+        ([30e-6, 10e-6], [20e-6, 20e-6], SYNC),
+        ([30e-6, 20e-6], [90e-6, 10e-6], TASK),
+        ([10e-6], [10e-6], SYNC),
+        # As if another process used one of two cores.
+        ([600e-6], [700e-6], TASK),
+    ],
 )
 def test_the_driver_with_the_shortest_launch_is_chosen(
     sync: list[float], task: list[float], expected: DeviceUri

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import iree.runtime as rt
@@ -45,7 +46,10 @@ class RunCall:
         self._is_broken = False
 
     def _plan(self, launches: Sequence[PackedLaunch | Launchable]) -> tuple[Operands, Callable[..., Any]]:
-        """The operands that are read from the run's inputs, and what takes them. `launches` has that of each step."""
+        """The operands that are read from the run's inputs, and what takes what they return.
+
+        `launches` has that of each step.
+        """
         spec, found = self.spec, dict[Any, int]()
         launchables = [each.launchable if isinstance(each, PackedLaunch) else each for each in launches]
         operands = Operands()
@@ -74,7 +78,7 @@ class RunCall:
             launchable = launchables[0]
             numbers = [number for _, number in steps[0]]
             if len(launchable.spec.results) == 1:
-                return operands, lambda *read: (launchable(*[read[number] for number in numbers]),)
+                return operands, lambda read, _: (launchable(*[read[number] for number in numbers]),)
         chain = Chain(
             [
                 ChainStep(
@@ -85,7 +89,7 @@ class RunCall:
             count,
             outputs,
         )
-        return operands, chain
+        return operands, partial(chain.call, operands.changing)
 
     def _packed(
         self,

@@ -44,8 +44,17 @@ class Operands:
             self._changing.append(number)
         return number
 
-    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The operands for the inputs of a run, by their numbers. Raises what reading them raises."""
+    @property
+    def changing(self) -> tuple[int, ...]:
+        """The numbers of the operands that are read in each call."""
+        return tuple(self._changing)
+
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], object]:
+        """The operands for the inputs of a run, by their numbers, and what stands for the state of the parameters.
+
+        While that is the same object, and not None, the operands that are not `changing` are the same tensors, with the
+        same shape and memory. Raises what reading them raises.
+        """
         sources = [inputs[at] for at in self._parameters]
         last = self._last
         if last is None or not last[0].is_current(sources):
@@ -53,9 +62,9 @@ class Operands:
         operands = last[1].copy()
         for number in self._changing:
             operands[number] = self._reads[number](inputs)
-        return operands
+        return operands, last[0]
 
-    def _read(self, inputs: Sequence[Tensor], sources: Sequence[Tensor]) -> list[Tensor]:
+    def _read(self, inputs: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[list[Tensor], object]:
         self._last = None
         # Before the operands: a write while they are read makes the state outdated.
         state = SourceState.of(sources, _dropping(self))
@@ -65,7 +74,7 @@ class Operands:
             for number in self._changing:
                 kept[number] = None
             self._last = state, kept
-        return operands
+        return operands, state
 
 
 class Derived:

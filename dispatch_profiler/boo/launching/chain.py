@@ -1,8 +1,9 @@
-"""Chains of launches on the CPU: each waits for the previous one, and the caller waits once, for the last.
+"""Chains of launches on the CPU as one submission: each runs after the previous one, and the caller waits once.
 
-A launch on several threads wakes them up and is woken up itself, which takes 50 to 80 us on a virtual machine. In a
-chain, the threads find the next launch as soon as they finish one, and the caller prepares it meanwhile. What one
-launch leaves for others is in memory that the chain keeps.
+A launch on several threads wakes them up and is woken up itself, which takes 50 to 80 us on a virtual machine. A chain
+records the commands of its launches once, for the memory that it was called with; later calls with that memory only
+execute the recording, in which a launch follows another within a microsecond. What one launch leaves for others is in
+memory that the chain keeps.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import iree.runtime as rt
 import torch
 
 from dispatch_profiler.boo.aligned import ALIGNMENT
@@ -27,17 +27,23 @@ from dispatch_profiler.boo.launching.torch_fast import expected_of, matches
 from dispatch_profiler.boo.launching.torch_threads import release_torch_threads
 from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
 from dispatch_profiler.errors import UsageError
+from dispatch_profiler.operations import element_type
 from dispatch_profiler.runtime.iree import IreeDevice
 from dispatch_profiler.runtime.iree_buffers import IREE_ERRORS
 
-#: Buffer views that are kept for one argument: parameters have the same few addresses again and again.
-_KEPT_VIEWS = 64
+#: Recordings that are kept for each memory: inputs have the same few addresses again and again.
+_KEPT_RECORDINGS = 32
+#: Memory for outputs that is kept for later calls, as often as this: callers hold some outputs while others are computed.
+_KEPT_OUTPUTS = 3
+_torch: Any = torch
 
 #: Seconds from which a chain is long enough that torch's threads are ended for it, which costs a fourth of this.
 _LONG = 0.5e-3
 
 #: Address of a dense tensor -> its buffer view.
 _View = Callable[[int], Any]
+#: Executes recorded launches, and waits.
+_Recording = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -65,19 +71,24 @@ class Chain:
         self.outputs = tuple(outputs)
         self._values = _values(self.steps, inputs)
         _check_outputs(self.outputs, inputs, len(self._values))
-        #: The inputs that steps take, and what they have to be.
-        self._taken = [at for at in range(inputs) if self._values[at] is not None]
-        self._expected = expected_of(each for each in self._values[:inputs] if each is not None)
+        #: What each input has to be; None if no step takes it.
+        self._expected = [None if each is None else expected_of([each])[0] for each in self._values[:inputs]]
+        #: A state, and the addresses of the inputs that depend on it. Replaced as a whole, because of threads.
+        self._last: tuple[object, list[int]] | None = None
         self._plan: _Plan | None = None
         self._pid = 0
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The outputs for `inputs`. Raises what the launches raise."""
+        return self.call(range(self.inputs), inputs, None)
+
+    def call(self, changing: Sequence[int], inputs: Sequence[Tensor], state: object) -> tuple[Tensor, ...]:
+        """As a call with `inputs`. If `state` is that of the last call, and not None, only those in `changing` differ."""
         if self._pid != os.getpid():  # a forked process has devices of its own
             self._plan, self._pid = None, os.getpid()
         if len(inputs) != self.inputs:
             raise UsageError(f"a chain takes {self.inputs} inputs, but got {len(inputs)}")
-        addresses = self._addresses(inputs)
+        addresses = self._addresses(changing, inputs, state)
         if addresses is None:
             return self._one_by_one(inputs)
         if self._plan is None:
@@ -86,15 +97,24 @@ class Chain:
             return found
         return self._plan.run(addresses) if self._plan.is_usable else self._one_by_one(inputs)
 
-    def _addresses(self, inputs: Sequence[Tensor]) -> list[int] | None:
+    def _addresses(
+        self, changing: Sequence[int], inputs: Sequence[Tensor], state: object
+    ) -> list[int] | None:
         """Where the inputs are, 0 for those that no step takes; None unless the kernels can use the others in place."""
-        if not matches([inputs[at] for at in self._taken], self._expected, -1):
+        last = self._last
+        if state is not None and last is not None and last[0] is state:
+            found, to_check = last[1].copy(), changing
+        else:
+            found, to_check = [0] * self.inputs, range(self.inputs)
+        taken = [(at, expected) for at in to_check if (expected := self._expected[at]) is not None]
+        if not matches([inputs[at] for at, _ in taken], [expected for _, expected in taken], -1):
             return None
-        found = [0] * self.inputs
-        for at in self._taken:
+        for at, _ in taken:
             found[at] = address = inputs[at].data_ptr()
             if not address or address % ALIGNMENT:
                 return None
+        if state is not None and to_check is not changing:
+            self._last = state, found.copy()
         return found
 
     def _one_by_one(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -165,16 +185,64 @@ def assign_slots(
     return slots, bytes_
 
 
+@dataclass(frozen=True, eq=False)
+class _Memory:
+    """What the values of one call at a time are in, the temporary memory of its kernels, and what was recorded for it."""
+
+    slots: Sequence[Tensor]
+    scratch: Tensor
+    outputs: _Outputs
+    #: By the addresses of inputs and outputs.
+    recordings: dict[tuple[int, ...], _Recording]
+
+
+class _Outputs:
+    """Memory for the outputs of calls, which is used again once no tensor is in it: then recordings stay valid."""
+
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        self._specs = [
+            (each.shape, TYPES[each.type.name], math.prod(each.shape) * each.type.bytes) for each in specs
+        ]
+        self._kept: list[tuple[tuple[int, ...], list[Any]]] = []
+
+    def take(self) -> tuple[tuple[int, ...], list[Tensor]]:
+        """Addresses, and uninitialized tensors there."""
+        for addresses, storages in self._kept:
+            # What else a caller may have done to one that is free: moved it to shared memory, or made it smaller.
+            if all(
+                _torch._C._storage_Use_Count(each._cdata) == 1
+                and (each.data_ptr(), each.nbytes()) == (address, size)
+                for each, address, (_, _, size) in zip(storages, addresses, self._specs, strict=True)
+            ):
+                return addresses, [
+                    _tensor(each, shape, dtype)
+                    for each, (shape, dtype, _) in zip(storages, self._specs, strict=True)
+                ]
+        tensors = [torch.empty(shape, dtype=dtype) for shape, dtype, _ in self._specs]
+        found = tuple(each.data_ptr() for each in tensors)
+        if len(self._kept) >= _KEPT_OUTPUTS:
+            del self._kept[0]
+        self._kept.append((found, [each.untyped_storage() for each in tensors]))
+        return found, tensors
+
+
+def _tensor(storage: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A dense tensor from the beginning of a storage."""
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, strides)
+
+
 class _Plan:
     """What a chain prepares: kernels on the device with threads, the slot of each value, and how to view arguments."""
 
     def __init__(self, chain: Chain, kernels: Sequence[LoadedKernel], device: IreeDevice) -> None:
-        # Fences of one device cannot order work on another, as kernels with their own number of threads have.
+        # A command buffer is executed by one device, and kernels with their own number of threads are on others.
         self.is_usable = bool(kernels) and all(
-            kernel.enqueue_entry is not None and kernel.device.hal is device.hal for kernel in kernels
+            kernel.appending is not None and kernel.device.hal is device.hal for kernel in kernels
         )
-        self._kernels = kernels
-        self._hal = device.hal
+        self._device = device
+        self._names = [kernel.name for kernel in kernels]
+        self._calls = [kernel.appending for kernel in kernels if kernel.appending is not None]
         self._values = chain._values
         self._outputs = chain.outputs
         results, number = [], chain.inputs
@@ -190,7 +258,7 @@ class _Plan:
             _in_kernel_order(step, made, device) for step, made in zip(chain.steps, results, strict=True)
         ]
         #: Memory of calls that have ended.
-        self._memory: list[list[Tensor]] = []
+        self._memory: list[_Memory] = []
         #: Seconds of the fastest call so far; 0 before the first.
         self._seconds = 0.0
 
@@ -203,41 +271,52 @@ class _Plan:
         try:
             memory = self._memory.pop()
         except IndexError:
-            memory = [torch.empty(size, dtype=torch.uint8) for size in self._bytes]
-        addresses = dict(enumerate(inputs))
-        for value, slot in self._slots.items():
-            addresses[value] = memory[slot].data_ptr()
-        outputs = []
-        for value in self._outputs:
-            spec = self._values[value]
-            assert spec is not None
-            output = torch.empty(spec.shape, dtype=TYPES[spec.type.name])
-            addresses[value] = output.data_ptr()
-            outputs.append(output)
+            memory = self._new_memory()
+        addresses, outputs = memory.outputs.take()
+        recording = self._recording(memory, (*inputs, *addresses))
         if self._seconds > _LONG:
             release_torch_threads()
         start = time.perf_counter()
-        self._enqueue(addresses)
+        try:
+            recording()
+        except IREE_ERRORS as error:
+            raise launch_error(f"a chain of {len(self._calls)} launches", error) from error
         taken = time.perf_counter() - start
         self._seconds = min(taken, self._seconds or taken)
         self._memory.append(memory)
         return tuple(outputs)
 
-    def _enqueue(self, addresses: dict[int, int]) -> None:
-        """Enqueue all steps and wait: whatever happens, nothing runs when this returns."""
-        semaphore = self._hal.create_semaphore(0)
-        fence_at, enqueued = rt.HalFence.create_at, 0
-        wait = fence_at(semaphore, 0)
-        try:
-            for kernel, arguments in zip(self._kernels, self._arguments, strict=True):
-                signal = fence_at(semaphore, enqueued + 1)
-                kernel.enqueue([view(addresses[value]) for value, view in arguments], wait, signal)
-                wait, enqueued = signal, enqueued + 1
-        finally:
+    def _new_memory(self) -> _Memory:
+        scratch = max(1, *(each.scratch for each in self._calls))
+        sizes = (*self._bytes, scratch)
+        *slots, last = (torch.empty(size, dtype=torch.uint8) for size in sizes)
+        specs = [spec for value in self._outputs if (spec := self._values[value]) is not None]
+        return _Memory(slots, last, _Outputs(specs), {})
+
+    def _recording(self, memory: _Memory, addresses: tuple[int, ...]) -> _Recording:
+        """The launches with inputs and outputs at these addresses."""
+        found = memory.recordings.get(addresses)
+        if found is None:
+            while len(memory.recordings) >= _KEPT_RECORDINGS:
+                del memory.recordings[next(iter(memory.recordings))]
+            found = memory.recordings[addresses] = self._record(memory, addresses)
+        return found
+
+    def _record(self, memory: _Memory, addresses: tuple[int, ...]) -> _Recording:
+        """As `_recording`, anew. Raises what a launch raises."""
+        inputs = len(addresses) - len(self._outputs)
+        at = dict(enumerate(addresses[:inputs]))
+        at |= {value: memory.slots[slot].data_ptr() for value, slot in self._slots.items()}
+        at |= dict(zip(self._outputs, addresses[inputs:], strict=True))
+        scratch = host_views(self._device, (memory.scratch.numel(),), element_type("i8"))
+        scratch_view = scratch(memory.scratch.data_ptr())
+        commands = self._calls[0].begin()
+        for call, arguments, name in zip(self._calls, self._arguments, self._names, strict=True):
             try:
-                semaphore.wait(enqueued)
+                call.append([view(at[value]) for value, view in arguments], scratch_view, commands)
             except IREE_ERRORS as error:
-                raise launch_error(f"a chain of {len(self._kernels)} launches", error) from error
+                raise launch_error(name, error) from error
+        return self._calls[0].finish(commands)
 
 
 def _in_kernel_order(step: ChainStep, made: Sequence[int], device: IreeDevice) -> list[tuple[int, _View]]:
@@ -245,20 +324,4 @@ def _in_kernel_order(step: ChainStep, made: Sequence[int], device: IreeDevice) -
     spec = step.launchable.spec
     operands = sorted(zip(spec.arguments, step.arguments, strict=True), key=lambda each: each[0].position)
     results = sorted(zip(spec.results, made, strict=True), key=lambda each: each[0].position)
-    return [(value, _kept_views(device, of)) for of, value in (*operands, *results)]
-
-
-def _kept_views(device: IreeDevice, spec: TensorSpec) -> _View:
-    """`host_views`, which keeps the last ones: they refer to memory by its address, and own none."""
-    views: dict[int, Any] = {}
-    new_view = host_views(device, spec.kernel_shape, spec.type)
-
-    def view(address: int) -> Any:
-        found = views.get(address)
-        if found is None:
-            if len(views) >= _KEPT_VIEWS:
-                views.clear()
-            found = views[address] = new_view(address)
-        return found
-
-    return view
+    return [(value, host_views(device, of.kernel_shape, of.type)) for of, value in (*operands, *results)]

@@ -22,6 +22,9 @@ TASK = DeviceUri("local-task")
 
 #: A kernel that takes so many seconds on several threads cannot gain from being on one.
 _LONG = 2e-3
+#: A kernel that takes so many seconds on one thread gains more from several than reaching them takes. It does not while
+#: another process uses one of the cores, which a choice that is kept must not depend on.
+_WORTH_THREADS = 0.5e-3
 #: Launches of each driver, and the seconds after which no further ones begin.
 _ROUNDS = 15
 _BUDGET = 20e-3
@@ -36,8 +39,11 @@ def choice_key(kernel: LaunchKernel, threads: int | None) -> str:
 
 
 def faster_driver(sync: Sequence[float], task: Sequence[float]) -> DeviceUri:
-    """The driver with the shorter minimum of the measured seconds; on a tie, the one without threads."""
-    return TASK if min(task) < min(sync) else SYNC
+    """The driver with the shorter minimum of the measured seconds; on a tie, the one without threads.
+
+    A kernel that takes long on one thread is for several, whatever these took.
+    """
+    return TASK if min(sync) >= _WORTH_THREADS or min(task) < min(sync) else SYNC
 
 
 def load_on_host(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,14 @@ import iree.runtime as rt
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.runtime.iree import IreeDevice
 from dispatch_profiler.runtime.iree_buffers import IREE_ERRORS, run_error
+from dispatch_profiler.runtime.iree_commands import Appending
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedKernel:
     """`invoke(entry, arguments, returned)` runs it. `name` is the operation's, for messages.
 
-    `enqueue_entry` takes two fences more, and does not wait; None if the kernel has no such entry.
+    `appending` adds calls to a command buffer; None if the kernel has no entry points for that.
     """
 
     name: str
@@ -25,7 +26,7 @@ class LoadedKernel:
     invoke: Callable[[Any, Any, Any], None]
     entry: Any
     results: int
-    enqueue_entry: Any = None
+    appending: Appending | None = None
 
     def run(self, arguments: Any) -> None:
         """Run on a list of buffer views, operands before results, and wait. Raises what `launch_error` returns."""
@@ -34,25 +35,12 @@ class LoadedKernel:
         except IREE_ERRORS as error:
             raise launch_error(self.name, error) from error
 
-    def enqueue(self, arguments: Sequence[Any], wait: Any, signal: Any) -> None:
-        """Run on buffer views, operands before results, after the fence `wait`, and then signal the fence `signal`.
-
-        Returns at once. Raises what `launch_error` returns.
-        """
-        passed = rt.VmVariantList(len(arguments) + 2)
-        for each in (*arguments, wait, signal):
-            passed.push_ref(each)
-        try:
-            self.invoke(self.enqueue_entry, passed, rt.VmVariantList(0))
-        except IREE_ERRORS as error:
-            raise launch_error(self.name, error) from error
-
 
 def load(kernel: LaunchKernel, device: IreeDevice, name: str, results: int) -> LoadedKernel:
     """`kernel` on `device`, for the operation `name` with this number of results. Raises RunError."""
     program = device.load(kernel.vmfb)
     invoke, entry = program.entry_point(kernel.function)
-    return LoadedKernel(name, device, invoke, entry, results, program.enqueue_point(kernel.function))
+    return LoadedKernel(name, device, invoke, entry, results, program.appending(kernel.function))
 
 
 def launch_error(name: str, error: Exception) -> Exception:

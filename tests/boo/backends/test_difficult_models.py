@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from dispatch_profiler.boo import backends
 from dispatch_profiler.boo.backends import _backend, backend
-from dispatch_profiler.boo.launching import Launchable
 from dispatch_profiler.boo.launching.chain import Chain
 
 STRICT = backend(strict=True)
@@ -300,15 +299,20 @@ def test_threads_that_run_a_chain_at_once_have_memory_of_their_own(monkeypatch: 
         expected = [model(each) for each in inputs]
     seen: list[set[int]] = []
     meeting = threading.Barrier(2, timeout=60)
-    enqueue = chain._Plan._enqueue
+    recording = chain._Plan._recording
 
-    def wait_for_the_other(self: Any, addresses: Any) -> None:
-        seen.append(set(addresses.values()))
+    def wait_for_the_other(self: Any, memory: Any, addresses: Any) -> Any:
+        seen.append({*addresses, *(each.data_ptr() for each in memory.slots)})
         meeting.wait()
-        enqueue(self, addresses)
-        meeting.wait()
+        found = recording(self, memory, addresses)
 
-    monkeypatch.setattr(chain._Plan, "_enqueue", wait_for_the_other)
+        def execute() -> None:
+            found()
+            meeting.wait()
+
+        return execute
+
+    monkeypatch.setattr(chain._Plan, "_recording", wait_for_the_other)
     found: dict[int, Any] = {}
 
     def run(number: int) -> None:
@@ -365,19 +369,14 @@ def test_neither_input_nor_result_is_copied_and_parameters_once_for_each_version
         model, x = nn.LayerNorm(8).eval(), torch.randn(4, 6, 8)
     seen: list[tuple[list[int], list[int]]] = []
 
-    def record(of: type) -> None:
-        call = of.__call__  # type: ignore[operator]
+    call = Chain.call
 
-        def recorded(self: Any, *operands: Any, **options: Any) -> Any:
-            found = call(self, *operands, **options)
-            results = found if isinstance(found, tuple) else (found,)
-            seen.append(([each.data_ptr() for each in operands], [each.data_ptr() for each in results]))
-            return found
+    def recorded(self: Chain, changing: Any, operands: Any, state: object) -> Any:
+        found = call(self, changing, operands, state)
+        seen.append(([each.data_ptr() for each in operands], [each.data_ptr() for each in found]))
+        return found
 
-        monkeypatch.setattr(of, "__call__", recorded)
-
-    record(Chain)
-    record(Launchable)
+    monkeypatch.setattr(Chain, "call", recorded)
     compiled = check_equals_eager(model, STRICT, x)
     with torch.no_grad():
         compiled(x)  # the first call of a chain is one of separate launches
