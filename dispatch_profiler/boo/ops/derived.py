@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
@@ -27,15 +28,14 @@ from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
 Value = TypeVar("Value")
 #: torch as Any, because parts of it are untyped.
 _torch: Any = torch
-#: Words of a source on the CPU that are compared, spread over its memory.
-_SAMPLES = 8
+#: Words of a source on the CPU that are compared, spread over its memory, and their bytes.
+_SAMPLES, _WORD = 8, 4
 #: The version of a pinned inference tensor.
 _PINNED = -1
 #: What may change of a tensor that stays the same object, read without a function of Python.
 _VERSION: Any = attrgetter("_version")
 _ADDRESS: Any = torch.Tensor.data_ptr
 _STRIDE: Any = torch.Tensor.stride
-_WORD: Any = attrgetter("value")
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,12 +44,12 @@ class _Entry:
 
     value: Any
     versions: tuple[int, ...]
-    words: tuple[Any, ...]
-    sampled: list[int]
+    words: SampledWords
+    sampled: bytes
     storages: list[weakref.ref[Any]]
 
     def is_current(self, versions: tuple[int, ...]) -> bool:
-        return self.versions == versions and [word.value for word in self.words] == self.sampled
+        return self.versions == versions and self.words.read() == self.sampled
 
 
 class DerivedValues:
@@ -144,8 +144,8 @@ class DerivedValues:
             if entry is not None and entry.is_current(versions):
                 return entry
             # Before `make`: a write while it runs makes the entry outdated.
-            words = tuple(word for tensor in sources for word in sampled_words(tensor))
-            sampled = [word.value for word in words]
+            words = SampledWords(sources)
+            sampled = words.read()
             # Not an inference tensor, so that autograd can save it in later calls.
             with torch.inference_mode(False), torch.no_grad():
                 value = make()
@@ -194,16 +194,40 @@ def _key(name: Hashable, sources: Sequence[Tensor]) -> Hashable | None:
         return None  # sparse, or in a transformation of functorch
 
 
-def sampled_words(tensor: Tensor) -> Iterable[Any]:
-    """Some words of the memory of a tensor on the CPU, which can be read while the tensor lives."""
+class SampledWords:
+    """Some words of the memory of tensors on the CPU, which can be read while the tensors live."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        addresses = [each for tensor in tensors for each in _sampled(tensor)]
+        words = sorted({each for each in addresses if each % _WORD == 0})
+        #: Single bytes, of tensors that have no aligned word.
+        self._bytes = [ctypes.c_uint8.from_address(each) for each in addresses if each % _WORD]
+        self._memory: Any = None
+        if words:
+            first: Any = (ctypes.c_uint32 * 1).from_address(words[0])
+            count = (words[-1] - words[0]) // _WORD + 1
+            # Everything from the first word to the last one, of which only the words are read.
+            self._memory = np.lib.stride_tricks.as_strided(
+                np.frombuffer(first, np.uint32), (count,), (_WORD,)
+            )
+            self._at = (np.array(words) - words[0]) // _WORD
+
+    def read(self) -> bytes:
+        """All of them."""
+        single = bytes(each.value for each in self._bytes)
+        return single if self._memory is None else self._memory.take(self._at).tobytes() + single
+
+
+def _sampled(tensor: Tensor) -> Iterable[int]:
+    """Addresses of words in the memory of a tensor: multiples of `_WORD` where it has any."""
     if not tensor.is_cpu or not tensor.numel():
         return []
     last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
     size, start = (last + 1) * tensor.element_size(), tensor.data_ptr()
-    type_ = ctypes.c_uint64 if size >= 8 else ctypes.c_uint8
-    end = size - ctypes.sizeof(type_)
-    offsets = sorted({end * number // (_SAMPLES - 1) for number in range(_SAMPLES)})
-    return [type_.from_address(start + offset) for offset in offsets]
+    if start % _WORD or size < _WORD:
+        return {start + (size - 1) * number // (_SAMPLES - 1) for number in range(_SAMPLES)}
+    end = size // _WORD - 1
+    return {start + _WORD * (end * number // (_SAMPLES - 1)) for number in range(_SAMPLES)}
 
 
 def _is_ready(value: Any, storages: Sequence[Any]) -> bool:
@@ -235,8 +259,8 @@ class SourceState:
     versions: list[int]
     addresses: list[int]
     strides: list[tuple[int, ...]]
-    words: list[Any]
-    sampled: list[int]
+    words: SampledWords
+    sampled: bytes
     forgotten: int
     #: These drop what was derived as a tensor dies, so that no other object has its `id`.
     references: list[weakref.ref[Any]]
@@ -246,14 +270,14 @@ class SourceState:
         """The present state; None if writes to one of `sources` could not be noticed."""
         if any(type(each) not in PLAIN or each.is_inference() for each in sources):
             return None
-        words = [word for each in sources for word in sampled_words(each)]
+        words = SampledWords(sources)
         return cls(
             list(map(id, sources)),
             list(map(_VERSION, sources)),
             list(map(_ADDRESS, sources)),
             list(map(_STRIDE, sources)),
             words,
-            list(map(_WORD, words)),
+            words.read(),
             VALUES.forgotten,
             [weakref.ref(each, drop) for each in sources],
         )
@@ -265,6 +289,6 @@ class SourceState:
             and list(map(_VERSION, sources)) == self.versions
             and list(map(_ADDRESS, sources)) == self.addresses
             and list(map(_STRIDE, sources)) == self.strides
-            and list(map(_WORD, self.words)) == self.sampled
+            and self.words.read() == self.sampled
             and VALUES.forgotten == self.forgotten
         )
