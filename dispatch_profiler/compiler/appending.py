@@ -18,7 +18,13 @@ from __future__ import annotations
 import re
 
 from dispatch_profiler.compiler.ir_module import IrModule
-from dispatch_profiler.compiler.recording import REPLAY, EntryPoint, entry_point, insert
+from dispatch_profiler.compiler.recording import (
+    REPLAY,
+    EntryPoint,
+    entry_point,
+    function_texts,
+    insert,
+)
 
 SCRATCH, BEGIN, APPEND, FINISH = "$scratch", "$begin", "$append", "$finish"
 #: All that are added.
@@ -55,8 +61,7 @@ util.func public @"{name}{finish}"(%commands: !hal.command_buffer) {{
 
 def add_appending(module: IrModule) -> None:
     """Add these entry points to a module at phase `hal`, for each entry point that permits it."""
-    texts = {name: str(op) for name, op in module.symbols("util.func").items()}
-    for name, text in texts.items():
+    for name, text in function_texts(module).items():
         scratch = _Scratch(dict(re.findall(r"(%\S+) = arith\.constant (\d+) : index", text)))
         found = entry_point(module, name, scratch.take)
         if found is not None:

@@ -93,7 +93,7 @@ TakeBuffer = Callable[[re.Match[str]], str | None]
 
 def add_recordings(module: IrModule) -> None:
     """Add `f$record` and `f$replay` to a module at phase `hal`, for each entry point `f` that permits it."""
-    for name, text in _texts(module).items():
+    for name, text in function_texts(module).items():
         allocator = re.search(r"(%\S+) = hal\.device\.allocator<", text)
         found = entry_point(module, name, partial(_kept_buffer, allocator[1] if allocator else ""))
         if found is not None:
@@ -120,7 +120,8 @@ def _kept_buffer(allocator: str, temporary: re.Match[str]) -> str | None:
     )
 
 
-def _texts(module: IrModule) -> dict[str, str]:
+def function_texts(module: IrModule) -> dict[str, str]:
+    """The functions of a module, as text, by their names."""
     return {name: str(op) for name, op in module.symbols("util.func").items()}
 
 
@@ -139,7 +140,7 @@ def entry_point(module: IrModule, name: str, take_buffer: TakeBuffer) -> EntryPo
 
     `take_buffer` makes the line that yields the buffer in place of a temporary one, or None if there can be none.
     """
-    texts = _texts(module)
+    texts = function_texts(module)
     text = texts[name]
     execute = _EXECUTE.search(text)
     # Private functions have no signature here.

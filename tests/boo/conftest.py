@@ -3,6 +3,8 @@ to compile. Those of tests/boo/ops have processes, as kernels of users do."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 
@@ -10,3 +12,13 @@ import pytest
 def _compile_in_this_process(request: pytest.FixtureRequest) -> None:
     if request.path.parent.name != "ops":
         request.getfixturevalue("in_process")
+
+
+@pytest.fixture
+def plans_of_this_test(shared_cache: None) -> Iterator[None]:
+    """No plan of a convolution that another test made, whose kernels are in the cache of the run."""
+    from dispatch_profiler.boo.ops import conv_plans
+
+    conv_plans.forget_plans()
+    yield
+    conv_plans.forget_plans()

@@ -23,19 +23,13 @@ from dispatch_profiler.boo.modeling import (  # noqa: E402
     replace_conv2d_with_boo_conv,
     replace_convs_with_boo,
 )
-from dispatch_profiler.boo.ops import conv_plans  # noqa: E402
 from dispatch_profiler.errors import UsageError  # noqa: E402
 
 nn: Any = torch.nn
 OURS: dict[int, Any] = {1: BooConv1d, 2: BooConv2d, 3: BooConv3d}
 THEIRS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 
-
-@pytest.fixture(autouse=True)
-def _use_one_cache(shared_cache: None) -> Iterator[None]:
-    conv_plans.forget_plans()
-    yield
-    conv_plans.forget_plans()
+pytestmark = pytest.mark.usefixtures("plans_of_this_test")
 
 
 @pytest.fixture

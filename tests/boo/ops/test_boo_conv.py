@@ -6,8 +6,7 @@ import logging
 import os
 import re
 import sys
-import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -23,12 +22,7 @@ from dispatch_profiler.boo.ops import boo_conv, conv_plans, kernel_views  # noqa
 from dispatch_profiler.boo.ops import derived as derived_module  # noqa: E402
 from dispatch_profiler.errors import ToolError, UsageError  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _use_one_cache(shared_cache: None) -> Iterator[None]:
-    conv_plans.forget_plans()
-    yield
-    conv_plans.forget_plans()
+pytestmark = pytest.mark.usefixtures("plans_of_this_test")
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
@@ -502,20 +496,14 @@ def test_functorch_and_forward_gradients():
 
 def test_threads():
     samples = [tensors(seed=seed) for seed in range(8)]
-    wrong: list[int] = []
 
-    def run(number: int) -> None:
-        for _ in range(20):
-            x, w, b = samples[number]
-            if not close(boo_conv(x.to(memory_format=torch.channels_last), w, b), conv(x, w, b)):
-                wrong.append(number)
+    def is_right(number: int) -> bool:
+        x, w, b = samples[number]
+        last = x.to(memory_format=torch.channels_last)
+        return all(close(boo_conv(last, w, b), conv(x, w, b)) for _ in range(20))
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(samples))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(len(samples)) as pool:
+        assert all(pool.map(is_right, range(len(samples))))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs fork")

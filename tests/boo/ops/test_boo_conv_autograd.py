@@ -12,18 +12,13 @@ torch: Any = pytest.importorskip("torch")
 from conv_samples import close, conv, tensors  # noqa: E402
 from recorded_launches import recorded_launches  # noqa: E402
 
-from dispatch_profiler.boo.ops import boo_conv, conv_plans  # noqa: E402
+from dispatch_profiler.boo.ops import boo_conv  # noqa: E402
 from dispatch_profiler.boo.ops.conv import _input_gradient, _weight_gradient, convolution  # noqa: E402
 from dispatch_profiler.errors import UsageError  # noqa: E402
 
 BACKWARD = "BOO_USE_BACKWARD_KERNELS"
 
-
-@pytest.fixture(autouse=True)
-def _use_one_cache(shared_cache: None) -> Iterator[None]:
-    conv_plans.forget_plans()
-    yield
-    conv_plans.forget_plans()
+pytestmark = pytest.mark.usefixtures("plans_of_this_test")
 
 
 @pytest.fixture

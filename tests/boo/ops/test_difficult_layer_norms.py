@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -133,20 +133,13 @@ def test_results_in_no_grad_and_inference_mode():
 def test_threads():
     samples = [tensors(seed) for seed in range(8)]
     expected = [theirs(x, (8,), w, b) for x, w, b in samples]
-    wrong: list[int] = []
 
-    def run(number: int) -> None:
+    def is_right(number: int) -> bool:
         x, w, b = samples[number]
-        for _ in range(20):
-            if not close(boo_layer_norm(x, (8,), w, b), expected[number]):
-                wrong.append(number)
+        return all(close(boo_layer_norm(x, (8,), w, b), expected[number]) for _ in range(20))
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(samples))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(len(samples)) as pool:
+        assert all(pool.map(is_right, range(len(samples))))
 
 
 def test_a_kernel_that_fails_costs_one_message(

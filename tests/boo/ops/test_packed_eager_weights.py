@@ -6,7 +6,6 @@ import copy
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,18 +16,13 @@ from conv_samples import close, conv  # noqa: E402
 
 from dispatch_profiler.boo.launching.packing import PackedLaunch  # noqa: E402
 from dispatch_profiler.boo.modeling import BooConv2d  # noqa: E402
-from dispatch_profiler.boo.ops import boo_conv, conv_plans, derived, kernel_plans  # noqa: E402
+from dispatch_profiler.boo.ops import boo_conv, derived, kernel_plans  # noqa: E402
 from dispatch_profiler.errors import ToolError  # noqa: E402
 
 PATIENCE = kernel_plans._PATIENCE
 X = torch.randn(1, 64, 4, 4, generator=torch.Generator().manual_seed(0))
 
-
-@pytest.fixture(autouse=True)
-def _use_one_cache(shared_cache: None) -> Iterator[None]:
-    conv_plans.forget_plans()
-    yield
-    conv_plans.forget_plans()
+pytestmark = pytest.mark.usefixtures("plans_of_this_test")
 
 
 @pytest.fixture
