@@ -78,13 +78,14 @@ def gradients(model: Any, inputs: Any, labels: Any) -> dict[str, Any]:
 def check_gradients(found: Mapping[str, Mapping[str, Any]], exact: Mapping[str, Any]) -> None:
     """End the benchmark unless each gradient is about as close to that in float64 as eager torch's.
 
-    The distance is the norm of the difference over that of the gradient, or over a millionth of the largest one, since some
-    are 0 but for roundings, such as those of a bias in front of a batch norm. A rounding that takes a relu to its other side
+    The distance is the norm of the difference over that of the gradient, or over a thousandth of the largest one: some
+    gradients are 0 but for roundings, such as those of a bias in front of a batch norm, and must not decide what is
+    allowed. (The smallest of ResNet-18 is 0.0022 of its largest.) A rounding that takes a relu to its other side
     changes the gradients of all layers before it by some tenths of a percent; which layer that is differs from side to
     side (inductor alone is off by 0.4 % in the layers where eager torch is not). So what is allowed is three times
     the largest distance of eager torch among all gradients.
     """
-    least = 1e-6 * max(float(each.norm()) for each in exact.values())
+    least = 1e-3 * max(float(each.norm()) for each in exact.values())
     distances = {
         side: {
             name: float((each[name].double() - expected).norm() / expected.norm().clamp_min(least))

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import zlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,8 +103,11 @@ def folder_of_session(config: pytest.Config) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def gradients_in_torch() -> Generator[None, None, None]:
-    """torch records gradients in the next test: measuring it turns that off in its process, here that of the tests."""
+def torch_as_at_its_start(request: pytest.FixtureRequest) -> Generator[None, None, None]:
+    """torch draws the same numbers in every run of a test, whichever tests ran before, and records gradients in the next
+    one: measuring it turns that off in its process, here that of the tests."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(zlib.crc32(request.node.nodeid.encode()))
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_grad_enabled(True)
