@@ -16,19 +16,18 @@ import torch
 from dispatch_profiler.boo.environment import LaunchSettings, launch_settings
 from dispatch_profiler.boo.fusion.calls import RunCall, empty_results
 from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
-from dispatch_profiler.boo.launching.torch_types import Tensor
+from dispatch_profiler.boo.launching.torch_types import OUTSIDE_OF_CUDA_GRAPHS, Tensor
 from dispatch_profiler.errors import UsageError
 
 _NAMESPACE = "dispatch_profiler"
 _torch: Any = torch
 #: Kept for the life of the process: torch drops operators with their library.
 _library = _torch.library.Library(_NAMESPACE, "FRAGMENT")
-#: Compilers pass inputs with the strides that the graph has, and leave calls out of CUDA graphs, in whose memory what
-#: derives from parameters must not be: it is kept for later calls.
-_TAGS = [getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)]
-if hasattr(torch.Tag, "cudagraph_unsafe"):
-    _TAGS.append(torch.Tag.cudagraph_unsafe)
-_library.define("regions(Tensor[] inputs, str spec) -> Tensor[]", tags=tuple(_TAGS))
+#: Compilers pass inputs with the strides that the graph has.
+_STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
+_library.define(
+    "regions(Tensor[] inputs, str spec) -> Tensor[]", tags=(_STRIDES, *OUTSIDE_OF_CUDA_GRAPHS)
+)
 
 
 @lru_cache(maxsize=256)

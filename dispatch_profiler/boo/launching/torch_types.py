@@ -19,6 +19,11 @@ NAMES = {dtype: name for name, dtype in TYPES.items()}
 SHARED = frozenset(TYPES) - {"f8E4M3FN"}
 #: Classes of tensors that have memory of their own. Others may stand for several tensors, or for none.
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+#: The tag of operators that compilers leave out of CUDA graphs. What they keep for later calls, such as a permuted weight,
+#: must not be in the memory of a graph.
+OUTSIDE_OF_CUDA_GRAPHS: tuple[Any, ...] = (
+    (torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()
+)
 
 
 def note_write(tensor: Tensor) -> None:

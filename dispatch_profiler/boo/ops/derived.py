@@ -77,12 +77,13 @@ class DerivedValues:
         they are views of one storage at the same address, with equal shapes, strides and types. `make` runs without
         grad. Its value is a tensor or a tuple of tensors, on which callers do nothing in place. Several threads that
         want the same value compute it once. The value is not kept if a source is a subclass of tensor or has no
-        memory, in a dispatch mode, while a CUDA graph is captured, or if the value is a view of a source.
-        Raises what `make` raises, and keeps nothing then.
+        memory, in a dispatch mode, or if the value is a view of a source. While a CUDA graph is captured, nothing is
+        kept and nothing that was kept is used: the graph computes the value in each replay, from what the sources then
+        hold. Raises what `make` raises, and keeps nothing then.
         """
         versions = self._versions(sources)
         key = None if versions is None else _key(name, sources)
-        if versions is None or key is None:
+        if versions is None or key is None or is_captured(sources):
             with torch.no_grad():
                 return make()
         entry = self._entries.get(key)
@@ -235,12 +236,18 @@ def _is_ready(value: Any, storages: Sequence[Any]) -> bool:
     tensors = value if isinstance(value, (tuple, list)) else [value]
     if any(each.untyped_storage() is storage for each in tensors for storage in storages):
         return False  # it would keep its source alive
-    cuda = {each.device for each in tensors if each.is_cuda}
-    if cuda and torch.cuda.is_current_stream_capturing():
-        return False
-    for device in cuda:
+    for device in {each.device for each in tensors if each.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
     return True
+
+
+def is_captured(tensors: Sequence[Tensor]) -> bool:
+    """Whether what is computed from `tensors` becomes part of a CUDA graph, whose memory is overwritten in each replay."""
+    return _on_gpu(tensors) and torch.cuda.is_current_stream_capturing()
+
+
+def _on_gpu(tensors: Sequence[Tensor]) -> bool:
+    return any(each.is_cuda for each in tensors)
 
 
 #: What all operators of this process share.
@@ -262,13 +269,14 @@ class SourceState:
     words: SampledWords
     sampled: bytes
     forgotten: int
+    on_gpu: bool
     #: These drop what was derived as a tensor dies, so that no other object has its `id`.
     references: list[weakref.ref[Any]]
 
     @classmethod
     def of(cls, sources: Sequence[Tensor], drop: Callable[[object], None]) -> SourceState | None:
-        """The present state; None if writes to one of `sources` could not be noticed."""
-        if any(type(each) not in PLAIN or each.is_inference() for each in sources):
+        """The present state; None if writes to one of `sources` could not be noticed, or while a CUDA graph is captured."""
+        if any(type(each) not in PLAIN or each.is_inference() for each in sources) or is_captured(sources):
             return None
         words = SampledWords(sources)
         return cls(
@@ -279,11 +287,12 @@ class SourceState:
             words,
             words.read(),
             VALUES.forgotten,
+            _on_gpu(sources),
             [weakref.ref(each, drop) for each in sources],
         )
 
     def is_current(self, sources: Sequence[Tensor]) -> bool:
-        """Whether `sources` are the same tensors, and have not been written to, nor forgotten."""
+        """Whether `sources` are the same tensors, and have not been written to, nor forgotten, nor are being captured."""
         return (
             list(map(id, sources)) == self.ids
             and list(map(_VERSION, sources)) == self.versions
@@ -291,4 +300,5 @@ class SourceState:
             and list(map(_STRIDE, sources)) == self.strides
             and self.words.read() == self.sampled
             and VALUES.forgotten == self.forgotten
+            and not (self.on_gpu and is_captured(sources))
         )

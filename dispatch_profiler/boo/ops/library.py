@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
+from dispatch_profiler.boo.launching.torch_types import OUTSIDE_OF_CUDA_GRAPHS, PLAIN, Tensor
 
 NAMESPACE = "dispatch_profiler"
 #: torch as Any, because parts of it are untyped.
@@ -24,7 +24,7 @@ _forward_gradients: Any = _torch.autograd.forward_ad
 
 def define(schema: str, compute: Callable[..., Any], fake: Callable[..., Any]) -> Any:
     """An operator with this schema, computed by `compute` on every device; `fake` returns empty results."""
-    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *OUTSIDE_OF_CUDA_GRAPHS))
     name = schema[: schema.index("(")]
     LIBRARY.impl(name, _by_name(compute), "CompositeExplicitAutograd")
     _torch.library.register_fake(f"{NAMESPACE}::{name}", _by_name(fake), lib=LIBRARY)

@@ -12,6 +12,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 from dispatch_profiler.boo.fusion.parameters import Derived, Operands  # noqa: E402
+from dispatch_profiler.boo.ops import derived  # noqa: E402
 from dispatch_profiler.boo.ops.derived import VALUES  # noqa: E402
 
 
@@ -127,6 +128,22 @@ def test_inference_tensors_are_read_in_every_call():
         for _ in range(3):
             check(made(given)[0], given)
             given[1].mul_(3)
+
+
+def test_a_cuda_graph_computes_operands_itself_and_leaves_none(monkeypatch: pytest.MonkeyPatch):
+    made, given = operands(), inputs()
+    monkeypatch.setattr(derived, "_on_gpu", lambda tensors: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    captured, state = made(given)
+    check(captured, given)
+    assert state is None
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    kept = made(given)[0]
+    assert not {id(each) for each in captured[1:]} & {id(each) for each in kept[1:]}
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    again = made(given)[0]
+    check(again, given)
+    assert not {id(each) for each in again[1:]} & {id(each) for each in kept[1:]}
 
 
 def test_forget_is_obeyed():

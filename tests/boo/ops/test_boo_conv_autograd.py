@@ -136,6 +136,17 @@ def test_operators_pass_the_checks_of_torch(layout: str, grad: bool):
         torch.library.opcheck(_weight_gradient, (dy, x, list(w.shape), *options))
 
 
+@pytest.mark.parametrize("name", ["convolution", "convolution_input_backward", "layer_norm", "regions"])
+@pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="torch lacks this tag")
+def test_operators_stay_out_of_cuda_graphs(name: str):
+    """Permuted weights would be in the memory of a graph, which torch reports as an error."""
+    import dispatch_profiler.boo.fusion.operator
+    import dispatch_profiler.boo.ops.layer_norm  # noqa: F401
+
+    operator = getattr(torch.ops.dispatch_profiler, name).default
+    assert torch.Tag.cudagraph_unsafe in operator.tags
+
+
 class Network(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -16,7 +16,9 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+from dispatch_profiler.boo.ops import derived  # noqa: E402
 from dispatch_profiler.boo.ops.derived import DerivedValues  # noqa: E402
+from dispatch_profiler.boo.ops.weights import WeightValues  # noqa: E402
 
 
 class Doubled:
@@ -301,6 +303,55 @@ def test_fake_and_meta_tensors_and_modes_leave_nothing(doubled: Doubled):
     batch = torch.randn(5, 3)
     assert torch.equal(torch.vmap(doubled)(batch), 2 * batch)
     assert torch.equal(doubled(w), 2 * w)
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Says whether a CUDA graph is captured, for tensors that are on the CPU."""
+    monkeypatch.setattr(derived, "_on_gpu", lambda tensors: True)
+
+    def says(is_capturing: bool) -> None:
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_capturing)
+
+    says(False)
+    return says
+
+
+def test_a_cuda_graph_computes_values_itself_and_keeps_none(
+    doubled: Doubled, captures: Callable[[bool], None]
+):
+    """Its replays see what the sources then hold, and its memory is no place for values of later calls."""
+    w, new = weight(), weight()
+    before = doubled(w)
+    captures(True)
+    for source in (w, new):
+        assert doubled(source) is not before
+        assert torch.equal(doubled(source), 2 * source)
+    captures(False)
+    assert doubled.count == 5
+    assert doubled(w) is before
+    assert len(doubled.cache) == 1
+
+
+def test_what_is_found_without_a_search_is_not_used_in_a_cuda_graph(captures: Callable[[bool], None]):
+    w, made = weight(), list[Any]()
+
+    def double(source: Any) -> Any:
+        made.append(2 * source)
+        return made[-1]
+
+    values = WeightValues("doubled in a graph", double)
+    captures(True)
+    first = values(w)
+    captures(False)
+    kept = values(w)
+    assert kept is not first
+    assert values(w) is kept
+    captures(True)
+    assert values(w) is not kept
+    captures(False)
+    assert values(w) is kept
+    assert len(made) == 3
 
 
 def test_empty_and_tiny_sources(doubled: Doubled):
