@@ -66,6 +66,17 @@ class Backend:
         )
 
     def __post_init__(self) -> None:
+        if not (self.nested is None or isinstance(self.nested, str) or callable(self.nested)):
+            raise UsageError(f"nested_backend is a name, a function or None, but got {self.nested!r}")
+        if not isinstance(self.schema, FusionSchema):
+            raise UsageError(
+                f"fusion_schema is a FusionSchema, but got {self.schema!r}",
+                hint="see dispatch_profiler.boo.fusion.schema",
+            )
+        for name in ("autotune", "strict"):
+            found = getattr(self, name)
+            if not isinstance(found, bool):
+                raise UsageError(f"{name} is True or False, but got {found!r}")
         object.__setattr__(self, "_fallbacks", Fallbacks(self.strict))
 
     def __call__(self, module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
@@ -258,7 +269,7 @@ def backend(
     `nested_backend` computes the rest: a name that torch knows, such as `inductor`, or a backend; None is eager torch.
     What cannot be fused is left to it, and logged once; with `strict`, it raises instead. With `autotune`, each graph is
     compiled by the nested backend alone and with several sets of regions, which are measured once; the fastest is used,
-    and the cache keeps the decision.
+    and the cache keeps the decision. Raises UsageError for arguments of other types.
     """
     return Backend(nested_backend, fusion_schema, autotune, strict)
 

@@ -25,9 +25,7 @@ _torch: Any = torch
 _library = _torch.library.Library(_NAMESPACE, "FRAGMENT")
 #: Compilers pass inputs with the strides that the graph has.
 _STRIDES = getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order)
-_library.define(
-    "regions(Tensor[] inputs, str spec) -> Tensor[]", tags=(_STRIDES, *OUTSIDE_OF_CUDA_GRAPHS)
-)
+_library.define("regions(Tensor[] inputs, str spec) -> Tensor[]", tags=(_STRIDES, *OUTSIDE_OF_CUDA_GRAPHS))
 
 
 @lru_cache(maxsize=256)

@@ -60,9 +60,11 @@ def replace_convs_with_boo(
     where: (name, module) -> whether to replace it.
     report: called with each convolution, and why it was left; `print`, for example.
 
-    Raises UsageError for other numbers of axes and for an attribute that a module does not have, and changes nothing
-    then.
+    Raises UsageError for what is no module, for other numbers of axes and for an attribute that a module does not have,
+    and changes nothing then.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"the convolutions of a torch.nn.Module are replaced, but got {model!r}")
     filters = dict(kwarg_mapping or {})
     for axes in (*allowed_spatial_dims, *filters):
         if axes not in MODULES:

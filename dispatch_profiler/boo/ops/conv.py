@@ -142,7 +142,7 @@ def _convolution(
             return _convolution(x.unsqueeze(0), w, b, given, layout).squeeze(0)
         return _rejected(axes, x, w, b, *given)
     stride, padding, dilation, groups = given
-    if not isinstance(groups, (int, torch.SymInt)):
+    if not isinstance(groups, (int, torch.SymInt)) or isinstance(groups, bool):
         return _rejected(axes, x, w, b, *given)
     if isinstance(padding, str):
         if padding not in ("same", "valid") or (padding == "same" and _ones(stride, axes) != (1,) * axes):
@@ -198,8 +198,8 @@ def _dispatched(x: Tensor, w: Tensor, b: Tensor | None, options: ConvOptions) ->
 
 
 def _each(value: Any, axes: int) -> tuple[Any, ...]:
-    """One number for each axis, from one or from several."""
-    if isinstance(value, (int, torch.SymInt)):
+    """One number for each axis, from one or from several. Raises TypeError for others, such as a bool, as torch does."""
+    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
         return (value,) * axes
     found = tuple(value)
     return found * axes if len(found) == 1 else found

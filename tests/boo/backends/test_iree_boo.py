@@ -17,7 +17,7 @@ from dispatch_profiler.boo.backends import backend
 from dispatch_profiler.boo.fusion import calls
 from dispatch_profiler.boo.fusion.reference import compute
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
-from dispatch_profiler.errors import CompilerError, DispatchProfilerError, TargetError
+from dispatch_profiler.errors import CompilerError, DispatchProfilerError, TargetError, UsageError
 
 PRODUCTS = backend(fusion_schema=BOO_FUSIONS_WITH_MATRIX_PRODUCTS, strict=True)
 STRICT = backend(strict=True)
@@ -284,6 +284,20 @@ def test_a_launch_that_fails_falls_back(
 def test_options_of_inductor_are_rejected() -> None:
     with pytest.raises(BackendCompilerFailed, match="takes neither mode nor options"):
         torch.compile(Block(), backend="iree_boo", mode="max-autotune")(torch.randn(1, 8, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"nested_backend": 3}, "nested_backend is a name, a function or None, but got 3"),
+        ({"fusion_schema": "convolution"}, "fusion_schema is a FusionSchema, but got 'convolution'"),
+        ({"autotune": "yes"}, "autotune is True or False, but got 'yes'"),
+        ({"strict": 1}, "strict is True or False, but got 1"),
+    ],
+)
+def test_arguments_of_other_types_are_rejected(arguments: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        backend(**arguments)
 
 
 def test_one_graph_is_enough() -> None:

@@ -1,4 +1,4 @@
-"""BooConv2d, and compiled models, in DistributedDataParallel: two processes with gloo train as one does with torch."""
+"""BooConv2d, boo_layer_norm, and compiled models, in DistributedDataParallel: two processes with gloo train as one does with torch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,16 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from dispatch_profiler.boo.backends import backend
 from dispatch_profiler.boo.modeling import replace_convs_with_boo
+from dispatch_profiler.boo.ops import boo_layer_norm
+
+class BooLayerNorm(torch.nn.LayerNorm):
+    def forward(self, x):
+        return boo_layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
 def network():
     torch.manual_seed(0)
+    if sys.argv[3] == "layer norms":
+        return torch.nn.Sequential(torch.nn.LayerNorm(6), torch.nn.Linear(6, 5), torch.nn.GELU(), torch.nn.LayerNorm(5))
     return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(inplace=True), torch.nn.Conv2d(4, 2, 1))
 
 def train(model, images):
@@ -35,6 +42,10 @@ dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, 
 ours, theirs = network(), network()
 if sys.argv[3] == "modules":
     parallel = DistributedDataParallel(replace_convs_with_boo(ours))
+elif sys.argv[3] == "layer norms":
+    for each in (ours[0], ours[3]):
+        each.__class__ = BooLayerNorm
+    parallel = DistributedDataParallel(ours)
 else:
     parallel = torch.compile(DistributedDataParallel(ours), backend=backend(), dynamic=False)
 train(parallel, images[2 * rank : 2 * rank + 2])
@@ -48,7 +59,7 @@ print(rank, distance < 1e-5 < moved)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runs", ["modules", "compiled"])
+@pytest.mark.parametrize("runs", ["modules", "layer norms", "compiled"])
 @pytest.mark.parametrize("kernels", ["0", "1"])
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without torch.distributed")
 def test_two_processes_train_as_one_of_torch(

@@ -88,6 +88,63 @@ def test_all_arguments_of_torch():
         assert str(found.value) == str(expected.value)
 
 
+#: Arguments of torch's modules, each with values that it can have; `dtype` and `device` are as torch's.
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "stride": {"stride": 2},
+    "padding": {"padding": 1},
+    "padding same": {"padding": "same", "dilation": 2},
+    "padding valid": {"padding": "valid"},
+    "padding_mode reflect": {"padding": 1, "padding_mode": "reflect"},
+    "padding_mode replicate": {"padding": 1, "padding_mode": "replicate"},
+    "padding_mode circular": {"padding": 1, "padding_mode": "circular"},
+    "dilation": {"dilation": 2},
+    "groups": {"groups": 4},
+    "no bias": {"bias": False},
+    "dtype": {"dtype": torch.float64},
+    "device": {"device": "cpu"},
+}
+
+
+def through_export(module: Any, x: Any) -> Any:
+    saved = io.BytesIO()
+    torch.export.save(torch.export.export(module, (x,)), saved)
+    saved.seek(0)
+    return torch.export.load(saved).module()
+
+
+def through_state(module: Any, axes: int, options: dict[str, Any]) -> Any:
+    loaded = OURS[axes](4, 8, 3, **options)
+    loaded.load_state_dict(module.state_dict())
+    return loaded
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_a_module_with_each_argument_survives_every_way_to_pass_it_on(axes: int, name: str):
+    options = ARGUMENTS[name]
+    ours, theirs = both(axes, 4, 8, 3, **options)
+    x = image(axes, options.get("dtype", torch.float32))
+    with torch.no_grad():
+        expected = theirs(x)
+        for each in (
+            ours,
+            copy.deepcopy(ours),
+            pickle.loads(pickle.dumps(ours)),
+            through_state(theirs, axes, options),
+        ):
+            assert type(each) is OURS[axes]
+            assert same(each(x), expected)
+        assert same(through_export(ours, x)(x), expected)
+
+
+def test_modules_without_memory_are_filled_later():
+    ours = BooConv2d(4, 6, 3, device="meta")
+    assert ours(image(2).to("meta")).shape == (2, 6, 3, 4)
+    theirs = nn.Conv2d(4, 6, 3)
+    ours.to_empty(device="cpu").load_state_dict(theirs.state_dict())
+    assert same(ours(image(2)), theirs(image(2)))
+
+
 def test_states_copies_and_pickles():
     ours, theirs = both(2, 4, 6, 3)
     other = BooConv2d(4, 6, 3)
@@ -199,6 +256,12 @@ def test_invalid_filters_change_nothing():
         with pytest.raises(UsageError, match=message):
             replace_convs_with_boo(network, **options)
     assert type(network.first) is nn.Conv2d
+
+
+@pytest.mark.parametrize("model", [None, nn.Conv2d, [nn.Conv2d(1, 1, 1)]])
+def test_what_is_no_model_is_rejected(model: Any):
+    with pytest.raises(UsageError, match=r"of a torch\.nn\.Module are replaced, but got"):
+        replace_convs_with_boo(model)
 
 
 def test_a_model_that_is_a_convolution_is_replaced_and_logged(caplog: pytest.LogCaptureFixture):
