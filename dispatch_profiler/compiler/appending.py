@@ -21,8 +21,8 @@ from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.recording import (
     REPLAY,
     EntryPoint,
+    Texts,
     entry_point,
-    function_texts,
     insert,
 )
 
@@ -61,11 +61,13 @@ util.func public @"{name}{finish}"(%commands: !hal.command_buffer) {{
 
 def add_appending(module: IrModule) -> None:
     """Add these entry points to a module at phase `hal`, for each entry point that permits it."""
-    for name, text in function_texts(module).items():
+    texts, added = Texts.of(module), []
+    for name, text in texts.functions.items():
         scratch = _Scratch(dict(re.findall(r"(%\S+) = arith\.constant (\d+) : index", text)))
-        found = entry_point(module, name, scratch.take)
+        found = entry_point(texts, name, scratch.take)
         if found is not None:
-            insert(module, (_appended(found), _functions(found, scratch.bytes), found.replay))
+            added += [_appended(found), _functions(found, scratch.bytes), found.replay]
+    insert(module, added)
 
 
 class _Scratch:

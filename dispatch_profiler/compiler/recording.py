@@ -13,7 +13,7 @@ They are to `f` what capturing and launching a CUDA graph are to launching kerne
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -61,6 +61,19 @@ _REPLAYER = """util.func public @"{name}{replay}"(%commands: !hal.command_buffer
 
 
 @dataclass(frozen=True)
+class Texts:
+    """The functions of a module by their names, and its initializers: printed once, since a module has up to hundreds."""
+
+    functions: Mapping[str, str]
+    initializers: tuple[str, ...]
+
+    @classmethod
+    def of(cls, module: IrModule) -> Texts:
+        functions = {name: str(op) for name, op in module.symbols("util.func").items()}
+        return cls(functions, tuple(str(op) for op in module.top() if op.name == "util.initializer"))
+
+
+@dataclass(frozen=True)
 class Commands:
     """A function that records commands and returns them, and the buffers that it takes."""
 
@@ -93,11 +106,13 @@ TakeBuffer = Callable[[re.Match[str]], str | None]
 
 def add_recordings(module: IrModule) -> None:
     """Add `f$record` and `f$replay` to a module at phase `hal`, for each entry point `f` that permits it."""
-    for name, text in function_texts(module).items():
+    texts, added = Texts.of(module), []
+    for name, text in texts.functions.items():
         allocator = re.search(r"(%\S+) = hal\.device\.allocator<", text)
-        found = entry_point(module, name, partial(_kept_buffer, allocator[1] if allocator else ""))
+        found = entry_point(texts, name, partial(_kept_buffer, allocator[1] if allocator else ""))
         if found is not None:
-            insert(module, (found.commands.text, _recorder(found), found.replay))
+            added += [found.commands.text, _recorder(found), found.replay]
+    insert(module, added)
 
 
 def _recorder(of: EntryPoint) -> str:
@@ -120,11 +135,6 @@ def _kept_buffer(allocator: str, temporary: re.Match[str]) -> str | None:
     )
 
 
-def function_texts(module: IrModule) -> dict[str, str]:
-    """The functions of a module, as text, by their names."""
-    return {name: str(op) for name, op in module.symbols("util.func").items()}
-
-
 def insert(module: IrModule, functions: Sequence[str]) -> None:
     """Add functions, as text, which may refer to the module's globals."""
     globals_ = (str(op) for op in module.symbols("util.global").values())
@@ -135,20 +145,19 @@ def insert(module: IrModule, functions: Sequence[str]) -> None:
         end.insert(op)
 
 
-def entry_point(module: IrModule, name: str, take_buffer: TakeBuffer) -> EntryPoint | None:
+def entry_point(texts: Texts, name: str, take_buffer: TakeBuffer) -> EntryPoint | None:
     """The entry point `name` of a module at phase `hal`; None if it does more than execute one command buffer.
 
     `take_buffer` makes the line that yields the buffer in place of a temporary one, or None if there can be none.
     """
-    texts = function_texts(module)
-    text = texts[name]
+    text = texts.functions[name]
     execute = _EXECUTE.search(text)
     # Private functions have no signature here.
     signature = re.match(r"util\.func public @[^(]+\((.*?)\) -> ", text)
     steps = re.findall(r"hal\.device\.queue\.(\w+)", text)
     if execute is None or signature is None or steps.count("execute") != 1 or set(steps) - _STEPS:
         return None
-    commands = _commands(name, text, execute, texts, module)
+    commands = _commands(name, text, execute, texts)
     preceding = _preceding(text[: execute.start()].rstrip(), execute["commands"], take_buffer)
     device = re.search(rf"{re.escape(execute['device'])} = util\.global\.load (?:immutable )?@(\S+) ", text)
     if commands is None or preceding is None or device is None:
@@ -170,9 +179,7 @@ def _preceding(text: str, commands: str, take_buffer: TakeBuffer) -> list[str] |
     return kept
 
 
-def _commands(
-    name: str, text: str, execute: re.Match[str], texts: dict[str, str], module: IrModule
-) -> Commands | None:
+def _commands(name: str, text: str, execute: re.Match[str], texts: Texts) -> Commands | None:
     """The function that records the commands of an entry point, without a binding table."""
     commands = re.escape(execute["commands"])
     call = re.search(rf"{commands} = util\.call @(\S+?)\((.*?)\) ", text)
@@ -180,13 +187,13 @@ def _commands(
         recorder, passed = call[1], tuple(call[2].split(", "))
     else:  # recorded when the module is loaded
         stored = re.search(rf"{commands} = util\.global\.load (?:immutable )?@(\S+) ", text)
-        recorder, passed = _initializer(module, stored[1]) if stored else "", ()
+        recorder, passed = _initializer(texts, stored[1]) if stored else "", ()
     table = _BINDING.findall(execute["bindings"])
     zeros = set(re.findall(r"(%\S+) = arith\.constant 0 : index", text))
     if not recorder or any(offset not in zeros for _, offset in table):
         return None
     found, without_table = re.subn(
-        r"(hal\.command_buffer\.create .*?) bindings\(%\S+\) :", r"\1 :", texts.get(recorder, "")
+        r"(hal\.command_buffer\.create .*?) bindings\(%\S+\) :", r"\1 :", texts.functions.get(recorder, "")
     )
     found = found.replace(f"@{recorder}(", f'@"{name}$commands"(', 1)
     found = _bound(found, len(table))
@@ -194,10 +201,9 @@ def _commands(
     return Commands(found, buffers) if without_table == 1 and not _SLOT.search(found) else None
 
 
-def _initializer(module: IrModule, stored: str) -> str:
+def _initializer(texts: Texts, stored: str) -> str:
     """The function whose result an initializer stores in the global `stored`; empty if there is none."""
-    for op in module.top():
-        text = str(op) if op.name == "util.initializer" else ""
+    for text in texts.initializers:
         call = re.search(
             rf"(%\S+) = util\.call @(\S+?)\(\) .*\n\s+util\.global\.store \1, @{re.escape(stored)} ", text
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,8 @@ from hal_samples import BRANCHING, COUNTER, FLAGS, PADDED, PRODUCT, at_phase_hal
 from dispatch_profiler.compiler import BuildRequest, IreeCompiler
 from dispatch_profiler.compiler.appending import APPENDING, add_appending
 from dispatch_profiler.compiler.in_process import InProcess
+from dispatch_profiler.compiler.ir_module import IrModule
+from dispatch_profiler.compiler.recording import add_recordings
 from dispatch_profiler.configurations import Configuration, Default, Microkernel
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render_module
@@ -122,3 +125,23 @@ def test_vmfbs_that_execute_a_dispatch_once_can_be_appended():
         vmfb = IreeCompiler().build(request).profile
         for each in APPENDING:
             assert (f"{dispatch.name}{each}".encode() in vmfb) == (repeat == 1)
+
+
+@pytest.mark.parametrize("add", [add_appending, add_recordings])
+def test_the_functions_of_a_module_are_printed_once_however_many_there_are(monkeypatch, add):
+    """Printing all of them for each one took minutes for modules of 60 dispatches."""
+    listings = []
+    symbols = IrModule.symbols
+    monkeypatch.setattr(
+        IrModule, "symbols", lambda module, kind: listings.append(kind) or symbols(module, kind)
+    )
+
+    def count(extents: range) -> int:
+        dispatches = [Dispatch(replace(PRODUCT, m=m), Default()) for m in extents]
+        module = at_phase_hal("\n".join(render_module(each.operation, [each]) for each in dispatches))
+        before, entries = len(listings), len(symbols(module, "util.func"))
+        add(module)
+        assert len(symbols(module, "util.func")) > entries
+        return len(listings) - before
+
+    assert count(range(1, 9)) == count(range(1, 2))
