@@ -21,6 +21,9 @@ from dispatch_profiler.boo.backends import Backend, backend
 from dispatch_profiler.boo.backends.rounds import Rounds
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, BOO_FUSIONS_WITH_MATRIX_PRODUCTS
 
+#: Of torch's own modules, when inductor is imported.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
 _ACTIVATIONS = (
     nn.ReLU,
     nn.ReLU6,
