@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 import warnings
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,8 @@ from dispatch_profiler.errors import MissingDependency
 #: The PTX version to write: the oldest with everything that the kernels use (descriptor copies came
 #: with 8.6), so that drivers since 560 (CUDA 12.6) accept it.
 _PTX_VERSION = 86
+#: The parameter of a kernel that is a tuple of pointers.
+_TUPLE = "operands"
 #: The files of the kernels, which only this module imports.
 SOURCES = tuple(sorted((Path(__file__).parent.parent / "templates").glob("triton_*.py")))
 
@@ -60,9 +63,10 @@ def compile_kernel(source: KernelSource, capability: int) -> Kernel:
     function = getattr(kernels, source.kernel)
     types, constants = dict(source.types), dict(source.constants)
     constants["ACCUMULATOR"] = getattr(triton.language, _LANGUAGE[str(constants["ACCUMULATOR"])])
-    signature = {name: f"*{types[name]}" if name in types else "constexpr" for name in function.arg_names}
-    # IREE's tensors are aligned to 64 bytes.
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(function.arg_names) if name in types}
+    pointers = {name: f"*{type_}" for name, type_ in types.items()}
+    tuples = {_TUPLE: tuple(pointers[name] for name in source.operands)}
+    signature = {name: (tuples | pointers).get(name, "constexpr") for name in function.arg_names}
+    attributes = {place: [["tt.divisibility", 16]] for place in _places(signature)}
     options = {
         "num_warps": source.warps,
         "num_stages": source.stages,
@@ -72,7 +76,7 @@ def compile_kernel(source: KernelSource, capability: int) -> Kernel:
     with _quiet(triton, output):
         try:
             made = triton.compile(
-                ASTSource(function, signature=signature, constexprs=constants, attrs=aligned),
+                ASTSource(function, signature=signature, constexprs=constants, attrs=attributes),
                 target=GPUTarget("cuda", capability, 32),
                 options=options,
             )
@@ -80,6 +84,15 @@ def compile_kernel(source: KernelSource, capability: int) -> Kernel:
             # The errors of Triton, LLVM and ptxas have no common base class.
             raise BuildError(_reason(error), diagnostics=f"{error}\n{output.getvalue()}") from error
     return _kernel(made, source, capability)
+
+
+def _places(signature: Mapping[str, str | tuple[str, ...]]) -> Iterator[tuple[int, ...]]:
+    """Where Triton finds each pointer, which are aligned as IREE's tensors are, to 64 bytes."""
+    for i, kind in enumerate(signature.values()):
+        if isinstance(kind, tuple):
+            yield from ((i, j) for j in range(len(kind)))
+        elif kind != "constexpr":
+            yield (i,)
 
 
 _LANGUAGE = {"fp32": "float32", "i32": "int32"}

@@ -296,22 +296,15 @@ def contraction_invalid_reason(what: str, operation: Operation) -> str | None:
     return f"{what} convolutions in the layouts nhwc and nchw, not {'_'.join(layouts)}"
 
 
-def epilogue_invalid_reason(
-    what: str, operation: Operation, activations: Sequence[str] | None = None
-) -> str | None:
-    """Why a kernel that computes at most a bias and then an activation cannot compute the epilogue.
+def epilogue_invalid_reason(what: str, operation: Operation) -> str | None:
+    """Why a kernel that computes at most a bias and then a step without operands cannot compute the epilogue.
 
-    `what` is its first words. `activations` are those that it has; None: every step without operands.
+    `what` is its first words.
     """
     if operation.contraction is None:
         return None
     epilogue = operation.contraction.epilogue
-    lacking = [
-        step
-        for step in epilogue.steps
-        if step.name != "bias"
-        and (step.has_operands or (activations is not None and str(step) not in activations))
-    ]
+    lacking = [step for step in epilogue.steps if step.name != "bias" and step.has_operands]
     if lacking:
         return f"{what} no step {lacking[0]}, only a bias and then one activation"
     if epilogue.bias_and_activation is None:

@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from dispatch_profiler.operations import ElementType, Tensor
 
+#: A step of an epilogue, as Triton's kernels see it: its name, the place of its first operand among those of all steps,
+#: and its two parameters.
+KernelStep = tuple[str, int, float, float]
+Constant = int | bool | str | None | tuple[KernelStep, ...]
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -35,16 +40,17 @@ class Launch:
 class KernelSource:
     """A Triton kernel: its name in our sources, constants and options, without any Triton object.
 
-    `types` has the types of its pointers, by parameter; all other parameters are constants. With `l1`, its
-    asynchronous copies keep what they load in the L1 cache. A launch has `programs` workgroups. If `counters`, the
+    `types` has the types of its pointers, by parameter; all other parameters are constants. The pointers of `operands`,
+    which follow each other among `types`, are one parameter of this name, a tuple. With `l1`, its asynchronous copies keep what they load in the L1 cache. A launch has `programs` workgroups. If `counters`, the
     kernel's pointer `arrivals` is not passed: it is so many counters of the module, which are 0 when it is loaded.
     """
 
     kernel: str
     types: tuple[tuple[str, str], ...]
-    constants: tuple[tuple[str, int | bool | str | None], ...]
+    constants: tuple[tuple[str, Constant], ...]
     warps: int
     stages: int
+    operands: tuple[str, ...] = ()
     l1: bool = False
     programs: int = 1
     counters: int = 0

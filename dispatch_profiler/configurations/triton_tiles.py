@@ -17,7 +17,6 @@ from dispatch_profiler.configurations._base import (
     by,
     check_choice,
     check_tiles,
-    epilogue_invalid_reason,
 )
 from dispatch_profiler.configurations.external_kernels import KernelSource, Launch
 from dispatch_profiler.configurations.space import Space
@@ -30,6 +29,7 @@ from dispatch_profiler.configurations.triton_convolutions import (
     unsupported_reason,
     weight_constants,
 )
+from dispatch_profiler.configurations.triton_epilogues import kernel_steps
 from dispatch_profiler.configurations.triton_limits import TYPES, WARP, tile_violations, type_violations
 from dispatch_profiler.configurations.triton_options import (
     ALIGNMENT,
@@ -46,10 +46,8 @@ from dispatch_profiler.configurations.triton_windows import (
     window_tiles,
 )
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import ELEMENT_TYPES, ElementType, Operation
+from dispatch_profiler.operations import ELEMENT_TYPES, ElementType, Epilogue, Operation
 
-#: Activations that the kernels compute.
-ACTIVATIONS = ("relu", "gelu", "sigmoid", "tanh")
 #: Size in bytes of a descriptor of the bulk copy engine (CUDA Driver API, cuTensorMapEncodeTiled).
 _DESCRIPTOR = 128
 #: Of a product's operands.
@@ -197,13 +195,14 @@ class TritonTiles(Configuration):
         """The kernel source with the constants of this dispatch."""
         types, written = operation.as_contraction().types, self.launch(operation).type
         m, n, k = self.tile
-        own, bias = self._constants(operation)
-        pointers = [("lhs", types.lhs), ("rhs", types.lhs), *([("bias", types.result)] if bias else [])]
+        epilogue = self._epilogue(operation)
+        operands = tuple(each.name for each in epilogue.operands)
+        pointers = [("lhs", types.lhs), ("rhs", types.lhs), *((name, types.result) for name in operands)]
         pointers.append(("result", written.name))
         if self.joined:
             pointers += [("partial", types.accumulator.name), ("arrivals", "i32")]
         constants: dict[str, Any] = {
-            **own,
+            **self._constants(operation, epilogue),
             "ACCUMULATOR": TYPES[types.accumulator.name],
             "PRECISION": self.precision,
             "TILE_M": m,
@@ -217,22 +216,24 @@ class TritonTiles(Configuration):
             tuple(constants.items()),
             self.warps,
             self.stages,
+            operands,
             self.l1,
             self.launch(operation).workgroups[0],
             self._tile_count(operation) // self.split_k if self.joined else 0,
         )
 
-    def _constants(self, operation: Operation) -> tuple[dict[str, Any], bool]:
-        """Constants of the operation's kernel, and whether it adds a bias."""
+    def _epilogue(self, operation: Operation) -> Epilogue:
+        """What the kernel computes of the epilogue: the caller adds the slices of a split, and computes it then."""
+        computes = self.split_k == 1 or self.joined
+        return operation.as_contraction().epilogue if computes else Epilogue()
+
+    def _constants(self, operation: Operation, epilogue: Epilogue) -> dict[str, Any]:
+        """Constants of the operation's kernel."""
         convolution, product = operation.convolution, product_of(operation)
         if convolution is not None and product is None and is_weight_gradient(operation):
             if self.descriptors:
-                return dict(window_constants(convolution, self.tile[2], self.split_k)), False
-            return dict(weight_constants(convolution, self.split_k)), False
-        # The caller adds the slices of a split and computes the epilogue.
-        joins = self.split_k == 1 or self.joined
-        simple = operation.as_contraction().epilogue.bias_and_activation if joins else None
-        bias, activation = simple or (False, "none")
+                return dict(window_constants(convolution, self.tile[2], self.split_k))
+            return dict(weight_constants(convolution, self.split_k))
         if product is not None:
             own = self._strides(operation)
         else:
@@ -241,14 +242,15 @@ class TritonTiles(Configuration):
                 own = window_constants(convolution, self.tile[0], self.split_k)
             else:
                 own = convolution_constants(convolution) | {"SLICES": self.split_k}
-        options: dict[str, Any] = {"HAS_BIAS": bias, "ACTIVATION": activation, "PERSISTENT": self.persistent}
+        steps = kernel_steps(epilogue, operation.accumulator)
+        options: dict[str, Any] = {"STEPS": steps, "PERSISTENT": self.persistent}
         if product is None and self.descriptors:
             options["WINDOWS_ONLY"] = self.windows_only
         if product is not None:
             options |= {"JOINED": self.split_k if self.joined else 1, "SWAPPED": self.swapped}
             if not self.joined:
                 options |= {"partial": None, "arrivals": None}
-        return {**({} if bias else {"bias": None}), **own, **options}, bias
+        return {**own, **options}
 
     def product(self, operation: Operation) -> tuple[int, int, int, int]:
         """Batch (or slices, groups, phases), m, n and k of the product that the kernel computes."""
@@ -296,10 +298,6 @@ class TritonTiles(Configuration):
         split = self._split_violation(operation)
         if split:
             yield split
-        elif self.split_k == 1 or self.joined:
-            reason = epilogue_invalid_reason("the Triton kernels have", operation, ACTIVATIONS)
-            if reason:
-                yield reason
         yield from type_violations(self.precision, operation, gpu)
         yield from tile_violations(self.tile, self.warps, operation, gpu)
         yield from self._shared_violations(operation, gpu)
@@ -374,5 +372,5 @@ class TritonTiles(Configuration):
             return tuple(own[f"{side}_{axis}"] for side, axes in _AXES for axis in axes)
         if window_invalid_reason(convolution):
             return ()
-        constants, _ = self._constants(operation)
+        constants = self._constants(operation, Epilogue())
         return tuple(descriptor_strides(constants, convolution.mode, self.windows_only))

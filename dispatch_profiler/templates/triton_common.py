@@ -1,4 +1,4 @@
-"""Parts of several Triton kernels: activations, the order of tiles, loads, and products of blocks."""
+"""Parts of several Triton kernels: epilogues, the order of tiles, loads, and products of blocks."""
 
 # ruff: noqa: ANN001, ANN201, ANN202, N803
 
@@ -22,17 +22,75 @@ def _tanh(x):
 
 
 @triton.jit
-def activated(x, NAME: tl.constexpr):
-    """The activations of `operations.epilogues`, in the accumulator's type."""
+def _clamped(x, low: tl.constexpr, high: tl.constexpr):
+    """NaN stays NaN."""
+    raised = tl.maximum(x, low, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(raised, high, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _activated(x, NAME: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
+    """x after a step without operands, whose parameters are FIRST and SECOND."""
     if NAME == "relu":
         x = tl.maximum(x, 0, propagate_nan=tl.PropagateNan.ALL)
-    if NAME == "gelu":
+    elif NAME == "relu6":
+        x = _clamped(x, 0, 6)
+    elif NAME == "clamp":
+        x = _clamped(x, FIRST, SECOND)
+    elif NAME == "leaky_relu":
+        x = tl.where(x >= 0.0, x, x * FIRST)
+    elif NAME == "gelu":
         x = x * 0.5 * (1.0 + tl.erf(x * 0.70710678118654752))
-    if NAME == "sigmoid":
-        x = 1.0 / (1.0 + tl.exp(-x))
-    if NAME == "tanh":
+    elif NAME == "gelu_tanh":
+        x = 0.5 * x * (1.0 + _tanh(0.79788456080286536 * (x + 0.044715 * x * x * x)))
+    elif NAME == "silu":
+        x = x * _sigmoid(x)
+    elif NAME == "sigmoid":
+        x = _sigmoid(x)
+    else:
+        tl.static_assert(NAME == "tanh", "the step of an epilogue has no kernel")
         x = _tanh(x)
     return x
+
+
+@triton.jit
+def _of_channels(operand, channel, known, x):
+    """A value for each column of x, in its type."""
+    return tl.load(operand + channel, mask=known).to(x.dtype)[None, :]
+
+
+@triton.jit
+def _after_step(x, operands, at, stored, channel, known, STEP: tl.constexpr):
+    name: tl.constexpr = STEP[0]
+    place: tl.constexpr = STEP[1]
+    if name == "bias":
+        x += _of_channels(operands[place], channel, known, x)
+    elif name == "scale_shift":
+        x *= _of_channels(operands[place], channel, known, x)
+        x += _of_channels(operands[place + 1], channel, known, x)
+    elif name == "residual":
+        x += tl.load(operands[place] + at, mask=stored).to(x.dtype)
+    else:
+        x = _activated(x, name, STEP[2], STEP[3])
+    return x
+
+
+@triton.jit
+def finish(x, operands, result, at, stored, channel, known, STEPS: tl.constexpr):
+    """Store x at the offsets `at` of the result where `stored`, after the steps of its epilogue.
+
+    Each of STEPS is a name of `operations.epilogue_steps`, the place of its first operand, and its two parameters.
+    They compute in the type of x. Operands have the shape of the result, or a value for each `channel` that is `known`:
+    one for each column of x.
+    """
+    for i in tl.static_range(len(STEPS)):
+        x = _after_step(x, operands, at, stored, channel, known, STEPS[i])
+    tl.store(result + at, x.to(result.dtype.element_ty), mask=stored)
 
 
 @triton.jit

@@ -16,7 +16,7 @@ phase p receives the taps r = p + s * i from rows j - i + SHIFT of the source, s
 import triton
 import triton.language as tl
 
-from dispatch_profiler.templates.triton_common import activated, grouped, multiplied
+from dispatch_profiler.templates.triton_common import finish, grouped, multiplied
 
 
 @triton.jit
@@ -86,28 +86,24 @@ def _step(
 
 @triton.jit
 def _store_pixels(
-    result, bias, sums, m, n, known_n, image, pixel, group, piece, first_h, first_w, columns: tl.constexpr,
+    result, operands, sums, m, n, image, pixel, group, piece, first_h, first_w, columns: tl.constexpr,
     pixels: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, PHASES_H: tl.constexpr, PHASES_W: tl.constexpr,
     IMAGES: tl.constexpr, FILTERS: tl.constexpr, GROUPS: tl.constexpr,
-    OUT_N: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr, OUT_F: tl.constexpr,
-    ACCUMULATOR: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+    OUT_N: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr, OUT_F: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Add the bias to the sums of a tile, apply the activation, and store the pixels that exist."""
+    """Compute the epilogue of the sums of a tile, and store the pixels that exist."""
     f = group * FILTERS + n
-    if HAS_BIAS:
-        sums += tl.load(bias + f, mask=n < FILTERS).to(ACCUMULATOR)[None, :]
-    sums = activated(sums, ACTIVATION)
     out_h = pixel // columns * PHASES_H + first_h
     out_w = pixel % columns * PHASES_W + first_w
     at = (image * OUT_N + out_h * OUT_H + out_w * OUT_W)[:, None] + f[None, :] * OUT_F
-    result += piece * (IMAGES * OH * OW * GROUPS * FILTERS)
+    at += piece * (IMAGES * OH * OW * GROUPS * FILTERS)
     stored = (m < pixels) & (out_h < OH) & (out_w < OW)
-    tl.store(result + at, sums.to(result.dtype.element_ty), mask=stored[:, None] & known_n)
+    finish(sums, operands, result, at, stored[:, None] & (n[None, :] < FILTERS), f, n < FILTERS, STEPS)
 
 
 @triton.jit
 def _convolution_tile(
-    lhs, rhs, bias, result, tile,
+    lhs, rhs, operands, result, tile,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
     SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, PADDING_H: tl.constexpr, PADDING_W: tl.constexpr,
@@ -116,7 +112,7 @@ def _convolution_tile(
     LHS_N: tl.constexpr, LHS_H: tl.constexpr, LHS_W: tl.constexpr, LHS_C: tl.constexpr,
     RHS_H: tl.constexpr, RHS_W: tl.constexpr, RHS_C: tl.constexpr, RHS_F: tl.constexpr, RHS_G: tl.constexpr,
     OUT_N: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr, OUT_F: tl.constexpr,
-    ACCUMULATOR: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr, SLICES: tl.constexpr,
 ):  # fmt: skip
     """Rows are pixels of one phase of the result, columns are filters of one group; k covers taps and channels.
@@ -159,14 +155,14 @@ def _convolution_tile(
         )  # fmt: skip
         sums = multiplied(window, weights, sums, ACCUMULATOR, PRECISION)
     _store_pixels(
-        result, bias, sums, m, n, known_n, image, pixel, group, piece, first_h, first_w, columns, pixels, OH, OW,
-        PHASES_H, PHASES_W, IMAGES, FILTERS, GROUPS, OUT_N, OUT_H, OUT_W, OUT_F, ACCUMULATOR, HAS_BIAS, ACTIVATION,
+        result, operands, sums, m, n, image, pixel, group, piece, first_h, first_w, columns, pixels, OH, OW,
+        PHASES_H, PHASES_W, IMAGES, FILTERS, GROUPS, OUT_N, OUT_H, OUT_W, OUT_F, STEPS,
     )  # fmt: skip
 
 
 @triton.jit
 def convolution(
-    lhs, rhs, bias, result,
+    lhs, rhs, operands, result,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
     STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
     SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr, PADDING_H: tl.constexpr, PADDING_W: tl.constexpr,
@@ -175,7 +171,7 @@ def convolution(
     LHS_N: tl.constexpr, LHS_H: tl.constexpr, LHS_W: tl.constexpr, LHS_C: tl.constexpr,
     RHS_H: tl.constexpr, RHS_W: tl.constexpr, RHS_C: tl.constexpr, RHS_F: tl.constexpr, RHS_G: tl.constexpr,
     OUT_N: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr, OUT_F: tl.constexpr,
-    ACCUMULATOR: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
     PERSISTENT: tl.constexpr, SLICES: tl.constexpr,
 ):  # fmt: skip
@@ -188,10 +184,10 @@ def convolution(
     step: tl.constexpr = PERSISTENT if PERSISTENT else tiles
     for tile in range(tl.program_id(0), tiles, step):
         _convolution_tile(
-            lhs, rhs, bias, result, tile, H, W, OH, OW, R, S, STRIDE_H, STRIDE_W, STEP_H, STEP_W, SHIFT_H,
+            lhs, rhs, operands, result, tile, H, W, OH, OW, R, S, STRIDE_H, STRIDE_W, STEP_H, STEP_W, SHIFT_H,
             SHIFT_W, PADDING_H, PADDING_W, PHASES_H, PHASES_W, BOUNDED, IMAGES, CHANNELS, FILTERS, GROUPS,
             LHS_N, LHS_H, LHS_W, LHS_C, RHS_H, RHS_W, RHS_C, RHS_F, RHS_G, OUT_N, OUT_H, OUT_W, OUT_F,
-            ACCUMULATOR, HAS_BIAS, ACTIVATION, PRECISION, TILE_M, TILE_N, TILE_K, GROUP, SLICES,
+            ACCUMULATOR, STEPS, PRECISION, TILE_M, TILE_N, TILE_K, GROUP, SLICES,
         )  # fmt: skip
 
 

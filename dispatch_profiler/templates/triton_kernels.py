@@ -4,7 +4,7 @@ Only the `compiler` package imports the files of kernels, because they need Trit
 are compile-time constants, so one source serves every layout and is compiled once for each dispatch. A slice
 of a split reduction is an element of the batch: only the strides differ.
 
-    result[b, m, n] = activation(sum_k lhs[b, m, k] * rhs[b, k, n] + bias[n])
+    result[b, m, n] = epilogue(sum_k lhs[b, m, k] * rhs[b, k, n])
 
 With JOINED slices, `partial` has the sums of each slice of each tile, and `arrivals` counts, for each tile, the
 workgroups that wrote theirs. With SWAPPED, a tile is computed as the transpose of rhs^T x lhs^T, because `wgmma` has
@@ -16,7 +16,7 @@ at least 64 rows, but as few as 8 columns.
 import triton
 import triton.language as tl
 
-from dispatch_profiler.templates.triton_common import activated, grouped, masked, multiplied
+from dispatch_profiler.templates.triton_common import finish, grouped, masked, multiplied
 
 
 @triton.jit
@@ -65,8 +65,8 @@ def _joined(sums, partial, counter, piece, JOINED: tl.constexpr):
 
 @triton.jit
 def _finish(
-    sums, bias, result, partial, arrivals, tile, batch, m, n, M: tl.constexpr, N: tl.constexpr,
-    HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, JOINED: tl.constexpr,
+    sums, operands, result, partial, arrivals, tile, batch, m, n, M: tl.constexpr, N: tl.constexpr,
+    STEPS: tl.constexpr, JOINED: tl.constexpr,
 ):  # fmt: skip
     """Joins slices, computes the epilogue, and stores the tile whose first element is m, n."""
     columns: tl.constexpr = sums.shape[1]
@@ -76,15 +76,11 @@ def _finish(
         partial += whole * (JOINED * sums.shape[0] * columns)
         sums = _joined(sums, partial, arrivals + whole, batch, JOINED)
         m += batch * rows
-    else:
-        result += batch * (M * N)
+        batch = 0
     m = m + tl.arange(0, rows)
     n = n + tl.arange(0, columns)
-    if HAS_BIAS:
-        sums += tl.load(bias + n, mask=n < N).to(sums.dtype)[None, :]
-    sums = activated(sums, ACTIVATION)
-    at = result + m[:, None] * N + n[None, :]
-    tl.store(at, sums.to(result.dtype.element_ty), mask=(m[:, None] < M) & (n[None, :] < N))
+    at = batch * (M * N) + m[:, None] * N + n[None, :]
+    finish(sums, operands, result, at, (m[:, None] < M) & (n[None, :] < N), n, n < N, STEPS)
 
 
 @triton.jit
@@ -99,11 +95,11 @@ def _added(x, y, sums, ACCUMULATOR: tl.constexpr, PRECISION: tl.constexpr, SWAPP
 
 @triton.jit
 def product(
-    lhs, rhs, bias, result, partial, arrivals,
+    lhs, rhs, operands, result, partial, arrivals,
     BATCH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     LHS_BATCH: tl.constexpr, LHS_M: tl.constexpr, LHS_K: tl.constexpr,
     RHS_BATCH: tl.constexpr, RHS_K: tl.constexpr, RHS_N: tl.constexpr,
-    ACCUMULATOR: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
     PERSISTENT: tl.constexpr, JOINED: tl.constexpr, SWAPPED: tl.constexpr,
 ):  # fmt: skip
@@ -127,7 +123,7 @@ def product(
         if SWAPPED:
             sums = sums.T
         _finish(
-            sums, bias, result, partial, arrivals, tile, batch, at_m, at_n, M, N, HAS_BIAS, ACTIVATION, JOINED
+            sums, operands, result, partial, arrivals, tile, batch, at_m, at_n, M, N, STEPS, JOINED
         )  # fmt: skip
 
 
@@ -176,11 +172,11 @@ def _block(
 
 @triton.jit
 def product_by_descriptors(
-    lhs, rhs, bias, result, partial, arrivals,
+    lhs, rhs, operands, result, partial, arrivals,
     BATCH: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     LHS_BATCH: tl.constexpr, LHS_M: tl.constexpr, LHS_K: tl.constexpr,
     RHS_BATCH: tl.constexpr, RHS_K: tl.constexpr, RHS_N: tl.constexpr,
-    ACCUMULATOR: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
     PERSISTENT: tl.constexpr, JOINED: tl.constexpr, SWAPPED: tl.constexpr,
 ):  # fmt: skip
@@ -215,5 +211,5 @@ def product_by_descriptors(
         if SWAPPED:
             sums = sums.T
         _finish(
-            sums, bias, result, partial, arrivals, tile, batch, at_m, at_n, M, N, HAS_BIAS, ACTIVATION, JOINED
+            sums, operands, result, partial, arrivals, tile, batch, at_m, at_n, M, N, STEPS, JOINED
         )  # fmt: skip

@@ -10,7 +10,7 @@ one group. Names and formulas are those of `triton_convolutions`.
 import triton
 import triton.language as tl
 
-from dispatch_profiler.templates.triton_common import activated, grouped, masked, multiplied
+from dispatch_profiler.templates.triton_common import finish, grouped, masked, multiplied
 
 
 @triton.jit
@@ -63,12 +63,13 @@ def _filters_at(
 
 @triton.jit
 def _store(
-    sums, result, piece, image, top, left, n,
+    sums, operands, result, piece, image, top, left, n,
     IMAGES: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, FILTERS: tl.constexpr,
     OUT_N: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr, OUT_F: tl.constexpr,
-    BOX_H: tl.constexpr, BOX_W: tl.constexpr,
+    BOX_H: tl.constexpr, BOX_W: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Store the pixels of a box that are inside the image, in the copy of the result for slice `piece`."""
+    """Compute the epilogue, and store the pixels of a box that are inside the image, in the copy of the result for
+    slice `piece`."""
     pixel = tl.arange(0, sums.shape[0])
     image += pixel // (BOX_H * BOX_W)
     y = top + pixel // BOX_W % BOX_H
@@ -76,12 +77,12 @@ def _store(
     at = (image * OUT_N + y * OUT_H + x * OUT_W)[:, None] + n[None, :] * OUT_F
     at += piece * (IMAGES * OH * OW * FILTERS)
     stored = (image < IMAGES) & (y < OH) & (x < OW)
-    tl.store(result + at, sums, mask=stored[:, None] & (n[None, :] < FILTERS))
+    finish(sums, operands, result, at, stored[:, None] & (n[None, :] < FILTERS), n, n < FILTERS, STEPS)
 
 
 @triton.jit
 def convolution_by_descriptors(
-    lhs, rhs, bias, result,
+    lhs, rhs, operands, result,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
     STEP_H: tl.constexpr, STEP_W: tl.constexpr, SHIFT_H: tl.constexpr, SHIFT_W: tl.constexpr,
     IMAGES: tl.constexpr, CHANNELS: tl.constexpr, FILTERS: tl.constexpr,
@@ -89,7 +90,7 @@ def convolution_by_descriptors(
     RHS_H: tl.constexpr, RHS_W: tl.constexpr, RHS_C: tl.constexpr, RHS_F: tl.constexpr,
     OUT_N: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr, OUT_F: tl.constexpr,
     BOX_N: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr, SLICES: tl.constexpr,
-    ACCUMULATOR: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+    ACCUMULATOR: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr, GROUP: tl.constexpr,
     PERSISTENT: tl.constexpr, WINDOWS_ONLY: tl.constexpr,
 ):  # fmt: skip
@@ -132,13 +133,9 @@ def convolution_by_descriptors(
                 weights = filters.load([i, j, c, f]).reshape([TILE_K, TILE_N]).T
             # Filters are the left operand: wgmma reads a reshaped left operand from registers.
             sums = multiplied(weights, window.reshape([TILE_M, TILE_K]).T, sums, ACCUMULATOR, PRECISION)
-        sums = sums.T
-        if HAS_BIAS:
-            sums += tl.load(bias + n, mask=n < FILTERS).to(ACCUMULATOR)[None, :]
-        sums = activated(sums, ACTIVATION).to(result.dtype.element_ty)
         _store(
-            sums, result, piece, image, top, left, n,
-            IMAGES, OH, OW, FILTERS, OUT_N, OUT_H, OUT_W, OUT_F, BOX_H, BOX_W,
+            sums.T, operands, result, piece, image, top, left, n,
+            IMAGES, OH, OW, FILTERS, OUT_N, OUT_H, OUT_W, OUT_F, BOX_H, BOX_W, STEPS,
         )  # fmt: skip
 
 

@@ -58,6 +58,8 @@ def interpret(dispatch, inputs):
     constants["ACCUMULATOR"] = getattr(tl, _LANGUAGE[constants["ACCUMULATOR"]])
     roles = [tensor.name for tensor in dispatch.operation.operands]
     taken = {name: tensor_of(inputs[roles.index(name)]) for name, _ in source.types if name in roles}
+    if "operands" in function.arg_names:
+        taken["operands"] = tuple(taken.pop(name) for name in source.operands)
     own = {name for name, _ in source.types} & {"partial", "arrivals"}
     first, *others = (name for name, _ in source.types if name not in {*roles, *own})
     outputs = {first: (launch.shape, launch.type)}

@@ -87,6 +87,14 @@ COMPILED = {
     "matmul": (PRODUCT, [TILES, replace(TILES, persistent=3), replace(TILES, split_k=3)]),
     "matmul_tma": (PRODUCT, [TMA, replace(TMA, persistent=3), replace(TMA, split_k=3)]),
     "epilogue": (replace(PRODUCT, epilogue=Epilogue.parse("bias+gelu")), [TILES, replace(TILES, split_k=2)]),
+    "steps": (
+        replace(PRODUCT, epilogue=Epilogue.parse("scale_shift+residual+leaky_relu(0.2)+bias+gelu_tanh")),
+        [TILES, TMA, replace(TILES, split_k=2)],
+    ),
+    "conv_steps": (
+        replace(CONV, layout="nhwc_fhwc_nhwc", epilogue=Epilogue.parse("scale_shift+residual+relu")),
+        [TILES],
+    ),
     "nn_bf16": (Matmul(100, 60, 50, BF16, "n", "n"), [TILES]),
     "f32": (Matmul(256, 128, 192), [TILES, replace(TILES, precision="tf32x3")]),
     "f8": (Matmul(256, 128, 192, F8), [TILES]),

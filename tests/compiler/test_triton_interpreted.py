@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from epilogue_helpers import SIMPLE
+from epilogue_helpers import SEQUENCES, SIMPLE, STEP_TEXTS
 
 from dispatch_profiler.configurations import TritonRows, TritonTiles
 from dispatch_profiler.dispatches import Dispatch
@@ -49,6 +49,13 @@ ODD = {"m": 33, "n": 63, "k": 65}
 #: Rows of 16 bytes, as descriptors need them, and still no multiple of a tile.
 ALIGNED = {"m": 24, "n": 40, "k": 72}
 EPILOGUES = SIMPLE
+#: Every step, with operands of every kind.
+MIXED = (
+    "bias+scale_shift+residual+clamp(-0.3,0.7)",
+    "scale_shift+leaky_relu(0.2)+residual+relu6",
+    "residual+residual+gelu_tanh+bias+silu",
+    "scale_shift+residual+relu",
+)
 #: 40 pixels of output: no multiple of a tile.
 CONV = Conv2d(2, 5, 3, 32, 24, 3, 2, padding=(1, 1), types=F16)
 
@@ -89,6 +96,36 @@ CASES = {
     },
     **{f"epilogue_{e}": Dispatch(Matmul(**ODD, types=F16, epilogue=e), SMALL) for e in EPILOGUES},
     **{f"tma_epilogue_{e}": Dispatch(Matmul(**ALIGNED, types=F16, epilogue=e), TMA) for e in EPILOGUES[-2:]},
+    **{
+        f"steps_{text}": Dispatch(Matmul(**ODD, types=F16, epilogue=Epilogue.parse(text)), SMALL)
+        for text in (*MIXED, *STEP_TEXTS, *SEQUENCES)
+    },
+    **{
+        f"{kind}_{name}_steps_{text}": Dispatch(
+            replace(FHWC, **VARIANTS[name], **mode, epilogue=Epilogue.parse(text)), tiles
+        )
+        for text in MIXED
+        for kind, mode, name, tiles in (
+            ("conv", {}, "groups", SMALL),
+            ("conv", {}, "whcn", SMALL),
+            ("conv", {}, "pointwise", SMALL),
+            ("conv_tma", {}, "fhwc", TMA),
+            ("input_backward", {"mode": "input_backward"}, "strides", SMALL),
+        )
+    },
+    **{
+        f"batch_steps_{text}": Dispatch(BatchMatmul(2, **ODD, types=F16, epilogue=Epilogue.parse(text)), SMALL)
+        for text in MIXED
+    },
+    "i8_steps": Dispatch(
+        Matmul(**ODD, types=I8, epilogue=Epilogue.parse("scale_shift+bias+residual+clamp(-100,200)+relu6")), SMALL
+    ),
+    "joined_steps": Dispatch(
+        Matmul(33, 40, 132, F16, epilogue=Epilogue.parse(MIXED[0])), replace(SMALL, split_k=4, joined=True)
+    ),
+    "swapped_steps": Dispatch(
+        Matmul(**ODD, types=F16, rhs_layout="n", epilogue=Epilogue.parse(MIXED[0])), replace(SMALL, swapped=True)
+    ),
     "f32": Dispatch(Matmul(**ODD), SMALL),
     "f16_to_f32": Dispatch(Matmul(**ODD, types=F32_OF_F16), SMALL),
     # The interpreter of Triton 3.9 multiplies the bits of bf16, and cuts off where it should round: only what
@@ -245,6 +282,9 @@ SLOW |= {
     (f"{mode}_{name}", False) for mode in ("forward", *BACKWARD) for name in ("hwcf", "nchw", "whole_taps")
 }
 SLOW |= {"split_weight_backward_hwcf"}
+#: The mixed ones have every step.
+SLOW |= {(f"steps_{text}", False) for text in (*STEP_TEXTS, *SEQUENCES) if text not in MIXED}
+SLOW |= {(name, False) for name in CASES if "_steps_" in name and not name.endswith(MIXED[0])}
 #: Products without a batch have every layout.
 SLOW |= {(f"batch_{layouts}", False) for layouts in ("tn", "nt", "nn")}
 SLOW |= {

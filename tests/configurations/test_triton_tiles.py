@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from epilogue_helpers import SEQUENCES, STEP_TEXTS
 
 from dispatch_profiler.configurations import (
     ListedConfiguration,
@@ -301,7 +302,7 @@ def test_a_split_writes_the_sums_of_each_slice_and_leaves_the_epilogue():
     launch, constants = split.launch(operation), dict(split.kernel(operation).constants)
 
     assert launch.mlir == "tensor<4x3456x1024xf32>"
-    assert (constants["HAS_BIAS"], constants["ACTIVATION"]) == (False, "none")
+    assert (constants["STEPS"], split.kernel(operation).operands) == ((), ())
     assert (constants["BATCH"], constants["K"], constants["LHS_BATCH"]) == (4, 512, 512)
 
 
@@ -315,7 +316,8 @@ def test_joined_slices_write_the_result_with_its_epilogue_and_share_their_sums()
     assert joined.name == "triton_128x256x64_8w_3s_g8_tma_joined_splitk4"
     assert (launch.mlir, launch.workgroups) == ("tensor<3456x1024xf16>", (432, 1, 1))
     assert launch.scratch == (432 * 128 * 256 * 4, 432 * 256, 16)
-    assert (constants["HAS_BIAS"], constants["ACTIVATION"], constants["JOINED"]) == (True, "relu", 4)
+    assert (constants["STEPS"], constants["JOINED"]) == ((("bias", 0, 0.0, 0.0), ("relu", 1, 0.0, 0.0)), 4)
+    assert source.operands == ("bias",)
     assert [name for name, _ in source.types] == ["lhs", "rhs", "bias", "result", "partial", "arrivals"]
     assert source.counters == 108
 
@@ -398,28 +400,22 @@ def test_hopper_gets_triton_kernels_beside_irees_own():
     assert not any(isinstance(e.configuration, TritonTiles) for e in shipped_configurations("cuda"))
 
 
-@pytest.mark.parametrize(
-    ("epilogue", "reason"),
-    [
-        (
-            "bias+residual+relu",
-            "the Triton kernels have no step residual, only a bias and then one activation",
-        ),
-        ("silu", "the Triton kernels have no step silu, only a bias and then one activation"),
-        (
-            "bias+clamp(-1,1)",
-            "the Triton kernels have no step clamp(-1,1), only a bias and then one activation",
-        ),
-        (
-            "relu+bias",
-            "the Triton kernels have only a bias and then one activation, but the epilogue is relu+bias",
-        ),
-    ],
-)
-def test_an_epilogue_that_the_kernels_lack_is_named(epilogue, reason):
-    """IREE adds the slices of a split, and computes any epilogue of them."""
+@pytest.mark.parametrize("epilogue", [*STEP_TEXTS, *SEQUENCES])
+def test_the_kernels_compute_every_epilogue(epilogue):
+    """Its operands follow lhs and rhs, as those of the operation do."""
     operation = replace(PRODUCT, epilogue=Epilogue.parse(epilogue))
-    assert BEST.invalid_reason(operation, parse_target("cuda:sm_90").limits) == reason
-    split = replace(BEST, split_k=2)
-    assert split.invalid_reason(operation, parse_target("cuda:sm_90").limits) is None
-    assert dict(split.kernel(operation).constants)["ACTIVATION"] == "none"
+    assert BEST.invalid_reason(operation, parse_target("cuda:sm_90").limits) is None
+    source, names = BEST.kernel(operation), [each.name for each in operation.operands]
+    assert [name for name, _ in source.types] == [*names, "result"]
+    assert source.operands == tuple(names[2:])
+
+
+def test_steps_have_the_place_of_their_operands_and_their_parameters():
+    """In the type of the sums: i32 has no fractions."""
+    text = "bias+clamp(-1,2)+scale_shift+residual"
+    expected = (("bias", 0, 0, 0), ("clamp", 1, -1, 2), ("scale_shift", 1, 0, 0), ("residual", 3, 0, 0))
+    for types, kind in ((F16, float), (ElementTypes("i8", "i8", "i32"), int)):
+        operation = replace(PRODUCT, types=types, epilogue=Epilogue.parse(text))
+        found = dict(BEST.kernel(operation).constants)["STEPS"]
+        assert found == expected
+        assert {type(value) for *_, first, second in found for value in (first, second)} == {kind}
