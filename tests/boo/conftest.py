@@ -1,5 +1,5 @@
 """Kernels of these tests are compiled in their own process: a compiler process takes longer to start than most kernels
-to compile. Those of tests/boo/ops have processes, as kernels of users do."""
+to compile. That compilers have processes of their own is tested in tests/compiler."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _compile_in_this_process(request: pytest.FixtureRequest) -> None:
-    if request.path.parent.name != "ops":
+    if "compiler_processes" not in request.fixturenames:
         request.getfixturevalue("in_process")
+
+
+@pytest.fixture
+def compiler_processes() -> None:
+    """Compilers have processes of their own, as users' do: a fork would copy the compiler without its threads."""
 
 
 @pytest.fixture

@@ -510,7 +510,7 @@ def test_threads():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
-def test_a_forked_process_launches_kernels_of_its_own():
+def test_a_forked_process_launches_kernels_of_its_own(compiler_processes: None):
     x, w, b = tensors()
     expected = boo_conv(x, w, b)
     child = os.fork()
