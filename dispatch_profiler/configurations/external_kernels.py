@@ -6,11 +6,6 @@ from dataclasses import dataclass
 
 from dispatch_profiler.operations import ElementType, Tensor
 
-#: A step of an epilogue, as Triton's kernels see it: its name, the place of its first operand among those of all steps,
-#: and its two parameters.
-KernelStep = tuple[str, int, float, float]
-Constant = int | bool | str | None | tuple[KernelStep, ...]
-
 
 @dataclass(frozen=True)
 class Launch:
@@ -47,7 +42,7 @@ class KernelSource:
 
     kernel: str
     types: tuple[tuple[str, str], ...]
-    constants: tuple[tuple[str, Constant], ...]
+    constants: tuple[tuple[str, int | bool | str | None], ...]
     warps: int
     stages: int
     operands: tuple[str, ...] = ()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dispatch_profiler.configurations.external_kernels import KernelStep
 from dispatch_profiler.operations import ElementType, Epilogue
 
 
-def kernel_steps(epilogue: Epilogue, accumulator: ElementType) -> tuple[KernelStep, ...]:
-    """The constant STEPS of a kernel, whose steps compute in `accumulator`; parameters that a step lacks are 0."""
+def kernel_steps(epilogue: Epilogue, accumulator: ElementType) -> str:
+    """The constant STEPS of a kernel: `bias:0:0.0:0.0 clamp:1:-1.0:2.0`.
+
+    Each step has the place of its first operand among those of all steps, and two parameters, 0 where it lacks them; in
+    i32, these are integers. It is a text because Triton 3.6 takes no tuple of texts as a constant.
+    """
     number = int if accumulator.is_integer else float
     found = []
     for step, place in epilogue.places():
         first, second, *_ = map(number, (*step.parameters, 0, 0))
-        found.append((step.name, place.start, first, second))
-    return tuple(found)
+        found.append(f"{step.name}:{place.start}:{first}:{second}")
+    return " ".join(found)

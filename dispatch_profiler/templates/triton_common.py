@@ -65,31 +65,50 @@ def _of_channels(operand, channel, known, x):
 
 
 @triton.jit
-def _after_step(x, operands, at, stored, channel, known, STEP: tl.constexpr):
-    name: tl.constexpr = STEP[0]
-    place: tl.constexpr = STEP[1]
-    if name == "bias":
-        x += _of_channels(operands[place], channel, known, x)
-    elif name == "scale_shift":
-        x *= _of_channels(operands[place], channel, known, x)
-        x += _of_channels(operands[place + 1], channel, known, x)
-    elif name == "residual":
-        x += tl.load(operands[place] + at, mask=stored).to(x.dtype)
+def _after_step(
+    x, operands, at, stored, channel, known,
+    NAME: tl.constexpr, PLACE: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+):  # fmt: skip
+    if NAME == "bias":
+        x += _of_channels(operands[PLACE], channel, known, x)
+    elif NAME == "scale_shift":
+        x *= _of_channels(operands[PLACE], channel, known, x)
+        x += _of_channels(operands[PLACE + 1], channel, known, x)
+    elif NAME == "residual":
+        x += tl.load(operands[PLACE] + at, mask=stored).to(x.dtype)
     else:
-        x = _activated(x, name, STEP[2], STEP[3])
+        x = _activated(x, NAME, FIRST, SECOND)
     return x
+
+
+@triton.constexpr_function
+def _count(steps):
+    return len(steps.split())
+
+
+@triton.constexpr_function
+def _name(steps, i):
+    return steps.split()[i].split(":")[0]
+
+
+@triton.constexpr_function
+def _number(steps, i, j):
+    found = steps.split()[i].split(":")[j]
+    return int(found) if found.lstrip("-").isdigit() else float(found)
 
 
 @triton.jit
 def finish(x, operands, result, at, stored, channel, known, STEPS: tl.constexpr):
     """Store x at the offsets `at` of the result where `stored`, after the steps of its epilogue.
 
-    Each of STEPS is a name of `operations.epilogue_steps`, the place of its first operand, and its two parameters.
-    They compute in the type of x. Operands have the shape of the result, or a value for each `channel` that is `known`:
-    one for each column of x.
+    STEPS is what `configurations.triton_epilogues` writes. The steps compute in the type of x. Operands have the shape
+    of the result, or a value for each `channel` that is `known`: one for each column of x.
     """
-    for i in tl.static_range(len(STEPS)):
-        x = _after_step(x, operands, at, stored, channel, known, STEPS[i])
+    for i in tl.static_range(_count(STEPS)):
+        x = _after_step(
+            x, operands, at, stored, channel, known,
+            _name(STEPS, i), _number(STEPS, i, 1), _number(STEPS, i, 2), _number(STEPS, i, 3),
+        )  # fmt: skip
     tl.store(result + at, x.to(result.dtype.element_ty), mask=stored)
 
 

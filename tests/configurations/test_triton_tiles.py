@@ -302,7 +302,7 @@ def test_a_split_writes_the_sums_of_each_slice_and_leaves_the_epilogue():
     launch, constants = split.launch(operation), dict(split.kernel(operation).constants)
 
     assert launch.mlir == "tensor<4x3456x1024xf32>"
-    assert (constants["STEPS"], split.kernel(operation).operands) == ((), ())
+    assert (constants["STEPS"], split.kernel(operation).operands) == ("", ())
     assert (constants["BATCH"], constants["K"], constants["LHS_BATCH"]) == (4, 512, 512)
 
 
@@ -316,7 +316,7 @@ def test_joined_slices_write_the_result_with_its_epilogue_and_share_their_sums()
     assert joined.name == "triton_128x256x64_8w_3s_g8_tma_joined_splitk4"
     assert (launch.mlir, launch.workgroups) == ("tensor<3456x1024xf16>", (432, 1, 1))
     assert launch.scratch == (432 * 128 * 256 * 4, 432 * 256, 16)
-    assert (constants["STEPS"], constants["JOINED"]) == ((("bias", 0, 0.0, 0.0), ("relu", 1, 0.0, 0.0)), 4)
+    assert (constants["STEPS"], constants["JOINED"]) == ("bias:0:0.0:0.0 relu:1:0.0:0.0", 4)
     assert source.operands == ("bias",)
     assert [name for name, _ in source.types] == ["lhs", "rhs", "bias", "result", "partial", "arrivals"]
     assert source.counters == 108
@@ -413,9 +413,10 @@ def test_the_kernels_compute_every_epilogue(epilogue):
 def test_steps_have_the_place_of_their_operands_and_their_parameters():
     """In the type of the sums: i32 has no fractions."""
     text = "bias+clamp(-1,2)+scale_shift+residual"
-    expected = (("bias", 0, 0, 0), ("clamp", 1, -1, 2), ("scale_shift", 1, 0, 0), ("residual", 3, 0, 0))
-    for types, kind in ((F16, float), (ElementTypes("i8", "i8", "i32"), int)):
+    expected = {
+        F16: "bias:0:0.0:0.0 clamp:1:-1.0:2.0 scale_shift:1:0.0:0.0 residual:3:0.0:0.0",
+        ElementTypes("i8", "i8", "i32"): "bias:0:0:0 clamp:1:-1:2 scale_shift:1:0:0 residual:3:0:0",
+    }
+    for types, steps in expected.items():
         operation = replace(PRODUCT, types=types, epilogue=Epilogue.parse(text))
-        found = dict(BEST.kernel(operation).constants)["STEPS"]
-        assert found == expected
-        assert {type(value) for *_, first, second in found for value in (first, second)} == {kind}
+        assert dict(BEST.kernel(operation).constants)["STEPS"] == steps
