@@ -141,14 +141,19 @@ def made_once(request: pytest.FixtureRequest) -> Callable[[str, Callable[[Path],
 
 
 @pytest.fixture(autouse=True)
-def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the user's: a working folder, a home and caches that are empty."""
+def isolated(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the user's: a working folder, a home and caches that are empty.
+
+    The cache of inductor, by content, is that of the run: in an empty one, it first compiles nine programs to see which
+    vector instructions there are.
+    """
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder_of_session(request.config) / "inductor"))
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)

@@ -1,4 +1,4 @@
-"""Kernels and code of these tests are compiled into folders of this run."""
+"""Kernels of these tests are compiled into a folder of this run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _caches(shared_builds: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def _caches(shared_builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch").manual_seed(0)  # parameters and inputs are the same in each run
     monkeypatch.setenv("BOO_CACHE_DIR", str(shared_builds))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
