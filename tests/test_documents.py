@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import socket
@@ -58,6 +59,8 @@ COMMANDS = {
 OURS = ("python ", "dispatch-profiler ")
 #: Sets a variable for the lines that follow it.
 EXPORT = re.compile(r"export (\w+)=(.*)")
+#: A program of the documents, which has no arguments.
+SCRIPT = re.compile(r"python (docs/\w+\.py)")
 
 
 #: Configurations of each target's family that stand for its whole list, and cover every kind of operation.
@@ -194,6 +197,16 @@ def run_in_a_shell(line: str) -> None:
     assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr}"
 
 
+def run_script(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `python SCRIPT` does, without importing torch and the compiler again."""
+    torch: Any = pytest.importorskip("torch")
+    torch._dynamo.reset()  # a second shape would be a dynamic one
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(Path(script).parent))
+        patch.setattr(sys, "argv", [script])
+        runpy.run_path(script, run_name="__main__")
+
+
 def own_arguments(line: str) -> list[str] | None:
     """What `dispatch-profiler` takes for `line`; None if only a shell can run it."""
     words = shlex.split(line.removesuffix(MAY_FAIL))
@@ -222,6 +235,8 @@ def test_a_line_that_needs_no_shell_is_a_call(line: str, expected: list[str] | N
     assert own_arguments(line) == expected
 
 
+# torch's own modules are deprecated by torch, which inductor imports.
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_command_line_runs(document: str, checkout: Path, monkeypatch, capsys):
     # What a cold call costs exceeds the time of a smaller product: its figure would be implausible.
@@ -233,8 +248,10 @@ def test_every_command_line_runs(document: str, checkout: Path, monkeypatch, cap
     for line in lines:
         if exported(line, monkeypatch):
             continue
-        arguments = own_arguments(line)
-        if arguments is None:
+        arguments, script = own_arguments(line), SCRIPT.fullmatch(line)
+        if script:
+            run_script(script.group(1), monkeypatch)
+        elif arguments is None:
             run_in_a_shell(line)
         else:
             assert main(arguments) == 0 or line.endswith(MAY_FAIL), f"{line}\n{capsys.readouterr().err}"
