@@ -23,11 +23,11 @@ from dispatch_profiler.boo.backends._graphs import (
 )
 from dispatch_profiler.boo.backends.choosing import Candidate, Choice, Graph
 from dispatch_profiler.boo.backends.gradient_choice import GradientChoice
-from dispatch_profiler.boo.backends.inductor import prepare_inductor
+from dispatch_profiler.boo.backends.inductor import knowing_static_inputs, prepare_inductor
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns
 from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds
 from dispatch_profiler.boo.environment import LOGGER, configure_logging, uses_backward_kernels
-from dispatch_profiler.boo.fusion.nodes import mark_parameters
+from dispatch_profiler.boo.fusion.nodes import mark_parameters, mark_static_inputs
 from dispatch_profiler.boo.fusion.schema import (
     BACKWARD_FUSIONS,
     DEFAULT_SUPPORTED_BOO_FUSIONS,
@@ -155,6 +155,7 @@ class _GraphCompiler:
 
     def forward(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """The forward graph of a training step, which also returns what the backward needs."""
+        mark_static_inputs(module.graph)
         return self._compile(module, example_inputs, self.backend.schema.without(Root.GLUE))
 
     def inference(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -236,6 +237,8 @@ class _GraphCompiler:
             # As torch.compile does for inductor: this checks the options, too.
             compiler = _torch._TorchCompileInductorWrapper(options.get("mode"), options.get("options"), False)
             options = {}
+        if nested == _INDUCTOR:
+            compiler = knowing_static_inputs(compiler, module, example_inputs)
         fake_mode = _torch._guards.detect_fake_mode(list(example_inputs))
         context = _torch._guards.TracingContext(fake_mode)
         with _torch._guards.tracing(context), torch.no_grad():

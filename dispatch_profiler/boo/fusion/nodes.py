@@ -70,21 +70,38 @@ def is_constant(node: Node) -> bool:
     return node.op in ("placeholder", "get_attr")
 
 
-#: The mark of nodes that are parameters of a graph that computes no gradients.
-_PARAMETER = "dispatch_profiler_parameter"
+#: The marks of nodes that are parameters of a graph that computes no gradients, and of any forward graph.
+_PARAMETER, _STATIC = "dispatch_profiler_parameter", "dispatch_profiler_static"
 
 
-def mark_parameters(graph: Any) -> None:
-    """Mark the parameters and buffers of a graph without gradients, while AOTAutograd has it compiled.
+def mark_static_inputs(graph: Any) -> None:
+    """Mark the parameters and buffers of a forward graph, while AOTAutograd has it compiled.
 
-    So that their values are constants from one call to the next, as a rule.
+    Their memory is the same from one call to the next, as a rule.
     """
     context = _torch._guards.TracingContext.try_get()
     places = getattr(getattr(context, "fw_metadata", None), "static_input_indices", None) or ()
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    inputs = _inputs(graph)
     for at in places:
         if at < len(inputs):
-            inputs[at].meta[_PARAMETER] = True
+            inputs[at].meta[_STATIC] = True
+
+
+def mark_parameters(graph: Any) -> None:
+    """As `mark_static_inputs`, for a graph without gradients, so that the values are constants, too."""
+    mark_static_inputs(graph)
+    for node in _inputs(graph):
+        if _STATIC in node.meta:
+            node.meta[_PARAMETER] = True
+
+
+def static_inputs(graph: Any) -> list[int]:
+    """The places of the inputs that `mark_static_inputs` has marked."""
+    return [at for at, node in enumerate(_inputs(graph)) if _STATIC in node.meta]
+
+
+def _inputs(graph: Any) -> list[Node]:
+    return [node for node in graph.nodes if node.op == "placeholder"]
 
 
 def is_parameter(node: Node) -> bool:

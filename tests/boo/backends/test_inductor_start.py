@@ -52,6 +52,32 @@ def test_inductor_gets_its_options_and_other_backends_get_everything(nested: lis
     assert len(nested) == 2
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch's own, in inductor
+@pytest.mark.parametrize("options", [None, {"max_fusion_size": 8}])
+@pytest.mark.parametrize("grad", [False, True])
+def test_inductor_knows_which_inputs_are_parameters_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, options: Any, grad: bool
+) -> None:
+    """CUDA graphs would copy them in each call."""
+    from torch._inductor import compile_fx
+
+    found: list[int] = []
+    compile_inner = compile_fx.compile_fx_inner
+
+    def noted(graph: Any, inputs: Any, **given: Any) -> Any:
+        found.append(len(inputs) - len(given["static_input_idxs"]))
+        return compile_inner(graph, inputs, **given)
+
+    monkeypatch.setattr(compile_fx, "compile_fx_inner", noted)
+    monkeypatch.setattr(inductor, "_uses_gpu", lambda inputs: True)
+    model, x = nn.Sequential(nn.Linear(8, 5), nn.BatchNorm1d(5), nn.Conv1d(2, 3, 1)).eval(), torch.randn(2, 8)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend("inductor"), dynamic=False, options=options)
+    with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    assert found == [1]
+
+
 def graph_of(device: str) -> Any:
     graph: Any = torch.fx.Graph()
     graph.placeholder("x").meta["val"] = torch.empty(2, device=device)
