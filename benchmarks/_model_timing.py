@@ -33,6 +33,8 @@ class Scale:
     compilations: tuple[str, ...] = NAMES
     models: tuple[str, ...] = NAMES
     batches: tuple[int, ...] = (1, 8)
+    #: Of the models on a GPU.
+    types: tuple[str, ...] = ("f16", "bf16")
 
 
 QUICK = Scale(5, 0.15, 3, ("bert",), ("mobilenet_v2", "bert"), (1,))

@@ -185,6 +185,12 @@ def test_options_choose_a_part(monkeypatch):
     assert scale.rounds == benchmark.QUICK.rounds
 
 
+def test_types_on_a_gpu_are_an_option(monkeypatch):
+    for words, types in (([], ("f16", "bf16")), (["--types", "bf16"], ("bf16",))):
+        monkeypatch.setattr(sys, "argv", ["models.py", *words])
+        assert benchmark.scale_of(benchmark.options()).types == types
+
+
 def test_a_batch_of_nothing_is_rejected(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["models.py", "--batches", "0"])
     with pytest.raises(SystemExit, match="--batches: 0"):
@@ -197,17 +203,28 @@ def test_a_type_that_fails_on_a_gpu_is_a_row_that_missed_its_goal_and_the_others
     def times(title, example, dtype, scale):
         if dtype is torch.float16:
             raise RuntimeError("planted")
-        sides = (benchmark.BACKEND, benchmark.GRAPHS_OF_INDUCTOR, benchmark.GRAPHS)
-        return {"eager": [2.4], **dict(zip(sides, ([4.8], [2.4], [1.2]), strict=True))}
+        return {
+            "eager": [2.4],
+            "inductor": [1.8],
+            benchmark.GRAPHS_OF_INDUCTOR: [1.5],
+            benchmark.AUTOTUNE: [2.0],
+            benchmark.GRAPHS: [1.2],
+        }
 
     monkeypatch.setattr(torch._dynamo, "reset", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(benchmark, "is_available", lambda: True)
     monkeypatch.setattr(benchmark, "cuda_times", times)
-    half, plain, graphs, bfloat = benchmark.cuda_rows(benchmark.QUICK)
-    assert (plain.value, graphs.value) == (pytest.approx(0.5), pytest.approx(1.0))
+    half, *others, bfloat = benchmark.cuda_rows(benchmark.QUICK)
 
+    assert {each.name.partition("GPU, ")[2]: each.value for each in others} == {
+        "inductor: against eager": pytest.approx(2.4 / 1.8),
+        "inductor with CUDA graphs: against eager": pytest.approx(1.6),
+        "autotune: against eager": pytest.approx(1.2),
+        "autotune: against inductor": pytest.approx(0.9),
+        "autotune with CUDA graphs: against inductor with CUDA graphs": pytest.approx(1.25),
+    }
     assert not half.holds and bfloat.holds and bfloat.value == pytest.approx(2.0)
     assert "RuntimeError: planted" in capsys.readouterr().out
 
