@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dispatch_profiler.boo.backends.rounds import finished
 from dispatch_profiler.boo.fusion.calls import RunCall
 from dispatch_profiler.boo.fusion.gradients import compute_only
 from dispatch_profiler.boo.fusion.matching import Region
@@ -47,7 +48,7 @@ def region_seconds(
     """Seconds of a region by our kernel, with channels_last inputs, and as torch computes its nodes.
 
     `nested` compiles the graph module of its nodes; None leaves them to eager torch. Both sides compute the region
-    several times in a row, as a model would. Raises what either of them raises.
+    several times in a row, as a model would, and wait for a GPU. Raises what either of them raises.
     """
     count = len(region.inputs)
     steps = tuple((region.spec, tuple(range(count))) for _ in range(_COPIES))
@@ -70,7 +71,8 @@ def region_seconds(
             theirs(*inputs)
 
     with torch.no_grad():
-        ours_taken, theirs_taken = measure(lambda: call(*stored), compute_theirs)
+        sides = (lambda: call(*stored)), compute_theirs
+        ours_taken, theirs_taken = measure(*(finished(each, inputs) for each in sides))
     return ours_taken / _COPIES, theirs_taken / _COPIES
 
 

@@ -192,12 +192,18 @@ def keeps_random_states(inputs: Sequence[Any]) -> AbstractContextManager[Any]:
 
 def as_call(function: Callable[..., Any], inputs: Sequence[Any]) -> Callable[[], object]:
     """A call of a compiled graph, which takes one list and empties it, on `inputs`; waits for a GPU."""
-    device = next((each.device for each in inputs if isinstance(each, torch.Tensor) and each.is_cuda), None)
+    return finished(lambda: function(list(inputs)), inputs)
 
-    def call() -> object:
-        found = function(list(inputs))
-        if device is not None:
-            torch.cuda.synchronize(device)
+
+def finished(call: Callable[[], object], inputs: Sequence[Any]) -> Callable[[], object]:
+    """`call`, and the wait until the GPU that has `inputs` has computed everything, if one has them."""
+    device = next((each.device for each in inputs if isinstance(each, torch.Tensor) and each.is_cuda), None)
+    if device is None:
+        return call
+
+    def call_and_wait() -> object:
+        found = call()
+        torch.cuda.synchronize(device)
         return found
 
-    return call
+    return call_and_wait

@@ -5,11 +5,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from dispatch_profiler.boo.backends.rounds import Clock, fastest, in_rounds, relative_times, samples
+from dispatch_profiler.boo.backends.rounds import (
+    Clock,
+    fastest,
+    finished,
+    in_rounds,
+    relative_times,
+    samples,
+)
 
 
 class Machine:
@@ -158,3 +167,17 @@ def test_other_inputs_than_those_of_the_graph_are_not_copied() -> None:
     assert not torch.equal(samples([one], [other])[0], one)
     assert not torch.equal(samples([one], [one, one])[0], one)
     assert samples([one, 5], [one, 5])[1] == 5
+
+
+def test_calls_wait_for_the_gpu_of_their_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnGpu(torch.Tensor):
+        is_cuda: Any = True
+        device: Any = SimpleNamespace(type="cuda", index=1)
+
+    done: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", done.append)
+    on_gpu = torch.ones(2).as_subclass(OnGpu)
+    finished(lambda: done.append("called"), [3, torch.ones(2), on_gpu])()
+    assert done == ["called", OnGpu.device]
+    finished(lambda: done.append("on the CPU"), [torch.ones(2)])()
+    assert done[2:] == ["on the CPU"]
