@@ -232,7 +232,7 @@ class _GraphCompiler:
         options = self.options
         if nested == _INDUCTOR:
             prepare_inductor(module)
-        compiler = lookup_backend(nested) if isinstance(nested, str) else nested
+        compiler: Any = lookup_backend(nested) if isinstance(nested, str) else nested
         if nested == _INDUCTOR and options:
             # As torch.compile does for inductor: this checks the options, too.
             compiler = _torch._TorchCompileInductorWrapper(options.get("mode"), options.get("options"), False)
@@ -242,7 +242,7 @@ class _GraphCompiler:
         fake_mode = _torch._guards.detect_fake_mode(list(example_inputs))
         context = _torch._guards.TracingContext(fake_mode)
         with _torch._guards.tracing(context), torch.no_grad():
-            return compiler(module, list(example_inputs), **options)  # type: ignore[misc]
+            return compiler(module, list(example_inputs), **options)
 
 
 def boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
