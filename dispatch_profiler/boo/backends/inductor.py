@@ -1,8 +1,9 @@
-"""What inductor needs to know of a graph and of the CPU.
+"""What inductor needs to know of a graph, and before its first kernel.
 
-It asks about the CPU before its first kernel; here, that is asked while it is imported. It starts a process for each set of vector instructions, to see whether code with it can be loaded: 1 to 2 s, even if all
-of its kernels are in its cache. Importing inductor takes about as long, and a program that compiles a model waits for
-both. Inductor remembers the answers.
+Even if all kernels are in its cache, it asks whether libraries with vector instructions can be loaded, reads the whole
+of Triton for the keys of its cache (500 MB), and preprocesses the headers of kernels. Each takes 0.3 to 2 s, in other
+processes or in C, while importing inductor takes about a second of Python. A program that compiles a model waits for
+both, so here they are done at once. Inductor remembers the answers.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.environment import LOGGER
+from dispatch_profiler.boo.backends.vector_instructions import ask_for_vector_instructions
+from dispatch_profiler.boo.environment import LOGGER, launch_settings
 from dispatch_profiler.boo.fusion.nodes import static_inputs, value
 
 
 def prepare_inductor(module: Any) -> None:
-    """Start to ask, once in a process, if `module` computes anything on the CPU."""
+    """Start to find out, once in a process, if `module` computes anything on the CPU."""
     if any(_is_on_cpu(node) for node in module.graph.nodes):
         _start()
 
@@ -35,16 +38,40 @@ def _is_on_cpu(node: Any) -> bool:
 def _start() -> None:
     # With the settings of this thread, since inductor keeps some in context variables.
     context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(_ask,), name="vector instructions", daemon=True).start()
+    threading.Thread(target=context.run, args=(_prepare,), name="preparing inductor", daemon=True).start()
 
 
-def _ask() -> None:
+def _prepare() -> None:
+    _try("the key of Triton", _hash_triton)
+    _try("the vector instructions", lambda: ask_for_vector_instructions(launch_settings().cache_folder))
+    _try("the headers", _preprocess_headers)
+
+
+def _try(what: str, step: Callable[[], None]) -> None:
     try:
-        from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+        step()
+    except Exception as error:  # inductor does it again, and says what is wrong
+        logging.getLogger(LOGGER).debug("%s, for inductor: %s", what, error)
 
-        valid_vec_isa_list()
-    except Exception as error:  # inductor asks again, and says what is wrong
-        logging.getLogger(LOGGER).debug("the vector instructions for inductor: %s", error)
+
+def _hash_triton() -> None:
+    """In another thread; the keys of inductor's cache have it, also for the CPU."""
+    from torch._inductor import codecache
+
+    key: Any = codecache.triton_key
+    key.prefetch()
+
+
+def _preprocess_headers() -> None:
+    """Those of kernels, if an earlier process compiled them: inductor compares the results before it uses that.
+
+    Inductor does this for a kernel, so it gets an empty one, which is not compiled.
+    """
+    from torch._inductor import codecache
+
+    found: Any = codecache
+    if Path(found._HEADER_DIR).is_dir():
+        found.CppPythonBindingsCodeCache.load_async("", submit_fn=lambda compile_it: None)
 
 
 def knowing_static_inputs(

@@ -1,8 +1,9 @@
-"""Inductor is left out where nothing is left to it, and what it asks about the CPU is asked early."""
+"""Inductor is left out where nothing is left to it, and what it needs to know is found out while it is imported."""
 
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,21 +86,46 @@ def graph_of(device: str) -> Any:
     return torch.fx.GraphModule({}, graph)
 
 
-def test_vector_instructions_are_asked_for_once_and_only_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor import cpu_vec_isa
+def test_inductor_is_prepared_once_and_only_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    is_done = threading.Event()
 
-    asked: list[str] = []
-    is_asked = threading.Event()
-
-    def ask() -> None:
-        asked.append(threading.current_thread().name)
-        is_asked.set()
+    def fail(folder: Path | None) -> None:
+        done.append(threading.current_thread().name)
         raise OSError("planted")  # which is left to inductor
 
-    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", ask)
+    monkeypatch.setattr(inductor, "_hash_triton", lambda: done.append("triton"))
+    monkeypatch.setattr(inductor, "ask_for_vector_instructions", fail)
+    monkeypatch.setattr(inductor, "_preprocess_headers", is_done.set)
     inductor._start.cache_clear()
     inductor.prepare_inductor(graph_of("meta"))
     for _ in range(2):
         inductor.prepare_inductor(graph_of("cpu"))
-    assert is_asked.wait(60)
-    assert asked == ["vector instructions"]
+    assert is_done.wait(60)
+    assert done == ["triton", "preparing inductor"]
+
+
+def test_headers_are_preprocessed_as_for_the_kernels_of_inductor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Inductor finds the result under the same arguments."""
+    from torch._inductor import codecache
+
+    asked: list[tuple[Any, Any]] = []
+
+    def precompile(*args: Any, **settings: Any) -> str:
+        asked.append((args, settings))
+        return str(tmp_path / "header.h")
+
+    monkeypatch.setattr(codecache, "_precompile_header", precompile)
+    monkeypatch.setattr(codecache, "_HEADER_DIR", str(tmp_path / "none"))
+    inductor._preprocess_headers()
+    assert asked == []
+    monkeypatch.setattr(codecache, "_HEADER_DIR", str(tmp_path))
+    inductor._preprocess_headers()
+    code = 'extern "C" void kernel(float* x) {}'
+    codecache.CppPythonBindingsCodeCache.load_pybinding_async(
+        ["float*"], code, submit_fn=lambda compile_it: None
+    )
+    assert len(asked) == 2
+    assert asked[0] == asked[1]
