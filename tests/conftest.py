@@ -106,11 +106,14 @@ def folder_of_session(config: pytest.Config) -> Path:
 def torch_as_at_its_start(request: pytest.FixtureRequest) -> Generator[None, None, None]:
     """torch draws the same numbers in every run of a test, whichever tests ran before, and records gradients in the next
     one: measuring it turns that off in its process, here that of the tests."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(zlib.crc32(request.node.nodeid.encode()))
+    before = sys.modules.get("torch")
+    if before is not None:
+        before.manual_seed(zlib.crc32(request.node.nodeid.encode()))
     yield
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_grad_enabled(True)
+    # A test may still hide it, with None.
+    torch = sys.modules.get("torch") or before
+    if torch is not None:
+        torch.set_grad_enabled(True)
 
 
 @pytest.fixture(scope="session")
