@@ -118,6 +118,7 @@ def test_headers_are_preprocessed_as_for_the_kernels_of_inductor(
         return str(tmp_path / "header.h")
 
     monkeypatch.setattr(codecache, "_precompile_header", precompile)
+    monkeypatch.setattr(codecache.CppPythonBindingsCodeCache, "cache", {})  # earlier tests filled it
     monkeypatch.setattr(codecache, "_HEADER_DIR", str(tmp_path / "none"))
     inductor._preprocess_headers()
     assert asked == []
