@@ -137,6 +137,8 @@ def _kept_buffer(allocator: str, temporary: re.Match[str]) -> str | None:
 
 def insert(module: IrModule, functions: Sequence[str]) -> None:
     """Add functions, as text, which may refer to the module's globals."""
+    if not functions:
+        return
     globals_ = (str(op) for op in module.symbols("util.global").values())
     parsed = IrModule.parse("\n".join((*globals_, *functions)), module.operation.context)
     end = ir.InsertionPoint(module.operation.regions[0].blocks[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,3 +12,19 @@ import pytest
 def _caches(shared_builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch").manual_seed(0)  # parameters and inputs are the same in each run
     monkeypatch.setenv("BOO_CACHE_DIR", str(shared_builds))
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the operations that compiled models launch."""
+    from dispatch_profiler.boo.fusion.calls import RunCall  # it needs torch
+
+    names: list[str] = []
+    launch = RunCall.__call__
+
+    def note(self: Any, *inputs: Any) -> Any:
+        names.extend(step.operation.name for step, _ in self.spec.steps)
+        return launch(self, *inputs)
+
+    monkeypatch.setattr(RunCall, "__call__", note)
+    return names

@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn import functional
 
 from dispatch_profiler.boo.backends import backend, explain
-from dispatch_profiler.boo.fusion import calls
 from dispatch_profiler.boo.fusion.schema import (
     BACKWARD_FUSIONS,
     BOO_FUSIONS_WITH_MATRIX_PRODUCTS,
@@ -101,20 +100,6 @@ def worst(found: Any, expected: Any) -> float:
 def _compiled_anew() -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the operations that are launched."""
-    names: list[str] = []
-    launch = calls.RunCall.__call__
-
-    def note(self: Any, *inputs: Any) -> Any:
-        names.extend(step.operation.name for step, _ in self.spec.steps)
-        return launch(self, *inputs)
-
-    monkeypatch.setattr(calls.RunCall, "__call__", note)
-    return names
 
 
 # -- results ----------------------------------------------------------------------------------------

@@ -23,20 +23,6 @@ PRODUCTS = backend(fusion_schema=BOO_FUSIONS_WITH_MATRIX_PRODUCTS, strict=True)
 STRICT = backend(strict=True)
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the operations that were launched."""
-    found: list[str] = []
-    launch = calls.RunCall.__call__
-
-    def note(self: Any, *inputs: Any) -> Any:
-        found.extend(step.operation.name for step, _ in self.spec.steps)
-        return launch(self, *inputs)
-
-    monkeypatch.setattr(calls.RunCall, "__call__", note)
-    return found
-
-
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_a_residual_block(launched: list[str], memory_format: torch.memory_format) -> None:
     model = Block().eval().to(memory_format=memory_format)
