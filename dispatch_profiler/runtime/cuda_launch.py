@@ -11,6 +11,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from dispatch_profiler.dispatches.launch_program import Copy, Fill, KernelCode, LaunchProgram, Run, Span
@@ -26,7 +27,7 @@ _LOG_BYTES = 4096
 #: CU_STREAM_CAPTURE_MODE_RELAXED: while a stream of this thread is captured, modules may be loaded.
 _RELAXED = 2
 #: Temporary buffers begin at multiples of this many bytes of one allocation.
-_ALIGNMENT = 256
+TRANSIENT_ALIGNMENT = 256
 
 _POINTER, _SIZE = ctypes.c_uint64, ctypes.c_size_t
 #: Name in libcuda -> types of the arguments of what is called in each launch.
@@ -59,6 +60,14 @@ class OldDriverError(TargetError):
     """The driver is older than CUDA 11.8."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a buffer is: in the memory at the address with this number, so many bytes after it."""
+
+    address: int
+    offset: int = 0
+
+
 class CudaProgram:
     """A launch program whose kernels are loaded on one device. They stay loaded for the life of the process."""
 
@@ -68,70 +77,89 @@ class CudaProgram:
         Raises RunError if the kernels cannot be loaded, OldDriverError, and TargetError if the device cannot be used,
         as in a process that was forked after a launch.
         """
-        self._name = name
-        self._driver = driver = _driver_of(ordinal)
-        self._program = program
+        self.name = name
+        self.program = program
+        self.driver = driver = _driver_of(ordinal)
         with driver.current(), driver.relaxed_capture():
             modules = [driver.module(vmfb[start : start + size]) for start, size in program.images]
-            self._functions = [driver.function(modules[each.image], each) for each in program.kernels]
-        self._places, self.transient_bytes = _places(program)
-        #: Launches that are prepared and not in use: a thread takes one, and returns it.
-        self._idle: list[_Launch] = []
+            self.functions = [driver.function(modules[each.image], each) for each in program.kernels]
+        self._offsets, self.transient_bytes = _offsets(program.transients)
+        count = len(program.arguments)
+        self._sequence = CudaSequence([(self, [Place(number) for number in range(count)])], Place(count))
 
     def launch(self, addresses: Sequence[int], stream: int) -> None:
         """Add the commands to a stream. Raises RunError, with the name of CUDA's error.
 
         `addresses` are those of operands and results, then that of `transient_bytes` bytes if that is not 0; they are
-        multiples of 64. The memory must not be used for anything else before the commands have ended.
+        multiples of 64. The memory must not be used for anything else before the commands have ended. Callers leave the
+        sequence itself as it is.
         """
+        self._sequence.launch(addresses, stream)
+
+    def buffers(self, arguments: Sequence[Place], memory: Place) -> list[Place]:
+        """The places of all buffers, if these are the arguments and the temporary ones are in `memory`."""
+        return [*arguments, *(Place(memory.address, memory.offset + offset) for offset in self._offsets)]
+
+
+class CudaSequence:
+    """Programs of one device that are added to a stream one after another, by one call."""
+
+    def __init__(self, programs: Sequence[tuple[CudaProgram, Sequence[Place]]], memory: Place) -> None:
+        """Each program comes with the places of its operands and results. All use the same temporary `memory`."""
+        self._programs, self._memory = programs, memory
+        #: Launches that are prepared and not in use: a thread takes one, and returns it.
+        self._idle: list[_Launch] = []
+
+    def launch(self, addresses: Sequence[int], stream: int) -> None:
+        """See `CudaProgram.launch`: places have numbers of `addresses`."""
         try:
             launch = self._idle.pop()
         except IndexError:
-            launch = _Launch(self._driver, self._program, self._functions, self._places)
-        if status := launch.start(addresses, stream):
-            raise self._driver.error(f"launching {self._name}", status)
+            launch = _Launch(self._programs, self._memory)
+        launch.start(addresses, stream)
         self._idle.append(launch)
 
 
-def _places(program: LaunchProgram) -> tuple[list[tuple[int, int]], int]:
-    """(index of an address, bytes after it) for each buffer, and the bytes of the allocation for temporary ones."""
-    count, end = len(program.arguments), 0
-    places = [(number, 0) for number in range(count)]
-    for size in program.transients:
-        places.append((count, end))
-        end += -(-size // _ALIGNMENT) * _ALIGNMENT
-    return places, end
+def _offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where buffers of these sizes begin in one allocation, and its bytes."""
+    found, end = [], 0
+    for size in sizes:
+        found.append(end)
+        end += -(-size // TRANSIENT_ALIGNMENT) * TRANSIENT_ALIGNMENT
+    return found, end
 
 
 class _Launch:
     """A launch whose parameters are written to the same memory each time: libcuda copies them before it returns."""
 
-    def __init__(
-        self,
-        driver: _Driver,
-        program: LaunchProgram,
-        functions: Sequence[int],
-        places: Sequence[tuple[int, int]],
-    ) -> None:
-        self._driver = driver
-        spans = [span for command in program.commands for span in _spans_of(command)]
-        #: The slot of each pointer that a command takes, by buffer and offset.
-        self._slots = {
-            each: slot for slot, each in enumerate(dict.fromkeys((s.buffer, s.offset) for s in spans))
-        }
-        #: Where each pointer comes from: (index of an address, bytes after it).
-        self._sources = [(places[buffer][0], places[buffer][1] + offset) for buffer, offset in self._slots]
+    def __init__(self, programs: Sequence[tuple[CudaProgram, Sequence[Place]]], memory: Place) -> None:
+        self._driver = programs[0][0].driver
+        buffers = [program.buffers(arguments, memory) for program, arguments in programs]
+        #: The slot of each pointer that a command takes, by where it points to.
+        self._slots: dict[Place, int] = {}
+        for (program, _), places in zip(programs, buffers, strict=True):
+            for span in (each for command in program.program.commands for each in _spans_of(command)):
+                self._slots.setdefault(_place_of(span, places), len(self._slots))
+        self._sources = [(each.address, each.offset) for each in self._slots]
         self._pointers = (_POINTER * max(1, len(self._slots)))()
         self._pack = struct.Struct(f"{len(self._slots)}Q").pack_into
         self._configs: list[_LaunchConfig] = []
+        #: Those that the parameters have now.
+        self._addresses: Sequence[int] | None = None
         self._stream = 0
         self._current = ctypes.c_void_p()
         self._into_current = ctypes.byref(self._current)
-        self._calls = [self._call_of(each, program, functions) for each in program.commands]
+        self._calls = [
+            (self._call_of(command, program, places), program.name)
+            for (program, _), places in zip(programs, buffers, strict=True)
+            for command in program.program.commands
+        ]
 
-    def start(self, addresses: Sequence[int], stream: int) -> int:
-        """See `CudaProgram.launch`; returns the status of the first command that failed, otherwise 0."""
-        self._pack(self._pointers, 0, *[addresses[index] + after for index, after in self._sources])
+    def start(self, addresses: Sequence[int], stream: int) -> None:
+        """See `CudaProgram.launch`."""
+        if addresses != self._addresses:
+            self._pack(self._pointers, 0, *[addresses[index] + after for index, after in self._sources])
+            self._addresses = addresses
         if stream != self._stream:
             for config in self._configs:
                 config.stream = stream
@@ -139,24 +167,24 @@ class _Launch:
         driver = self._driver
         driver.get_current(self._into_current)
         if self._current.value == driver.context:
-            return self._add(stream)
+            self._add(stream)
+            return
         with driver.current():  # this thread has not used the device yet, or uses another one
-            return self._add(stream)
+            self._add(stream)
 
-    def _add(self, stream: int) -> int:
-        for call in self._calls:
+    def _add(self, stream: int) -> None:
+        for call, name in self._calls:
             if status := call(stream):
-                return status
-        return 0
+                raise self._driver.error(f"launching {name}", status)
 
     def _call_of(
-        self, command: Run | Fill | Copy, program: LaunchProgram, functions: Sequence[int]
+        self, command: Run | Fill | Copy, of: CudaProgram, places: Sequence[Place]
     ) -> Callable[[int], int]:
         """What adds a command to a stream, and returns its status."""
-        slots = [self._slots[span.buffer, span.offset] for span in _spans_of(command)]
+        slots = [self._slots[_place_of(span, places)] for span in _spans_of(command)]
         library, pointers = self._driver.library, self._pointers
         if isinstance(command, Run):
-            return self._run(command, program.kernels[command.kernel], functions[command.kernel], slots)
+            return self._run(command, of.program.kernels[command.kernel], of.functions[command.kernel], slots)
         if isinstance(command, Fill):
             fill, pattern = getattr(library, _FILLS[command.width]), command.pattern
             count, at = command.target.length // command.width, slots[0]
@@ -180,6 +208,11 @@ class _Launch:
             return status
 
         return call
+
+
+def _place_of(span: Span, buffers: Sequence[Place]) -> Place:
+    buffer = buffers[span.buffer]
+    return Place(buffer.address, buffer.offset + span.offset)
 
 
 def _spans_of(command: Run | Fill | Copy) -> tuple[Span, ...]:

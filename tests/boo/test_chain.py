@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launch_samples import SMALL, Kernels, spec_of
 
-from dispatch_profiler.boo.launching import Launchable
-from dispatch_profiler.boo.launching import chain as chain_module
-from dispatch_profiler.boo.launching.chain import Chain, ChainStep, assign_slots
+from dispatch_profiler.boo.launching import Launchable, host_chain
+from dispatch_profiler.boo.launching.chain import Chain
+from dispatch_profiler.boo.launching.chain_layout import ChainStep, assign_slots
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.runtime import RunError
@@ -107,13 +107,14 @@ def test_memory_of_a_result_that_was_changed_is_not_used_again(change: Callable[
 
 
 def test_recordings_are_replaced_when_there_are_many(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(chain_module, "_KEPT_RECORDINGS", 2)
+    monkeypatch.setattr(host_chain, "_KEPT_RECORDINGS", 2)
     chain = branched()
     every = [squares(3, seed) for seed in range(4)]
     for inputs in every * 3:
         assert torch.equal(chain(*inputs)[0], expected(*inputs)[0])
-    assert chain._plan is not None
-    assert [len(each.recordings) for each in chain._plan._memory] == [2]
+    plan = chain._plans[-1]
+    assert isinstance(plan, host_chain.HostPlan)
+    assert [len(each.recordings) for each in plan._memory] == [2]
 
 
 def test_only_changing_inputs_are_looked_at_while_the_state_is_the_same():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,8 @@ from dispatch_profiler.boo.driver.backends import Backend, Launch
 from dispatch_profiler.boo.driver.traced import _WithoutPrograms
 from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.launching import gpu_kernels
+from dispatch_profiler.boo.launching.chain import Chain
+from dispatch_profiler.boo.launching.chain_layout import ChainStep
 from dispatch_profiler.boo.op_exports.gemm import GEMMSignature
 from dispatch_profiler.boo.op_exports.layer_norm import LayerNormSignature
 from dispatch_profiler.compiler import IreeCompiler, launch_request
@@ -25,7 +28,7 @@ from dispatch_profiler.dispatches.launch_program import read_program
 from dispatch_profiler.errors import TargetError, UsageError
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.runtime import RunError, cuda_launch
-from dispatch_profiler.runtime.cuda_launch import CudaProgram
+from dispatch_profiler.runtime.cuda_launch import CudaProgram, CudaSequence
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.targets import parse_target
 
@@ -35,6 +38,7 @@ GPU = DeviceUri("cuda", "0")
 STREAM = 0x7000
 M, N, K = 8, 12, 5
 GEMM = GEMMSignature(a_shape=(M, K), b_shape=(K, N), dtype="f32")
+SQUARE = GEMMSignature(a_shape=(M, M), b_shape=(M, M), dtype="f32")
 NORM = LayerNormSignature(input_shape=[4, 6, 16], normalized_shape=[16], dtype="f32")
 
 
@@ -67,18 +71,23 @@ def product(addresses: list[int], constants: list[int], launch: Any) -> None:
     tensor_at(c, M, N)[:] = tensor_at(a, M, K) @ tensor_at(b, K, N)
 
 
+def square_product(addresses: list[int], constants: list[int], launch: Any) -> None:
+    a, b, c = (tensor_at(each, M, M) for each in addresses)
+    c[:] = a @ b
+
+
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    """A driver whose only kernel is the product's; tensors of the CPU are on the GPU."""
-    (kernel,) = program_of(GEMM).kernels
-    found = FakeCuda({kernel.entry: (3, 0, product)})
+    """A driver whose kernels are those of two products; tensors of the CPU are on the GPU."""
+    (kernel,), (square,) = program_of(GEMM).kernels, program_of(SQUARE).kernels
+    found = FakeCuda({kernel.entry: (3, 0, product), square.entry: (3, 0, square_product)})
     found.contexts.append(CONTEXT)
     monkeypatch.setattr(cuda_launch, "driver_library", lambda: found.library)
     monkeypatch.setattr(cuda_launch, "_process", cuda_launch._Process())
     where = "dispatch_profiler.boo.launching.torch_"
     monkeypatch.setattr(f"{where}tensors.TorchTensors.uri", property(lambda _: GPU))
     monkeypatch.setattr(f"{where}tensors.TorchTensors.fast_launch", fast_launch)
-    monkeypatch.setattr(f"{where}streams._current_stream", lambda index: STREAM if index == -1 else None)
+    monkeypatch.setattr(f"{where}streams.current_stream", lambda index: STREAM if index == -1 else None)
     return found
 
 
@@ -194,6 +203,116 @@ def test_temporary_memory_lives_until_the_commands_are_in_the_stream(cuda: FakeC
         others = {address for address in seen if address not in known}
         assert others
         assert all(address % 64 == 0 for address in others)
+
+
+# -- chains ----------------------------------------------------------------------------------------
+
+
+def branched() -> Chain:
+    """(x, a, b) -> ((x a) b) (x a) and (x a) b"""
+    kernel = Launchable(SQUARE.launch, Kernels(compiled(SQUARE.operation)))
+    return Chain([ChainStep(kernel, each) for each in ((0, 1), (3, 2), (4, 3))], 3, (5, 4))
+
+
+def squares(seed: int = 0) -> list[Any]:
+    """Small integers, whose products are exact."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(-2, 3, (M, M), generator=generator).float() for _ in range(3)]
+
+
+def check(found: Any, x: Any, a: Any, b: Any) -> None:
+    first, second = found
+    assert torch.equal(second, x @ a @ b)
+    assert torch.equal(first, x @ a @ b @ (x @ a))
+
+
+def test_the_launches_of_a_chain_are_added_to_torchs_stream_at_once(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+):
+    """The first call launches one by one; later ones give results new memory."""
+    chain = branched()
+    check(chain(*squares()), *squares())
+    monkeypatch.setattr(Launchable, "__call__", lambda *_: pytest.fail("launched on its own"))
+    kept = []
+    for seed in range(4):
+        cuda.log.clear()
+        kept.append(chain(*squares(seed)))
+        assert [stream for _, stream in cuda.log] == [STREAM] * 3
+    for seed, found in enumerate(kept):
+        check(found, *squares(seed))
+
+
+def test_what_a_chain_cannot_use_in_place_is_launched_one_by_one(cuda: FakeCuda):
+    chain, (x, a, b) = branched(), squares()
+    for _ in range(3):
+        check(chain(x.t().contiguous().t(), a, torch.empty(M * M + 1)[1:].view(M, M).copy_(b)), x, a, b)
+
+
+def test_a_chain_that_fails_names_the_operation_and_the_next_call_works(cuda: FakeCuda):
+    chain = branched()
+    chain(*squares())
+    for _ in range(2):
+        cuda.statuses["cuLaunchKernelEx"] = 1
+        with pytest.raises(
+            RunError, match=f"launching {SQUARE.operation.name} failed: CUDA_ERROR_INVALID_VALUE"
+        ):
+            chain(*squares())
+        cuda.statuses.clear()
+        check(chain(*squares(1)), *squares(1))
+
+
+def test_threads_call_one_chain(cuda: FakeCuda):
+    chain = branched()
+    chain(*squares())
+
+    def call(seed: int) -> Any:
+        cuda.contexts[:] = [CONTEXT]
+        return chain(*squares(seed))
+
+    with ThreadPoolExecutor(4) as pool:
+        for seed, found in enumerate(pool.map(call, range(40))):
+            check(found, *squares(seed))
+
+
+def test_the_temporary_memory_of_a_chain_lies_behind_its_values(cuda: FakeCuda):
+    """The kernels of two layer norms get the addresses of arguments, results and temporary memory."""
+    program, seen = program_of(NORM), list[int]()
+    for kernel in program.kernels:
+        count = next(
+            len(run.bindings)
+            for run in program.commands
+            if hasattr(run, "bindings") and program.kernels[run.kernel] == kernel
+        )
+        cuda.kernels[kernel.entry] = (count, 0, lambda addresses, *_: seen.extend(addresses))
+    launch = Launchable(NORM.launch, Kernels(compiled(NORM.operation)))
+    x, *rest = NORM.get_sample_args(seed=0)
+    count = len(NORM.launch.results)
+    steps = [ChainStep(launch, (0, *range(1, 1 + len(rest))))]
+    steps.append(ChainStep(launch, (1 + len(rest), *range(1, 1 + len(rest)))))
+    chain = Chain(steps, 1 + len(rest), (1 + len(rest) + count,))
+    chain(x, *rest)
+    seen.clear()
+    (found,) = chain(x, *rest)
+    inside = sorted({each for each in seen if each not in {t.data_ptr() for t in (x, *rest, found)}})
+    # The first result, and at least one temporary buffer; none overlaps the result.
+    assert len(inside) >= 2
+    assert all(address % 64 == 0 for address in inside)
+    assert all(later - inside[0] >= x.nbytes for later in inside[1:])
+
+
+def test_a_chain_with_a_kernel_that_irees_runtime_launches_is_launched_one_by_one(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+):
+    chain = branched()
+    monkeypatch.setattr(Launchable, "program_on", lambda self, uri: None)
+    monkeypatch.setattr(CudaSequence, "launch", count_calls(launches := [], CudaSequence.launch))
+    for seed in range(3):
+        check(chain(*squares(seed)), *squares(seed))
+    assert len(launches) == 9
+
+
+def count_calls(found: list[Any], function: Any) -> Any:
+    return lambda *args: (found.append(args), function(*args))[1]
 
 
 # -- kernels that IREE's runtime launches ----------------------------------------------------------

@@ -9,8 +9,9 @@ import pytest
 import torch
 from launch_samples import Kernels, spec_of
 
-from dispatch_profiler.boo.launching import Launchable, chain, torch_threads
-from dispatch_profiler.boo.launching.chain import Chain, ChainStep
+from dispatch_profiler.boo.launching import Launchable, host_chain, torch_threads
+from dispatch_profiler.boo.launching.chain import Chain
+from dispatch_profiler.boo.launching.chain_layout import ChainStep
 from dispatch_profiler.boo.launching.torch_threads import release_torch_threads
 from dispatch_profiler.operations import Matmul
 
@@ -81,8 +82,8 @@ def test_an_openmp_without_the_function_is_left_alone(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("limit", "releases"), [(0.0, [1, 1]), (1e9, [])])
 def test_only_long_chains_release_threads(monkeypatch: pytest.MonkeyPatch, limit: float, releases: list[int]):
     found: list[int] = []
-    monkeypatch.setattr(chain, "release_torch_threads", lambda: found.append(1))
-    monkeypatch.setattr(chain, "_LONG", limit)
+    monkeypatch.setattr(host_chain, "release_torch_threads", lambda: found.append(1))
+    monkeypatch.setattr(host_chain, "_LONG", limit)
     kernel = Launchable(spec_of(SQUARE), Kernels(SQUARE))
     squares = Chain([ChainStep(kernel, (0, 1)), ChainStep(kernel, (2, 1))], 2, (3,))
     x = torch.eye(8)

@@ -15,7 +15,7 @@ from cuda_fake import CONTEXT, FakeCuda
 from dispatch_profiler.dispatches.launch_program import Copy, Fill, KernelCode, LaunchProgram, Run, Span
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.runtime import RunError, cuda_launch
-from dispatch_profiler.runtime.cuda_launch import CudaProgram, OldDriverError
+from dispatch_profiler.runtime.cuda_launch import CudaProgram, CudaSequence, OldDriverError, Place
 
 COUNT = 16
 SIZE = 4 * COUNT
@@ -167,7 +167,29 @@ def test_threads_that_launch_at_once_do_not_share_parameters(cuda: FakeCuda):
         for memory in memories:
             memory.check()
             memory.y[:] = 0
-    assert len(program._idle) == 4
+    assert len(program._sequence._idle) == 4
+
+
+def test_a_sequence_adds_all_programs_to_the_stream(cuda: FakeCuda):
+    """The second one reads what the first has written; both use the same temporary memory."""
+    program = load()
+    memory = np.full(SIZE + program.transient_bytes, 77, np.uint8)
+    first, last = Place(1), Place(2)
+    steps = [(program, [Place(0), first]), (program, [first, last]), (program, [last, Place(1, 0)])]
+    sequence = CudaSequence(steps, Place(3, SIZE))
+    for stream, seed in ((0, 1), (7, 1), (7, 2)):
+        given = Memory(program, seed)
+        results = np.zeros((2, COUNT), np.float32)
+        addresses = [given.x.ctypes.data, *(each.ctypes.data for each in results), memory.ctypes.data]
+        cuda.log.clear()
+        sequence.launch(addresses, stream)
+
+        second = 3 * (3 * given.x + 5) + 5
+        assert (results[1] == second).all()
+        assert (results[0] == 3 * second + 5).all()
+        assert (memory[:SIZE] == 77).all()
+        added = [each for each in cuda.log if each not in ("push", "pop")]
+        assert added == [(each, stream) for each in ("fill 2", "copy", "scale", "add")] * 3
 
 
 # -- errors ----------------------------------------------------------------------------------------

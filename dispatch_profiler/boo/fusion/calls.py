@@ -17,7 +17,8 @@ from dispatch_profiler.boo.fusion.parameters import Derived, Operands, Read
 from dispatch_profiler.boo.fusion.reference import batch_norm_scale, batch_norm_shift, compute
 from dispatch_profiler.boo.fusion.spec import ABSENT, OperandSource, RegionSignature, RegionSpec, RunSpec
 from dispatch_profiler.boo.launching import Launchable
-from dispatch_profiler.boo.launching.chain import Chain, ChainStep
+from dispatch_profiler.boo.launching.chain import Chain
+from dispatch_profiler.boo.launching.chain_layout import ChainStep
 from dispatch_profiler.boo.launching.packing import PackedLaunch
 from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.errors import DispatchProfilerError

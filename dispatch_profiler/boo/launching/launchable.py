@@ -110,6 +110,11 @@ class Launchable:
         device = IreeDevice(TASK, workers=self._threads)
         return load(self._kernels.kernel(TASK), device, self._name, len(self.spec.results))
 
+    def program_on(self, uri: DeviceUri) -> CudaProgram | None:
+        """The launch program on a GPU, once a launch there has loaded it; None if IREE's runtime launches the kernel."""
+        found = self._loaded.get(uri)
+        return found if isinstance(found, CudaProgram) else None
+
     def _forget_devices(self) -> None:
         self._lock = threading.Lock()
         #: By the device that the kernel was compiled for.

@@ -27,17 +27,17 @@ def _public_stream(index: int) -> int:
 
 
 #: Index of a device -> handle of the current stream. The short way takes a tenth of the time.
-_current_stream: Callable[[int], int] = getattr(_torch._C, "_cuda_getCurrentRawStream", _public_stream)
+current_stream: Callable[[int], int] = getattr(_torch._C, "_cuda_getCurrentRawStream", _public_stream)
 
 
-def _index_of(device: torch.device) -> int:
+def index_of(device: torch.device) -> int:
     """What `Tensor.get_device` returns: -1 for the CPU, which stands for a GPU in tests."""
     return -1 if device.type == "cpu" else device.index
 
 
 def on_stream(program: CudaProgram, device: torch.device) -> Callable[[Sequence[int]], None]:
     """Addresses of operands and results -> their launch on the current stream. Raises RunError."""
-    size, add, stream_of, index = program.transient_bytes, program.launch, _current_stream, _index_of(device)
+    size, add, stream_of, index = program.transient_bytes, program.launch, current_stream, index_of(device)
     if not size:
         return lambda addresses: add(addresses, stream_of(index))
     allocate = partial(torch.empty, size, dtype=torch.uint8, device=device)
@@ -51,7 +51,7 @@ def on_stream(program: CudaProgram, device: torch.device) -> Callable[[Sequence[
 
 def stream_launch(program: CudaProgram, spec: LaunchSpec, device: torch.device) -> FastLaunch:
     """Launches with tensors that need neither a copy nor an error message."""
-    expected, written, index = expected_of(spec.arguments), expected_of(spec.results), _index_of(device)
+    expected, written, index = expected_of(spec.arguments), expected_of(spec.results), index_of(device)
     allocate = [allocation(each, device) for each in spec.results]
     order, start, are_usable = argument_order(spec), on_stream(program, device), address_check(spec)
     is_ordered, is_single, count = order == list(range(len(order))), len(written) == 1, len(expected)

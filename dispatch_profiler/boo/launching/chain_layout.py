@@ -1,0 +1,126 @@
+"""Which values the launches of a chain take and make, and which of these can share memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from dispatch_profiler.boo.interface import TensorSpec
+from dispatch_profiler.boo.launching.launchable import Launchable
+from dispatch_profiler.errors import UsageError
+
+
+@dataclass(frozen=True)
+class ChainStep:
+    """A launch of a chain. `arguments` are numbers of values: first the chain's inputs, then the results of each step."""
+
+    launchable: Launchable
+    arguments: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ChainLayout:
+    """The steps of a chain, the number of its inputs, and the values that a call returns: results of steps.
+
+    Raises UsageError if a step takes a value that does not precede it, or one of another shape or type.
+    """
+
+    steps: tuple[ChainStep, ...]
+    inputs: int
+    outputs: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _check_outputs(self.outputs, self.inputs, len(self.values))
+
+    @cached_property
+    def values(self) -> list[TensorSpec | None]:
+        """The tensor that each value is, None for an input that no step takes."""
+        values: list[TensorSpec | None] = [None] * self.inputs
+        for step in self.steps:
+            spec = step.launchable.spec
+            if len(step.arguments) != len(spec.arguments):
+                raise UsageError(
+                    f"{spec.operation.name} takes {len(spec.arguments)} arguments, but got {len(step.arguments)}"
+                )
+            for number, argument in zip(step.arguments, spec.arguments, strict=True):
+                if not 0 <= number < len(values):
+                    raise UsageError(f"{spec.operation.name} takes value {number} of {len(values)}")
+                known = values[number]
+                if known is None:
+                    values[number] = argument
+                elif (known.shape, known.type) != (argument.shape, argument.type):
+                    raise UsageError(
+                        f"{argument.name} of {spec.operation.name} is {argument.type.name} {argument.shape}, but value "
+                        f"{number} is {known.type.name} {known.shape}"
+                    )
+            values += spec.results
+        return values
+
+    @cached_property
+    def results(self) -> list[range]:
+        """The values that each step makes."""
+        found, number = [], self.inputs
+        for step in self.steps:
+            count = len(step.launchable.spec.results)
+            found.append(range(number, number + count))
+            number += count
+        return found
+
+    @property
+    def output_specs(self) -> list[TensorSpec]:
+        """The tensors that a call returns."""
+        return [spec for value in self.outputs if (spec := self.values[value]) is not None]
+
+    def kernel_arguments(self) -> list[list[tuple[int, TensorSpec]]]:
+        """For each step the values that its kernel takes, in its order: operands, then results."""
+        return [_in_kernel_order(step, made) for step, made in zip(self.steps, self.results, strict=True)]
+
+    def slots(self) -> tuple[dict[int, int], list[int]]:
+        """See `assign_slots`, for all results that a call does not return."""
+        sizes = [0 if each is None else math.prod(each.shape) * each.type.bytes for each in self.values]
+        return assign_slots(sizes, [each.arguments for each in self.steps], self.results, set(self.outputs))
+
+
+def _check_outputs(outputs: Sequence[int], inputs: int, values: int) -> None:
+    bad = [each for each in outputs if not inputs <= each < values]
+    if bad or len(set(outputs)) != len(outputs):
+        raise UsageError(f"outputs of a chain are different results of its steps, but got {tuple(outputs)}")
+
+
+def _in_kernel_order(step: ChainStep, made: Sequence[int]) -> list[tuple[int, TensorSpec]]:
+    spec = step.launchable.spec
+    operands = sorted(zip(spec.arguments, step.arguments, strict=True), key=lambda each: each[0].position)
+    results = sorted(zip(spec.results, made, strict=True), key=lambda each: each[0].position)
+    return [(value, of) for of, value in (*operands, *results)]
+
+
+def assign_slots(
+    sizes: Sequence[int], arguments: Sequence[Sequence[int]], results: Sequence[Sequence[int]], kept: set[int]
+) -> tuple[dict[int, int], list[int]]:
+    """The slot of each value that is a result and not in `kept`, and the bytes of each slot.
+
+    `sizes` has the bytes of each value, `arguments` and `results` the values of each step. A slot is used again as soon
+    as the last step that takes its value has been placed: steps run in order.
+    """
+    last = {value: at for at, taken in enumerate(arguments) for value in taken}
+    slots: dict[int, int] = {}
+    bytes_: list[int] = []
+    free: list[int] = []
+    for at, (taken, made) in enumerate(zip(arguments, results, strict=True)):
+        for value in made:
+            if value in kept:
+                continue
+            if free:
+                # The smallest that is large enough, otherwise the largest, which grows.
+                free.sort(key=lambda slot: (bytes_[slot] < sizes[value], abs(bytes_[slot] - sizes[value])))
+                slot = free.pop(0)
+                bytes_[slot] = max(bytes_[slot], sizes[value])
+            else:
+                slot = len(bytes_)
+                bytes_.append(sizes[value])
+            slots[value] = slot
+        ended = {value for value in (*taken, *made) if value in slots and last.get(value, at) == at}
+        free += [slots[value] for value in sorted(ended)]
+    return slots, bytes_
