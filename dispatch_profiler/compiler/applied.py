@@ -104,7 +104,7 @@ def _missing_kernel(module: IrModule, dispatch: Dispatch) -> str:
     # A flow has other loops; its evidence is looked for apart.
     if reduction is None or configuration.evidence is not None:
         return ""
-    found = [loops for _, op in _operations(module, dispatch.name) if (loops := _loops_of(op))]
+    found = [loops for _, op in _operations(module, dispatch.name) if (loops := loops_of(op))]
     for kernel in dict.fromkeys(reduction.kernels):
         wanted = split_loops(kernel, configuration.split_k)
         if all(loop.extent == 1 for loop in wanted if loop.iterator == "reduction"):
@@ -147,7 +147,7 @@ def _matching(roots: Sequence[tuple[str, Any]], lowering: Lowering) -> list[tupl
     128 channels are those of a product over 512.
     """
     found = [(i, folded) for i, (_, root) in enumerate(roots) if (folded := _folded_for(root, lowering))]
-    counts = [sum(extent > 1 for extent, _ in _loops_of(roots[i][1]) or ()) for i, _ in found]
+    counts = [sum(extent > 1 for extent, _ in loops_of(roots[i][1]) or ()) for i, _ in found]
     return [each for each, count in zip(found, counts, strict=True) if count == max(counts)]
 
 
@@ -251,12 +251,12 @@ def _set_tiles(root: Any, lowering: Lowering) -> str:
 
 def _folded_for(op: Any, lowering: Lowering) -> Lowering | None:
     """`lowering` for `op`, if that is the folded form of its operation; otherwise None."""
-    loops = _loops_of(op)
+    loops = loops_of(op)
     groups = None if loops is None else fold_groups(lowering.root_loops, loops)
     return None if groups is None else lowering.folded(groups)
 
 
-def _loops_of(op: Any) -> tuple[tuple[int, bool], ...] | None:
+def loops_of(op: Any) -> tuple[tuple[int, bool], ...] | None:
     """(extent, is_reduction) for each loop of a linalg operation with static shapes."""
     if "indexing_maps" not in op.attributes:
         return None

@@ -117,6 +117,7 @@ class IreeCompiler:
         )
         from dispatch_profiler.compiler.kernel_identity import kernel_hashes
         from dispatch_profiler.compiler.operand_order import order_operands
+        from dispatch_profiler.compiler.padded_products import avoid_padding
         from dispatch_profiler.compiler.sharing import fan_out, share
 
         phases, flags = self._phases, request.flags
@@ -136,6 +137,8 @@ class IreeCompiler:
                 order_operands(module)
             fan_out(module, groups, lines)
             restore_dropped(module, request.dispatches, lines)
+            if _CUDA in flags:
+                avoid_padding(module)
             module = phases.advance(module, flags, _OUTLINED, stop=_CONFIGURED)
             outcomes = verify_applied(module, request.dispatches, lines)
             outcomes |= verify_external_kernels(module, kernels) | self._without_evidence(request, module)

@@ -24,11 +24,11 @@ _NARROW = ("f16", "bf16", "f8")
 def order_operands(module: IrModule) -> None:
     """Exchange the operands of each sum of products in `module` whose result ends with an axis of the first."""
     for op in operations_in(module.operation):
-        if op.name == "linalg.generic" and len(op.operands) == 3 and _is_sum_of_products(op):
+        if op.name == "linalg.generic" and len(op.operands) == 3 and is_sum_of_products(op):
             _order(op)
 
 
-def _is_sum_of_products(op: Any) -> bool:
+def is_sum_of_products(op: Any) -> bool:
     """Whether exchanging the operands of a generic operation changes nothing else."""
     block = op.regions[0].blocks[0]
     names = [each.operation.name for each in block.operations]
@@ -45,7 +45,7 @@ def _is_sum_of_products(op: Any) -> bool:
 
 def _order(op: Any) -> None:
     maps = [each.value for each in op.attributes["indexing_maps"]]
-    left, right, result = ([_axis(each) for each in map_.results] for map_ in maps)
+    left, right, result = axes_of(op)
     if None in (*left, *right, *result):
         return  # a convolution, whose image comes first
     own = [axis for axis in result if (axis in left) != (axis in right)]
@@ -54,6 +54,11 @@ def _order(op: Any) -> None:
         op.operands[0], op.operands[1] = second, first
         swapped = [ir.AffineMapAttr.get(each) for each in (maps[1], maps[0], maps[2])]
         op.attributes["indexing_maps"] = ir.ArrayAttr.get(swapped, op.context)
+
+
+def axes_of(op: Any) -> list[list[int | None]]:
+    """The loop that each axis of each operand is; None for a sum of several."""
+    return [[_axis(each) for each in map_.value.results] for map_ in op.attributes["indexing_maps"]]
 
 
 def _axis(expression: Any) -> int | None:

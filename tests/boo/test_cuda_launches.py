@@ -141,6 +141,24 @@ def test_results_are_those_of_torch_in_float64(number: int, dtype: str):
     assert program_of(launch)
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("channels", [8, 40])
+def test_nothing_is_read_behind_an_operand(dtype: str, channels: int):
+    """Zero times NaN is NaN: see `compiler/padded_products.py`."""
+    shapes = {"input_shape": [2, channels, 8, 8], "kernel_shape": [16, channels, 1, 1]}
+    signature = conv(dtype, padding=0, bias=False, **shapes)
+    arguments = [followed_by_nan(each) for each in sample(signature)]
+    launch = get_launchable(signature)
+    for _ in range(2):
+        check(launch(*arguments), signature, arguments)
+
+
+def followed_by_nan(tensor: Any) -> Any:
+    """A copy of a dense tensor in memory that goes on with NaN."""
+    memory = torch.full((tensor.numel() + 2**16,), torch.nan, dtype=tensor.dtype, device=tensor.device)
+    return memory[: tensor.numel()].view(tensor.shape).copy_(tensor)
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 @pytest.mark.parametrize("number", range(len(SIGNATURES)))
 def test_results_are_those_of_irees_runtime(number: int, dtype: str):
