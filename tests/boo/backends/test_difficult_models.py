@@ -290,7 +290,7 @@ def test_threads_that_run_a_chain_at_once_have_memory_of_their_own(monkeypatch: 
     """Both are in the chain at the same time, between choosing memory and computing."""
     import threading
 
-    from dispatch_profiler.boo.launching import chain
+    from dispatch_profiler.boo.launching.host_chain import HostPlan
 
     model = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))).eval()
     inputs = [torch.randn(2, 4, 6, 6) for _ in range(2)]
@@ -299,7 +299,7 @@ def test_threads_that_run_a_chain_at_once_have_memory_of_their_own(monkeypatch: 
         expected = [model(each) for each in inputs]
     seen: list[set[int]] = []
     meeting = threading.Barrier(2, timeout=60)
-    recording = chain._Plan._recording
+    recording = HostPlan._recording
 
     def wait_for_the_other(self: Any, memory: Any, addresses: Any) -> Any:
         seen.append({*addresses, *(each.data_ptr() for each in memory.slots)})
@@ -312,7 +312,7 @@ def test_threads_that_run_a_chain_at_once_have_memory_of_their_own(monkeypatch: 
 
         return execute
 
-    monkeypatch.setattr(chain._Plan, "_recording", wait_for_the_other)
+    monkeypatch.setattr(HostPlan, "_recording", wait_for_the_other)
     found: dict[int, Any] = {}
 
     def run(number: int) -> None:

@@ -138,7 +138,7 @@ def check_compiled(model: nn.Module, made: Backend, x: torch.Tensor, *, trains: 
 
 
 # Those that inductor compiles as well are slow.
-@pytest.mark.parametrize("seed", [0, 1, 4, 5, 10, 11])
+@pytest.mark.parametrize("seed", [0, 4, 10])
 def test_a_random_network(seed: int) -> None:
     check(seed)
 

@@ -188,6 +188,7 @@ def test_compiled_graphs(kernels: str, monkeypatch: pytest.MonkeyPatch):
     compiled_as_eager("aot_eager")
 
 
+@pytest.mark.slow
 def test_compiled_graphs_with_dynamic_shapes():
     torch._dynamo.reset()
     compiled_as_eager("aot_eager", dynamic=True)
