@@ -27,7 +27,7 @@ _LOG_BYTES = 4096
 #: CU_STREAM_CAPTURE_MODE_RELAXED: while a stream of this thread is captured, modules may be loaded.
 _RELAXED = 2
 #: Temporary buffers begin at multiples of this many bytes of one allocation.
-TRANSIENT_ALIGNMENT = 256
+_ALIGNMENT = 256
 
 _POINTER, _SIZE = ctypes.c_uint64, ctypes.c_size_t
 #: Name in libcuda -> types of the arguments of what is called in each launch.
@@ -83,7 +83,7 @@ class CudaProgram:
         with driver.current(), driver.relaxed_capture():
             modules = [driver.module(vmfb[start : start + size]) for start, size in program.images]
             self.functions = [driver.function(modules[each.image], each) for each in program.kernels]
-        self._offsets, self.transient_bytes = _offsets(program.transients)
+        self._offsets, self.transient_bytes = offsets_of(program.transients)
         count = len(program.arguments)
         self._sequence = CudaSequence([(self, [Place(number) for number in range(count)])], Place(count))
 
@@ -120,12 +120,12 @@ class CudaSequence:
         self._idle.append(launch)
 
 
-def _offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
+def offsets_of(sizes: Sequence[int]) -> tuple[list[int], int]:
     """Where buffers of these sizes begin in one allocation, and its bytes."""
     found, end = [], 0
     for size in sizes:
         found.append(end)
-        end += -(-size // TRANSIENT_ALIGNMENT) * TRANSIENT_ALIGNMENT
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
     return found, end
 
 

@@ -181,10 +181,9 @@ def test_a_signatures_order_of_tensors_is_not_that_of_its_operation(cuda: FakeCu
         assert torch.equal(launch(b, a), a @ b)
 
 
-def test_temporary_memory_lives_until_the_commands_are_in_the_stream(cuda: FakeCuda):
-    """The layer norm's kernels get the addresses of arguments, results and temporary memory."""
-    program = program_of(NORM)
-    seen: list[int] = []
+def addresses_of_norms(cuda: FakeCuda) -> list[int]:
+    """Gets the addresses that the layer norm's kernels are launched with."""
+    program, seen = program_of(NORM), list[int]()
     for kernel in program.kernels:
         count = next(
             len(run.bindings)
@@ -192,6 +191,12 @@ def test_temporary_memory_lives_until_the_commands_are_in_the_stream(cuda: FakeC
             if hasattr(run, "bindings") and program.kernels[run.kernel] == kernel
         )
         cuda.kernels[kernel.entry] = (count, 0, lambda addresses, *_: seen.extend(addresses))
+    return seen
+
+
+def test_temporary_memory_lives_until_the_commands_are_in_the_stream(cuda: FakeCuda):
+    """The layer norm's kernels get the addresses of arguments, results and temporary memory."""
+    seen = addresses_of_norms(cuda)
     launch = Launchable(NORM.launch, Kernels(compiled(NORM.operation)))
     arguments = NORM.get_sample_args(seed=0)
     for _ in range(2):
@@ -276,14 +281,7 @@ def test_threads_call_one_chain(cuda: FakeCuda):
 
 def test_the_temporary_memory_of_a_chain_lies_behind_its_values(cuda: FakeCuda):
     """The kernels of two layer norms get the addresses of arguments, results and temporary memory."""
-    program, seen = program_of(NORM), list[int]()
-    for kernel in program.kernels:
-        count = next(
-            len(run.bindings)
-            for run in program.commands
-            if hasattr(run, "bindings") and program.kernels[run.kernel] == kernel
-        )
-        cuda.kernels[kernel.entry] = (count, 0, lambda addresses, *_: seen.extend(addresses))
+    seen = addresses_of_norms(cuda)
     launch = Launchable(NORM.launch, Kernels(compiled(NORM.operation)))
     x, *rest = NORM.get_sample_args(seed=0)
     count = len(NORM.launch.results)

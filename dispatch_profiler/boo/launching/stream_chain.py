@@ -14,7 +14,7 @@ from dispatch_profiler.boo.launching import torch_streams
 from dispatch_profiler.boo.launching.chain_layout import ChainLayout
 from dispatch_profiler.boo.launching.torch_fast import allocation
 from dispatch_profiler.boo.launching.torch_types import Tensor
-from dispatch_profiler.runtime.cuda_launch import TRANSIENT_ALIGNMENT, CudaProgram, CudaSequence, Place
+from dispatch_profiler.runtime.cuda_launch import CudaProgram, CudaSequence, Place, offsets_of
 
 
 class StreamPlan:
@@ -26,10 +26,7 @@ class StreamPlan:
     def __init__(self, layout: ChainLayout, programs: Sequence[CudaProgram], device: torch.device) -> None:
         """`programs` has the kernel of each step, on `device`."""
         slots, sizes = layout.slots()
-        offsets, end = [], 0
-        for size in sizes:
-            offsets.append(end)
-            end += -(-size // TRANSIENT_ALIGNMENT) * TRANSIENT_ALIGNMENT
+        offsets, end = offsets_of(sizes)
         # Addresses are those of the inputs, of the allocation, and of the outputs.
         inputs = layout.inputs
         places = {value: Place(value) for value in range(inputs)}
