@@ -157,5 +157,5 @@ def did_you_mean(got: str, known: Iterable[str]) -> str:
     `did_you_mean("Matmull", ["matmul", "conv2d"])` -> "did you mean 'matmul'? Available: matmul, conv2d"
     """
     names = list(known)
-    near, listed = nearest(got, names), ", ".join(names)
+    near, listed = nearest(got, names), ", ".join(names) or "none"
     return f"did you mean {near!r}? Available: {listed}" if near else f"available: {listed}"

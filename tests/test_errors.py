@@ -125,6 +125,11 @@ def test_did_you_mean_does_not_guess_from_afar():
     assert did_you_mean("zzz", ["matmul", "conv2d"]) == "available: matmul, conv2d"
 
 
+def test_did_you_mean_says_that_there_is_nothing():
+    """A file without functions has no model, for instance."""
+    assert did_you_mean("model", []) == "available: none"
+
+
 def test_did_you_mean_shows_in_its_docstring_what_it_answers():
     """The example of the docstring is the answer."""
     shown = " ".join(did_you_mean.__doc__.split())
