@@ -3,7 +3,9 @@
 Tensor cores multiply 16 elements of a reduction at a time, and IREE pads others with zeros. In IREE 3.13, a canonical
 form loses the mask of reads of one row of an operand that has a batch and whose reduction is not its last axis: rows of
 the padding come from whatever follows in memory, times zero. That is NaN if it happens to be infinite or NaN (seen on
-an H200 in f16). Such products get tiles for the ordinary instructions of each thread, which need no padding.
+an H200 in f16). Such products get tiles for the ordinary instructions of each thread, which need no padding. Pointwise
+convolutions in f16 with 8, 24, 40 and 72 channels became 1.2 to 1.7 times as fast by that, one with 200 channels 1.4
+times slower (H200).
 """
 
 from __future__ import annotations
