@@ -9,14 +9,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _compile_in_this_process(request: pytest.FixtureRequest) -> None:
-    if "compiler_processes" not in request.fixturenames:
-        request.getfixturevalue("in_process")
-
-
-@pytest.fixture
-def compiler_processes() -> None:
-    """Compilers have processes of their own, as users' do: a fork would copy the compiler without its threads."""
+def _compile_in_this_process(in_process: None) -> None:
+    pass
 
 
 @pytest.fixture
