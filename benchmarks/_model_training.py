@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from benchmarks._table import Row, at_most
 
 #: Goals of the issue: times the time of eager torch, and percent of the first compilation.
 TRAINING, SECOND_COMPILATION = 1.3, 25
-#: Of which the median counts: one is off by a fifth if anything else runs.
-LATER_PROCESSES = 3
+#: Processes with empty caches and with full ones, of which the medians count: one is off by a fifth if anything else runs.
+PAIRS = 3
 
 
 def training_rows(scale: Scale) -> Iterator[Row]:
@@ -124,37 +124,46 @@ def compilation_rows(scale: Scale) -> Iterator[Row]:
     for name in scale.compilations:
         shares = {}
         for backend in ("inductor", BACKEND):
-            first, *later = compilation_seconds(name, backend, 1 + LATER_PROCESSES)
-            shown = ", ".join(f"{each:.1f}" for each in later)
-            print(f"{name}, {backend}: first compilation {first:.1f} s, later {shown} s", flush=True)
-            shares[backend] = 100 * statistics.median(later) / first
+            first, later = compilation_seconds(name, backend)
+            print(f"{name}, {backend}: first compilations {_shown(first)}, later {_shown(later)}", flush=True)
+            shares[backend] = 100 * statistics.median(later) / statistics.median(first)
         title = f"{name}: second compilation, in a new process"
         yield Row(f"{title}, inductor", shares["inductor"], "%", "any", True)
         yield at_most(title, shares[BACKEND], "%", SECOND_COMPILATION)
 
 
-def compilation_seconds(name: str, backend: str, processes: int) -> list[float]:
-    """Seconds of the first call in each process, one after another, which share caches that were empty.
+def _shown(seconds: Iterable[float]) -> str:
+    return ", ".join(f"{each:.1f}" for each in seconds) + " s"
+
+
+def compilation_seconds(name: str, backend: str) -> tuple[list[float], list[float]]:
+    """Seconds of the first call in pairs of new processes: with empty caches, and with those that this one has filled."""
+    first, later = [], []
+    for _ in range(PAIRS):
+        with tempfile.TemporaryDirectory() as folder:
+            first.append(_seconds_of_first_call(name, backend, folder))
+            later.append(_seconds_of_first_call(name, backend, folder))
+    return first, later
+
+
+def _seconds_of_first_call(name: str, backend: str, folder: str) -> float:
+    """Seconds of the first call in a new process with its caches in `folder`.
 
     Bytecode of Python's files is kept, as for an installed package.
     """
-    found = []
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    with tempfile.TemporaryDirectory() as folder:
-        caches = {
-            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
-            "BOO_CACHE_DIR": f"{folder}/boo",
-            "XDG_CACHE_HOME": folder,
-        }
-        for _ in range(processes):
-            done = subprocess.run(
-                [sys.executable, "-c", FIRST_CALL, str(Path(__file__).parent.parent), name, backend],
-                env={**inherited, **caches},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode:
-                sys.exit(f"{name} does not compile in a new process: {done.stderr[-2000:]}")
-            found.append(float(done.stdout.split()[-1]))
-    return found
+    caches = {
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+        "BOO_CACHE_DIR": f"{folder}/boo",
+        "XDG_CACHE_HOME": folder,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_CALL, str(Path(__file__).parent.parent), name, backend],
+        env={**inherited, **caches},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(f"{name} does not compile in a new process: {done.stderr[-2000:]}")
+    return float(done.stdout.split()[-1])
