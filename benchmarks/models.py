@@ -12,9 +12,11 @@ import copy
 import os
 import statistics
 import sys
+import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from benchmarks._model_timing import (
     QUICK,
     Scale,
     check_close,
+    environment,
     geometric_mean,
     in_turns,
     is_available,
@@ -273,12 +276,32 @@ def use_library(library: str) -> None:
     os.environ["BOO_TUNING_SPEC_PATH"] = library
 
 
+@contextmanager
+def empty_caches() -> Iterator[None]:
+    """Folders of this run for what inductor and the backend keep: both begin with nothing, whatever ran before.
+
+    A library that an interrupted process left half-written in inductor's usual folder fails every later compilation.
+    """
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        environment(TORCHINDUCTOR_CACHE_DIR=f"{folder}/inductor", BOO_CACHE_DIR=f"{folder}/boo"),
+    ):
+        yield
+
+
 def main() -> int:
     """Measure, print and write the rows."""
     found = options()
     scale = scale_of(found)
     if found.library is not None:
         use_library(found.library)
+    with empty_caches():
+        rows = measured_rows(found, scale)
+    return report(rows, found.json)
+
+
+def measured_rows(found: Namespace, scale: Scale) -> list[Row]:
+    """The rows of all parts; the file has those measured so far, so that an interrupted run keeps them."""
     rows: list[Row] = []
     for part in found.parts:
         for row in ROWS[part](scale):
@@ -286,7 +309,7 @@ def main() -> int:
             rows.append(row)
             if found.json is not None:
                 write_rows(rows, found.json)
-    return report(rows, found.json)
+    return rows
 
 
 if __name__ == "__main__":
