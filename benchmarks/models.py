@@ -31,6 +31,7 @@ from benchmarks._model_timing import (
     check_close,
     environment,
     geometric_mean,
+    in_new_process,
     in_turns,
     is_available,
     speedup,
@@ -55,23 +56,20 @@ AGAINST_EAGER, AGAINST_INDUCTOR, EVERY_MODEL, GPU = 1.4, 1.15, 0.97, 1.1
 def inference_rows(scale: Scale) -> Iterator[Row]:
     """Each model and batch: the backend, in three ways, against eager torch and against inductor.
 
-    A model that fails has a row that missed its goal, and the others are measured.
+    Each has a process of its own, so that no row depends on those before it. One that fails has a row that missed its
+    goal, and the others are measured.
     """
-    import torch
-
     against: dict[str, list[float]] = {"eager": [], "inductor": []}
     for name in scale.models:
         for batch in scale.batches:
             try:
-                title, taken = inference_times(name, batch, scale)
+                title, taken = in_new_process(inference_times, name, batch, scale)
             except (Exception, SystemExit) as error:
                 print(f"{name}, batch {batch}: failed: {type(error).__name__}: {error}", flush=True)
                 yield at_least(
                     f"{name}, batch {batch}: against inductor (failed)", 0.0, "times as fast", EVERY_MODEL
                 )
                 continue
-            finally:
-                torch._dynamo.reset()
             shown = ", ".join(f"{side} {statistics.median(each):.2f} ms" for side, each in taken.items())
             print(f"{title}: {shown}", flush=True)
             if AUTOTUNE in taken:

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import sys
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 from script_helpers import load_script
@@ -16,6 +17,12 @@ benchmark = load_script("benchmarks/models.py")
 training = load_script("benchmarks/_model_training.py")
 pools = load_script("benchmarks/_model_pools.py")
 EVERY = {**models.MODELS, "resnet18": models.RESNET18}
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are measured in the process of the test."""
+    monkeypatch.setattr(benchmark, "in_new_process", lambda function, *arguments: function(*arguments))
 
 
 def test_the_options_name_every_model():
@@ -88,11 +95,11 @@ def test_means_are_geometric():
     assert [(row.must, row.holds) for row in rows] == [(">= 1.4", True), (">= 1.15", False)]
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_every_model_is_reported_and_none_may_be_slower_than_inductor(monkeypatch):
     sides = {benchmark.BACKEND: [1.5], benchmark.PRODUCTS: [9.0], benchmark.AUTOTUNE: [2.1]}
     times = {"eager": [4.0], "inductor": [2.0], **sides}
     monkeypatch.setattr(benchmark, "inference_times", lambda name, batch, scale: (f"{name} {batch}", times))
-    monkeypatch.setattr(torch._dynamo, "reset", lambda: None)
 
     rows = list(benchmark.inference_rows(benchmark.Scale()))
 
@@ -104,6 +111,7 @@ def test_every_model_is_reported_and_none_may_be_slower_than_inductor(monkeypatc
     assert [row.value for row in rows[-2:]] == pytest.approx([4 / 2.1, 2 / 2.1])
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_model_that_fails_is_a_row_that_missed_its_goal_and_the_others_are_measured(monkeypatch, capsys):
     def times(name, batch, scale):
         if name == "bert":
@@ -111,12 +119,20 @@ def test_a_model_that_fails_is_a_row_that_missed_its_goal_and_the_others_are_mea
         return name, {"eager": [4.0], "inductor": [2.0], benchmark.AUTOTUNE: [1.0]}
 
     monkeypatch.setattr(benchmark, "inference_times", times)
-    monkeypatch.setattr(torch._dynamo, "reset", lambda: None)
     rows = list(benchmark.inference_rows(benchmark.QUICK))
 
     assert [row.name for row in rows if not row.holds] == ["bert, batch 1: against inductor (failed)"]
     assert rows[-2].value == pytest.approx(4.0)
     assert "SystemExit: planted" in capsys.readouterr().out
+
+
+def test_a_new_process_returns_what_a_function_does_and_shares_nothing():
+    assert benchmark.in_new_process(pow, 2, 10) == 1024
+    assert benchmark.in_new_process(os.getpid) != os.getpid()
+    with pytest.raises(SystemExit, match="planted"):
+        benchmark.in_new_process(sys.exit, "planted")
+    with pytest.raises(BrokenProcessPool):
+        benchmark.in_new_process(os._exit, 1)
 
 
 def test_the_library_is_that_of_the_option(monkeypatch):
