@@ -9,6 +9,7 @@ both, so here they are done at once. Inductor remembers the answers.
 from __future__ import annotations
 
 import contextvars
+import importlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -24,9 +25,15 @@ from dispatch_profiler.boo.fusion.nodes import static_inputs, value
 
 
 def prepare_inductor(module: Any) -> None:
-    """Start to find out, once in a process, if `module` computes anything on the CPU."""
+    """Find out, once in a process, if `module` computes anything on the CPU, while inductor is imported.
+
+    Returns once the vector instructions are known: two threads that ask at once change each other's compiler flags, so
+    that kernels are compiled with flags that no other process uses, which then compiles them again.
+    """
     if any(_is_on_cpu(node) for node in module.graph.nodes):
-        _start()
+        asking = _start()
+        importlib.import_module("torch._inductor.compile_fx")
+        asking.join()
 
 
 def _is_on_cpu(node: Any) -> bool:
@@ -35,16 +42,23 @@ def _is_on_cpu(node: Any) -> bool:
 
 
 @cache
-def _start() -> None:
-    # With the settings of this thread, since inductor keeps some in context variables.
-    context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(_prepare,), name="preparing inductor", daemon=True).start()
+def _start() -> threading.Thread:
+    """The thread that ends when the vector instructions are known; another one goes on with the headers."""
+    return _in_thread(_ask)
 
 
-def _prepare() -> None:
+def _ask() -> None:
     _try("the key of Triton", _hash_triton)
     _try("the vector instructions", lambda: ask_for_vector_instructions(launch_settings().cache_folder))
-    _try("the headers", _preprocess_headers)
+    _in_thread(lambda: _try("the headers", _preprocess_headers))
+
+
+def _in_thread(step: Callable[[], None]) -> threading.Thread:
+    # With the settings of this thread, since inductor keeps some in context variables.
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(step,), name="preparing inductor", daemon=True)
+    thread.start()
+    return thread
 
 
 def _try(what: str, step: Callable[[], None]) -> None:

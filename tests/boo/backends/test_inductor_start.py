@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,6 +104,24 @@ def test_inductor_is_prepared_once_and_only_for_the_cpu(monkeypatch: pytest.Monk
         inductor.prepare_inductor(graph_of("cpu"))
     assert is_done.wait(60)
     assert done == ["triton", "preparing inductor"]
+
+
+def test_inductor_compiles_once_the_vector_instructions_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that ask inductor change each other's compiler flags. It is imported meanwhile."""
+    is_imported = threading.Event()
+    known: list[bool] = []
+
+    def ask(folder: Path | None) -> None:
+        assert is_imported.wait(60)
+        known.append(True)
+
+    monkeypatch.setattr(inductor, "_hash_triton", lambda: None)
+    monkeypatch.setattr(inductor, "ask_for_vector_instructions", ask)
+    monkeypatch.setattr(inductor, "_preprocess_headers", lambda: None)
+    monkeypatch.setattr(inductor, "importlib", SimpleNamespace(import_module=lambda name: is_imported.set()))
+    inductor._start.cache_clear()
+    inductor.prepare_inductor(graph_of("cpu"))
+    assert known
 
 
 def test_headers_are_preprocessed_as_for_the_kernels_of_inductor(

@@ -102,14 +102,20 @@ print(json.dumps([counters["inductor"]["fxgraph_cache_hit"], counters["aot_autog
 
 
 @pytest.mark.slow
-def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
-    script = tmp_path / "second.py"
+def test_a_second_process_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, cache = tmp_path / "second.py", tmp_path / "inductor"
     script.write_text(_SECOND_PROCESS)
-    hits = []
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    monkeypatch.setenv("BOO_CACHE_DIR", str(tmp_path / "boo"))
+    hits, libraries = [], []
     for _ in range(2):
         done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert "leaked" not in done.stderr
         hits.append(json.loads(done.stdout.splitlines()[-1]))
+        libraries.append(sorted(cache.rglob("*.so")))
     assert sum(hits[0]) == 0
     assert sum(hits[1]) > 0
+    # A hit alone may be one whose kernels are compiled again, with other flags.
+    assert any(each.name.endswith(".main.so") for each in libraries[0])
+    assert libraries[1] == libraries[0]
