@@ -12,28 +12,24 @@ from __future__ import annotations
 
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks._table import Row, at_least, at_most, below, make_parser, report
+from benchmarks._launch_processes import preload_rows, process_rows
+from benchmarks._launch_timing import FILTERS, IMAGE, QUICK, Scale, awake_cores, in_turns, wake_up_row
+from benchmarks._table import Row, at_most, below, make_parser, report
 from dispatch_profiler.boo.interface import LaunchKernel, LaunchSpec, TensorSpec
 from dispatch_profiler.operations import Matmul, Operation
 from dispatch_profiler.operations.element_types import ELEMENT_TYPES
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
-COMMANDS = Path(__file__).parent / "workloads" / "miopen_commands.txt"
-#: A convolution whose kernel takes 1 us: N, C, H, W of the image, and filters.
-IMAGE, FILTERS = (1, 4, 8, 8), (4, 4, 3, 3)
 #: About 1 ms on two cores.
 LONG = Matmul(256, 768, 512)
 LARGE_BYTES, SMALL_BYTES = 2**28, 2**12
@@ -46,20 +42,6 @@ func.func @first(%x: tensor<SIZExf32>, %y: tensor<4xf32> {iree.abi.output = 0 : 
   return %twice : tensor<4xf32>
 }
 """
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How much is measured."""
-
-    rounds: int = 400
-    long_rounds: int = 7
-    processes: int = 11
-    lines: int | None = None
-    preloads: int = 3
-
-
-QUICK = Scale(rounds=100, long_rounds=3, processes=5, lines=20, preloads=1)
 
 
 @dataclass(frozen=True)
@@ -81,73 +63,7 @@ class Driver(dict[str, str]):
         return self["driver"]
 
 
-# -- cores that idle -------------------------------------------------------------------------------
-
-SPIN = """
-import os, sys
-os.sched_setaffinity(0, {int(sys.argv[1])})
-os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-while os.getppid() == int(sys.argv[2]):
-    for _ in range(100_000): pass
-"""
-ECHO = "import os, sys\nwhile os.read(0, 1): os.write(1, b'.')"
-
-
-@contextmanager
-def awake_cores() -> Iterator[None]:
-    """Keeps every core busy with a process that yields to any other."""
-    spinning = [
-        subprocess.Popen([sys.executable, "-c", SPIN, str(core), str(os.getpid())])
-        for core in sorted(os.sched_getaffinity(0))
-    ]
-    time.sleep(0.5)
-    try:
-        yield
-    finally:
-        for process in spinning:
-            process.kill()
-            process.wait()
-
-
-def wake_up_row(scale: Scale) -> Row:
-    """How long it takes to wake up another process, which waits on an idle core."""
-    cores = os.sched_getaffinity(0)
-    with subprocess.Popen(
-        [sys.executable, "-c", ECHO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-    ) as other:
-        assert other.stdin is not None and other.stdout is not None
-        there, back = other.stdin.fileno(), other.stdout.fileno()
-        os.sched_setaffinity(other.pid, {max(cores)})
-        os.sched_setaffinity(0, {min(cores)})  # otherwise both share a core, which does not idle
-
-        def round_trip() -> None:
-            os.write(there, b".")
-            os.read(back, 1)
-
-        us = in_turns({"round trip": round_trip}, scale.rounds // 4)["round trip"] / 2
-        os.sched_setaffinity(0, cores)
-    return Row("to wake up a process on another core", us, "us", "any", True)
-
-
 # -- a tiny kernel ---------------------------------------------------------------------------------
-
-
-def in_turns(calls: dict[str, Callable[[], object]], rounds: int, count: int = 100) -> dict[str, float]:
-    """Microseconds of each call: the median over rounds of `count` calls in a row.
-
-    Threads of torch spin after a call, which makes what follows slower, so that each round begins after a pause.
-    """
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            time.sleep(2e-3)
-            for _ in range(count // 10):
-                call()
-            start = time.perf_counter()
-            for _ in range(count):
-                call()
-            taken[name].append((time.perf_counter() - start) / count * 1e6)
-    return {name: statistics.median(each) for name, each in taken.items()}
 
 
 def tiny_rows(scale: Scale) -> Iterator[Row]:
@@ -331,117 +247,6 @@ def resident_bytes() -> int:
     """Memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-# -- new processes ---------------------------------------------------------------------------------
-
-#: As users have it: Python keeps compiled modules.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-FIRST_LAUNCH = """
-import sys, time
-import numpy, torch, iree.runtime
-from dispatch_profiler.boo import get_launchable
-from dispatch_profiler.boo.conv_exports import ConvSignature
-x, w = torch.ones({image}), torch.ones({filters})
-start = time.perf_counter()
-signature = ConvSignature(input_shape={image}, kernel_shape={filters}, padding=1, dtype="f32")
-result = get_launchable(signature)(x, w)
-print(time.perf_counter() - start)
-assert "iree.compiler" not in sys.modules or not {is_warm}
-torch.testing.assert_close(result, torch.nn.functional.conv2d(x, w, padding=1))
-"""
-IMPORT = """
-import sys, time
-start = time.perf_counter()
-import dispatch_profiler.boo
-print(time.perf_counter() - start)
-assert not {name.partition(".")[0] for name in sys.modules} & {"torch", "numpy", "iree"}
-"""
-
-
-def seconds_of(program: str, **environment: str) -> float:
-    """What a program that runs in a new process prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**ENVIRONMENT, "PYTHONPATH": str(Path(__file__).parent.parent), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        sys.exit(done.stderr)
-    return float(done.stdout)
-
-
-def process_rows(scale: Scale) -> Iterator[Row]:
-    """The first launch in a new process, and the import."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = FIRST_LAUNCH.format(image=IMAGE, filters=FILTERS, is_warm=False)
-        cold = seconds_of(program, BOO_CACHE_DIR=folder)
-        program = FIRST_LAUNCH.format(image=IMAGE, filters=FILTERS, is_warm=True)
-        warm = [seconds_of(program, BOO_CACHE_DIR=folder) for _ in range(scale.processes)]
-    print(f"first launch with a cold cache: {cold:.2f} s", flush=True)
-    yield below("first launch of a process, warm cache, after imports", statistics.median(warm), "s", 0.1)
-    imports = [seconds_of(IMPORT) for _ in range(scale.processes)]
-    yield below("import dispatch_profiler.boo", statistics.median(imports), "s", 0.15)
-
-
-# -- preloading ------------------------------------------------------------------------------------
-
-
-def preload_rows(scale: Scale) -> Iterator[Row]:
-    """Filling a cold cache, against one `iree-compile` per line: one after another, and one on each core.
-
-    `iree-compile` gets the plain form of each operation, the launch cache the fastest one, which has several kernels
-    for half of the lines.
-    """
-    from dispatch_profiler.boo import CachePopulator
-    from dispatch_profiler.targets import parse_target
-
-    lines = [line for line in COMMANDS.read_text().splitlines() if line.strip() and not line.startswith("#")]
-    lines, cores = lines[: scale.lines], len(os.sched_getaffinity(0))
-    tool, flags = Path(sys.executable).parent / "iree-compile", parse_target("llvm-cpu").compile_flags
-    preload = [sys.executable, "-m", "dispatch_profiler.boo.driver.preload", "-d", "local-task", f"-j{cores}"]
-    ours, loop, parallel = [], [], []
-    for _ in range(scale.preloads):
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            (folder / "commands.txt").write_text("\n".join(lines) + "\n")
-            files = CachePopulator(commands=lines).write_mlir(folder)
-            commands = [[tool, *flags, file, "-o", file.with_suffix(".vmfb")] for file in files]
-            ours.append(timed([[*preload, folder / "commands.txt", "-o", folder / "cache"]], 1))
-            loop.append(timed(commands, 1))
-            parallel.append(timed(commands, cores))
-        took = (
-            f"preload {ours[-1]:.1f} s, iree-compile {loop[-1]:.1f} s, {cores} at a time {parallel[-1]:.1f} s"
-        )
-        print(f"{len(lines)} lines: {took}", flush=True)
-    took = statistics.median(ours)
-    yield at_least(
-        "cold preload against one iree-compile per line", statistics.median(loop) / took, "times as fast", 1.4
-    )
-    yield Row(
-        f"the same against {cores} at a time",
-        statistics.median(parallel) / took,
-        "times as fast",
-        "any",
-        True,
-    )
-
-
-def timed(commands: Sequence[Sequence[object]], workers: int) -> float:
-    """Seconds in which all commands end, `workers` at a time."""
-
-    def run(command: Sequence[object]) -> None:
-        words = [str(each) for each in command]
-        done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(f"{command[0]} ended with status {done.returncode}: {done.stderr[:2000]}")
-
-    start = time.perf_counter()
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(run, commands))
-    return time.perf_counter() - start
 
 
 # -- a GPU -----------------------------------------------------------------------------------------

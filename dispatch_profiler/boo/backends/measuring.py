@@ -55,22 +55,23 @@ def region_seconds(
     results = len(region.spec.results)
     last = count + results * (_COPIES - 1)
     call = RunCall(RunSpec(count, steps, tuple(range(last, last + results))), strict=True)
-    inputs = [_random(value(each)) for each in region.inputs]
     images = {
         at
         for source in region.spec.sources
         if source.reading in ("channels", "filter")
         for at in source.inputs
     }
-    stored = [_channels_last(each) if at in images else each for at, each in enumerate(inputs)]
-    module = region_module(region)
-    theirs = module.forward if nested is None else nested(module, inputs)
+    # Tensors that are made in inference mode have no version: weights would be packed in each call.
+    with torch.inference_mode(False), torch.no_grad():
+        inputs = [_random(value(each)) for each in region.inputs]
+        stored = [_channels_last(each) if at in images else each for at, each in enumerate(inputs)]
+        module = region_module(region)
+        theirs = module.forward if nested is None else nested(module, inputs)
 
-    def compute_theirs() -> None:
-        for _ in range(_COPIES):
-            theirs(*inputs)
+        def compute_theirs() -> None:
+            for _ in range(_COPIES):
+                theirs(*inputs)
 
-    with torch.no_grad():
         sides = (lambda: call(*stored)), compute_theirs
         ours_taken, theirs_taken = measure(*(finished(each, inputs) for each in sides))
     return ours_taken / _COPIES, theirs_taken / _COPIES
