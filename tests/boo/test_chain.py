@@ -78,7 +78,11 @@ def test_later_calls_wait_once(monkeypatch: pytest.MonkeyPatch):
         assert len(executed) == number and len(appended) == 3  # recorded once
 
 
-@pytest.mark.parametrize("keep", [lambda y: y, lambda y: y.view(-1)[5:], lambda y: y.numpy()])
+@pytest.mark.parametrize(
+    "keep",
+    [lambda y: y, lambda y: y.view(-1)[5:], lambda y: y.numpy(), lambda y: y.untyped_storage()],
+    ids=["tensor", "view", "array", "storage"],
+)
 def test_the_memory_of_a_result_is_used_again_once_nothing_refers_to_it(keep: Callable[[object], object]):
     chain, inputs = branched(), squares(3)
     chain(*inputs)
@@ -87,6 +91,8 @@ def test_the_memory_of_a_result_is_used_again_once_nothing_refers_to_it(keep: Ca
     del found
     others = [chain(*inputs) for _ in range(6)]
     assert address not in [each.data_ptr() for results in others for each in results]
+    if isinstance(kept, torch.UntypedStorage):
+        kept = torch.empty(0).set_(kept)
     assert torch.equal(torch.as_tensor(kept).view(-1)[-5:], expected(*inputs)[1].view(-1)[-5:])
     del others
     places = [tuple(each.data_ptr() for each in chain(*inputs)) for _ in range(4)]

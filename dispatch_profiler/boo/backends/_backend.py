@@ -79,6 +79,16 @@ class Backend:
                 raise UsageError(f"{name} is True or False, but got {found!r}")
         object.__setattr__(self, "_fallbacks", Fallbacks(self.strict))
 
+    def of_backward(self) -> tuple[FusionSchema, GradientChoice | None]:
+        """The schema of backward graphs, and what chooses among the gradients that only the environment asks for."""
+        schema = self.schema.without(Root.GLUE)
+        if not uses_backward_kernels():
+            return schema, None
+        added = [rule for rule in BACKWARD_FUSIONS if schema.rule_for(rule.root) is None]
+        return schema.with_rules(added), GradientChoice(
+            frozenset(rule.root for rule in added), self.measure_region
+        )
+
     def __call__(self, module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
         """Compile a graph module of Dynamo. `options` are `mode` and `options` of torch.compile, for the nested backend.
 
@@ -134,6 +144,9 @@ class _GraphCompiler:
     def choice(self) -> Choice:
         """What decides by measuring, with `autotune`."""
         name = self.backend.__name__.removeprefix("iree_boo").removeprefix("_") or "eager"
+        if callable(self.backend.nested):  # functions of other modules may have the same name
+            nested: Any = self.backend.nested
+            name = f"{getattr(nested, '__module__', '')}.{getattr(nested, '__qualname__', nested)}"
         setting = f"{name} {sorted(self.options.items(), key=str)}"
         return Choice(
             setting if self.options else name,
@@ -167,16 +180,8 @@ class _GraphCompiler:
         return self(module, example_inputs)
 
     def backward(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """A backward graph, whose gradients are regions if the schema has rules for them.
-
-        If only the environment asks for them, those are that take no longer than torch.
-        """
-        schema, choice = self.backend.schema.without(Root.GLUE), None
-        if uses_backward_kernels():
-            added = [rule for rule in BACKWARD_FUSIONS if schema.rule_for(rule.root) is None]
-            schema = schema.with_rules(added)
-            choice = GradientChoice(frozenset(rule.root for rule in added), self.backend.measure_region)
-        return self._compile(module, example_inputs, schema, choice)
+        """A backward graph, whose gradients are regions if the schema has rules for them, or the environment asks."""
+        return self._compile(module, example_inputs, *self.backend.of_backward())
 
     def _compile(
         self,
@@ -206,11 +211,13 @@ class _GraphCompiler:
     ) -> Callable[..., Any]:
         try:
             fused = fuse(module, schema, fallbacks, choice)
+            if self.backend.nested is None or self._leaves_nothing(fused):
+                return boxed(with_direct_calls(fused, strict=self.backend.strict).forward)
         except Exception as error:
             fallbacks.report("a graph is not fused", error)
             fused = FusedGraph(module, (), ())
-        if self.backend.nested is None or self._leaves_nothing(fused):
-            return boxed(with_direct_calls(fused, strict=self.backend.strict).forward)
+            if self.backend.nested is None:
+                return boxed(module.forward)
         return self._nested(fused.module, example_inputs)
 
     def _leaves_nothing(self, fused: FusedGraph) -> bool:

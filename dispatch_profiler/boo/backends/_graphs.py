@@ -29,8 +29,6 @@ from dispatch_profiler.runtime.device_uri import DeviceUri
 
 _torch: Any = torch
 _log = logging.getLogger(LOGGER)
-#: A graph module and its example inputs -> a function of a graph's inputs.
-Nested = Callable[..., Callable[..., Any]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -199,7 +199,13 @@ class Choice:
             for each in graph.example_inputs
         ]
         rules = [f"{rule.root} {sorted(rule.steps)}" for rule in schema.rules]
-        setting = [self.name, torch.__version__, str(torch.get_num_threads()), str(len(usable_cores()))]
+        setting = [
+            self.name,
+            torch.__version__,
+            str(torch.get_num_threads()),
+            str(len(usable_cores())),
+            torch.get_float32_matmul_precision(),
+        ]
         text = "\n".join([*setting, *rules, *kernels, *inputs, *graphs])
         return f"{NOTE}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 

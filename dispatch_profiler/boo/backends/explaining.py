@@ -13,10 +13,11 @@ from dispatch_profiler.boo.backends._backend import Backend, _GraphCompiler, bac
 from dispatch_profiler.boo.backends._graphs import connecting_regions, copied, device_of, unusable_kernels
 from dispatch_profiler.boo.backends.choosing import Decision, candidates
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns, region_seconds
-from dispatch_profiler.boo.environment import launch_settings, uses_backward_kernels
+from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.fusion.matching import Region, Rejected, find_regions
+from dispatch_profiler.boo.fusion.model_runs import compiled_alone, unchanged
 from dispatch_profiler.boo.fusion.nodes import mark_parameters
-from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, FusionSchema, Root
+from dispatch_profiler.boo.fusion.schema import FusionSchema, Root
 from dispatch_profiler.boo.kernels import OperationKernels
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.operations import Operation
@@ -112,7 +113,8 @@ def explain(
     """List the regions of `model(*inputs)`: what is fused or left to torch and why, and how fast it is.
 
     With grad enabled and parameters that require it, these are the regions of forward and backward. Kernels are
-    compiled, and each different region is measured beside eager torch, in turns; without `measure`, it is not. If
+    compiled, and each different region is measured beside eager torch, in turns; without `measure`, it is not, and all
+    gradients that `BOO_USE_BACKWARD_KERNELS=1` asks for are listed, also those for which torch is faster. If
     `backend` has `autotune`, each graph is compiled and measured as `torch.compile` does, unless the decision is known,
     and the regions are those of the chosen candidate. `model` is not changed. Raises what torch.compile raises.
     """
@@ -121,14 +123,19 @@ def explain(
     measured: dict[Any, tuple[float | None, float | None]] = {}
     for name, module, decision in _capture(model, inputs, backend):
         schema = backend.schema if name == "inference" else backend.schema.without(Root.GLUE)
-        if name == "backward" and uses_backward_kernels():
-            schema = schema.with_rules(BACKWARD_FUSIONS)
+        choice = None
+        if name == "backward":
+            schema, choice = backend.of_backward()
         if decision is not None:
             choices.append(ChoiceReport(name, decision.chosen, decision.relative))
             schema = _schema_of(decision, schema)
         regions, rejected = find_regions(module.graph, schema)
         failed = unusable_kernels(regions)
         usable = [each for each in regions if each.spec.operation not in failed]
+        if choice is not None and measure is not None:
+            usable, slower = choice.chosen(usable, device_of)
+            rejected += slower
+            regions = [each for each in regions if each in usable or each.spec.operation in failed]
         regions += connecting_regions(module.graph, usable, schema, failed)
         reports = [_report(name, each, failed, measure, measured) for each in regions]
         found += _in_order(module.graph, regions, reports, name, rejected)
@@ -186,16 +193,17 @@ def _capture(model: Callable[..., Any], inputs: Sequence[Any], backend: Backend)
         )
         return made(module, example_inputs)
 
-    outputs = _torch.compile(model, backend=capturing, dynamic=False)(*inputs)
-    # The graph of the backward is made when it is needed.
-    found = outputs if isinstance(outputs, (tuple, list)) else [outputs]
-    parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
-    leaves = [
-        each for each in (*parameters, *inputs) if isinstance(each, torch.Tensor) and each.requires_grad
-    ]
-    differentiable = [each for each in found if isinstance(each, torch.Tensor) and each.requires_grad]
-    if leaves and differentiable and not any(name == "backward" for name, _, _ in graphs):
-        _torch.autograd.grad([each.sum() for each in differentiable], leaves, allow_unused=True)
+    with unchanged(model, inputs):
+        outputs = compiled_alone(model, capturing)(*inputs)
+        # The graph of the backward is made when it is needed.
+        found = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+        parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
+        leaves = [
+            each for each in (*parameters, *inputs) if isinstance(each, torch.Tensor) and each.requires_grad
+        ]
+        differentiable = [each for each in found if isinstance(each, torch.Tensor) and each.requires_grad]
+        if leaves and differentiable and not any(name == "backward" for name, _, _ in graphs):
+            _torch.autograd.grad([each.sum() for each in differentiable], leaves, allow_unused=True)
     return graphs
 
 

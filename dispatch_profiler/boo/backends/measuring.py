@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.backends.rounds import finished
+from dispatch_profiler.boo.backends.rounds import finished, samples
 from dispatch_profiler.boo.fusion.calls import RunCall
 from dispatch_profiler.boo.fusion.gradients import compute_only
 from dispatch_profiler.boo.fusion.matching import Region
@@ -63,7 +63,7 @@ def region_seconds(
     }
     # Tensors that are made in inference mode have no version: weights would be packed in each call.
     with torch.inference_mode(False), torch.no_grad():
-        inputs = [_random(value(each)) for each in region.inputs]
+        inputs = samples([value(each) for each in region.inputs], ())
         stored = [_channels_last(each) if at in images else each for at, each in enumerate(inputs)]
         module = region_module(region)
         theirs = module.forward if nested is None else nested(module, inputs)
@@ -112,12 +112,6 @@ def _uninitialized(graph: Any, like: Any) -> Node:
     return graph.call_function(
         aten.empty_strided.default, sizes, {"dtype": like.dtype, "device": like.device}
     )
-
-
-def _random(like: Any) -> Any:
-    """A tensor of the shape, strides, type and device of `like`, in [0.5, 1): also valid as a variance."""
-    found = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-    return found.uniform_(0.5, 1.0)
 
 
 def _channels_last(tensor: Any) -> Any:

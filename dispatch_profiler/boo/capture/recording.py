@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from dispatch_profiler.boo.capture.captured import Captured, LeftToTorch
 from dispatch_profiler.boo.environment import uses_backward_kernels
 from dispatch_profiler.boo.fusion.matching import find_regions, root_of
+from dispatch_profiler.boo.fusion.model_runs import compiled_alone, unchanged
 from dispatch_profiler.boo.fusion.schema import (
     BACKWARD_FUSIONS,
     FusionSchema,
@@ -32,13 +32,8 @@ def record(
     recorder = _Recorder(schema)
     positional, named = _arguments(inputs)
 
-    def run(*arguments: Any, **keywords: Any) -> Any:
-        return model(*arguments, **keywords)
-
-    # Dynamo keeps what it compiles with the code, and this code is only used here.
-    run.__code__ = run.__code__.replace()
-    compiled: Any = _torch.compile(run, backend=recorder, dynamic=False)
-    with _unchanged(model), _torch.set_grad_enabled(training):
+    compiled = compiled_alone(model, recorder)
+    with unchanged(model, inputs), _torch.set_grad_enabled(training):
         results = compiled(*positional, **named)
         if training:
             _differentiate(model, results)
@@ -61,21 +56,6 @@ def _differentiate(model: Any, results: Any) -> None:
     parameters = [each for each in getattr(model, "parameters", list)() if each.requires_grad]
     if total and parameters:
         _torch.autograd.grad(sum(total), parameters, allow_unused=True)
-
-
-@contextmanager
-def _unchanged(model: Any) -> Iterator[None]:
-    """Buffers, such as statistics of batch norms, and torch's random numbers are as before afterwards."""
-    buffers = [(each, each.detach().clone()) for each in getattr(model, "buffers", list)()]
-    devices = sorted({each.device.index for each, _ in buffers if each.is_cuda})
-    try:
-        with _torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        with _torch.no_grad():
-            for buffer, before in buffers:
-                if not _torch.equal(buffer, before):
-                    buffer.copy_(before)
 
 
 @dataclass

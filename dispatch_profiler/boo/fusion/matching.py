@@ -25,7 +25,7 @@ from dispatch_profiler.boo.fusion.nodes import (
 )
 from dispatch_profiler.boo.fusion.roots import Begun, Operand
 from dispatch_profiler.boo.fusion.schema import ALL_STEPS, FusionRule, FusionSchema, Root
-from dispatch_profiler.boo.fusion.spec import ABSENT, OperandSource, RegionSpec
+from dispatch_profiler.boo.fusion.spec import ABSENT, MAX_AXES, OperandSource, RegionSpec
 from dispatch_profiler.boo.fusion.steps import NodeStep, step_of
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.operations import Operation
@@ -178,7 +178,7 @@ def _regroups_rows(node: Node, of: Node) -> bool:
     """Whether a node is a view that keeps the last axis, so that rows stay rows."""
     if node.target not in VIEWS:
         return False
-    return node.args[0] is of and shape(node)[-1:] == shape(of)[-1:] and 0 < len(shape(node)) <= 5
+    return node.args[0] is of and shape(node)[-1:] == shape(of)[-1:] and 0 < len(shape(node)) <= MAX_AXES
 
 
 def _closed(root: Root, begun: Begun, chain: Sequence[NodeStep | Node], stop: str = "") -> Region:
@@ -192,6 +192,10 @@ def _closed(root: Root, begun: Begun, chain: Sequence[NodeStep | Node], stop: st
     epilogue = Epilogue((*begun.steps, *(each.step for each in steps)))
     inputs = list(dict.fromkeys(each for _, places, _ in operands for each in places if each is not None))
     outputs = (nodes[-1],) if steps else begun.outputs
+    results = _results(begun, outputs)
+    for each in (*map(shape, inputs), *(found for found, _ in results)):
+        if len(each) > MAX_AXES:
+            raise NotFusible(f"a tensor has {len(each)} axes, more than {MAX_AXES}")
     sources = tuple(
         OperandSource(reading, tuple(ABSENT if each is None else inputs.index(each) for each in places), eps)
         for reading, places, eps in operands
@@ -200,7 +204,7 @@ def _closed(root: Root, begun: Begun, chain: Sequence[NodeStep | Node], stop: st
         begun.operation(epilogue),
         tuple(map(shape, inputs)),
         sources,
-        _results(begun, outputs),
+        results,
         tuple(at for at, each in enumerate(inputs) if each.op in ("placeholder", "get_attr")),
         _has_constant_weight(begun.operation(epilogue), operands),
     )
@@ -227,7 +231,7 @@ def _without_views(operand: Operand) -> Operand:
     if reading != "rows" or places[0] is None:
         return operand
     node: Node = places[0]
-    while node.target in VIEWS:
+    while node.target in VIEWS and len(shape(node.args[0])) <= MAX_AXES:
         node = node.args[0]
     if node.target is aten.permute.default:
         axes = len(shape(node))

@@ -31,9 +31,13 @@ def shape(node: Node) -> tuple[int, ...]:
     found = value(node)
     if found is None:
         raise NotFusible(f"{node} yields no tensor")
-    if not all(type(extent) is int for extent in found.shape):
-        raise NotFusible("its shape is dynamic")
+    _check_static(found)
     return tuple(found.shape)
+
+
+def _check_static(tensor: Any) -> None:
+    if not all(type(extent) is int for extent in tensor.shape):
+        raise NotFusible("its shape is dynamic")
 
 
 def element_type(node: Node) -> str:
@@ -46,6 +50,7 @@ def element_type(node: Node) -> str:
         raise NotFusible(f"no kernel takes {found.dtype}")
     if found.layout is not torch.strided or found.device.type not in ("cpu", "cuda"):
         raise NotFusible(f"no kernel takes {found.layout} tensors on {found.device.type}")
+    _check_static(found)
     if not found.numel():
         raise NotFusible("it is empty")
     return name
@@ -63,11 +68,6 @@ def check_alike(first: Node, *others: Node | None) -> str:
         if value(each).device != device:
             raise NotFusible(f"devices differ: {device} and {value(each).device}")
     return name
-
-
-def is_constant(node: Node) -> bool:
-    """Whether a node is an input or an attribute of the graph, and so may be a parameter."""
-    return node.op in ("placeholder", "get_attr")
 
 
 #: The marks of nodes that are parameters of a graph that computes no gradients, and of any forward graph.

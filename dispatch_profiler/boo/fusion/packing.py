@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from dispatch_profiler.boo.fusion.parameters import Derived
 from dispatch_profiler.boo.launching.packing import PackedLaunch
 from dispatch_profiler.boo.launching.torch_types import Tensor
+from dispatch_profiler.boo.ops.derived import dropping
 
 #: So often a weight is packed, whatever happens. Each further time needs as many calls between as it.
 _FREE = 4
@@ -20,8 +22,8 @@ class WeightChanges(Exception):
 class PackedWeight:
     """A weight -> what `launch` takes in its place: one or more flat tensors.
 
-    `flat` arranges the weight as the operation stores it. `calls` counts the calls of the run: if the weight was packed
-    in most of them, this raises WeightChanges.
+    `flat` arranges the weight as the operation stores it. `calls` counts the calls of the run: if a weight was packed in
+    most of them, this raises WeightChanges. Equal layers share a run, so that it may be called with several weights.
     """
 
     def __init__(
@@ -29,6 +31,8 @@ class PackedWeight:
     ) -> None:
         self._launch, self._flat, self._calls = launch, flat, calls
         self._packs = 0
+        #: The weights that were packed, by the `id` of their memory while that lives.
+        self._weights: dict[int, weakref.ref[Any]] = {}
         # With the form's steps as the name, kernels of several batch sizes share one packed weight.
         self._derived = Derived(("packed", launch.recipe), self._pack)
 
@@ -36,7 +40,10 @@ class PackedWeight:
         return self._derived((weight,))
 
     def _pack(self, weight: Tensor) -> Any:
+        storage = weight.untyped_storage()
+        self._weights[id(storage)] = weakref.ref(storage, dropping(self._weights, id(storage)))
         self._packs += 1
-        if self._packs > _FREE and 2 * self._packs > self._calls():
+        of_one = self._packs - len(self._weights) + 1  # the others were packed once
+        if of_one > _FREE and 2 * of_one > self._calls():
             raise WeightChanges
         return self._launch.pack(self._flat(weight))

@@ -1,4 +1,7 @@
-"""Operands of a run: those that derive from parameters are found again without a search while these stay as they are."""
+"""Operands of a run: those that derive from parameters are found again without a search while these stay as they are.
+
+Equal layers of a model share a run, which is then called with the parameters of one layer after another.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,45 @@ from dispatch_profiler.boo.ops.derived import SourceState, derive
 Read = Callable[[Sequence[Tensor]], Tensor]
 
 
+#: Sets of sources whose values are kept: the layers of a model that share a run.
+_MOST = 64
+
+
+class _Latest:
+    """What derived from tensors that are as they were then: the latest value for each first one of them."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, tuple[SourceState, Any]] = {}
+
+    def find(self, sources: Sequence[Tensor]) -> tuple[SourceState, Any] | None:
+        """The state of `sources` and what derived from them; None if nothing did, or if they have changed."""
+        found = self._values.get(_key(sources))
+        return found if found is not None and found[0].is_current(sources) else None
+
+    def begin(self, sources: Sequence[Tensor]) -> SourceState | None:
+        """Drop what derived from `sources`. Returns their state; None if nothing is to be kept."""
+        key = _key(sources)
+        self._values.pop(key, None)
+        weak = weakref.ref(self)
+
+        def drop(_: object) -> None:  # torch keeps compiled models longer than their parameters
+            found = weak()
+            if found is not None:
+                found._values.pop(key, None)
+
+        return SourceState.of(sources, drop)
+
+    def keep(self, sources: Sequence[Tensor], state: SourceState, value: Any) -> None:
+        """Let `find` return this."""
+        for key in list(self._values)[: len(self._values) - _MOST + 1]:
+            self._values.pop(key, None)
+        self._values[_key(sources)] = state, value
+
+
+def _key(sources: Sequence[Tensor]) -> int:
+    return id(sources[0]) if sources else 0
+
+
 class Operands:
     """The operands that a run reads from its inputs.
 
@@ -28,8 +70,8 @@ class Operands:
         self._changing: list[int] = []
         #: The inputs that are parameters, from which the others derive.
         self._parameters: list[int] = []
-        #: Replaced as a whole, so that threads see one state or another.
-        self._last: tuple[SourceState, list[Any]] | None = None
+        #: Lists of operands, None for those that are read in each call.
+        self._latest = _Latest()
 
     def __len__(self) -> int:
         return len(self._reads)
@@ -56,29 +98,29 @@ class Operands:
         same shape and memory. Raises what reading them raises.
         """
         sources = [inputs[at] for at in self._parameters]
-        last = self._last
-        if last is None or not last[0].is_current(sources):
+        found = self._latest.find(sources)
+        if found is None:
             return self._read(inputs, sources)
-        operands = last[1].copy()
+        state, kept = found
+        operands = kept.copy()
         for number in self._changing:
             operands[number] = self._reads[number](inputs)
-        return operands, last[0]
+        return operands, state
 
     def _read(self, inputs: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[list[Tensor], object]:
-        self._last = None
         # Before the operands: a write while they are read makes the state outdated.
-        state = SourceState.of(sources, _dropping(self))
+        state = self._latest.begin(sources)
         operands = [read(inputs) for read in self._reads]
         if state is not None:
             kept: list[Any] = operands.copy()
             for number in self._changing:
                 kept[number] = None
-            self._last = state, kept
+            self._latest.keep(sources, state, kept)
         return operands, state
 
 
 class Derived:
-    """What `derive(name, sources, lambda: make(*sources))` returns, faster for the sources of the last call.
+    """What `derive(name, sources, lambda: make(*sources))` returns, faster for the sources of the last calls.
 
     As there, a source that was written to is noticed by its version, its address, and some of its words.
     """
@@ -86,35 +128,19 @@ class Derived:
     def __init__(self, name: Hashable, make: Callable[..., Tensor]) -> None:
         self._name = name
         self._make = make
-        #: Replaced as a whole, so that threads see one state or another.
-        self._last: tuple[SourceState, Tensor] | None = None
+        self._latest = _Latest()
 
     def __call__(self, sources: Sequence[Tensor]) -> Tensor:
-        last = self._last
-        if last is not None and last[0].is_current(sources):
-            return last[1]
-        return self._search(sources)
+        found = self._latest.find(sources)
+        return self._search(sources) if found is None else found[1]
 
     def _search(self, sources: Sequence[Tensor]) -> Tensor:
-        self._last = None
         # Before `derive`: a write while it runs makes the state outdated.
-        state = SourceState.of(sources, _dropping(self))
+        state = self._latest.begin(sources)
         if state is None:
             return derive(self._name, sources, lambda: self._make(*sources))
         # Modes that watch a model's first call would keep the value from being shared. These are plain tensors.
         with _disable_current_modes():
             value = derive(self._name, sources, lambda: self._make(*sources))
-        self._last = state, value
+        self._latest.keep(sources, state, value)
         return value
-
-
-def _dropping(owner: Derived | Operands) -> Callable[[object], None]:
-    """What frees what `owner` keeps: torch keeps compiled models longer than their parameters."""
-    weak = weakref.ref(owner)
-
-    def drop(_: object) -> None:
-        found = weak()
-        if found is not None:
-            found._last = None
-
-    return drop

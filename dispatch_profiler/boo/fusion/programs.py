@@ -57,7 +57,7 @@ class Value:
 class Program(Operation):
     """Calls of operators of torch, from `inputs` to `outputs`.
 
-    `calls` is canonical JSON: for each call, the operator's name in `program_calls.OPERATORS`, its arguments, and its
+    `calls` is canonical JSON: for each call, the operator's name in `operators.OPERATORS`, its arguments, and its
     named arguments. `{"value": n}` stands for the input n or, counted from there, for what the call n returns.
     `returned` has the numbers of the outputs. Raises OperationError for calls that are not of this kind.
     """

@@ -4,7 +4,8 @@
         -> dispatch_profiler.regions([x, w, gamma, variance, beta, mean], "...")[0]
 
 Results of regions are in channels_last memory, where the graph had other strides. So strides are propagated through the
-graph again; where an operator depends on them, and at the graph's outputs, they are restored.
+graph again, through operators that are known to take any; before other ones, and at the graph's outputs, they are
+restored.
 """
 
 from __future__ import annotations
@@ -23,22 +24,12 @@ from dispatch_profiler.boo.fusion.operator import REGIONS
 from dispatch_profiler.boo.fusion.runs import join_runs
 from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
+from dispatch_profiler.boo.fusion.strides import takes_any_strides
 
 Graph = Any
 _torch: Any = torch
 #: Views that are legal for some strides only -> what copies where they are not.
 _RESHAPED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
-#: Operators whose result depends on the strides of an argument.
-_NEEDS_STRIDES = frozenset(
-    (
-        aten.as_strided.default,
-        aten.view.dtype,
-        aten.view_as_real.default,
-        aten.view_as_complex.default,
-        aten.as_strided_scatter.default,
-        aten.convolution_backward.default,
-    )
-)
 
 
 def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any) -> None:
@@ -113,7 +104,7 @@ class _Strides:
                 elif node.op == "call_function" and any(each in self.before for each in node.all_input_nodes):
                     self._visit(node)
                 elif node.op == "output":
-                    self._restore_arguments(node, exactly=True)
+                    self._restore_arguments(node)
 
     def _visit_call(self, node: Node) -> None:
         run = parse_run(node.args[1])
@@ -164,7 +155,7 @@ class _Strides:
         """Compute what a node yields from arguments with other strides."""
         if node.target in _RESHAPED:
             node.target = _RESHAPED[node.target]
-        if node.target in _NEEDS_STRIDES or _draws(node.target):
+        if not takes_any_strides(node.target):
             self._restore_arguments(node)
             return
         if node.target is operator.getitem:
@@ -184,14 +175,11 @@ class _Strides:
             self.before[node] = before
         # what is neither, such as a number, does not depend on strides
 
-    def _restore_arguments(self, node: Node, *, exactly: bool = False) -> None:
-        """Let a node read tensors with the strides that the graph was traced with.
-
-        With `exactly`, also along axes with one element.
-        """
+    def _restore_arguments(self, node: Node) -> None:
+        """Let a node read tensors with the strides that the graph was traced with."""
         with self.graph.inserting_before(node):
             restored = {
-                each: self._restored(each, self.before[each], exactly=exactly)
+                each: self._restored(each, self.before[each])
                 for each in node.all_input_nodes
                 if isinstance(self.before.get(each), torch.Tensor)
             }
@@ -199,18 +187,18 @@ class _Strides:
             (node.args, node.kwargs), lambda each: restored.get(each, each)
         )
 
-    def _restored(self, node: Node, like: Any, *, exactly: bool) -> Node:
-        """A copy of `node` with the strides of `like`, or `node` if it has them."""
+    def _restored(self, node: Node, like: Any) -> Node:
+        """A copy of `node` with the strides of `like`, also along axes with one element; or `node` if it has them."""
         expanded = [axis for axis in range(like.dim()) if like.stride(axis) == 0 and like.shape[axis] > 1]
         if expanded:
             narrow, part = node, like
             for axis in expanded:
                 narrow = self._new(aten.slice.Tensor, narrow, axis, 0, 1)
                 part = part.narrow(axis, 0, 1)
-            found = self._restored(narrow, part, exactly=exactly)
+            found = self._restored(narrow, part)
             return self._new(aten.expand.default, found, list(like.shape))
         found = self._copied(node, like) if _strides_differ(node.meta["val"], like) else node
-        if exactly and found.meta["val"].stride() != like.stride() and _is_dense(like):
+        if found.meta["val"].stride() != like.stride() and _is_dense(like):
             return self._new(aten.as_strided.default, found, list(like.shape), list(like.stride()))
         return found
 
@@ -226,11 +214,6 @@ class _Strides:
         moved = self._new(aten.permute.default, node, order)
         copied = self._new(aten.clone.default, moved, memory_format=torch.contiguous_format)
         return self._new(aten.permute.default, copied, back)
-
-
-def _draws(target: Any) -> bool:
-    """Whether an operator draws random numbers, which torch does in the order of memory."""
-    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def _storage_order(like: Any) -> list[int]:

@@ -16,7 +16,7 @@ from dispatch_profiler.operations import Operation, Tensor, operation_from_dict
 #: Characters of a text, and values of a run.
 _MAX_TEXT, _MAX_VALUES = 2_000_000, 10_000
 #: Inputs of a region, and axes of a tensor.
-_MAX_INPUTS, _MAX_AXES = 64, 5
+_MAX_INPUTS, MAX_AXES = 64, 5
 #: How the memory of a tensor is read, by the name that a text has.
 #:
 #:   rows      as it is, dense and row major
@@ -235,8 +235,8 @@ def _result_reading(value: Any) -> str:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    if len(_list(value)) > _MAX_AXES:
-        raise ValueError(f"at most {_MAX_AXES} axes are supported")
+    if len(_list(value)) > MAX_AXES:
+        raise ValueError(f"at most {MAX_AXES} axes are supported")
     return tuple(_whole(each, 1, 2**40) for each in value)
 
 

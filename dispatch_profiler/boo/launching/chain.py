@@ -16,6 +16,9 @@ from dispatch_profiler.boo.launching.torch_tensors import TorchTensors
 from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
 from dispatch_profiler.errors import UsageError
 
+#: States of parameters whose addresses are kept: layers of a model that share a chain have one each.
+_KEPT_STATES = 64
+
 
 class _Plan(Protocol):
     """What a chain prepares for a device."""
@@ -39,8 +42,8 @@ class Chain:
             None if each is None else expected_of([each])[0] for each in self._layout.values[:inputs]
         ]
         self._first = next((at for at, each in enumerate(self._expected) if each is not None), None)
-        #: A state, and the addresses of the inputs that depend on it. Replaced as a whole, because of threads.
-        self._last: tuple[object, list[int]] | None = None
+        #: By states, the addresses of the inputs that depend on it.
+        self._known: dict[object, list[int]] = {}
         #: By the index of a device, -1 for the CPU; None where launches are separate.
         self._plans: dict[int, _Plan | None] = {}
         self._pid = 0
@@ -50,7 +53,7 @@ class Chain:
         return self.call(range(self._layout.inputs), inputs, None)
 
     def call(self, changing: Sequence[int], inputs: Sequence[Tensor], state: object) -> tuple[Tensor, ...]:
-        """As a call with `inputs`. If `state` is that of the last call, and not None, only those in `changing` differ."""
+        """As a call with `inputs`. Those of calls with equal states that are not None differ in `changing` only."""
         if self._pid != os.getpid():  # a forked process has devices of its own
             self._plans, self._pid = {}, os.getpid()
         if len(inputs) != self._layout.inputs:
@@ -75,9 +78,10 @@ class Chain:
         self, index: int, changing: Sequence[int], inputs: Sequence[Tensor], state: object
     ) -> list[int] | None:
         """Where the inputs are, 0 for those that no step takes; None unless the kernels can use the others in place."""
-        last = self._last
-        if state is not None and last is not None and last[0] is state:
-            found, to_check = last[1].copy(), changing
+        known = None if state is None else self._known.get(state)
+        to_check: Sequence[int]
+        if known is not None:
+            found, to_check = known.copy(), changing
         else:
             found, to_check = [0] * self._layout.inputs, range(self._layout.inputs)
         taken = [(at, expected) for at in to_check if (expected := self._expected[at]) is not None]
@@ -87,8 +91,10 @@ class Chain:
             found[at] = address = inputs[at].data_ptr()
             if not address or address % ALIGNMENT:
                 return None
-        if state is not None and to_check is not changing:
-            self._last = state, found.copy()
+        if state is not None and known is None:
+            for old in list(self._known)[: len(self._known) - _KEPT_STATES + 1]:
+                self._known.pop(old, None)
+            self._known[state] = found.copy()
         return found
 
     def _plan(self, inputs: Sequence[Tensor]) -> _Plan | None:

@@ -9,6 +9,7 @@ memory that the chain keeps.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,8 +28,9 @@ from dispatch_profiler.operations import element_type
 from dispatch_profiler.runtime.iree import IreeDevice
 from dispatch_profiler.runtime.iree_buffers import IREE_ERRORS
 
-#: Recordings that are kept for each memory: inputs have the same few addresses again and again.
-_KEPT_RECORDINGS = 32
+#: Recordings that are kept for each memory: inputs have the same few addresses again and again, and layers of a model
+#: that share a chain have parameters of their own.
+_KEPT_RECORDINGS = 128
 #: Memory for outputs that is kept for later calls, as often as this: callers hold some outputs while others are computed.
 _KEPT_OUTPUTS = 3
 #: Seconds from which a chain is long enough that torch's threads are ended for it, which costs a fourth of this.
@@ -65,9 +67,8 @@ class _Outputs:
         """Addresses, and uninitialized tensors there."""
         for addresses, storages in self._kept:
             # What else a caller may have done to one that is free: moved it to shared memory, or made it smaller.
-            if all(
-                _torch._C._storage_Use_Count(each._cdata) == 1
-                and (each.data_ptr(), each.nbytes()) == (address, size)
+            if all(uses == _UNUSED for uses in map(_uses, storages)) and all(
+                (each.data_ptr(), each.nbytes()) == (address, size)
                 for each, address, (_, _, size) in zip(storages, addresses, self._specs, strict=True)
             ):
                 return addresses, [
@@ -80,6 +81,15 @@ class _Outputs:
             del self._kept[0]
         self._kept.append((found, [each.untyped_storage() for each in tensors]))
         return found, tensors
+
+
+def _uses(storage: Any) -> tuple[int, int]:
+    """How often tensors and Python refer to a storage of a list: all its tensors share one object of Python."""
+    return _torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
+
+
+#: Those of a storage that nothing but the list refers to.
+_UNUSED = next(map(_uses, [torch.empty(1).untyped_storage()]))
 
 
 def _tensor(storage: Any, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

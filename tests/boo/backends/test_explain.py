@@ -12,10 +12,15 @@ from test_autotune import Mixed, tuned
 from torch import nn
 from torch.nn import functional
 
-from dispatch_profiler.boo.backends import choosing, explain
+from dispatch_profiler.boo.backends import Backend, backend, choosing, explain
 from dispatch_profiler.boo.backends.measuring import in_turns, region_seconds
 from dispatch_profiler.boo.fusion.matching import find_regions
-from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, DEFAULT_SUPPORTED_BOO_FUSIONS
+from dispatch_profiler.boo.fusion.schema import (
+    BACKWARD_FUSIONS,
+    BOO_FUSIONS_WITH_MATRIX_PRODUCTS,
+    DEFAULT_SUPPORTED_BOO_FUSIONS,
+)
+from dispatch_profiler.boo.launching.packing import PackedLaunch
 
 
 class Model(nn.Module):
@@ -66,6 +71,47 @@ def test_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.graph for each in found.regions] == ["forward", "backward", "backward"]
     assert all(each.is_fused and each.speedup is None for each in found.regions)
     assert model.weight.grad is None
+
+
+def test_gradients_that_are_slower_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1")
+    monkeypatch.setenv("BOO_CACHE_ON", "0")
+    slower = Backend(None, DEFAULT_SUPPORTED_BOO_FUSIONS, measure_region=lambda ours, theirs: (2.0, 1.0))
+    inputs = [torch.randn(1, 3, 6, 6, requires_grad=True)]
+    found = explain(nn.Conv2d(3, 4, 3), inputs, backend=slower, measure=times(1e-3, 3e-3))
+    assert [each.is_fused for each in found.regions] == [True, False, False]
+    assert {each.reason for each in found.regions[1:]} == {"torch is faster"}
+
+
+def test_the_model_and_the_process_are_as_before() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout()).train()
+    before, state = [each.clone() for each in model.buffers()], torch.get_rng_state()
+    torch._dynamo.reset()
+    # More often than torch compiles a function again.
+    for batch in range(2, 2 + torch._dynamo.config.recompile_limit + 1):
+        assert explain(model, [torch.ones(batch, 3, 6, 6)], measure=None).regions
+    assert torch.equal(torch.get_rng_state(), state)
+    for one, other in zip(model.buffers(), before, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_expanded_inputs() -> None:
+    convolution, shift = nn.Conv2d(3, 8, 1), nn.Parameter(torch.randn(8, 1, 1))
+    with torch.no_grad():
+        found = explain(
+            lambda x: (convolution(x) + shift.expand(2, 8, 6, 6)).relu(), [torch.randn(2, 3, 6, 6)]
+        )
+    assert found.regions[0].speedup
+
+
+def test_weights_are_packed_once_in_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    packs, pack = [], PackedLaunch.pack
+    monkeypatch.setattr(PackedLaunch, "pack", lambda self, weight: (packs.append(1), pack(self, weight))[1])
+    model = nn.Linear(64, 64).eval()
+    with torch.inference_mode():
+        found = explain(model, [torch.randn(64, 64)], backend=backend(None, BOO_FUSIONS_WITH_MATRIX_PRODUCTS))
+    assert found.regions[0].speedup
+    assert len(packs) == 1
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,20 @@ def test_each_version_of_a_weight_is_packed_once(packs: list[str]) -> None:
         assert len(packs) == expected
 
 
+def test_equal_layers_that_share_a_run_pack_a_weight_each(packs: list[str]) -> None:
+    layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(6)).eval()
+    torch._dynamo.reset()
+    compiled = [torch.compile(each, backend=PRODUCTS, dynamic=False) for each in layers]
+    x = torch.randn(64, 64)
+    with torch.no_grad():
+        for _ in range(3):
+            y = expected = x
+            for one, other in zip(compiled, layers, strict=True):
+                y, expected = one(y), other(expected)
+            check_alike(y, expected)
+    assert len(packs) == 6
+
+
 def test_a_copy_of_a_model_packs_its_own_weights(packs: list[str]) -> None:
     model = Net().eval()
     check_equals_eager(model, STRICT, X)

@@ -1,0 +1,111 @@
+"""Results of regions are in channels_last memory; operators behind them that read memory as torch traced it get that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from compiled_models import check_equals_eager
+from torch import nn
+from torch.nn import functional
+
+from dispatch_profiler.boo.backends import backend
+from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, DEFAULT_SUPPORTED_BOO_FUSIONS
+
+STRICT = backend(strict=True)
+ALL_GRADIENTS = backend(fusion_schema=DEFAULT_SUPPORTED_BOO_FUSIONS.with_rules(BACKWARD_FUSIONS), strict=True)
+
+
+class ChannelAttention(nn.Module):
+    """Attention between channels, whose elements lie side by side in contiguous memory only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Conv2d(16, 48, 1)
+
+    def forward(self, x: Any) -> Any:
+        batch, _, height, width = x.shape
+        q, k, v = self.qkv(x).view(batch, 3, 2, 8, height * width).unbind(1)
+        return functional.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.fixture
+def in_memory_order() -> Iterator[Callable[[Any], Any]]:
+    """An operator of the user that returns the elements as they lie in memory."""
+    with torch.library._scoped_library("of_the_user", "DEF") as library:
+
+        def elements(x: torch.Tensor) -> torch.Tensor:
+            return torch.as_strided(x, (x.numel(),), (1,)).clone()
+
+        library.define("elements(Tensor x) -> Tensor", tags=(torch.Tag.needs_fixed_stride_order,))
+        library.impl("elements", elements, "CompositeExplicitAutograd")
+        torch.library.register_fake("of_the_user::elements", lambda x: x.new_empty(x.numel()), lib=library)
+        yield torch.ops.of_the_user.elements
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [
+        (nn.Sequential(nn.Conv1d(4, 8, 3), nn.GroupNorm(2, 8)), torch.randn(2, 4, 16)),
+        (nn.Sequential(nn.Conv2d(4, 8, 3), nn.GroupNorm(2, 8)), torch.randn(2, 4, 8, 8)),
+        (ChannelAttention(), torch.randn(1, 16, 8, 8)),
+    ],
+    ids=["group norm of rows", "group norm of images", "attention"],
+)
+def test_a_model(model: nn.Module, x: torch.Tensor, launched: list[str]) -> None:
+    check_equals_eager(model.eval(), STRICT, x)
+    assert launched
+
+
+def test_an_operator_of_the_user(in_memory_order: Callable[[Any], Any], launched: list[str]) -> None:
+    convolution = nn.Conv2d(3, 8, 3).eval()
+    check_equals_eager(lambda x: in_memory_order(convolution(x)), STRICT, torch.randn(1, 3, 8, 8))
+    assert launched
+
+
+def test_a_branch_of_the_graph(launched: list[str]) -> None:
+    convolution = nn.Conv2d(3, 4, 3)
+
+    def branch(x: Any) -> Any:
+        y = convolution(x).relu()
+        return torch.cond(y.sum() > 0, lambda z: z.sin(), lambda z: z.cos(), (y,))
+
+    check_equals_eager(branch, STRICT, torch.randn(1, 3, 8, 8))
+    assert launched
+
+
+def test_gradients_that_torch_computes_from_ours(launched: list[str]) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.GroupNorm(2, 8), nn.Conv2d(8, 4, 3))
+    x = torch.randn(2, 4, 8, 8)
+    torch._dynamo.reset()
+    found, expected = (
+        torch.autograd.grad(each(x).square().sum(), list(model.parameters()))
+        for each in (torch.compile(model, backend=ALL_GRADIENTS, dynamic=False), model)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert any("backward" in name for name in launched)
+
+
+def test_windows_of_images_have_more_axes_than_a_region(launched: list[str]) -> None:
+    convolution, norm = nn.Conv2d(3, 8, 1), nn.LayerNorm(8)
+
+    def windows(x: Any) -> Any:
+        y = convolution(x).relu().reshape(1, 8, 2, 7, 2, 7).permute(0, 2, 4, 3, 5, 1)
+        return norm(y.reshape(1, 4, 49, 8)), norm(y)
+
+    check_equals_eager(windows, backend(), torch.randn(1, 3, 14, 14))
+    assert sum("layer_norm" in name for name in launched) == 1
+    assert sum("conv2d" in name for name in launched) == 1
+
+
+def test_shapes_that_depend_on_data_leave_other_regions_alone(launched: list[str]) -> None:
+    norm, convolution = nn.LayerNorm(8), nn.Conv2d(3, 4, 1)
+
+    def select(x: Any, image: Any) -> Any:
+        return norm(x[x[:, 0] > 0]), convolution(image)
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        check_equals_eager(select, backend(), torch.randn(16, 8), torch.randn(1, 3, 4, 4))
+    assert [name.partition("_")[0] for name in launched] == ["conv2d"]
