@@ -24,6 +24,7 @@ from dispatch_profiler.boo.launching.host_memory import host_views
 from dispatch_profiler.boo.launching.loaded import LoadedKernel, launch_error
 from dispatch_profiler.boo.launching.torch_threads import release_torch_threads
 from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
+from dispatch_profiler.boo.launching.waiting import without_displacing
 from dispatch_profiler.operations import element_type
 from dispatch_profiler.runtime.iree import IreeDevice
 from dispatch_profiler.runtime.iree_buffers import IREE_ERRORS
@@ -175,4 +176,4 @@ class HostPlan:
                 call.append([view(at[value]) for value, view in arguments], scratch_view, commands)
             except IREE_ERRORS as error:
                 raise launch_error(name, error) from error
-        return self._calls[0].finish(commands)
+        return without_displacing(self._calls[0].finish(commands))

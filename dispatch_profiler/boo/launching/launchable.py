@@ -36,7 +36,8 @@ class Launchable:
 
     The kernel for a device is compiled or loaded by the first launch there. On the CPU, that launch also measures
     whether the kernel is faster on the calling thread or on several threads. Launches may run in several threads at
-    the same time, and leave the scheduling, affinity, environment and signal handlers of the process alone. A process
+    the same time, and leave the scheduling, affinity, environment and signal handlers of the process alone; the thread
+    that launches is in the batch class while it waits for others (see `waiting`). A process
     that is forked after a launch on the CPU loads the kernel again; one forked after a launch on a GPU cannot use the
     GPU, and raises TargetError.
     """

@@ -9,6 +9,7 @@ from typing import Any
 import iree.runtime as rt
 
 from dispatch_profiler.boo.interface import LaunchKernel
+from dispatch_profiler.boo.launching.waiting import without_displacing
 from dispatch_profiler.runtime.iree import IreeDevice
 from dispatch_profiler.runtime.iree_buffers import IREE_ERRORS, run_error
 from dispatch_profiler.runtime.iree_commands import Appending
@@ -40,6 +41,8 @@ def load(kernel: LaunchKernel, device: IreeDevice, name: str, results: int) -> L
     """`kernel` on `device`, for the operation `name` with this number of results. Raises RunError."""
     program = device.load(kernel.vmfb)
     invoke, entry = program.entry_point(kernel.function)
+    if device.uri.has_workers:
+        invoke = without_displacing(invoke)
     return LoadedKernel(name, device, invoke, entry, results, program.appending(kernel.function))
 
 
