@@ -19,6 +19,15 @@ from dispatch_profiler.runtime.iree import IreeDevice
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="needs Linux")
 
 
+@pytest.fixture(autouse=True)
+def _usual_class() -> Iterator[None]:
+    """That of a program; tests of measurements put the thread of all tests into another one."""
+    before = os.sched_getscheduler(0)
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    yield
+    os.sched_setscheduler(0, before, os.sched_param(0))
+
+
 @pytest.fixture
 def seen() -> list[int]:
     """The class of the thread in each call."""
@@ -33,13 +42,6 @@ def call(seen: list[int]) -> Callable[..., None]:
             raise ValueError(*arguments)
 
     return without_displacing(note)
-
-
-@pytest.fixture
-def batch() -> Iterator[None]:
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    yield
-    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
 def test_the_thread_is_as_before_afterwards(call: Callable[..., None], seen: list[int]) -> None:
@@ -59,7 +61,8 @@ def test_an_error_is_raised(call: Callable[..., None], seen: list[int]) -> None:
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
-def test_another_class_is_left_alone(call: Callable[..., None], seen: list[int], batch: None) -> None:
+def test_another_class_is_left_alone(call: Callable[..., None], seen: list[int]) -> None:
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     call()
     assert seen == [os.SCHED_BATCH] == [os.sched_getscheduler(0)]
 
