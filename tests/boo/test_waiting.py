@@ -72,8 +72,9 @@ def test_where_it_is_not_allowed_the_call_is_made(monkeypatch: pytest.MonkeyPatc
         raise PermissionError(1, "Operation not permitted")
 
     made: list[str] = []
-    monkeypatch.setattr(os, "sched_setscheduler", forbid)
-    without_displacing(made.append)("made")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "sched_setscheduler", forbid)
+        without_displacing(made.append)("made")
     assert made == ["made"]
 
 
