@@ -26,13 +26,14 @@ from dispatch_profiler.boo.backends.gradient_choice import GradientChoice
 from dispatch_profiler.boo.backends.inductor import knowing_static_inputs, prepare_inductor
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns
 from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds
-from dispatch_profiler.boo.environment import LOGGER, configure_logging, uses_backward_kernels
-from dispatch_profiler.boo.fusion.nodes import mark_parameters, mark_static_inputs
-from dispatch_profiler.boo.fusion.schema import (
-    BACKWARD_FUSIONS,
-    DEFAULT_SUPPORTED_BOO_FUSIONS,
-    FusionSchema,
-    Root,
+from dispatch_profiler.boo.environment import LOGGER, configure_logging
+from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS, FusionSchema
+from dispatch_profiler.boo.fusion.traced_graphs import (
+    GraphKind,
+    added_gradients,
+    boxed,
+    compiled_by,
+    schema_of,
 )
 from dispatch_profiler.errors import UsageError
 
@@ -79,15 +80,15 @@ class Backend:
                 raise UsageError(f"{name} is True or False, but got {found!r}")
         object.__setattr__(self, "_fallbacks", Fallbacks(self.strict))
 
-    def of_backward(self) -> tuple[FusionSchema, GradientChoice | None]:
-        """The schema of backward graphs, and what chooses among the gradients that only the environment asks for."""
-        schema = self.schema.without(Root.GLUE)
-        if not uses_backward_kernels():
-            return schema, None
-        added = [rule for rule in BACKWARD_FUSIONS if schema.rule_for(rule.root) is None]
-        return schema.with_rules(added), GradientChoice(
-            frozenset(rule.root for rule in added), self.measure_region
-        )
+    @property
+    def saves_memory(self) -> bool:
+        """Whether the backward computes cheap values again (see `compiled_by`): eager torch stores them."""
+        return self.nested is not None
+
+    def gradient_choice(self, kind: GraphKind) -> GradientChoice | None:
+        """What chooses among the gradients that only the environment asks for; None if there are none."""
+        added = added_gradients(self.schema) if kind is GraphKind.BACKWARD else ()
+        return GradientChoice(frozenset(rule.root for rule in added), self.measure_region) if added else None
 
     def __call__(self, module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
         """Compile a graph module of Dynamo. `options` are `mode` and `options` of torch.compile, for the nested backend.
@@ -103,18 +104,9 @@ class Backend:
                 f"torch.compile(backend={self.__name__!r}) takes neither mode nor options, but got {given}",
                 hint="use backend='iree_boo_inductor', which passes them on to inductor",
             )
-        from torch._dynamo.backends.common import aot_autograd
-
-        compile_graph = _GraphCompiler(self, options, autotune, list(example_inputs) if autotune else [])
-        compiled = aot_autograd(
-            fw_compiler=compile_graph.forward,
-            bw_compiler=compile_graph.backward,
-            inference_compiler=compile_graph.inference,
-            decompositions={},
-            **compile_graph.partition(),
-        )
+        compile_graph = GraphCompiler(self, options, autotune, list(example_inputs) if autotune else [])
         try:
-            return compiled(module, example_inputs)
+            return compiled_by(compile_graph, module, example_inputs, saves_memory=self.saves_memory)
         finally:
             compile_graph.real_inputs.clear()  # the graph of the backward is compiled much later
 
@@ -131,7 +123,7 @@ def _split(options: dict[str, Any], *, autotune: bool) -> tuple[bool, dict[str, 
 
 
 @dataclass
-class _GraphCompiler:
+class GraphCompiler:
     """Compiles the graphs that AOTAutograd makes of one graph of Dynamo."""
 
     backend: Backend
@@ -155,44 +147,14 @@ class _GraphCompiler:
             self.backend._fallbacks.report,
         )
 
-    def partition(self) -> dict[str, Any]:
-        """How forward and backward are divided: inductor computes cheap values again instead of storing them."""
-        if self.backend.nested is None:
-            return {}
-        from torch._functorch.partitioners import min_cut_rematerialization_partition
-
-        return {"partition_fn": min_cut_rematerialization_partition}
-
-    def __call__(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return self._compile(module, example_inputs, self.backend.schema)
-
-    def forward(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """The forward graph of a training step, which also returns what the backward needs."""
-        mark_static_inputs(module.graph)
-        return self._compile(module, example_inputs, self.backend.schema.without(Root.GLUE))
-
-    def inference(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """A graph that is called without gradients: weights stay as they are, and are packed.
-
-        Those of a training step change after each call, so that packing them would take longer than it saves.
-        """
-        mark_parameters(module.graph)
-        return self(module, example_inputs)
-
-    def backward(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """A backward graph, whose gradients are regions if the schema has rules for them, or the environment asks."""
-        return self._compile(module, example_inputs, *self.backend.of_backward())
-
-    def _compile(
-        self,
-        module: Any,
-        example_inputs: Sequence[Any],
-        schema: FusionSchema,
-        choice: GradientChoice | None = None,
-    ) -> Callable[..., Any]:
-        if not self.autotune:
-            return self._fused(module, example_inputs, schema, self.backend._fallbacks, choice)
+    def __call__(
+        self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]
+    ) -> Callable[[list[Any]], Any]:
+        """What computes one of the graphs."""
+        schema, choice = schema_of(kind, self.backend.schema), self.backend.gradient_choice(kind)
         given = self.backend._fallbacks
+        if not self.autotune:
+            return self._fused(module, example_inputs, schema, given, choice)
 
         def build(candidate: Candidate) -> Callable[..., Any]:
             fallbacks = given if candidate.schema == schema else SilentFallbacks()
@@ -250,22 +212,6 @@ class _GraphCompiler:
         context = _torch._guards.TracingContext(fake_mode)
         with _torch._guards.tracing(context), torch.no_grad():
             return compiler(module, list(example_inputs), **options)
-
-
-def boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
-    """`function` as AOTAutograd calls it: with one list, which is emptied."""
-
-    def call(arguments: list[Any]) -> Any:
-        return function(*_taken(arguments))
-
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call
-
-
-def _taken(arguments: list[Any]) -> list[Any]:
-    found = list(arguments)
-    arguments.clear()
-    return found
 
 
 def backend(

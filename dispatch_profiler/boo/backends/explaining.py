@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.backends._backend import Backend, _GraphCompiler, backend, boxed
+from dispatch_profiler.boo.backends._backend import Backend, GraphCompiler, backend
 from dispatch_profiler.boo.backends._graphs import connecting_regions, copied, device_of, unusable_kernels
 from dispatch_profiler.boo.backends.choosing import Decision, candidates
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns, region_seconds
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.fusion.matching import Region, Rejected, find_regions
 from dispatch_profiler.boo.fusion.model_runs import compiled_alone, unchanged
-from dispatch_profiler.boo.fusion.nodes import mark_parameters
 from dispatch_profiler.boo.fusion.schema import FusionSchema, Root
+from dispatch_profiler.boo.fusion.traced_graphs import GraphKind, boxed, compiled_by, schema_of
 from dispatch_profiler.boo.kernels import OperationKernels
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.operations import Operation
@@ -121,11 +121,9 @@ def explain(
     found: list[RegionReport] = []
     choices: list[ChoiceReport] = []
     measured: dict[Any, tuple[float | None, float | None]] = {}
-    for name, module, decision in _capture(model, inputs, backend):
-        schema = backend.schema if name == "inference" else backend.schema.without(Root.GLUE)
-        choice = None
-        if name == "backward":
-            schema, choice = backend.of_backward()
+    for kind, module, decision in _capture(model, inputs, backend):
+        name, choice = kind.value, backend.gradient_choice(kind)
+        schema = schema_of(kind, backend.schema)
         if decision is not None:
             choices.append(ChoiceReport(name, decision.chosen, decision.relative))
             schema = _schema_of(decision, schema)
@@ -163,35 +161,20 @@ def _in_order(
     return [report for _, report in sorted(every, key=lambda pair: pair[0])]
 
 
-#: `inference`, `forward` or `backward`, a graph of AOTAutograd, and what autotune decided about it.
-_Captured = tuple[str, Any, Decision | None]
+#: A graph, and what autotune decided about it.
+_Captured = tuple[GraphKind, Any, Decision | None]
 
 
 def _capture(model: Callable[..., Any], inputs: Sequence[Any], backend: Backend) -> list[_Captured]:
     """The graphs of AOTAutograd, as the backend gets them."""
-    from torch._dynamo.backends.common import aot_autograd
-
     graphs: list[_Captured] = []
 
     def capturing(module: Any, example_inputs: Sequence[Any]) -> Any:
-        def keep(name: str) -> Callable[..., Any]:
-            def compiler(graph: Any, graph_inputs: Any) -> Any:
-                decision = _decision(name, graph, graph_inputs, backend, example_inputs)
-                if name == "inference":
-                    mark_parameters(graph.graph)
-                graphs.append((name, graph, decision))
-                return boxed(graph.forward)
+        def keep(kind: GraphKind, graph: Any, graph_inputs: Sequence[Any]) -> Any:
+            graphs.append((kind, graph, _decision(kind, graph, graph_inputs, backend, example_inputs)))
+            return boxed(graph.forward)
 
-            return compiler
-
-        made = aot_autograd(
-            fw_compiler=keep("forward"),
-            bw_compiler=keep("backward"),
-            inference_compiler=keep("inference"),
-            decompositions={},
-            **_GraphCompiler(backend, {}, False, []).partition(),
-        )
-        return made(module, example_inputs)
+        return compiled_by(keep, module, example_inputs, saves_memory=backend.saves_memory)
 
     with unchanged(model, inputs):
         outputs = compiled_alone(model, capturing)(*inputs)
@@ -202,20 +185,24 @@ def _capture(model: Callable[..., Any], inputs: Sequence[Any], backend: Backend)
             each for each in (*parameters, *inputs) if isinstance(each, torch.Tensor) and each.requires_grad
         ]
         differentiable = [each for each in found if isinstance(each, torch.Tensor) and each.requires_grad]
-        if leaves and differentiable and not any(name == "backward" for name, _, _ in graphs):
+        if leaves and differentiable and not any(kind is GraphKind.BACKWARD for kind, _, _ in graphs):
             _torch.autograd.grad([each.sum() for each in differentiable], leaves, allow_unused=True)
     return graphs
 
 
 def _decision(
-    name: str, module: Any, example_inputs: Sequence[Any], backend: Backend, real_inputs: Sequence[Any]
+    kind: GraphKind,
+    module: Any,
+    example_inputs: Sequence[Any],
+    backend: Backend,
+    real_inputs: Sequence[Any],
 ) -> Decision | None:
     """What autotune decides about a graph, or has decided; None if `backend` does not measure it."""
     if not backend.autotune:
         return None
     known: dict[str, str] = {}
-    compiler = _GraphCompiler(replace(backend, _decisions=known), {}, True, list(real_inputs))
-    getattr(compiler, name)(copied(module), example_inputs)
+    compile_graph = GraphCompiler(replace(backend, _decisions=known), {}, True, list(real_inputs))
+    compile_graph(kind, copied(module), example_inputs)
     notes = list(known.values())
     return Decision.of(notes[0]) if notes else None
 

@@ -10,14 +10,10 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.capture.captured import Captured, LeftToTorch
-from dispatch_profiler.boo.environment import uses_backward_kernels
 from dispatch_profiler.boo.fusion.matching import find_regions, root_of
 from dispatch_profiler.boo.fusion.model_runs import compiled_alone, unchanged
-from dispatch_profiler.boo.fusion.schema import (
-    BACKWARD_FUSIONS,
-    FusionSchema,
-    Root,
-)
+from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, FusionSchema, Root
+from dispatch_profiler.boo.fusion.traced_graphs import GraphKind, boxed, compiled_by, schema_of
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.workloads import Workload, WorkloadEntry
 
@@ -78,17 +74,7 @@ class _Recorder:
     __name__ = "capture"
 
     def __call__(self, module: Any, example_inputs: Sequence[Any], **_: Any) -> Callable[..., Any]:
-        from torch._dynamo.backends.common import aot_autograd
-        from torch._functorch.partitioners import min_cut_rematerialization_partition
-
-        compiled = aot_autograd(
-            fw_compiler=self._forward,
-            bw_compiler=self._backward,
-            inference_compiler=self._inference,
-            decompositions={},
-            partition_fn=min_cut_rematerialization_partition,
-        )
-        return compiled(module, example_inputs)
+        return compiled_by(self._counted, module, example_inputs, saves_memory=True)
 
     def captured(self, origin: str) -> Captured:
         """All graphs that ran."""
@@ -96,28 +82,17 @@ class _Recorder:
         left = tuple(LeftToTorch(root, reason, count) for (root, reason), count in self.left.items())
         return Captured(Workload(entries), left)
 
-    def _inference(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return self._counted(module, self.schema)
+    def _counted(
+        self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]
+    ) -> Callable[[list[Any]], Any]:
+        graph = _read(module.graph, schema_of(kind, self.schema))
 
-    def _forward(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return self._counted(module, self.schema.without(Root.GLUE))
-
-    def _backward(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        kernels = BACKWARD_FUSIONS if uses_backward_kernels() else ()
-        return self._counted(module, self.schema.without(Root.GLUE).with_rules(kernels))
-
-    def _counted(self, module: Any, schema: FusionSchema) -> Callable[..., Any]:
-        graph = _read(module.graph, schema)
-
-        def call(arguments: list[Any]) -> Any:
+        def call(*arguments: Any) -> Any:
             self.operations.update(graph.operations)
             self.left.update(graph.left)
-            taken = list(arguments)
-            arguments.clear()
-            return module(*taken)
+            return module(*arguments)
 
-        call._boxed_call = True  # type: ignore[attr-defined]
-        return call
+        return boxed(call)
 
 
 def _read(graph: Any, schema: FusionSchema) -> _Graph:

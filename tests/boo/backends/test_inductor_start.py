@@ -24,7 +24,7 @@ def nested(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(module)
         return module.forward
 
-    monkeypatch.setattr(_backend._GraphCompiler, "_compile_nested", compile_nested)
+    monkeypatch.setattr(_backend.GraphCompiler, "_compile_nested", compile_nested)
     return found
 
 

@@ -1,0 +1,84 @@
+"""The graphs that AOTAutograd makes of one graph of Dynamo, and which regions are wanted in each kind of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Any
+
+from dispatch_profiler.boo.environment import uses_backward_kernels
+from dispatch_profiler.boo.fusion.nodes import mark_parameters, mark_static_inputs
+from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, FusionRule, FusionSchema, Root
+
+
+class GraphKind(str, Enum):
+    """What a graph computes: results without gradients, results and what gradients need, or gradients."""
+
+    INFERENCE = "inference"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+#: (kind, graph module, its inputs) -> what computes the graph, called with one list, which it empties (`boxed`).
+CompileGraph = Callable[[GraphKind, Any, Sequence[Any]], Callable[[list[Any]], Any]]
+
+
+def compiled_by(
+    compile_graph: CompileGraph, module: Any, example_inputs: Sequence[Any], *, saves_memory: bool
+) -> Callable[..., Any]:
+    """What computes a graph module of Dynamo, each of whose graphs `compile_graph` compiles.
+
+    The graphs keep their operators, and parameters are marked: those of inference as constants, since the weights of a
+    training step change after each call. The graph of the backward is compiled when it is needed. `saves_memory`: what
+    is cheap to compute is computed again in the backward, as inductor has it, instead of being stored.
+    """
+    # Imported here: it takes seconds.
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    def compiler_of(kind: GraphKind) -> Callable[..., Any]:
+        def compiler(graph: Any, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+            if kind is GraphKind.INFERENCE:
+                mark_parameters(graph.graph)
+            if kind is GraphKind.FORWARD:
+                mark_static_inputs(graph.graph)
+            return compile_graph(kind, graph, inputs)
+
+        return compiler
+
+    compile_module = aot_autograd(
+        fw_compiler=compiler_of(GraphKind.FORWARD),
+        bw_compiler=compiler_of(GraphKind.BACKWARD),
+        inference_compiler=compiler_of(GraphKind.INFERENCE),
+        decompositions={},
+        **({"partition_fn": min_cut_rematerialization_partition} if saves_memory else {}),
+    )
+    compiled: Callable[..., Any] = compile_module(module, example_inputs)
+    return compiled
+
+
+def boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+    """`function` as AOTAutograd calls it: with one list, which is emptied."""
+
+    def call(arguments: list[Any]) -> Any:
+        taken = list(arguments)
+        arguments.clear()
+        return function(*taken)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def schema_of(kind: GraphKind, schema: FusionSchema) -> FusionSchema:
+    """The rules for the regions of a graph, in a backend with `schema`: gradients are added if the environment asks."""
+    if kind is GraphKind.INFERENCE:
+        return schema
+    rules = added_gradients(schema) if kind is GraphKind.BACKWARD else ()
+    return schema.without(Root.GLUE).with_rules(rules)
+
+
+def added_gradients(schema: FusionSchema) -> tuple[FusionRule, ...]:
+    """The rules for gradients that `schema` lacks, and the environment asks for."""
+    if not uses_backward_kernels():
+        return ()
+    return tuple(rule for rule in BACKWARD_FUSIONS if schema.rule_for(rule.root) is None)
