@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from dispatch_profiler.command import user_cache
@@ -58,19 +58,23 @@ def untuned(operation: Operation) -> tuple[Dispatch, ...]:
 def packed_of(
     operation: Operation, tuned: Dispatch | None, entry: Entry | None = None
 ) -> tuple[Dispatch, ...]:
-    """Forms with a packed weight: that of `entry`, and with the tiles of the tuned configuration and the shipped list.
+    """Configurations that pack the weight: that of `entry`, the one that is the fastest by a rule, and forms.
 
-    `entry` is the library's for constant weights.
+    Forms have the tiles of the tuned configuration and of the shipped list. `entry` is the library's for constant
+    weights.
     """
     found: list[Configuration] = [entry.dispatch.configuration] if entry is not None else []
-    found.append(Formed("permuted"))
+    ruled = fastest_form(operation, TARGET, packed_weights=True)
+    found += [Formed("permuted"), *([ruled] if ruled is not None else [])]
     if tuned is not None and isinstance(tuned.configuration, Tuned):
         inner = tuned.configuration.inner
         tiles = inner.inner if isinstance(inner, Formed) else inner
         found += [Formed(form, tiles) for form in FORMS if tiles.can_be_inner]
     found += [each.configuration for each in shipped_configurations("llvm-cpu")]
-    packed = (replace(each, packed=True) for each in found if isinstance(each, Formed))
-    kept = (each for each in packed if rejection_reason(each, operation, TARGET.limits) is None)
+    packed = (each if each.packs_weight else each.with_packed_weight(operation) for each in found)
+    kept = (
+        each for each in packed if each is not None and not rejection_reason(each, operation, TARGET.limits)
+    )
     return tuple(Dispatch(operation, each) for each in dict.fromkeys(kept))
 
 

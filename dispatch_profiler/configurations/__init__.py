@@ -13,7 +13,7 @@ from dispatch_profiler.configurations.files import (
 )
 from dispatch_profiler.configurations.flows import FLOWS, Flow
 from dispatch_profiler.configurations.formed import Formed
-from dispatch_profiler.configurations.forms import FORMS, Form, Kernel, Reduction, Step
+from dispatch_profiler.configurations.forms import FORMS, Form, Kernel, Reduction, Step, packed_by
 from dispatch_profiler.configurations.gpu_tiles import GpuTiles
 from dispatch_profiler.configurations.intrinsics import INTRINSICS, Intrinsic
 from dispatch_profiler.configurations.kinds import (
@@ -75,6 +75,7 @@ __all__ = [
     "fold_levels",
     "load_configurations",
     "lowering_config_text",
+    "packed_by",
     "rejection_reason",
     "report_columns",
     "shipped_configurations",

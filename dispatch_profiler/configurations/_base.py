@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from dispatch_profiler.configurations.external_kernels import KernelObject, KernelSource, Launch
 from dispatch_profiler.configurations.forms.builder import Reduction
+from dispatch_profiler.configurations.forms.steps import Step
 from dispatch_profiler.configurations.lowering import Lowering
 from dispatch_profiler.configurations.space import Space
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
@@ -52,13 +53,14 @@ class GpuLimits:
 class Limits:
     """Limits of a target; None if unknown.
 
-    `max_vector_bytes`: the compiler rejects vectors of this many bytes or more.
+    `vector_bytes`: the width of a native vector. The compiler rejects vectors of `max_vector_bytes` or more.
     `backend`: the compiler's code generator; each has its own attributes and flags.
     """
 
     max_vector_bytes: int | None = None
     backend: str = "llvm-cpu"
     gpu: GpuLimits | None = None
+    vector_bytes: int | None = None
 
 
 def by(tiles: Sequence[int]) -> str:
@@ -116,8 +118,18 @@ class Configuration(abc.ABC):
             yield found
 
     @classmethod
-    def likely(cls, operation: Operation, limits: Limits) -> tuple[Configuration, ...]:
-        """Valid configurations that a search should try first, the likeliest first; none if the kind has no such rule."""
+    def packed_spaces(cls, operation: Operation, limits: Limits) -> Iterator[Space[Configuration]]:
+        """The search spaces of configurations that pack the weight, which `spaces` does not have."""
+        yield from ()
+
+    @classmethod
+    def likely(
+        cls, operation: Operation, limits: Limits, *, packed_weights: bool = False
+    ) -> tuple[Configuration, ...]:
+        """Valid configurations that a search should try first, the likeliest first; none if the kind has no such rule.
+
+        With `packed_weights`, for operations whose weight is constant, they pack it where that is possible.
+        """
         return ()
 
     @classmethod
@@ -208,6 +220,11 @@ class Configuration(abc.ABC):
     def reduced(self, operation: Operation) -> Reduction | None:
         """The kernels and other steps of a form; None for the direct form, which the operation's template has."""
         return None
+
+    def packing(self, operation: Operation) -> tuple[Step, ...]:
+        """The steps that pack the weight, the last of which are barriers; none if executions read it as it is stored."""
+        reduction = self.reduced(operation)
+        return reduction.packing if reduction else ()
 
     @property
     def packs_weight(self) -> bool:

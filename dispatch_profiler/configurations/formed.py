@@ -188,7 +188,7 @@ class Formed(Configuration):
 
     @classmethod
     def packed_spaces(cls, operation: Operation, limits: Limits) -> Iterator[Space[Configuration]]:
-        """The same spaces with the weight packed, for forms that can. `spaces` does not have them."""
+        """The same spaces with the weight packed, for forms that can."""
         for each in cls.spaces(operation, limits):
             if isinstance(each, _FormedSpace) and packing_reason(each.form, operation) is None:
                 yield _PackedSpace(cls, each.axes, each.form, each.inner)

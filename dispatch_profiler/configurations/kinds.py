@@ -67,10 +67,12 @@ def spaces(
 ) -> tuple[Space[Configuration], ...]:
     """The search spaces of every kind that has one for `operation` on a target with `limits`.
 
-    With `packed_weights`, also those of forms with a packed weight, for operations whose weight is constant.
+    With `packed_weights`, also those of configurations that pack the weight, for operations whose weight is constant.
     """
     found = tuple(space for kind in KINDS.values() for space in kind.spaces(operation, limits))
-    return (*found, *Formed.packed_spaces(operation, limits)) if packed_weights else found
+    if not packed_weights:
+        return found
+    return (*found, *(space for kind in KINDS.values() for space in kind.packed_spaces(operation, limits)))
 
 
 def draw_valid(

@@ -2,22 +2,27 @@
 
 The compiler's own tiles read filters in the layout that they have, or copy all of them first. This kernel copies
 a block of filters at a time into the order in which they are multiplied, keeps it in the cache, and prefetches the
-next block meanwhile. The algorithm is that of Goto and van de Geijn,
+next block meanwhile. Filters that are constants can be put into this order once, when they are loaded. The algorithm is
+that of Goto and van de Geijn,
 "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 34(3), 2008.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from dispatch_profiler.configurations._base import (
     Configuration,
     Limits,
     backend_invalid_reason,
     by,
+    check_choice,
     check_tiles,
 )
+from dispatch_profiler.configurations.forms.panels import pack_into_panels
+from dispatch_profiler.configurations.forms.steps import Step
 from dispatch_profiler.configurations.lowering import Lowering
 from dispatch_profiler.configurations.microkernel_plan import (
     LANES,
@@ -45,6 +50,7 @@ class Microkernel(Configuration):
     unroll        channels of an iteration of the innermost loop
     margin        elements that are added to the channels of each pixel: without them, pixels whose channels are a
                   multiple of 4 KiB evict each other from the cache
+    packed        the filters are packed into panels, one for each block, at load time: they must be constants
     """
 
     kind: ClassVar[str] = "microkernel"
@@ -60,6 +66,7 @@ class Microkernel(Configuration):
     registers: tuple[int, int, int]
     unroll: int = 4
     margin: int = 0
+    packed: bool = False
     split_k: ClassVar[int] = 1  # type: ignore[misc]
 
     def __post_init__(self) -> None:
@@ -74,18 +81,44 @@ class Microkernel(Configuration):
                     f"{field} must be one of {', '.join(map(str, known))}, but got {getattr(self, field)!r}"
                 )
 
+        check_choice("packed", self.packed, (False, True))
+
     @property
     def name(self) -> str:
-        """`tile_config_microkernel_14x64_1x14x32_u4[_margin16]`"""
+        """`tile_config_[packed_]microkernel_14x64_1x14x32_u4[_margin16]`"""
+        label = "packed_microkernel" if self.packed else "microkernel"
         margin = f"_margin{self.margin}" if self.margin else ""
-        return f"tile_config_microkernel_{by(self.distribution)}_{by(self.registers)}_u{self.unroll}{margin}"
+        return f"tile_config_{label}_{by(self.distribution)}_{by(self.registers)}_u{self.unroll}{margin}"
 
     def fields(self) -> dict[str, str]:
         return dict(zip(self.field_names, (by(self.distribution), by(self.registers)), strict=True))
 
     def plan(self, operation: Operation) -> MicrokernelPlan:
         """What the template writes."""
-        return microkernel_plan(operation, self.distribution, self.registers, self.unroll, self.margin)
+        return microkernel_plan(
+            operation, self.distribution, self.registers, self.unroll, self.margin, self.packed
+        )
+
+    # -- packing ------------------------------------------------------------------------------
+
+    @property
+    def packs_weight(self) -> bool:
+        return self.packed
+
+    def with_packed_weight(self, operation: Operation) -> Microkernel | None:
+        if self.packed or shape_reason(operation, packed=True) or self._stored_reason(operation):
+            return None
+        return replace(self, packed=True)
+
+    def packing(self, operation: Operation) -> tuple[Step, ...]:
+        return pack_into_panels(operation, self.registers[2]) if self.packed else ()
+
+    def to_dict(self) -> dict[str, Any]:
+        # Without the key, an unpacked kernel is the same data as in earlier versions.
+        data = super().to_dict()
+        return data if self.packed else {key: value for key, value in data.items() if key != "packed"}
+
+    # -- rules --------------------------------------------------------------------------------
 
     def tiling(self, operation: Operation) -> Lowering:
         """Its workgroup and register tiles as if the compiler had them, so that what is known of these applies."""
@@ -102,10 +135,18 @@ class Microkernel(Configuration):
         return Lowering("iree_cpu", "Default", operation.loops, levels)
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
-        foreign = backend_invalid_reason("microkernels are", "llvm-cpu", limits) or shape_reason(operation)
+        foreign = backend_invalid_reason("microkernels are", "llvm-cpu", limits)
+        foreign = foreign or shape_reason(operation, self.packed)
         if foreign:
             return foreign
-        return self.plan(operation).invalid_reason() or self._registers_reason()
+        reason = self.plan(operation).invalid_reason() or self._registers_reason()
+        return reason or (self._stored_reason(operation) if self.packed else None)
+
+    def _stored_reason(self, operation: Operation) -> str | None:
+        plan = self.plan(operation)
+        if plan.block == plan.filters and not plan.rhs_is_transposed:
+            return f"packed: {plan.filters} filters are one block, which is stored as it is multiplied"
+        return None
 
     def _registers_reason(self) -> str | None:
         needed = registers_needed(*self.registers)
@@ -113,47 +154,59 @@ class Microkernel(Configuration):
             return f"{by(self.registers)} needs {needed} vector registers of {LANES} elements, but {REGISTERS} are available"
         return None
 
+    # -- suggestions and the search space -----------------------------------------------------
+
     @classmethod
-    def likely(cls, operation: Operation, limits: Limits) -> tuple[Configuration, ...]:
-        if limits.backend != "llvm-cpu" or shape_reason(operation):
+    def likely(
+        cls, operation: Operation, limits: Limits, *, packed_weights: bool = False
+    ) -> tuple[Microkernel, ...]:
+        if limits.backend != "llvm-cpu" or shape_reason(operation, packed_weights):
             return ()
-        whole = _smallest(operation)
-        unroll = 4 if whole.channels % 4 == 0 else 2
-        found = (cls(distribution, registers, unroll) for distribution, registers in likely_tiles(whole))
-        return tuple(each for each in found if each.invalid_reason(operation, limits) is None)
+        whole = _smallest(operation, packed_weights)
+        unroll = max(each for each in _UNROLL if whole.channels % each == 0)
+        tiles = [cls(distribution, registers, unroll) for distribution, registers in likely_tiles(whole)]
+        if packed_weights:
+            tiles = [each.with_packed_weight(operation) or each for each in tiles]
+        return tuple(each for each in tiles if each.invalid_reason(operation, limits) is None)
 
     @classmethod
     def space(cls, operation: Operation, limits: Limits) -> Space[Configuration] | None:
-        if limits.backend != "llvm-cpu" or shape_reason(operation):
-            return None
-        smallest = _smallest(operation)
-        blocks = [LANES * n for n in (1, 2, 3, 4) if smallest.filters % (LANES * n) == 0]
-        return Space(
-            cls,
-            (
-                *tile_axes(
-                    "distribution",
-                    {
-                        "rows": divisors(smallest.rows, smallest.rows),
-                        "filters": tuple(
-                            LANES * n for n in divisors(smallest.filters // LANES, smallest.filters)
-                        ),
-                    },
-                ),
-                *tile_axes(
-                    "registers",
-                    {
-                        "rows": tuple(range(1, min(smallest.rows, 28) + 1)),
-                        "pixels": divisors(smallest.columns, 28),
-                        "filters": tuple(blocks),
-                    },
-                ),
-                Axis("unroll", tuple(n for n in _UNROLL if smallest.channels % n == 0)),
-                Axis("margin", _MARGINS if smallest.channels * 4 % 1024 == 0 else (0,)),
-            ),
-        )
+        return _space(cls, operation, limits, packed=False)
+
+    @classmethod
+    def packed_spaces(cls, operation: Operation, limits: Limits) -> Iterator[Space[Configuration]]:
+        found = _space(cls, operation, limits, packed=True)
+        if found is not None:
+            yield found
 
 
-def _smallest(operation: Operation) -> MicrokernelPlan:
+def _space(
+    kind: type[Microkernel], operation: Operation, limits: Limits, *, packed: bool
+) -> Space[Configuration] | None:
+    """The search space; None if there is no microkernel for `operation`."""
+    if limits.backend != "llvm-cpu" or shape_reason(operation, packed):
+        return None
+    smallest = _smallest(operation, packed)
+    blocks = [LANES * n for n in (1, 2, 3, 4) if smallest.filters % (LANES * n) == 0]
+    rows = divisors(smallest.rows, smallest.rows)
+    filters = tuple(LANES * n for n in divisors(smallest.filters // LANES, smallest.filters))
+    tile = {
+        "rows": tuple(range(1, min(smallest.rows, 28) + 1)),
+        "pixels": divisors(smallest.columns, 28),
+        "filters": tuple(blocks),
+    }
+    return Space(
+        kind,
+        (
+            *tile_axes("distribution", {"rows": rows, "filters": filters}),
+            *tile_axes("registers", tile),
+            Axis("unroll", tuple(n for n in _UNROLL if smallest.channels % n == 0)),
+            Axis("margin", _MARGINS if smallest.channels * 4 % 1024 == 0 else (0,)),
+            *((Axis("packed", (True,)),) if packed else ()),
+        ),
+    )
+
+
+def _smallest(operation: Operation, packed: bool) -> MicrokernelPlan:
     """The plan with the smallest tiles, for its extents."""
-    return microkernel_plan(operation, (1, LANES), (1, 1, LANES), 2, 0)
+    return microkernel_plan(operation, (1, LANES), (1, 1, LANES), 2, 0, packed)

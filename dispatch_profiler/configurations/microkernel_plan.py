@@ -50,6 +50,7 @@ class MicrokernelPlan:
     channels, filters  of each pixel; `taps`, `stride`, `dilation` are those along both axes
     low                padding before the first row and pixel
     rhs_is_transposed  whether the channels of a filter are side by side (fhwc), not the filters of a channel (hwcf)
+    packed             whether the filters are stored as panels, so that the kernel copies none
     """
 
     images: int
@@ -67,6 +68,7 @@ class MicrokernelPlan:
     registers: tuple[int, int, int]
     unroll: int
     margin: int
+    packed: bool
 
     # -- extents ------------------------------------------------------------------------------
 
@@ -101,12 +103,12 @@ class MicrokernelPlan:
 
     @property
     def buffers(self) -> tuple[int, int, int, int]:
-        """Elements of the images with their margin, of all filters, of the result, and of the panels of all workgroups."""
+        """Elements of the images with their margin, of all filters, of the result, and of the copies in all workgroups."""
         return (
             self.images * math.prod(self.image),
             self.filters * self.terms,
             self.images * self.rows * self.columns * self.filters,
-            self.panel * math.prod(self.workgroups),
+            0 if self.packed else self.panel * math.prod(self.workgroups),
         )
 
     @property
@@ -176,8 +178,8 @@ class MicrokernelPlan:
 
     @property
     def is_prefetched(self) -> bool:
-        """The filters of a block are side by side only if they are transposed; a single block has no next one."""
-        return self.rhs_is_transposed and self.distribution[1] > self.block
+        """The filters of a block are side by side if they are packed or transposed; a single block has no next one."""
+        return (self.packed or self.rhs_is_transposed) and self.distribution[1] > self.block
 
     @property
     def prefetched(self) -> int:
@@ -225,10 +227,16 @@ def microkernel_plan(
     registers: tuple[int, int, int],
     unroll: int,
     margin: int,
+    packed: bool,
 ) -> MicrokernelPlan:
     """The plan for an operation that has no `shape_reason`."""
     plan = partial(
-        MicrokernelPlan, distribution=distribution, registers=registers, unroll=unroll, margin=margin
+        MicrokernelPlan,
+        distribution=distribution,
+        registers=registers,
+        unroll=unroll,
+        margin=margin,
+        packed=packed,
     )
     product, convolution = operation.product, operation.convolution
     if product is not None:
@@ -266,8 +274,8 @@ def _two(values: tuple[int, ...]) -> tuple[int, int]:
     return first, second
 
 
-def shape_reason(operation: Operation) -> str | None:
-    """Why no microkernel computes `operation`, whatever its tiles; None if one may."""
+def shape_reason(operation: Operation, packed: bool) -> str | None:
+    """Why no microkernel computes `operation`, with filters that are `packed` or not, whatever its tiles; None if one may."""
     contraction, product, convolution = operation.contraction, operation.product, operation.convolution
     if contraction is None:
         return f"microkernels are for matmul and conv2d, not for {operation.kind}"
@@ -275,7 +283,7 @@ def shape_reason(operation: Operation) -> str | None:
     if {inputs, sums} != {"f32"}:
         return f"microkernels are for f32 with f32 sums, not for {inputs} with {sums}"
     if convolution is not None:
-        return _convolution_reason(operation.kind, convolution)
+        return _convolution_reason(operation.kind, convolution, packed)
     if product is None or product.is_batched:
         return f"microkernels are for matmul and conv2d, not for {operation.kind}"
     if product.lhs_layout != "t":
@@ -284,10 +292,10 @@ def shape_reason(operation: Operation) -> str | None:
         return f"microkernels need columns in multiples of {LANES}, but got {product.n}"
     if product.k % 2:
         return f"microkernels need an even number of terms, but got {product.k}"
-    return _transposition_reason(product.k) if product.rhs_layout == "n" else None
+    return _transposition_reason(product.k) if product.rhs_layout == "n" and not packed else None
 
 
-def _convolution_reason(kind: str, convolution: ConvolutionGeometry) -> str | None:
+def _convolution_reason(kind: str, convolution: ConvolutionGeometry, packed: bool) -> str | None:
     if convolution.spatial_rank != 2:
         return f"microkernels are for matmul and conv2d, not for {kind}"
     if convolution.mode != "forward":
@@ -301,7 +309,7 @@ def _convolution_reason(kind: str, convolution: ConvolutionGeometry) -> str | No
         return f"microkernels need filters in multiples of {LANES}, but got {convolution.filters}"
     if convolution.channels % 2:
         return f"microkernels need an even number of channels, but got {convolution.channels}"
-    if convolution.filter_layout == "hwcf":
+    if packed or convolution.filter_layout == "hwcf":
         return None
     return _transposition_reason(math.prod(convolution.filter_size) * convolution.channels)
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from dispatch_profiler.configurations._base import Configuration, Evidence, Limits
 from dispatch_profiler.configurations.external_kernels import KernelObject, KernelSource, Launch
-from dispatch_profiler.configurations.forms import Reduction
+from dispatch_profiler.configurations.forms import Reduction, Step
 from dispatch_profiler.configurations.lowering import Lowering
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import ElementType, ErrorBound, Operation
@@ -145,6 +145,9 @@ class Tuned(Configuration):
 
     def reduced(self, operation: Operation) -> Reduction | None:
         return self.inner.reduced(operation)
+
+    def packing(self, operation: Operation) -> tuple[Step, ...]:
+        return self.inner.packing(operation)
 
     def launch(self, operation: Operation) -> Launch | None:
         return self.inner.launch(operation)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from dispatch_profiler.configurations import Configuration, Kernel, Reduction
+from dispatch_profiler.configurations import Configuration, Kernel, Reduction, packed_by
 from dispatch_profiler.dispatches.dispatch import Dispatch
 from dispatch_profiler.operations import Operation
 
@@ -54,10 +54,15 @@ def render_launch(dispatch: Dispatch) -> str:
 
     The function then takes what that one makes in place of the weight.
     """
-    reduction = dispatch.configuration.reduced(dispatch.operation)
-    if reduction is None or not reduction.packed:
-        return render_module(dispatch.operation, [dispatch])
-    return _render_formed(dispatch, reduction, "packed.mlir.j2", packing=dispatch.packing_function)
+    operation = dispatch.operation
+    packing = dispatch.configuration.packing(operation)
+    if not packing:
+        return render_module(operation, [dispatch])
+    names = {"packing": packing, "packed": packed_by(packing), "packing_function": dispatch.packing_function}
+    reduction = dispatch.configuration.reduced(operation)
+    if reduction is None:
+        return _render(dispatch.configuration.template, op=operation, dispatches=[dispatch], **names)
+    return _render_formed(dispatch, reduction, "packed.mlir.j2", **names)
 
 
 def _render(template: str, **names: object) -> str:
@@ -65,7 +70,7 @@ def _render(template: str, **names: object) -> str:
 
 
 def _render_formed(
-    dispatch: Dispatch, reduction: Reduction, template: str = "formed.mlir.j2", **more: str
+    dispatch: Dispatch, reduction: Reduction, template: str = "formed.mlir.j2", **more: object
 ) -> str:
     """The steps of a form and its kernels."""
     inner = dispatch.configuration.kernel_configuration

@@ -100,7 +100,8 @@ class CpuTarget(Target):
     def limits(self) -> Limits:
         if self.cpu != "host":
             return Limits()
-        return Limits(max_vector_bytes=_MAX_NATIVE_VECTORS * host_cpu().vector_bytes)
+        width = host_cpu().vector_bytes
+        return Limits(max_vector_bytes=_MAX_NATIVE_VECTORS * width, vector_bytes=width)
 
     def unsupported_reason(self, operation: Operation) -> str | None:
         """See `Target.unsupported_reason`."""

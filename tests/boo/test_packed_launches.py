@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,15 @@ from dispatch_profiler.boo.launching.chain import Chain
 from dispatch_profiler.boo.launching.chain_layout import ChainStep
 from dispatch_profiler.boo.launching.packing import PackedLaunch, packed_launch
 from dispatch_profiler.compiler import IreeCompiler, launch_request
-from dispatch_profiler.configurations import FORMS, CpuTiles, Formed, Tuned
+from dispatch_profiler.configurations import (
+    FORMS,
+    Configuration,
+    CpuTiles,
+    Formed,
+    Microkernel,
+    Tuned,
+    packed_by,
+)
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Contraction, Conv1d, Conv2d, Epilogue, Matmul
 from dispatch_profiler.runtime.device_uri import DeviceUri
@@ -49,13 +59,13 @@ class Given:
         return self.found
 
 
-def launch_kernel(operation: Contraction, configuration: Formed) -> LaunchKernel:
+def launch_kernel(operation: Contraction, configuration: Configuration) -> LaunchKernel:
     dispatch = Dispatch(operation, configuration)
     built = IreeCompiler().build(launch_request(dispatch, TARGET))
     assert built.verify, built.outcomes
-    reduction = configuration.reduced(operation)
-    packing = Packing(dispatch.packing_function, reduction.packed, reduction.packing)
-    return LaunchKernel(built.verify, dispatch.name, dispatch.name, "", packing if reduction.packed else None)
+    steps = configuration.packing(operation)
+    packing = Packing(dispatch.packing_function, packed_by(steps), steps) if steps else None
+    return LaunchKernel(built.verify, dispatch.name, dispatch.name, "", packing)
 
 
 def tensors(operation: Contraction, seed: int = 0) -> list[torch.Tensor]:
@@ -67,9 +77,21 @@ def launched(launch: PackedLaunch, operands: list[torch.Tensor]) -> torch.Tensor
     return launch.launchable(lhs, *launch.pack(weight), *rest)
 
 
-@pytest.mark.parametrize(("operation", "form"), SAMPLES, ids=lambda each: getattr(each, "name", each))
-def test_launches_with_packed_weights_agree_with_the_reference(operation: Contraction, form: str) -> None:
-    packed = packed_launch(spec_of(operation), launch_kernel(operation, Formed(form, packed=True)))
+@pytest.mark.parametrize(
+    ("operation", "configuration"),
+    [
+        *((operation, Formed(form, packed=True)) for operation, form in SAMPLES),
+        (LINEAR, Microkernel((8, 32), (4, 1, 32), packed=True)),
+        (replace(LINEAR, rhs_layout="t"), Microkernel((8, 64), (8, 1, 16), packed=True)),
+        (CONV, Microkernel((6, 64), (3, 2, 32), margin=16, packed=True)),
+        (replace(CONV, layout="nhwc"), Microkernel((6, 64), (3, 2, 32), packed=True)),
+    ],
+    ids=lambda each: each.name,
+)
+def test_launches_with_packed_weights_agree_with_the_reference(
+    operation: Contraction, configuration: Configuration
+) -> None:
+    packed = packed_launch(spec_of(operation), launch_kernel(operation, configuration))
     for seed in range(2):
         operands = tensors(operation, seed)
         found = launched(packed, operands)

@@ -56,26 +56,71 @@ def test_results_are_those_of_the_reference():
     verify_compiled([Dispatch(*pair) for pair in pairs])
 
 
+def test_packed_filters_compute_the_same():
+    """In the four layouts of weights, with windows, borders, margins and remainders."""
+    pairs = [
+        (Matmul(38, 96, 24, rhs_layout="n", epilogue=EPILOGUE), Microkernel((19, 96), (14, 1, 32), 8)),
+        (Matmul(20, 128, 34, epilogue=RESIDUAL), Microkernel((10, 64), (6, 1, 64), 2, 16)),
+        (
+            Conv2d(2, 9, 9, 6, 192, 2, 3, (2, 1), (0, 1), padding_after=(1, 0), layout=FHWC, epilogue=RESIDUAL),
+            Microkernel((5, 96), (2, 4, 48), 2, 16),
+        ),
+        (Conv2d(1, 7, 14, 32, 64, 3, 3, padding=(1, 1), layout=FHWC), Microkernel((7, 32), (2, 7, 32), 2)),
+        (
+            Conv2d(2, 8, 9, 6, 128, 3, 2, (1, 2), (2, 1), (2, 3), layout=HWCF, epilogue=EPILOGUE),
+            Microkernel((8, 128), (3, 2, 64), 2),
+        ),
+        (Conv2d(1, 13, 13, 16, 64, 3, 3, (2, 2), (1, 1), layout=FHWC), Microkernel((7, 32), (2, 7, 32), 2)),
+    ]  # fmt: skip
+    dispatches = [Dispatch(operation, replace(tiles, packed=True)) for operation, tiles in pairs]
+    assert all(
+        each.configuration.invalid_reason(each.operation, TARGET.limits) is None for each in dispatches
+    )
+    verify_compiled(dispatches)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "scale_shift+relu", "bias+residual+relu6", "gelu", "gelu_tanh", "sigmoid", "tanh", "silu",
+        "residual+scale_shift+clamp(-1.5,2)+bias+leaky_relu(1.5)+residual",
+    ],
+)  # fmt: skip
+def test_the_kernel_computes_every_step_of_an_epilogue(steps: str):
+    epilogue = Epilogue.parse(steps)
+    verify_compiled(
+        [
+            Dispatch(Matmul(5, 64, 16, rhs_layout="n", epilogue=epilogue), Microkernel((5, 64), (2, 1, 32))),
+            Dispatch(
+                Conv2d(2, 4, 6, 16, 64, 3, 3, padding=(1, 1), layout=FHWC, epilogue=epilogue),
+                Microkernel((4, 64), (2, 3, 32), packed=True),
+            ),
+        ]
+    )
+
+
 #: register tile, blocks of a workgroup, workgroups along filters and rows, remaining rows, unroll, margin, channels,
-#: epilogue, rhs layout; then of convolutions: taps, stride, dilation, padding, images.
+#: epilogue, packed, rhs layout; then of convolutions: taps, stride, dilation, padding, images.
 Row = tuple[object, ...]
 AXES: tuple[tuple[object, ...], ...] = (
     ((1, 1, 16), (14, 1, 32), (2, 7, 32), (6, 1, 64), (3, 2, 64), (2, 4, 48)),
     (1, 2, 3), (1, 2), (1, 2), (0, 1), (2, 4, 8), (0, 16), (2, 16, 40), ("none", "bias+relu", "residual"),
-    ("t", "n", FHWC, HWCF),
+    (False, True), ("t", "n", FHWC, HWCF),
     ((1, 1), (3, 3), (2, 1)), ((1, 1), (2, 1), (2, 2)), ((1, 1), (2, 1)), ((0, 0), (1, 1), (0, 2)), (1, 2),
 )  # fmt: skip
 
 
 def dispatch_of(row: Row) -> Dispatch | None:
     """None if the tiles or channels do not suit the operation."""
-    tile, blocks, parts, parts_of_rows, rest, unroll, margin, channels, epilogue, layout, *window = row
+    tile, blocks, parts, parts_of_rows, rest, unroll, margin, channels, epilogue, packed, layout, *window = (
+        row
+    )
     rows, filters = 2 * tile[0] + rest * (tile[0] - 1), tile[2] * blocks
-    configuration = Microkernel((rows, filters), tile, unroll, margin)
+    configuration = Microkernel((rows, filters), tile, unroll, margin, packed)
     taps, stride, dilation, (before, after), images = window
     more = {"epilogue": Epilogue.parse(epilogue)}
     if layout in ("t", "n"):
-        if window != [axis[0] for axis in AXES[10:]]:
+        if window != [axis[0] for axis in AXES[11:]]:
             return None
         operation: Operation = Matmul(
             rows * parts_of_rows, filters * parts, channels, rhs_layout=layout, **more
@@ -129,8 +174,9 @@ def test_pairs_of_parameters_compute_the_result(part: int):
 def test_random_points_of_the_space_compute_the_result(operation: Operation):
     space = Microkernel.space(operation, TARGET.limits)
     assert space is not None
-    points = draw_valid([space], operation, TARGET.limits, np.random.default_rng(0))
-    verify_compiled([Dispatch(operation, each) for each in islice(points, 8)])
+    for each in (space, *Microkernel.packed_spaces(operation, TARGET.limits)):
+        points = draw_valid([each], operation, TARGET.limits, np.random.default_rng(0))
+        verify_compiled([Dispatch(operation, found) for found in islice(points, 8)])
 
 
 def test_the_microkernel_of_a_library_is_compiled():

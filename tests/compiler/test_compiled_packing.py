@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from compiled_helpers import TARGET, failures_of, verify_compiled
@@ -13,7 +15,7 @@ from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.compiler.iree import outlined
 from dispatch_profiler.compiler.packing import commands_of, pack_once
 from dispatch_profiler.compiler.repetition import repeated
-from dispatch_profiler.configurations import FORMS, CpuTiles, Formed
+from dispatch_profiler.configurations import FORMS, CpuTiles, Formed, Microkernel
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import ToolError
 from dispatch_profiler.operations import Conv2d, Matmul
@@ -24,6 +26,7 @@ LINEAR = Matmul(32, 64, 32, rhs_layout="n")
 CONV = Conv2d(1, 6, 6, 8, 64, 3, 3, padding=(1, 1), layout="nchw")
 GRADIENT = Conv2d(1, 7, 7, 64, 8, 3, 3, stride=(2, 2), padding=(1, 1), layout=FHWC, mode="input_backward")
 PANELS, BLOCKED = Formed("panels", packed=True), Formed("blocked", packed=True)
+MICROKERNEL = Microkernel((16, 32), (4, 1, 32), packed=True)
 
 
 def at_phase_hal(request) -> IrModule:
@@ -37,6 +40,7 @@ def at_phase_hal(request) -> IrModule:
     [
         # The permutation; the product.
         (LINEAR, PANELS, 1, 1),
+        (LINEAR, MICROKERNEL, 1, 1),
         # The permutation; zeros around the image, a kernel for each of two blocks, their results.
         (Conv2d(1, 6, 6, 8, 128, 3, 3, padding=(1, 1), layout=FHWC), BLOCKED, 1, 5),
     ],
@@ -46,7 +50,7 @@ def test_the_profile_module_packs_once_and_computes_many_times(
 ):
     """Counted in the compiler's own IR."""
     module = at_phase_hal(make_request(operation, [configuration]))
-    unpacked = at_phase_hal(make_request(operation, [Formed(configuration.form)]))
+    unpacked = at_phase_hal(make_request(operation, [replace(configuration, packed=False)]))
     copy = module.clone()
     once = sum(map(commands_of, pack_once(copy)))
 
@@ -59,7 +63,7 @@ def test_the_profile_module_packs_once_and_computes_many_times(
 def test_the_first_call_packs_and_others_read_what_it_stored(make_request):
     """With another weight, the profile vmfb computes the product with the first one, as with a constant."""
     tiled = Formed("permuted", CpuTiles((16, 32), (8, 16, 1)), packed=True)
-    request = make_request(LINEAR, [PANELS, tiled, Formed("panels")], repeat=3)
+    request = make_request(LINEAR, [PANELS, tiled, MICROKERNEL, Formed("panels")], repeat=3)
     built = IreeCompiler().build(request)
     device = open_kernels("local-sync")
     verify, profile = device.load(built.verify), device.load(built.profile)
@@ -72,12 +76,13 @@ def test_the_first_call_packs_and_others_read_what_it_stored(make_request):
         return found
 
     for weight in (first, second):
-        for configuration in (PANELS, tiled, Formed("panels")):
+        for configuration in (PANELS, tiled, MICROKERNEL, Formed("panels")):
             assert result(verify, configuration, weight) == approx(lhs @ weight.T)
         assert result(profile, Formed("panels"), weight) == approx(lhs @ weight.T)
         assert result(profile, PANELS, weight) == approx(lhs @ first.T)
     # Another function of the module packs for itself, and then the first one packs again.
-    assert result(profile, tiled, second) == approx(lhs @ second.T)
+    for configuration in (tiled, MICROKERNEL):
+        assert result(profile, configuration, second) == approx(lhs @ second.T)
     assert result(profile, PANELS, second) == approx(lhs @ second.T)
 
 

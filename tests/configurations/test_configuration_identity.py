@@ -89,6 +89,7 @@ def microkernels(draw):
         registers=draw(st.tuples(TILE, TILE, TILE)),
         unroll=draw(st.sampled_from([2, 4, 8])),
         margin=draw(st.sampled_from([0, 16])),
+        packed=draw(st.booleans()),
     )
 
 
@@ -182,6 +183,7 @@ def test_names_tell_every_field():
               "joined": True, "swapped": True}  # fmt: skip
     rows = {"block": (2, 512), "warps": 8, "stages": 1}
     microkernel = {"distribution": (7, 64), "registers": (1, 7, 32), "unroll": 8, "margin": 16}
+    microkernel["packed"] = True
     kinds = (MMA, mma), (SIMT, simt), (TRITON, triton), (ROWS, rows), (MICROKERNEL, microkernel)
     for base, changes in kinds:
         assert set(changes) == {field.name for field in dataclasses.fields(base)}
@@ -249,7 +251,7 @@ def test_a_tuned_configuration_is_read_back():
 
 def test_a_tuned_configuration_asks_its_own_for_everything_that_a_configuration_can_be_asked():
     """Otherwise it would silently have a default: another kernel, or the peak of other units."""
-    of_the_kind = {"from_yaml", "yaml_keys", "yaml_field", "space", "spaces", "likely"}
+    of_the_kind = {"from_yaml", "yaml_keys", "yaml_field", "space", "spaces", "packed_spaces", "likely"}
     asked = {name for name in vars(Configuration) if not name.startswith("_")}
     assert asked - vars(Tuned).keys() == of_the_kind
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from form_interpreter import computed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +27,7 @@ from dispatch_profiler.operations import (
     Conv1d,
     Conv2d,
     ElementTypes,
+    Epilogue,
     LayerNorm,
     Matmul,
     Operation,
@@ -81,9 +84,10 @@ def tiles_of(plan: MicrokernelPlan) -> Iterator[tuple[int, dict[str, int]]]:
 
 
 CASES = [(CONVOLUTION, TILES), (PRODUCT, ROWS)]
+PACKED = [(operation, replace(configuration, packed=True)) for operation, configuration in CASES]
 
 
-@pytest.mark.parametrize(("operation", "configuration"), CASES)
+@pytest.mark.parametrize(("operation", "configuration"), CASES + PACKED)
 def test_every_element_of_the_result_is_stored_once(operation: Operation, configuration: Microkernel):
     """By the tiles of all workgroups, some of which have fewer rows."""
     plan = configuration.plan(operation)
@@ -116,7 +120,13 @@ UNPADDED = Conv2d(2, 9, 9, 16, 192, 2, 3, stride=(2, 1), layout=FHWC)
 
 
 @pytest.mark.parametrize(
-    ("operation", "configuration"), [(UNPADDED, Microkernel((4, 96), (3, 7, 16))), CASES[1]]
+    ("operation", "configuration"),
+    [
+        (UNPADDED, Microkernel((4, 96), (3, 7, 16))),
+        (replace(UNPADDED, layout=HWCF), Microkernel((4, 96), (3, 7, 16), packed=True)),
+        CASES[1],
+        PACKED[1],
+    ],
 )
 def test_the_tiles_of_a_block_prefetch_all_of_the_next(operation: Operation, configuration: Microkernel):
     """Every cache line of 16 elements, and not much else: the filters of a block are side by side in memory.
@@ -170,6 +180,77 @@ def test_a_single_block_and_filters_side_by_side_are_not_prefetched():
         assert "memref.prefetch" not in text
 
 
+# -- packed filters ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["n", "t", FHWC, HWCF])
+def test_packing_stores_the_filters_in_the_order_in_which_they_are_multiplied(layout: str):
+    """Block by block, and in a block term by term: of a term, the filters of the block."""
+    if layout in ("n", "t"):
+        operation: Operation = Matmul(38, 96, 24, rhs_layout=layout)
+        terms_of = {"n": "ft->tf", "t": "tf->tf"}[layout]
+    else:
+        operation = Conv2d(1, 9, 9, 6, 96, 2, 3, layout=layout)
+        terms_of = {FHWC: "fhwc->hwcf", HWCF: "hwcf->hwcf"}[layout]
+    steps = Microkernel((1, 96), (1, 1, 32), unroll=2, packed=True).packing(operation)
+    weight = np.arange(float(operation.operands[1].elements)).reshape(operation.operands[1].shape)
+    expected = np.einsum(terms_of, weight).reshape(-1, 96)
+
+    found = computed(steps, {"rhs": weight})[steps[-1].result.name].reshape(3, -1, 32)
+
+    for block, panel in enumerate(found):
+        assert np.array_equal(panel, expected[:, 32 * block : 32 * (block + 1)])
+
+
+@pytest.mark.parametrize(("operation", "configuration"), PACKED)
+def test_a_kernel_with_packed_filters_copies_none(operation: Operation, configuration: Microkernel):
+    text = render_module(operation, [Dispatch(operation, configuration)])
+    assert "%panels" in render_module(operation, [Dispatch(operation, replace(configuration, packed=False))])
+    assert "%panels_start" not in text and "vector.shuffle" not in text
+    (start,) = addresses(operation, configuration, "panel")
+    plan = configuration.plan(operation)
+    # The blocks are side by side, in order.
+    starts = [start(filter=filter) for filter in range(0, plan.filters, plan.block)]
+    assert starts == list(range(0, operation.operands[1].elements, plan.panel))
+
+
+def test_filters_that_are_stored_as_they_are_multiplied_are_not_packed():
+    operation, single = Matmul(38, 32, 48), Microkernel((19, 32), (14, 1, 32))
+    reason = "packed: 32 filters are one block, which is stored as it is multiplied"
+    assert replace(single, packed=True).invalid_reason(operation, CPU) == reason
+    assert single.with_packed_weight(operation) is None
+    smaller = replace(single, registers=(14, 1, 16))
+    assert smaller.with_packed_weight(operation) == replace(smaller, packed=True)
+    assert single.with_packed_weight(replace(operation, rhs_layout="n")) == replace(single, packed=True)
+
+
+def test_packed_filters_are_searched_only_where_the_weight_is_constant():
+    for operation in (CONVOLUTION, PRODUCT):
+        (space,) = Microkernel.packed_spaces(operation, CPU)
+        found = set(itertools.islice(draw_valid([space], operation, CPU, np.random.default_rng(0)), 20))
+        assert len(found) == 20 and all(each.packs_weight for each in found)
+    assert list(Microkernel.packed_spaces(LayerNorm(4, 16), CPU)) == []
+
+
+def test_packed_filters_need_no_multiple_of_sixteen_terms():
+    """They are not transposed in registers, 16 terms at a time."""
+    operation = Conv2d(1, 8, 8, 8, 32, 3, 3, layout=FHWC)
+    configuration = Microkernel((6, 32), (2, 6, 32))
+    assert configuration.invalid_reason(operation, CPU) is not None
+    assert configuration.with_packed_weight(operation).invalid_reason(operation, CPU) is None
+
+
+def test_the_kernel_computes_the_epilogue_unless_another_type_is_rounded():
+    """Then a function computes it after the kernel, with the rounding."""
+    epilogue = Epilogue.parse("bias+gelu+residual")
+    operation = replace(PRODUCT, epilogue=epilogue)
+    text = render_module(operation, [Dispatch(operation, ROWS)])
+    assert "math.erf" in text and "linalg.generic" not in text
+    narrow = replace(operation, types=ElementTypes("f32", "f32", "f16"))
+    text = render_module(narrow, [Dispatch(narrow, ROWS)])
+    assert text.count("math.erf") == text.count("linalg.generic") == 1
+
+
 # -- suggestions -------------------------------------------------------------------------------------
 
 #: Operation -> the number of elements that its best register tile loads for each vector of products.
@@ -193,6 +274,16 @@ def test_suggestions_are_valid_and_load_as_little_as_any_register_tile(operation
     waste = -(-whole.rows // rows) * rows / whole.rows
     assert (1 / (rows * pixels) + LANES / filters) * waste == pytest.approx(SUGGESTED[operation])
     assert all(2 <= np.prod(each.plan(operation).workgroups) <= 16 for each in found)
+
+
+def test_suggestions_for_constant_weights_pack_them_where_that_changes_them():
+    for operation in SUGGESTED:
+        packed = Microkernel.likely(operation, CPU, packed_weights=True)
+        assert packed == tuple(replace(each, packed=True) for each in Microkernel.likely(operation, CPU))
+    # Of 8 channels and 9 taps, only packed filters can be multiplied; one block of hwcf is stored as it is packed.
+    assert Microkernel.likely(Conv2d(1, 8, 8, 8, 64, 3, 3, layout=FHWC), CPU, packed_weights=True)
+    single = Microkernel.likely(Conv2d(1, 28, 28, 16, 16, 3, 3, layout=HWCF), CPU, packed_weights=True)
+    assert single and not any(each.packed for each in single)
 
 
 def test_nothing_is_suggested_for_what_no_microkernel_computes():
@@ -293,6 +384,7 @@ def test_microkernels_are_for_cpus():
         ({"unroll": 3}, "unroll must be one of 2, 4, 8, but got 3"),
         ({"unroll": True}, "unroll must be one of 2, 4, 8, but got True"),
         ({"margin": 8}, "margin must be one of 0, 16, but got 8"),
+        ({"packed": "yes"}, "unknown packed 'yes'"),
     ],
 )  # fmt: skip
 def test_fields_are_checked(fields, message: str):

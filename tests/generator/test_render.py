@@ -163,6 +163,10 @@ GOLDEN: dict[str, tuple[Operation | Configuration, ...]] = {
         Conv2d(2, 5, 7, 4, 16, 3, 2, (2, 1), (1, 0), layout="nhwc"),
         Microkernel((3, 16), (1, 2, 16), unroll=2, margin=16),
     ),
+    "matmul_nt_packed_microkernel_bias_gelu": (
+        Matmul(5, 64, 16, rhs_layout="n", epilogue=Epilogue.parse("bias+gelu")),
+        Microkernel((5, 64), (2, 1, 16), unroll=2, packed=True),
+    ),
     "batch_matmul_extern": (
         BatchMatmul(3, 256, 128, 128, F16),
         Extern(

@@ -125,7 +125,7 @@ def test_the_host_is_read_once():
 def test_the_host_limits_vectors_to_512_registers(monkeypatch, features, limit):
     """The compiler refuses 512 native vectors or more; of a named CPU the width is not known here."""
     monkeypatch.setattr(cpu, "host_cpu", lambda: cpu_with(*features))
-    assert Limits(max_vector_bytes=limit) == CpuTarget().limits
+    assert Limits(max_vector_bytes=limit, vector_bytes=limit // 512) == CpuTarget().limits
     assert Limits() == CpuTarget("znver4").limits
 
 

@@ -26,6 +26,7 @@ from dispatch_profiler.compiler import (
     launch_key,
     launch_request,
 )
+from dispatch_profiler.configurations import packed_by
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import CompilerError
 from dispatch_profiler.isolation import WorkerLimits, available_memory
@@ -178,10 +179,8 @@ def _requests(waiting: Mapping[str, Sequence[KernelSearch]], pool: BuildPool[str
 
 def _packing(dispatch: Dispatch) -> Packing | None:
     """How the weight of a dispatch is packed; None if it is not."""
-    reduction = dispatch.configuration.reduced(dispatch.operation)
-    if reduction is None or not reduction.packed:
-        return None
-    return Packing(dispatch.packing_function, reduction.packed, reduction.packing)
+    steps = dispatch.configuration.packing(dispatch.operation)
+    return Packing(dispatch.packing_function, packed_by(steps), steps) if steps else None
 
 
 def _described(dispatch: Dispatch) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dispatch_profiler.configurations.forms import products
-from dispatch_profiler.configurations.forms.builder import Reduction
+from dispatch_profiler.configurations.forms.builder import Reduction, packed_by
 from dispatch_profiler.configurations.forms.convolutions import (
     CONV2D,
     CONV2D_PER_BLOCK,
@@ -36,6 +36,7 @@ __all__ = [
     "Kernel",
     "Reduction",
     "Step",
+    "packed_by",
     "packed_reduction_of",
     "packing_reason",
     "reduction_of",

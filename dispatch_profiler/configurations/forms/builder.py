@@ -43,19 +43,19 @@ class Reduction:
 
     @property
     def packing(self) -> tuple[Step, ...]:
-        """The steps that pack the weight, which come first."""
+        """The steps that pack the weight, which come first; the last of them are barriers, one for each packed tensor."""
         ends = [at for at, step in enumerate(self.steps, 1) if _packs(step)]
         return self.steps[: ends[-1]] if ends else ()
-
-    @property
-    def packed(self) -> tuple[Tensor, ...]:
-        """What packing makes of the weight, and `executed` reads in its place."""
-        return tuple(step.result for step in self.packing if _packs(step))
 
     @property
     def kernels(self) -> tuple[Operation, ...]:
         """The operations that compute the sums; an inner configuration configures each."""
         return tuple(step.operation for step in self.steps if isinstance(step, Kernel))
+
+
+def packed_by(packing: Iterable[Step]) -> tuple[Tensor, ...]:
+    """What the steps of packing make of the weight, and executions read in its place."""
+    return tuple(step.result for step in packing if _packs(step))
 
 
 def _packs(step: Step) -> bool:

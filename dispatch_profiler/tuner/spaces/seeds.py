@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 from dispatch_profiler.configurations import (
     KINDS,
     Configuration,
     Default,
-    Formed,
     rejection_reason,
     shipped_configurations,
 )
@@ -35,23 +33,25 @@ def seeds(
 
     Winners of `library` for the operation and for similar shapes, then the target's shipped list, then what the
     rules of each kind suggest, then the list with its splits.
-    With `packed_weights`, those with a form are preceded by the same with a packed weight.
+    With `packed_weights`, suggestions come before the list, because they are the fastest of most operations then, and
+    each that can pack the weight is preceded by the same with a packed weight.
     """
     shipped = [
         each.configuration for each in shipped_configurations(target.shipped_list) if each.is_for(operation)
     ]
     split = (each.split(slices) for slices in operation.predefined_splits for each in shipped)
     winners = _winners(operation, target, library, packed_weights=packed_weights)
-    ruled = (each for kind in KINDS.values() for each in kind.likely(operation, target.limits))
-    likely = list(dict.fromkeys([*winners, *shipped, *ruled, *filter(None, split)]))
+    ruled = [
+        each
+        for kind in KINDS.values()
+        for each in kind.likely(operation, target.limits, packed_weights=packed_weights)
+    ]
+    known = [*ruled, *shipped] if packed_weights else [*shipped, *ruled]
+    likely = list(dict.fromkeys([*winners, *known, *filter(None, split)]))
     if packed_weights:
-        likely = list(dict.fromkeys(each for one in likely for each in (*_packed(one), one)))
+        both = ((each.with_packed_weight(operation), each) for each in likely)
+        likely = list(dict.fromkeys(filter(None, itertools.chain.from_iterable(both))))
     return tuple(each for each in likely if rejection_reason(each, operation, target.limits) is None)
-
-
-def _packed(configuration: Configuration) -> list[Configuration]:
-    """`configuration` with a packed weight, if it has a form."""
-    return [replace(configuration, packed=True)] if isinstance(configuration, Formed) else []
 
 
 def _winners(

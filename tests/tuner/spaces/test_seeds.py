@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dispatch_profiler.configurations import (
     CpuTiles,
     Default,
@@ -31,6 +33,14 @@ def test_baselines_are_the_default_and_the_fastest_form():
     assert form is not None
     assert baselines(SLOW_DIRECTLY, TARGET) == (Default(), form)
     assert baselines(OPERATION, TARGET) == (Default(),)
+
+
+def test_microkernels_that_are_suggested_are_packed_if_weights_are_constants():
+    """And not tried unpacked, which does the same with more work."""
+    suggested = Microkernel.likely(OPERATION, TARGET.limits)
+    found = seeds(OPERATION, TARGET, packed_weights=True)
+    assert found[: len(suggested)] == tuple(replace(each, packed=True) for each in suggested)
+    assert not set(suggested) & set(found)
 
 
 def test_seeds_are_the_valid_configurations_of_the_shipped_list():
