@@ -29,7 +29,7 @@ class OperationKernels:
     """The `KernelProvider` of `operation`. `name` labels its kernels in the cache.
 
     With `cache_only`, nothing is compiled: a kernel that is not in the cache is a UsageError. With `packs_weight`, the
-    kernel takes a packed weight if a form of the operation packs it (`LaunchKernel.packing`).
+    kernel takes a packed weight if its configuration packs it (`LaunchKernel.packing`).
     """
 
     operation: Operation

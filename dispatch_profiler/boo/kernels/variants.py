@@ -64,7 +64,7 @@ class Tuning:
     ) -> tuple[Variant, ...]:
         """The variants of `operation`, without duplicates. The last one is the compiler's default.
 
-        With `packs_weight`, for a constant weight on a CPU: each whose form changes the weight is preceded by the same
+        With `packs_weight`, for a constant weight on a CPU: each that can pack the weight is preceded by the same
         with a packed weight. An operation that `target` does not support has only the default, whose build gives the
         reason.
         """
@@ -115,7 +115,7 @@ def _of_library(file: Path, version: tuple[int, ...], target: Target, revision: 
 
 
 def _with_packed(variants: Iterable[Variant]) -> Iterator[Variant]:
-    """Each variant, after the same one with a packed weight if it has a form that can."""
+    """Each variant, after the same one with a packed weight if it can pack it."""
     for each in variants:
         operation = each.dispatch.operation
         packed = each.dispatch.configuration.with_packed_weight(operation)
