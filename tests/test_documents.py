@@ -464,6 +464,7 @@ def test_the_workload_program_of_the_documents_runs(checkout: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_gpu")
 def test_the_transcript_of_boo_has_the_lines_that_are_printed(checkout: Path, capsys):
     """Apart from the times."""
     (line,) = (each for each in commands("README.md") if " boo " in each)
@@ -491,7 +492,7 @@ BOO_ELLIPSES = {
 # torch's own modules are deprecated by torch, which inductor imports.
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize("number", range(len(BOO_PROGRAMS)))
-@pytest.mark.usefixtures("shared_cache", "in_process")
+@pytest.mark.usefixtures("shared_cache", "in_process", "without_gpu")
 def test_the_programs_of_boo_run(number: int):
     """Those of BOO's documents, with only the package's name changed."""
     pytest.importorskip("torch")

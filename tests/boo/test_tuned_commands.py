@@ -38,7 +38,7 @@ def launched(library: str) -> dict[str, str]:
     """Name of a signature -> the configuration that its launch used, with `library` and results that are verified."""
     pytest.importorskip("torch")
     done = program(
-        "boo", "--commands-file=commands.txt", "--verify-numerics",
+        "boo", "--device=cpu", "--commands-file=commands.txt", "--verify-numerics",
         BOO_TUNING_SPEC_PATH=library, TURBINE_DEBUG="log_level=DEBUG",
     )  # fmt: skip
     assert done.stdout.count(">>> numerics: ") == len(SIGNATURES)

@@ -32,6 +32,13 @@ def asked(monkeypatch: pytest.MonkeyPatch, usable: list[str]) -> list[Any]:
     return found
 
 
+#: In older versions of torch, settings are those of all threads.
+writes_notes = pytest.mark.skipif(
+    not hasattr(config, "_hash_dirty_var"), reason="with this version of torch, no answer is kept"
+)
+
+
+@writes_notes
 def test_the_second_time_the_answer_is_known(tmp_path: Path, asked: list[Any]) -> None:
     for _ in range(2):
         ask_for_vector_instructions(tmp_path)
@@ -76,6 +83,7 @@ def test_another_environment_compiler_or_torch_is_asked_again(
     assert asked == [None] * 5
 
 
+@writes_notes
 @pytest.mark.parametrize("damage", [b"", b"wide", b"\xff", b"x" * 5000])
 def test_a_damaged_note_is_written_again(tmp_path: Path, asked: list[Any], damage: bytes) -> None:
     ask_for_vector_instructions(tmp_path)

@@ -21,6 +21,7 @@ from dispatch_profiler.profiler.providers._base import NotSupported
 from dispatch_profiler.workloads.miopen import miopen_operations
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("without_gpu")
 
 TIMES = Times(1.0, 4.0, 2.0, 0.5, 2.0, 1.5, 2.5, samples=10, launches=10)
 CONV = "conv -n 1 -c 2 -H 5 -W 4 -k 3 -y 3 -x 3 -p 1 -q 0"

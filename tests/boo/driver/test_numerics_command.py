@@ -17,6 +17,7 @@ from dispatch_profiler.errors import ToolError
 from dispatch_profiler.workloads.miopen import miopen_operations
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("without_gpu")
 
 CONV = "conv -n 1 -c 2 -H 5 -W 4 -k 3 -y 3 -x 3"
 
