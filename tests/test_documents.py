@@ -515,7 +515,9 @@ def test_the_programs_of_boo_run(number: int):
         expected = conv2d(images, filters).permute(0, 2, 3, 1)
         assert (found["y"].double() - expected).abs().max() < 0.1
     if "populator" in found:
-        assert found["cache_status"] == {"local-task": "cached"} and found["failed_funcs"] == {}
+        # A machine with a GPU has kernels for that, too.
+        assert found["cache_status"]["local-task"] == "cached" and found["failed_funcs"] == {}
+        assert set(found["cache_status"].values()) == {"cached"}
     if "boo_conv" in found:
         from torch.nn.functional import conv2d
 
