@@ -97,7 +97,7 @@ filters, one image:
     14x14x1024 1x1 256                           1.00                          0.72        0.86
     28x28x512 1x1 128                                        1.00              0.77        0.92
 
-Products of 64 to 384 rows gain nothing: `transposed_panels` reads the weight once, as it is stored.
+Forms of products of 64 to 384 rows gain nothing: `transposed_panels` reads the weight once, as it is stored.
 
 Packed weights, GFLOP/s, two cores of another Xeon with AVX-512. The microkernel is the likeliest one by its rule, the
 form is the fastest of the others, and torch does not pack:
