@@ -33,7 +33,7 @@ class PackedWeight:
         self._packs = 0
         #: The weights that were packed, by the `id` of their memory while that lives.
         self._weights: dict[int, weakref.ref[Any]] = {}
-        # With the form's steps as the name, kernels of several batch sizes share one packed weight.
+        # With the steps of packing as the name, kernels of several batch sizes share one packed weight.
         self._derived = Derived(("packed", launch.recipe), self._pack)
 
     def __call__(self, weight: Tensor) -> Any:

@@ -47,7 +47,7 @@ class RegionSpec:
     `inputs` are the shapes of the region's inputs, and `sources` say how each of the operation's operands is made of
     them. `results` are the shapes and readings (`rows` or `channels`) of the results. `constants` are places of the
     inputs that are parameters, from which values are derived once for each version. `packs_weight`: the second operand
-    is the parameter of a graph without gradients, so that its form may pack it before launches.
+    is the parameter of a graph without gradients, so that it may be packed before launches.
     """
 
     operation: Operation

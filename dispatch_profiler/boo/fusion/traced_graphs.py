@@ -28,8 +28,8 @@ def compiled_by(
 ) -> Callable[..., Any]:
     """What computes a graph module of Dynamo, each of whose graphs `compile_graph` compiles.
 
-    The graphs keep their operators, and parameters are marked: those of inference as constants, since the weights of a
-    training step change after each call. The graph of the backward is compiled when it is needed. `saves_memory`: what
+    The graphs keep their operators, and parameters are marked. Only those of inference are constants: a training step
+    changes its weights. The graph of the backward is compiled when it is needed. `saves_memory`: what
     is cheap to compute is computed again in the backward, as inductor has it, instead of being stored.
     """
     # Imported here: it takes seconds.
@@ -70,7 +70,11 @@ def boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:
 
 
 def schema_of(kind: GraphKind, schema: FusionSchema) -> FusionSchema:
-    """The rules for the regions of a graph, in a backend with `schema`: gradients are added if the environment asks."""
+    """The rules for the regions of a graph, in a backend with `schema`.
+
+    Only graphs of inference have glue. Those of gradients have rules for gradients if the environment asks for them;
+    rules of `schema` for the same roots take precedence.
+    """
     if kind is GraphKind.INFERENCE:
         return schema
     rules = added_gradients(schema) if kind is GraphKind.BACKWARD else ()

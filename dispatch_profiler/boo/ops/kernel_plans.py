@@ -80,7 +80,7 @@ class ByKernel:
 
 
 class ByPackedKernel:
-    """The plan for launches on the CPU without gradients: weights of modules are packed, where the kernel's form does.
+    """The plan for launches on the CPU without gradients: weights of modules are packed, where the kernel packs them.
 
     A weight is packed in the first call with it, and, after it has changed, once it has stayed as it is for some calls:
     during a training, packing would take longer than it saves. Until then, `plain` computes.
@@ -107,7 +107,7 @@ class ByPackedKernel:
         return self._plain.launch(launchable, tensors, (self._plain.first,))
 
     def _prepare(self) -> bool:
-        """Load the kernel that takes packed weights, unless the form of the fastest one packs none."""
+        """Load the kernel that takes packed weights, unless the fastest one packs none."""
         try:
             found = get_packed_launch(self._plain.signature)
         except DispatchProfilerError:
