@@ -23,7 +23,7 @@ from dispatch_profiler.generator.emit import emit_added
 from dispatch_profiler.library import Entry, Library
 from dispatch_profiler.library.tuned import TunedConfigurations
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.targets import fastest_form, parse_target
+from dispatch_profiler.targets import fastest_form, packed_microkernel, parse_target
 from dispatch_profiler.workloads import Workload, WorkloadEntry
 
 TARGET = parse_target("llvm-cpu")
@@ -64,7 +64,7 @@ def packed_of(
     weights.
     """
     found: list[Configuration] = [entry.dispatch.configuration] if entry is not None else []
-    ruled = fastest_form(operation, TARGET, packed_weights=True)
+    ruled = packed_microkernel(operation, TARGET)
     found += [Formed("permuted"), *([ruled] if ruled is not None else [])]
     if tuned is not None and isinstance(tuned.configuration, Tuned):
         inner = tuned.configuration.inner

@@ -277,7 +277,7 @@ def print_operations(
 
 
 def used_names(pairs: Sequence[ManifestPair]) -> dict[Operation, str]:
-    """What each operation runs: the packed form, or else the tuned configuration."""
+    """What each operation runs: what packs the weight, or else the tuned configuration."""
     found: dict[Operation, str] = {}
     for _, entry in sorted(pairs, key=lambda pair: pair[1].dispatch.configuration.packs_weight):
         configuration = entry.dispatch.configuration

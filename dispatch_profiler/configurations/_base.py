@@ -296,6 +296,12 @@ def check_choice(field: str, value: Any, choices: Sequence[Any]) -> None:
         )
 
 
+def check_flag(field: str, value: Any) -> None:
+    """Raise ConfigurationError unless `value` is True or False: 1 would be another key of the cache."""
+    if type(value) is not bool:
+        raise ConfigurationError(f"{field} must be true or false, but got {value!r}")
+
+
 def contraction_invalid_reason(what: str, operation: Operation) -> str | None:
     """A reason unless `operation` is a matrix product, or a forward conv2d in nhwc or nchw.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from dispatch_profiler.configurations._base import Configuration, Evidence, Limits, check_choice
+from dispatch_profiler.configurations._base import Configuration, Evidence, Limits, check_choice, check_flag
 from dispatch_profiler.configurations.default import Default
 from dispatch_profiler.configurations.forms import (
     FORMS,
@@ -42,7 +42,7 @@ class Formed(Configuration):
 
     def __post_init__(self) -> None:
         check_choice("form", self.form, tuple(FORMS))
-        check_choice("packed", self.packed, (False, True))
+        check_flag("packed", self.packed)
         if not self.inner.can_be_inner:
             raise ConfigurationError(f"{self.inner.name} cannot configure the kernels of a form")
 

@@ -18,7 +18,7 @@ from dispatch_profiler.configurations._base import (
     Limits,
     backend_invalid_reason,
     by,
-    check_choice,
+    check_flag,
     check_tiles,
 )
 from dispatch_profiler.configurations.forms.panels import pack_into_panels
@@ -80,8 +80,7 @@ class Microkernel(Configuration):
                 raise ConfigurationError(
                     f"{field} must be one of {', '.join(map(str, known))}, but got {getattr(self, field)!r}"
                 )
-
-        check_choice("packed", self.packed, (False, True))
+        check_flag("packed", self.packed)
 
     @property
     def name(self) -> str:
@@ -163,7 +162,8 @@ class Microkernel(Configuration):
         if limits.backend != "llvm-cpu" or shape_reason(operation, packed_weights):
             return ()
         whole = _smallest(operation, packed_weights)
-        unroll = max(each for each in _UNROLL if whole.channels % each == 0)
+        # Without copies in between, more channels at a time were faster: 350 instead of 277 GFLOP/s for 14x14x1024 1x1 256.
+        unroll = max(n for n in _UNROLL if whole.channels % n == 0 and (n <= cls.unroll or packed_weights))
         tiles = [cls(distribution, registers, unroll) for distribution, registers in likely_tiles(whole)]
         if packed_weights:
             tiles = [each.with_packed_weight(operation) or each for each in tiles]

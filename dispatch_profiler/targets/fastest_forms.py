@@ -99,29 +99,6 @@ filters, one image:
 
 Forms of products of 64 to 384 rows gain nothing: `transposed_panels` reads the weight once, as it is stored.
 
-Packed weights, GFLOP/s, two cores of another Xeon with AVX-512. The microkernel is the likeliest one by its rule, the
-form is the fastest of the others, and torch does not pack:
-
-                                   microkernel    form    torch
-    14x14x384 3x3 384                      379     255      331
-    14x14x256 3x3 256, 4 images            388     277      382
-    28x28x96 3x3 192, stride 2             268     210      297
-    56x56x48 1x1 96, 2 images              224      95      305
-    14x14x512 1x1 1024                     341     232      315
-    28x28x320 1x1 160, 4 images            333     241      355
-    7x7x832 1x1 384                        172     139      187
-    10x10x128 3x3 128, 2 images            254     164      255
-    56x56x64 3x3 64                        326     291      360
-    7x7x320 1x1 1280                       188     148      280
-    112x112x32 1x1 16                      105      80      156
-    14x14x112 1x1 672, 16 images           304     190      335
-    64x1024x1024                           239     190      269
-    512x4096x1024                          374     269      361
-    197x2304x768                           356              293
-    577x1024x4096                          375              381
-    32x512x512                             129     167      206
-    16x4096x4096                           150     234      116
-
 Winograd's rounding errors are larger than those of other forms, so that it is never chosen here: it is in the
 target's list of configurations.
 """
@@ -132,8 +109,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dispatch_profiler.configurations import FORMS, Configuration, CpuTiles, Flow, Formed, Microkernel
-from dispatch_profiler.cores import usable_cores
+from dispatch_profiler.configurations import FORMS, Configuration, CpuTiles, Flow, Formed
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry
 from dispatch_profiler.targets._base import Target
 
@@ -189,8 +165,6 @@ _ROWS_OF_BATCH = 64
 _ROW = CpuTiles((1, 64), (1, 16, 16), peel=True)
 #: Filters of a group that fill a part of a vector.
 _NARROW = (4, 8, 16)
-#: A microkernel that reads packed filters has vectors of so many bytes, and more than so many pixels.
-_MICROKERNEL_VECTOR, _MICROKERNEL_PIXELS = 64, 32
 #: Fewer workgroups of `_LARGE` leave cores idle.
 _MANY_WORKGROUPS = 4
 
@@ -200,32 +174,17 @@ def fastest_form(
 ) -> Configuration | None:
     """The fastest known form of `operation` on `target`; None if it is the direct one, or if none was measured.
 
-    With `packed_weights`, the one that is the fastest if the weight is packed at load time: a microkernel that packs it,
-    or a form, which is returned without `packed`.
+    With `packed_weights`, the one that is the fastest if the weight is packed at load time; it is returned without
+    `packed`. `packed_microkernel` may be faster.
     """
     if target.limits.backend != "llvm-cpu":
         return None
-    microkernel = _packed_microkernel(operation, target) if packed_weights else None
-    if microkernel is not None:
-        return microkernel
     geometry = operation.convolution
     candidates = _of_product(operation) if geometry is None else _candidates(operation, geometry)
     if packed_weights:
         # What is the fastest only because it does not permute the filter.
         candidates = (each for each in candidates if each != _UNPACKED)
     return next((each for each in candidates if each.invalid_reason(operation, target.limits) is None), None)
-
-
-def _packed_microkernel(operation: Operation, target: Target) -> Configuration | None:
-    """The likeliest microkernel with workgroups for all cores of this machine."""
-    if target.limits.vector_bytes != _MICROKERNEL_VECTOR:
-        return None
-    for each in Microkernel.likely(operation, target.limits, packed_weights=True):
-        plan = each.plan(operation)
-        has_pixels = plan.images * plan.rows * plan.columns > _MICROKERNEL_PIXELS
-        if each.packed and has_pixels and math.prod(plan.workgroups) >= len(usable_cores()):
-            return each
-    return None
 
 
 def _of_product(operation: Operation) -> Iterator[Configuration]:

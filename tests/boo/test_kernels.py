@@ -41,6 +41,7 @@ from dispatch_profiler.configurations import (
     CpuTiles,
     Default,
     Formed,
+    Microkernel,
     TritonTiles,
     Tuned,
 )
@@ -52,7 +53,7 @@ from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, LayerNo
 from dispatch_profiler.profiler.records.record import Provenance
 from dispatch_profiler.runtime import cuda_driver
 from dispatch_profiler.runtime.device_uri import DeviceUri
-from dispatch_profiler.targets import NullTarget, Target, parse_target
+from dispatch_profiler.targets import NullTarget, Target, fastest_form, parse_target
 
 TILES = CpuTiles((16, 16), (8, 16, 1))
 MATMUL = Matmul(16, 16, 16)
@@ -269,6 +270,17 @@ def test_without_a_library_the_fastest_form_comes_first_and_the_default_last():
 
     assert isinstance(first, Formed) and last == Default()
     assert configurations(MATMUL, Tuning()) == [Default()]
+
+
+def test_a_constant_weight_is_packed_by_a_microkernel_and_next_by_the_form(monkeypatch: pytest.MonkeyPatch):
+    """Which is there if the microkernel cannot be compiled."""
+    suggested = Microkernel((6, 64), (2, 6, 32), packed=True)
+    monkeypatch.setattr(variants, "packed_microkernel", lambda operation, target: suggested)
+    found = [each.dispatch.configuration for each in Tuning().variants(FHWC, CPU, packs_weight=True)]
+    form = fastest_form(FHWC, CPU, packed_weights=True)
+    assert isinstance(form, Formed) and not form.packed
+    assert found == [suggested, form, Default()]
+    assert suggested not in configurations(FHWC, Tuning())
 
 
 def test_the_entry_of_a_library_comes_first(library: str):

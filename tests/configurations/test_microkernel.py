@@ -16,7 +16,7 @@ from form_interpreter import computed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatch_profiler.configurations import Axis, Limits, Microkernel, draw_valid, rejection_reason
+from dispatch_profiler.configurations import Axis, Limits, Microkernel, draw_valid, rejection_reason, spaces
 from dispatch_profiler.configurations.microkernel_plan import LANES, MicrokernelPlan, transposition
 from dispatch_profiler.configurations.microkernel_runs import Windows
 from dispatch_profiler.dispatches import Dispatch
@@ -226,6 +226,15 @@ def test_filters_that_are_stored_as_they_are_multiplied_are_not_packed():
 
 def test_packed_filters_are_searched_only_where_the_weight_is_constant():
     for operation in (CONVOLUTION, PRODUCT):
+        kinds = [
+            [
+                (each.kind, each.to_configuration(each.draw(np.random.default_rng(0))).packs_weight)
+                for each in found
+            ]
+            for found in (spaces(operation, CPU), spaces(operation, CPU, packed_weights=True))
+        ]
+        assert (Microkernel, False) in kinds[0] and not any(packs for _, packs in kinds[0])
+        assert kinds[1][: len(kinds[0])] == kinds[0] and kinds[1].count((Microkernel, True)) == 1
         (space,) = Microkernel.packed_spaces(operation, CPU)
         found = set(itertools.islice(draw_valid([space], operation, CPU, np.random.default_rng(0)), 20))
         assert len(found) == 20 and all(each.packs_weight for each in found)
@@ -279,7 +288,9 @@ def test_suggestions_are_valid_and_load_as_little_as_any_register_tile(operation
 def test_suggestions_for_constant_weights_pack_them_where_that_changes_them():
     for operation in SUGGESTED:
         packed = Microkernel.likely(operation, CPU, packed_weights=True)
-        assert packed == tuple(replace(each, packed=True) for each in Microkernel.likely(operation, CPU))
+        plain = Microkernel.likely(operation, CPU)
+        assert packed == tuple(replace(each, packed=True, unroll=8) for each in plain)
+        assert {each.unroll for each in plain} == {4}
     # Of 8 channels and 9 taps, only packed filters can be multiplied; one block of hwcf is stored as it is packed.
     assert Microkernel.likely(Conv2d(1, 8, 8, 8, 64, 3, 3, layout=FHWC), CPU, packed_weights=True)
     single = Microkernel.likely(Conv2d(1, 28, 28, 16, 16, 3, 3, layout=HWCF), CPU, packed_weights=True)
@@ -384,7 +395,8 @@ def test_microkernels_are_for_cpus():
         ({"unroll": 3}, "unroll must be one of 2, 4, 8, but got 3"),
         ({"unroll": True}, "unroll must be one of 2, 4, 8, but got True"),
         ({"margin": 8}, "margin must be one of 0, 16, but got 8"),
-        ({"packed": "yes"}, "unknown packed 'yes'"),
+        ({"packed": 1}, "packed must be true or false, but got 1"),
+        ({"packed": "yes"}, "packed must be true or false, but got 'yes'"),
     ],
 )  # fmt: skip
 def test_fields_are_checked(fields, message: str):

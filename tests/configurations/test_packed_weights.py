@@ -14,14 +14,13 @@ from dispatch_profiler.configurations import (
     Default,
     Formed,
     Limits,
-    Microkernel,
     configuration_from_dict,
     load_configurations,
     spaces,
 )
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import BatchMatmul, Contraction, Conv1d, Conv2d, Epilogue, Matmul
-from dispatch_profiler.targets import Target, cpu, fastest_form, fastest_forms, parse_target
+from dispatch_profiler.targets import fastest_form, parse_target
 
 FHWC = "nhwc_fhwc_nhwc"
 TILES = CpuTiles((4, 4), (2, 4, 2))
@@ -110,36 +109,6 @@ def test_a_constant_filter_is_packed_where_permuting_it_took_too_long():
     assert fastest_form(few, target, packed_weights=True).form == "blocked"
     for operation in OPERATIONS:
         assert fastest_form(operation, target, packed_weights=True) == fastest_form(operation, target)
-
-
-def on(monkeypatch: pytest.MonkeyPatch, cores: int, *features: str) -> Target:
-    """The target `llvm-cpu` on a machine with so many cores, whose CPU has these features."""
-    monkeypatch.setattr(cpu, "host_cpu", lambda: cpu.HostCpu("a CPU", frozenset(features)))
-    monkeypatch.setattr(fastest_forms, "usable_cores", lambda: list(range(cores)))
-    return parse_target("llvm-cpu")
-
-
-def test_a_microkernel_is_the_fastest_where_vectors_have_its_width(monkeypatch: pytest.MonkeyPatch):
-    many = Conv2d(2, 14, 14, 256, 256, 3, 3, padding=(1, 1), layout=FHWC)
-    few = Matmul(16, 1024, 1024, rhs_layout="n")
-    target = on(monkeypatch, 2, "avx", "avx512f")
-
-    found = fastest_form(many, target, packed_weights=True)
-    assert isinstance(found, Microkernel) and found.packed
-    assert found.invalid_reason(many, target.limits) is None
-    assert fastest_form(many, target) == fastest_form(many, parse_target("llvm-cpu:haswell"))
-    assert fastest_form(few, target, packed_weights=True) == fastest_form(few, target)
-    assert not isinstance(fastest_form(BatchMatmul(2, 64, 64, 64), target, packed_weights=True), Microkernel)
-    assert not isinstance(fastest_form(many, on(monkeypatch, 2, "avx"), packed_weights=True), Microkernel)
-
-
-def test_a_microkernel_has_workgroups_for_all_cores(monkeypatch: pytest.MonkeyPatch):
-    """A form with more of them is chosen where it has too few."""
-    one = Conv2d(1, 14, 14, 256, 256, 1, 1, layout=FHWC)
-    for cores in (1, 2, 8):
-        found = fastest_form(one, on(monkeypatch, cores, "avx512f"), packed_weights=True)
-        assert np.prod(found.plan(one).workgroups) >= cores
-    assert fastest_form(one, on(monkeypatch, 200, "avx512f"), packed_weights=True).kind == "formed"
 
 
 def test_packed_is_true_or_false(tmp_path):

@@ -18,7 +18,7 @@ from dispatch_profiler.library.library import Library, library_file
 from dispatch_profiler.library.shipped import find_library, shipped_for
 from dispatch_profiler.library.tuned import TunedConfigurations
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.targets import Target, fastest_form
+from dispatch_profiler.targets import Target, fastest_form, packed_microkernel
 
 #: The code generator for CPUs.
 _CPU = "llvm-cpu"
@@ -93,9 +93,11 @@ class Tuning:
                 _log.warning("%s: the library's entry cannot be used: %s", operation.name, found.problem)
             if found.dispatch is not None and _has_tools(found.dispatch):
                 yield Variant(found.dispatch)
-        form = fastest_form(operation, target, packed_weights=packs_weight)
-        if form is not None:
-            yield Variant(Dispatch(operation, form))
+        untuned = (
+            packed_microkernel(operation, target) if packs_weight else None,
+            fastest_form(operation, target, packed_weights=packs_weight),
+        )
+        yield from (Variant(Dispatch(operation, each)) for each in untuned if each is not None)
         yield Variant(default)
 
 

@@ -170,10 +170,13 @@ class SearchSpace:
 # -- distance between configurations -------------------------------------------------------------------
 
 
-def family(configuration: Configuration) -> tuple[str, str, str]:
-    """Kind, form, and the kind that configures the form's kernels: configurations of one family have the same axes."""
-    form = getattr(configuration, "label", "")
-    return configuration.kind, form, configuration.kernel_configuration.kind
+def family(configuration: Configuration) -> tuple[str, str, str, bool]:
+    """Kind, form, the kind that configures the form's kernels, and whether the weight is packed.
+
+    Configurations of one family have the same axes.
+    """
+    form, inner = getattr(configuration, "form", ""), configuration.kernel_configuration.kind
+    return configuration.kind, form, inner, configuration.packs_weight
 
 
 def _choices(space: Space[Configuration], values: dict[str, Any]) -> tuple[Choice, ...]:

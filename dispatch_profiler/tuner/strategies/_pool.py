@@ -27,7 +27,7 @@ class Pool:
     def __init__(self, space: SearchSpace, predict: Rating) -> None:
         self._space = space
         self._predict = predict
-        self._families: dict[tuple[str, str, str], int] = {}
+        self._families: dict[tuple[str, str, str, bool], int] = {}
         self._rows: dict[Configuration, int] = {}
         self.configurations: list[Configuration] = []
         self.points: list[Point | None] = []

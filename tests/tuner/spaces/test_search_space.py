@@ -13,10 +13,12 @@ from dispatch_profiler.configurations import (
     Default,
     Flow,
     Formed,
+    Microkernel,
     SimtTiles,
     rejection_reason,
     spaces,
 )
+from dispatch_profiler.operations import Matmul
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.tuner.spaces.space import Point, SearchSpace
 
@@ -89,6 +91,16 @@ def test_a_configuration_from_elsewhere_has_a_point_nearby():
     assert isinstance(near, CpuTiles)
     assert near.vector == (8, 32, 4)
     assert near.distribution in {(32, 64), (48, 64), (64, 64)}
+
+
+def test_packed_microkernels_have_points_of_their_own():
+    operation = Matmul(64, 128, 32, rhs_layout="n")
+    space = SearchSpace(operation, CPU, spaces(operation, CPU, packed_weights=True))
+    for packed in (False, True):
+        wanted = Microkernel((64, 64), (4, 1, 32), packed=packed)
+        point = space.nearest_point(wanted)
+        assert point is not None
+        assert space.configuration(point) == wanted
 
 
 def test_forms_and_flows_have_points_of_their_own():

@@ -1,0 +1,68 @@
+"""Where a microkernel that packs a constant weight is suggested without tuning."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dispatch_profiler.configurations import Microkernel
+from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Matmul
+from dispatch_profiler.targets import Target, cpu, packed_microkernel, packed_microkernels, parse_target
+
+POINTWISE = Conv2d(1, 14, 14, 256, 256, 1, 1, layout="nhwc_fhwc_nhwc")
+HALF = ElementTypes("f16", "f16", "f16")
+
+
+def on(monkeypatch: pytest.MonkeyPatch, cores: int, *features: str) -> Target:
+    """The target `llvm-cpu` on a machine with so many cores, whose CPU has these features."""
+    monkeypatch.setattr(cpu, "host_cpu", lambda: cpu.HostCpu("a CPU", frozenset(features)))
+    monkeypatch.setattr(packed_microkernels, "usable_cores", lambda: list(range(cores)))
+    return parse_target("llvm-cpu")
+
+
+def test_it_packs_and_is_valid(monkeypatch: pytest.MonkeyPatch):
+    target = on(monkeypatch, 2, "avx", "avx512f")
+    for operation in (POINTWISE, Matmul(64, 1024, 1024, rhs_layout="n"), Matmul(64, 1024, 1024)):
+        found = packed_microkernel(operation, target)
+        assert isinstance(found, Microkernel) and found.packs_weight
+        assert found.invalid_reason(operation, target.limits) is None
+
+
+def test_only_where_vectors_have_its_width(monkeypatch: pytest.MonkeyPatch):
+    assert packed_microkernel(POINTWISE, on(monkeypatch, 2, "avx")) is None
+    assert (
+        packed_microkernel(POINTWISE, parse_target("llvm-cpu:znver4")) is None
+    )  # its width is not known here
+    assert packed_microkernel(POINTWISE, parse_target("cuda:sm_90")) is None
+
+
+def test_only_for_more_than_a_few_rows(monkeypatch: pytest.MonkeyPatch):
+    target = on(monkeypatch, 1, "avx512f")
+    assert packed_microkernel(Matmul(32, 1024, 1024, rhs_layout="n"), target) is None
+    assert packed_microkernel(Matmul(33, 1024, 1024, rhs_layout="n"), target) is not None
+
+
+def test_only_for_what_microkernels_compute(monkeypatch: pytest.MonkeyPatch):
+    """Both operands of a batch of products are computed; one block in hwcf is stored as it is multiplied."""
+    target = on(monkeypatch, 1, "avx512f")
+    for operation in (
+        BatchMatmul(2, 64, 64, 64),
+        Matmul(64, 1024, 1024, HALF, rhs_layout="n"),
+        Conv2d(1, 28, 28, 16, 16, 3, 3, layout="nhwc_hwcf_nhwc"),
+    ):
+        assert packed_microkernel(operation, target) is None
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 6, 8, 9, 16, 32])
+def test_its_workgroups_suffice_for_all_cores(monkeypatch: pytest.MonkeyPatch, cores: int):
+    """One image has at most 8 here; each further image has as many of its own."""
+    target = on(monkeypatch, cores, "avx512f")
+    found = {}
+    for images in (1, 8):
+        operation = Conv2d(images, 14, 14, 256, 256, 1, 1, layout="nhwc_fhwc_nhwc")
+        found[images] = packed_microkernel(operation, target)
+        if found[images] is not None:
+            assert math.prod(found[images].plan(operation).workgroups) >= cores
+    assert found[8] is not None
+    assert (found[1] is None) == (cores > 8)
