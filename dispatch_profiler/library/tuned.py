@@ -65,12 +65,27 @@ class TunedConfigurations:
             dispatch, invalid = self._dispatch(entry, operation)
             problem = problem or invalid
             if not problem:
-                return Found(operation, dispatch)
+                return Found(operation, self._packed_instead(entry) or dispatch)
         for near in self._near(operation):
             dispatch, invalid = self._dispatch(near, operation)
             if not invalid:
                 return Found(operation, dispatch, problem, is_foreign)
         return Found(operation, None, problem, is_foreign)
+
+    def _packed_instead(self, entry: Entry) -> Dispatch | None:
+        """What an entry with another epilogue has that packs the weight, if `entry` cannot pack it.
+
+        None if an entry of the operation itself packs it: then `entry` was measured to be faster.
+        """
+        operation, configuration = entry.operation, entry.dispatch.configuration
+        cannot_pack = not configuration.packs_weight and configuration.with_packed_weight(operation) is None
+        if not (self.packed_weights and self.ignores_epilogues and cannot_pack):
+            return None
+        packed = [each for each in self._of_sums(operation.without_epilogue) if each.packs_weight]
+        if any(each.operation == operation for each in packed):
+            return None
+        found = (self._dispatch(each, operation)[0] for each in packed)
+        return next((each for each in found if each is not None), None)
 
     def _near(self, operation: Operation) -> Iterator[Entry]:
         """Entries of other operations that `operation` may use, the best first."""

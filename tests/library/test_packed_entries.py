@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from library_samples import HERE, IREE, TILES, default, entry, record
 
-from dispatch_profiler.configurations import CpuTiles, Formed, Tuned
+from dispatch_profiler.configurations import Configuration, CpuTiles, Formed, Tuned
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.library import Library, merge
+from dispatch_profiler.library import Entry, Library, merge
 from dispatch_profiler.library.choice import choose
 from dispatch_profiler.library.compile_cli import main
 from dispatch_profiler.library.tuned import TunedConfigurations
-from dispatch_profiler.operations import Matmul
+from dispatch_profiler.operations import Epilogue, Matmul
 from dispatch_profiler.profiler.measurement.included import Included, included
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.tuner.spaces.seeds import seeds
@@ -102,3 +102,26 @@ def test_packed_weights_of_compile_needs_a_library(capsys):
     assert main(["--packed-weights"]) == 2
     assert "--packed-weights needs --library" in capsys.readouterr().err
     assert HERE.target == TARGET.name
+
+
+def test_an_entry_that_cannot_pack_gives_way_to_a_packed_one_with_another_epilogue():
+    """Unless an entry of the operation itself packs, which was slower."""
+    biased = replace(LINEAR, epilogue=Epilogue.parse("bias"))
+    other = entry(LINEAR, 80.0, PACKED)
+
+    def found(*entries: Entry, packed_weights: bool = True, ignores_epilogues: bool = True) -> Configuration:
+        tuned = TunedConfigurations(
+            Library(list(entries)), TARGET, REVISION,
+            packed_weights=packed_weights, ignores_epilogues=ignores_epilogues,
+        )  # fmt: skip
+        configuration = tuned.of(biased).dispatch.configuration
+        assert isinstance(configuration, Tuned)
+        return configuration.inner
+
+    cannot = entry(biased, 50.0)
+    assert found(cannot, other) == PACKED
+    assert found(cannot, other, packed_weights=False) == TILES
+    assert found(cannot, other, ignores_epilogues=False) == TILES
+    assert found(cannot, entry(biased, 40.0, PACKED), other) == TILES
+    can = Formed("permuted", TILES)
+    assert found(entry(biased, 50.0, can), other) == can
