@@ -155,7 +155,7 @@ class MicrokernelPlan:
     @property
     def has_border_rows(self) -> bool:
         """Whether a tap of some row reads the padding."""
-        return not all(run.is_whole for run in self.windows[0].runs(self.rows, 1))
+        return not self.windows[0].are_inside(self.rows)
 
     # -- addresses ----------------------------------------------------------------------------
 

@@ -43,6 +43,10 @@ class Windows:
     def is_inside(self, pixel: int, tap: int) -> bool:
         return 0 <= pixel * self.stride + tap * self.dilation - self.low < self.size
 
+    def are_inside(self, extent: int) -> bool:
+        """Whether every tap of so many pixels reads the image: the first and the last one reach farthest."""
+        return self.is_inside(0, 0) and self.is_inside(extent - 1, self.taps - 1)
+
     def runs(self, extent: int, width: int) -> tuple[Run, ...]:
         """Runs that cover `extent` pixels in tiles of `width`; what is left is a run of one narrower tile."""
         return tuple(self._runs(extent, width))

@@ -10,7 +10,7 @@ from dispatch_profiler.targets.cuda import CudaTarget
 from dispatch_profiler.targets.fastest_forms import fastest_form
 from dispatch_profiler.targets.metal import MetalTarget
 from dispatch_profiler.targets.null import NullTarget
-from dispatch_profiler.targets.packed_microkernels import packed_microkernel, suits_microkernels
+from dispatch_profiler.targets.packed_microkernels import packed_microkernel
 from dispatch_profiler.targets.rocm import RocmTarget
 from dispatch_profiler.targets.vmvx import VmvxTarget
 from dispatch_profiler.targets.vulkan import VulkanTarget
@@ -57,5 +57,4 @@ __all__ = [
     "packed_microkernel",
     "parse_cpuinfo",
     "parse_target",
-    "suits_microkernels",
 ]

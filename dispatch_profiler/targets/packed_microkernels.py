@@ -27,8 +27,11 @@ GFLOP/s, two cores of a Xeon with AVX-512, f32. The microkernel is the first tha
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 
-from dispatch_profiler.configurations import Microkernel
+from dispatch_profiler.configurations import Limits, Microkernel
+from dispatch_profiler.configurations.space import divisors
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets._base import Target
@@ -37,20 +40,50 @@ from dispatch_profiler.targets._base import Target
 _VECTOR = 64
 #: With at most so many pixels, or rows of a product, forms that read the weight once are faster.
 _FEW_PIXELS = 32
-
-
-def suits_microkernels(target: Target) -> bool:
-    """Whether vectors of `target` have the width of a microkernel's; False if their width is not known."""
-    return target.limits.vector_bytes == _VECTOR
+#: Workgroups of a core at most, and of an image, even if there are more images than cores.
+_OF_CORE, _OF_IMAGE = 4, 8
+#: The part of all cores' time that is spent on results, at least.
+_BUSY = 0.75
+#: The part of a round that cores wait for the slowest one.
+_WAITING = 0.25
 
 
 def packed_microkernel(operation: Operation, target: Target) -> Microkernel | None:
-    """The likeliest microkernel that packs the weight and has workgroups for all cores of this machine; None if none has."""
-    if not suits_microkernels(target):
+    """The likeliest microkernel that packs the weight and keeps all cores of this machine busy.
+
+    None if none does, if vectors of `target` do not have the width of its own, or if their width is not known.
+    """
+    if target.limits.vector_bytes != _VECTOR:
         return None
-    for each in Microkernel.likely(operation, target.limits, packed_weights=True):
+    likely = Microkernel.likely(operation, target.limits, packed_weights=True)
+    for each in {each.registers: each for each in likely if each.packed}.values():
         plan = each.plan(operation)
-        has_pixels = plan.images * plan.rows * plan.columns > _FEW_PIXELS
-        if each.packed and has_pixels and math.prod(plan.workgroups) >= len(usable_cores()):
-            return each
+        if plan.images * plan.rows * plan.columns <= _FEW_PIXELS:
+            return None
+        divided = list(_divided(each, operation, target.limits, len(usable_cores())))
+        if divided:
+            return max(divided, key=lambda found: found[0])[1]
     return None
+
+
+def _divided(
+    tile: Microkernel, operation: Operation, limits: Limits, cores: int
+) -> Iterator[tuple[tuple[float, int], Microkernel]]:
+    """`tile` with the workgroups that keep `cores` busy, and the rank of each: the highest is the best.
+
+    Cores do nothing useful where workgroups are too few for the last round, and where the last register tile of a
+    workgroup has fewer rows. With more rounds, cores of unequal speed wait less for each other. Of workgroups that are
+    as good, those that divide the filters are better.
+    """
+    plan = tile.plan(operation)
+    blocks = plan.filters // plan.block
+    most = max(_OF_IMAGE, _OF_CORE * cores // plan.images)
+    for parts in divisors(plan.rows, most):
+        rows = plan.rows // parts
+        for shares in divisors(blocks, most // parts):
+            divided = replace(tile, distribution=(rows, blocks // shares * plan.block))
+            workgroups = parts * shares * plan.images
+            rounds, tiles = math.ceil(workgroups / cores), math.ceil(rows / plan.registers[0])
+            busy = workgroups / (rounds * cores) * rows / (tiles * plan.registers[0])
+            if workgroups >= cores and busy >= _BUSY and divided.invalid_reason(operation, limits) is None:
+                yield (busy * (1 - _WAITING / rounds), -parts), divided

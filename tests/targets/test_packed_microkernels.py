@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from dispatch_profiler.configurations import Microkernel
@@ -54,15 +52,31 @@ def test_only_for_what_microkernels_compute(monkeypatch: pytest.MonkeyPatch):
         assert packed_microkernel(operation, target) is None
 
 
-@pytest.mark.parametrize("cores", [1, 2, 3, 4, 6, 8, 9, 16, 32])
-def test_its_workgroups_suffice_for_all_cores(monkeypatch: pytest.MonkeyPatch, cores: int):
-    """One image has at most 8 here; each further image has as many of its own."""
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 6, 8, 9, 16, 24, 32, 64])
+@pytest.mark.parametrize("images", [1, 8])
+def test_its_workgroups_keep_all_cores_busy(monkeypatch: pytest.MonkeyPatch, cores: int, images: int):
+    """If each takes as long as another, cores compute results for three quarters of the time."""
     target = on(monkeypatch, cores, "avx512f")
-    found = {}
-    for images in (1, 8):
-        operation = Conv2d(images, 14, 14, 256, 256, 1, 1, layout="nhwc_fhwc_nhwc")
-        found[images] = packed_microkernel(operation, target)
-        if found[images] is not None:
-            assert math.prod(found[images].plan(operation).workgroups) >= cores
-    assert found[8] is not None
-    assert (found[1] is None) == (cores > 8)
+    operation = Conv2d(images, 14, 14, 256, 512, 1, 1, layout="nhwc_fhwc_nhwc")
+    found = packed_microkernel(operation, target)
+    if found is None:
+        assert (images, cores) == (1, 64)
+        return
+    rows, height = found.distribution[0], found.registers[0]
+    workgroups = images * (14 // rows) * (512 // found.distribution[1])
+    computed = workgroups * rows
+    assert computed / (cores * -(-workgroups // cores) * height * -(-rows // height)) >= 0.75
+    assert workgroups <= max(8 * images, 4 * cores)
+
+
+def test_workgroups_have_other_filters_before_they_have_other_rows(monkeypatch: pytest.MonkeyPatch):
+    """Then each reads its filters once."""
+    found = packed_microkernel(Matmul(512, 1024, 1024, rhs_layout="n"), on(monkeypatch, 4, "avx512f"))
+    assert found is not None and found.distribution == (512, 64)
+
+
+def test_without_enough_workgroups_for_the_cores_there_is_none(monkeypatch: pytest.MonkeyPatch):
+    """A single row of register tiles, with two blocks of filters."""
+    operation = Conv2d(1, 7, 7, 64, 64, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
+    assert packed_microkernel(operation, on(monkeypatch, 2, "avx512f")) is not None
+    assert packed_microkernel(operation, on(monkeypatch, 64, "avx512f")) is None

@@ -14,7 +14,7 @@ from dispatch_profiler.configurations import (
 from dispatch_profiler.library import Library
 from dispatch_profiler.library.nearest import SimilarEntries
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.targets import Target, fastest_form, suits_microkernels
+from dispatch_profiler.targets import Target, fastest_form, packed_microkernel
 
 #: Winners of similar shapes that a library contributes.
 _NEIGHBOURS = 4
@@ -33,8 +33,9 @@ def seeds(
 
     Winners of `library` for the operation and for similar shapes, then the target's shipped list, then what the
     rules of each kind suggest, then the list with its splits.
-    With `packed_weights`, suggestions pack the weight, and come before the list where they are the fastest of most
-    operations; each other configuration that can pack the weight is preceded by the same with a packed weight.
+    With `packed_weights`, suggestions pack the weight; if there is a `packed_microkernel`, it comes before the list, as
+    do the other suggestions. Each other configuration that can pack the weight is preceded by the same with a packed
+    weight.
     """
     shipped = [
         each.configuration for each in shipped_configurations(target.shipped_list) if each.is_for(operation)
@@ -46,8 +47,8 @@ def seeds(
         for kind in KINDS.values()
         for each in kind.likely(operation, target.limits, packed_weights=packed_weights)
     ]
-    ruled_first = packed_weights and suits_microkernels(target)
-    known = [*ruled, *shipped] if ruled_first else [*shipped, *ruled]
+    fastest = packed_microkernel(operation, target) if packed_weights else None
+    known = [*shipped, *ruled] if fastest is None else [fastest, *ruled, *shipped]
     likely = list(dict.fromkeys([*winners, *known, *filter(None, split)]))
     if packed_weights:
         both = ((each.with_packed_weight(operation), each) for each in likely)
