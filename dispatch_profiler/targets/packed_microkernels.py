@@ -1,27 +1,42 @@
 """The microkernel that computes an operation with a constant weight if none was tuned, by a rule that follows measurements.
 
-GFLOP/s, two cores of a Xeon with AVX-512, f32. The microkernel is the first that its rule suggests. The form is that of
-`fastest_form` with packed weights; two products have none. Torch does not pack:
+`benchmarks/untuned.py` on two cores of a Xeon with AVX-512, f32, GFLOP/s. The form is that of `fastest_form` with packed
+weights; `-` means that there is none, so that the compiler's default would run. "packed" is torch with weights packed by
+oneDNN or MKL:
 
-                                   microkernel    form    torch
-    14x14x384 3x3 384                      379     255      331
-    14x14x256 3x3 256, 4 images            388     277      382
-    28x28x96 3x3 192, stride 2             268     210      297
-    56x56x48 1x1 96, 2 images              224      95      305
-    14x14x512 1x1 1024                     341     232      315
-    28x28x320 1x1 160, 4 images            333     241      355
-    7x7x832 1x1 384                        172     139      187
-    10x10x128 3x3 128, 2 images            254     164      255
-    56x56x64 3x3 64                        326     291      360
-    7x7x320 1x1 1280                       188     148      280
-    112x112x32 1x1 16                      105      80      156
-    14x14x112 1x1 672, 16 images           304     190      335
-    64x1024x1024                           239     190      269
-    512x4096x1024                          374     269      361
-    197x2304x768                           356              293
-    577x1024x4096                          375              381
-    32x512x512                             129     167      206
-    16x4096x4096                           150     234      116
+                                   microkernel    form    packed    torch
+    14x14x384 3x3 384                      392     271       380      321
+    14x14x256 3x3 256, 4 images            402     283       389      349
+    28x28x96 3x3 192, stride 2             372     279       328      272
+    10x10x128 3x3 128, 2 images            407     188       340      252
+    56x56x64 3x3 64                        372     345       365      355
+    56x56x48 1x1 96, 2 images              345     139       222      244
+    14x14x512 1x1 1024                     356     266       340      279
+    28x28x320 1x1 160, 4 images            336     278       338      321
+    7x7x832 1x1 384                        353     273       262      172
+    14x14x112 1x1 672, 16 images           357     246       299      287
+    14x14x256 1x1 256                      282     328       250      207
+    14x14x576 1x1 96                       341     198       242      175
+    28x28x192 1x1 32                       351     357       157      132
+    7x7x512 1x1 2048, 8 images             346     269       320      244
+    33x4096x4096                           254       -       212      165
+    64x1024x1024                           332     271       350      259
+    128x3072x768                           385     263       379      328
+    197x768x2304                           368       -       371      325
+    512x1024x4096                          373     263       384      356
+    8192x512x512                           383     272       352      366
+
+Geometric means of the microkernel's speed relative to the others, of 35 operations (34 on 6 and 16 cores), of which 30
+(29) have a form. 6 and 16 cores are those of another such Xeon; five choices of the rule for 16 cores have changed since:
+
+                                                   form    packed    torch
+    2 cores                                        1.33      1.15     1.30
+    6 cores                                        1.24      1.32     1.50
+    16 cores                                       1.45      2.53     2.61
+
+The rule before had 8 workgroups per image: on 6 cores, its kernels took 1.11 times as long.
+With 32 and 16 rows it was slower than forms that read the weight once: 129 against 167 GFLOP/s for 32x512x512, 150
+against 234 for 16x4096x4096.
 """
 
 from __future__ import annotations
@@ -44,8 +59,8 @@ _FEW_PIXELS = 32
 _OF_CORE, _OF_IMAGE = 4, 8
 #: The part of all cores' time that is spent on results, at least.
 _BUSY = 0.75
-#: The part of a round that cores wait for the slowest one.
-_WAITING = 0.25
+#: The part of a round that cores wait for the slowest of them.
+_WAITING = 0.4
 
 
 def packed_microkernel(operation: Operation, target: Target) -> Microkernel | None:

@@ -18,12 +18,12 @@ from torch import nn
 from dispatch_profiler.boo.backends import backend, explain
 from dispatch_profiler.boo.driver.launch import forget_launchables
 from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
-from dispatch_profiler.boo.kernels import build
+from dispatch_profiler.boo.kernels import build, variants
 from dispatch_profiler.boo.kernels.variants import Variant
 from dispatch_profiler.boo.launching.packing import PackedLaunch
 from dispatch_profiler.boo.ops import derived
 from dispatch_profiler.compiler import Built
-from dispatch_profiler.configurations import CpuTiles, Formed
+from dispatch_profiler.configurations import CpuTiles, Formed, Microkernel
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, packed_microkernels
@@ -224,6 +224,25 @@ def test_the_unpacked_kernel_is_used_if_the_packed_one_does_not_compile(
     monkeypatch.setattr(build.KernelSearch, "take", fails)
     check_equals_eager(Net().eval(), STRICT, X)
     assert failed and not packs
+
+
+def test_a_packed_microkernel_computes_on_cpus_with_any_vectors(
+    packs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rule chooses none without AVX-512, but a library may have one."""
+
+    def likeliest(operation: Operation, target: Target) -> Microkernel | None:
+        found = Microkernel.likely(operation, target.limits, packed_weights=True)
+        return next((each for each in found if each.packed), None)
+
+    monkeypatch.setattr(variants, "packed_microkernel", likeliest)
+    layers = nn.Conv2d(8, 32, 3, padding=1), nn.GELU(), nn.Conv2d(32, 64, 1), nn.ReLU()
+    model = nn.Sequential(*layers).eval()
+    check_equals_eager(model, STRICT, X)
+    assert len(packs) == 2
+    with torch.no_grad():
+        regions = explain(model, [X]).regions
+    assert all(each.configuration.startswith("tile_config_packed_microkernel_") for each in regions)
 
 
 def test_explain_names_the_packed_configuration(packs: list[str]) -> None:
