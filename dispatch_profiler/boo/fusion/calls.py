@@ -202,8 +202,17 @@ def empty_results(spec: RunSpec, like: Tensor) -> list[Tensor]:
     """Uninitialized tensors as the run returns them, on the device of `like`."""
     from dispatch_profiler.boo.launching.torch_types import TYPES
 
-    found = []
-    for shape, reading, type_ in spec.results:
-        count = torch.Size(shape).numel()
-        found.append(_leaving(shape, reading)(torch.empty(count, dtype=TYPES[type_], device=like.device)))
-    return found
+    return [
+        torch.empty_strided(shape, _strides(shape, reading), dtype=TYPES[type_], device=like.device)
+        for shape, reading, type_ in spec.results
+    ]
+
+
+def _strides(shape: Sequence[int], reading: str) -> list[int]:
+    """The strides of what `_leaving` returns; calls of torch that compute them take long for each region of a graph."""
+    stored = list(range(len(shape))) if reading == "rows" else [0, *range(2, len(shape)), 1]
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(stored):
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return strides

@@ -71,15 +71,12 @@ class KernelSearch:
         self.name = name
         self.target = toolchain.target
         self.compiler = toolchain.compiler
-        self._left = list(toolchain.tuning.variants(operation, toolchain.target, packs_weight=packs_weight))
+        self._left = toolchain.tuning.variants(operation, toolchain.target, packs_weight=packs_weight)
+        #: The variant whose build is missing.
+        self.variant: Variant = next(self._left)
         self._key = ""
         #: Why the last variant was passed over.
         self.failure = ""
-
-    @property
-    def variant(self) -> Variant:
-        """The variant whose build is missing."""
-        return self._left[0]
 
     @property
     def key(self) -> str:
@@ -102,10 +99,10 @@ class KernelSearch:
             _log.debug("%s: %s for %s", self.name, _described(dispatch), self.target.name)
             return LaunchKernel(built.verify, dispatch.name, self.key, built.program, _packing(dispatch))
         self.failure = f"{dispatch.name} for {self.target.name}: {outcome.state.value}: {outcome.reason}"
-        if len(self._left) == 1:
+        following = next(self._left, None)
+        if following is None:
             return CompilerError(self.failure, diagnostics=built.diagnostics)
-        del self._left[0]
-        self._key = ""
+        self.variant, self._key = following, ""
         return None
 
     def look_up(self, cache: Cache | None) -> Found | None:

@@ -61,18 +61,20 @@ class Tuning:
 
     def variants(
         self, operation: Operation, target: Target, *, packs_weight: bool = False
-    ) -> tuple[Variant, ...]:
-        """The variants of `operation`, without duplicates. The last one is the compiler's default.
+    ) -> Iterator[Variant]:
+        """The variants of `operation`, without duplicates, each made when it is needed: most kernels use the first.
+
+        The last one is the compiler's default.
 
         With `packs_weight`, for a constant weight on a CPU: each that can pack the weight is preceded by the same
         with a packed weight. An operation that `target` does not support has only the default, whose build gives the
         reason.
         """
         if target.unsupported_reason(operation):
-            return (Variant(Dispatch(operation, Default())),)
+            return iter((Variant(Dispatch(operation, Default())),))
         if not packs_weight or target.limits.backend != _CPU:
-            return tuple(dict.fromkeys(self._every(operation, target)))
-        return tuple(dict.fromkeys(_with_packed(self._every(operation, target, packs_weight=True))))
+            return _distinct(self._every(operation, target))
+        return _distinct(_with_packed(self._every(operation, target, packs_weight=True)))
 
     @cached_property
     def _of_constants(self) -> TunedConfigurations | None:
@@ -93,11 +95,12 @@ class Tuning:
                 _log.warning("%s: the library's entry cannot be used: %s", operation.name, found.problem)
             if found.dispatch is not None and _has_tools(found.dispatch):
                 yield Variant(found.dispatch)
-        untuned = (
-            packed_microkernel(operation, target) if packs_weight else None,
-            fastest_form(operation, target, packed_weights=packs_weight),
-        )
-        yield from (Variant(Dispatch(operation, each)) for each in untuned if each is not None)
+        microkernel = packed_microkernel(operation, target) if packs_weight else None
+        if microkernel is not None:
+            yield Variant(Dispatch(operation, microkernel))
+        form = fastest_form(operation, target, packed_weights=packs_weight)
+        if form is not None:
+            yield Variant(Dispatch(operation, form))
         yield Variant(default)
 
 
@@ -114,6 +117,14 @@ def _version(file: Path) -> tuple[int, ...]:
 def _of_library(file: Path, version: tuple[int, ...], target: Target, revision: str) -> Tuning:
     """What a library has for a target. It is read once for each `version` of the file: a large one takes half a second."""
     return Tuning(TunedConfigurations(Library.load(file), target, revision, ignores_epilogues=True))
+
+
+def _distinct(variants: Iterable[Variant]) -> Iterator[Variant]:
+    found: set[Variant] = set()
+    for each in variants:
+        if each not in found:
+            found.add(each)
+            yield each
 
 
 def _with_packed(variants: Iterable[Variant]) -> Iterator[Variant]:

@@ -202,12 +202,12 @@ def test_the_unpacked_kernel_is_used_if_the_packed_one_does_not_compile(
 ) -> None:
     """The packed variant has tiles that no vectorization supports; the next one is not packed."""
     monkeypatch.setenv("BOO_CACHE_DIR", str(tmp_path))
-    variants = build.Tuning.variants
+    usual = build.Tuning.variants
 
     def with_bad_packing(self: Any, operation: Operation, target: Target, **options: Any) -> Any:
-        found = variants(self, operation, target, **options)
+        found = usual(self, operation, target, **options)
         bad = Formed("permuted", CpuTiles((1, 1, 1, 1), (1, 1, 1, 3, 1, 1, 1)), packed=True)
-        return tuple(
+        return (
             Variant(Dispatch(operation, bad)) if each.dispatch.configuration.packs_weight else each
             for each in found
         )
