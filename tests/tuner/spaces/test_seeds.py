@@ -15,7 +15,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.library import Entry, Estimate, Library
 from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler.records.record import Provenance
-from dispatch_profiler.targets import cpu, fastest_form, packed_microkernel, parse_target
+from dispatch_profiler.targets import cpu, fastest_form, packed_microkernel, packed_microkernels, parse_target
 from dispatch_profiler.tuner.spaces.seeds import baselines, seeds
 
 TARGET = parse_target("llvm-cpu:znver4")
@@ -39,6 +39,7 @@ def test_microkernels_that_are_suggested_are_packed_if_weights_are_constants(mon
     """And not tried unpacked, which does the same with more work. They come first where they are known to be fast."""
     suggested = Microkernel.likely(OPERATION, TARGET.limits, packed_weights=True)
     assert suggested and all(each.packed for each in suggested)
+    monkeypatch.setattr(packed_microkernels, "usable_cores", lambda: [0, 1])
     monkeypatch.setattr(cpu, "host_cpu", lambda: cpu.HostCpu("a CPU", frozenset({"avx512f"})))
     fastest = packed_microkernel(OPERATION, parse_target("llvm-cpu"))
     first = [fastest, *(each for each in suggested if each != fastest)]
