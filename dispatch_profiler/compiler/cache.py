@@ -1,9 +1,11 @@
 """A cache of compiled modules for all generated trees and launches of a user, keyed by the content of the inputs.
 
-An entry is one file: the SHA-256 of the rest in hexadecimal, the length of a JSON header, the header
-(key, label, outcomes and launch program), then both vmfbs, or one if they are equal. It is written atomically and
-checked when read; a damaged entry, or one with another key, is a miss and is removed. When the cache exceeds its size
-limit, the least recently used entries are removed first. Several processes may use one cache at once.
+An entry is one file: the SHA-256 of the rest in hexadecimal, the length of a JSON header, the header, then the data.
+The header of a build has its key, label, outcomes and launch program, and the data are both vmfbs, or one if they are
+equal. Texts that take long to compute are kept beside the builds that they name: their header has key and label, and the
+data are the text. An entry is written atomically and checked when read; a damaged one, or one with another key, is a miss
+and is removed. When the cache exceeds its size limit, the least recently used entries are removed first. Several
+processes may use one cache at once.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import json
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from dispatch_profiler.compiler._base import BuildOutcome, Built
 from dispatch_profiler.dispatches import State
@@ -30,6 +33,7 @@ from dispatch_profiler.files import (
 )
 from dispatch_profiler.json_fields import flag, mapping, parse_json, text, text_values, texts, whole
 
+Value = TypeVar("Value")
 DEFAULT_BYTES = 5 * 2**30
 _DIGEST = 64
 _LENGTH = 16
@@ -60,7 +64,7 @@ class CacheEntry:
     """An entry in a list of the cache.
 
     `name` is the label that it was stored with, or the name of its first dispatch; empty if its header is damaged.
-    `compiled` of `dispatches` are in its vmfbs. `used` is the time of its last use, in seconds since the epoch.
+    `compiled` of `dispatches` are in its vmfbs; a text has none. `used` is the time of its last use, in seconds since the epoch.
     """
 
     path: Path
@@ -72,7 +76,7 @@ class CacheEntry:
 
 
 class Cache:
-    """Builds by key. File system errors make it slower, never wrong."""
+    """Builds, and texts, by key. File system errors make it slower, never wrong."""
 
     def __init__(self, folder: Path, max_bytes: int = DEFAULT_BYTES) -> None:
         self._folder = folder
@@ -98,9 +102,17 @@ class Cache:
 
     def get(self, key: str) -> Built | None:
         """The build under `key`; None if it is missing or damaged."""
+        return self._read(key, _built)
+
+    def get_text(self, key: str) -> str | None:
+        """The text under `key`; None if it is missing or damaged."""
+        return self._read(key, _text)
+
+    def _read(self, key: str, parse: Callable[[Mapping[str, object], bytes], Value]) -> Value | None:
+        """What `parse` makes of the header and the data of an entry; it raises ValueError if they are not what it reads."""
         path = self._path(key)
         try:
-            built = _unpack(read_bounded(path, _LARGEST_ENTRY), key)
+            found = parse(*_unpack(read_bounded(path, _LARGEST_ENTRY), key))
         except (UsageError, ValueError) as error:
             # Missing, unreadable, or not written by us.
             if not isinstance(error.__cause__, FileNotFoundError):
@@ -108,16 +120,21 @@ class Cache:
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # mark as recently used
-        return built
+        return found
 
     def put(self, key: str, built: Built, label: str = "") -> None:
         """Store `built`, unless an outcome may differ next time (a time limit, a crash).
 
         `label` is a name for people, in `entries`; it identifies nothing.
         """
-        if any(outcome.is_transient for outcome in built.outcomes.values()):
-            return
-        data = _pack(built, key, label)
+        if not any(outcome.is_transient for outcome in built.outcomes.values()):
+            self._write(key, _pack_built(built, key, label))
+
+    def put_text(self, key: str, text_: str, label: str) -> None:
+        """Store a text. `label` is a name for people, as that of `put`."""
+        self._write(key, _pack({"key": key, "label": label}, text_.encode()))
+
+    def _write(self, key: str, data: bytes) -> None:
         if len(data) > self._max_bytes:
             return
         with contextlib.suppress(OSError):
@@ -156,7 +173,7 @@ class Cache:
         for used, size, path in reversed(self._files()):
             try:
                 header = _read_header(path)
-                outcomes = mapping(header.get("outcomes"), "outcomes")
+                outcomes = mapping(header.get("outcomes", {}), "outcomes")
                 states = [_outcome(texts(outcomes, name)).state for name in outcomes]
                 name = text(header, "label", "") or next(iter(outcomes), "")
             except (UsageError, ValueError):
@@ -251,40 +268,54 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
-def _pack(built: Built, key: str, label: str) -> bytes:
+def _pack_built(built: Built, key: str, label: str) -> bytes:
     outcomes = {name: [o.state.value, o.reason, o.applied, o.kernel] for name, o in built.outcomes.items()}
     has_profile = built.profile != built.verify
-    header = json.dumps(
-        {
-            "key": key,
-            "label": label,
-            "verify": len(built.verify),
-            "has_profile": has_profile,
-            "outcomes": outcomes,
-            "diagnostics": built.diagnostics,
-            "program": built.program,
-        }
-    ).encode()
-    body = f"{len(header):0{_LENGTH}d}".encode() + header + built.verify
-    body += built.profile if has_profile else b""
+    header = {
+        "key": key,
+        "label": label,
+        "verify": len(built.verify),
+        "has_profile": has_profile,
+        "outcomes": outcomes,
+        "diagnostics": built.diagnostics,
+        "program": built.program,
+    }
+    return _pack(header, built.verify + (built.profile if has_profile else b""))
+
+
+def _pack(header: Mapping[str, object], data: bytes) -> bytes:
+    head = json.dumps(header).encode()
+    body = f"{len(head):0{_LENGTH}d}".encode() + head + data
     return sha256(body).encode() + body
 
 
-def _unpack(data: bytes, key: str) -> Built:
-    """Raises ValueError if `data` is not an intact entry of `key`."""
-    body = data[_DIGEST:]
-    if sha256(body).encode() != data[:_DIGEST]:
+def _unpack(entry: bytes, key: str) -> tuple[Mapping[str, object], bytes]:
+    """The header and the data. Raises ValueError if `entry` is not an intact one of `key`."""
+    body = entry[_DIGEST:]
+    if sha256(body).encode() != entry[:_DIGEST]:
         raise ValueError("damaged")
     start = _LENGTH + int(body[:_LENGTH])
     header = mapping(parse_json(body[_LENGTH:start]))
     if text(header, "key") != key:
         raise ValueError("another key")
-    middle = start + whole(header, "verify", most=len(body) - start)
+    return header, body[start:]
+
+
+def _built(header: Mapping[str, object], data: bytes) -> Built:
+    """Raises ValueError if the entry has no build."""
+    middle = whole(header, "verify", most=len(data))
     found = mapping(header.get("outcomes"), "outcomes")
     outcomes = {name: _outcome(texts(found, name)) for name in found}
-    verify = body[start:middle]
-    profile = body[middle:] if flag(header, "has_profile") else verify
+    verify = data[:middle]
+    profile = data[middle:] if flag(header, "has_profile") else verify
     return Built(verify, profile, outcomes, text(header, "diagnostics"), text(header, "program"))
+
+
+def _text(header: Mapping[str, object], data: bytes) -> str:
+    """Raises ValueError if the entry has no text."""
+    if "outcomes" in header:
+        raise ValueError("a build")
+    return data.decode()
 
 
 def _read_header(path: Path) -> dict[str, object]:

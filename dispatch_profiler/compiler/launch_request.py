@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import BuildRequest, Compiler
-from dispatch_profiler.compiler.request import build_request, external_kernels, files_of, sources_hash
+from dispatch_profiler.compiler.request import build_request, external_kernels, files_of
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.files import sha256
+from dispatch_profiler.files import sha256, sources_hash
 from dispatch_profiler.targets import Target
 
 #: Our sources that determine the source of a dispatch and its build.

@@ -6,7 +6,6 @@ import json
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from dispatch_profiler.compiler.triton import triton_version
 from dispatch_profiler.configurations import KernelObject, KernelSource, rejection_reason
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import hash_file, sha256
+from dispatch_profiler.files import hash_file, sha256, sources_hash
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target
 
@@ -118,11 +117,3 @@ def _content(path: Path) -> str:
         return hash_file(path)
     except UsageError:
         return ""
-
-
-@cache
-def sources_hash(*patterns: str) -> str:
-    """Hash of our files that match `patterns`, globs below this package. They are read once per process."""
-    package = Path(__file__).parent.parent
-    files = sorted({file for pattern in patterns for file in package.glob(pattern)})
-    return sha256(b"".join(file.read_bytes() for file in files))

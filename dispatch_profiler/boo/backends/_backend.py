@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,11 +19,13 @@ from dispatch_profiler.boo.backends._graphs import (
     copied,
     device_of,
     fuse,
+    has_kernels,
     with_direct_calls,
 )
 from dispatch_profiler.boo.backends.choosing import Candidate, Choice, Graph
 from dispatch_profiler.boo.backends.gradient_choice import GradientChoice
 from dispatch_profiler.boo.backends.inductor import knowing_static_inputs, prepare_inductor
+from dispatch_profiler.boo.backends.known_graphs import GraphRecord, record_of
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns
 from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds
 from dispatch_profiler.boo.environment import LOGGER, configure_logging
@@ -85,6 +87,22 @@ class Backend:
         """Whether the backward computes cheap values again (see `compiled_by`): eager torch stores them."""
         return self.nested is not None
 
+    def _known(self, record: GraphRecord) -> Callable[..., Any] | None:
+        """What computes a graph that the cache knows; None if it does not, or if a kernel cannot be used."""
+        runs = record.find()
+        if runs is None or not has_kernels(runs):
+            return None
+        logging.getLogger(LOGGER).debug("the runs of a graph are known: it is not traced again")
+        return runs.function(strict=self.strict)
+
+    def calls_runs(self, options: Mapping[str, Any]) -> bool:
+        """Whether a graph of runs alone is computed without the nested backend, given its options.
+
+        Inductor, which takes seconds to load, would only call our kernels. With options, it is asked all the same, since
+        it checks them.
+        """
+        return self.nested is None or (self.nested == _INDUCTOR and not options)
+
     def gradient_choice(self, kind: GraphKind) -> GradientChoice | None:
         """What chooses among the gradients that only the environment asks for; None if there are none."""
         added = added_gradients(self.schema) if kind is GraphKind.BACKWARD else ()
@@ -104,7 +122,13 @@ class Backend:
                 f"torch.compile(backend={self.__name__!r}) takes neither mode nor options, but got {given}",
                 hint="use backend='iree_boo_inductor', which passes them on to inductor",
             )
-        compile_graph = GraphCompiler(self, options, autotune, list(example_inputs) if autotune else [])
+        is_kept = self.calls_runs(options) and not autotune
+        record = record_of(module, example_inputs, self.schema) if is_kept else None
+        known = None if record is None else self._known(record)
+        if known is not None:
+            return known
+        real_inputs = list(example_inputs) if autotune else []
+        compile_graph = GraphCompiler(self, options, autotune, real_inputs, record)
         try:
             return compiled_by(compile_graph, module, example_inputs, saves_memory=self.saves_memory)
         finally:
@@ -131,6 +155,8 @@ class GraphCompiler:
     autotune: bool
     #: Those of Dynamo's graph, while its graphs of forward or inference are compiled.
     real_inputs: list[Any]
+    #: Of Dynamo's graph, if what its graph of inference becomes is kept.
+    record: GraphRecord | None = None
 
     @cached_property
     def choice(self) -> Choice:
@@ -173,7 +199,11 @@ class GraphCompiler:
     ) -> Callable[..., Any]:
         try:
             fused = fuse(module, schema, fallbacks, choice)
-            if self.backend.nested is None or self._leaves_nothing(fused):
+            if fused.runs is not None and self._leaves_nothing(fused):
+                if self.record is not None and not fused.rejected:
+                    self.record.keep(fused.runs)
+                return boxed(fused.runs.function(strict=self.backend.strict))
+            if self.backend.nested is None:
                 return boxed(with_direct_calls(fused, strict=self.backend.strict).forward)
         except Exception as error:
             fallbacks.report("a graph is not fused", error)
@@ -183,12 +213,9 @@ class GraphCompiler:
         return self._nested(fused.module, example_inputs)
 
     def _leaves_nothing(self, fused: FusedGraph) -> bool:
-        """Whether inductor, which takes seconds to load, would only call our kernels.
-
-        With options, it is asked all the same, since it checks them; on a GPU, it may record a CUDA graph.
-        """
-        is_inductor = self.backend.nested == _INDUCTOR and not self.options
-        return is_inductor and fused.is_whole and device_of(fused.regions[0]).is_local
+        """Whether nothing is left to the nested backend. On a GPU, inductor may record a CUDA graph."""
+        is_local = device_of(fused.regions[0]).is_local
+        return self.backend.calls_runs(self.options) and (is_local or self.backend.nested is None)
 
     def _nested(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # What a backend returns takes separate arguments, even where it is marked as taking a list.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,14 +20,16 @@ from dispatch_profiler.boo.fusion.nodes import value
 from dispatch_profiler.boo.fusion.operator import REGIONS
 from dispatch_profiler.boo.fusion.programs import Program
 from dispatch_profiler.boo.fusion.rewriting import rewrite
+from dispatch_profiler.boo.fusion.run_graphs import RunGraph
 from dispatch_profiler.boo.fusion.schema import FusionSchema, Root
-from dispatch_profiler.boo.fusion.spec import parse_run
+from dispatch_profiler.boo.fusion.spec import RegionSpec, parse_run
 from dispatch_profiler.boo.kernels import prepare_kernels
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.runtime.device_uri import DeviceUri
 
 _torch: Any = torch
+_CPU = DeviceUri("local-task")
 _log = logging.getLogger(LOGGER)
 
 
@@ -39,11 +41,10 @@ class FusedGraph:
     regions: tuple[Region, ...]
     rejected: tuple[Rejected, ...]
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether our kernels compute all of it, so that a nested backend has nothing to compile."""
-        calls = [node for node in self.module.graph.nodes if node.op not in ("placeholder", "output")]
-        return bool(calls) and all(node.target in (REGIONS, operator.getitem) for node in calls)
+    @cached_property
+    def runs(self) -> RunGraph | None:
+        """The same graph if our kernels compute all of it, so that a nested backend has nothing to compile."""
+        return RunGraph.of(self.module.graph) if self.regions else None
 
 
 @dataclass
@@ -156,15 +157,26 @@ def _fake_mode(graph: Any) -> Any:
 def device_of(region: Region) -> DeviceUri:
     """Where the kernel of a region runs."""
     device = value(region.inputs[0]).device
-    return DeviceUri("local-task") if device.type == "cpu" else DeviceUri("cuda", str(device.index or 0))
+    return _CPU if device.type == "cpu" else DeviceUri("cuda", str(device.index or 0))
 
 
 def unusable_kernels(regions: Sequence[Region]) -> dict[Any, str]:
     """Compile the kernels of all regions at once; why those fail that do, by operation."""
+    return _unusable((device_of(region), region.spec) for region in regions)
+
+
+def has_kernels(graph: RunGraph) -> bool:
+    """Whether the CPU has a right kernel for every region, once those that are missing are compiled."""
+    if _unusable((_CPU, region) for region in graph.regions):
+        return False
+    operations = [region.operation for region in graph.regions]
+    return not wrong_programs((each for each in operations if isinstance(each, Program)), _CPU)
+
+
+def _unusable(regions: Iterable[tuple[DeviceUri, RegionSpec]]) -> dict[Any, str]:
     by_device: dict[tuple[DeviceUri, bool], list[Any]] = {}
-    for region in regions:
-        key = device_of(region), region.spec.packs_weight
-        by_device.setdefault(key, []).append(region.spec.operation)
+    for uri, spec in regions:
+        by_device.setdefault((uri, spec.packs_weight), []).append(spec.operation)
     failed: dict[Any, str] = {}
     for (uri, packs_weight), operations in by_device.items():
         failed |= _failures(list(dict.fromkeys(operations)), uri, packs_weight=packs_weight)

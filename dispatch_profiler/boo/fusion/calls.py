@@ -15,7 +15,14 @@ from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.packing import PackedWeight, WeightChanges
 from dispatch_profiler.boo.fusion.parameters import Derived, Operands, Read
 from dispatch_profiler.boo.fusion.reference import batch_norm_scale, batch_norm_shift, compute
-from dispatch_profiler.boo.fusion.spec import ABSENT, OperandSource, RegionSignature, RegionSpec, RunSpec
+from dispatch_profiler.boo.fusion.spec import (
+    ABSENT,
+    OperandSource,
+    RegionSignature,
+    RegionSpec,
+    RunSpec,
+    strides,
+)
 from dispatch_profiler.boo.launching import Launchable
 from dispatch_profiler.boo.launching.chain import Chain
 from dispatch_profiler.boo.launching.chain_layout import ChainStep
@@ -43,7 +50,8 @@ class RunCall:
         self._calls = 0
         #: Replaced as a whole, so that threads see one plan or another.
         self._operands_and_chain = self._plan([_launch(step) for step, _ in spec.steps])
-        self._leave = [_leaving(shape, reading) for shape, reading, _ in spec.results]
+        #: Shape and strides of each output.
+        self._leave = [(shape, strides(shape, reading)) for shape, reading, _ in spec.results]
         self._is_broken = False
 
     def _plan(self, launches: Sequence[PackedLaunch | Launchable]) -> tuple[Operands, Callable[..., Any]]:
@@ -121,7 +129,7 @@ class RunCall:
             # Autograd would take the results for views that are made without grad, and forbid some operations in place.
             with _BelowViews():
                 found = chain(*operands(inputs))
-                return [leave(each) for leave, each in zip(self._leave, found, strict=True)]
+                return [each.as_strided(*leave) for leave, each in zip(self._leave, found, strict=True)]
         except WeightChanges:
             self._operands_and_chain = self._plan([_unpacked(step) for step, _ in self.spec.steps])
             return self(*inputs)
@@ -189,30 +197,11 @@ def flat_channels(tensor: Tensor, *, copies: bool = False) -> Tensor:
     return view.contiguous().reshape(-1).clone() if copies and view.is_contiguous() else view.reshape(-1)
 
 
-def _leaving(shape: Sequence[int], reading: str) -> Callable[[Tensor], Tensor]:
-    """A kernel's flat result -> the tensor in torch's shape."""
-    if reading == "rows":
-        return lambda tensor: tensor.view(shape)
-    stored = (shape[0], *shape[2:], shape[1])
-    back = (0, len(shape) - 1, *range(1, len(shape) - 1))
-    return lambda tensor: tensor.view(stored).permute(back)
-
-
 def empty_results(spec: RunSpec, like: Tensor) -> list[Tensor]:
     """Uninitialized tensors as the run returns them, on the device of `like`."""
     from dispatch_profiler.boo.launching.torch_types import TYPES
 
     return [
-        torch.empty_strided(shape, _strides(shape, reading), dtype=TYPES[type_], device=like.device)
+        torch.empty_strided(shape, strides(shape, reading), dtype=TYPES[type_], device=like.device)
         for shape, reading, type_ in spec.results
     ]
-
-
-def _strides(shape: Sequence[int], reading: str) -> list[int]:
-    """The strides of what `_leaving` returns; calls of torch that compute them take long for each region of a graph."""
-    stored = list(range(len(shape))) if reading == "rows" else [0, *range(2, len(shape)), 1]
-    strides, step = [0] * len(shape), 1
-    for axis in reversed(stored):
-        strides[axis] = step
-        step *= max(shape[axis], 1)
-    return strides

@@ -14,7 +14,7 @@ from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.operations import Operation, Tensor, operation_from_dict
 
 #: Characters of a text, and values of a run.
-_MAX_TEXT, _MAX_VALUES = 2_000_000, 10_000
+_MAX_TEXT, MAX_VALUES = 2_000_000, 10_000
 #: Inputs of a region, and axes of a tensor.
 _MAX_INPUTS, MAX_AXES = 64, 5
 #: How the memory of a tensor is read, by the name that a text has.
@@ -100,6 +100,16 @@ class RegionSignature:
         return LaunchSpec(operation, _flat(operation.operands), _flat(operation.results))
 
 
+def strides(shape: Sequence[int], reading: str) -> tuple[int, ...]:
+    """The strides, in elements, of a result in torch's shape; `reading` is `rows` or `channels`."""
+    stored = list(range(len(shape))) if reading == "rows" else [0, *range(2, len(shape)), 1]
+    found, step = [0] * len(shape), 1
+    for axis in reversed(stored):
+        found[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(found)
+
+
 def _flat(tensors: Sequence[Tensor]) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(each.name, (each.elements,), each.type, each.shape, at) for at, each in enumerate(tensors)
@@ -164,33 +174,34 @@ def parse_run(text: str) -> RunSpec:
 
 
 def _run(data: Any) -> RunSpec:
-    _check_keys(data, {"inputs", "steps", "outputs"})
-    inputs = _whole(data["inputs"], 0, _MAX_VALUES)
+    check_keys(data, {"inputs", "steps", "outputs"})
+    inputs = whole(data["inputs"], 0, MAX_VALUES)
     values, steps = inputs, []
-    for region, taken in _list(data["steps"], _MAX_VALUES):
+    for region, taken in items(data["steps"], MAX_VALUES):
         spec = _region(region)
-        places = tuple(_whole(each, 0, values - 1) for each in _list(taken))
+        places = tuple(whole(each, 0, values - 1) for each in items(taken))
         if len(places) != len(spec.inputs):
             raise ValueError(f"{spec.operation.name} takes {len(spec.inputs)} values, not {len(places)}")
         steps.append((spec, places))
         values += len(spec.results)
-    outputs = tuple(_whole(each, inputs, values - 1) for each in _list(data["outputs"], _MAX_VALUES))
+    outputs = tuple(whole(each, inputs, values - 1) for each in items(data["outputs"], MAX_VALUES))
     if not outputs or len(set(outputs)) != len(outputs):
         raise ValueError("outputs are different results of regions, at least one")
     return RunSpec(inputs, tuple(steps), outputs)
 
 
-def _check_keys(data: Any, expected: set[str]) -> None:
+def check_keys(data: Any, expected: set[str]) -> None:
+    """Raise ValueError unless `data` is an object with these keys."""
     if not isinstance(data, dict) or set(data) != expected:
         raise ValueError(f"expected an object with {', '.join(sorted(expected))}")
 
 
 def _region(data: Any) -> RegionSpec:
-    _check_keys(data, {"operation", "inputs", "sources", "results", "constants", "packs_weight"})
-    inputs = tuple(map(_shape, _list(data["inputs"])))
-    sources = tuple(_source(each, len(inputs)) for each in _list(data["sources"]))
-    results = tuple((_shape(shape), _result_reading(reading)) for shape, reading in _list(data["results"]))
-    constants = tuple(_whole(each, 0, len(inputs) - 1) for each in _list(data["constants"]))
+    check_keys(data, {"operation", "inputs", "sources", "results", "constants", "packs_weight"})
+    inputs = tuple(map(_shape, items(data["inputs"])))
+    sources = tuple(_source(each, len(inputs)) for each in items(data["sources"]))
+    results = tuple((_shape(shape), _result_reading(reading)) for shape, reading in items(data["results"]))
+    constants = tuple(whole(each, 0, len(inputs) - 1) for each in items(data["constants"]))
     packs_weight = data["packs_weight"]
     if not isinstance(packs_weight, bool):
         raise ValueError("packs_weight is true or false")
@@ -220,12 +231,12 @@ def _check_sizes(spec: RegionSpec) -> None:
 
 def _source(data: Any, inputs: int) -> OperandSource:
     reading, places, eps = data
-    if reading not in READINGS or len(_list(places)) != READINGS[reading]:
+    if reading not in READINGS or len(items(places)) != READINGS[reading]:
         raise ValueError(f"unknown reading {str(reading)[:40]!r}")
     if type(eps) is not float or not 0.0 <= eps < 1e6:
         raise ValueError(f"eps {str(eps)[:40]}")
     least = ABSENT if reading in ("scale", "shift") else 0
-    return OperandSource(reading, tuple(_whole(each, least, inputs - 1) for each in places), eps)
+    return OperandSource(reading, tuple(whole(each, least, inputs - 1) for each in places), eps)
 
 
 def _result_reading(value: Any) -> str:
@@ -235,18 +246,20 @@ def _result_reading(value: Any) -> str:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    if len(_list(value)) > MAX_AXES:
+    if len(items(value)) > MAX_AXES:
         raise ValueError(f"at most {MAX_AXES} axes are supported")
-    return tuple(_whole(each, 1, 2**40) for each in value)
+    return tuple(whole(each, 1, 2**40) for each in value)
 
 
-def _list(value: Any, most: int = _MAX_INPUTS) -> list[Any]:
+def items(value: Any, most: int = _MAX_INPUTS) -> list[Any]:
+    """`value`, if it is a list of at most so many. Raises ValueError."""
     if not isinstance(value, list) or len(value) > most:
         raise ValueError(f"expected a list of at most {most}")
     return value
 
 
-def _whole(value: Any, least: int, most: int) -> int:
+def whole(value: Any, least: int, most: int) -> int:
+    """`value`, if it is an integer from `least` to `most`. Raises ValueError."""
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"expected a whole number from {least} to {most}, but got {str(value)[:40]}")
     return value

@@ -75,7 +75,7 @@ def _list(cache: Cache, entries: Sequence[CacheEntry]) -> None:
     rows = [
         (
             _name(entry),
-            f"{entry.compiled} of {entry.dispatches}",
+            f"{entry.compiled} of {entry.dispatches}" if entry.dispatches else "-",
             f"{entry.bytes / 2**10:.1f} KiB",
             datetime.fromtimestamp(entry.used).isoformat(" ", "minutes"),
         )

@@ -1,0 +1,176 @@
+"""Graphs of inference that the launch cache knows as runs alone: a new process calls these at once.
+
+After Dynamo has traced a model, AOTAutograd traces it again, into the operators whose regions are matched and replaced:
+a fifth of the time that a model takes whose kernels are in the cache. But what this leads to follows from the graph and
+from what its inputs are, so it is kept, if it is nothing but calls of runs, which neither write to inputs nor return
+views of them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dispatch_profiler import __version__
+from dispatch_profiler.boo.environment import LOGGER, launch_settings
+from dispatch_profiler.boo.fusion.nodes import returns_new_tensors
+from dispatch_profiler.boo.fusion.run_graphs import RunGraph
+from dispatch_profiler.boo.fusion.schema import FusionSchema
+from dispatch_profiler.boo.fusion.spec import strides
+from dispatch_profiler.boo.launching.torch_types import PLAIN, TYPES
+from dispatch_profiler.compiler import Cache
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.files import sha256, sources_hash
+
+_torch: Any = torch
+#: Our sources that determine which runs a graph becomes.
+_SOURCES = ("boo/backends/*.py", "boo/fusion/*.py", "boo/launching/torch_types.py", "operations/*.py")
+#: Modules whose functions are known by their names.
+_MODULES = {
+    each.__name__: each for each in (operator, torch, torch._C._nn, torch.functional, torch.nn.functional)
+}
+#: Dynamo's mark of parameters and buffers, whose memory stays the same.
+_STATIC = "_dynamo_static_input_type"
+_log = logging.getLogger(LOGGER)
+
+
+class _Unknowable(Exception):
+    """Why a graph is not kept."""
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """What the cache has for a graph of Dynamo. `outputs` are the fake tensors that it returns."""
+
+    key: str
+    cache: Cache
+    inputs: int
+    outputs: tuple[Any, ...]
+
+    def find(self) -> RunGraph | None:
+        """The runs of the graph; None if they are not known."""
+        text = self.cache.get_text(self.key)
+        try:
+            graph = None if text is None else RunGraph.parse(text)
+        except UsageError:
+            return None
+        return graph if graph is not None and self._fits(graph) else None
+
+    def keep(self, graph: RunGraph) -> None:
+        """Let `find` return this, if it does what the graph of Dynamo does. To be called while AOTAutograd has it compiled."""
+        if self._fits(graph) and returns_new_tensors():
+            self.cache.put_text(self.key, graph.text, f"graph_of_{len(graph.regions)}_regions")
+
+    def _fits(self, graph: RunGraph) -> bool:
+        """Whether it takes as many inputs as the graph of Dynamo, and returns results of runs with the same shapes."""
+        results = [at - graph.inputs for at in graph.outputs]
+        are_new = len(set(results)) == len(results) and all(at >= 0 for at in results)
+        if graph.inputs != self.inputs or len(results) != len(self.outputs) or not are_new:
+            return False
+        found = (graph.results[at] for at in results)
+        return all(
+            (shape, strides(shape, reading), TYPES[type_]) == (tuple(each.shape), each.stride(), each.dtype)
+            for (shape, reading, type_), each in zip(found, self.outputs, strict=True)
+        )
+
+
+def record_of(module: Any, example_inputs: Sequence[Any], schema: FusionSchema) -> GraphRecord | None:
+    """The record of a graph module of Dynamo, for a backend with `schema`.
+
+    None for graphs that depend on more than the key can have, such as functions of the user, tensors that are no inputs,
+    dynamic shapes or autocast, for those that may compute gradients or are not on the CPU, and without a cache.
+    """
+    folder = launch_settings().cache_folder
+    if folder is None or _is_off():
+        return None
+    try:
+        nodes = list(map(_node, module.graph.nodes))
+        tensors = list(_inputs(module.graph, example_inputs))
+        outputs = tuple(_outputs(module.graph))
+    except Exception as reason:  # also of what torch may have in a graph that this does not know
+        _log.debug("a graph is traced in each process: %s", reason)
+        return None
+    content = [
+        *("graph", __version__, sources_hash(*_SOURCES), torch.__version__, _rules(schema)),
+        *(torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        torch.are_deterministic_algorithms_enabled(),
+        *(nodes, tensors),
+    ]
+    return GraphRecord(sha256(json.dumps(content).encode()), Cache(folder), len(tensors), outputs)
+
+
+def _is_off() -> bool:
+    """Whether torch's caches are off, or something is active that changes what operators do."""
+    torch_config = getattr(_torch.compiler, "config", None)
+    return (
+        bool(getattr(torch_config, "force_disable_caches", False))
+        or _torch._C._is_any_autocast_enabled()
+        or _torch._C._len_torch_dispatch_stack() > 0
+        or _torch._C._len_torch_function_stack() > 0
+    )
+
+
+def _rules(schema: FusionSchema) -> list[tuple[str, list[str]]]:
+    return [(rule.root.value, sorted(rule.steps)) for rule in schema.rules]
+
+
+def _node(node: Any) -> tuple[str, ...]:
+    """Everything that a node computes, as text. Raises _Unknowable."""
+    if node.op in ("placeholder", "output", "call_method"):
+        target = str(node.target)
+    elif node.op == "call_function":
+        target = _function(node.target)
+    else:
+        raise _Unknowable(f"{node.name} is an attribute or a module")
+    return node.op, node.name, target, repr(node.args), repr(node.kwargs)
+
+
+def _function(target: Any) -> str:
+    """The name of a function of torch or Python. Raises _Unknowable for others."""
+    name = getattr(target, "__name__", "")
+    for module, found in _MODULES.items():
+        if getattr(found, name, None) is target:
+            return f"{module}.{name}"
+    raise _Unknowable(f"it calls {target}")
+
+
+def _inputs(graph: Any, example_inputs: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+    """What the graph may depend on in each input."""
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    computes_gradients = torch.is_grad_enabled()
+    for node, tensor in zip(nodes, example_inputs, strict=True):
+        if type(tensor) not in PLAIN or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+            raise _Unknowable(f"{node.name} is no plain tensor on the CPU")
+        if computes_gradients and tensor.requires_grad:
+            raise _Unknowable(f"{node.name} may need a gradient")
+        if tensor.is_conj() or tensor.is_neg():
+            raise _Unknowable(f"{node.name} is a view that changes values")
+        _check_static(node)
+        yield (
+            *(str(tensor.dtype), list(tensor.shape), tensor.stride(), tensor.is_inference()),
+            *(tensor.requires_grad, type(tensor).__name__, node.meta.get("tensor_dict", {}).get(_STATIC)),
+        )
+
+
+def _outputs(graph: Any) -> Iterator[Any]:
+    (output,) = [node for node in graph.nodes if node.op == "output"]
+    for node in output.args[0]:
+        if not isinstance(node, torch.fx.Node):
+            raise _Unknowable("it returns what is no tensor")
+        yield _check_static(node)
+
+
+def _check_static(node: Any) -> Any:
+    """The fake tensor that a node of Dynamo yields. Raises _Unknowable if it yields none, or one of a dynamic shape."""
+    found = node.meta.get("example_value")
+    if not isinstance(found, torch.Tensor) or not all(
+        type(each) is int for each in (*found.shape, *found.stride())
+    ):
+        raise _Unknowable(f"{node.name} is no tensor of a fixed shape")
+    return found

@@ -1,0 +1,116 @@
+"""Graphs of runs: of a graph of torch, as text, and as a function."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from aot_graphs import inference_graph
+from torch.nn import functional
+
+from dispatch_profiler.boo.backends._graphs import Fallbacks, fuse
+from dispatch_profiler.boo.fusion import run_graphs
+from dispatch_profiler.boo.fusion.run_graphs import RunGraph
+from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS
+from dispatch_profiler.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def _cache(shared_builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOO_CACHE_DIR", str(shared_builds))
+
+
+def images(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).to(memory_format=torch.channels_last)
+
+
+def fused(function: Any, *inputs: Any) -> Any:
+    module = inference_graph(function, *inputs)
+    return fuse(module, DEFAULT_SUPPORTED_BOO_FUSIONS, Fallbacks(strict=True)).module.graph
+
+
+def filters_of_a_convolution(w: Any, small: Any, x: Any) -> Any:
+    """The filters of the second convolution are computed by the first one, so that one run cannot have both."""
+    return functional.conv2d(x, functional.conv2d(w, small).relu()), functional.conv2d(x, w).relu()
+
+
+def inputs() -> tuple[torch.Tensor, ...]:
+    return images(4, 4, 3, 3), images(4, 4, 1, 1), images(2, 4, 6, 6)
+
+
+def graph() -> RunGraph:
+    found = RunGraph.of(fused(filters_of_a_convolution, *inputs()))
+    assert found is not None
+    return found
+
+
+def test_two_runs_compute_what_torch_computes() -> None:
+    found = graph()
+    assert len(found.calls) == 2
+    given = inputs()
+    results = RunGraph.parse(found.text).function(strict=True)(*given)
+    for result, expected in zip(results, filters_of_a_convolution(*given), strict=True):
+        torch.testing.assert_close(result, expected)
+
+
+def test_what_later_runs_do_not_need_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The filters, once the second convolution has been computed."""
+    alive: list[Any] = []
+
+    class Call:
+        def __init__(self, spec: Any, *, strict: bool) -> None:
+            self.spec = spec
+
+        def __call__(self, *values: Any) -> list[Any]:
+            results = [torch.zeros(shape) for shape, _, _ in self.spec.results]
+            alive.append([weakref.ref(each) for each in results])
+            return results
+
+    monkeypatch.setattr(run_graphs, "RunCall", Call)
+    found = graph()
+    returned = found.function(strict=True)(*inputs())
+    gc.collect()
+    ids = {id(each) for each in returned}
+    assert len(ids) == len(found.outputs) == 2
+    left = {id(each()) for step in alive for each in step if each() is not None}
+    assert left == ids
+
+
+def test_a_graph_with_anything_else_is_none() -> None:
+    w = images(4, 4, 1, 1)
+    assert RunGraph.of(fused(lambda x: functional.conv2d(x, w).cumsum(1), images(1, 4, 2, 2))) is None
+    assert RunGraph.of(fused(lambda x: x + 1, images(1, 4, 2, 2))) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"more": 1},
+        {"inputs": -1},
+        {"inputs": 2},
+        {"inputs": 10**9},
+        {"inputs": "3"},
+        {"calls": 1},
+        {"calls": [["{}", []]]},
+        {"calls": [[1, []]]},
+        {"calls": [[]]},
+        {"outputs": [99]},
+        {"outputs": [-1]},
+        {"outputs": None},
+    ],
+)
+def test_other_texts_are_errors(change: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="this text is no graph of runs"):
+        RunGraph.parse(json.dumps({**json.loads(graph().text), **change}))
+
+
+def test_a_run_takes_values_that_precede_it() -> None:
+    data = json.loads(graph().text)
+    data["calls"].reverse()
+    with pytest.raises(UsageError):
+        RunGraph.parse(json.dumps(data))
