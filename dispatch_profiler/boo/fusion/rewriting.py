@@ -122,10 +122,10 @@ class _Strides:
             self._set(user, results[user.args[1]])
 
     def _channels_last(self, call: Node, node: Node) -> Node:
-        """`node` in channels_last memory."""
+        """`node` in channels_last memory, unless calls copy it."""
         axes = node.meta["val"].dim()
         order, back = (0, *range(2, axes), 1), (0, axes - 1, *range(1, axes - 1))
-        if node.meta["val"].permute(order).is_contiguous():
+        if _is_copied_by_calls(node) or node.meta["val"].permute(order).is_contiguous():
             return node
         with self.graph.inserting_before(call):
             moved = self._new(aten.permute.default, node, list(order))
@@ -133,7 +133,7 @@ class _Strides:
             return self._new(aten.permute.default, copied, list(back))
 
     def _dense(self, call: Node, node: Node) -> Node:
-        if node.meta["val"].is_contiguous():
+        if _is_copied_by_calls(node) or node.meta["val"].is_contiguous():
             return node
         with self.graph.inserting_before(call):
             return self._new(aten.clone.default, node, memory_format=torch.contiguous_format)
@@ -214,6 +214,14 @@ class _Strides:
         moved = self._new(aten.permute.default, node, order)
         copied = self._new(aten.clone.default, moved, memory_format=torch.contiguous_format)
         return self._new(aten.permute.default, copied, back)
+
+
+def _is_copied_by_calls(node: Node) -> bool:
+    """Whether calls copy a node if it has other strides than their kernels need: an input that nothing else reads.
+
+    A compiler would do the same, but has to be loaded for it, if the rest of the graph is calls.
+    """
+    return node.op == "placeholder" and all(user.target is REGIONS for user in node.users)
 
 
 def _storage_order(like: Any) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Any
 from dispatch_profiler.boo.environment import uses_backward_kernels
 from dispatch_profiler.boo.fusion.nodes import mark_parameters, mark_static_inputs
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, FusionRule, FusionSchema, Root
+from dispatch_profiler.boo.fusion.strides import leave_out_restriding
 
 
 class GraphKind(str, Enum):
@@ -40,6 +41,8 @@ def compiled_by(
         def compiler(graph: Any, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
             if kind is GraphKind.INFERENCE:
                 mark_parameters(graph.graph)
+                if leave_out_restriding(graph.graph):
+                    graph.recompile()
             if kind is GraphKind.FORWARD:
                 mark_static_inputs(graph.graph)
             return compile_graph(kind, graph, inputs)

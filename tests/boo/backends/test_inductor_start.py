@@ -13,6 +13,7 @@ from compiled_models import check_equals_eager
 from torch import nn
 
 from dispatch_profiler.boo.backends import _backend, backend, inductor
+from dispatch_profiler.boo.fusion import calls
 
 
 @pytest.fixture
@@ -28,14 +29,63 @@ def nested(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
+FILTERS = torch.randn(4, 3, 3, 3)
+
+
 def convolution(*others: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), *others).eval()
 
 
-def test_a_graph_of_regions_alone_needs_no_inductor(nested: list[Any]) -> None:
-    x = torch.randn(1, 3, 6, 6).to(memory_format=torch.channels_last)
-    check_equals_eager(convolution(), backend("inductor"), x)
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.randn(1, 3, 6, 6).to(memory_format=torch.channels_last),
+        torch.randn(1, 3, 6, 6),
+        torch.randn(6, 3, 1, 6).transpose(0, 2),
+        torch.randn(1, 3, 1, 6).expand(2, 3, 6, 6),
+    ],
+    ids=["channels_last", "contiguous", "transposed", "expanded"],
+)
+def test_a_graph_of_regions_alone_needs_no_inductor(nested: list[Any], x: torch.Tensor) -> None:
+    model = convolution(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    check_equals_eager(model, backend("inductor"), x)
     assert nested == []
+
+
+def test_rows_of_other_strides_need_no_inductor(nested: list[Any]) -> None:
+    check_equals_eager(nn.LayerNorm(6).eval(), backend("inductor"), torch.randn(6, 4).t())
+    assert nested == []
+
+
+def test_an_input_of_several_regions_is_copied_once(
+    nested: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 1)
+
+        def forward(self, x: Any) -> Any:
+            return self.one(x).mean((2, 3)) + self.other(x).mean((2, 3))
+
+    copied: list[tuple[int, ...]] = []
+    flat_channels = calls.flat_channels
+
+    def note(tensor: Any, **options: Any) -> Any:
+        copied.append(tuple(tensor.shape))
+        return flat_channels(tensor, **options)
+
+    monkeypatch.setattr(calls, "flat_channels", note)
+    check_equals_eager(Two().eval(), backend("inductor"), torch.randn(1, 3, 6, 6))
+    assert nested == []
+    assert copied.count((1, 3, 6, 6)) == 1
+
+
+def test_an_input_that_is_returned_too(nested: list[Any]) -> None:
+    """As it was given."""
+    x = torch.randn(1, 3, 6, 6)
+    check_equals_eager(lambda x: (torch.conv2d(x, FILTERS).mean((2, 3)), x * 2), backend("inductor"), x)
+    assert len(nested) == 1
 
 
 def test_inductor_gets_what_is_left(nested: list[Any]) -> None:
