@@ -79,6 +79,17 @@ def test_a_pattern_that_matches_nothing_is_an_error(cache: Call):
     assert "no entry matches 'conf*'" in err and "conv_2d" in err
 
 
+def test_graphs_are_listed_and_removed(cache: Call):
+    fill(user_cache(), "conv_2d")
+    Cache(user_cache()).put_text("f" * 64, "{}", "graph_of_5_regions")
+
+    out = cache("list", "graph_*")[1]
+    assert names(out) == ["graph_of_5_regions"]
+    assert out.splitlines()[1].split()[1] == "-"
+    assert cache("clear", "graph_*")[1] == f"removed 1 entry from {user_cache()}\n"
+    assert len(names(cache("list")[1])) == 2
+
+
 def test_a_damaged_entry_is_listed_and_removed(cache: Call):
     fill(user_cache())
     (path,) = user_cache().rglob("*.built")

@@ -90,6 +90,37 @@ def test_an_entry_that_was_cut_is_a_miss_and_goes(tmp_path: Path, size: int):
     assert not path.exists()
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text())
+def test_a_text_is_found_again(tmp_path: Path, text: str):
+    Cache(tmp_path).put_text(KEY, text, "a_label")
+
+    assert Cache(tmp_path).get_text(KEY) == text
+
+
+def test_texts_and_builds_are_not_each_other(tmp_path: Path):
+    cache = Cache(tmp_path)
+    cache.put_text(KEY, "a text", "a_label")
+    (found,) = cache.entries()
+    assert (found.name, found.dispatches, found.compiled) == ("a_label", 0, 0)
+    assert cache.get(KEY) is None
+    assert cache.get_text(KEY) is None  # what is none of both goes
+
+    cache.put(KEY, BUILT)
+    assert cache.get_text(KEY) is None
+
+
+@pytest.mark.parametrize("size", [0, 64, 80, -1])
+def test_a_text_that_was_cut_is_a_miss_and_goes(tmp_path: Path, size: int):
+    cache = Cache(tmp_path)
+    cache.put_text(KEY, "a text", "a_label")
+    path = entry(tmp_path)
+    path.write_bytes(path.read_bytes()[:size])
+
+    assert cache.get_text(KEY) is None
+    assert not path.exists()
+
+
 def test_the_longest_unused_goes_first(tmp_path: Path):
     """Three fit; the first was used again, so the second goes when a fourth comes."""
     keys = [f"{i:02d}" + "0" * 62 for i in range(4)]

@@ -25,7 +25,7 @@ from dispatch_profiler.boo.backends._graphs import (
 from dispatch_profiler.boo.backends.choosing import Candidate, Choice, Graph
 from dispatch_profiler.boo.backends.gradient_choice import GradientChoice
 from dispatch_profiler.boo.backends.inductor import knowing_static_inputs, prepare_inductor
-from dispatch_profiler.boo.backends.known_graphs import GraphRecord, record_of
+from dispatch_profiler.boo.backends.known_graphs import GraphEntry, entry_of
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns
 from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds
 from dispatch_profiler.boo.environment import LOGGER, configure_logging
@@ -87,13 +87,18 @@ class Backend:
         """Whether the backward computes cheap values again (see `compiled_by`): eager torch stores them."""
         return self.nested is not None
 
-    def _known(self, record: GraphRecord) -> Callable[..., Any] | None:
-        """What computes a graph that the cache knows; None if it does not, or if a kernel cannot be used."""
-        runs = record.find()
-        if runs is None or not has_kernels(runs):
+    def _known(self, entry: GraphEntry) -> Callable[..., Any] | None:
+        """What computes a graph that the cache knows; None if it does not, or if something cannot be used."""
+        log = logging.getLogger(LOGGER)
+        try:
+            runs = entry.find()
+            if runs is None or not has_kernels(runs):
+                return None
+            log.debug("the runs of a graph are known: it is not traced again")
+            return runs.function(strict=self.strict)
+        except Exception as error:  # tracing it will report what is wrong
+            log.debug("the runs of a graph are not used: %s", error)
             return None
-        logging.getLogger(LOGGER).debug("the runs of a graph are known: it is not traced again")
-        return runs.function(strict=self.strict)
 
     def calls_runs(self, options: Mapping[str, Any]) -> bool:
         """Whether a graph of runs alone is computed without the nested backend, given its options.
@@ -122,13 +127,13 @@ class Backend:
                 f"torch.compile(backend={self.__name__!r}) takes neither mode nor options, but got {given}",
                 hint="use backend='iree_boo_inductor', which passes them on to inductor",
             )
-        is_kept = self.calls_runs(options) and not autotune
-        record = record_of(module, example_inputs, self.schema) if is_kept else None
-        known = None if record is None else self._known(record)
+        may_be_known = self.calls_runs(options) and not autotune
+        entry = entry_of(module, example_inputs, self.schema) if may_be_known else None
+        known = None if entry is None else self._known(entry)
         if known is not None:
             return known
         real_inputs = list(example_inputs) if autotune else []
-        compile_graph = GraphCompiler(self, options, autotune, real_inputs, record)
+        compile_graph = GraphCompiler(self, options, autotune, real_inputs, entry)
         try:
             return compiled_by(compile_graph, module, example_inputs, saves_memory=self.saves_memory)
         finally:
@@ -155,8 +160,8 @@ class GraphCompiler:
     autotune: bool
     #: Those of Dynamo's graph, while its graphs of forward or inference are compiled.
     real_inputs: list[Any]
-    #: Of Dynamo's graph, if what its graph of inference becomes is kept.
-    record: GraphRecord | None = None
+    #: Where the cache keeps what Dynamo's graph becomes, if it can: such a graph computes no gradients.
+    entry: GraphEntry | None = None
 
     @cached_property
     def choice(self) -> Choice:
@@ -200,8 +205,8 @@ class GraphCompiler:
         try:
             fused = fuse(module, schema, fallbacks, choice)
             if fused.runs is not None and self._leaves_nothing(fused):
-                if self.record is not None and not fused.rejected:
-                    self.record.keep(fused.runs)
+                if self.entry is not None and not fused.rejected:
+                    self.entry.keep(fused.runs)
                 return boxed(fused.runs.function(strict=self.backend.strict))
             if self.backend.nested is None:
                 return boxed(with_direct_calls(fused, strict=self.backend.strict).forward)

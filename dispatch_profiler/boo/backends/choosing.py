@@ -198,7 +198,6 @@ class Choice:
             else repr(each)
             for each in graph.example_inputs
         ]
-        rules = [f"{rule.root} {sorted(rule.steps)}" for rule in schema.rules]
         setting = [
             self.name,
             torch.__version__,
@@ -206,7 +205,7 @@ class Choice:
             str(len(usable_cores())),
             torch.get_float32_matmul_precision(),
         ]
-        text = "\n".join([*setting, *rules, *kernels, *inputs, *graphs])
+        text = "\n".join([*setting, schema.text, *kernels, *inputs, *graphs])
         return f"{NOTE}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 

@@ -6,7 +6,7 @@ region a -> max pool -> region b -> mean        without glue: the runs a and b; 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from dispatch_profiler.boo.fusion.operators import NAMES, STORAGE, VIEWS, check
 from dispatch_profiler.boo.fusion.programs import Program, Value
 from dispatch_profiler.boo.fusion.schema import Root
 from dispatch_profiler.boo.fusion.spec import OperandSource, RegionSpec
+from dispatch_profiler.boo.fusion.strides import renames_strides
 from dispatch_profiler.boo.fusion.units import Unit, Units
 from dispatch_profiler.boo.launching.torch_types import NAMES as TYPE_NAMES
 from dispatch_profiler.errors import OperationError
@@ -46,12 +47,12 @@ def find_glue(graph: Any, regions: Sequence[Region]) -> list[Region]:
 
 def _is_glue(node: Node) -> bool:
     """Whether a program may have this node."""
-    if node.op != "call_function" or node.target not in NAMES:
+    if node.op != "call_function" or (node.target not in NAMES and not renames_strides(node)):
         return False
     try:
         arguments = torch.fx.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
         check(node.target, *arguments)
-        _encoded([list(node.args), dict(node.kwargs)], lambda each: 0)
+        _call(node, lambda each: 0)
     except NotFusible:
         return False
     if isinstance(node.meta.get("val"), (tuple, list)):
@@ -89,7 +90,11 @@ def _connecting(groups: Sequence[Unit]) -> list[Unit]:
 
 
 def _computes(unit: Unit) -> bool:
-    return any(node.target not in VIEWS for node in unit.nodes)
+    return not all(map(_is_view, unit.nodes))
+
+
+def _is_view(node: Node) -> bool:
+    return node.target in VIEWS or renames_strides(node)
 
 
 def _connects(unit: Unit, among: set[Unit]) -> bool:
@@ -139,10 +144,7 @@ def _region(unit: Unit, units: Units, readings: dict[Any, str]) -> Region:
     )
     outputs = [node for node in unit.nodes if _is_read_outside(node, units, inside)]
     numbers = {node: at for at, node in enumerate([*inputs, *unit.nodes])}
-    calls = [
-        [NAMES[node.target], *_encoded([list(node.args), _without_storage(node)], numbers.__getitem__)]
-        for node in unit.nodes
-    ]
+    calls = [_call(node, numbers.__getitem__) for node in unit.nodes]
     operands = tuple(_value(each, readings.get(each) or _reading(each)) for each in inputs)
     results = tuple(_value(each, _wanted(each, units)) for each in outputs)
     text = json.dumps(calls, sort_keys=True, separators=(",", ":"))
@@ -187,9 +189,7 @@ def _reading(node: Node) -> str:
 
 def _title(unit: Unit) -> str:
     """`mul_add`: the first operators that compute something."""
-    names = [
-        NAMES[node.target].partition(".")[0].strip("_") for node in unit.nodes if node.target not in VIEWS
-    ]
+    names = [NAMES[node.target].partition(".")[0].strip("_") for node in unit.nodes if not _is_view(node)]
     return "_".join(dict.fromkeys(names[:_MAX_TITLE]))[:80]
 
 
@@ -197,7 +197,14 @@ def _without_storage(node: Node) -> dict[str, Any]:
     return {name: given for name, given in node.kwargs.items() if name not in STORAGE and given is not None}
 
 
-def _encoded(data: Any, number: Any) -> Any:
+def _call(node: Node, number: Callable[[Node], int]) -> list[Any]:
+    """A node as a call of a program: name and arguments. Raises NotFusible for what programs cannot have."""
+    if renames_strides(node):  # programs have no strides
+        return ["alias", *_encoded([[node.args[0]], {}], number)]
+    return [NAMES[node.target], *_encoded([list(node.args), _without_storage(node)], number)]
+
+
+def _encoded(data: Any, number: Callable[[Node], int]) -> Any:
     """Arguments of a call as in a program. Raises NotFusible for what programs cannot have."""
     if isinstance(data, torch.fx.Node):
         return {"value": number(data)}

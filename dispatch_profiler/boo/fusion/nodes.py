@@ -70,8 +70,6 @@ def check_alike(first: Node, *others: Node | None) -> str:
     return name
 
 
-#: AOTAutograd's kinds of outputs that share no memory with others: the latter is a view of what nothing else reads.
-_NEW = frozenset(("non_alias", "unsafe_view_alias"))
 #: The marks of nodes that are parameters of a graph that computes no gradients, and of any forward graph.
 _PARAMETER, _STATIC = "dispatch_profiler_parameter", "dispatch_profiler_static"
 
@@ -87,15 +85,6 @@ def mark_static_inputs(graph: Any) -> None:
     for at in places:
         if at < len(inputs):
             inputs[at].meta[_STATIC] = True
-
-
-def returns_new_tensors() -> bool:
-    """Whether the graph that AOTAutograd has compiled writes to no input, and returns no views of inputs or of each other."""
-    context = _torch._guards.TracingContext.try_get()
-    metadata = getattr(context, "fw_metadata", None)
-    kinds = [each.output_type.name for each in getattr(metadata, "output_info", None) or ()]
-    written = getattr(metadata, "mutated_inp_runtime_indices", None)
-    return bool(kinds) and set(kinds) <= _NEW and written == []
 
 
 def mark_parameters(graph: Any) -> None:

@@ -18,9 +18,9 @@ from dispatch_profiler.boo.fusion.spec import (
     RegionSpec,
     RunSpec,
     check_keys,
-    items,
+    checked_list,
     parse_run,
-    whole,
+    whole_number,
 )
 from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
@@ -31,12 +31,13 @@ class RunGraph:
     """Runs that are called one after another.
 
     Values are numbered: first the inputs of the graph, then the outputs of each run. `calls` are runs with the values
-    that they take, `outputs` the values that the graph returns.
+    that they take, `outputs` the values that the graph returns. One is None where it returns None, as in the place of a
+    gradient that is not needed; such graphs have no text.
     """
 
     inputs: int
     calls: tuple[tuple[RunSpec, tuple[int, ...]], ...]
-    outputs: tuple[int, ...]
+    outputs: tuple[int | None, ...]
 
     @classmethod
     def of(cls, graph: Any) -> RunGraph | None:
@@ -60,12 +61,10 @@ class RunGraph:
                 numbers[node] = first[node.args[0]] + node.args[1]
             elif node.op != "placeholder":
                 return None
-        are_values = all(isinstance(each, torch.fx.Node) for each in returned)
-        return (
-            cls(inputs, tuple(calls), tuple(numbers[each] for each in returned))
-            if calls and are_values
-            else None
-        )
+        if not calls or not all(each is None or isinstance(each, torch.fx.Node) for each in returned):
+            return None
+        outputs = tuple(None if each is None else numbers[each] for each in returned)
+        return cls(inputs, tuple(calls), outputs)
 
     @property
     def regions(self) -> tuple[RegionSpec, ...]:
@@ -91,7 +90,7 @@ class RunGraph:
         except (ValueError, TypeError, KeyError, RecursionError, DispatchProfilerError) as error:
             raise UsageError(f"this text is no graph of runs: {error}"[:300]) from error
 
-    def function(self, *, strict: bool) -> Callable[..., list[Tensor]]:
+    def function(self, *, strict: bool) -> Callable[..., list[Tensor | None]]:
         """What computes the graph, called with its inputs. `strict` is that of `RunCall`."""
         calls = [(RunCall(spec, strict=strict), values) for spec, values in self.calls]
         last = {value: at for at, (_, values) in enumerate(self.calls) for value in values}
@@ -101,27 +100,27 @@ class RunGraph:
             for at in range(len(calls))
         ]
 
-        def compute(*inputs: Tensor) -> list[Tensor]:
+        def compute(*inputs: Tensor) -> list[Tensor | None]:
             values: list[Any] = list(inputs)
             for (call, taken), ended in zip(calls, read_last, strict=True):
                 values += call(*[values[each] for each in taken])
                 for each in ended:  # its memory can be used by later runs
                     values[each] = None
-            return [values[each] for each in self.outputs]
+            return [None if each is None else values[each] for each in self.outputs]
 
         return compute
 
 
 def _graph(data: Any) -> RunGraph:
     check_keys(data, {"inputs", "calls", "outputs"})
-    inputs = whole(data["inputs"], 0, MAX_VALUES)
+    inputs = whole_number(data["inputs"], 0, MAX_VALUES)
     count, calls = inputs, []
-    for text, taken in items(data["calls"], MAX_VALUES):
+    for text, taken in checked_list(data["calls"], MAX_VALUES):
         spec = parse_run(text)
-        values = tuple(whole(each, 0, count - 1) for each in items(taken, MAX_VALUES))
+        values = tuple(whole_number(each, 0, count - 1) for each in checked_list(taken, MAX_VALUES))
         if len(values) != spec.inputs:
             raise ValueError(f"a run takes {spec.inputs} values, not {len(values)}")
         calls.append((spec, values))
         count += len(spec.outputs)
-    outputs = tuple(whole(each, 0, count - 1) for each in items(data["outputs"], MAX_VALUES))
+    outputs = tuple(whole_number(each, 0, count - 1) for each in checked_list(data["outputs"], MAX_VALUES))
     return RunGraph(inputs, tuple(calls), outputs)

@@ -80,6 +80,11 @@ class FusionSchema:
         if len(set(roots)) < len(roots):
             raise UsageError("a fusion schema has at most one rule for each root")
 
+    @property
+    def text(self) -> str:
+        """A line for each rule: equal for equal schemas, in every process."""
+        return "\n".join(f"{rule.root} {sorted(rule.steps)}" for rule in self.rules)
+
     def rule_for(self, root: Root) -> FusionRule | None:
         """The rule of a root; None if nothing begins with it."""
         return next((rule for rule in self.rules if rule.root is root), None)

@@ -175,16 +175,18 @@ def parse_run(text: str) -> RunSpec:
 
 def _run(data: Any) -> RunSpec:
     check_keys(data, {"inputs", "steps", "outputs"})
-    inputs = whole(data["inputs"], 0, MAX_VALUES)
+    inputs = whole_number(data["inputs"], 0, MAX_VALUES)
     values, steps = inputs, []
-    for region, taken in items(data["steps"], MAX_VALUES):
+    for region, taken in checked_list(data["steps"], MAX_VALUES):
         spec = _region(region)
-        places = tuple(whole(each, 0, values - 1) for each in items(taken))
+        places = tuple(whole_number(each, 0, values - 1) for each in checked_list(taken))
         if len(places) != len(spec.inputs):
             raise ValueError(f"{spec.operation.name} takes {len(spec.inputs)} values, not {len(places)}")
         steps.append((spec, places))
         values += len(spec.results)
-    outputs = tuple(whole(each, inputs, values - 1) for each in items(data["outputs"], MAX_VALUES))
+    outputs = tuple(
+        whole_number(each, inputs, values - 1) for each in checked_list(data["outputs"], MAX_VALUES)
+    )
     if not outputs or len(set(outputs)) != len(outputs):
         raise ValueError("outputs are different results of regions, at least one")
     return RunSpec(inputs, tuple(steps), outputs)
@@ -198,10 +200,10 @@ def check_keys(data: Any, expected: set[str]) -> None:
 
 def _region(data: Any) -> RegionSpec:
     check_keys(data, {"operation", "inputs", "sources", "results", "constants", "packs_weight"})
-    inputs = tuple(map(_shape, items(data["inputs"])))
-    sources = tuple(_source(each, len(inputs)) for each in items(data["sources"]))
-    results = tuple((_shape(shape), _result_reading(reading)) for shape, reading in items(data["results"]))
-    constants = tuple(whole(each, 0, len(inputs) - 1) for each in items(data["constants"]))
+    inputs = tuple(map(_shape, checked_list(data["inputs"])))
+    sources = tuple(_source(each, len(inputs)) for each in checked_list(data["sources"]))
+    results = tuple(_result(*each) for each in checked_list(data["results"]))
+    constants = tuple(whole_number(each, 0, len(inputs) - 1) for each in checked_list(data["constants"]))
     packs_weight = data["packs_weight"]
     if not isinstance(packs_weight, bool):
         raise ValueError("packs_weight is true or false")
@@ -231,34 +233,37 @@ def _check_sizes(spec: RegionSpec) -> None:
 
 def _source(data: Any, inputs: int) -> OperandSource:
     reading, places, eps = data
-    if reading not in READINGS or len(items(places)) != READINGS[reading]:
+    if reading not in READINGS or len(checked_list(places)) != READINGS[reading]:
         raise ValueError(f"unknown reading {str(reading)[:40]!r}")
     if type(eps) is not float or not 0.0 <= eps < 1e6:
         raise ValueError(f"eps {str(eps)[:40]}")
     least = ABSENT if reading in ("scale", "shift") else 0
-    return OperandSource(reading, tuple(whole(each, least, inputs - 1) for each in places), eps)
+    return OperandSource(reading, tuple(whole_number(each, least, inputs - 1) for each in places), eps)
 
 
-def _result_reading(value: Any) -> str:
-    if value not in ("rows", "channels"):
-        raise ValueError(f"unknown reading {str(value)[:40]!r} of a result")
-    return str(value)
+def _result(shape: Any, reading: Any) -> tuple[tuple[int, ...], str]:
+    found = _shape(shape)
+    if reading not in ("rows", "channels"):
+        raise ValueError(f"unknown reading {str(reading)[:40]!r} of a result")
+    if reading == "channels" and len(found) < 2:
+        raise ValueError("an image has at least 2 axes")
+    return found, str(reading)
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    if len(items(value)) > MAX_AXES:
+    if len(checked_list(value)) > MAX_AXES:
         raise ValueError(f"at most {MAX_AXES} axes are supported")
-    return tuple(whole(each, 1, 2**40) for each in value)
+    return tuple(whole_number(each, 1, 2**40) for each in value)
 
 
-def items(value: Any, most: int = _MAX_INPUTS) -> list[Any]:
+def checked_list(value: Any, most: int = _MAX_INPUTS) -> list[Any]:
     """`value`, if it is a list of at most so many. Raises ValueError."""
     if not isinstance(value, list) or len(value) > most:
         raise ValueError(f"expected a list of at most {most}")
     return value
 
 
-def whole(value: Any, least: int, most: int) -> int:
+def whole_number(value: Any, least: int, most: int) -> int:
     """`value`, if it is an integer from `least` to `most`. Raises ValueError."""
     if type(value) is not int or not least <= value <= most:
         raise ValueError(f"expected a whole number from {least} to {most}, but got {str(value)[:40]}")

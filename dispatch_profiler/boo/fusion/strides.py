@@ -47,30 +47,19 @@ def takes_any_strides(target: Any) -> bool:
     return target.is_view or torch.Tag.pointwise in target.tags or packet in _KNOWN
 
 
-def leave_out_restriding(graph: Any) -> bool:
-    """Take out each `as_strided` that only changes strides along axes with one element; whether there was one.
+def renames_strides(node: Node) -> bool:
+    """Whether a node is an `as_strided` that only changes strides along axes with one element.
 
-    Torch's average pool has one for images in channels_last memory. What may depend on strides keeps it.
+    Torch's average pool has one for images in channels_last memory.
     """
-    found = [node for node in graph.nodes if node.target is aten.as_strided.default and _keeps_elements(node)]
-    for node in found:
-        node.replace_all_uses_with(node.args[0], delete_user_cb=_takes_any_strides)
-        if not node.users:
-            graph.erase_node(node)
-    return bool(found)
-
-
-def _takes_any_strides(node: Node) -> bool:
-    return node.op == "call_function" and takes_any_strides(node.target)
-
-
-def _keeps_elements(node: Node) -> bool:
-    """Whether an `as_strided` yields the elements of its argument, in their places."""
+    if node.target is not aten.as_strided.default:
+        return False
     source, size, stride, *offset = node.args
     tensor = value(source)
-    numbers = [*size, *stride, *tensor.shape, *tensor.stride(), *offset]
-    if not all(type(each) is int for each in numbers) or list(tensor.shape) != list(size):
+    if tensor is None or list(tensor.shape) != list(size):
         return False
-    is_moved = offset not in ([], [tensor.storage_offset()])
+    numbers = [*size, *stride, *tensor.stride(), *offset]
+    if not all(type(each) is int for each in numbers) or offset not in ([], [tensor.storage_offset()]):
+        return False
     steps = zip(size, stride, tensor.stride(), strict=True)
-    return not is_moved and all(extent == 1 or one == other for extent, one, other in steps)
+    return all(extent == 1 or one == other for extent, one, other in steps)

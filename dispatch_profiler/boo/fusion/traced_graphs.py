@@ -6,10 +6,15 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
+import torch
+
 from dispatch_profiler.boo.environment import uses_backward_kernels
 from dispatch_profiler.boo.fusion.nodes import mark_parameters, mark_static_inputs
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, FusionRule, FusionSchema, Root
-from dispatch_profiler.boo.fusion.strides import leave_out_restriding
+
+#: AOTAutograd's kinds of outputs that share no memory with others: the latter is a view of what nothing else reads.
+_NEW = frozenset(("non_alias", "unsafe_view_alias"))
+_torch: Any = torch
 
 
 class GraphKind(str, Enum):
@@ -41,8 +46,6 @@ def compiled_by(
         def compiler(graph: Any, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
             if kind is GraphKind.INFERENCE:
                 mark_parameters(graph.graph)
-                if leave_out_restriding(graph.graph):
-                    graph.recompile()
             if kind is GraphKind.FORWARD:
                 mark_static_inputs(graph.graph)
             return compile_graph(kind, graph, inputs)
@@ -58,6 +61,18 @@ def compiled_by(
     )
     compiled: Callable[..., Any] = compile_module(module, example_inputs)
     return compiled
+
+
+def returns_new_tensors() -> bool:
+    """Whether the graph that AOTAutograd has compiled writes to no input, and returns no views of inputs or of each other.
+
+    Call this while `compile_graph` of `compiled_by` runs.
+    """
+    context = _torch._guards.TracingContext.try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    kinds = [each.output_type.name for each in getattr(metadata, "output_info", None) or ()]
+    written = getattr(metadata, "mutated_inp_runtime_indices", None)
+    return bool(kinds) and set(kinds) <= _NEW and written == []
 
 
 def boxed(function: Callable[..., Any]) -> Callable[[list[Any]], Any]:

@@ -14,6 +14,7 @@ from torch import nn
 
 from dispatch_profiler.boo.backends import _backend, backend, inductor
 from dispatch_profiler.boo.fusion import calls
+from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, DEFAULT_SUPPORTED_BOO_FUSIONS
 
 
 @pytest.fixture
@@ -86,6 +87,19 @@ def test_an_input_that_is_returned_too(nested: list[Any]) -> None:
     x = torch.randn(1, 3, 6, 6)
     check_equals_eager(lambda x: (torch.conv2d(x, FILTERS).mean((2, 3)), x * 2), backend("inductor"), x)
     assert len(nested) == 1
+
+
+def test_a_gradient_that_is_not_needed_needs_no_inductor(nested: list[Any]) -> None:
+    """That of the input of a first layer, in whose place the graph returns None."""
+    gradients = DEFAULT_SUPPORTED_BOO_FUSIONS.with_rules(BACKWARD_FUSIONS)
+    x = torch.randn(1, 3, 6, 6).to(memory_format=torch.channels_last)
+    w = FILTERS.to(memory_format=torch.channels_last).clone().requires_grad_()
+    torch._dynamo.reset()
+    compiled = torch.compile(torch.conv2d, backend=backend("inductor", gradients), dynamic=False)
+    (found,) = torch.autograd.grad(compiled(x, w).square().sum(), w)
+    (expected,) = torch.autograd.grad(torch.conv2d(x, w).square().sum(), w)
+    torch.testing.assert_close(found, expected)
+    assert nested == []
 
 
 def test_inductor_gets_what_is_left(nested: list[Any]) -> None:

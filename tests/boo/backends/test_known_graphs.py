@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -228,6 +229,42 @@ def test_other_effects_are_computed_each_time(
     assert len(traced) == count
 
 
+def replaced_relu(x: Any, inplace: bool = False) -> Any:
+    return torch.clamp(x, min=0) * 2
+
+
+def test_replaced_functions_are_traced(
+    traced: list[Any], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the graph, those that they call, and methods: their names say no longer what they compute."""
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()).eval()
+    for holder in (functional, torch, torch.Tensor):
+        with monkeypatch.context() as patches:
+            patches.setattr(holder, "relu", functools.wraps(holder.relu)(replaced_relu))
+            torch._dynamo.reset()
+            with torch.no_grad():
+                torch.compile(model, backend=backend(), dynamic=False)(images())
+    assert (len(traced), texts(cache)) == (3, [])
+    check_equals_eager(model, backend(), images())
+    assert len(texts(cache)) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Warning only once for all operators")
+def test_operators_with_kernels_of_the_program_are_traced(traced: list[Any]) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU6()).eval()
+    check_equals_eager(model, STRICT, images())
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        library.impl(
+            "relu6", lambda x: torch.clamp(x, 0, 3), "CompositeImplicitAutograd", allow_override=True
+        )
+        check_equals_eager(model, backend(), images())
+    finally:
+        library._destroy()
+    check_equals_eager(model, STRICT, images())
+    assert len(traced) == 2
+
+
 def test_dynamic_shapes_are_traced(traced: list[Any], cache: Path) -> None:
     model = convolution()
     for _ in range(2):
@@ -324,17 +361,36 @@ def test_regions_without_kernels_are_left_out(traced: list[Any], monkeypatch: py
     assert len(traced) == 2
 
 
-def test_a_record_of_fewer_outputs_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_for_a_known_graph_is_traced(traced: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    check_equals_eager(convolution(), backend(), images())
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("dispatch_profiler.boo.backends._graphs.prepare_kernels", fail)
+    check_equals_eager(convolution(), backend(), images())
+    assert len(traced) == 2
+
+
+@pytest.mark.parametrize("variable", ["BOO_CACHE_ON", "BOO_TUNING_SPEC_PATH"])
+def test_invalid_settings_leave_the_model_to_torch(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    check_equals_eager(convolution(), backend(), images())
+    monkeypatch.setenv(variable, "maybe")
+    check_equals_eager(convolution(), backend(), images())
+    check_equals_eager(lambda x: x + 1, backend(), images())
+
+
+def test_an_entry_with_other_outputs_is_not_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a graph returned a result twice, or an input."""
-    kept: list[tuple[known_graphs.GraphRecord, RunGraph]] = []
-    monkeypatch.setattr(known_graphs.GraphRecord, "keep", lambda self, graph: kept.append((self, graph)))
+    kept: list[tuple[known_graphs.GraphEntry, RunGraph]] = []
+    monkeypatch.setattr(known_graphs.GraphEntry, "keep", lambda self, graph: kept.append((self, graph)))
     check_equals_eager(convolution(), STRICT, images())
-    ((record, graph),) = kept
+    ((entry, graph),) = kept
     result = graph.inputs
-    assert record._fits(graph)
-    for outputs in ((), (0,), (result, result), (result, 0)):
-        assert not record._fits(replace(graph, outputs=outputs))
-    assert not record._fits(replace(graph, inputs=graph.inputs + 1, outputs=(result + 1,)))
+    assert entry._fits(graph)
+    for outputs in ((), (0,), (None,), (result, result), (result, 0)):
+        assert not entry._fits(replace(graph, outputs=outputs))
+    assert not entry._fits(replace(graph, inputs=graph.inputs + 1, outputs=(result + 1,)))
 
 
 def test_a_new_process_only_calls_the_runs(cache: Path) -> None:

@@ -69,6 +69,8 @@ def changed(**values: Any) -> str:
         {"sources": [["rows", [0], True]] * 4},
         {"results": []},
         {"results": [[[1], "rows"]]},
+        {"results": [[[256], "channels"]]},
+        {"results": [[[2, 8, 4, 4]]]},
         {"results": [[[2, 8, 4, 4], "columns"]]},
         {"constants": [99]},
         {"constants": [1.0]},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,14 @@ def test_what_later_runs_do_not_need_is_freed(monkeypatch: pytest.MonkeyPatch) -
     assert left == ids
 
 
+def test_a_gradient_that_is_not_needed_is_none() -> None:
+    given = inputs()
+    found = replace(graph(), outputs=(None, graph().outputs[0]))
+    nothing, result = found.function(strict=True)(*given)
+    assert nothing is None
+    torch.testing.assert_close(result, filters_of_a_convolution(*given)[0])
+
+
 def test_a_graph_with_anything_else_is_none() -> None:
     w = images(4, 4, 1, 1)
     assert RunGraph.of(fused(lambda x: functional.conv2d(x, w).cumsum(1), images(1, 4, 2, 2))) is None
@@ -102,6 +111,7 @@ def test_a_graph_with_anything_else_is_none() -> None:
         {"outputs": [99]},
         {"outputs": [-1]},
         {"outputs": None},
+        {"outputs": [None]},
     ],
 )
 def test_other_texts_are_errors(change: dict[str, Any]) -> None:
