@@ -15,7 +15,7 @@ from dispatch_profiler.boo.fusion.strides import _KNOWN, takes_any_strides
 
 aten = torch.ops.aten
 #: Samples of each of torch's tests; those with gradients run operators of backward graphs too.
-SAMPLES = 60
+SAMPLES = [12, pytest.param(60, marks=pytest.mark.slow)]
 WITH_GRADIENTS = {
     *(f"nn.functional.{name}" for name in ("avg_pool2d", "adaptive_avg_pool2d", "hardswish", "batch_norm")),
     *(f"nn.functional.{name}" for name in ("max_pool2d", "prelu", "gelu", "silu")),
@@ -67,13 +67,13 @@ class Restored(TorchDispatchMode):
             self.wrong.setdefault(func, str(error))
 
 
-def run_samples(mode: Restored, device: str) -> None:
+def run_samples(mode: Restored, device: str, count: int) -> None:
     found = pytest.importorskip("torch.testing._internal.common_methods_invocations", exc_type=ImportError)
     for each in found.op_db:
         if torch.float32 not in each.supported_dtypes(device):
             continue
         grad = each.name in WITH_GRADIENTS
-        for sample in samples_of(each, device, grad):
+        for sample in samples_of(each, device, grad, count):
             try:
                 with mode:
                     results = each(sample.input, *sample.args, **sample.kwargs)
@@ -83,19 +83,20 @@ def run_samples(mode: Restored, device: str) -> None:
                 break  # some of torch's tests cannot run in a dispatch mode
 
 
-def samples_of(test: Any, device: str, grad: bool) -> Iterator[Any]:
+def samples_of(test: Any, device: str, grad: bool, count: int) -> Iterator[Any]:
     samples = test.sample_inputs(device, torch.float32, requires_grad=grad)
     try:
-        yield from (sample for _, sample in zip(range(SAMPLES), samples, strict=False))
+        yield from (sample for _, sample in zip(range(count), samples, strict=False))
     except Exception:
         return
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own samples
+@pytest.mark.parametrize("samples", SAMPLES)
 @pytest.mark.parametrize("device", DEVICES)
-def test_known_operators_compute_the_same_for_other_strides(device: str) -> None:
+def test_known_operators_compute_the_same_for_other_strides(device: str, samples: int) -> None:
     mode = Restored()
-    run_samples(mode, device)
+    run_samples(mode, device, samples)
     image, statistics = torch.randn(2, 3, 4, 5, device=device), torch.rand(3, device=device) + 0.5
     with mode:
         aten._native_batch_norm_legit_no_training(
