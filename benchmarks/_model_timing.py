@@ -81,6 +81,13 @@ def speedup(of: Sequence[float], over: Sequence[float]) -> float:
     return statistics.median(slow / fast for fast, slow in zip(of, over, strict=True))
 
 
+def highest_speedup(of: Sequence[float], over: Sequence[float]) -> float:
+    """The upper end of the 95 % interval of `speedup`."""
+    from dispatch_profiler.profiler.statistics.intervals import median_interval
+
+    return median_interval([slow / fast for fast, slow in zip(of, over, strict=True)])[1]
+
+
 def geometric_mean(values: Sequence[float]) -> float:
     """Of one or more positive values."""
     return math.exp(statistics.fmean(map(math.log, values)))

@@ -88,27 +88,45 @@ def test_a_speedup_compares_what_was_measured_one_after_the_other():
     assert benchmark.speedup([1.0, 1.0, 3.0], [2.0, 2.0, 6.0]) == 2.0
 
 
-def test_means_are_geometric():
-    rows = list(benchmark.means({"eager": [1.0, 4.0], "inductor": [0.5, 2.0]}))
+def side_times(**others: list[float]) -> dict[str, list[float]]:
+    """Times of all sides: each of ours is twice as fast as the one that it is compared with."""
+    plain = {"eager": [4.0], "inductor": [2.0], benchmark.FREEZING: [1.0]}
+    ours = {side: [plain[theirs][0] / 2] for side, (theirs, _) in benchmark.AGAINST.items()}
+    return {**plain, **ours, **others}
 
-    assert [row.value for row in rows] == pytest.approx([2.0, 1.0])
-    assert [(row.must, row.holds) for row in rows] == [(">= 1.4", True), (">= 1.15", False)]
+
+def test_means_are_geometric_and_each_side_has_its_own_goal():
+    every = [side_times(**{benchmark.AUTOTUNE: [1.0]}), side_times(**{benchmark.AUTOTUNE: [4.0]})]
+    rows = list(benchmark.means(every))
+
+    assert [row.value for row in rows] == pytest.approx([2.0, 1.0, 2.0])
+    assert [(row.must, row.holds) for row in rows] == [(">= 1.4", True), (">= 1.1", False), (">= 1.3", True)]
+    assert rows[2].name.endswith("against inductor with freezing")
 
 
 @pytest.mark.usefixtures("in_this_process")
 def test_every_model_is_reported_and_none_may_be_slower_than_inductor(monkeypatch):
-    sides = {benchmark.BACKEND: [1.5], benchmark.PRODUCTS: [9.0], benchmark.AUTOTUNE: [2.1]}
-    times = {"eager": [4.0], "inductor": [2.0], **sides}
+    slower = {benchmark.AUTOTUNE: [2.2], benchmark.FROZEN: [1.1]}
+    times = side_times(**slower)
     monkeypatch.setattr(benchmark, "inference_times", lambda name, batch, scale: (f"{name} {batch}", times))
 
     rows = list(benchmark.inference_rows(benchmark.Scale()))
 
-    assert len(rows) == 4 * 2 * 3 * 2 + 2
+    assert len(rows) == 4 * 2 * 4 * 2 + 3
     missed = [row.name for row in rows if not row.holds]
-    assert len(missed) == 4 * 2 + 1  # 0.95 of inductor, each, and the mean
+    assert len(missed) == 4 * 2 * 2 + 2  # 0.91 of inductor with both sides, and the means
     assert all("autotune" in name for name in missed)
-    assert rows[0].value == pytest.approx(4 / 1.5)
-    assert [row.value for row in rows[-2:]] == pytest.approx([4 / 2.1, 2 / 2.1])
+    assert rows[0].value == pytest.approx(4.0)
+    assert [row.value for row in rows[-3:]] == pytest.approx([4 / 2.2, 2 / 2.2, 1 / 1.1])
+
+
+def test_a_row_holds_if_its_interval_reaches_the_goal():
+    times = side_times(**{"inductor": [1.0] * 20, benchmark.AUTOTUNE: [1.2, 1.0] * 10, "eager": [1.0] * 20})
+    times = {side: each * (20 // len(each)) for side, each in times.items()}
+    (row,) = [r for r in benchmark.model_rows("m", times) if r.name == "m, autotune: against inductor"]
+
+    assert row.value < 0.95
+    assert row.holds
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -265,7 +283,7 @@ def test_rows_are_printed_and_written_as_soon_as_they_are_known(monkeypatch, tmp
 
 
 def test_models_are_copied_outside_of_inference_mode(monkeypatch: pytest.MonkeyPatch):
-    """Parameters of a copy that is made in it have no version, so that no backend could keep what derives from them."""
+    """As users create their models."""
     copies = []
     monkeypatch.setattr(torch, "compile", lambda model, **_: (copies.append(model), model)[1])
     monkeypatch.setattr(benchmark, "is_available", lambda: False)
@@ -273,8 +291,8 @@ def test_models_are_copied_outside_of_inference_mode(monkeypatch: pytest.MonkeyP
 
     benchmark.inference_times("mobilenet_v2", 1, benchmark.QUICK)
 
-    assert len(copies) == 1
-    assert not any(each.is_inference() for each in copies[0].parameters())
+    assert len(copies) == 2  # inductor, without and with freezing
+    assert not any(each.is_inference() for copied in copies for each in copied.parameters())
 
 
 def test_a_library_that_does_not_exist_ends_the_benchmark(monkeypatch):

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from dispatch_profiler.boo.op_exports.layer_norm import (
         LayerNormSignature as LayerNormSignature,
     )
+    from dispatch_profiler.boo.weights.freezing import (
+        refreeze as refreeze,
+    )
 
 #: Module -> the names that this package exports from it.
 _PROVIDED = {
@@ -48,5 +51,6 @@ _PROVIDED = {
     "op_exports.conv": ("ConvSignature",),
     "op_exports.gemm": ("GEMMSignature",),
     "op_exports.layer_norm": ("LayerNormSignature",),
+    "weights.freezing": ("refreeze",),
 }
 __all__, __getattr__, __dir__ = exported(__name__, _PROVIDED)

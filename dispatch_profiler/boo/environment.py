@@ -5,6 +5,8 @@ BOO_CACHE_DIR             folder of the kernels (default: the cache that `compil
 BOO_TUNING_SPEC_PATH      library of tuned kernels (a folder or a shipped name), or a tuning spec; empty: none
                           (default: the shipped library for the hardware)
 BOO_USE_BACKWARD_KERNELS  1: gradients are computed by kernels of this package, too (default: 0)
+BOO_FREEZE                1: weights are frozen (see `dispatch_profiler.boo.refreeze`) where nothing says otherwise
+                          (default: 0)
 BOO_RELEASE_TORCH_THREADS 0: torch's OpenMP threads are left spinning while chains of launches run (default: 1)
 TURBINE_LOG_LEVEL         level of the logger `dispatch_profiler.boo`, such as DEBUG
 TURBINE_DEBUG             log_level=LEVEL: the same
@@ -52,6 +54,8 @@ def launch_settings() -> LaunchSettings:
 
 #: `os.environ` without conversions from and to bytes, which take longer than all else that a launch looks up.
 _RAW: Any = getattr(os.environ, "_data", os.environ)
+_FREEZE = "BOO_FREEZE"
+_FREEZE_KEY = os.fsencode(_FREEZE) if _RAW is not os.environ else _FREEZE
 _STATE_NAMES = tuple(
     os.fsencode(name) if _RAW is not os.environ else name
     for name in ("BOO_CACHE_ON", "BOO_CACHE_DIR", TUNING_VARIABLE, "XDG_CACHE_HOME", "HOME")
@@ -79,6 +83,12 @@ def uses_backward_kernels() -> bool:
     """Whether gradients are computed by kernels of this package. Raises UsageError for an invalid value."""
     name = "BOO_USE_BACKWARD_KERNELS"
     return _flag(name, os.environ.get(name), default=False)
+
+
+def freezes_weights() -> bool:
+    """Whether weights are frozen that nothing else decides about. Raises UsageError for an invalid value."""
+    value = _RAW.get(_FREEZE_KEY)
+    return value is not None and _flag(_FREEZE, os.environ.get(_FREEZE), default=False)
 
 
 def releases_torch_threads() -> bool:

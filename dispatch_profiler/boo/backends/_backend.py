@@ -23,12 +23,13 @@ from dispatch_profiler.boo.backends._graphs import (
     with_direct_calls,
 )
 from dispatch_profiler.boo.backends.choosing import Candidate, Choice, Graph
+from dispatch_profiler.boo.backends.freezing import FROZEN, FrozenGraph
 from dispatch_profiler.boo.backends.gradient_choice import GradientChoice
 from dispatch_profiler.boo.backends.inductor import knowing_static_inputs, prepare_inductor
 from dispatch_profiler.boo.backends.known_graphs import GraphEntry, entry_of
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns
 from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds
-from dispatch_profiler.boo.environment import LOGGER, configure_logging
+from dispatch_profiler.boo.environment import LOGGER, configure_logging, freezes_weights
 from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS, FusionSchema
 from dispatch_profiler.boo.fusion.traced_graphs import (
     GraphKind,
@@ -41,8 +42,8 @@ from dispatch_profiler.errors import UsageError
 
 _torch: Any = torch
 _INDUCTOR = "inductor"
-#: The name of `autotune` among the options of torch.compile.
-_AUTOTUNE = "autotune"
+#: Options of torch.compile that are ours: the name of each field of `Backend`, and its other names.
+_OPTIONS = {"autotune": "autotune", "freeze": "freeze", "freezing": "freeze"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Backend:
     schema: FusionSchema
     autotune: bool = False
     strict: bool = False
+    #: Whether weights are frozen; None leaves it to the environment.
+    freeze: bool | None = None
     #: How `autotune` takes times.
     measure: Rounds = in_rounds
     #: How gradients are timed that `BOO_USE_BACKWARD_KERNELS=1` asks for.
@@ -76,9 +79,9 @@ class Backend:
                 f"fusion_schema is a FusionSchema, but got {self.schema!r}",
                 hint="see dispatch_profiler.boo.fusion.schema",
             )
-        for name in ("autotune", "strict"):
+        for name in ("autotune", "strict", "freeze"):
             found = getattr(self, name)
-            if not isinstance(found, bool):
+            if not isinstance(found, bool) and (name, found) != ("freeze", None):
                 raise UsageError(f"{name} is True or False, but got {found!r}")
         object.__setattr__(self, "_fallbacks", Fallbacks(self.strict))
 
@@ -116,39 +119,54 @@ class Backend:
     def __call__(self, module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
         """Compile a graph module of Dynamo. `options` are `mode` and `options` of torch.compile, for the nested backend.
 
-        `options={"autotune": True}` and the modes `max-autotune...` also turn `autotune` on. Raises UsageError for
-        other options without a nested backend, and what the nested backend raises.
+        `options={"autotune": True}` and the modes `max-autotune...` also turn `autotune` on, `options={"freeze": True}`
+        freezes weights. Raises UsageError for other options without a nested backend, and what the nested backend
+        raises.
         """
         configure_logging()
-        autotune, options = _split(options, autotune=self.autotune)
+        own, options = self._split(options)
         if options and self.nested is None:
             given = ", ".join(f"{name}={found!r}" for name, found in options.items())
             raise UsageError(
                 f"torch.compile(backend={self.__name__!r}) takes neither mode nor options, but got {given}",
                 hint="use backend='iree_boo_inductor', which passes them on to inductor",
             )
-        may_be_known = self.calls_runs(options) and not autotune
-        entry = entry_of(module, example_inputs, self.schema) if may_be_known else None
+        may_be_known = self.calls_runs(options) and not own["autotune"]
+        entry = entry_of(module, example_inputs, self.schema, freezes=own["freeze"]) if may_be_known else None
         known = None if entry is None else self._known(entry)
         if known is not None:
             return known
-        real_inputs = list(example_inputs) if autotune else []
-        compile_graph = GraphCompiler(self, options, autotune, real_inputs, entry)
+        real_inputs = list(example_inputs) if own["autotune"] else []
+        compile_graph = GraphCompiler(self, options, own["autotune"], own["freeze"], real_inputs, entry)
         try:
-            return compiled_by(compile_graph, module, example_inputs, saves_memory=self.saves_memory)
+            return compiled_by(
+                compile_graph,
+                module,
+                example_inputs,
+                saves_memory=self.saves_memory,
+                freezes=own["freeze"],
+            )
         finally:
             compile_graph.real_inputs.clear()  # the graph of the backward is compiled much later
 
+    def freezes(self) -> bool:
+        """Whether weights are frozen where the options of torch.compile do not say it."""
+        return freezes_weights() if self.freeze is None else self.freeze
 
-def _split(options: dict[str, Any], *, autotune: bool) -> tuple[bool, dict[str, Any]]:
-    """Whether to measure, and what is left of the options for the nested backend. Raises UsageError."""
-    given = dict(options.get("options") or {})
-    autotune = autotune or str(options.get("mode")).startswith("max-autotune")
-    chosen = given.pop(_AUTOTUNE, autotune)
-    if not isinstance(chosen, bool):
-        raise UsageError(f"the option {_AUTOTUNE} is True or False, but got {chosen!r}")
-    left = {name: found for name, found in options.items() if name != "options"}
-    return chosen, {**left, "options": given} if given else left
+    def _split(self, options: dict[str, Any]) -> tuple[dict[str, bool], dict[str, Any]]:
+        """Our own options, and what is left of the others for the nested backend. Raises UsageError."""
+        given = dict(options.get("options") or {})
+        own = {
+            "autotune": self.autotune or str(options.get("mode")).startswith("max-autotune"),
+            "freeze": self.freezes(),
+        }
+        for name, field_ in _OPTIONS.items():
+            chosen = given.pop(name, own[field_])
+            if not isinstance(chosen, bool):
+                raise UsageError(f"the option {name} is True or False, but got {chosen!r}")
+            own[field_] = chosen
+        left = {name: found for name, found in options.items() if name != "options"}
+        return own, {**left, "options": given} if given else left
 
 
 @dataclass
@@ -158,7 +176,8 @@ class GraphCompiler:
     backend: Backend
     options: dict[str, Any]
     autotune: bool
-    #: Those of Dynamo's graph, while its graphs of forward or inference are compiled.
+    freeze: bool
+    #: The inputs of Dynamo's graph, while its graphs of forward or inference are compiled.
     real_inputs: list[Any]
     #: Where the cache keeps what Dynamo's graph becomes, if it can: such a graph computes no gradients.
     entry: GraphEntry | None = None
@@ -170,9 +189,9 @@ class GraphCompiler:
         if callable(self.backend.nested):  # functions of other modules may have the same name
             nested: Any = self.backend.nested
             name = f"{getattr(nested, '__module__', '')}.{getattr(nested, '__qualname__', nested)}"
-        setting = f"{name} {sorted(self.options.items(), key=str)}"
+        setting = f"{name} {sorted(self.options.items(), key=str)}" if self.options else name
         return Choice(
-            setting if self.options else name,
+            f"{setting}, frozen" if self.freeze else setting,
             self.backend.measure,
             self.backend._decisions,
             self.backend._fallbacks.report,
@@ -224,6 +243,10 @@ class GraphCompiler:
 
     def _nested(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # What a backend returns takes separate arguments, even where it is marked as taking a list.
+        if self.freeze and self.backend.nested == _INDUCTOR:
+            frozen = FrozenGraph.of(module, example_inputs, self._compile_nested)
+            if frozen is not None:
+                return boxed(frozen)
         return boxed(self._compile_nested(module, example_inputs))
 
     def _compile_nested(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -234,9 +257,13 @@ class GraphCompiler:
         if nested == _INDUCTOR:
             prepare_inductor(module)
         compiler: Any = lookup_backend(nested) if isinstance(nested, str) else nested
-        if nested == _INDUCTOR and options:
+        if nested == _INDUCTOR and (options or module.meta.get(FROZEN)):
             # As torch.compile does for inductor: this checks the options, too.
-            compiler = _torch._TorchCompileInductorWrapper(options.get("mode"), options.get("options"), False)
+            given = {
+                **(options.get("options") or {}),
+                **({"freezing": True} if module.meta.get(FROZEN) else {}),
+            }
+            compiler = _torch._TorchCompileInductorWrapper(options.get("mode"), given, False)
             options = {}
         if nested == _INDUCTOR:
             compiler = knowing_static_inputs(compiler, module, example_inputs)
@@ -251,15 +278,18 @@ def backend(
     fusion_schema: FusionSchema = DEFAULT_SUPPORTED_BOO_FUSIONS,
     autotune: bool = False,
     strict: bool = False,
+    freeze: bool | None = None,
 ) -> Backend:
     """A backend of `torch.compile` that computes regions of a model with kernels of this package.
 
     `nested_backend` computes the rest: a name that torch knows, such as `inductor`, or a backend; None is eager torch.
     What cannot be fused is left to it, and logged once; with `strict`, it raises instead. With `autotune`, each graph is
     compiled by the nested backend alone and with several sets of regions, which are measured once; the fastest is used,
-    and the cache keeps the decision. Raises UsageError for arguments of other types.
+    and the cache keeps the decision. With `freeze`, parameters and buffers are snapshots, taken at the first call and
+    until `dispatch_profiler.boo.refreeze`, where no gradients are needed; None leaves this to `BOO_FREEZE`. Raises
+    UsageError for arguments of other types.
     """
-    return Backend(nested_backend, fusion_schema, autotune, strict)
+    return Backend(nested_backend, fusion_schema, autotune, strict, freeze)
 
 
 @functools.cache

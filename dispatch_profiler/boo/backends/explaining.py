@@ -14,11 +14,12 @@ from dispatch_profiler.boo.backends._graphs import connecting_regions, copied, d
 from dispatch_profiler.boo.backends.choosing import Decision, candidates
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns, region_seconds
 from dispatch_profiler.boo.environment import launch_settings
-from dispatch_profiler.boo.fusion.matching import Region, Rejected, find_regions
+from dispatch_profiler.boo.fusion.matching import Region, Rejected, find_regions, with_frozen_weights
 from dispatch_profiler.boo.fusion.model_runs import compiled_alone, unchanged
 from dispatch_profiler.boo.fusion.schema import FusionSchema, Root
 from dispatch_profiler.boo.fusion.traced_graphs import GraphKind, boxed, compiled_by, schema_of
 from dispatch_profiler.boo.kernels import OperationKernels
+from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, FrozenMemory
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.operations import Operation
 
@@ -31,8 +32,11 @@ class RegionReport:
 
     `graph` is `inference`, `forward` or `backward`. `operation` and `configuration` are those of the kernel; None and
     empty for a node that is left to torch, with the `reason`. For a fused region, `reason` says why it ends, if another
-    node could have been part of it. `seconds` and `torch_seconds` are those of a call by the kernel and by eager
+    node could have been part of it. `seconds` and `torch_seconds` are the times of a call by the kernel and by eager
     torch, node by node; None if they were not measured.
+
+    `frozen`: its weights are frozen. `frozen_configuration` and `frozen_seconds` are the configuration and the time of a
+    call once they are; None if there are no weights to freeze, or if they are frozen.
     """
 
     graph: str
@@ -43,6 +47,9 @@ class RegionReport:
     reason: str = ""
     seconds: float | None = None
     torch_seconds: float | None = None
+    frozen: bool = False
+    frozen_configuration: str | None = None
+    frozen_seconds: float | None = None
 
     @property
     def is_fused(self) -> bool:
@@ -60,7 +67,24 @@ class RegionReport:
             return f"{self.graph:9}  fallback  {nodes}: {self.reason}"
         took = "" if self.seconds is None else f"{self.seconds * 1e6:9.0f} us  {self.speedup:5.2f}x"
         end = f"; ends there: {self.reason}" if self.reason else ""
-        return f"{self.graph:9}  fused {took}  {nodes}: {self.operation.name} ({self.configuration}){end}"
+        return f"{self.graph:9}  fused {took}  {nodes}: {self.operation.name} ({self.configuration}){end}{self._freezing}"
+
+    @property
+    def _freezing(self) -> str:
+        """Whether the weights are frozen, or what freezing them would bring."""
+        if self.frozen:
+            return "; frozen"
+        if self.frozen_configuration is None:
+            return ""
+        kernel = "the same kernel"
+        if self.frozen_configuration != self.configuration:
+            kernel = self.frozen_configuration
+        if self.frozen_seconds is None or not self.seconds:
+            return f"; not frozen: freezing would use {kernel}"
+        speedup = self.seconds / self.frozen_seconds
+        return (
+            f"; not frozen: freezing would take {self.frozen_seconds * 1e6:.0f} us ({speedup:.2f}x, {kernel})"
+        )
 
 
 @dataclass(frozen=True)
@@ -85,11 +109,13 @@ class ChoiceReport:
 class Explanation:
     """What `explain` found. `str()` of it is a table; speedups are those over eager torch.
 
-    `choices` has each graph that a backend with `autotune` measured, now or earlier.
+    `choices` has each graph that a backend with `autotune` measured, now or earlier. `snapshots` is what frozen weights
+    of this process take: their number, and the bytes of what derives from them.
     """
 
     regions: tuple[RegionReport, ...]
     choices: tuple[ChoiceReport, ...] = ()
+    snapshots: FrozenMemory = FrozenMemory(0, 0)
 
     @property
     def operations(self) -> Counter[Operation]:
@@ -100,6 +126,8 @@ class Explanation:
     def __str__(self) -> str:
         fused = sum(each.is_fused for each in self.regions)
         title = f"{fused} of {len(self.regions)} regions are fused"
+        if self.snapshots.weights:
+            title += f"; snapshots of {self.snapshots.weights} frozen weights take {self.snapshots.bytes / 1e6:.1f} MB"
         return "\n".join([title, *map(str, self.choices), *map(str, self.regions)])
 
 
@@ -137,7 +165,7 @@ def explain(
         regions += connecting_regions(module.graph, usable, schema, failed)
         reports = [_report(name, each, failed, measure, measured) for each in regions]
         found += _in_order(module.graph, regions, reports, name, rejected)
-    return Explanation(tuple(found), tuple(choices))
+    return Explanation(tuple(found), tuple(choices), SNAPSHOTS.frozen)
 
 
 def _schema_of(decision: Decision, schema: FusionSchema) -> FusionSchema:
@@ -174,7 +202,13 @@ def _capture(model: Callable[..., Any], inputs: Sequence[Any], backend: Backend)
             graphs.append((kind, graph, _decision(kind, graph, graph_inputs, backend, example_inputs)))
             return boxed(graph.forward)
 
-        return compiled_by(keep, module, example_inputs, saves_memory=backend.saves_memory)
+        return compiled_by(
+            keep,
+            module,
+            example_inputs,
+            saves_memory=backend.saves_memory,
+            freezes=backend.freezes(),
+        )
 
     with unchanged(model, inputs):
         outputs = compiled_alone(model, capturing)(*inputs)
@@ -201,7 +235,9 @@ def _decision(
     if not backend.autotune:
         return None
     known: dict[str, str] = {}
-    compile_graph = GraphCompiler(replace(backend, _decisions=known), {}, True, list(real_inputs))
+    compile_graph = GraphCompiler(
+        replace(backend, _decisions=known), {}, True, backend.freezes(), list(real_inputs)
+    )
     compile_graph(kind, copied(module), example_inputs)
     notes = list(known.values())
     return Decision.of(notes[0]) if notes else None
@@ -217,18 +253,38 @@ def _report(
     nodes, operation = tuple(map(str, region.nodes)), region.spec.operation
     if operation in failed:
         return RegionReport(graph, nodes, str(region.root), reason=failed[operation])
+    try:
+        seconds, torch_seconds = _seconds(region, measure, measured)
+    except DispatchProfilerError as error:
+        return RegionReport(graph, nodes, str(region.root), reason=str(error))
+    report = RegionReport(
+        graph, nodes, str(region.root), operation, _configuration(region), region.stop, seconds, torch_seconds
+    )
+    frozen = with_frozen_weights(region)
+    if not frozen.spec.frozen:
+        return report
+    if frozen.spec == region.spec:
+        return replace(report, frozen=True)
+    try:
+        frozen_seconds, _ = _seconds(frozen, measure, measured)
+        return replace(report, frozen_configuration=_configuration(frozen), frozen_seconds=frozen_seconds)
+    except DispatchProfilerError:
+        return report  # there is no kernel for frozen weights
+
+
+def _seconds(
+    region: Region, measure: Measure | None, measured: dict[Any, tuple[float | None, float | None]]
+) -> tuple[float | None, float | None]:
+    """Times of a call by the kernel and by torch; raises DispatchProfilerError if there is no kernel."""
     if region.spec not in measured:
-        measured[region.spec] = (None, None)
-        if measure is not None:
-            try:
-                measured[region.spec] = region_seconds(region, measure)
-            except DispatchProfilerError as error:
-                return RegionReport(graph, nodes, str(region.root), reason=str(error))
+        measured[region.spec] = (None, None) if measure is None else region_seconds(region, measure)
+    return measured[region.spec]
+
+
+def _configuration(region: Region) -> str:
+    """The name of the configuration of a region's kernel."""
+    operation = region.spec.operation
     kernels = OperationKernels(
         operation, operation.name, launch_settings(), packs_weight=region.spec.packs_weight
     )
-    function = kernels.kernel(device_of(region)).function
-    configuration = function.removeprefix(f"{operation.name}_")
-    return RegionReport(
-        graph, nodes, str(region.root), operation, configuration, region.stop, *measured[region.spec]
-    )
+    return kernels.kernel(device_of(region)).function.removeprefix(f"{operation.name}_")

@@ -93,7 +93,9 @@ class GraphEntry:
         )
 
 
-def entry_of(module: Any, example_inputs: Sequence[Any], schema: FusionSchema) -> GraphEntry | None:
+def entry_of(
+    module: Any, example_inputs: Sequence[Any], schema: FusionSchema, *, freezes: bool = False
+) -> GraphEntry | None:
     """The entry of a graph module of Dynamo, for a backend with `schema`; None if there can be none.
 
     There is none for graphs that depend on more than the key can have, such as functions of the user, changes of torch's
@@ -119,6 +121,7 @@ def entry_of(module: Any, example_inputs: Sequence[Any], schema: FusionSchema) -
             torch.__version__,
             _replaced_operators(),
             schema.text,
+            freezes,
         ),
         *(torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), nodes, tensors),
     ]

@@ -13,7 +13,7 @@ from dispatch_profiler.boo.backends.rounds import finished, samples
 from dispatch_profiler.boo.fusion.calls import RunCall
 from dispatch_profiler.boo.fusion.gradients import compute_only
 from dispatch_profiler.boo.fusion.matching import Region
-from dispatch_profiler.boo.fusion.nodes import Node, aten, value
+from dispatch_profiler.boo.fusion.nodes import Node, aten, is_parameter, value
 from dispatch_profiler.boo.fusion.schema import GRADIENTS
 from dispatch_profiler.boo.fusion.spec import RunSpec
 
@@ -48,33 +48,60 @@ def region_seconds(
     """Seconds of a region by our kernel, with channels_last inputs, and as torch computes its nodes.
 
     `nested` compiles the graph module of its nodes; None leaves them to eager torch. Both sides compute the region
-    several times in a row, as a model would, and wait for a GPU. Raises what either of them raises.
+    several times in a row, as a model would, each time with other parameters, and wait for a GPU. Raises what either of
+    them raises.
     """
-    count = len(region.inputs)
-    steps = tuple((region.spec, tuple(range(count))) for _ in range(_COPIES))
-    results = len(region.spec.results)
-    last = count + results * (_COPIES - 1)
-    call = RunCall(RunSpec(count, steps, tuple(range(last, last + results))), strict=True)
-    images = {
-        at
-        for source in region.spec.sources
-        if source.reading in ("channels", "filter")
-        for at in source.inputs
-    }
-    # Tensors that are made in inference mode have no version: weights would be packed in each call.
+    # Tensors that are made in inference mode would be read in another way than the parameters of a model.
     with torch.inference_mode(False), torch.no_grad():
         inputs = samples([value(each) for each in region.inputs], ())
-        stored = [_channels_last(each) if at in images else each for at, each in enumerate(inputs)]
         module = region_module(region)
         theirs = module.forward if nested is None else nested(module, inputs)
+        rows = _rows(region, inputs)
+        places, given = _shared(rows)
+        call = RunCall(_run(region, places, len(given)), strict=True)
 
         def compute_theirs() -> None:
-            for _ in range(_COPIES):
-                theirs(*inputs)
+            for row in rows:
+                theirs(*row)
 
+        images = {row[at] for row in places for at in _images(region)}
+        stored = [_channels_last(each) if at in images else each for at, each in enumerate(given)]
         sides = (lambda: call(*stored)), compute_theirs
         ours_taken, theirs_taken = measure(*(finished(each, inputs) for each in sides))
     return ours_taken / _COPIES, theirs_taken / _COPIES
+
+
+def _rows(region: Region, inputs: Sequence[Any]) -> list[list[Any]]:
+    """The inputs of each copy of the region: with parameters of its own."""
+    own = {at for at, node in enumerate(region.inputs) if is_parameter(node)}
+    return [
+        [each.clone() if number and at in own else each for at, each in enumerate(inputs)]
+        for number in range(_COPIES)
+    ]
+
+
+def _shared(rows: Sequence[Sequence[Any]]) -> tuple[list[tuple[int, ...]], list[Any]]:
+    """The different tensors of all rows, after their places in each row."""
+    numbers: dict[int, int] = {}
+    given: list[Any] = []
+    for each in (tensor for row in rows for tensor in row):
+        if id(each) not in numbers:
+            numbers[id(each)] = len(given)
+            given.append(each)
+    return [tuple(numbers[id(each)] for each in row) for row in rows], given
+
+
+def _run(region: Region, places: Sequence[tuple[int, ...]], count: int) -> RunSpec:
+    """The region once for each of `places`, and the results of the last one."""
+    results = len(region.spec.results)
+    last = count + results * (len(places) - 1)
+    return RunSpec(count, tuple((region.spec, each) for each in places), tuple(range(last, last + results)))
+
+
+def _images(region: Region) -> set[int]:
+    """The places of inputs that kernels read in channels_last memory."""
+    readings = ("channels", "filter")
+    return {at for source in region.spec.sources if source.reading in readings for at in source.inputs}
 
 
 def region_module(region: Region) -> Any:

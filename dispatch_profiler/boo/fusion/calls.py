@@ -12,9 +12,9 @@ import torch
 
 from dispatch_profiler.boo.driver.launch import get_launchable, get_packed_launch
 from dispatch_profiler.boo.environment import LOGGER
-from dispatch_profiler.boo.fusion.packing import PackedWeight, WeightChanges
-from dispatch_profiler.boo.fusion.parameters import Derived, Operands, Read
-from dispatch_profiler.boo.fusion.reference import batch_norm_scale, batch_norm_shift, compute
+from dispatch_profiler.boo.fusion.parameters import Operands, WeightChanges
+from dispatch_profiler.boo.fusion.reference import compute
+from dispatch_profiler.boo.fusion.run_operands import RunOperand
 from dispatch_profiler.boo.fusion.spec import (
     ABSENT,
     OperandSource,
@@ -47,7 +47,6 @@ class RunCall:
     def __init__(self, spec: RunSpec, *, strict: bool = False) -> None:
         self.spec = spec
         self.strict = strict
-        self._calls = 0
         #: Replaced as a whole, so that threads see one plan or another.
         self._operands_and_chain = self._plan([_launch(step) for step, _ in spec.steps])
         #: Shape and strides of each output.
@@ -57,7 +56,7 @@ class RunCall:
     def _plan(self, launches: Sequence[PackedLaunch | Launchable]) -> tuple[Operands, Callable[..., Any]]:
         """The operands that are read from the run's inputs, and what takes what they return.
 
-        `launches` has that of each step.
+        `launches` has the launch of each step.
         """
         spec, found = self.spec, dict[Any, int]()
         launchables = [each.launchable if isinstance(each, PackedLaunch) else each for each in launches]
@@ -65,21 +64,18 @@ class RunCall:
         steps: list[list[tuple[bool, int]]] = []
         for (region, values), launch in zip(spec.steps, launches, strict=True):
             taken = []
-            for at, (source, keeps) in enumerate(zip(region.sources, region.kept, strict=True)):
-                if at == WEIGHT and isinstance(launch, PackedLaunch):
-                    taken += [(False, each) for each in self._packed(launch, source, values, operands, found)]
-                    continue
+            for at, source in enumerate(region.sources):
                 places = tuple(at if at == ABSENT else values[at] for at in source.inputs)
                 if places[0] >= spec.inputs:
                     taken.append((True, places[0] - spec.inputs))
                     continue
-                key = (source.reading, places, source.eps, keeps)
-                if key not in found:
-                    read = _reader(OperandSource(source.reading, places, source.eps), keeps)
-                    found[key] = operands.add(
-                        read, [each for each in places if each != ABSENT] if keeps else ()
-                    )
-                taken.append((False, found[key]))
+                packing = launch if at == WEIGHT and isinstance(launch, PackedLaunch) else None
+                operand = RunOperand(
+                    OperandSource(source.reading, places, source.eps), region.holding(source), packing
+                )
+                if operand.key not in found:
+                    found[operand.key] = operand.add_to(operands)
+                taken += [(False, found[operand.key] + part) for part in range(operand.count)]
             steps.append(taken)
         count = len(operands)
         outputs = [each - spec.inputs + count for each in spec.outputs]
@@ -100,30 +96,10 @@ class RunCall:
         )
         return operands, partial(chain.call, operands.changing)
 
-    def _packed(
-        self,
-        launch: PackedLaunch,
-        source: OperandSource,
-        values: Sequence[int],
-        operands: Operands,
-        found: dict[Any, int],
-    ) -> range:
-        """The numbers of a packed weight's tensors, which are added to `operands` unless `found` has them."""
-        place = values[source.inputs[0]]
-        key = (source.reading, place, launch.recipe)
-        if key not in found:
-            found[key] = len(operands)
-            flat = _flat_rows if source.reading == "rows" else flat_channels
-            weight = PackedWeight(launch, flat, lambda: self._calls)
-            for part in range(launch.count):
-                operands.add(_part(weight, place, part), [place])
-        return range(found[key], found[key] + launch.count)
-
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """The outputs. In strict mode, raises DispatchProfilerError if a kernel cannot be used."""
         if self._is_broken:
             return compute(self.spec, inputs)
-        self._calls += 1
         try:
             operands, chain = self._operands_and_chain
             # Autograd would take the results for views that are made without grad, and forbid some operations in place.
@@ -154,47 +130,6 @@ def _launch(region: RegionSpec) -> PackedLaunch | Launchable:
 
 def _unpacked(region: RegionSpec) -> Launchable:
     return get_launchable(RegionSignature(region.operation))
-
-
-def _part(weight: PackedWeight, place: int, part: int) -> Read:
-    return lambda inputs: weight(inputs[place])[part]
-
-
-def _flat_rows(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1)
-
-
-def _reader(source: OperandSource, keeps: bool) -> Read:
-    at = source.inputs[0]
-    if source.reading == "rows":
-        return lambda inputs: inputs[at].reshape(-1)
-    if source.reading == "channels" or (source.reading == "filter" and not keeps):
-        return lambda inputs: flat_channels(inputs[at])
-    if source.reading == "filter":
-        derived = Derived("filter", lambda weight: flat_channels(weight, copies=True))
-        return lambda inputs: derived((inputs[at],))
-    return _of_batch_norm(source, keeps)
-
-
-def _of_batch_norm(source: OperandSource, keeps: bool) -> Read:
-    places, eps = source.inputs, source.eps
-    compute_ = batch_norm_scale if source.reading == "scale" else batch_norm_shift
-    given = [at for at in places if at != ABSENT]
-
-    def make(*present: Tensor) -> Tensor:
-        left = list(present)
-        return compute_(*(None if at == ABSENT else left.pop(0) for at in places), eps=eps)
-
-    if not keeps:
-        return lambda inputs: make(*(inputs[at] for at in given))
-    derived = Derived((source.reading, eps, tuple(at == ABSENT for at in places)), make)
-    return lambda inputs: derived([inputs[at] for at in given])
-
-
-def flat_channels(tensor: Tensor, *, copies: bool = False) -> Tensor:
-    """(n, c, h, w) -> its elements in the order n, h, w, c: a view if the memory is channels_last, and not `copies`."""
-    view = tensor.permute(0, *range(2, tensor.dim()), 1)
-    return view.contiguous().reshape(-1).clone() if copies and view.is_contiguous() else view.reshape(-1)
 
 
 def empty_results(spec: RunSpec, like: Tensor) -> list[Tensor]:

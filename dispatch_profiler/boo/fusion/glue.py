@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dispatch_profiler.boo.fusion.matching import Region
-from dispatch_profiler.boo.fusion.nodes import Node, NotFusible, shape, value
+from dispatch_profiler.boo.fusion.nodes import Node, NotFusible, is_frozen, shape, value
 from dispatch_profiler.boo.fusion.operators import NAMES, STORAGE, VIEWS, check
 from dispatch_profiler.boo.fusion.programs import Program, Value
 from dispatch_profiler.boo.fusion.schema import Root
@@ -154,6 +154,7 @@ def _region(unit: Unit, units: Units, readings: dict[Any, str]) -> Region:
         tuple(each.shape for each in operands),
         tuple(OperandSource(each.reading, (at,)) for at, each in enumerate(operands)),
         tuple((each.shape, each.reading) for each in results),
+        frozen=tuple(at for at, each in enumerate(inputs) if is_frozen(each)),
     )
     return Region(Root.GLUE, tuple(unit.nodes), tuple(inputs), tuple(outputs), spec)
 

@@ -7,7 +7,7 @@ result inside a region is needed elsewhere: where one is, the region ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from dispatch_profiler.boo.fusion.nodes import (
     NotFusible,
     aten,
     element_type,
+    is_frozen,
     is_parameter,
     only_user,
     shape,
@@ -73,6 +74,9 @@ _ROOTS: dict[Any, Callable[[Node], Begun]] = {
 
 #: Of the work of all regions, what matrix products may add that the schema has no rule for.
 _LARGEST_HEADS = 0.02
+#: Multiplications by each element of a weight from which on packing saves more than comparing the weight takes: reading
+#: an element twice takes as long as some 30 to 60 multiplications on a core, and packing saves up to a fifth of them.
+_USES_OF_COMPARED = 256
 _HEAD = FusionRule(Root.MATRIX_PRODUCT, ALL_STEPS)
 
 
@@ -200,26 +204,47 @@ def _closed(root: Root, begun: Begun, chain: Sequence[NodeStep | Node], stop: st
         OperandSource(reading, tuple(ABSENT if each is None else inputs.index(each) for each in places), eps)
         for reading, places, eps in operands
     )
+    operation = begun.operation(epilogue)
+    weight = operands[1][1][0] if len(operands) > 1 else None
     spec = RegionSpec(
-        begun.operation(epilogue),
+        operation,
         tuple(map(shape, inputs)),
         sources,
         results,
         tuple(at for at, each in enumerate(inputs) if each.op in ("placeholder", "get_attr")),
-        _has_constant_weight(begun.operation(epilogue), operands),
+        _packs_weight(operation, weight, freezes=weight is not None and is_frozen(weight)),
+        tuple(at for at, each in enumerate(inputs) if is_frozen(each)),
     )
     _check_types(spec.operation, operands, outputs)
     return Region(root, tuple(nodes), tuple(inputs), tuple(outputs), spec, stop)
 
 
-def _has_constant_weight(operation: Operation, operands: Sequence[Operand]) -> bool:
-    """Whether the second operand is a parameter on the CPU that a kernel could have packed."""
-    if operation.normalization is not None:
-        return False
-    node = operands[1][1][0]
+def with_frozen_weights(region: Region) -> Region:
+    """The region as it is once its parameters are frozen."""
+    places = tuple(at for at, each in enumerate(region.inputs) if is_parameter(each))
+    packs = bool(places) and _packs_weight(region.spec.operation, _weight(region), freezes=True)
+    return replace(region, spec=replace(region.spec, frozen=places, packs_weight=packs))
+
+
+def _weight(region: Region) -> Node | None:
+    """The node that the second operand is read from; None if there is none."""
+    sources = region.spec.sources
+    return (
+        region.inputs[sources[1].inputs[0]] if len(sources) > 1 and sources[1].inputs[0] != ABSENT else None
+    )
+
+
+def _packs_weight(operation: Operation, node: Node | None, *, freezes: bool) -> bool:
+    """Whether `node`, the second operand, is a parameter on the CPU that a kernel should have packed.
+
+    Each call compares a weight that is not frozen with its snapshot, so it has to be used often enough.
+    """
     geometry, product = operation.convolution, operation.product
     has_weight = geometry.mode != "weight_backward" if geometry else product and not product.is_batched
-    return bool(has_weight) and node is not None and is_parameter(node) and value(node).device.type == "cpu"
+    if not has_weight or operation.normalization is not None or node is None or not is_parameter(node):
+        return False
+    uses = operation.flops // (2 * value(node).numel())
+    return value(node).device.type == "cpu" and (freezes or uses >= _USES_OF_COMPARED)
 
 
 def _without_views(operand: Operand) -> Operand:

@@ -70,8 +70,9 @@ def check_alike(first: Node, *others: Node | None) -> str:
     return name
 
 
-#: The marks of nodes that are parameters of a graph that computes no gradients, and of any forward graph.
-_PARAMETER, _STATIC = "dispatch_profiler_parameter", "dispatch_profiler_static"
+#: The marks of parameters and buffers of any forward graph, of a graph that computes no gradients, and of one whose
+#: parameters are frozen.
+_STATIC, _PARAMETER, _FROZEN = (f"dispatch_profiler_{mark}" for mark in ("static", "parameter", "frozen"))
 
 
 def mark_static_inputs(graph: Any) -> None:
@@ -79,20 +80,28 @@ def mark_static_inputs(graph: Any) -> None:
 
     Their memory is the same from one call to the next, as a rule.
     """
-    context = _torch._guards.TracingContext.try_get()
-    places = getattr(getattr(context, "fw_metadata", None), "static_input_indices", None) or ()
     inputs = _inputs(graph)
-    for at in places:
+    for at in getattr(_metadata(), "static_input_indices", None) or ():
         if at < len(inputs):
             inputs[at].meta[_STATIC] = True
 
 
-def mark_parameters(graph: Any) -> None:
-    """As `mark_static_inputs`, for a graph without gradients, so that the values are constants, too."""
+def mark_parameters(graph: Any, *, frozen: bool) -> None:
+    """As `mark_static_inputs`, for a graph without gradients.
+
+    `frozen`: its parameters are frozen, but for the buffers that the graph itself writes to.
+    """
     mark_static_inputs(graph)
-    for node in _inputs(graph):
+    written = frozenset(getattr(_metadata(), "mutated_inp_runtime_indices", None) or ())
+    for at, node in enumerate(_inputs(graph)):
         if _STATIC in node.meta:
             node.meta[_PARAMETER] = True
+            node.meta[_FROZEN] = frozen and at not in written
+
+
+def _metadata() -> Any:
+    """What AOTAutograd knows of the graph that it has compiled; None if it has none compiled."""
+    return getattr(_torch._guards.TracingContext.try_get(), "fw_metadata", None)
 
 
 def static_inputs(graph: Any) -> list[int]:
@@ -107,6 +116,16 @@ def _inputs(graph: Any) -> list[Node]:
 def is_parameter(node: Node) -> bool:
     """Whether `mark_parameters` has marked a node."""
     return bool(node.meta.get(_PARAMETER))
+
+
+def is_frozen(node: Node) -> bool:
+    """Whether `mark_parameters` has marked a node as frozen."""
+    return bool(node.meta.get(_FROZEN))
+
+
+def frozen_inputs(graph: Any) -> list[int]:
+    """The places of the inputs that `mark_parameters` has marked as frozen."""
+    return [at for at, node in enumerate(_inputs(graph)) if is_frozen(node)]
 
 
 def only_user(node: Node) -> Node | None:

@@ -1,90 +1,85 @@
-"""Operands of a run: those that derive from parameters are found again without a search while these stay as they are.
+"""Operands of a run: those that derive from weights are found again while the weights stay as they are.
 
-Equal layers of a model share a run, which is then called with the parameters of one layer after another.
+Equal layers of a model share a run, which is then called with the weights of one layer after another.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from torch.utils._python_dispatch import _disable_current_modes
+import torch
 
+from dispatch_profiler.boo.fusion.batch_norms import BatchNorm, scales_and_shifts
 from dispatch_profiler.boo.launching.torch_types import Tensor
-from dispatch_profiler.boo.ops.derived import SourceState, derive
+from dispatch_profiler.boo.weights.memory import Comparison, place_of
+from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, Snapshot
 
 #: The inputs of a run -> an operand of a kernel, flat.
 Read = Callable[[Sequence[Tensor]], Tensor]
-
-
-#: Sets of sources whose values are kept: the layers of a model that share a run.
+#: Calls whose weights are known: the layers of a model that share a run.
 _MOST = 64
+_ADDRESS: Any = torch.Tensor.data_ptr
+_STRIDE: Any = torch.Tensor.stride
 
 
-class _Latest:
-    """What derived from tensors that are as they were then: the latest value for each first one of them."""
-
-    def __init__(self) -> None:
-        self._values: dict[int, tuple[SourceState, Any]] = {}
-
-    def find(self, sources: Sequence[Tensor]) -> tuple[SourceState, Any] | None:
-        """The state of `sources` and what derived from them; None if nothing did, or if they have changed."""
-        found = self._values.get(_key(sources))
-        return found if found is not None and found[0].is_current(sources) else None
-
-    def begin(self, sources: Sequence[Tensor]) -> SourceState | None:
-        """Drop what derived from `sources`. Returns their state; None if nothing is to be kept."""
-        key = _key(sources)
-        self._values.pop(key, None)
-        weak = weakref.ref(self)
-
-        def drop(_: object) -> None:  # torch keeps compiled models longer than their parameters
-            found = weak()
-            if found is not None:
-                found._values.pop(key, None)
-
-        return SourceState.of(sources, drop)
-
-    def keep(self, sources: Sequence[Tensor], state: SourceState, value: Any) -> None:
-        """Let `find` return this."""
-        for key in list(self._values)[: len(self._values) - _MOST + 1]:
-            self._values.pop(key, None)
-        self._values[_key(sources)] = state, value
+class WeightChanges(Exception):
+    """A weight changes so often that packing it takes longer than it saves."""
 
 
-def _key(sources: Sequence[Tensor]) -> int:
-    return id(sources[0]) if sources else 0
+@dataclass(frozen=True, eq=False)
+class Derivation:
+    """Operands that derive from weights: `make(weights)` for the run's inputs at `places`, one tensor or several.
+
+    `name` tells derivations apart, so it has all parameters of `make`. `frozen`: the weights are frozen. What `is_costly`
+    is never computed for one call alone: WeightChanges is raised instead. `norm` is the batch norm whose scale or shift
+    it is: those of a call are computed at once.
+    """
+
+    name: Hashable
+    places: tuple[int, ...]
+    make: Callable[[Sequence[Tensor]], Any]
+    frozen: bool = False
+    is_costly: bool = False
+    norm: Callable[[Sequence[Tensor]], BatchNorm] | None = None
 
 
 class Operands:
     """The operands that a run reads from its inputs.
 
-    Those that derive from parameters alone are read again only if one of these was replaced or written to, which one check
-    of all of them notices as `dispatch_profiler.boo.ops.derived` does. Nothing is kept for inference tensors.
+    Operands that derive from weights are computed again only if a weight was replaced or differs from its snapshot,
+    which one comparison of all weights notices.
     """
 
     def __init__(self) -> None:
-        self._reads: list[Read] = []
+        self._reads: list[Read | None] = []
         #: The numbers of the operands that are read in each call.
         self._changing: list[int] = []
-        #: The inputs that are parameters, from which the others derive.
-        self._parameters: list[int] = []
-        #: Lists of operands, None for those that are read in each call.
+        #: Derivations, each with the number of its first operand; None for one tensor, otherwise the number of tensors.
+        self._derivations: list[tuple[Derivation, int, int | None]] = []
+        #: The places and kinds of the snapshots that the derivations need.
+        self._weights: list[tuple[int, bool]] = []
         self._latest = _Latest()
 
     def __len__(self) -> int:
         return len(self._reads)
 
-    def add(self, read: Read, parameters: Sequence[int] = ()) -> int:
-        """Add an operand and return its number. `parameters` are the inputs that it derives from, if it is kept."""
-        number = len(self._reads)
+    def add(self, read: Read) -> int:
+        """Add an operand that is read in each call, and return its number."""
+        self._changing.append(len(self._reads))
         self._reads.append(read)
-        if parameters:
-            self._parameters = sorted({*self._parameters, *parameters})
-        else:
-            self._changing.append(number)
-        return number
+        return len(self._reads) - 1
+
+    def derive(self, derivation: Derivation, count: int | None = None) -> int:
+        """Add an operand, or `count` operands, and return the number of the first one."""
+        first = len(self._reads)
+        self._reads += [None] * (1 if count is None else count)
+        self._derivations.append((derivation, first, count))
+        needed = [(at, derivation.frozen) for at in derivation.places]
+        self._weights = list(dict.fromkeys([*self._weights, *needed]))
+        return first
 
     @property
     def changing(self) -> tuple[int, ...]:
@@ -92,55 +87,140 @@ class Operands:
         return tuple(self._changing)
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], object]:
-        """The operands for the inputs of a run, by their numbers, and what stands for the state of the parameters.
+        """The operands for the inputs of a run, by their numbers, and what stands for the state of the weights.
 
         While that is the same object, and not None, the operands that are not `changing` are the same tensors, with the
-        same shape and memory. Raises what reading them raises.
+        same shape and memory. Raises what reading them raises, and WeightChanges.
         """
-        sources = [inputs[at] for at in self._parameters]
-        found = self._latest.find(sources)
-        if found is None:
-            return self._read(inputs, sources)
-        state, kept = found
-        operands = kept.copy()
-        for number in self._changing:
-            operands[number] = self._reads[number](inputs)
-        return operands, state
-
-    def _read(self, inputs: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[list[Tensor], object]:
-        # Before the operands: a write while they are read makes the state outdated.
-        state = self._latest.begin(sources)
-        operands = [read(inputs) for read in self._reads]
-        if state is not None:
-            kept: list[Any] = operands.copy()
-            for number in self._changing:
-                kept[number] = None
-            self._latest.keep(sources, state, kept)
-        return operands, state
-
-
-class Derived:
-    """What `derive(name, sources, lambda: make(*sources))` returns, faster for the sources of the last calls.
-
-    As there, a source that was written to is noticed by its version, its address, and some of its words.
-    """
-
-    def __init__(self, name: Hashable, make: Callable[..., Tensor]) -> None:
-        self._name = name
-        self._make = make
-        self._latest = _Latest()
-
-    def __call__(self, sources: Sequence[Tensor]) -> Tensor:
-        found = self._latest.find(sources)
-        return self._search(sources) if found is None else found[1]
-
-    def _search(self, sources: Sequence[Tensor]) -> Tensor:
-        # Before `derive`: a write while it runs makes the state outdated.
-        state = self._latest.begin(sources)
+        weights = [inputs[at] for at, _ in self._weights]
+        state = self._latest.find(weights)
         if state is None:
-            return derive(self._name, sources, lambda: self._make(*sources))
-        # Modes that watch a model's first call would keep the value from being shared. These are plain tensors.
-        with _disable_current_modes():
-            value = derive(self._name, sources, lambda: self._make(*sources))
-        self._latest.keep(sources, state, value)
-        return value
+            operands, state = self._derived(inputs, weights)
+        else:
+            operands = state.operands.copy()
+        for number in self._changing:
+            operands[number] = self._reads[number](inputs)  # type: ignore[misc]
+        return operands, state
+
+    def _derived(
+        self, inputs: Sequence[Tensor], weights: Sequence[Tensor]
+    ) -> tuple[list[Any], WeightState | None]:
+        """The operands that derive from weights, None in place of the others, and the state of the weights."""
+        snapshots = {
+            key: SNAPSHOTS.of(weight, frozen=key[1])
+            for key, weight in zip(self._weights, weights, strict=True)
+        }
+        operands: list[Any] = [None] * len(self._reads)
+        alone: list[tuple[Derivation, int, int | None]] = []
+        for derivation, first, count in self._derivations:
+            found = [snapshots[at, derivation.frozen] for at in derivation.places]
+            if any(each is None for each in found):
+                alone.append((derivation, first, count))
+                continue
+            _place(operands, first, count, _kept_value(derivation, found, inputs))
+        if alone:
+            for (_, first, count), value in zip(alone, _values_of_a_call(alone, inputs), strict=True):
+                _place(operands, first, count, value)
+            return operands, None
+        return operands, self._latest.keep(weights, list(snapshots.values()), operands)
+
+
+def _place(operands: list[Any], first: int, count: int | None, value: Any) -> None:
+    if count is None:
+        operands[first] = value
+    else:
+        operands[first : first + count] = value
+
+
+def _kept_value(derivation: Derivation, snapshots: Sequence[Any], inputs: Sequence[Tensor]) -> Any:
+    """The value that derives from snapshots of the inputs at the derivation's places."""
+    first, *others = snapshots
+    sources = [
+        inputs[at] if each.tensor is None else each.tensor
+        for at, each in zip(derivation.places, snapshots, strict=True)
+    ]
+    name = derivation.name, *(inputs[at].data_ptr() for at in derivation.places[1:])
+    return first.value(name, others, lambda: derivation.make(sources))
+
+
+def _values_of_a_call(
+    derivations: Sequence[tuple[Derivation, int, int | None]], inputs: Sequence[Tensor]
+) -> list[Any]:
+    """What derives from weights that have no snapshots. Raises WeightChanges for what is costly."""
+    if any(each.is_costly for each, _, _ in derivations):
+        raise WeightChanges
+    values: list[Any] = [None] * len(derivations)
+    norms: dict[int, BatchNorm] = {}
+    with torch.no_grad():
+        for number, (each, _, _) in enumerate(derivations):
+            sources = [inputs[at] for at in each.places]
+            if each.norm is not None:
+                norms[number] = each.norm(sources)
+            else:
+                values[number] = each.make(sources)
+        for number, value in zip(norms, scales_and_shifts(list(norms.values())), strict=True):
+            values[number] = value
+    return values
+
+
+class WeightState:
+    """What the weights of a call were, and the operands that derived from them: None in place of others."""
+
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        snapshots: Sequence[Snapshot],
+        operands: list[Any],
+        drop: Callable[[object], None],
+    ) -> None:
+        """`drop` is called once the memory of a weight is freed."""
+        self.operands = operands
+        self._addresses = list(map(_ADDRESS, weights))
+        self._strides = list(map(_STRIDE, weights))
+        places, copies = list[Any](), list[Tensor]()
+        for weight, snapshot in zip(weights, snapshots, strict=True):
+            if snapshot.tensor is not None:
+                places.append(place_of(weight))
+                copies.append(snapshot.tensor)
+        self._comparison = Comparison(places, copies)
+        self._generation = SNAPSHOTS.generation if len(copies) < len(weights) else None
+        self._references = [weakref.ref(each.untyped_storage(), drop) for each in weights]
+
+    def is_current(self, weights: Sequence[Tensor]) -> bool:
+        """Whether the weights are where they were, and equal to their snapshots unless they are frozen."""
+        return (
+            list(map(_ADDRESS, weights)) == self._addresses
+            and list(map(_STRIDE, weights)) == self._strides
+            and (self._generation is None or self._generation is SNAPSHOTS.generation)
+            and self._comparison.is_equal()
+        )
+
+
+class _Latest:
+    """The latest state for each first weight."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, WeightState] = {}
+
+    def find(self, weights: Sequence[Tensor]) -> WeightState | None:
+        """The state of `weights`; None if they are new, or if they have changed."""
+        state = self._states.get(_key(weights))
+        return state if state is not None and state.is_current(weights) else None
+
+    def keep(self, weights: Sequence[Tensor], snapshots: Sequence[Any], operands: list[Any]) -> WeightState:
+        """Let `find` return the state of these weights."""
+        owner, key = weakref.ref(self), _key(weights)
+
+        def drop(_: object) -> None:  # torch keeps compiled models longer than their weights
+            latest = owner()
+            if latest is not None:
+                latest._states.pop(key, None)
+
+        for old in list(self._states)[: len(self._states) - _MOST + 1]:
+            self._states.pop(old, None)
+        state = self._states[key] = WeightState(weights, snapshots, operands, drop)
+        return state
+
+
+def _key(weights: Sequence[Tensor]) -> int:
+    return weights[0].data_ptr() if weights else 0

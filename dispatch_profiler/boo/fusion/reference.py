@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from dispatch_profiler.boo.fusion.batch_norms import batch_norm_scale, batch_norm_shift
 from dispatch_profiler.boo.fusion.operators import evaluate
 from dispatch_profiler.boo.fusion.programs import Program
 from dispatch_profiler.boo.fusion.spec import ABSENT, OperandSource, RegionSpec, RunSpec
@@ -117,21 +118,6 @@ def _norm(spec: RegionSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
     return list(
         aten.native_layer_norm_backward(dy, x, size, *statistics, ones, ones, [False, True, True])[1:]
     )
-
-
-def batch_norm_scale(weight: Tensor | None, variance: Tensor, *, eps: float) -> Tensor:
-    """weight / sqrt(variance + eps), rounded once."""
-    scale = torch.rsqrt(variance.double() + eps)
-    return (scale if weight is None else scale * weight.double()).to(variance.dtype)
-
-
-def batch_norm_shift(
-    weight: Tensor | None, variance: Tensor, bias: Tensor | None, mean: Tensor, *, eps: float
-) -> Tensor:
-    """bias - mean * weight / sqrt(variance + eps), rounded once."""
-    scale = torch.rsqrt(variance.double() + eps)
-    moved = -mean.double() * (scale if weight is None else scale * weight.double())
-    return (moved if bias is None else moved + bias.double()).to(variance.dtype)
 
 
 def _stored(tensor: Tensor, reading: str) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -25,10 +26,22 @@ _MAX_INPUTS, MAX_AXES = 64, 5
 #:   scale     weight / sqrt(variance + eps) of a batch norm with (weight, variance)
 #:   shift     bias - mean * scale of a batch norm with (weight, variance, bias, mean)
 READINGS = {"rows": 1, "channels": 1, "filter": 1, "scale": 2, "shift": 4}
-#: Readings that cost as much as a copy, and that are kept if the inputs are parameters.
+#: Readings of weights that cost as much as a copy, so that what is read is kept.
 DERIVED = frozenset(("filter", "scale", "shift"))
 #: The place of an input that a batch norm lacks, such as its weight.
 ABSENT = -1
+
+
+class Holding(str, Enum):
+    """How long an operand is kept that is read from inputs of the graph.
+
+    LIVE operands are read in each call. COMPARED operands are kept while every byte of the weights they derive from is
+    the same. FROZEN operands are kept until `refreeze`.
+    """
+
+    LIVE = "live"
+    COMPARED = "compared"
+    FROZEN = "frozen"
 
 
 @dataclass(frozen=True)
@@ -46,8 +59,9 @@ class RegionSpec:
 
     `inputs` are the shapes of the region's inputs, and `sources` say how each of the operation's operands is made of
     them. `results` are the shapes and readings (`rows` or `channels`) of the results. `constants` are places of the
-    inputs that are parameters, from which values are derived once for each version. `packs_weight`: the second operand
-    is the parameter of a graph without gradients, so that it may be packed before launches.
+    inputs that no kernel of the graph computes, such as parameters. `frozen` are places of frozen parameters and
+    buffers. `packs_weight`: the second operand is the weight of a graph without gradients that may be packed before
+    launches.
     """
 
     operation: Operation
@@ -56,6 +70,7 @@ class RegionSpec:
     results: tuple[tuple[tuple[int, ...], str], ...]
     constants: tuple[int, ...] = ()
     packs_weight: bool = False
+    frozen: tuple[int, ...] = ()
 
     @property
     def data(self) -> dict[str, Any]:
@@ -67,16 +82,16 @@ class RegionSpec:
             "results": self.results,
             "constants": self.constants,
             "packs_weight": self.packs_weight,
+            "frozen": self.frozen,
         }
 
-    @property
-    def kept(self) -> tuple[bool, ...]:
-        """For each operand, whether it is derived from parameters alone, so that it is kept."""
-        constants = set(self.constants)
-        return tuple(
-            each.reading in DERIVED and constants.issuperset(at for at in each.inputs if at != ABSENT)
-            for each in self.sources
-        )
+    def holding(self, source: OperandSource) -> Holding:
+        """How long the operand of a source is kept, unless it is a packed weight."""
+        places = {at for at in source.inputs if at != ABSENT}
+        if places.issubset(self.frozen):
+            return Holding.FROZEN
+        is_kept = source.reading in ("scale", "shift") and places.issubset(self.constants)
+        return Holding.COMPARED if is_kept else Holding.LIVE
 
 
 @dataclass(frozen=True)
@@ -199,15 +214,20 @@ def check_keys(data: Any, expected: set[str]) -> None:
 
 
 def _region(data: Any) -> RegionSpec:
-    check_keys(data, {"operation", "inputs", "sources", "results", "constants", "packs_weight"})
+    check_keys(data, {"operation", "inputs", "sources", "results", "constants", "packs_weight", "frozen"})
     inputs = tuple(map(_shape, checked_list(data["inputs"])))
     sources = tuple(_source(each, len(inputs)) for each in checked_list(data["sources"]))
     results = tuple(_result(*each) for each in checked_list(data["results"]))
-    constants = tuple(whole_number(each, 0, len(inputs) - 1) for each in checked_list(data["constants"]))
+    constants, frozen = (
+        tuple(whole_number(each, 0, len(inputs) - 1) for each in checked_list(data[name]))
+        for name in ("constants", "frozen")
+    )
     packs_weight = data["packs_weight"]
     if not isinstance(packs_weight, bool):
         raise ValueError("packs_weight is true or false")
-    spec = RegionSpec(_operation(data["operation"]), inputs, sources, results, constants, packs_weight)
+    spec = RegionSpec(
+        _operation(data["operation"]), inputs, sources, results, constants, packs_weight, frozen
+    )
     _check_sizes(spec)
     return spec
 

@@ -30,13 +30,18 @@ CompileGraph = Callable[[GraphKind, Any, Sequence[Any]], Callable[[list[Any]], A
 
 
 def compiled_by(
-    compile_graph: CompileGraph, module: Any, example_inputs: Sequence[Any], *, saves_memory: bool
+    compile_graph: CompileGraph,
+    module: Any,
+    example_inputs: Sequence[Any],
+    *,
+    saves_memory: bool,
+    freezes: bool = False,
 ) -> Callable[..., Any]:
     """What computes a graph module of Dynamo, each of whose graphs `compile_graph` compiles.
 
-    The graphs keep their operators, and parameters are marked. Only those of inference are constants: a training step
-    changes its weights. The graph of the backward is compiled when it is needed. `saves_memory`: what
-    is cheap to compute is computed again in the backward, as inductor has it, instead of being stored.
+    The graphs keep their operators, and parameters are marked; with `freezes`, as frozen in graphs of inference. The graph
+    of the backward is compiled when it is needed. `saves_memory`: what is cheap to compute is computed again in the
+    backward, as inductor has it, instead of being stored.
     """
     # Imported here: it takes seconds.
     from torch._dynamo.backends.common import aot_autograd
@@ -45,7 +50,7 @@ def compiled_by(
     def compiler_of(kind: GraphKind) -> Callable[..., Any]:
         def compiler(graph: Any, inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
             if kind is GraphKind.INFERENCE:
-                mark_parameters(graph.graph)
+                mark_parameters(graph.graph, frozen=freezes)
             if kind is GraphKind.FORWARD:
                 mark_static_inputs(graph.graph)
             return compile_graph(kind, graph, inputs)

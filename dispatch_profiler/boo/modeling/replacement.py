@@ -47,6 +47,7 @@ def replace_convs_with_boo(
     kwarg_mapping: Mapping[int, Mapping[str, Any]] | None = None,
     where: Callable[[str, torch.nn.Module], bool] | None = None,
     report: Callable[[Replacement], object] | None = None,
+    freeze: bool | None = None,
 ) -> Model:
     """Let `boo_conv` compute the convolutions of `model`, and return it.
 
@@ -59,6 +60,7 @@ def replace_convs_with_boo(
         `{2: {"stride": (1, 1), "groups": 1}}`; a number stands for one on each axis.
     where: (name, module) -> whether to replace it.
     report: called with each convolution, and why it was left; `print`, for example.
+    freeze: as in `boo_conv`, for the convolutions that are replaced.
 
     Raises UsageError for what is no module, for other numbers of axes and for an attribute that a module does not have,
     and changes nothing then.
@@ -76,7 +78,7 @@ def replace_convs_with_boo(
     ]
     for each in found:
         if not each.reason:
-            _replace(each.module)
+            _replace(each.module, freeze)
         _log.info("%s", each)
         if report is not None:
             report(each)
@@ -131,7 +133,7 @@ def _like(own: Any, value: Any) -> Any:
     return tuple(value) if isinstance(own, tuple) and isinstance(value, list) else value
 
 
-def _replace(module: torch.nn.Module) -> None:
+def _replace(module: torch.nn.Module, freeze: bool | None) -> None:
     """Make a convolution of torch's one of ours."""
     axes = _axes(module)
     assert axes is not None
@@ -141,3 +143,4 @@ def _replace(module: torch.nn.Module) -> None:
         theirs = type(module)
         ours = type(f"Parametrized{ours.__name__}", (ours,), {**vars(theirs)})
     module.__class__ = ours
+    module.freeze = freeze  # type: ignore[assignment]

@@ -1,6 +1,6 @@
-"""Operators of PyTorch that our kernels compute, and values derived from parameters.
+"""Operators of PyTorch that our kernels compute.
 
-The names in `__all__` can be imported from here. Each is loaded on first use, since backends need derived values only.
+The names in `__all__` can be imported from here. Each is loaded on first use.
 """
 
 from __future__ import annotations

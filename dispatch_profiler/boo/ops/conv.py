@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as functional
 
-from dispatch_profiler.boo.environment import uses_backward_kernels
+from dispatch_profiler.boo.environment import freezes_weights, uses_backward_kernels
 from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.boo.ops.conv_plans import (
     TORCH_FUNCTIONS,
@@ -20,7 +20,6 @@ from dispatch_profiler.boo.ops.conv_plans import (
     WeightGradient,
     compute,
 )
-from dispatch_profiler.boo.ops.derived import derive
 from dispatch_profiler.boo.ops.layouts import (
     CHANNELS_FIRST,
     CHANNELS_LAST,
@@ -40,11 +39,12 @@ from dispatch_profiler.boo.ops.library import (
     register_vmap,
     uses_torch,
 )
+from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS
 
 _aten: Any = torch.ops.aten
 #: (options, x, w, b) -> the result
 _compute_forward: Callable[..., Tensor] = partial(compute, Forward())
-_compute_without_grad: Callable[..., Tensor] = partial(compute, Forward(packs=True))
+_compute_frozen: Callable[..., Tensor] = partial(compute, Forward(frozen=True))
 _NO_LAYOUTS = (None, None, None, None)
 
 
@@ -61,6 +61,7 @@ def boo_conv(
     input_layout: str | None = None,
     kernel_layout: str | None = None,
     output_layout: str | None = None,
+    freeze: bool | None = None,
 ) -> Tensor:
     """`torch.nn.functional.conv1d`, `conv2d` or `conv3d`, according to the rank of `weight`.
 
@@ -68,13 +69,18 @@ def boo_conv(
     which; N and C of a weight are its outputs and its inputs divided by `groups`. `shared_layout` replaces those that are
     not given, and NCHW all of them. Tensors are read where they are if their memory is dense, in whatever order of
     axes. The memory of a result with axes NCHW is in channels-last format if that of the input or of the weight is, as
-    torch's. A weight in another layout than the kernel's is permuted once for each of its versions.
+    torch's. A weight in another layout than the kernel's is permuted, and again once it has changed.
+
+    With `freeze`, weight and bias are snapshots, taken at the first call with them and used until
+    `dispatch_profiler.boo.refreeze`; kernels may have the weight packed. Calls that autograd records ignore it. None
+    leaves it to `BOO_FREEZE`.
 
     What kernels do not compute, such as integers or empty tensors, is computed by torch, which also rejects what is
     invalid. Gradients are computed by torch, or by kernels with BOO_USE_BACKWARD_KERNELS=1. Raises UsageError for an
     invalid layout or environment variable.
     """
     layouts = (shared_layout, input_layout, kernel_layout, output_layout)
+    frozen = freezes_weights() if freeze is None else freeze
     if layouts == _NO_LAYOUTS:
         if not torch.compiler.is_compiling() and is_eager(input, weight, bias):
             try:
@@ -82,17 +88,22 @@ def boo_conv(
             except TypeError:  # a list
                 options = None
             if options is not None and input.ndim == weight.ndim:
-                return _eagerly(input, weight, bias, options)
+                return _eagerly(input, weight, bias, options, frozen)
         given = (stride, padding, dilation, groups)
         if isinstance(input, torch.Tensor) and isinstance(weight, torch.Tensor):
-            return _convolution(input, weight, bias, given, None)
+            return _convolution(input, weight, bias, given, None, frozen)
     elif isinstance(input, torch.Tensor) and isinstance(weight, torch.Tensor):
-        return _with_layouts(layouts, input, weight, bias, (stride, padding, dilation, groups))
+        return _with_layouts(layouts, input, weight, bias, (stride, padding, dilation, groups), frozen)
     return _rejected(2, input, weight, bias, stride, padding, dilation, groups)
 
 
 def _with_layouts(
-    layouts: tuple[str | None, ...], x: Tensor, w: Tensor, b: Tensor | None, options: tuple[Any, ...]
+    layouts: tuple[str | None, ...],
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    options: tuple[Any, ...],
+    frozen: bool,
 ) -> Tensor:
     """A convolution of tensors with axes in `layouts`: shared, input, kernel, output."""
     axes = w.dim() - 2
@@ -105,12 +116,12 @@ def _with_layouts(
         except TypeError:  # a list
             found = None
         if found is not None:
-            return compute(direction, found, x, w, b)
-    x_layout, w_layout, y_layout = _layouts(axes, *layouts)
-    x = x if is_batched else x.unsqueeze(x_layout.index("N"))
-    x, w = x.permute(to_torch(x_layout)), w.permute(to_torch(w_layout))
-    y = _convolution(x, w, b, options, y_layout).permute(to_memory(y_layout))
-    return y if is_batched else y.squeeze(y_layout.index("N"))
+            return compute(direction._replace(frozen=frozen), found, x, w, b)
+    found_layouts = _layouts(axes, *layouts)
+    x = x if is_batched else x.unsqueeze(found_layouts.x.index("N"))
+    x, w = x.permute(to_torch(found_layouts.x)), w.permute(to_torch(found_layouts.w))
+    y = _convolution(x, w, b, options, found_layouts.y, frozen).permute(to_memory(found_layouts.y))
+    return y if is_batched else y.squeeze(found_layouts.y.index("N"))
 
 
 def _layouts(
@@ -118,18 +129,18 @@ def _layouts(
 ) -> ForwardInLayouts:
     """The layouts of tensors with so many spatial axes. Raises UsageError."""
     names, default = ("input_layout", "kernel_layout", "output_layout"), shared or CHANNELS_FIRST[axes]
-    found = [
+    of_x, of_w, of_y = (
         checked(name if own else "shared_layout", own or default, axes)
         for name, own in zip(names, (x, kernel, output), strict=True)
-    ]
-    return ForwardInLayouts(*found)
+    )
+    return ForwardInLayouts(of_x, of_w, of_y)
 
 
 _known_layouts = lru_cache(maxsize=256)(_layouts)
 
 
 def _convolution(
-    x: Tensor, w: Tensor, b: Tensor | None, given: tuple[Any, ...], layout: str | None
+    x: Tensor, w: Tensor, b: Tensor | None, given: tuple[Any, ...], layout: str | None, frozen: bool
 ) -> Tensor:
     """A convolution of tensors with torch's axes, whose result's memory has this layout, or that of torch's."""
     axes = w.dim() - 2
@@ -139,7 +150,7 @@ def _convolution(
         or (b is not None and not isinstance(b, torch.Tensor))
     ):
         if axes in CHANNELS_FIRST and x.dim() == axes + 1:
-            return _convolution(x.unsqueeze(0), w, b, given, layout).squeeze(0)
+            return _convolution(x.unsqueeze(0), w, b, given, layout, frozen).squeeze(0)
         return _rejected(axes, x, w, b, *given)
     stride, padding, dilation, groups = given
     if not isinstance(groups, (int, torch.SymInt)) or isinstance(groups, bool):
@@ -155,8 +166,8 @@ def _convolution(
     except (TypeError, ValueError):
         return _rejected(axes, x, w, b, *given)
     if not torch.compiler.is_compiling() and is_eager(x, w, b):
-        return _eagerly(x, w, b, options)
-    return _dispatched(x, w, b, options)
+        return _eagerly(x, w, b, options, frozen)
+    return _dispatched(x, w, b, options, frozen)
 
 
 @lru_cache(maxsize=1024, typed=True)
@@ -174,11 +185,11 @@ def _usual_options(axes: int, stride: Any, padding: Any, dilation: Any, groups: 
     return ConvOptions(each[0], each[1], each[2], groups)
 
 
-def _eagerly(x: Tensor, w: Tensor, b: Tensor | None, options: ConvOptions) -> Tensor:
+def _eagerly(x: Tensor, w: Tensor, b: Tensor | None, options: ConvOptions, frozen: bool) -> Tensor:
     """The result for tensors and a state that `is_eager` accepts, without the dispatcher."""
     if _records(x, w, b):
         return _apply_eagerly(_compute_forward, x, w, b, options)
-    return _compute_without_grad(options, x, w, b)
+    return (_compute_frozen if frozen else _compute_forward)(options, x, w, b)
 
 
 def _records(x: Tensor, w: Tensor, b: Tensor | None) -> bool:
@@ -188,13 +199,13 @@ def _records(x: Tensor, w: Tensor, b: Tensor | None) -> bool:
     )
 
 
-def _dispatched(x: Tensor, w: Tensor, b: Tensor | None, options: ConvOptions) -> Tensor:
+def _dispatched(x: Tensor, w: Tensor, b: Tensor | None, options: ConvOptions, frozen: bool) -> Tensor:
     """The operator's result, or torch's where the operator does not support the tensors."""
     stride, padding, dilation, groups, layout = options
     layout = layout or result_layout(x, w)
     if uses_torch(x, w, b):
         return TORCH_FUNCTIONS[w.dim() - 2](x, w, b, stride, padding, dilation, groups)
-    return convolution(x, w, b, stride, padding, dilation, groups, layout)
+    return convolution(x, w, b, stride, padding, dilation, groups, layout, frozen)
 
 
 def _each(value: Any, axes: int) -> tuple[Any, ...]:
@@ -236,7 +247,13 @@ def _options_of(stride: Any, padding: Any, dilation: Any, groups: int, layout: s
 
 
 def _compute(x: Tensor, w: Tensor, b: Tensor | None, *options: Any) -> Tensor:
-    return _compute_forward(_options_of(*options), x, w, b)
+    *given, frozen = _with_default(options)
+    return (_compute_frozen if frozen else _compute_forward)(_options_of(*given), x, w, b)
+
+
+def _with_default(options: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The options of the operator, with `freeze`, which the dispatcher leaves out if it is False."""
+    return options if len(options) == _COUNT else (*options, False)
 
 
 def _compute_input_gradient(dy: Tensor, w: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
@@ -249,18 +266,22 @@ def _compute_weight_gradient(dy: Tensor, x: Tensor, shape: Sequence[int], *optio
 
 def _fake(x: Tensor, w: Tensor, b: Tensor | None, *options: Any) -> Tensor:
     """An empty result; torch's operator checks the arguments."""
-    found = _options_of(*options)
-    y = Forward().by_torch(found, x, w, b)
-    return y.new_empty_strided(y.shape, strides_of(y.shape, options[-1]))
+    *given, _ = _with_default(options)
+    y = Forward().by_torch(_options_of(*given), x, w, b)
+    return y.new_empty_strided(y.shape, strides_of(y.shape, given[-1]))
 
 
 def _fake_gradient(dy: Tensor, _: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
     return dy.new_empty_strided(shape, strides_of(tuple(shape), options[-1]))
 
 
+#: Options of `convolution` with `freeze`.
+_COUNT = 6
 _OPTIONS = "SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups, str output_layout"
 convolution = define(
-    f"convolution(Tensor input, Tensor weight, Tensor? bias, {_OPTIONS}) -> Tensor", _compute, _fake
+    f"convolution(Tensor input, Tensor weight, Tensor? bias, {_OPTIONS}, bool freeze=False) -> Tensor",
+    _compute,
+    _fake,
 )
 _input_gradient = define(
     f"convolution_input_backward(Tensor grad_output, Tensor weight, SymInt[] input_shape, {_OPTIONS}) -> Tensor",
@@ -321,10 +342,12 @@ def _by_kernels(
 def _differentiable(
     run: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None, *options: Any
 ) -> Tensor:
-    def run_with(options: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-        return run(x, w, b, *options)
+    *given, _ = _with_default(options)  # nothing is frozen where gradients are needed
 
-    return _apply(run_with, x, w, b, _options_of(*options))
+    def run_with(_: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return run(x, w, b, *given)
+
+    return _apply(run_with, x, w, b, _options_of(*given))
 
 
 _apply, _apply_eagerly = autograd_function(_convolution_forward, _convolution_backward)
@@ -334,12 +357,13 @@ register_autograd(convolution, _differentiable)
 # -- autocast and vmap -------------------------------------------------------------------------------
 
 
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor.to(dtype)`; without grad, that of a parameter is computed once for each of its versions."""
-    if tensor.dtype is dtype:
-        return tensor
-    if isinstance(tensor, torch.nn.Parameter) and not (torch.is_grad_enabled() and tensor.requires_grad):
-        return derive(("type", dtype), [tensor], lambda: tensor.to(dtype))
+def _cast(tensor: Tensor, dtype: torch.dtype, args: tuple[Any, ...]) -> Tensor:
+    """`tensor.to(dtype)` of an argument of the operator: once for a frozen weight."""
+    *_, frozen = _with_default(args[3:])
+    if frozen and tensor is not args[0] and not (torch.is_grad_enabled() and tensor.requires_grad):
+        snapshot = SNAPSHOTS.of(tensor, frozen=True)
+        if snapshot is not None and tensor.dtype is not dtype:
+            return snapshot.value(("type", dtype), (), lambda: tensor.detach().to(dtype))
     return tensor.to(dtype)
 
 
@@ -362,7 +386,7 @@ def _batched(
 
     x, w = in_batch(x, x_dim).transpose(0, 1).flatten(1, 2), in_batch(w, w_dim).flatten(0, 1)
     b = None if b is None else in_batch(b, b_dim).flatten()
-    *axes, groups, layout = options
+    *axes, groups, layout, _ = _with_default(options)  # this weight is made for one call
     y = convolution(x, w, b, *axes, groups * info.batch_size, layout)
     return y.unflatten(1, (info.batch_size, -1)), 1
 

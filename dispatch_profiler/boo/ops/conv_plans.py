@@ -18,7 +18,7 @@ from dispatch_profiler.boo.environment import LOGGER, launch_settings, settings_
 from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
 from dispatch_profiler.boo.op_exports import Mode
 from dispatch_profiler.boo.op_exports.conv import ConvSignature
-from dispatch_profiler.boo.ops.kernel_plans import ByKernel, ByPackedKernel
+from dispatch_profiler.boo.ops.kernel_plans import ByFrozenKernel, ByKernel
 from dispatch_profiler.boo.ops.kernel_views import KernelView, kernel_view, weight_view
 from dispatch_profiler.boo.ops.layouts import (
     CHANNELS_FIRST,
@@ -68,10 +68,10 @@ _plans: dict[Any, Plan] = {}
 class Forward(NamedTuple):
     """`compute(Forward(), options, x, w, b)`: the result, with torch's axes.
 
-    `packs` weights that stay as they are: for calls without gradients.
+    `frozen`: weight and bias are snapshots. For calls without gradients.
     """
 
-    packs: bool = False
+    frozen: bool = False
 
     def by_torch(self, options: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         """torch's own result."""
@@ -86,7 +86,7 @@ class Forward(NamedTuple):
         """The plan for a launch. Raises OperationError."""
         layout = options.output_layout or result_layout(x, w)
         plan = ByKernel(*_forward(options, x, w, b, layout), to_torch(layout), x, b)
-        return _packing(plan, x, w) if self.packs else plan
+        return ByFrozenKernel(plan) if self.frozen else plan
 
 
 class ForwardInLayouts(NamedTuple):
@@ -98,6 +98,7 @@ class ForwardInLayouts(NamedTuple):
     x: str
     w: str
     y: str
+    frozen: bool = False
 
     def by_torch(self, options: ConvOptions, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         """torch's own result."""
@@ -113,7 +114,8 @@ class ForwardInLayouts(NamedTuple):
         of_x, of_w = to_torch(self.x), to_torch(self.w)
         signature, (x_view, w_view) = _forward(options, x.permute(of_x), w.permute(of_w), b, self.y)
         views = x_view.after(of_x), w_view.after(of_w)
-        return _packing(ByKernel(signature, views, tuple(range(len(of_x))), x, b), x, w)
+        plan = ByKernel(signature, views, tuple(range(len(of_x))), x, b)
+        return ByFrozenKernel(plan) if self.frozen else plan
 
 
 class InputGradient(NamedTuple):
@@ -219,12 +221,6 @@ def _forward(
     layouts = layout_of(x_view.order), layout_of(w_view.order), layout
     signature = _signature((x.shape, w.shape), options, layouts, x.dtype, bias=b is not None)
     return signature, (x_view, w_view)
-
-
-def _packing(plan: ByKernel, x: Tensor, w: Tensor) -> Plan:
-    """The plan with packed weights where these save time: if a weight is at least as large as the images."""
-    images = x.numel() + math.prod(plan.signature.launch.results[0].shape)
-    return ByPackedKernel(plan) if x.is_cpu and w.numel() >= images else plan
 
 
 def output_shape(x: Sequence[int], w: Sequence[int], options: ConvOptions) -> tuple[int, ...]:

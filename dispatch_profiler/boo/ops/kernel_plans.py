@@ -1,8 +1,7 @@
-"""Plans of convolutions that are launches: of a kernel that takes the weight as it is stored, or packed."""
+"""Plans of convolutions that are launches: of a kernel that takes the weight as it is stored, or packed once."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,14 +15,12 @@ from dispatch_profiler.boo.launching.torch_fast import allocation
 from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
 from dispatch_profiler.boo.ops.kernel_views import KernelView
 from dispatch_profiler.boo.ops.layouts import Order
-from dispatch_profiler.boo.ops.weights import WeightValues
+from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS
 from dispatch_profiler.errors import DispatchProfilerError
 
 _C: Any = torch._C
 _BelowViews = _C._AutoDispatchBelowADInplaceOrView
 _ADDRESS: Any = torch.Tensor.data_ptr
-#: Calls in which a weight that was packed before stays as it is, until it is packed again.
-_PATIENCE = 3
 
 
 class ByKernel:
@@ -44,7 +41,7 @@ class ByKernel:
         self._new = allocation(signature.launch.results[0], like.device, result)
 
     def __call__(self, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
-        # Copies are made here, whichever way the launch is: a weight that has no version is permuted once in a call.
+        # Copies are made here, whichever way the launch is.
         first, second = self.first.in_memory(first), self.second.in_memory(second)
         tensors = (first, second) if bias is None else (first, second, bias)
         return self.launch(self.launchable, tensors, self._views)
@@ -79,50 +76,54 @@ class ByKernel:
         return y if launch_at(addresses) else None
 
 
-class ByPackedKernel:
-    """The plan for launches on the CPU without gradients: weights of modules are packed, where the kernel packs them.
+class ByFrozenKernel:
+    """The plan for launches without gradients whose weight and bias are frozen: packed, where a kernel packs weights.
 
-    A weight is packed in the first call with it, and, after it has changed, once it has stayed as it is for some calls:
-    during a training, packing would take longer than it saves. Until then, `plain` computes.
+    What has no snapshot, because the frozen weights take too much memory, is computed by `plain`.
     """
 
     def __init__(self, plain: ByKernel) -> None:
         self._plain = plain
-        #: What computes with packed weights, and these; None before the first call.
-        self._packed: tuple[Launchable, WeightValues] | None = None
-        self._packs = True
+        #: The launch whose weight is packed; None before the first call, and if the fastest kernel packs none.
+        self._packed: PackedLaunch | None = None
+        self._is_prepared = False
+        #: How what derives from the weight is read: as it is.
+        self._stored = KernelView(plain.second.order, is_dense=False)
 
     def __call__(self, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        if not self._packs or type(w) is not torch.nn.Parameter:
+        weights = [SNAPSHOTS.of(each, frozen=True) for each in (w, bias) if each is not None]
+        if any(each is None for each in weights):
             return self._plain(x, w, bias)
-        if self._packed is None and not self._prepare():
-            return self._plain(x, w, bias)
-        assert self._packed is not None
-        launchable, weights = self._packed
-        packed = weights(w)
-        if packed is None:
-            return self._plain(x, w, bias)
-        x = self._plain.first.in_memory(x)
-        tensors = (x, *packed) if bias is None else (x, *packed, bias)
-        return self._plain.launch(launchable, tensors, (self._plain.first,))
+        if not self._is_prepared:
+            self._prepare(x)
+        parts = self._parts(weights[0], w)
+        biases = [each.value("copy", (), bias.detach().clone) for each in weights[1:]]  # type: ignore[union-attr]
+        launchable = self._plain.launchable if self._packed is None else self._packed.launchable
+        views = self._plain.first, *[self._stored for _ in parts]
+        return self._plain.launch(launchable, (self._plain.first.in_memory(x), *parts, *biases), views)
 
-    def _prepare(self) -> bool:
+    def _parts(self, snapshot: Any, w: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of the packed weight, or the weight in the order that the kernel reads."""
+        order, packed = self._plain.second.order, self._packed
+        if packed is None:
+            return snapshot.value(("axes", order), (), lambda: (_in_order(w, order),))
+        return snapshot.value(("packed", order, packed.recipe), (), lambda: packed.pack(_in_order(w, order)))
+
+    def _prepare(self, x: Tensor) -> None:
         """Load the kernel that takes packed weights, unless the fastest one packs none."""
+        self._is_prepared = True
+        if not x.is_cpu:
+            return
         try:
             found = get_packed_launch(self._plain.signature)
         except DispatchProfilerError:
-            found = None  # a launch of the plain kernel raises the reason if there is none
+            return  # a launch of the plain kernel raises the reason if there is none
         if isinstance(found, PackedLaunch):
-            view = self._plain.second
-            pack = partial(_pack, found, view)
-            weights = WeightValues(("packed", view.order, found.recipe), pack, patience=_PATIENCE)
-            self._packed = found.launchable, weights
-            return True
-        if found is not None:
+            self._packed = found
+        else:
             self._plain.launchable = found
-        self._packs = False
-        return False
 
 
-def _pack(launch: PackedLaunch, view: KernelView, weight: Tensor) -> tuple[Tensor, ...]:
-    return launch.pack(weight.permute(view.order).contiguous())
+def _in_order(weight: Tensor, order: Order) -> Tensor:
+    """A copy of a weight with its axes in this order, also in memory."""
+    return weight.detach().permute(order).clone(memory_format=torch.contiguous_format)

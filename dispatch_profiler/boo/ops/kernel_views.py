@@ -7,13 +7,13 @@ from functools import partial
 
 from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.boo.ops.layouts import CHANNELS_LAST, Order, dense_order, to_memory
-from dispatch_profiler.boo.ops.weights import WeightValues
+from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS
 
 
 class KernelView:
     """The order of a tensor's axes for a kernel, and whether its memory is dense in this order.
 
-    If it is not, the tensor is copied: a weight once for each of its versions.
+    If it is not, the tensor is copied; a weight only after it has changed.
     """
 
     def __init__(self, order: Order, is_dense: bool, is_weight: bool = False) -> None:
@@ -22,7 +22,7 @@ class KernelView:
         copy = partial(_copy, order=order)
         #: A tensor -> the tensor, or its copy, whose axes are in this order.
         self.in_memory: Callable[[Tensor], Tensor] = (
-            _itself if is_dense else WeightValues(("axes", order), copy) if is_weight else copy
+            _itself if is_dense else partial(_copied_weight, order=order) if is_weight else copy
         )
 
     def after(self, order: Order) -> KernelView:
@@ -47,6 +47,15 @@ def weight_view(w: Tensor, image_order: Order) -> KernelView:
     if image_order == to_memory(last) and own.order != to_memory(last):
         return KernelView(to_memory(last), False, True)
     return KernelView(own.order, own.is_dense, True)
+
+
+def _copied_weight(weight: Tensor, order: Order) -> Tensor:
+    """The copy that belongs to the weight's snapshot; a copy for this call if it has none."""
+    snapshot = SNAPSHOTS.of(weight)
+    if snapshot is None:
+        return _copy(weight, order)
+    copied: Tensor = snapshot.value(("axes", order), (), lambda: _copy(snapshot.tensor, order))
+    return copied
 
 
 def _copy(tensor: Tensor, order: Order) -> Tensor:

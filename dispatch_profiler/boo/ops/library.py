@@ -83,10 +83,13 @@ def register_autograd(operator: Any, differentiable: Callable[..., Any]) -> None
 def register_autocast(
     operator: Any,
     device_type: str,
-    cast: Callable[[Tensor, torch.dtype], Tensor],
+    cast: Callable[[Tensor, torch.dtype, tuple[Any, ...]], Tensor],
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Apply `cast` to tensors that autocast casts on `device_type`, with its type there or with `dtype`."""
+    """Apply `cast` to tensors that autocast casts on `device_type`, with its type there or with `dtype`.
+
+    `cast` takes a tensor, the type, and all arguments of the call.
+    """
     key = f"Autocast{device_type.upper()}"
     cast = _by_name(cast)
     excluded = _C.DispatchKeySet(getattr(_C.DispatchKey, key))
@@ -94,7 +97,7 @@ def register_autocast(
     def autocast(*args: Any) -> Any:
         to = dtype or torch.get_autocast_dtype(device_type)
         with _C._ExcludeDispatchKeyGuard(excluded):
-            return operator(*(cast(each, to) if _is_cast(each, device_type) else each for each in args))
+            return operator(*(cast(each, to, args) if _is_cast(each, device_type) else each for each in args))
 
     LIBRARY.impl(operator._opname, autocast, key)
 

@@ -12,7 +12,7 @@ from test_autotune import Mixed, tuned
 from torch import nn
 from torch.nn import functional
 
-from dispatch_profiler.boo.backends import Backend, backend, choosing, explain
+from dispatch_profiler.boo.backends import Backend, backend, choosing, explain, measuring
 from dispatch_profiler.boo.backends.measuring import in_turns, region_seconds
 from dispatch_profiler.boo.fusion.matching import find_regions
 from dispatch_profiler.boo.fusion.schema import (
@@ -104,14 +104,17 @@ def test_expanded_inputs() -> None:
     assert found.regions[0].speedup
 
 
-def test_weights_are_packed_once_in_inference_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_weights_are_packed_once_for_each_copy_in_inference_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     packs, pack = [], PackedLaunch.pack
     monkeypatch.setattr(PackedLaunch, "pack", lambda self, weight: (packs.append(1), pack(self, weight))[1])
     model = nn.Linear(64, 64).eval()
     with torch.inference_mode():
         found = explain(model, [torch.randn(64, 64)], backend=backend(None, BOO_FUSIONS_WITH_MATRIX_PRODUCTS))
     assert found.regions[0].speedup
-    assert len(packs) == 1
+    assert found.regions[0].frozen_seconds
+    assert len(packs) == measuring._COPIES
 
 
 @pytest.mark.parametrize(

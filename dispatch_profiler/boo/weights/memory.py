@@ -1,0 +1,98 @@
+"""The memory of tensors on the CPU: copied, and later compared byte for byte.
+
+A version counter or a sample of elements would be cheaper, but misses writes: fused optimizers, `.data`, numpy and other
+processes do not raise `Tensor._version`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from dispatch_profiler.boo.launching.torch_types import PLAIN, Tensor
+
+#: memcmp(address, address, bytes) -> 0 if the bytes are equal. It releases Python's lock.
+_memcmp: Any = (ctypes.CDLL("msvcrt") if os.name == "nt" else ctypes.CDLL(None)).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memcmp.restype = ctypes.c_int
+#: Tensors of at most so many bytes are joined and compared at once, which is faster than a call for each.
+_SMALL = 16384
+#: A tensor whose elements lie so far apart is not copied: its memory is mostly that of other tensors.
+_SPARSE = 2
+
+
+class Place(NamedTuple):
+    """Where a tensor is and how it is read: tensors at equal places hold the same elements."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes(self) -> int:
+        """From the first element to the end of the last one."""
+        last = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
+        return (last + 1) * self.dtype.itemsize if 0 not in self.shape else 0
+
+
+def place_of(tensor: Tensor) -> Place | None:
+    """Where the elements of `tensor` are; None for tensors that have no plain memory of their own.
+
+    These are subclasses, tensors in a transformation of functorch, sparse and empty tensors, and those that are read
+    negated or conjugated.
+    """
+    if type(tensor) not in PLAIN:
+        return None
+    try:
+        address = tensor.data_ptr()
+        if not address or tensor.is_neg() or tensor.is_conj():
+            return None
+        return Place(address, tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def copied(place: Place) -> Tensor | None:
+    """A tensor of the same shape, strides and bytes as the living one at `place`.
+
+    None if that is not on the CPU, or if its elements are spread over more memory than they need.
+    """
+    elements = 1
+    for extent in place.shape:
+        elements *= extent
+    size = place.bytes
+    if place.device.type != "cpu" or not size or size > _SPARSE * elements * place.dtype.itemsize:
+        return None
+    flat = torch.empty(size // place.dtype.itemsize, dtype=place.dtype)
+    ctypes.memmove(flat.data_ptr(), place.address, size)
+    return flat.as_strided(place.shape, place.strides)
+
+
+class Comparison:
+    """Compares the memory at places on the CPU with copies of it."""
+
+    def __init__(self, places: Sequence[Place], copies: Sequence[Tensor]) -> None:
+        """See `copied`. Keeps the copies."""
+        self._copies = tuple(copies)
+        small, self._large = list[Any](), list[tuple[int, int, int]]()
+        joined = list[bytes]()
+        for place, copy in zip(places, copies, strict=True):
+            size = place.bytes
+            if size > _SMALL:
+                self._large.append((place.address, copy.data_ptr(), size))
+            else:
+                small.append((ctypes.c_uint8 * size).from_address(place.address))
+                joined.append(ctypes.string_at(copy.data_ptr(), size))
+        self._small, self._joined = small, b"".join(joined)
+
+    def is_equal(self) -> bool:
+        """Whether every byte is the same. The tensors at the places must be alive: a caller has just been passed them."""
+        if b"".join(self._small) != self._joined:
+            return False
+        return not any(_memcmp(*each) for each in self._large)

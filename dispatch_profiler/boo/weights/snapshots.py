@@ -1,0 +1,266 @@
+"""Snapshots of weights, and the values that derive from them.
+
+    snapshot = SNAPSHOTS.of(weight)                     # what the weight holds now
+    packed = snapshot.value("HWCF", permute)            # computed once for each snapshot
+
+A snapshot on the CPU is a copy of the weight's memory. While every byte of the weight equals it, `of` returns the same
+snapshot, so that values are found again; otherwise it takes a new one. A value is computed from the copy, so it belongs
+to the snapshot whatever other threads write meanwhile.
+
+A frozen snapshot is taken at the first call and then used without looking at the weight, until `refreeze` or until the
+weight's memory is freed: the user has promised that the weight stays as it is. There are frozen snapshots on GPUs, too,
+where a comparison would wait for the device.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from dispatch_profiler.boo.environment import LOGGER
+from dispatch_profiler.boo.launching.torch_types import Tensor
+from dispatch_profiler.boo.weights.memory import Comparison, Place, copied, place_of
+
+_log = logging.getLogger(LOGGER)
+#: A weight that differs from its snapshot this often in a row is expected to change again. For so many calls, no
+#: snapshot is taken of it.
+_OFTEN, _REST = 2, 16
+#: The part of the machine's memory that frozen snapshots take at most.
+_MOST_MEMORY = 0.5
+
+
+class FrozenMemory(NamedTuple):
+    """What frozen snapshots hold: the number of weights, and the bytes that derive from them."""
+
+    weights: int
+    bytes: int
+
+
+class Snapshot:
+    """One weight at one moment.
+
+    `tensor` is a copy of the weight. A frozen snapshot has none: its values derive from the weight itself when they are
+    first needed.
+    """
+
+    def __init__(self, tensor: Tensor | None, owner: Snapshots) -> None:
+        self.tensor = tensor
+        self._owner = owner
+        #: By the name of the derivation and the places of the other weights: their snapshots, and the value.
+        self._values: dict[Hashable, tuple[tuple[Snapshot, ...], Any]] = {}
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the weight may differ from what the values derive from."""
+        return self.tensor is None
+
+    @property
+    def bytes(self) -> int:
+        """The memory of the values."""
+        return sum(_bytes(value) for _, value in list(self._values.values()))
+
+    def value(self, name: Hashable, others: Sequence[Snapshot], make: Callable[[], Any]) -> Any:
+        """What `make()` returned for these snapshots, or what it returns now.
+
+        `name` tells derivations apart, so it has all their parameters and those of the weights' places. `make` runs
+        without grad and without modes of torch. Several threads that want the same value compute it once. Raises what
+        `make` raises, and keeps nothing then.
+        """
+        found = self._values.get(name)
+        if found is None or not _are_same(found[0], others):
+            with self._owner.lock:
+                found = self._values.get(name)
+                if found is None or not _are_same(found[0], others):
+                    found = tuple(others), _made(make)
+                    self._values[name] = found
+        return found[1]
+
+
+def _are_same(known: Sequence[Snapshot], others: Sequence[Snapshot]) -> bool:
+    return all(one is other for one, other in zip(known, others, strict=True))
+
+
+def _made(make: Callable[[], Any]) -> Any:
+    """The value. It is no inference tensor, so that autograd can save it in later calls."""
+    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        value = make()
+        for device in {each.device for each in _tensors(value) if each.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()  # other streams may read it from now on
+    return value
+
+
+def _tensors(value: Any) -> Sequence[Tensor]:
+    return value if isinstance(value, (tuple, list)) else [value]
+
+
+def _bytes(value: Any) -> int:
+    return sum(each.numel() * each.element_size() for each in _tensors(value))
+
+
+@dataclass(eq=False)
+class _Entry:
+    """The latest snapshot of the weight at one place. `storage` drops the entry as the weight's memory is freed."""
+
+    snapshot: Snapshot
+    comparison: Comparison | None
+    storage: weakref.ref[Any]
+    #: Changes since the weight was last found unchanged, and calls until another snapshot is taken.
+    changes: int = 0
+    rest: int = 0
+
+
+class Snapshots:
+    """The latest snapshot of each weight, found by the weight's place. Threads may share it.
+
+    It refers to the memory of weights weakly, and never to the tensors, which `torch.utils.swap_tensors` would refuse
+    to swap then.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[Place, bool], _Entry] = {}
+        #: Another object once a frozen snapshot is dropped: who keeps frozen snapshots looks them up again then.
+        self.generation = object()
+        self._is_full = False
+        self._reset_lock()
+        # A thread that does not exist in a forked process may hold the lock.
+        os.register_at_fork(after_in_child=self._reset_lock)
+
+    def _reset_lock(self) -> None:
+        self.lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def frozen(self) -> FrozenMemory:
+        """What frozen snapshots hold now."""
+        entries = [each.snapshot for (_, is_frozen), each in list(self._entries.items()) if is_frozen]
+        return FrozenMemory(len(entries), sum(each.bytes for each in entries))
+
+    def of(self, weight: Tensor, *, frozen: bool = False) -> Snapshot | None:
+        """The snapshot of what `weight` holds; with `frozen`, the one that was taken at the first such call.
+
+        None if there can be none, or if taking one would not pay: then what derives from the weight is computed for one
+        call. That is so for tensors without plain memory, while a CUDA graph is captured, for a weight that changes in
+        most calls, and without `frozen` for a weight on a GPU.
+        """
+        place = place_of(weight)
+        if place is None:
+            return None
+        entry = self._entries.get((place, frozen))
+        if frozen:
+            if entry is None and self._may_freeze(place):
+                entry = self._freeze(place, weight)
+            return None if entry is None else entry.snapshot
+        if place.device.type != "cpu":
+            return None
+        if entry is None:
+            return self._take(place, weight, None)
+        if entry.rest:
+            entry.rest -= 1
+            return None
+        assert entry.comparison is not None
+        if entry.comparison.is_equal():
+            entry.changes = 0
+            return entry.snapshot
+        return self._take(place, weight, entry)
+
+    def _take(self, place: Place, weight: Tensor, before: _Entry | None) -> Snapshot | None:
+        """A new snapshot, unless another thread has just taken it, or the weight changes too often."""
+        with self.lock:
+            entry = self._entries.get((place, False))
+            if entry is not before and entry is not None and entry.comparison and entry.comparison.is_equal():
+                return entry.snapshot
+            changes = before.changes + 1 if before is not None else 0
+            if before is not None and changes > _OFTEN:
+                before.changes, before.rest = 0, _REST
+                return None
+            with _disable_current_modes(), torch.inference_mode(False):
+                copy = copied(place)
+            if copy is None:
+                return None
+            snapshot = Snapshot(copy, self)
+            self._keep(place, weight, _Entry(snapshot, Comparison([place], [copy]), _NOWHERE, changes), False)
+            return snapshot
+
+    def _may_freeze(self, place: Place) -> bool:
+        """Whether a frozen snapshot can be taken now."""
+        if place.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return False  # its values would be in memory that each replay overwrites
+        if not self._is_full and self.frozen.bytes > _limit():
+            self._is_full = True
+            _log.warning(
+                "frozen weights take %.1f GB, the limit: further ones are computed as if they were not frozen",
+                self.frozen.bytes / 1e9,
+            )
+        return not self._is_full
+
+    def _freeze(self, place: Place, weight: Tensor) -> _Entry:
+        with self.lock:
+            entry = self._entries.get((place, True))
+            if entry is None:
+                entry = _Entry(Snapshot(None, self), None, _NOWHERE)
+                self._keep(place, weight, entry, True)
+            return entry
+
+    def _keep(self, place: Place, weight: Tensor, entry: _Entry, frozen: bool) -> None:
+        """Let `of` find an entry while the memory of `weight` lives."""
+        owner, key = weakref.ref(self), (place, frozen)
+
+        def drop(_: object) -> None:  # without a lock: the garbage collector may run this anywhere
+            snapshots = owner()
+            if snapshots is not None:
+                snapshots._entries.pop(key, None)
+                if frozen:
+                    snapshots.generation = object()
+
+        entry.storage = weakref.ref(weight.untyped_storage(), drop)
+        self._entries[key] = entry
+
+    def refreeze(self, weights: Iterable[Tensor] | None = None) -> None:
+        """Drop the frozen snapshots of all views of `weights`, or all: the next call with a weight takes a new one."""
+        with self.lock:
+            self.generation = object()
+            self._is_full = False
+            storages = None if weights is None else {id(storage) for storage in _storages(weights)}
+            for key, entry in list(self._entries.items()):
+                if key[1] and (storages is None or id(entry.storage()) in storages):
+                    self._entries.pop(key, None)
+
+    def clear(self) -> None:
+        """Drop all snapshots."""
+        with self.lock:
+            self.generation = object()
+            self._entries.clear()
+
+
+#: The storage of an entry that is not kept yet: one that is gone.
+_NOWHERE: weakref.ref[Any] = weakref.ref(torch.empty(0).untyped_storage())
+
+
+def _storages(weights: Iterable[Tensor]) -> Iterable[Any]:
+    for each in weights:
+        try:
+            yield each.untyped_storage()
+        except (RuntimeError, NotImplementedError):
+            continue  # it has no memory, and so no snapshot
+
+
+def _limit() -> float:
+    """The bytes that frozen snapshots may take."""
+    try:
+        return _MOST_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return float("inf")
+
+
+#: The snapshots that all operators of this process share.
+SNAPSHOTS = Snapshots()
