@@ -5,6 +5,8 @@ BOO_CACHE_DIR             folder of the kernels (default: the cache that `compil
 BOO_TUNING_SPEC_PATH      library of tuned kernels (a folder or a shipped name), or a tuning spec; empty: none
                           (default: the shipped library for the hardware)
 BOO_USE_BACKWARD_KERNELS  1: gradients are computed by kernels of this package, too (default: 0)
+BOO_AUTOTUNE              what compiled models measure where no option says it. 0: nothing; 1: whole graphs, computed in
+                          several ways (default: each region once, against torch)
 BOO_FREEZE                1: weights are frozen (see `dispatch_profiler.boo.refreeze`) where nothing says otherwise
                           (default: 0)
 BOO_RELEASE_TORCH_THREADS 0: torch's OpenMP threads are left spinning while chains of launches run (default: 1)
@@ -83,6 +85,13 @@ def uses_backward_kernels() -> bool:
     """Whether gradients are computed by kernels of this package. Raises UsageError for an invalid value."""
     name = "BOO_USE_BACKWARD_KERNELS"
     return _flag(name, os.environ.get(name), default=False)
+
+
+def autotunes() -> bool | None:
+    """Whether graphs are measured where no option says it; None for each region. Raises UsageError."""
+    name = "BOO_AUTOTUNE"
+    value = os.environ.get(name)
+    return _flag(name, value, default=False) if value else None
 
 
 def freezes_weights() -> bool:

@@ -108,10 +108,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 from dispatch_profiler.configurations import FORMS, Configuration, CpuTiles, Flow, Formed
 from dispatch_profiler.operations import ConvolutionGeometry, Operation, ProductGeometry
 from dispatch_profiler.targets._base import Target
+from dispatch_profiler.targets.unaligned_extents import unaligned_configurations
 
 #: With at most this many pixels, the packed product of columns and filter is faster than the convolution.
 _FEW_PIXELS = 128
@@ -180,10 +182,13 @@ def fastest_form(
     if target.limits.backend != "llvm-cpu":
         return None
     geometry = operation.convolution
-    candidates = _of_product(operation) if geometry is None else _candidates(operation, geometry)
+    usual = _of_product(operation) if geometry is None else _candidates(operation, geometry)
+    unaligned = unaligned_configurations(operation)
+    # Forms of convolutions without tiles leave the compiler an operation that it may not vectorize either.
+    candidates = chain(usual, unaligned) if geometry is None else chain(unaligned, usual)
     if packed_weights:
         # What is the fastest only because it does not permute the filter.
-        candidates = (each for each in candidates if each != _UNPACKED)
+        candidates = (each for each in candidates if each != _UNPACKED)  # type: ignore[assignment]
     return next((each for each in candidates if each.invalid_reason(operation, target.limits) is None), None)
 
 

@@ -24,13 +24,13 @@ from dispatch_profiler.boo.backends._graphs import (
 )
 from dispatch_profiler.boo.backends.choosing import Candidate, Choice, Graph
 from dispatch_profiler.boo.backends.freezing import FROZEN, FrozenGraph
-from dispatch_profiler.boo.backends.gradient_choice import GradientChoice
 from dispatch_profiler.boo.backends.inductor import knowing_static_inputs, prepare_inductor
 from dispatch_profiler.boo.backends.known_graphs import GraphEntry, entry_of
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns
+from dispatch_profiler.boo.backends.region_choice import RegionChoice
 from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds
-from dispatch_profiler.boo.environment import LOGGER, configure_logging, freezes_weights
-from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS, FusionSchema
+from dispatch_profiler.boo.environment import LOGGER, autotunes, configure_logging, freezes_weights
+from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS, MEASURED, FusionSchema, Root
 from dispatch_profiler.boo.fusion.traced_graphs import (
     GraphKind,
     added_gradients,
@@ -42,6 +42,9 @@ from dispatch_profiler.errors import UsageError
 
 _torch: Any = torch
 _INDUCTOR = "inductor"
+#: How many times as long as torch a region may take that is ours: regions in a row wait only once, and each change to
+#: torch's threads and back takes time, so that a region that is a little slower alone is not slower in a model.
+_SLOWER, _MUCH_SLOWER = 1.1, 1.5
 #: Options of torch.compile that are ours: the name of each field of `Backend`, and its other names.
 _OPTIONS = {"autotune": "autotune", "freeze": "freeze", "freezing": "freeze"}
 
@@ -52,13 +55,14 @@ class Backend:
 
     nested: str | Callable[..., Any] | None
     schema: FusionSchema
-    autotune: bool = False
+    #: Whether graphs are measured in several ways; None for each region against torch, if the environment says nothing.
+    autotune: bool | None = None
     strict: bool = False
     #: Whether weights are frozen; None leaves it to the environment.
     freeze: bool | None = None
     #: How `autotune` takes times.
     measure: Rounds = in_rounds
-    #: How gradients are timed that `BOO_USE_BACKWARD_KERNELS=1` asks for.
+    #: How a region and torch are timed.
     measure_region: Measure = in_turns
     #: What `autotune` decided in this process.
     _decisions: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -81,7 +85,7 @@ class Backend:
             )
         for name in ("autotune", "strict", "freeze"):
             found = getattr(self, name)
-            if not isinstance(found, bool) and (name, found) != ("freeze", None):
+            if not isinstance(found, bool) and (found is not None or name == "strict"):
                 raise UsageError(f"{name} is True or False, but got {found!r}")
         object.__setattr__(self, "_fallbacks", Fallbacks(self.strict))
 
@@ -111,10 +115,19 @@ class Backend:
         """
         return self.nested is None or (self.nested == _INDUCTOR and not options)
 
-    def gradient_choice(self, kind: GraphKind) -> GradientChoice | None:
-        """What chooses among the gradients that only the environment asks for; None if there are none."""
-        added = added_gradients(self.schema) if kind is GraphKind.BACKWARD else ()
-        return GradientChoice(frozenset(rule.root for rule in added), self.measure_region) if added else None
+    def region_choice(self, kind: GraphKind, autotune: bool | None = None) -> RegionChoice | None:
+        """What chooses between our kernels and torch in a graph; None if all regions are ours.
+
+        `autotune` is None to measure each region, and True if whole graphs are measured: then only regions are left to
+        torch that are much slower. Gradients that only the environment asks for are measured in any case. With `strict`,
+        no others are.
+        """
+        limits: dict[Root, float] = {}
+        if autotune is not False and not self.strict:
+            limits = dict.fromkeys(MEASURED, _SLOWER if autotune is None else _MUCH_SLOWER)
+        if kind is GraphKind.BACKWARD:
+            limits |= {rule.root: 1.0 for rule in added_gradients(self.schema)}
+        return RegionChoice(limits, self.measure_region) if limits else None
 
     def __call__(self, module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
         """Compile a graph module of Dynamo. `options` are `mode` and `options` of torch.compile, for the nested backend.
@@ -125,26 +138,32 @@ class Backend:
         """
         configure_logging()
         own, options = self._split(options)
+        autotune = own["autotune"]
         if options and self.nested is None:
             given = ", ".join(f"{name}={found!r}" for name, found in options.items())
             raise UsageError(
                 f"torch.compile(backend={self.__name__!r}) takes neither mode nor options, but got {given}",
                 hint="use backend='iree_boo_inductor', which passes them on to inductor",
             )
-        may_be_known = self.calls_runs(options) and not own["autotune"]
-        entry = entry_of(module, example_inputs, self.schema, freezes=own["freeze"]) if may_be_known else None
+        may_be_known = self.calls_runs(options) and not autotune
+        entry = (
+            entry_of(module, example_inputs, self.schema, freezes=bool(own["freeze"]))
+            if may_be_known
+            else None
+        )
         known = None if entry is None else self._known(entry)
         if known is not None:
             return known
-        real_inputs = list(example_inputs) if own["autotune"] else []
-        compile_graph = GraphCompiler(self, options, own["autotune"], own["freeze"], real_inputs, entry)
+        freeze = bool(own["freeze"])
+        real_inputs = list(example_inputs) if autotune else []
+        compile_graph = GraphCompiler(self, options, autotune, freeze, real_inputs, entry)
         try:
             return compiled_by(
                 compile_graph,
                 module,
                 example_inputs,
                 saves_memory=self.saves_memory,
-                freezes=own["freeze"],
+                freezes=freeze,
             )
         finally:
             compile_graph.real_inputs.clear()  # the graph of the backward is compiled much later
@@ -153,18 +172,20 @@ class Backend:
         """Whether weights are frozen where the options of torch.compile do not say it."""
         return freezes_weights() if self.freeze is None else self.freeze
 
-    def _split(self, options: dict[str, Any]) -> tuple[dict[str, bool], dict[str, Any]]:
+    def autotunes(self) -> bool | None:
+        """What is measured where the options of torch.compile do not say it: see the field `autotune`."""
+        return autotunes() if self.autotune is None else self.autotune
+
+    def _split(self, options: dict[str, Any]) -> tuple[dict[str, bool | None], dict[str, Any]]:
         """Our own options, and what is left of the others for the nested backend. Raises UsageError."""
         given = dict(options.get("options") or {})
-        own = {
-            "autotune": self.autotune or str(options.get("mode")).startswith("max-autotune"),
-            "freeze": self.freezes(),
-        }
-        for name, field_ in _OPTIONS.items():
-            chosen = given.pop(name, own[field_])
+        is_thorough = str(options.get("mode")).startswith("max-autotune")
+        own = {"autotune": is_thorough or self.autotunes(), "freeze": self.freezes()}
+        for name in (each for each in _OPTIONS if each in given):
+            chosen = given.pop(name)
             if not isinstance(chosen, bool):
                 raise UsageError(f"the option {name} is True or False, but got {chosen!r}")
-            own[field_] = chosen
+            own[_OPTIONS[name]] = chosen
         left = {name: found for name, found in options.items() if name != "options"}
         return own, {**left, "options": given} if given else left
 
@@ -175,7 +196,7 @@ class GraphCompiler:
 
     backend: Backend
     options: dict[str, Any]
-    autotune: bool
+    autotune: bool | None
     freeze: bool
     #: The inputs of Dynamo's graph, while its graphs of forward or inference are compiled.
     real_inputs: list[Any]
@@ -201,7 +222,7 @@ class GraphCompiler:
         self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]
     ) -> Callable[[list[Any]], Any]:
         """What computes one of the graphs."""
-        schema, choice = schema_of(kind, self.backend.schema), self.backend.gradient_choice(kind)
+        schema, choice = schema_of(kind, self.backend.schema), self.backend.region_choice(kind, self.autotune)
         given = self.backend._fallbacks
         if not self.autotune:
             return self._fused(module, example_inputs, schema, given, choice)
@@ -219,7 +240,7 @@ class GraphCompiler:
         example_inputs: Sequence[Any],
         schema: FusionSchema,
         fallbacks: Fallbacks,
-        choice: GradientChoice | None = None,
+        choice: RegionChoice | None = None,
     ) -> Callable[..., Any]:
         try:
             fused = fuse(module, schema, fallbacks, choice)
@@ -276,16 +297,18 @@ class GraphCompiler:
 def backend(
     nested_backend: str | Callable[..., Any] | None = None,
     fusion_schema: FusionSchema = DEFAULT_SUPPORTED_BOO_FUSIONS,
-    autotune: bool = False,
+    autotune: bool | None = None,
     strict: bool = False,
     freeze: bool | None = None,
 ) -> Backend:
     """A backend of `torch.compile` that computes regions of a model with kernels of this package.
 
     `nested_backend` computes the rest: a name that torch knows, such as `inductor`, or a backend; None is eager torch.
-    What cannot be fused is left to it, and logged once; with `strict`, it raises instead. With `autotune`, each graph is
-    compiled by the nested backend alone and with several sets of regions, which are measured once; the fastest is used,
-    and the cache keeps the decision. With `freeze`, parameters and buffers are snapshots, taken at the first call and
+    What cannot be fused is left to it, and logged once; with `strict`, it raises instead. Unless `autotune` is False,
+    each region is timed once beside eager torch, and left to the nested backend if our kernel is slower; with `strict`,
+    none is. With `autotune=True`, each graph is compiled by the nested backend alone and with several sets of regions,
+    which are measured once; the fastest is used. The cache keeps times and decisions. None leaves this to
+    `BOO_AUTOTUNE`. With `freeze`, parameters and buffers are snapshots, taken at the first call and
     until `dispatch_profiler.boo.refreeze`, where no gradients are needed; None leaves this to `BOO_FREEZE`. Raises
     UsageError for arguments of other types.
     """

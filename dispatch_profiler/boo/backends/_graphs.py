@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.backends.gradient_choice import GradientChoice
+from dispatch_profiler.boo.backends.region_choice import RegionChoice
 from dispatch_profiler.boo.environment import LOGGER
 from dispatch_profiler.boo.fusion.calls import RunCall
 from dispatch_profiler.boo.fusion.checking import wrong_programs
@@ -78,7 +78,7 @@ class SilentFallbacks(Fallbacks):
 
 
 def fuse(
-    module: Any, schema: FusionSchema, fallbacks: Fallbacks, choice: GradientChoice | None = None
+    module: Any, schema: FusionSchema, fallbacks: Fallbacks, choice: RegionChoice | None = None
 ) -> FusedGraph:
     """A copy of a graph module, whose regions are calls of our operators.
 

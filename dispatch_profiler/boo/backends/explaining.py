@@ -150,7 +150,7 @@ def explain(
     choices: list[ChoiceReport] = []
     measured: dict[Any, tuple[float | None, float | None]] = {}
     for kind, module, decision in _capture(model, inputs, backend):
-        name, choice = kind.value, backend.gradient_choice(kind)
+        name, choice = kind.value, backend.region_choice(kind, backend.autotunes())
         schema = schema_of(kind, backend.schema)
         if decision is not None:
             choices.append(ChoiceReport(name, decision.chosen, decision.relative))
@@ -232,7 +232,7 @@ def _decision(
     real_inputs: Sequence[Any],
 ) -> Decision | None:
     """What autotune decides about a graph, or has decided; None if `backend` does not measure it."""
-    if not backend.autotune:
+    if not backend.autotunes():
         return None
     known: dict[str, str] = {}
     compile_graph = GraphCompiler(

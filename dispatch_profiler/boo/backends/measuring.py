@@ -42,13 +42,28 @@ def in_turns(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[float,
     return statistics.median(taken[0]), statistics.median(taken[1])
 
 
+def once(ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[float, float]:
+    """The seconds of the second call of each function: enough to see what takes many times as long."""
+    taken = []
+    for function in (ours, theirs):
+        function()
+        start = time.perf_counter()
+        function()
+        taken.append(time.perf_counter() - start)
+    return taken[0], taken[1]
+
+
 def region_seconds(
-    region: Region, measure: Measure, nested: Callable[[Any, Sequence[Any]], Any] | None = None
+    region: Region,
+    measure: Measure,
+    nested: Callable[[Any, Sequence[Any]], Any] | None = None,
+    *,
+    copies: int = _COPIES,
 ) -> tuple[float, float]:
     """Seconds of a region by our kernel, with channels_last inputs, and as torch computes its nodes.
 
     `nested` compiles the graph module of its nodes; None leaves them to eager torch. Both sides compute the region
-    several times in a row, as a model would, each time with other parameters, and wait for a GPU. Raises what either of
+    `copies` times in a row, as a model would, each time with other parameters, and wait for a GPU. Raises what either of
     them raises.
     """
     # Tensors that are made in inference mode would be read in another way than the parameters of a model.
@@ -56,7 +71,7 @@ def region_seconds(
         inputs = samples([value(each) for each in region.inputs], ())
         module = region_module(region)
         theirs = module.forward if nested is None else nested(module, inputs)
-        rows = _rows(region, inputs)
+        rows = _rows(region, inputs, copies)
         places, given = _shared(rows)
         call = RunCall(_run(region, places, len(given)), strict=True)
 
@@ -68,15 +83,15 @@ def region_seconds(
         stored = [_channels_last(each) if at in images else each for at, each in enumerate(given)]
         sides = (lambda: call(*stored)), compute_theirs
         ours_taken, theirs_taken = measure(*(finished(each, inputs) for each in sides))
-    return ours_taken / _COPIES, theirs_taken / _COPIES
+    return ours_taken / copies, theirs_taken / copies
 
 
-def _rows(region: Region, inputs: Sequence[Any]) -> list[list[Any]]:
+def _rows(region: Region, inputs: Sequence[Any], copies: int) -> list[list[Any]]:
     """The inputs of each copy of the region: with parameters of its own."""
     own = {at for at, node in enumerate(region.inputs) if is_parameter(node)}
     return [
         [each.clone() if number and at in own else each for at, each in enumerate(inputs)]
-        for number in range(_COPIES)
+        for number in range(copies)
     ]
 
 

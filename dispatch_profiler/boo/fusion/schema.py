@@ -115,6 +115,8 @@ BOO_FUSIONS_WITH_MATRIX_PRODUCTS = DEFAULT_SUPPORTED_BOO_FUSIONS.with_rules(
 )
 #: Roots of gradients.
 GRADIENTS = frozenset((Root.CONVOLUTION_BACKWARD, Root.LAYER_NORM_BACKWARD))
+#: Roots of regions that torch may compute faster. What connects regions is not worth a change to torch's threads.
+MEASURED = frozenset(Root) - {Root.GLUE} - GRADIENTS
 #: What `BOO_USE_BACKWARD_KERNELS=1` adds, for gradients whose kernels are faster than torch. A schema that has these
 #: rules itself takes every gradient that kernels express.
 BACKWARD_FUSIONS = (FusionRule(Root.CONVOLUTION_BACKWARD), FusionRule(Root.LAYER_NORM_BACKWARD))

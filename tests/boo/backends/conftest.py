@@ -14,6 +14,16 @@ def _caches(shared_builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BOO_CACHE_DIR", str(shared_builds))
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regions are ours whatever takes longer, unless a test measures, and none is given up after its first calls."""
+    pytest.importorskip("torch")
+    from dispatch_profiler.boo.backends import region_choice
+
+    monkeypatch.setenv("BOO_AUTOTUNE", "0")
+    monkeypatch.setattr(region_choice, "once", lambda ours, theirs: (1.0, 1.0))
+
+
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the operations that compiled models launch."""

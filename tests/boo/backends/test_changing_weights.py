@@ -80,7 +80,9 @@ CHANGES = (clip, prune, write_statistics, merge_low_rank, fused_step, flatten, s
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("name", ["iree_boo", "iree_boo_inductor", PRODUCTS], ids=str)
+@pytest.mark.parametrize(
+    "name", ["iree_boo", "iree_boo_inductor", PRODUCTS], ids=["iree_boo", "iree_boo_inductor", "products"]
+)
 def test_every_change_is_seen_by_the_next_call(name: Any, mode: Any) -> None:
     torch._dynamo.reset()
     model = Net().eval()

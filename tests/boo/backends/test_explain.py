@@ -80,7 +80,7 @@ def test_gradients_that_are_slower_are_left_to_torch(monkeypatch: pytest.MonkeyP
     inputs = [torch.randn(1, 3, 6, 6, requires_grad=True)]
     found = explain(nn.Conv2d(3, 4, 3), inputs, backend=slower, measure=times(1e-3, 3e-3))
     assert [each.is_fused for each in found.regions] == [True, False, False]
-    assert {each.reason for each in found.regions[1:]} == {"torch is faster"}
+    assert all(each.reason.startswith("torch is faster: ") for each in found.regions[1:])
 
 
 def test_the_model_and_the_process_are_as_before() -> None:

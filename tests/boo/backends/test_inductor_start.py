@@ -98,7 +98,7 @@ def test_a_gradient_that_is_not_needed_needs_no_inductor(nested: list[Any]) -> N
     compiled = torch.compile(torch.conv2d, backend=backend("inductor", gradients), dynamic=False)
     (found,) = torch.autograd.grad(compiled(x, w).square().sum(), w)
     (expected,) = torch.autograd.grad(torch.conv2d(x, w).square().sum(), w)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)  # sums of up to 32 products of 100
     assert nested == []
 
 
