@@ -17,6 +17,7 @@ from typing import NoReturn, TextIO, TypeVar
 
 from dispatch_profiler import __version__
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, reason_of
+from dispatch_profiler.separators import SeparatorParser
 from dispatch_profiler.streams import WIDEST, discard_output, fold, prepare_streams, printable, width_of
 
 #: All dispatches succeeded.
@@ -40,7 +41,7 @@ class _Called:
 _called = _Called()
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(SeparatorParser):
     """An argument parser without abbreviations, whose errors suggest the most similar option.
 
     Every command has `--version` and `--quiet`. If `passes` names a program, the arguments after `--`
