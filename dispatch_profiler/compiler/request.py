@@ -76,7 +76,7 @@ def build_request(
 def all_flags(target: Target, configuration: Configuration, flags: Sequence[str]) -> tuple[str, ...]:
     """The flags of a build: of the target, of the configuration, and those of the user.
 
-    Raises ConfigurationError if the configuration, which may come from somebody else, has one that it may not set.
+    Raises ConfigurationError if the configuration, which may come from another user, has one that it may not set.
     """
     check_flags(configuration.flags)
     return (*target.compile_flags, *configuration.flags, *flags)

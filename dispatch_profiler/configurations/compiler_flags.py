@@ -1,4 +1,4 @@
-"""The compiler flags that data may set, such as a library or a manifest that somebody else wrote.
+"""The compiler flags that data may set, such as a library or a manifest of another user.
 
 The compiler has flags that run programs, load plugins, link with other tools and write files. So flags of data are never
 compared with a list of what is dangerous, but with this list: the flags of configurations, and a few that configurations

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from dispatch_profiler.command import say, show, warn
 from dispatch_profiler.destinations import destination, write_output
-from dispatch_profiler.files import write_atomic
 from dispatch_profiler.output_files import ReportFiles
 from dispatch_profiler.plurals import counted
+from dispatch_profiler.private_files import write_private
 from dispatch_profiler.profiler.records.record import Confirmation, Record
 from dispatch_profiler.profiler.records.record_file import (
     JsonLines,
@@ -145,10 +145,9 @@ class RunOutputs:
             return
         path = self._csv or fallback
         if self._csv is None:
-            fallback.parent.mkdir(parents=True, exist_ok=True)
             records = _with_confirmations(self.stored_records(), confirmed)
             lines = "".join(f"{to_line(record)}\n" for record in records)
-            write_atomic(beside_csv(fallback), lines)
+            write_private(beside_csv(fallback), lines)
         finished = counted(len(self.records), "finished dispatch")
         say(f"{finished} saved in {beside_csv(path)}; continue with --resume --output={path}")
 
