@@ -40,6 +40,8 @@ class BuildRequest:
     verifies_passes: bool = True
     #: Functions of the source that are built beside those of the dispatches.
     helpers: tuple[str, ...] = ()
+    #: Functions of the source that are not known to be of this package: they are checked (see `foreign_source`).
+    foreign: tuple[str, ...] = ()
     #: Whether the build also yields the launch program of its dispatch, which is the only one.
     wants_program: bool = False
 

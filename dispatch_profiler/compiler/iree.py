@@ -115,6 +115,7 @@ class IreeCompiler:
             make_kernels,
             verify_external_kernels,
         )
+        from dispatch_profiler.compiler.foreign_source import refused_functions
         from dispatch_profiler.compiler.kernel_identity import kernel_hashes
         from dispatch_profiler.compiler.operand_order import order_operands
         from dispatch_profiler.compiler.padded_products import avoid_padding
@@ -129,6 +130,19 @@ class IreeCompiler:
         lines = source.lines()
         names = [dispatch.name for dispatch in request.dispatches]
         source.keep_functions([*names, *request.helpers])
+        refused = refused_functions(source, request)
+        if refused:
+            # They compile with --trust, which must not find this outcome.
+            failed |= {
+                name: BuildOutcome(State.NOT_COMPILED, reason, is_transient=True)
+                for name, reason in refused.items()
+            }
+            names = [name for name in names if name not in refused]
+            if not names:
+                return Built(b"", b"", failed)
+            request = replace(request, dispatches=tuple(d for d in request.dispatches if d.name in names))
+            kernels = {name: kernel for name, kernel in kernels.items() if name in names}
+            source.keep_functions([*names, *request.helpers])
         insert_kernels(source, kernels)
         groups = share(source)
         try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from dispatch_profiler.compiler._base import BuildOutcome, BuildRequest, Built, Compiler
 from dispatch_profiler.compiler.cache import Cache
 from dispatch_profiler.compiler.cluster import Cluster, Warn
+from dispatch_profiler.compiler.own_source import with_known_source
 from dispatch_profiler.compiler.request import build_key, build_request
 from dispatch_profiler.compiler.source import reproducer
 from dispatch_profiler.compiler.time_left import representative
@@ -44,7 +45,8 @@ class CompileOptions:
     By default, `target` is the one that the tree was generated for, and `repeat` is `repeat_count`.
     `executor`, `workers` and `cluster` are those of `pool.Executor`; `seconds` and `memory_bytes` limit
     one dispatch. `force` also compiles what is up to date, `retry` what failed because of time, memory, a
-    crash or a missing package. `reproducers` writes each dispatch that does not compile to its own file.
+    crash or a missing package. `reproducers` writes each dispatch that does not compile to its own file. With `trust`,
+    functions are compiled that this package did not render, whatever they do.
     """
 
     selection: Selection = Selection()
@@ -56,6 +58,7 @@ class CompileOptions:
     force: bool = False
     retry: bool = False
     reproducers: bool = False
+    trust: bool = False
     repeat: int | None = None
     seconds: float = 120.0
     memory_bytes: int | None = None
@@ -190,7 +193,8 @@ def compile_tree(
     open_tasks = []
     with _Results(tree, compiler.revision, keep_reproducers=options.reproducers) as results:
         for task in plan_tasks(manifest, compiler, options):
-            is_wanted = options.force or (options.retry and _failed_transiently(task))
+            tries_again = options.retry or options.trust
+            is_wanted = options.force or (tries_again and _failed_transiently(task))
             if not is_wanted and is_current(tree, task):
                 yield Progress(task.entry.operation, task.module, _requested(task, task.entry), kept=True)
             elif not is_wanted and cache is not None and (built := cache.get(task.key)):
@@ -219,7 +223,8 @@ def _compile(
     from dispatch_profiler.compiler.pool import BuildPool, Executor
 
     order = representative(len(open_tasks))
-    requests = {index: open_tasks[index].request for index in order}
+    made = {index: open_tasks[index].request for index in order}
+    requests = made if options.trust else {at: with_known_source(each) for at, each in made.items()}
     executor = Executor(options.executor, min(options.workers, len(requests)), options.cluster)
     limits = WorkerLimits(options.seconds, options.memory_bytes)
     with BuildPool[int](compiler, executor, limits, warn) as pool:
