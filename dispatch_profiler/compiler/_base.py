@@ -16,6 +16,8 @@ SMALLEST_MODULE = """func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %y : tensor<4xf32>
 }
 """
+#: The end of the reason for what only `--trust` compiles.
+TRUST = "if you trust its author, add --trust"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from dispatch_profiler.compiler._base import BuildRequest
+from dispatch_profiler.compiler._base import TRUST, BuildRequest
 from dispatch_profiler.compiler.ir_module import (
     KERNEL_SOURCE,
     IrModule,
@@ -38,6 +38,9 @@ _OPERATIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("arith.addi", "arith.muli", "arith.subi"), ("overflowFlags",)),
     **dict.fromkeys(("arith.extsi", "arith.maxsi", "arith.minsi", "arith.select"), ()),
     "arith.cmpf": ("fastmath", "predicate"),
+    # No template has these; they are what edits that plant an error need.
+    "arith.cmpi": ("predicate",),
+    **dict.fromkeys(("arith.andi", "arith.bitcast", "arith.ori", "arith.xori"), ()),
     "arith.constant": ("value",),
     **dict.fromkeys(("math.erf", "math.exp", "math.rsqrt", "math.tanh"), ("fastmath",)),
     **dict.fromkeys(("linalg.batch_matmul", "linalg.matmul"), ("indexing_maps", "compilation_info")),
@@ -99,7 +102,6 @@ _STATIC = {
     "tensor.empty": 0,
     "tensor.expand_shape": 1,
 }
-_HINT = "if you trust its author, add --trust"
 
 
 class _Refused(Exception):
@@ -116,14 +118,14 @@ def refused_functions(source: IrModule, request: BuildRequest) -> dict[str, str]
         return {}
     others = dict.fromkeys(_erase_others(source, {*_own_symbols(request), *foreign}))
     if others:
-        return dict.fromkeys(foreign, f"the source has {', '.join(others)}, which is not allowed: {_HINT}")
+        return dict.fromkeys(foreign, f"the source has {', '.join(others)}, which is not allowed: {TRUST}")
     refused = {}
     functions = source.symbols(_FUNCTION)
     for name in foreign:
         try:
             _check_function(functions[name])
         except _Refused as error:
-            refused[name] = f"it was not rendered from its configuration, and {error}: {_HINT}"
+            refused[name] = f"it was not rendered from its configuration, and {error}: {TRUST}"
     return refused
 
 

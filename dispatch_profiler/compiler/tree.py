@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from dispatch_profiler.compiler._base import BuildOutcome, BuildRequest, Built, Compiler
+from dispatch_profiler.compiler._base import TRUST, BuildOutcome, BuildRequest, Built, Compiler
 from dispatch_profiler.compiler.cache import Cache
 from dispatch_profiler.compiler.cluster import Cluster, Warn
 from dispatch_profiler.compiler.own_source import with_known_source
@@ -193,8 +193,7 @@ def compile_tree(
     open_tasks = []
     with _Results(tree, compiler.revision, keep_reproducers=options.reproducers) as results:
         for task in plan_tasks(manifest, compiler, options):
-            tries_again = options.retry or options.trust
-            is_wanted = options.force or (tries_again and _failed_transiently(task))
+            is_wanted = options.force or _tries_again(task, options)
             if not is_wanted and is_current(tree, task):
                 yield Progress(task.entry.operation, task.module, _requested(task, task.entry), kept=True)
             elif not is_wanted and cache is not None and (built := cache.get(task.key)):
@@ -209,8 +208,10 @@ def compile_tree(
             yield Progress(task.entry.operation, task.module, requested, kept=False, in_flight=in_flight)
 
 
-def _failed_transiently(task: Task) -> bool:
-    return any(d.is_transient for d in _requested(task, task.entry))
+def _tries_again(task: Task, options: CompileOptions) -> bool:
+    """Whether a requested dispatch failed, and may not fail with these options."""
+    failed = [d for d in _requested(task, task.entry) if d.is_transient]
+    return bool(failed) and (options.retry or (options.trust and any(TRUST in d.reason for d in failed)))
 
 
 def _compile(

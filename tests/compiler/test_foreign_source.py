@@ -301,6 +301,8 @@ def test_commands_refuse_a_function_until_it_is_trusted(run: Callable, edited: P
     outcome = run("compile", "--cache-dir=cache")
     assert outcome.status == 1
     assert "llvm.inline_asm is not allowed: if you trust its author, add --trust" in outcome.err
+    assert "--trust compiles 1 of these again: " in outcome.err
+    assert "--retry" not in outcome.err
     assert states()[PLAIN.name] is State.NOT_COMPILED
     assert all(state is State.COMPILED for name, state in states().items() if name != PLAIN.name)
 

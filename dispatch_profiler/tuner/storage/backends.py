@@ -140,6 +140,7 @@ def _journal(where: str, path: Path) -> Backend:
     with translated_errors(where):
         _check_regular(where, path)
         path.parent.mkdir(parents=True, exist_ok=True)
+        path = Path(os.path.realpath(path))  # all links to a journal have one lock
         lock = _FileLock(path)
         lock.acquire()
         try:

@@ -158,6 +158,17 @@ def test_of_searches_that_start_together_one_gets_the_study(where):
     assert sorted(winners, key=keys.index) == keys
 
 
+@pytest.mark.parametrize("name", ["search.db", "search.log"])
+def test_a_storage_under_two_names_is_one(name):
+    store(name)
+    link = Path("link").with_suffix(Path(name).suffix)
+    link.symlink_to(name)
+    with open_storage(name) as one, open_storage(link) as other:
+        assert one._backend.lock == other._backend.lock
+        with one.study(KEY), pytest.raises(StorageError, match="is searching"):
+            other.study(KEY)
+
+
 @pytest.mark.parametrize("where", FILES[:2])
 def test_a_search_that_was_replaced_does_not_release_the_study(where):
     """Closing it leaves the owner as it is."""
