@@ -145,7 +145,7 @@ def atomic_file(path: Path, *, scratch: Path | None = None, mode: int = _MODE) -
         raise
 
 
-def _locked_file(path: Path, mode: int) -> BinaryIO:
+def _locked_file(path: Path, mode: int = _MODE) -> BinaryIO:
     """A new file, locked until it is closed, so that `remove_leftovers` keeps it."""
     while True:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
