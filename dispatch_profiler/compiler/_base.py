@@ -42,7 +42,9 @@ class BuildRequest:
     verifies_passes: bool = True
     #: Functions of the source that are built beside those of the dispatches.
     helpers: tuple[str, ...] = ()
-    #: Functions of the source that are not known to be of this package: they are checked (see `foreign_source`).
+    #: Whether the source was read from a file: its functions are compared with what their configurations render.
+    is_from_file: bool = False
+    #: Functions that differ from that: they are checked (see `foreign_source`).
     foreign: tuple[str, ...] = ()
     #: Whether the build also yields the launch program of its dispatch, which is the only one.
     wants_program: bool = False

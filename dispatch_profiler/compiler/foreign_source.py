@@ -15,7 +15,7 @@ from typing import Any
 
 from iree.compiler import ir
 
-from dispatch_profiler.compiler._base import TRUST, BuildRequest
+from dispatch_profiler.compiler._base import TRUST, BuildOutcome, BuildRequest
 from dispatch_profiler.compiler.ir_module import (
     KERNEL_SOURCE,
     IrModule,
@@ -23,6 +23,7 @@ from dispatch_profiler.compiler.ir_module import (
     operations_in,
     symbol_of,
 )
+from dispatch_profiler.dispatches import State
 
 _FUNCTION = "func.func"
 _CONVOLUTION = ("dilations", "linalg.memoized_indexing_maps", "strides", "compilation_info")
@@ -108,6 +109,19 @@ class _Refused(Exception):
     """A function is not compiled; its text is the reason."""
 
 
+def keep_allowed(source: IrModule, request: BuildRequest) -> dict[str, BuildOutcome]:
+    """Erase what `request` does not ask for, and what `refused_functions` finds; returns the outcomes of the latter."""
+    names = [*(dispatch.name for dispatch in request.dispatches), *request.helpers]
+    source.keep_functions(names)
+    refused = refused_functions(source, request)
+    if refused:
+        source.keep_functions([name for name in names if name not in refused])
+    # With --trust they compile, so this outcome is neither cached nor kept.
+    return {
+        name: BuildOutcome(State.NOT_COMPILED, reason, is_transient=True) for name, reason in refused.items()
+    }
+
+
 def refused_functions(source: IrModule, request: BuildRequest) -> dict[str, str]:
     """Function of `request.foreign` -> why it is not compiled, for those that may do more than compute.
 
@@ -118,14 +132,14 @@ def refused_functions(source: IrModule, request: BuildRequest) -> dict[str, str]
         return {}
     others = dict.fromkeys(_erase_others(source, {*_own_symbols(request), *foreign}))
     if others:
-        return dict.fromkeys(foreign, f"the source has {', '.join(others)}, which is not allowed: {TRUST}")
+        return dict.fromkeys(foreign, f"the source has {', '.join(others)}, which is not allowed; {TRUST}")
     refused = {}
     functions = source.symbols(_FUNCTION)
     for name in foreign:
         try:
             _check_function(functions[name])
         except _Refused as error:
-            refused[name] = f"it was not rendered from its configuration, and {error}: {TRUST}"
+            refused[name] = f"it was not rendered from its configuration, and {error}; {TRUST}"
     return refused
 
 
@@ -153,20 +167,24 @@ def _own_symbols(request: BuildRequest) -> Iterator[str]:
 def _check_function(function: Any) -> None:
     """Raise _Refused unless the function only computes."""
     if not function.regions[0].blocks:
-        raise _Refused("it is a foreign function, without a body")
-    for op in reversed(operations_in(function)):  # operations before those inside them
-        allowed = _OPERATIONS.get(op.name)
-        if allowed is None or (op.name == _FUNCTION and op != function):
-            raise _Refused(f"{op.name} is not allowed")
+        raise _Refused("is a foreign function, without a body")
+    operations = operations_in(function)
+    others = [op.name for op in operations if op.name not in _OPERATIONS]
+    others += [op.name for op in operations if op.name == _FUNCTION and op != function]
+    if others:
+        raise _Refused(f"has operations that are not allowed: {', '.join(dict.fromkeys(others))}")
+    for op in operations:
         for name in attribute_names(op):
-            if name != _SEGMENTS and name not in allowed:
-                raise _Refused(f"{op.name} has the attribute {name}, which is not allowed")
+            if name != _SEGMENTS and name not in _OPERATIONS[op.name]:
+                raise _Refused(f"its {op.name} has the attribute {name}, which is not allowed")
             _check_attribute(op.name, name, op.attributes[name])
         if len(op.operands) > _STATIC.get(op.name, len(op.operands)):
-            raise _Refused(f"{op.name} has extents or offsets that are known only at run time")
+            raise _Refused(f"its {op.name} has extents or offsets that are known only at run time")
         for value in _values(op):
             if not _TYPE.fullmatch(str(value.type)):
-                raise _Refused(f"{op.name} has a value of type {str(value.type)[:100]}, which is not allowed")
+                raise _Refused(
+                    f"its {op.name} has a value of type {str(value.type)[:100]}, which is not allowed"
+                )
 
 
 def _values(op: Any) -> Iterator[Any]:
@@ -178,7 +196,7 @@ def _values(op: Any) -> Iterator[Any]:
 
 
 def _check_attribute(operation: str, name: str, attribute: Any) -> None:
-    what = f"{operation} has a value of {name} that is not allowed"
+    what = f"its {operation} has a value of {name} that is not allowed"
     if name == "value":
         if not isinstance(attribute, (ir.IntegerAttr, ir.FloatAttr, ir.BoolAttr, ir.DenseElementsAttr)):
             raise _Refused(what)
@@ -193,7 +211,7 @@ def _check_attribute(operation: str, name: str, attribute: Any) -> None:
     if '"' in text or "@" in text or not _PARTS.issuperset(re.findall(r"[#!][a-zA-Z_][\w.$-]*", text)):
         raise _Refused(what)
     if name.endswith("indexing_maps") and not all(map(_is_monotonic, ir.ArrayAttr(attribute))):
-        raise _Refused(f"{operation} has an indexing map whose bounds the compiler does not check")
+        raise _Refused(f"its {operation} has an indexing map whose bounds the compiler does not check")
 
 
 def _is_monotonic(attribute: Any) -> bool:

@@ -17,11 +17,12 @@ def with_known_source(request: BuildRequest) -> BuildRequest:
     names = [dispatch.name for dispatch in request.dispatches]
     functions = functions_of(request.source)
     if not functions.keys() >= set(names):
-        return replace(request, foreign=tuple(names))  # written by hand
+        return replace(request, foreign=tuple(names), is_from_file=False)  # written by hand
     known = [each for each in request.dispatches if _rendered(each) == functions[each.name]]
     foreign = tuple(name for name in names if name not in {each.name for each in known})
     # The text between the functions is left out.
-    return replace(request, source="\n\n".join(functions[name] for name in names) + "\n", foreign=foreign)
+    source = "\n\n".join(functions[name] for name in names) + "\n"
+    return replace(request, source=source, foreign=foreign, is_from_file=False)
 
 
 def _rendered(dispatch: Dispatch) -> str:

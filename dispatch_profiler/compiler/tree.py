@@ -11,7 +11,6 @@ from pathlib import Path
 from dispatch_profiler.compiler._base import TRUST, BuildOutcome, BuildRequest, Built, Compiler
 from dispatch_profiler.compiler.cache import Cache
 from dispatch_profiler.compiler.cluster import Cluster, Warn
-from dispatch_profiler.compiler.own_source import with_known_source
 from dispatch_profiler.compiler.request import build_key, build_request
 from dispatch_profiler.compiler.source import reproducer
 from dispatch_profiler.compiler.time_left import representative
@@ -224,8 +223,7 @@ def _compile(
     from dispatch_profiler.compiler.pool import BuildPool, Executor
 
     order = representative(len(open_tasks))
-    made = {index: open_tasks[index].request for index in order}
-    requests = made if options.trust else {at: with_known_source(each) for at, each in made.items()}
+    requests = {at: replace(open_tasks[at].request, is_from_file=not options.trust) for at in order}
     executor = Executor(options.executor, min(options.workers, len(requests)), options.cluster)
     limits = WorkerLimits(options.seconds, options.memory_bytes)
     with BuildPool[int](compiler, executor, limits, warn) as pool:
