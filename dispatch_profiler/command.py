@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import NoReturn, TextIO, TypeVar
 
 from dispatch_profiler import __version__
+from dispatch_profiler.destinations import destination
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, did_you_mean, reason_of
+from dispatch_profiler.separators import SeparatorParser
 from dispatch_profiler.streams import WIDEST, discard_output, fold, prepare_streams, printable, width_of
 
 #: All dispatches succeeded.
@@ -40,7 +42,7 @@ class _Called:
 _called = _Called()
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(SeparatorParser):
     """An argument parser without abbreviations, whose errors suggest the most similar option.
 
     Every command has `--version` and `--quiet`. If `passes` names a program, the arguments after `--`
@@ -253,8 +255,10 @@ def writable(option: str, text: str) -> Path:
     path = folder(text)
     if path.is_dir():
         raise UsageError(f"{option}: {path} is a folder", hint=f"name a file: {option}={path / 'FILE'}")
-    if not path.parent.is_dir():
-        raise UsageError(f"{option}: there is no folder {path.parent}", hint="create it first")
+    place = destination(path)
+    parent = place.parent if place is not None and path.is_symlink() else path.parent
+    if not parent.is_dir():
+        raise UsageError(f"{option}: there is no folder {parent}", hint="create it first")
     return path
 
 

@@ -8,7 +8,7 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO
@@ -17,6 +17,8 @@ from dispatch_profiler.errors import UsageError, reason_of
 
 #: Bytes per read from a file that grows meanwhile.
 _CHUNK = 2**20
+#: Mode of files: readable by all users who share a tree.
+_MODE = 0o666
 #: Suffix of temporary files.
 _UNFINISHED = ".tmp"
 #: Folders of an IREE build or install tree that may contain its tools.
@@ -64,14 +66,18 @@ def sources_hash(*patterns: str) -> str:
     return sha256(b"".join(file.read_bytes() for file in files))
 
 
-def read_bounded(path: Path, limit: int) -> bytes:
+def read_bounded(
+    path: Path, limit: int, check: Callable[[os.stat_result], None] = lambda status: None
+) -> bytes:
     """The content of a regular file of at most `limit` bytes.
 
-    Never blocks: named pipes, devices and directories are rejected without reading from them.
+    Never blocks: named pipes, devices and directories are rejected without reading from them. `check` gets the status
+    of the opened file, and raises an error if it must not be read.
 
     Raises UsageError, with the path and the reason.
     """
     with open_regular(path) as file:
+        check(os.fstat(file.fileno()))
         try:
             # Not `limit + 1` bytes at once: Python would allocate them.
             data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
@@ -107,28 +113,29 @@ def _file_kind(mode: int) -> str:
     return "a named pipe" if stat.S_ISFIFO(mode) else "a device"
 
 
-def write_atomic(path: Path, data: bytes | str, *, scratch: Path | None = None) -> None:
+def write_atomic(path: Path, data: bytes | str, *, scratch: Path | None = None, mode: int = _MODE) -> None:
     """Write `data` to `path` with `atomic_file`.
 
     Text is encoded as UTF-8; lone surrogates, for example from file names, are escaped: `\\udcff`.
     """
-    with atomic_file(path, scratch=scratch) as file:
+    with atomic_file(path, scratch=scratch, mode=mode) as file:
         file.write(data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data)
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path, *, scratch: Path | None = None) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, *, scratch: Path | None = None, mode: int = _MODE) -> Iterator[BinaryIO]:
     """A file that appears at `path` once it is complete, or not at all.
 
     Until then it is a temporary file, beside `path` or in the folder `scratch` on the same file
-    system. Its writer holds a lock on it (see `remove_leftovers`). Creates missing folders.
+    system. Its writer holds a lock on it (see `remove_leftovers`). Creates missing folders. `mode` is that of the file,
+    without the bits of the umask.
     """
     folder = scratch or path.parent
     for each in {folder, path.parent}:
         each.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{path.name[:40]}.{secrets.token_hex(8)}{_UNFINISHED}"
     try:
-        with _locked_file(temporary) as file:
+        with _locked_file(temporary, mode) as file:
             yield file
             file.flush()
             os.replace(temporary, path)
@@ -138,11 +145,10 @@ def atomic_file(path: Path, *, scratch: Path | None = None) -> Iterator[BinaryIO
         raise
 
 
-def _locked_file(path: Path) -> BinaryIO:
+def _locked_file(path: Path, mode: int = _MODE) -> BinaryIO:
     """A new file, locked until it is closed, so that `remove_leftovers` keeps it."""
     while True:
-        # Readable by all users who share the tree.
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         file = os.fdopen(handle, "wb")
         fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(handle).st_nlink:

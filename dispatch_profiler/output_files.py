@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dispatch_profiler.command import Parser, say, writable
-from dispatch_profiler.files import write_atomic
+from dispatch_profiler.destinations import write_output
 
 
 def add_file_arguments(parser: Parser) -> None:
@@ -35,8 +35,8 @@ class ReportFiles:
         )
 
     def write(self, markdown: Callable[[], str], junit: Callable[[], str]) -> None:
-        """Write each requested file atomically."""
+        """Write each requested file, complete or not at all."""
         for path, text in ((self.markdown, markdown), (self.junit, junit)):
             if path is not None:
-                write_atomic(path, text())
+                write_output(path, text())
                 say(f"Writing {path}")

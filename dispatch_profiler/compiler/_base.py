@@ -16,6 +16,8 @@ SMALLEST_MODULE = """func.func @f(%x: tensor<4xf32>) -> tensor<4xf32> {
   return %y : tensor<4xf32>
 }
 """
+#: The end of the reason for what only `--trust` compiles.
+TRUST = "if you trust its author, add --trust"
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,10 @@ class BuildRequest:
     verifies_passes: bool = True
     #: Functions of the source that are built beside those of the dispatches.
     helpers: tuple[str, ...] = ()
+    #: Whether the source was read from a file: its functions are compared with what their configurations render.
+    is_from_file: bool = False
+    #: Functions that differ from that: they are checked (see `foreign_source`).
+    foreign: tuple[str, ...] = ()
     #: Whether the build also yields the launch program of its dispatch, which is the only one.
     wants_program: bool = False
 

@@ -4,7 +4,7 @@ An entry is one file: the SHA-256 of the rest in hexadecimal, the length of a JS
 The header of a build has its key, label, outcomes and launch program, and the data are both vmfbs, or one if they are
 equal. Texts that take long to compute are kept beside the builds that they name: their header has key and label, and the
 data are the text. An entry is written atomically and checked when read; a damaged one, or one with another key, is a miss
-and is removed. When the cache exceeds its size limit, the least recently used entries are removed first. Several
+and is removed. A cache that another user may write to is not used, because its entries are executed. When the cache exceeds its size limit, the least recently used entries are removed first. Several
 processes may use one cache at once.
 """
 
@@ -29,15 +29,26 @@ from dispatch_profiler.files import (
     read_bounded,
     remove_leftovers,
     sha256,
-    write_atomic,
 )
 from dispatch_profiler.json_fields import flag, mapping, parse_json, text, text_values, texts, whole
+from dispatch_profiler.private_files import (
+    NotPrivate,
+    is_private,
+    make_private_folder,
+    others_reason,
+    read_private,
+    warn_once,
+    write_private,
+)
 
 Value = TypeVar("Value")
 DEFAULT_BYTES = 5 * 2**30
 _DIGEST = 64
 _LENGTH = 16
 _SUFFIX = ".built"
+_HINT = (
+    "remove it or its write permissions, or name another folder: --cache-dir, or BOO_CACHE_DIR for launches"
+)
 _SIZE = "size"
 #: No vmfbs of one module come near it.
 _LARGEST_ENTRY = 2**33
@@ -90,10 +101,13 @@ class Cache:
         return self._folder
 
     def check_writable(self) -> None:
-        """Raise UsageError if the folder can keep no entries."""
+        """Raise UsageError if the folder can keep no entries: NotPrivate if another user may write to it."""
+        if (reason := others_reason(self._folder)) is not None:
+            raise NotPrivate(f"the cache {self._folder} is not used: {reason}", hint=_HINT)
         try:
+            make_private_folder(self._folder)
             with locked(self._folder / ".lock"):
-                write_atomic(self._folder / _SIZE, str(self._recorded_size()), scratch=self._scratch)
+                write_private(self._folder / _SIZE, str(self._recorded_size()), scratch=self._scratch)
         except OSError as error:
             raise UsageError(
                 f"cannot write to the cache {self._folder}: {reason_of(error)}",
@@ -111,8 +125,13 @@ class Cache:
     def _read(self, key: str, parse: Callable[[Mapping[str, object], bytes], Value]) -> Value | None:
         """What `parse` makes of the header and the data of an entry; it raises ValueError if they are not what it reads."""
         path = self._path(key)
+        if not self._is_private(path.parent):
+            return None
         try:
-            found = parse(*_unpack(read_bounded(path, _LARGEST_ENTRY), key))
+            found = parse(*_unpack(read_private(path, _LARGEST_ENTRY), key))
+        except NotPrivate as error:
+            warn_once(f"an entry of the cache {self._folder} is not used: {error}; {_HINT}")
+            return None
         except (UsageError, ValueError) as error:
             # Missing, unreadable, or not written by us.
             if not isinstance(error.__cause__, FileNotFoundError):
@@ -135,19 +154,24 @@ class Cache:
         self._write(key, _pack({"key": key, "label": label}, text_.encode()))
 
     def _write(self, key: str, data: bytes) -> None:
-        if len(data) > self._max_bytes:
+        path = self._path(key)
+        if len(data) > self._max_bytes or not all(map(self._is_private, (path.parent, self._scratch))):
             return
         with contextlib.suppress(OSError):
+            make_private_folder(self._folder)
             remove_leftovers(self._scratch)
             with locked(self._folder / ".lock"):
-                self._remove_old(self._path(key))
+                self._remove_old(path)
                 self._make_room(len(data))
-                write_atomic(self._path(key), data, scratch=self._scratch)
+                write_private(path, data, scratch=self._scratch)
 
     def notes(self, key: str) -> dict[str, str]:
         """What `add_note` added to the entry of `key`; nothing if that is damaged."""
+        path = self._path(key)
+        if not self._is_private(path.parent):
+            return {}
         try:
-            data = {"notes": parse_json(read_bounded(_notes_of(self._path(key)), _LARGEST_NOTES))}
+            data = {"notes": parse_json(read_private(_notes_of(path), _LARGEST_NOTES))}
             return text_values(data, "notes")
         except (UsageError, ValueError):
             return {}
@@ -159,9 +183,9 @@ class Cache:
         """
         path = self._path(key)
         with contextlib.suppress(OSError):
-            if path.exists():
+            if path.exists() and self._is_private(path.parent):
                 notes = json.dumps({**self.notes(key), name: value})
-                write_atomic(_notes_of(path), notes, scratch=self._scratch)
+                write_private(_notes_of(path), notes, scratch=self._scratch)
 
     def info(self) -> CacheInfo:
         """The current number of entries and bytes."""
@@ -191,7 +215,8 @@ class Cache:
     def _remove_all(self, paths: list[Path]) -> int:
         for path in paths:
             _remove(path)
-        (self._folder / _SIZE).unlink(missing_ok=True)
+        if self._is_private(self._folder):
+            (self._folder / _SIZE).unlink(missing_ok=True)
         return len(paths)
 
     @property
@@ -199,12 +224,19 @@ class Cache:
         """The folder for temporary files, which are then renamed."""
         return self._folder / "unfinished"
 
+    def _is_private(self, folder: Path) -> bool:
+        """Whether no other user may write to the cache and this folder of it; otherwise warns once."""
+        folders = dict.fromkeys([self._folder, folder])
+        return all(is_private(each, f"the cache {self._folder}", _HINT) for each in folders)
+
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / f"{key}{_SUFFIX}"
 
     def _files(self) -> list[tuple[float, int, Path]]:
         """(last use, size, path) of every entry, the least recently used first."""
-        found = []
+        found: list[tuple[float, int, Path]] = []
+        if not self._is_private(self._folder):
+            return found
         for path in self._folder.glob(f"??/*{_SUFFIX}"):
             with contextlib.suppress(OSError):  # another process may have removed it
                 status = path.stat()
@@ -249,7 +281,7 @@ class Cache:
             return sum(size for _, size, _ in self._files())
 
     def _record_size(self, size: int) -> None:
-        write_atomic(self._folder / _SIZE, str(size), scratch=self._scratch)
+        write_private(self._folder / _SIZE, str(size), scratch=self._scratch)
 
 
 def _notes_of(path: Path) -> Path:

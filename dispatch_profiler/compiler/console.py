@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from dispatch_profiler.command import FAILED, SUCCESS, line_width, on_terminal, say, track, warn_table
+from dispatch_profiler.compiler._base import TRUST
 from dispatch_profiler.compiler.time_left import TimeLeft
 from dispatch_profiler.compiler.tree import Progress
 from dispatch_profiler.dispatches import DispatchEntry, State
@@ -119,8 +120,12 @@ def _summarize(tally: CompileTally) -> int:
         others = counted(len(reasons) - _REASONS, "other reason")
         say(f"and {others}; manifest.json holds the reason of each dispatch")
     transient = Counter(entry.reason for entry in tally.failed if entry.is_transient)
-    if transient:
-        _say_wrapped(f"--retry compiles {transient.total()} of these again: {_most_frequent(transient)}")
+    for option in ("--trust", "--retry"):
+        again = Counter(
+            {reason: n for reason, n in transient.items() if (TRUST in reason) == (option == "--trust")}
+        )
+        if again:
+            _say_wrapped(f"{option} compiles {again.total()} of these again: {_most_frequent(again)}")
     return FAILED
 
 

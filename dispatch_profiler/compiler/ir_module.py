@@ -16,7 +16,7 @@ from dispatch_profiler.compiler._base import BuildError
 from dispatch_profiler.errors import ToolError
 
 #: A kernel that the source has beside its functions, as it is compiled: see `Configuration.kernel_suffix`.
-_KERNEL_SOURCE = "hal.executable.source"
+KERNEL_SOURCE = "hal.executable.source"
 _OPTIMIZATION_BARRIER = "util.optimization_barrier"
 #: The attribute of a barrier that stores a packed weight.
 _PACKS = "dispatch_profiler.packs"
@@ -79,7 +79,7 @@ class IrModule:
     def lines(self) -> dict[str, int]:
         """Function -> its first line in the source, or that of its own kernel, which comes before it."""
         found = {}
-        kernels = self.symbols(_KERNEL_SOURCE)
+        kernels = self.symbols(KERNEL_SOURCE)
         for name, op in self.symbols("func.func").items():
             parts = [op, *(kernels[each] for each in _dispatched(op, kernels))]
             places = [re.search(r":(\d+):\d+", str(part.location)) for part in parts]
@@ -93,7 +93,7 @@ class IrModule:
         missing = set(names) - present.keys()
         if missing:
             raise BuildError(f"the source has no function {sorted(missing)[0]}: run generator.py again")
-        kernels = self.symbols(_KERNEL_SOURCE)
+        kernels = self.symbols(KERNEL_SOURCE)
         used = {kernel for name in names for kernel in _dispatched(present[name], kernels)}
         for op in (
             *(present[each] for each in present.keys() - set(names)),

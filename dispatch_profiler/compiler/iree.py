@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import runpy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -115,20 +115,28 @@ class IreeCompiler:
             make_kernels,
             verify_external_kernels,
         )
+        from dispatch_profiler.compiler.foreign_source import keep_allowed
         from dispatch_profiler.compiler.kernel_identity import kernel_hashes
         from dispatch_profiler.compiler.operand_order import order_operands
+        from dispatch_profiler.compiler.own_source import with_known_source
         from dispatch_profiler.compiler.padded_products import avoid_padding
         from dispatch_profiler.compiler.sharing import fan_out, share
 
         phases, flags = self._phases, request.flags
         kernels, failed = make_kernels(request.dispatches, request.gpu)
-        request = replace(request, dispatches=tuple(d for d in request.dispatches if d.name not in failed))
+        request = _without(request, failed)
         if not request.dispatches:
             return Built(b"", b"", failed)
+        if request.is_from_file:
+            request = with_known_source(request)
         source = phases.parse(request.source, flags)
         lines = source.lines()
+        failed |= keep_allowed(source, request)
+        request = _without(request, failed)
         names = [dispatch.name for dispatch in request.dispatches]
-        source.keep_functions([*names, *request.helpers])
+        if not names:
+            return Built(b"", b"", failed)
+        kernels = {name: kernel for name, kernel in kernels.items() if name in names}
         insert_kernels(source, kernels)
         groups = share(source)
         try:
@@ -179,6 +187,11 @@ class IreeCompiler:
             return evidence.text in module.text()
         later = self._phases.advance(module.clone(), request.flags, _CONFIGURED, stop=evidence.phase)
         return evidence.text in later.text()
+
+
+def _without(request: BuildRequest, names: Collection[str]) -> BuildRequest:
+    """`request` without the dispatches called `names`."""
+    return replace(request, dispatches=tuple(d for d in request.dispatches if d.name not in names))
 
 
 def outlined(phases: Phases, source: IrModule, flags: tuple[str, ...]) -> IrModule:

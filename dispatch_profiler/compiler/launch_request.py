@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import BuildRequest, Compiler
-from dispatch_profiler.compiler.request import build_request, external_kernels, files_of
+from dispatch_profiler.compiler.request import all_flags, build_request, external_kernels, files_of
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.files import sha256, sources_hash
 from dispatch_profiler.targets import Target
@@ -42,7 +42,7 @@ def launch_request(dispatch: Dispatch, target: Target, flags: Sequence[str] = ()
 
 def launch_flags(dispatch: Dispatch, target: Target, flags: Sequence[str] = ()) -> tuple[str, ...]:
     """The compiler flags of `launch_request`, which are known without its source."""
-    return (*target.compile_flags, *dispatch.configuration.flags, *flags)
+    return all_flags(target, dispatch.configuration, flags)
 
 
 def launch_key(dispatch: Dispatch, target: Target, compiler: Compiler, flags: Sequence[str] = ()) -> str:

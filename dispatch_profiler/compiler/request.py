@@ -13,7 +13,13 @@ from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import BuildRequest, Compiler
 from dispatch_profiler.compiler.source import relevant_source
 from dispatch_profiler.compiler.triton import triton_version
-from dispatch_profiler.configurations import KernelObject, KernelSource, rejection_reason
+from dispatch_profiler.configurations import (
+    Configuration,
+    KernelObject,
+    KernelSource,
+    check_flags,
+    rejection_reason,
+)
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files import hash_file, sha256, sources_hash
@@ -60,11 +66,20 @@ def build_request(
     return BuildRequest(
         source,
         tuple(dispatches),
-        (*target.compile_flags, *configuration.flags, *flags),
+        all_flags(target, configuration, flags),
         repeat or repeat_count(operation, target.limits.gpu is not None),
         tuple((name, reason) for name, reason in reasons if reason),
         target.limits.gpu,
     )
+
+
+def all_flags(target: Target, configuration: Configuration, flags: Sequence[str]) -> tuple[str, ...]:
+    """The flags of a build: of the target, of the configuration, and those of the user.
+
+    Raises ConfigurationError if the configuration, which may come from another user, has one that it may not set.
+    """
+    check_flags(configuration.flags)
+    return (*target.compile_flags, *configuration.flags, *flags)
 
 
 def build_key(request: BuildRequest, target: Target, compiler: Compiler) -> str:

@@ -16,6 +16,11 @@ _FUNCTION = re.compile(
 )
 
 
+def functions_of(source: str) -> dict[str, str]:
+    """Name -> text of each function that is written as the templates write it, with its own kernel."""
+    return {match[1]: match[0].strip() for match in _FUNCTION.finditer(source)}
+
+
 def relevant_source(source: str, functions: Collection[str]) -> str:
     """`source` without its functions other than `functions`.
 

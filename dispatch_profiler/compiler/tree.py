@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from dispatch_profiler.compiler._base import BuildOutcome, BuildRequest, Built, Compiler
+from dispatch_profiler.compiler._base import TRUST, BuildOutcome, BuildRequest, Built, Compiler
 from dispatch_profiler.compiler.cache import Cache
 from dispatch_profiler.compiler.cluster import Cluster, Warn
 from dispatch_profiler.compiler.request import build_key, build_request
@@ -44,7 +44,8 @@ class CompileOptions:
     By default, `target` is the one that the tree was generated for, and `repeat` is `repeat_count`.
     `executor`, `workers` and `cluster` are those of `pool.Executor`; `seconds` and `memory_bytes` limit
     one dispatch. `force` also compiles what is up to date, `retry` what failed because of time, memory, a
-    crash or a missing package. `reproducers` writes each dispatch that does not compile to its own file.
+    crash or a missing package. `reproducers` writes each dispatch that does not compile to its own file. With `trust`,
+    functions are compiled that this package did not render, whatever they do.
     """
 
     selection: Selection = Selection()
@@ -56,6 +57,7 @@ class CompileOptions:
     force: bool = False
     retry: bool = False
     reproducers: bool = False
+    trust: bool = False
     repeat: int | None = None
     seconds: float = 120.0
     memory_bytes: int | None = None
@@ -190,7 +192,7 @@ def compile_tree(
     open_tasks = []
     with _Results(tree, compiler.revision, keep_reproducers=options.reproducers) as results:
         for task in plan_tasks(manifest, compiler, options):
-            is_wanted = options.force or (options.retry and _failed_transiently(task))
+            is_wanted = options.force or _tries_again(task, options)
             if not is_wanted and is_current(tree, task):
                 yield Progress(task.entry.operation, task.module, _requested(task, task.entry), kept=True)
             elif not is_wanted and cache is not None and (built := cache.get(task.key)):
@@ -205,8 +207,10 @@ def compile_tree(
             yield Progress(task.entry.operation, task.module, requested, kept=False, in_flight=in_flight)
 
 
-def _failed_transiently(task: Task) -> bool:
-    return any(d.is_transient for d in _requested(task, task.entry))
+def _tries_again(task: Task, options: CompileOptions) -> bool:
+    """Whether a requested dispatch failed, and may not fail with these options."""
+    failed = [d for d in _requested(task, task.entry) if d.is_transient]
+    return bool(failed) and (options.retry or (options.trust and any(TRUST in d.reason for d in failed)))
 
 
 def _compile(
@@ -219,7 +223,7 @@ def _compile(
     from dispatch_profiler.compiler.pool import BuildPool, Executor
 
     order = representative(len(open_tasks))
-    requests = {index: open_tasks[index].request for index in order}
+    requests = {at: replace(open_tasks[at].request, is_from_file=not options.trust) for at in order}
     executor = Executor(options.executor, min(options.workers, len(requests)), options.cluster)
     limits = WorkerLimits(options.seconds, options.memory_bytes)
     with BuildPool[int](compiler, executor, limits, warn) as pool:

@@ -1,6 +1,7 @@
 """How the compiler may implement an operation. `kinds` lists the kinds."""
 
 from dispatch_profiler.configurations._base import Configuration, Evidence, GpuLimits, Limits
+from dispatch_profiler.configurations.compiler_flags import check_flags, needed_features, refused_flag
 from dispatch_profiler.configurations.cpu_tiles import CpuTiles
 from dispatch_profiler.configurations.default import Default
 from dispatch_profiler.configurations.extern import Extern
@@ -70,12 +71,15 @@ __all__ = [
     "TritonRows",
     "TritonTiles",
     "Tuned",
+    "check_flags",
     "configuration_from_dict",
     "draw_valid",
     "fold_levels",
     "load_configurations",
     "lowering_config_text",
+    "needed_features",
     "packed_by",
+    "refused_flag",
     "rejection_reason",
     "report_columns",
     "shipped_configurations",

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from dispatch_profiler.configurations._base import Configuration, Evidence, Limits
+from dispatch_profiler.configurations.compiler_flags import check_flags
 from dispatch_profiler.configurations.external_kernels import KernelObject, KernelSource, Launch
 from dispatch_profiler.configurations.forms import Reduction, Step
 from dispatch_profiler.configurations.lowering import Lowering
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import ElementType, ErrorBound, Operation
-
-#: Flags that a library may pass to the compiler: those that neither read nor write files.
-_FLAG = re.compile(r"--iree-[a-z0-9-]+(=[\w.,+-]*)?|-?-O[0-3s]?")
-_NAMES_FILES = ("dump", "path", "file", "-to=")
 
 
 @dataclass(frozen=True)
@@ -40,9 +36,7 @@ class Tuned(Configuration):
     def __post_init__(self) -> None:
         if isinstance(self.inner, Tuned):
             raise ConfigurationError(f"{self.inner.name} cannot be tuned again")
-        for flag in self.extra_flags:
-            if not _FLAG.fullmatch(flag) or any(part in flag for part in _NAMES_FILES):
-                raise ConfigurationError(f"{flag!r} is not a compiler flag that a library may set")
+        check_flags(self.extra_flags)
 
     @property
     def name(self) -> str:

@@ -27,12 +27,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from dispatch_profiler import __version__
+from dispatch_profiler.destinations import output_file
 from dispatch_profiler.dispatches.entries import Artifact, DispatchEntry, OperationEntry
 from dispatch_profiler.dispatches.manifest import Manifest, load_manifest
 from dispatch_profiler.dispatches.manifest_json import operation_line, to_text
 from dispatch_profiler.dispatches.tree import Purpose, Tree
 from dispatch_profiler.errors import TreeError, UsageError, reason_of
-from dispatch_profiler.files import atomic_file, open_regular, read_bounded, sha256
+from dispatch_profiler.files import open_regular, read_bounded, sha256
 from dispatch_profiler.json_fields import mapping, parse_json, text, texts, whole
 from dispatch_profiler.operations import DEFAULT_SEED, Operation
 from dispatch_profiler.plurals import counted
@@ -89,7 +90,7 @@ def write_bundle(
     """
     part = _part(manifest, chosen)
     files: dict[str, Artifact] = {}
-    with atomic_file(path) as raw:
+    with output_file(path) as raw:
         with zipfile.ZipFile(raw, "w") as archive:
             # The name of a file may hold bytes that are not text.
             readme = _readme(path.name, part).encode("utf-8", "backslashreplace")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dispatch_profiler.configurations import Tuned
+from dispatch_profiler.configurations import Tuned, refused_flag
 from dispatch_profiler.configurations.kinds import KINDS
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
@@ -116,7 +116,11 @@ def _choice(operation: str, tried: Sequence[_Tried], rule: KeepRule) -> Choice:
         return Choice(operation, None, "no verified configuration was measured together with the default")
     best = rule.best([each.speedup for each in tried])
     if best is not None:
-        return Choice(operation, _entry(tried[best]), _text(tried[best]))
+        entry, text = _entry(tried[best]), _text(tried[best])
+        refused = refused_flag(entry.extra_flags)
+        if refused is not None:
+            return Choice(operation, None, f"{text}, but a library may not set {refused}")
+        return Choice(operation, entry, text)
     fastest = max(tried, key=lambda each: each.speedup.value)
     limit = f"{1.0 + rule.threshold:g}x"
     return Choice(

@@ -11,6 +11,7 @@ from textwrap import dedent
 
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, show, warn, warn_table, writable
 from dispatch_profiler.compiler import compiler_for
+from dispatch_profiler.destinations import write_output
 from dispatch_profiler.dispatches import Selection
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.files import write_atomic
@@ -126,7 +127,7 @@ def _export(entries: Sequence[Entry], options: argparse.Namespace) -> None:
     if output is None:
         show(text.removesuffix("\n"))
         return
-    write_atomic(output, text)
+    write_output(output, text)
     say(f"Writing {counted(len(entries), 'entry')} to {output}")
 
 

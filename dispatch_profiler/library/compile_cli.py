@@ -80,6 +80,7 @@ def _main(options: argparse.Namespace) -> int:
         force=options.force_compile,
         retry=options.retry,
         reproducers=options.keep_reproducers,
+        trust=options.trust,
         repeat=options.batch_size,
         seconds=options.timeout,
         memory_bytes=_memory_limit(options, workers),
@@ -189,6 +190,11 @@ def _add_compilation(parser: Parser) -> None:
         action="store_true",
         help="also compile what failed because of time, memory, a crash or a missing package",
     )
+    parser.add_argument(
+        "--trust", action="store_true",
+        help="also compile functions that generator.py did not write, whatever operations they have: the code of others "
+        "runs with your permissions",
+    )  # fmt: skip
     parser.add_argument("--target", help="another member of the target's family, such as llvm-cpu:znver4")
     parser.add_argument(
         "--batch-size", type=positive, metavar="N",

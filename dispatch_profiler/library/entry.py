@@ -10,6 +10,7 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.profiler.measurement.measure import Measurement
 from dispatch_profiler.profiler.records.record import Confirmation, Provenance
+from dispatch_profiler.targets import parse_target
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,16 @@ class Entry:
     def family(self) -> str:
         """The family of its target: `cuda` of `cuda:sm_90`."""
         return self.provenance.target.partition(":")[0]
+
+    @property
+    def extra_flags(self) -> tuple[str, ...]:
+        """Flags that it was compiled with in addition to those of its target and its configuration.
+
+        Raises TargetError if the target is unknown.
+        """
+        own = (*parse_target(self.provenance.target).compile_flags, *self.dispatch.configuration.flags)
+        names = {flag.partition("=")[0] for flag in own}
+        return tuple(flag for flag in self.provenance.flags if flag.partition("=")[0] not in names)
 
     def is_of_compiler(self, revision: str) -> bool:
         """Whether it was measured with the compiler of this revision."""

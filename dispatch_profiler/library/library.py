@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dispatch_profiler.destinations import write_output
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import read_bounded, write_atomic
+from dispatch_profiler.files import read_bounded
 from dispatch_profiler.json_fields import FieldError, mapping, parse_json, rows, text
 from dispatch_profiler.library.choice import KeepRule, choose
 from dispatch_profiler.library.entry import Entry, Purpose, Software
@@ -80,7 +81,7 @@ class Library:
     def save(self, path: Path) -> Path:
         """Write `library.json` atomically to the folder `path`, or to the file `path`; returns the file."""
         file = library_file(path)
-        write_atomic(file, to_text(self.entries))
+        write_output(file, to_text(self.entries))
         return file
 
     def find(self, operation: Operation, *, packed_weights: bool = False) -> Entry | None:

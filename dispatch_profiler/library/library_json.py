@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from dispatch_profiler.configurations import configuration_from_dict
+from dispatch_profiler.configurations import check_flags, configuration_from_dict
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.errors import DispatchProfilerError
+from dispatch_profiler.errors import ConfigurationError, DispatchProfilerError, TargetError
 from dispatch_profiler.json_fields import FieldError, check_bounded, mapping, rows, text, texts, whole, within
 from dispatch_profiler.library.entry import Entry, Estimate
 from dispatch_profiler.operations import operation_from_dict
@@ -117,9 +117,20 @@ def entry_of(row: Mapping[str, Any], origins: Sequence[Provenance]) -> Entry:
             flags=texts(row, "flags"),
         ),
     )
+    _check_flags(entry)
     if entry.operation.name != text(row, "name"):
         raise FieldError(f"name: expected {entry.operation.name}, but got {text(row, 'name')[:100]!r}")
     return entry
+
+
+def _check_flags(entry: Entry) -> None:
+    """Raise FieldError if the flags may do more than configure an operation."""
+    try:
+        check_flags(entry.extra_flags)
+    except TargetError:
+        return  # of a target that another version knows: the entry is shown, and never used
+    except ConfigurationError as error:
+        raise FieldError(f"flags: {error}") from error
 
 
 def _dispatch(row: Mapping[str, Any]) -> Dispatch:

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from dispatch_profiler.configurations import Tuned, rejection_reason
+from dispatch_profiler.configurations import Tuned, needed_features, rejection_reason
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.library.entry import Entry, software_text
 from dispatch_profiler.library.library import Library
 from dispatch_profiler.library.nearest import SimilarEntries
 from dispatch_profiler.operations import Operation
-from dispatch_profiler.targets import Target, parse_target
+from dispatch_profiler.targets import Target, missing_features
 
 
 @dataclass(frozen=True)
@@ -123,18 +123,21 @@ class TunedConfigurations:
         configuration = entry.dispatch.configuration
         near = "" if entry.operation == operation else entry.operation.name
         try:
-            tuned = Tuned(configuration, extra_flags(entry), near)
-            reason = rejection_reason(tuned, operation, self.target.limits)
+            tuned = Tuned(configuration, entry.extra_flags, near)
+            reason = self._features_reason(entry) or rejection_reason(tuned, operation, self.target.limits)
         except DispatchProfilerError as error:
             reason = str(error)
         return (None, f"{configuration.name}: {reason}") if reason else (Dispatch(operation, tuned), "")
 
-
-def extra_flags(entry: Entry) -> tuple[str, ...]:
-    """Flags that an entry was compiled with in addition to those of its target and its configuration."""
-    own = (*parse_target(entry.provenance.target).compile_flags, *entry.dispatch.configuration.flags)
-    names = {flag.partition("=")[0] for flag in own}
-    return tuple(flag for flag in entry.provenance.flags if flag.partition("=")[0] not in names)
+    def _features_reason(self, entry: Entry) -> str | None:
+        """Why the target may not execute the instructions that the flags of `entry` add; None if it can."""
+        needed = needed_features(entry.extra_flags)
+        if not needed or (entry.provenance.target == self.target.name and not self.target.host):
+            return None  # tuned for the CPU that the target names
+        if not self.target.host:
+            return f"tuned with the CPU features {', '.join(needed)}, which {self.target.name} may lack"
+        missing = missing_features(needed)
+        return f"this CPU lacks {', '.join(missing)}, which it was tuned with" if missing else None
 
 
 def check_some_fit(found: Sequence[Found], targets: Iterable[Target], revision: str) -> None:

@@ -57,7 +57,7 @@ from dispatch_profiler.profiler.providers.library_calls import (
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.records.record_file import StoredRecord, beside_csv, earlier_records
 from dispatch_profiler.profiler.records.resume import Wanted, left_to_do
-from dispatch_profiler.profiler.report.outputs import FORMATS, Confirmed, RunOutputs
+from dispatch_profiler.profiler.report.outputs import FORMATS, Confirmed, RunOutputs, and_samples
 from dispatch_profiler.profiler.report.progress import Tally
 from dispatch_profiler.profiler.statistics.comparison import Outcome
 from dispatch_profiler.profiler.statistics.stopping import Ended, StopRule
@@ -375,9 +375,7 @@ def _summarize(records: list[Record], how: EvaluatorOptions, options: argparse.N
     counts = ", ".join(f"{verdicts[v]} {v.value}" for v in Verdict if verdicts[v])
     say(f"\n{counted(len(records), 'dispatch')}: {counts} (inputs from seed {how.seed})")
     if options.output:
-        say(
-            f"Writing performance report to {options.output}, every sample to {beside_csv(folder(options.output))}"
-        )
+        say(f"Writing performance report to {options.output}{and_samples(folder(options.output))}")
     measured = [record.measurement for record in records if record.measurement]
     taken = counted(len(measured), "measurement")
     late = [each for each in measured if each.ended_by == Ended.BUDGET.value]

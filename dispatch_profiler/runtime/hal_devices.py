@@ -9,8 +9,7 @@ import ctypes
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import iree.runtime as rt
@@ -74,8 +73,12 @@ def _opened(key: _Key) -> Any:
     try:
         if not flags and not _process.is_forked:
             return rt.get_device(str(uri))  # shared with other users of IREE in this process
-        with _process_flags(flags):
+        try:
+            _set_flags({name: value for name, (value, _) in flags.items()})
             return create_hal_driver(uri.driver).create_device_by_uri(str(uri))
+        finally:
+            # Flags apply to the whole process; drivers that others create later have the defaults again.
+            _set_flags({name: default for name, (_, default) in flags.items()})
     except (ValueError, RuntimeError) as error:
         drivers = ", ".join(rt.query_available_drivers())
         raise TargetError(
@@ -93,14 +96,8 @@ def _flags(key: _Key) -> dict[str, tuple[str, str]]:
     return {}
 
 
-@contextmanager
-def _process_flags(flags: Mapping[str, tuple[str, str]]) -> Iterator[None]:
-    """Flags apply to the whole process; drivers that others create later have the defaults again."""
-    rt.flags.parse_flags(*(f"--{name}={value}" for name, (value, _) in flags.items()))
-    try:
-        yield
-    finally:
-        rt.flags.parse_flags(*(f"--{name}={default}" for name, (_, default) in flags.items()))
+def _set_flags(values: Mapping[str, str]) -> None:
+    rt.flags.parse_flags(*(f"--{name}={value}" for name, value in values.items()))
 
 
 def _why(error: Exception) -> str:

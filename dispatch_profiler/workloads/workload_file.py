@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dispatch_profiler.destinations import write_output
 from dispatch_profiler.errors import DispatchProfilerError, WorkloadError, reason_of
-from dispatch_profiler.files import write_atomic
 from dispatch_profiler.json_fields import FieldError, check_bounded, mapping, parse_json, text, whole
 from dispatch_profiler.operations import Operation, operation_from_dict, operation_kind
 from dispatch_profiler.workloads._base import Workload, WorkloadEntry
@@ -46,7 +46,7 @@ def workload_text(workload: Workload) -> str:
 
 def write_workload(workload: Workload, path: Path) -> None:
     """Write `workload` to `path` as a workload.yaml; complete, or not at all."""
-    write_atomic(path, workload_text(workload))
+    write_output(path, workload_text(workload))
 
 
 def is_workload_file(content: str) -> bool:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -86,6 +89,62 @@ def test_an_error_of_the_system_in_a_call_is_not_a_second_call(seen: list[int]) 
     with pytest.raises(OSError, match="planted"):
         without_displacing(fail)()
     assert seen == [0]
+
+
+class _Interrupted(Exception):
+    """What a signal handler raises."""
+
+
+def _raise_at(step: int, function: Callable[..., None]) -> bool:
+    """Call `function`; raise at its `step`-th instruction, as a signal handler can. False if it has fewer."""
+    wrapped, left = function.__code__, [step]
+
+    def trace(frame: FrameType, event: str, _: object) -> object:
+        if frame.f_code is not wrapped:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            left[0] -= 1
+            if left[0] == 0:
+                raise _Interrupted
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)  # type: ignore[arg-type]
+    try:
+        function()
+    except _Interrupted:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_a_signal_handler_may_raise_anywhere() -> None:
+    function = without_displacing(lambda: None)
+    steps = 0
+    while _raise_at(steps + 1, function):
+        steps += 1
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER, f"instruction {steps}"
+    assert steps > 20
+
+
+def test_a_signal_handler_raises_while_the_class_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    change, changes = os.sched_setscheduler, []
+
+    def interrupted(*arguments: Any) -> None:
+        change(*arguments)
+        changes.append(arguments[1])
+        if len(changes) == 1:
+            raise _Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "sched_setscheduler", interrupted)
+        function = without_displacing(lambda: None)
+    with pytest.raises(_Interrupted):
+        function()
+    assert changes == [os.SCHED_BATCH, os.SCHED_OTHER]
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 @pytest.mark.parametrize(("driver", "waits"), [("local-task", True), ("local-sync", False)])

@@ -25,7 +25,6 @@ from dispatch_profiler.dispatches import (
 from dispatch_profiler.library import Entry, Library
 from dispatch_profiler.library.library import LIBRARY_FILE
 from dispatch_profiler.library.nearest import SimilarEntries
-from dispatch_profiler.library.tuned import extra_flags
 from dispatch_profiler.operations import BatchMatmul, Conv2d, Matmul, Operation
 
 SMALL, LARGE = (Matmul(m, 32, 8) for m in (16, 64))
@@ -228,14 +227,6 @@ def test_a_damaged_entry_affects_no_other(run, tree):
     assert len(tuned_dispatches()) == 1
 
 
-@in_process
-@pytest.mark.parametrize("flag", ["--iree-hal-dump-executable-files-to=x", "--mlir-print-ir-after-all", "-o", "--iree-x=/etc/passwd"])  # fmt: skip
-def test_flags_that_name_files_are_not_taken_from_a_library(run, tree, flag):
-    outcome = run("compile", save(tuned_entry(origin=replace(NULL, flags=(flag,)))))
-    assert outcome.status == 1
-    assert f"'{flag}' is not a compiler flag that a library may set" in outcome.err
-
-
 def test_a_library_that_does_not_exist_is_an_error(run, tree):
     outcome = run("compile", "--library=missing")
     assert outcome.status == 2
@@ -322,7 +313,7 @@ def test_the_nearest_shape_whose_configuration_is_valid_is_taken(run, tree):
 def test_extra_flags_are_those_of_neither_target_nor_configuration():
     own = ("--iree-llvmcpu-target-cpu=host", "--iree-opt-data-tiling", "--iree-opt-level=O3")
     found = entry(configuration=Flow("data_tiling"), origin=replace(HERE, flags=own))
-    assert extra_flags(found) == ("--iree-opt-level=O3",)
+    assert found.extra_flags == ("--iree-opt-level=O3",)
 
 
 @in_process
@@ -341,7 +332,7 @@ def test_a_tuned_configuration_is_kept_as_what_it_was_tuned_to(run, tree):
     (choice,) = choose(records)
     assert choice.entry is not None
     assert choice.entry.dispatch.configuration == FIT
-    assert extra_flags(choice.entry) == flags
+    assert choice.entry.extra_flags == flags
 
 
 # -- with IREE -------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from library_samples import FIRST, HERE, IREE, OTHER, SECOND, THIRD, TILES, entry, speeds
@@ -158,14 +159,14 @@ def test_a_dry_run_writes_nothing(capsys):
     )
 
 
-def foreign(**origin: str) -> Entry:
+def foreign(**origin: Any) -> Entry:
     return entry(SECOND, 50.0, origin=replace(HERE, **origin))
 
 
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (foreign(target="cuda:sm_80"), f"ORIGINAL is for llvm-cpu with {IREE}, but INCREMENTAL has entries for cuda:sm_80 with"),
+        (foreign(target="cuda:sm_80", flags=()), f"ORIGINAL is for llvm-cpu with {IREE}, but INCREMENTAL has entries for cuda:sm_80 with"),
         (foreign(iree=OLD), f"but INCREMENTAL has entries for llvm-cpu with {OLD}"),
     ],
 )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import read_bounded, write_atomic
+from dispatch_profiler.private_files import read_private, write_private
 
 _torch: Any = torch
 #: What compilers and the loader of libraries read.
@@ -51,7 +51,7 @@ def ask_for_vector_instructions(folder: Path | None) -> None:
         with settings.patch({"cpp.vec_isa_ok": True}):
             cpu_vec_isa.valid_vec_isa_list()
     elif _names(cpu_vec_isa.valid_vec_isa_list()) == names and note is not None:
-        write_atomic(note, names)
+        write_private(note, names)
 
 
 def _supported() -> list[Any]:
@@ -72,7 +72,7 @@ def _names(found: list[Any]) -> str:
 
 def _read(note: Path) -> str | None:
     try:
-        return read_bounded(note, _LONGEST).decode()
+        return read_private(note, _LONGEST).decode()
     except (UsageError, ValueError):
         return None
 

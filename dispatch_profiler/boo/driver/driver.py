@@ -6,6 +6,7 @@ python -m dispatch_profiler.boo.driver convbfp16 -n 128 -c 128 -H 24 -W 48 -k 38
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import sys
@@ -141,14 +142,15 @@ def _main(options: argparse.Namespace) -> int:
     if any(backend.is_torch for backend in references):
         load_torch()
     chosen = DriverOptions(device, references, options.splat_input_value, options.verify_numerics)
-    file = CsvFile(path, chosen.backends, has_numerics=options.verify_numerics) if path else None
+    csv_ = CsvFile(path, chosen.backends, has_numerics=options.verify_numerics) if path else None
     timing = Timing(options.time == "1", options.iter)
     status = SUCCESS
-    for command in commands:
-        for outcome in _outcomes(command, timing, chosen, traces):
-            if file is not None:
-                file.add(outcome)
-            status = FAILED if outcome.has_failed else status
+    with csv_ or contextlib.nullcontext() as file:
+        for command in commands:
+            for outcome in _outcomes(command, timing, chosen, traces):
+                if file is not None:
+                    file.add(outcome)
+                status = FAILED if outcome.has_failed else status
     return status
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from dispatch_profiler.boo.driver.backends import Backend
 from dispatch_profiler.boo.driver.timing import Times
+from dispatch_profiler.destinations import destination, open_stream
 from dispatch_profiler.files import write_atomic
 from dispatch_profiler.plurals import counted
 
@@ -97,21 +98,36 @@ def _cells(times: Times) -> list[str]:
 
 
 class CsvFile:
-    """The CSV file of a run, which is complete after each row."""
+    """The CSV file of a run, which is complete after each row. Use as a context manager.
+
+    A device or a pipe gets each row as it is known.
+    """
 
     def __init__(self, path: Path, backends: Sequence[Backend], *, has_numerics: bool) -> None:
-        self._path = path
+        self._place = destination(path)
+        self._stream = open_stream(path) if self._place is None else None
         self._backends = backends
         self._has_numerics = has_numerics
-        self._rows = [columns(backends, has_numerics=has_numerics)]
-        self._write()
+        self._text = ""
+        self._add(columns(backends, has_numerics=has_numerics))
 
     def add(self, outcome: Outcome) -> None:
-        """Write the file again, with another row."""
-        self._rows.append(row(outcome, self._backends, has_numerics=self._has_numerics))
-        self._write()
+        """Write another row."""
+        self._add(row(outcome, self._backends, has_numerics=self._has_numerics))
 
-    def _write(self) -> None:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(self._rows)
-        write_atomic(self._path, text.getvalue())
+    def _add(self, cells: Sequence[str]) -> None:
+        line = io.StringIO()
+        csv.writer(line, lineterminator="\n").writerow(cells)
+        self._text += line.getvalue()
+        if self._place is not None:
+            write_atomic(self._place, self._text)
+        elif self._stream is not None:
+            self._stream.write(line.getvalue().encode("utf-8", "backslashreplace"))
+            self._stream.flush()
+
+    def __enter__(self) -> CsvFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._stream is not None:
+            self._stream.close()

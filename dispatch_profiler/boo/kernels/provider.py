@@ -16,6 +16,7 @@ from dispatch_profiler.boo.kernels.targets import target_of
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.operations import Operation
+from dispatch_profiler.private_files import NotPrivate
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.targets import Target
 
@@ -95,6 +96,8 @@ def _warn_unless_writable(folder: Path) -> None:
     """Log, once for each folder, that kernels cannot be kept there."""
     try:
         Cache(folder).check_writable()
+    except NotPrivate:
+        return  # the cache has warned
     except UsageError as error:
         logging.getLogger(LOGGER).warning("%s; each process compiles its kernels again", error)
 

@@ -25,16 +25,24 @@ def without_displacing(call: Callable[..., None]) -> Callable[..., None]:
     policy, set_policy = os.sched_getscheduler, os.sched_setscheduler
 
     def call_in_batch_class(*arguments: Any) -> None:
+        # A signal handler may raise after any of these lines: the class is changed inside `try`, so that it is always
+        # restored, and restored again if Python 3.10 interrupts the first `finally` before its call.
+        is_changed = False
         try:
-            is_usual = policy(0) == usual
-            if is_usual:
-                set_policy(0, batch, parameters)
-        except OSError:  # a sandbox
-            is_usual = False
-        try:
-            call(*arguments)
+            try:
+                try:
+                    if policy(0) == usual:
+                        is_changed = True
+                        set_policy(0, batch, parameters)
+                except OSError:  # a sandbox
+                    is_changed = False
+                call(*arguments)
+            finally:
+                if is_changed:
+                    set_policy(0, usual, parameters)
+                    is_changed = False
         finally:
-            if is_usual:
+            if is_changed:
                 set_policy(0, usual, parameters)
 
     return call_in_batch_class

@@ -26,9 +26,9 @@ from dispatch_profiler.command import (
     track,
     writable,
 )
+from dispatch_profiler.destinations import write_output
 from dispatch_profiler.dispatches import DispatchEntry, OperationEntry, Selection, Tree, load_manifest
 from dispatch_profiler.errors import UsageError, did_you_mean
-from dispatch_profiler.files import write_atomic
 from dispatch_profiler.operations import DEFAULT_SEED, KINDS
 from dispatch_profiler.output_files import ReportFiles, add_file_arguments
 from dispatch_profiler.profiler.compare.live import LiveComparison, LiveOptions, match
@@ -236,7 +236,7 @@ def _chosen(name: str, patterns: str, kinds: str) -> list[StoredRecord]:
 
 def _write(comparison: RunComparison, fail_on: FailOn, output: Path | None, format_: str) -> None:
     if output is not None:
-        write_atomic(output, FORMATS[format_](comparison, fail_on) + "\n")
+        write_output(output, FORMATS[format_](comparison, fail_on) + "\n")
         say("\n".join([*summary(comparison, fail_on), f"Writing {output}"]))
         return
     terminal = Console()

@@ -25,9 +25,10 @@ import numpy as np
 
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.files import read_bounded, sha256, write_atomic
+from dispatch_profiler.files import sha256
 from dispatch_profiler.json_fields import FieldError, mapping, number, parse_json, text
 from dispatch_profiler.operations import ElementType, Operation
+from dispatch_profiler.private_files import read_private, write_private
 from dispatch_profiler.profiler.measurement.measure import Mode
 from dispatch_profiler.runtime.caches import last_level_cache_bytes
 from dispatch_profiler.targets import host_cpu
@@ -206,12 +207,12 @@ class PeaksFile:
         """Measure again; returns and stores the better of the cached and the new peaks."""
         known, found = self._known(), self._measured()
         best = found if known is None else found.best_of(known)
-        write_atomic(self._path, json.dumps(asdict(best)))
+        write_private(self._path, json.dumps(asdict(best)))
         return best
 
     def _known(self) -> Peaks | None:
         try:
-            data = read_bounded(self._path, _LARGEST_FILE)
+            data = read_private(self._path, _LARGEST_FILE)
             return Peaks.from_dict(mapping(parse_json(data)))
         except (UsageError, FieldError):
             return None  # measured again, and the file is replaced

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
-from dispatch_profiler.files import write_atomic
+from dispatch_profiler.destinations import write_output
 from dispatch_profiler.output_files import ReportFiles, add_file_arguments
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.records.record_file import (
@@ -32,7 +32,7 @@ def _main(options: argparse.Namespace) -> int:
     paths = [folder(text) for text in options.records]
     records, names = _read(paths)
     title = options.title or ", ".join(dict.fromkeys(path.name for path in paths))
-    write_atomic(output, render_page(records, title, names))
+    write_output(output, render_page(records, title, names))
     write_run(files, records, names)
     say(f"Writing the report of {counted(len(records), 'dispatch')} to {output}")
     if options.figures:

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from dispatch_profiler.command import writable
 from dispatch_profiler.configurations import Default, report_columns
+from dispatch_profiler.destinations import destination, open_stream
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.files import write_atomic
@@ -138,7 +139,7 @@ class CsvReport:
     """Writes rows one by one, tags first. Use as a context manager.
 
     The file is atomically replaced by one with the `earlier` records. For speedups see
-    `SpeedupsOfRuns`: rows are updated when their baseline arrives.
+    `SpeedupsOfRuns`: rows are updated when their baseline arrives, but not in a device or a pipe.
 
     Raises UsageError if the folder is missing, or if a tag has the name of a column.
     """
@@ -160,24 +161,28 @@ class CsvReport:
         names = dict.fromkeys([*(name for record in earlier for name in record.tags), *self._tags])
         self._header = [*(name for name in names if name not in known), *known]
         self._speedups = SpeedupsOfRuns(reference, earlier)
-        if not path.exists() or path.is_file():
-            self._rewrite(path)
-            self._file: BinaryIO = path.open("r+b")
+        place = destination(path)
+        #: Whether rows that were written can be updated: not in a pipe.
+        self._updates = place is not None
+        rows = self._first_rows()
+        if place is not None:
+            write_atomic(place, rows)
+            self._file: BinaryIO = place.open("r+b")
             self._file.seek(0, os.SEEK_END)
-        else:  # a pipe: rows cannot be updated
-            self._file = path.open("wb")
-            self._file.write(self._line(dict(zip(self._header, self._header, strict=True))))
+        else:
+            self._file = open_stream(path)
+            self._file.write(rows)
             self._file.flush()
 
-    def _rewrite(self, path: Path) -> None:
-        """Write the header and a row for each earlier record."""
+    def _first_rows(self) -> bytes:
+        """The header and a row for each earlier record."""
         lines = [self._line(dict(zip(self._header, self._header, strict=True)))]
         #: The offset of each row.
         self._offsets = [len(lines[0])]
         for record, speedup in self._speedups.all():
             lines.append(self._row(record, speedup))
             self._offsets.append(self._offsets[-1] + len(lines[-1]))
-        write_atomic(path, b"".join(lines))
+        return b"".join(lines)
 
     def add(self, record: Record | StoredRecord) -> None:
         """Write one row and flush it, before the next dispatch begins.
@@ -186,7 +191,7 @@ class CsvReport:
         """
         first = self._speedups.add(as_stored(record, self._tags))
         count = len(self._speedups.records)
-        if not self._file.seekable():
+        if not self._updates:
             first = count - 1
         else:
             self._file.seek(self._offsets[first])
@@ -195,7 +200,7 @@ class CsvReport:
         for index in range(first, count):
             line = self._row(self._speedups.records[index], self._speedups.of(index))
             self._file.write(line)
-            if self._file.seekable():
+            if self._updates:
                 self._offsets.append(self._offsets[-1] + len(line))
         self._file.flush()
 

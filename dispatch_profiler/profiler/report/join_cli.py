@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
-import tempfile
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, writable
+from dispatch_profiler.destinations import output_file
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.providers.libraries import LIBRARY_METHODS
 from dispatch_profiler.profiler.providers.library_calls import IREE, choose_reference
-from dispatch_profiler.profiler.records.record_file import (
-    JsonLines,
-    StoredRecord,
-    beside_csv,
-    distinct,
-    read_records,
-)
+from dispatch_profiler.profiler.records.record_file import StoredRecord, distinct, read_records, to_line
 from dispatch_profiler.profiler.report.csv_report import CsvReport
+from dispatch_profiler.profiler.report.outputs import and_samples, samples_file
 
 PROG = "dispatch-profiler join"
 
@@ -40,7 +35,7 @@ def _main(options: argparse.Namespace) -> int:
     twice = (
         f" ({counted(len(every) - len(records), 'duplicate')} removed)" if len(every) > len(records) else ""
     )
-    say(f"Writing {counted(len(records), 'record')}{twice} to {output}, every sample to {beside_csv(output)}")
+    say(f"Writing {counted(len(records), 'record')}{twice} to {output}{and_samples(output)}")
     return SUCCESS
 
 
@@ -62,14 +57,10 @@ def make_parser(prog: str = PROG) -> Parser:
 
 
 def _write(records: Sequence[StoredRecord], output: Path, reference: str) -> None:
-    """Write both files, each atomically."""
-    beside = beside_csv(output)
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as scratch:
-        rows, lines = Path(scratch) / output.name, Path(scratch) / beside.name
-        with JsonLines(lines) as samples:
-            for record in records:
-                samples.add(record)
-        with CsvReport(rows, reference, earlier=records):
+    """Write both files, each atomically; to a device or a pipe only the rows."""
+    beside = samples_file(output)
+    with contextlib.nullcontext() if beside is None else output_file(beside) as file:
+        if file is not None:
+            file.writelines(f"{to_line(record)}\n".encode() for record in records)
+        with CsvReport(output, reference, earlier=records):
             pass
-        os.replace(lines, beside)
-        os.replace(rows, output)

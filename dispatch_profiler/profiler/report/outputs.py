@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from dispatch_profiler.command import say, show, warn
-from dispatch_profiler.files import write_atomic
+from dispatch_profiler.destinations import destination, write_output
 from dispatch_profiler.output_files import ReportFiles
 from dispatch_profiler.plurals import counted
+from dispatch_profiler.private_files import write_private
 from dispatch_profiler.profiler.records.record import Confirmation, Record
 from dispatch_profiler.profiler.records.record_file import (
     JsonLines,
@@ -34,6 +35,17 @@ FORMATS = ("blocks", "table", "json")
 def write_run(files: ReportFiles, records: Sequence[StoredRecord], names: Sequence[str] = ()) -> None:
     """Write `records` to the requested files. `names` has the file name of each record."""
     files.write(lambda: run_report.markdown(records, names), lambda: run_report.junit(records, names))
+
+
+def samples_file(csv_: Path) -> Path | None:
+    """The file for all samples beside a CSV file; None beside a device or a pipe, which gets rows only."""
+    return None if destination(csv_) is None else beside_csv(csv_)
+
+
+def and_samples(csv_: Path) -> str:
+    """`, every sample to data.jsonl`, after the name of a CSV file; empty for a device or a pipe."""
+    beside = samples_file(csv_)
+    return f", every sample to {beside}" if beside else ""
 
 
 #: A record and its result by paired sampling.
@@ -66,19 +78,23 @@ class RunOutputs:
         self._writers: list[JsonLines | CsvReport] = []
         self._open = ExitStack()
         self._is_unread = False
+        #: The CSV file that has samples beside it.
         self._csv: Path | None = None
         self.records: list[Record] = []
 
     def to_csv(self, path: Path, earlier: Sequence[StoredRecord] | None = None) -> None:
         """Also write rows to `path` and samples beside it, after the `earlier` records of the file.
 
-        None replaces both files. Raises UsageError like CsvReport.
+        None replaces both files. A device or a pipe gets rows only. Raises UsageError like CsvReport.
         """
-        self._csv, beside, rows = path, beside_csv(path), earlier or ()
-        # Samples are written first, so that no row lacks its samples if the process is killed.
+        beside, rows = samples_file(path), earlier or ()
         csv_ = self._open.enter_context(CsvReport(path, self._reference, tags=self._tags, earlier=rows))
-        lines = self._open.enter_context(JsonLines(beside, append=earlier is not None, tags=self._tags))
-        self._writers = [lines, csv_]
+        self._writers = [csv_]
+        if beside is not None:
+            self._csv = path
+            lines = self._open.enter_context(JsonLines(beside, append=earlier is not None, tags=self._tags))
+            # Samples are written first, so that no row lacks its samples if the process is killed.
+            self._writers = [lines, csv_]
 
     @property
     def shows_blocks(self) -> bool:
@@ -109,7 +125,7 @@ class RunOutputs:
         if confirmed and self._csv is not None:
             beside = beside_csv(self._csv)
             known = _with_confirmations(read_records(beside), confirmed)
-            write_atomic(beside, "".join(f"{to_line(record)}\n" for record in known))
+            write_output(beside, "".join(f"{to_line(record)}\n" for record in known))
             with CsvReport(self._csv, self._reference, earlier=known):
                 pass
         if self._format == "table":
@@ -129,10 +145,9 @@ class RunOutputs:
             return
         path = self._csv or fallback
         if self._csv is None:
-            fallback.parent.mkdir(parents=True, exist_ok=True)
             records = _with_confirmations(self.stored_records(), confirmed)
             lines = "".join(f"{to_line(record)}\n" for record in records)
-            write_atomic(beside_csv(fallback), lines)
+            write_private(beside_csv(fallback), lines)
         finished = counted(len(self.records), "finished dispatch")
         say(f"{finished} saved in {beside_csv(path)}; continue with --resume --output={path}")
 

@@ -8,6 +8,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,16 @@ _LARGEST_JOURNAL = 2**32
 _TABLES = ("studies", "version_info")
 
 
-def open_backend(where: str) -> Any:
-    """Optuna's storage for a file or a URL. See `open_storage`."""
+@dataclass(frozen=True)
+class Backend:
+    """Optuna's storage. `lock` is held while an attribute is changed, unless a database does that atomically."""
+
+    storage: Any
+    lock: Path | None = None
+
+
+def open_backend(where: str) -> Backend:
+    """The storage in a file or at a URL. See `open_storage`."""
     scheme, separator, rest = where.partition("://")
     if not separator:
         return _of_file(Path(where))
@@ -36,10 +45,10 @@ def open_backend(where: str) -> Any:
         return _sqlite(where, Path(rest.removeprefix("/")))
     _optuna()
     with translated_errors(where):
-        return _rdb(where)
+        return Backend(_rdb(where))
 
 
-def _of_file(path: Path) -> Any:
+def _of_file(path: Path) -> Backend:
     if path.suffix in _SQLITE:
         return _sqlite(str(path), path)
     if path.suffix in _JOURNAL:
@@ -57,13 +66,13 @@ def _optuna() -> Any:
 # -- SQLite ----------------------------------------------------------------------------------------
 
 
-def _sqlite(where: str, path: Path) -> Any:
+def _sqlite(where: str, path: Path) -> Backend:
     """The database in the file `path`; a new one appears complete."""
     _optuna()
     with translated_errors(where):
         if not _is_sqlite_of_optuna(where, path):
             _create_sqlite(path)
-        return _rdb(f"sqlite:///{path}", connect_args={"timeout": _LOCK_SECONDS})
+        return Backend(_rdb(f"sqlite:///{path}", connect_args={"timeout": _LOCK_SECONDS}))
 
 
 def _is_sqlite_of_optuna(where: str, path: Path) -> bool:
@@ -124,20 +133,23 @@ class _FileLock:
         os.close(self._handle)
 
 
-def _journal(where: str, path: Path) -> Any:
+def _journal(where: str, path: Path) -> Backend:
     """The journal in the file `path`, without a last line that its writer did not finish."""
     optuna = _optuna()
     journal = optuna.storages.journal
     with translated_errors(where):
         _check_regular(where, path)
         path.parent.mkdir(parents=True, exist_ok=True)
+        path = Path(os.path.realpath(path))  # all links to a journal have one lock
         lock = _FileLock(path)
         lock.acquire()
         try:
             _drop_unfinished_line(path)
         finally:
             lock.release()
-        return optuna.storages.JournalStorage(journal.JournalFileBackend(str(path), lock_obj=lock))
+        storage = optuna.storages.JournalStorage(journal.JournalFileBackend(str(path), lock_obj=lock))
+        # Another file than that of `lock`, which every change takes.
+        return Backend(storage, path.with_name(f".{path.name}.owner.lock"))
 
 
 def _drop_unfinished_line(path: Path) -> None:

@@ -23,7 +23,8 @@ from dispatch_profiler.files import sha256
 from dispatch_profiler.json_fields import FieldError, mapping
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.tuner.evaluation.evaluations import Evaluation, from_attributes, to_attributes
-from dispatch_profiler.tuner.storage.backends import open_backend, translated_errors
+from dispatch_profiler.tuner.storage.backends import Backend, open_backend, translated_errors
+from dispatch_profiler.tuner.storage.exchange import Change, exchange
 from dispatch_profiler.tuner.storage.ownership import Owner, this_process
 
 #: How often a search tells others that it is alive.
@@ -53,7 +54,7 @@ class SearchKey:
 class Storage:
     """An open storage. Use as a context manager."""
 
-    def __init__(self, where: str, backend: Any) -> None:
+    def __init__(self, where: str, backend: Backend) -> None:
         self._where = where
         self._backend = backend
 
@@ -66,15 +67,16 @@ class Storage:
 
         with translated_errors(self._where):
             try:
-                opened = optuna.load_study(study_name=key.study, storage=self._backend)
+                opened = optuna.load_study(study_name=key.study, storage=self._backend.storage)
             except KeyError:
-                opened = _created(optuna, key, self._backend)
-        return Study(self._where, opened, key)
+                opened = _created(optuna, key, self._backend.storage)
+        return Study(self._where, self._backend, opened, key)
 
     def close(self) -> None:
         """Close connections."""
-        self._backend.remove_session()
-        engine = getattr(self._backend, "engine", None)  # a journal has none
+        storage = self._backend.storage
+        storage.remove_session()
+        engine = getattr(storage, "engine", None)  # a journal has none
         if engine is not None:
             engine.dispose()
 
@@ -93,13 +95,13 @@ def open_storage(where: str | Path) -> Storage:
     return Storage(str(where), open_backend(str(where)))
 
 
-def _created(optuna: Any, key: SearchKey, backend: Any) -> Any:
+def _created(optuna: Any, key: SearchKey, storage: Any) -> Any:
     before = optuna.logging.get_verbosity()
     # Optuna reports each new study on standard error.
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         opened = optuna.create_study(
-            study_name=key.study, storage=backend, direction="minimize", load_if_exists=True
+            study_name=key.study, storage=storage, direction="minimize", load_if_exists=True
         )
     finally:
         optuna.logging.set_verbosity(before)
@@ -111,8 +113,9 @@ def _created(optuna: Any, key: SearchKey, backend: Any) -> Any:
 class Study:
     """The evaluations of one search, in the order in which they were stored. Use as a context manager."""
 
-    def __init__(self, where: str, study: Any, key: SearchKey) -> None:
+    def __init__(self, where: str, backend: Backend, study: Any, key: SearchKey) -> None:
         self._where = where
+        self._backend = backend
         self._study = study
         self._operation = key.operation
         self._name = key.study
@@ -151,22 +154,27 @@ class Study:
 
     def refresh(self) -> None:
         """Tell other machines that this process is alive. Raises StorageError if one took the study over."""
-        with translated_errors(self._where):
-            owner = self._stored_owner()
+
+        def still_ours(stored: Any) -> dict[str, Any]:
+            owner = _owner(stored)
             if owner is None or owner.token != self._owner.token:
                 raise StorageError(
                     f"{self._where}: another search took over {self._name}"
                     + (f" ({owner.text})" if owner else ""),
                     hint="what this search measured is stored; wait for the other one, or use another storage",
                 )
-            self._sign()
+            return asdict(self._owner)
+
+        self._sign(still_ours)
 
     def close(self) -> None:
         """Release the study for other processes."""
-        with translated_errors(self._where):
-            owner = self._stored_owner()
-            if owner is not None and owner.token == self._owner.token:
-                self._study.set_user_attr(_OWNER, None)
+
+        def released(stored: Any) -> Any:
+            owner = _owner(stored)
+            return None if owner is not None and owner.token == self._owner.token else stored
+
+        self._exchange(released)
 
     def __enter__(self) -> Study:
         return self
@@ -189,22 +197,26 @@ class Study:
 
     def _claim(self) -> None:
         """Reserve the study for this process. Raises StorageError if another one that may be alive has it."""
-        owner = self._stored_owner()
-        if owner is not None and owner.may_be_alive:
-            raise StorageError(
-                f"{self._where}: {owner.text} is searching {self._operation.name} with the same options",
-                hint=owner.remedy,
-            )
-        self._sign()
 
-    def _sign(self) -> None:
+        def claimed(stored: Any) -> dict[str, Any]:
+            owner = _owner(stored)
+            if owner is not None and owner.may_be_alive:
+                raise StorageError(
+                    f"{self._where}: {owner.text} is searching {self._operation.name} with the same options",
+                    hint=owner.remedy,
+                )
+            return asdict(self._owner)
+
+        self._sign(claimed)
+
+    def _sign(self, change: Change) -> None:
         self._owner = self._owner.now()
-        self._study.set_user_attr(_OWNER, asdict(self._owner))
+        self._exchange(change)
         self._next_refresh = time.monotonic() + _ALIVE_SECONDS
 
-    def _stored_owner(self) -> Owner | None:
-        found = self._study._storage.get_study_user_attrs(self._study._study_id).get(_OWNER)
-        return None if found is None else Owner.parse(found)
+    def _exchange(self, change: Change) -> None:
+        with translated_errors(self._where):
+            exchange(self._backend, self._study._study_id, _OWNER, change)
 
     def _read(self) -> dict[Any, Evaluation]:
         found: dict[Any, Evaluation] = {}
@@ -218,3 +230,7 @@ class Study:
                 ) from error
             found.setdefault(evaluation.configuration, evaluation)
         return found
+
+
+def _owner(stored: Any) -> Owner | None:
+    return None if stored is None else Owner.parse(stored)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +89,23 @@ def test_the_file_is_complete_after_each_row():
     for count in (1, 2):
         file.add(Outcome("conv"))
         assert len(Path("a.csv").read_text().splitlines()) == 1 + count
+
+
+def test_a_pipe_gets_each_row_once() -> None:
+    """A link to a file stays a link."""
+    os.mkfifo("pipe")
+    rows: list[str] = []
+    reader = threading.Thread(target=lambda: rows.extend(Path("pipe").read_text().splitlines()))
+    reader.start()
+    Path("link").symlink_to("real.csv")
+    for name in ("pipe", "link"):
+        with CsvFile(Path(name), BOTH, has_numerics=False) as file:
+            file.add(Outcome("conv"))
+            file.add(Outcome("bnorm"))
+    reader.join()
+    assert Path("link").is_symlink()
+    assert Path("real.csv").read_text().splitlines() == rows
+    assert [row.partition(",")[0] for row in rows] == ["arguments", "conv", "bnorm"]
 
 
 def test_references_are_several_flags_or_a_list():

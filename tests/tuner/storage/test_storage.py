@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta, timezone
@@ -25,7 +27,7 @@ from dispatch_profiler.files import sha256
 from dispatch_profiler.operations import Matmul
 from dispatch_profiler.profiler.records.record import Verdict
 from dispatch_profiler.tuner.storage import backends as storage_backends
-from dispatch_profiler.tuner.storage import ownership
+from dispatch_profiler.tuner.storage import ownership, storage
 from dispatch_profiler.tuner.storage.ownership import this_process
 from dispatch_profiler.tuner.storage.storage import SearchKey, open_storage
 
@@ -39,13 +41,13 @@ FILES = ("search.db", "search.log", "sqlite:///search.db", "journal:///search.lo
 
 
 def store(where: str | Path, *evaluations: object, key: SearchKey = KEY) -> None:
-    with open_storage(where) as storage, storage.study(key) as study:
+    with open_storage(where) as opened, opened.study(key) as study:
         for each in evaluations:
             study.add(each)
 
 
 def stored_in(where: str | Path, key: SearchKey = KEY) -> tuple[object, ...]:
-    with open_storage(where) as storage, storage.study(key) as study:
+    with open_storage(where) as opened, opened.study(key) as study:
         return study.evaluations
 
 
@@ -103,6 +105,81 @@ def test_a_second_search_is_told_who_searches(where):
     assert stored_in(where) == EVERY
 
 
+@pytest.mark.parametrize("where", FILES[:2])
+def test_another_search_between_reading_the_owner_and_writing_it(where, monkeypatch):
+    """One of the two gets the study, and the other is told so, whichever is faster."""
+    store(where)
+    got: list[str] = []
+    owner_of = storage._owner
+
+    def claim(name: str) -> None:
+        with open_storage(where) as opened:
+            try:
+                opened.study(KEY)
+                got.append(name)
+            except StorageError as error:
+                assert "is searching" in str(error)
+
+    other = threading.Thread(target=claim, args=("other",))
+
+    def interrupted(stored: object) -> object:
+        if threading.current_thread() is not other and not other.ident:
+            other.start()
+            other.join(timeout=1.0)  # with a journal, it waits for this thread
+        return owner_of(stored)
+
+    monkeypatch.setattr(storage, "_owner", interrupted)
+    claim("this")
+    other.join()
+    assert len(got) == 1
+
+
+@pytest.mark.parametrize("where", FILES[:2])
+def test_of_searches_that_start_together_one_gets_the_study(where):
+    keys = [replace(KEY, content={"seed": str(at)}) for at in range(8)]
+    with open_storage(where) as opened:
+        for key in keys[:4]:  # the owner of the others has never been written
+            opened.study(key).close()
+    start, winners = threading.Barrier(3), []
+
+    def search() -> None:
+        with open_storage(where) as opened:
+            for key in keys:
+                start.wait()
+                with contextlib.suppress(StorageError):
+                    opened.study(key)
+                    winners.append(key)
+
+    threads = [threading.Thread(target=search) for _ in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert sorted(winners, key=keys.index) == keys
+
+
+@pytest.mark.parametrize("name", ["search.db", "search.log"])
+def test_a_storage_under_two_names_is_one(name):
+    store(name)
+    link = Path("link").with_suffix(Path(name).suffix)
+    link.symlink_to(name)
+    with open_storage(name) as one, open_storage(link) as other:
+        assert one._backend.lock == other._backend.lock
+        with one.study(KEY), pytest.raises(StorageError, match="is searching"):
+            other.study(KEY)
+
+
+@pytest.mark.parametrize("where", FILES[:2])
+def test_a_search_that_was_replaced_does_not_release_the_study(where):
+    """Closing it leaves the owner as it is."""
+    with open_storage(where) as opened:
+        study = opened.study(KEY)
+        taken = asdict(replace(study._owner, token="another"))
+        study._study.set_user_attr("owner", taken)
+        study.close()
+        assert study._study.user_attrs["owner"] == taken
+
+
 DIES = """
 import os, signal, sys
 sys.path[:0] = sys.argv[2:]
@@ -129,7 +206,7 @@ def test_a_killed_search_keeps_what_it_stored_and_gives_way(where):
 
 def test_a_search_of_another_machine_gives_way_after_half_an_hour(monkeypatch):
     """Until then the message says when; afterwards its process notices, and stores nothing more."""
-    with open_storage("search.db") as storage, storage.study(KEY) as study:
+    with open_storage("search.db") as opened, opened.study(KEY) as study:
         study.add(EVERY[0])
         ours = replace(study._owner, host="node7")
         study._study.set_user_attr("owner", asdict(ours))
@@ -234,7 +311,7 @@ def test_a_locked_database_is_named(monkeypatch):
     """After a time limit; the search can be started again."""
     monkeypatch.setattr(storage_backends, "_LOCK_SECONDS", 0.01)
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # Optuna waits seconds between its attempts
-    with open_storage("search.db") as storage, storage.study(KEY) as study:
+    with open_storage("search.db") as opened, opened.study(KEY) as study:
         study.add(EVERY[0])
         holder = sqlite3.connect("search.db", isolation_level=None)
         holder.execute("begin exclusive")

@@ -33,8 +33,8 @@ from dispatch_profiler.command import (
     warn,
     writable,
 )
+from dispatch_profiler.destinations import destination, write_output
 from dispatch_profiler.errors import DispatchProfilerError, UsageError, reason_of
-from dispatch_profiler.files import write_atomic
 from dispatch_profiler.operations import DEFAULT_SEED
 from dispatch_profiler.plurals import counted
 
@@ -84,8 +84,10 @@ def _main(options: argparse.Namespace) -> int:
     for command in commands:
         for checked in _checked(command, check):
             found.append(checked)
-            if path is not None:
-                write_atomic(path, _FORMATS[path.suffix](found))
+            if path is not None and destination(path) is not None:
+                write_output(path, _text(path, found))
+    if path is not None and destination(path) is None:  # a device or a pipe
+        write_output(path, _text(path, found))
     _summarize(found)
     return FAILED if any(each.has_failed for each in found) else SUCCESS
 
@@ -94,9 +96,14 @@ def _output(text: str | None) -> Path | None:
     if text is None:
         return None
     path = writable("--output", text)
-    if path.suffix not in _FORMATS:
+    if path.suffix not in _FORMATS and destination(path) is not None:
         raise UsageError(f"--output: {path.name} is neither .csv nor .json", hint=f"--output={path.stem}.csv")
     return path
+
+
+def _text(path: Path, found: Sequence[Checked]) -> str:
+    """What `path` gets: CSV, unless its name says JSON."""
+    return _FORMATS.get(path.suffix, as_csv)(found)
 
 
 def _checked(command: CommandLine, check: CheckOptions) -> Iterator[Checked]:
