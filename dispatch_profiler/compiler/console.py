@@ -118,9 +118,11 @@ def _summarize(tally: CompileTally) -> int:
     if len(reasons) > _REASONS:
         others = counted(len(reasons) - _REASONS, "other reason")
         say(f"and {others}; manifest.json holds the reason of each dispatch")
-    transient = Counter(entry.reason for entry in tally.failed if entry.is_transient)
-    if transient:
-        _say_wrapped(f"--retry compiles {transient.total()} of these again: {_most_frequent(transient)}")
+    transient = [entry for entry in tally.failed if entry.is_transient]
+    for who, is_tried_again in (("--retry", False), ("the next run", True)):
+        found = Counter(each.reason for each in transient if each.is_tried_again is is_tried_again)
+        if found:
+            _say_wrapped(f"{who} compiles {found.total()} of these again: {_most_frequent(found)}")
     return FAILED
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import BuildRequest, Compiler
+from dispatch_profiler.compiler.cache import Origin
 from dispatch_profiler.compiler.source import relevant_source
 from dispatch_profiler.compiler.triton import triton_version
 from dispatch_profiler.configurations import KernelObject, KernelSource, rejection_reason
@@ -77,10 +78,21 @@ def build_key(request: BuildRequest, target: Target, compiler: Compiler) -> str:
     names = [dispatch.name for dispatch in request.dispatches]
     content = [
         *(__version__, sources_hash(*_BUILDING), compiler.revision, target.fingerprint),
-        *(request.flags, request.repeat, relevant_source(request.source, names), names, request.rejected),
+        *(
+            compiler.resolve(request.flags),
+            request.repeat,
+            relevant_source(request.source, names),
+            names,
+            request.rejected,
+        ),
         *(files_of(request.flags), external_kernels(request.dispatches), _unnamed(request.dispatches)),
     ]
     return sha256(json.dumps(content).encode())
+
+
+def origin_of(target: Target, compiler: Compiler) -> Origin:
+    """What a cache says of a build of `compiler` for `target`."""
+    return Origin(compiler.revision, f"{target.name} ({target.host})" if target.host else target.name)
 
 
 def _unnamed(dispatches: Sequence[Dispatch]) -> tuple[Mapping[str, Any], ...]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from dispatch_profiler.compiler._base import BuildOutcome, BuildRequest, Built, Compiler
 from dispatch_profiler.compiler.cache import Cache
 from dispatch_profiler.compiler.cluster import Cluster, Warn
-from dispatch_profiler.compiler.request import build_key, build_request
+from dispatch_profiler.compiler.request import build_key, build_request, origin_of
 from dispatch_profiler.compiler.source import reproducer
 from dispatch_profiler.compiler.time_left import representative
 from dispatch_profiler.dispatches import (
@@ -43,8 +43,8 @@ class CompileOptions:
 
     By default, `target` is the one that the tree was generated for, and `repeat` is `repeat_count`.
     `executor`, `workers` and `cluster` are those of `pool.Executor`; `seconds` and `memory_bytes` limit
-    one dispatch. `force` also compiles what is up to date, `retry` what failed because of time, memory, a
-    crash or a missing package. `reproducers` writes each dispatch that does not compile to its own file.
+    one dispatch. `force` also compiles what is up to date, `retry` what failed because of time, a crash or a
+    missing package; what failed for want of memory, processes or disk space is compiled again unasked. `reproducers` writes each dispatch that does not compile to its own file.
     """
 
     selection: Selection = Selection()
@@ -190,23 +190,21 @@ def compile_tree(
     open_tasks = []
     with _Results(tree, compiler.revision, keep_reproducers=options.reproducers) as results:
         for task in plan_tasks(manifest, compiler, options):
-            is_wanted = options.force or (options.retry and _failed_transiently(task))
+            entries = _requested(task, task.entry)
+            is_wanted = options.force or (options.retry and any(d.is_transient for d in entries))
+            is_wanted = is_wanted or any(d.is_tried_again for d in entries)
             if not is_wanted and is_current(tree, task):
-                yield Progress(task.entry.operation, task.module, _requested(task, task.entry), kept=True)
-            elif not is_wanted and cache is not None and (built := cache.get(task.key)):
+                yield Progress(task.entry.operation, task.module, entries, kept=True)
+            elif not is_wanted and cache is not None and (built := cache.get(task.key, options.seconds)):
                 entry = results.add(task, built)
                 yield Progress(task.entry.operation, task.module, _requested(task, entry), False, cached=True)
             else:
                 open_tasks.append(task)
         for task, built, in_flight in _compile(open_tasks, compiler, options, warn):
             if cache is not None:
-                cache.put(task.key, built)
+                cache.put(task.key, built, origin=origin_of(task.target, compiler))
             requested = _requested(task, results.add(task, built))
             yield Progress(task.entry.operation, task.module, requested, kept=False, in_flight=in_flight)
-
-
-def _failed_transiently(task: Task) -> bool:
-    return any(d.is_transient for d in _requested(task, task.entry))
 
 
 def _compile(

@@ -47,7 +47,7 @@ def test_kernels_and_modules_are_listed(cache: Call):
     assert (status, sorted(names(out))) == (0, ["conv_2d", "layer_norm", "matmul_2_default"])
     assert out.splitlines()[0].split("  ")[0] == "name"
     (line,) = [line for line in out.splitlines() if line.startswith("matmul")]
-    assert "1 of 2" in line and "1.3 KiB" in line
+    assert "1 of 2" in line and "1.4 KiB" in line and line.endswith("not compiled: no")
     assert err.startswith(f"{user_cache()}: 3 entries, 0.0 of 5120 MiB")
 
 

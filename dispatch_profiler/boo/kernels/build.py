@@ -12,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dispatch_profiler.boo.environment import LOGGER
+from dispatch_profiler.boo.environment import LOGGER, launch_settings
 from dispatch_profiler.boo.interface import LaunchKernel, Packing
 from dispatch_profiler.boo.kernels.known_faults import known_fault
 from dispatch_profiler.boo.kernels.variants import Tuning, Variant
 from dispatch_profiler.compiler import (
+    BuildOutcome,
     BuildRequest,
     Built,
     Cache,
@@ -25,6 +26,7 @@ from dispatch_profiler.compiler import (
     launch_flags,
     launch_key,
     launch_request,
+    origin_of,
 )
 from dispatch_profiler.configurations import packed_by
 from dispatch_profiler.dispatches import Dispatch, State
@@ -55,7 +57,7 @@ class Toolchain:
     @classmethod
     def of(cls, target: Target, tuning: str | None) -> Toolchain:
         """The toolchain for `target`, with `LaunchSettings.tuning`. Raises UsageError if that cannot be read."""
-        compiler = compiler_for(target)
+        compiler = compiler_for(target, folder=launch_settings().cache_folder)
         return cls(target, compiler, Tuning.read(tuning, target, compiler))
 
 
@@ -87,6 +89,12 @@ class KernelSearch:
         return self._key
 
     @property
+    def fault(self) -> str:
+        """What is known to be wrong with the kernel of `variant`; empty if nothing is."""
+        dispatch = self.variant.dispatch
+        return known_fault(dispatch.operation, dispatch.configuration, self.target)
+
+    @property
     def request(self) -> BuildRequest:
         """The request to build `variant`."""
         return launch_request(self.variant.dispatch, self.target, self.variant.flags)
@@ -101,7 +109,7 @@ class KernelSearch:
         self.failure = f"{dispatch.name} for {self.target.name}: {outcome.state.value}: {outcome.reason}"
         following = next(self._left, None)
         if following is None:
-            return CompilerError(self.failure, diagnostics=built.diagnostics)
+            return _failed(self.failure, built.diagnostics, outcome)
         self.variant, self._key = following, ""
         return None
 
@@ -110,11 +118,9 @@ class KernelSearch:
 
         An error, without a build, if the kernel of `variant` is known to be wrong.
         """
-        dispatch = self.variant.dispatch
-        fault = known_fault(dispatch.operation, dispatch.configuration, self.target)
-        if fault:
-            return CompilerError(f"{dispatch.operation.name}: {fault}")
-        while cache is not None and (built := cache.get(self.key)) is not None:
+        if self.fault:
+            return CompilerError(f"{self.variant.dispatch.operation.name}: {self.fault}")
+        while cache is not None and (built := cache.get(self.key, _SECONDS)) is not None:
             if (found := self.take(built)) is not None:
                 return found
         return None
@@ -149,7 +155,8 @@ def _build(
         left = []
         for key, built in pool.results(_requests(waiting, pool)):
             if cache is not None:
-                cache.put(key, built, waiting[key][0].name)
+                first = waiting[key][0]
+                cache.put(key, built, first.name, origin_of(first.target, first.compiler))
             for search in waiting[key]:
                 found = search.take(built)
                 if found is None:
@@ -172,6 +179,16 @@ def _requests(waiting: Mapping[str, Sequence[KernelSearch]], pool: BuildPool[str
         requests = {key: each.request for key, each in searches.items()}
         reading.result()
     return requests
+
+
+def _failed(message: str, diagnostics: str, outcome: BuildOutcome) -> CompilerError:
+    """The error of an operation without a kernel, after the outcome of its last variant."""
+    hint = ""
+    if outcome.is_deterministic:
+        hint = "the launch cache knows this: dispatch-profiler cache clear --failures has it compiled again"
+    error = CompilerError(message, diagnostics=diagnostics, hint=hint)
+    error.is_deterministic = outcome.is_deterministic
+    return error
 
 
 def _packing(dispatch: Dispatch) -> Packing | None:
