@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from compiler_worker import forked
+
 from dispatch_profiler.compiler import BuildRequest, IreeCompiler
 from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.dispatches import Dispatch, State
@@ -50,11 +52,15 @@ def failures_of(planted: Mapping[Dispatch, Mapping[str, Change]]) -> dict[tuple[
             name = f"kernel_{len(functions)}"
             functions[dispatch, fault] = name
             sources.append(changed.replace(dispatch.name, name))
-    compiler = InProcess()
-    module = compiler.parse("\n".join(sources), TARGET.compile_flags)
     device = open_kernels("local-sync")
-    program = device.load(compiler.vmfb(module, TARGET.compile_flags, "start"))
+    program = device.load(forked(_compiled, "\n".join(sources)))
     return {key: failure(device, program, name, key[0]) for key, name in functions.items()}
+
+
+def _compiled(source: str) -> bytes:
+    """The vmfb of any MLIR, without proof of what was configured."""
+    compiler, flags = InProcess(), IreeCompiler().resolve(TARGET.compile_flags)
+    return compiler.vmfb(compiler.parse(source, flags), flags, "start")
 
 
 def failure(device: DeviceKernels, program: LoadedKernels, function: str, dispatch: Dispatch) -> str:
