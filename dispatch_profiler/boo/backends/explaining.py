@@ -32,7 +32,8 @@ class RegionReport:
     `graph` is `inference`, `forward` or `backward`. `operation` and `configuration` are those of the kernel; None and
     empty for a node that is left to torch, with the `reason`. For a fused region, `reason` says why it ends, if another
     node could have been part of it. `seconds` and `torch_seconds` are those of a call by the kernel and by eager
-    torch, node by node; None if they were not measured.
+    torch, node by node; None if they were not measured. `passed_over` has the failures of configurations that were tried
+    before the one of the kernel.
     """
 
     graph: str
@@ -43,6 +44,7 @@ class RegionReport:
     reason: str = ""
     seconds: float | None = None
     torch_seconds: float | None = None
+    passed_over: tuple[str, ...] = ()
 
     @property
     def is_fused(self) -> bool:
@@ -60,6 +62,7 @@ class RegionReport:
             return f"{self.graph:9}  fallback  {nodes}: {self.reason}"
         took = "" if self.seconds is None else f"{self.seconds * 1e6:9.0f} us  {self.speedup:5.2f}x"
         end = f"; ends there: {self.reason}" if self.reason else ""
+        end += "".join(f"; passed over: {each}" for each in self.passed_over)
         return f"{self.graph:9}  fused {took}  {nodes}: {self.operation.name} ({self.configuration}){end}"
 
 
@@ -227,8 +230,9 @@ def _report(
     kernels = OperationKernels(
         operation, operation.name, launch_settings(), packs_weight=region.spec.packs_weight
     )
-    function = kernels.kernel(device_of(region)).function
-    configuration = function.removeprefix(f"{operation.name}_")
-    return RegionReport(
+    kernel = kernels.kernel(device_of(region))
+    configuration = kernel.function.removeprefix(f"{operation.name}_")
+    report = RegionReport(
         graph, nodes, str(region.root), operation, configuration, region.stop, *measured[region.spec]
     )
+    return replace(report, passed_over=kernel.passed_over)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
@@ -77,8 +77,8 @@ class KernelSearch:
         #: The variant whose build is missing.
         self.variant: Variant = next(self._left)
         self._key = ""
-        #: Why the last variant was passed over.
-        self.failure = ""
+        #: Why variants were passed over.
+        self.failures: list[str] = []
 
     @property
     def key(self) -> str:
@@ -105,11 +105,13 @@ class KernelSearch:
         outcome = built.outcomes[dispatch.name]
         if outcome.state is State.COMPILED:
             _log.debug("%s: %s for %s", self.name, _described(dispatch), self.target.name)
-            return LaunchKernel(built.verify, dispatch.name, self.key, built.program, _packing(dispatch))
-        self.failure = f"{dispatch.name} for {self.target.name}: {outcome.state.value}: {outcome.reason}"
+            found = LaunchKernel(built.verify, dispatch.name, self.key, built.program, _packing(dispatch))
+            return replace(found, passed_over=tuple(self.failures))
+        failure = f"{dispatch.name} for {self.target.name}: {outcome.state.value}: {outcome.reason}"
+        self.failures.append(failure)
         following = next(self._left, None)
         if following is None:
-            return _failed(self.failure, built.diagnostics, outcome)
+            return _failed(failure, built.diagnostics, outcome)
         self.variant, self._key = following, ""
         return None
 
@@ -123,6 +125,7 @@ class KernelSearch:
         while cache is not None and (built := cache.get(self.key, _SECONDS)) is not None:
             if (found := self.take(built)) is not None:
                 return found
+            _log.info("%s, as the cache knows", self.failures[-1])
         return None
 
 
@@ -160,7 +163,9 @@ def _build(
             for search in waiting[key]:
                 found = search.take(built)
                 if found is None:
-                    _log.warning("%s; trying %s", search.failure, search.variant.dispatch.configuration.name)
+                    _log.warning(
+                        "%s; trying %s", search.failures[-1], search.variant.dispatch.configuration.name
+                    )
                     found = search.look_up(cache)
                 if found is None:
                     left.append(search)
