@@ -23,15 +23,21 @@ _SEED = 5
 Change = Callable[[str], str]
 
 
-def verify_compiled(dispatches: Sequence[Dispatch]) -> None:
+def verify_compiled(
+    dispatches: Sequence[Dispatch], flags: Sequence[str] = TARGET.compile_flags, *, runs: bool = True
+) -> None:
     """Compile `dispatches` as one module and compare each result: on integers exactly, on reals within the bound.
 
-    A form that rounds integers is compared within its bound on these, too.
+    A form that rounds integers is compared within its bound on these, too. `flags` are those of the target. With
+    `runs=False`, this machine cannot run what is compiled.
     """
     text = "\n".join(render_module(each.operation, [each]) for each in dispatches)
-    flags = (*TARGET.compile_flags, *dispatches[0].configuration.flags)
+    flags = (*flags, *dispatches[0].configuration.flags)
     built = IreeCompiler().build(BuildRequest(text, tuple(dispatches), flags, 1))
     assert {name: o.reason for name, o in built.outcomes.items() if o.state is not State.COMPILED} == {}
+    assert built.verify
+    if not runs:
+        return
     device = open_kernels("local-sync")
     program = device.load(built.verify)
     for dispatch in dispatches:

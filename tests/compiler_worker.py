@@ -12,6 +12,7 @@ import pickle
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -28,7 +29,7 @@ from dispatch_profiler.outside_causes import crash_of
 _CALLS = 500
 _SECONDS = 600.0
 #: What runs in the worker.
-_METHODS = {name: getattr(IreeCompiler, name) for name in ("build", "check_flags", "resolve")}
+_METHODS = {name: getattr(IreeCompiler, name) for name in ("build", "check_flags")}
 
 
 class SharedCompiler:
@@ -36,6 +37,7 @@ class SharedCompiler:
 
     def __init__(self) -> None:
         self.process = os.getpid()
+        self._turn = threading.Lock()
         self._worker = Worker(
             WorkerLimits(_SECONDS),
             environment={"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *_search_path()])},
@@ -55,9 +57,10 @@ class SharedCompiler:
         def method(compiler: IreeCompiler, *arguments: object) -> Any:
             if os.getpid() != self.process:
                 return _METHODS[name](compiler, *arguments)
-            return self._worker.call(
-                run_method, str(Path.cwd()), dict(os.environ), name, compiler, *arguments
-            )
+            with self._turn:
+                return self._worker.call(
+                    run_method, str(Path.cwd()), dict(os.environ), name, compiler, *arguments
+                )
 
         return method
 

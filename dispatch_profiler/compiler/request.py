@@ -12,6 +12,7 @@ from typing import Any
 from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import BuildRequest, Compiler
 from dispatch_profiler.compiler.cache import Origin
+from dispatch_profiler.compiler.host_cpu import CPU_FLAG
 from dispatch_profiler.compiler.source import relevant_source
 from dispatch_profiler.compiler.triton import triton_version
 from dispatch_profiler.configurations import KernelObject, KernelSource, rejection_reason
@@ -92,7 +93,11 @@ def build_key(request: BuildRequest, target: Target, compiler: Compiler) -> str:
 
 def origin_of(target: Target, compiler: Compiler) -> Origin:
     """What a cache says of a build of `compiler` for `target`."""
-    return Origin(compiler.revision, f"{target.name} ({target.host})" if target.host else target.name)
+    if not target.host:
+        return Origin(compiler.revision, target.name)
+    flags = compiler.resolve(target.compile_flags)
+    cpus = [flag.partition("=")[2] for flag in flags if flag.startswith(f"{CPU_FLAG}=")]
+    return Origin(compiler.revision, f"{target.name} ({' '.join([*cpus, 'on', target.host])})")
 
 
 def _unnamed(dispatches: Sequence[Dispatch]) -> tuple[Mapping[str, Any], ...]:
