@@ -33,6 +33,10 @@ settings.register_profile("explore", deadline=None)
 settings.load_profile("tests")
 
 
+#: Skipped tests fail unless the machine lacks something.
+pytest_plugins = ("skips",)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files")
     parser.addoption("--vmfbs", metavar="DIR", help="where vmfbs of tests on a GPU are kept")

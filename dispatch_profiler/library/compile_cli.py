@@ -88,9 +88,9 @@ def _main(options: argparse.Namespace) -> int:
         memory_bytes=_memory_limit(options, workers),
     )
     total = count_dispatches(manifest, chosen.selection)
-    _say_cpu(compiler, [target] if target is not None else manifest.targets)
     bundle = writable("--bundle", options.bundle) if options.bundle else None
     status = report(compile_tree(manifest, compiler, chosen, cache, warn), CompileTally(total))
+    _say_cpu(compiler, [target] if target is not None else manifest.targets)
     if bundle is not None:
         _write_bundle(bundle, manifest.tree, chosen.selection)
     return max(status, library_status)
@@ -99,7 +99,7 @@ def _main(options: argparse.Namespace) -> int:
 def _say_cpu(compiler: Compiler, targets: Iterable[Target]) -> None:
     """Which CPU is compiled for, and why, if the target leaves that to the machine."""
     if isinstance(compiler, IreeCompiler) and any(target.host for target in targets):
-        say(f"Compiling for {chosen_cpu(compiler, compiler.folder)}")
+        say(f"Compiled for {chosen_cpu(compiler, compiler.folder)}")
 
 
 def _add_tuned(manifest: Manifest, target: Target | None, revision: str, options: argparse.Namespace) -> int:
@@ -197,7 +197,7 @@ def _add_compilation(parser: Parser) -> None:
     parser.add_argument(
         "--retry",
         action="store_true",
-        help="also compile what failed because of time, memory, a crash or a missing package",
+        help="also compile what failed because of time, a crash or a missing package (what lacked memory, processes or disk space is compiled again anyway)",
     )
     parser.add_argument("--target", help="another member of the target's family, such as llvm-cpu:znver4")
     parser.add_argument(
