@@ -55,6 +55,10 @@ _LEAST_MEMORY = _GIB // 8
 _LEAVE_SECONDS = 5.0
 
 
+#: Processes of the process that this one was forked from: kept, so that they are not waited for.
+_inherited: list[subprocess.Popen[bytes] | None] = []
+
+
 def _renew_spawner() -> None:
     """Replace the spawner, whose thread does not exist in a forked process."""
     global _spawner
@@ -97,6 +101,8 @@ class Worker:
         self._calls = 0
         self._busy = False
         self._process: subprocess.Popen[bytes] | None = None
+        #: The process that started it.
+        self._owner = 0
         self._connection: Connection | None = None
         self._log: Any = None
         #: Where the output of the current call begins.
@@ -112,7 +118,7 @@ class Worker:
         Raises errors of this package as they are, others as ToolError with their traceback, and
         WorkerCrashed, WorkerTimedOut or WorkerOutOfMemory.
         """
-        if self._calls == self._max_calls:
+        if self._calls == self._max_calls or self._is_inherited:
             self.close()
         connection = self._ready()
         self._calls += 1
@@ -244,12 +250,13 @@ class Worker:
                 env=environment,
                 start_new_session=True,  # Ctrl-C at the terminal is handled here
             ).result()
+        self._owner = os.getpid()
         return connection
 
     def kill(self) -> None:
         """Kill the process from another thread; a call that waits for it raises WorkerCrashed."""
         process = self._process
-        if process is not None and process.poll() is None:
+        if process is not None and not self._is_inherited and process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -259,6 +266,9 @@ class Worker:
         if self._connection is not None:
             self._connection.close()  # tells an idle process to exit
             self._connection = None
+        if self._is_inherited:
+            _inherited.append(self._process)
+            self._process = None
         if self._process is not None:
             if not self._busy:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -271,6 +281,11 @@ class Worker:
         if self._log is not None:
             self._log.close()
             self._log = None
+
+    @property
+    def _is_inherited(self) -> bool:
+        """Whether this is a fork of the process that started it: it is left to that one."""
+        return self._process is not None and self._owner != os.getpid()
 
     def __enter__(self) -> Worker:
         return self

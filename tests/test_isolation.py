@@ -592,3 +592,19 @@ def test_a_forked_process_has_workers_of_its_own():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
 
     assert done.stdout == "3 4\n", done.stderr
+
+
+def test_a_forked_process_leaves_a_worker_to_the_process_that_started_it():
+    """It starts one of its own, takes no answer of the other, and ends neither that nor its work when it ends."""
+    script = (
+        f"import os, sys\nsys.path.insert(0, {str(HERE)!r})\n"
+        "import isolation_helpers as helpers\nfrom dispatch_profiler.isolation import Worker\n"
+        "worker = Worker()\nfirst = worker.call(helpers.pid)\n"
+        "if os.fork() == 0:\n"
+        "    own = worker.call(helpers.pid)\n"
+        "    print(own != first, worker.call(helpers.echo, 3), flush=True)\n"
+        "    sys.exit()\n"
+        "os.wait()\nprint(worker.call(helpers.pid) == first)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "True 3\nTrue\n", done.stderr
