@@ -2,7 +2,7 @@
 PYTHON ?= python3
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow coverage lint wheel clean
+.PHONY: help quickstart test test-slow test-torch coverage lint wheel clean
 
 # One worker more than there are cores, because tests wait for browsers and time limits; at most four. Tests marked
 # `alone` run while the other workers wait. Bytecode is kept, also where PYTHONDONTWRITEBYTECODE is set: otherwise each
@@ -15,6 +15,7 @@ help:
 	@echo "make quickstart  generate, compile and profile a small sweep on this CPU; leaves data.csv"
 	@echo "make test        the test suite (under 10 minutes on 2 cores)"
 	@echo "make test-slow   the same with the slow tests"
+	@echo "make test-torch  the tests of PyTorch with another version: TORCH=2.6.0"
 	@echo "make coverage    the test suite, with a table of what it does not execute"
 	@echo "make lint        ruff, mypy, import-linter, word list"
 	@echo "make wheel       dist/dispatch_profiler-VERSION-py3-none-any.whl, to install without a checkout"
@@ -45,6 +46,15 @@ test: .venv-test/stamp
 test-slow: .venv-test/stamp
 	$(PYTEST) -m 'slow or not slow' --hypothesis-profile=explore $(ARGS)
 
+# Triton, which the `test` extra has besides `tests`, comes with a version of torch.
+TORCH = 2.6.0
+test-torch:
+	$(PYTHON) -m venv .venv-torch
+	.venv-torch/bin/python -m pip install --quiet --upgrade pip
+	.venv-torch/bin/python -m pip install -qq torch==$(TORCH) --editable '.[tests]'
+	PYTHONDONTWRITEBYTECODE= MALLOC_PERTURB_=165 .venv-torch/bin/python -m pytest -n $(WORKERS) --dist=worksteal \
+	    tests/boo tests/operations tests/profiler/providers $(ARGS)
+
 coverage: .venv-test/stamp
 	$(PYTEST) --cov --cov-report=term $(ARGS)
 
@@ -65,4 +75,4 @@ wheel: .venv-build/stamp
 	@ls dist/*.whl
 
 clean:
-	rm -rf .venv .venv-test .venv-build build dist *.egg-info generated data.csv
+	rm -rf .venv .venv-test .venv-torch .venv-build build dist *.egg-info generated data.csv

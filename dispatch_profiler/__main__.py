@@ -55,6 +55,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "dispatch_profiler.boo.capture.cli",
         "write the operations of a PyTorch model as a workload, which tune takes",
     ),
+    "explain": (
+        "dispatch_profiler.boo.capture.explain_cli",
+        "list what backends fuse in a PyTorch model, why not the rest, and how fast it is",
+    ),
     "numerics": (
         "dispatch_profiler.boo.driver.numerics.cli",
         "compare errors of launches with those of PyTorch, relative to a float64 reference",

@@ -96,7 +96,13 @@ class UnsupportedFeature(WorkloadError):
 
 
 class ToolError(DispatchProfilerError):
-    """An external program failed."""
+    """An external program failed.
+
+    `is_deterministic` says whether it fails again in the same way, as far as known: not for want of memory, processes
+    or disk space, nor because of a signal from outside.
+    """
+
+    is_deterministic = False
 
 
 class CompilerError(ToolError):
@@ -104,6 +110,8 @@ class CompilerError(ToolError):
 
     `diagnostics` is its whole output; the message is its first error line.
     """
+
+    is_deterministic = True
 
     def __init__(self, message: str, *, diagnostics: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -113,9 +121,20 @@ class CompilerError(ToolError):
 class WorkerCrashed(ToolError):
     """A worker process died during a call."""
 
+    def __init__(self, message: str, *, hint: str = "", is_deterministic: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.is_deterministic = is_deterministic
+
 
 class WorkerTimedOut(ToolError):
-    """A worker process did not answer in time and was killed."""
+    """A worker process did not answer within `seconds` and was killed."""
+
+    def __init__(
+        self, message: str, *, hint: str = "", seconds: float = 0.0, is_deterministic: bool = False
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.seconds = seconds
+        self.is_deterministic = is_deterministic
 
 
 class WorkerOutOfMemory(ToolError):

@@ -1,7 +1,7 @@
 """Worker processes: a crash, a hang or running out of memory only fails the current call.
 
 A worker is a new interpreter that serves calls, one at a time, over a socket. Its standard error
-goes to a file, whose last line becomes part of the message if it dies.
+goes to a file, whose most telling line becomes part of the message if it dies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from dispatch_profiler.errors import (
     WorkerCrashed,
     WorkerOutOfMemory,
     WorkerTimedOut,
+    reason_of,
 )
+from dispatch_profiler.outside_causes import crash_of, is_held_up, run_delay
 
 _GIB = 2**30
 #: Time limit for starting a process and opening its device.
@@ -43,8 +45,18 @@ _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
 _SLICE_SECONDS = 0.25
 #: Exit status of a process that lacks the memory to answer.
 _OUT_OF_MEMORY = 77
+#: A call that waited for a core for this part of its time limit, did not run out of time by itself.
+_STARVED = 0.5
+#: Bytes that no compilation needs, nor a result on its way.
+_LITTLE_MEMORY = 2 * _GIB
+#: Bytes of free memory below which processes crash for the want of it.
+_LEAST_MEMORY = _GIB // 8
 #: Time limit for an idle process to exit.
 _LEAVE_SECONDS = 5.0
+
+
+#: Processes of the process that this one was forked from: kept, so that they are not waited for.
+_inherited: list[subprocess.Popen[bytes] | None] = []
 
 
 def _renew_spawner() -> None:
@@ -89,8 +101,14 @@ class Worker:
         self._calls = 0
         self._busy = False
         self._process: subprocess.Popen[bytes] | None = None
+        #: The process that started it.
+        self._owner = 0
         self._connection: Connection | None = None
         self._log: Any = None
+        #: Where the output of the current call begins.
+        self._log_start = 0
+        #: Run delay of the process when the current call began, for a call that takes long.
+        self._run_delay = 0.0
 
     # -- calls --------------------------------------------------------------------------------
 
@@ -100,17 +118,17 @@ class Worker:
         Raises errors of this package as they are, others as ToolError with their traceback, and
         WorkerCrashed, WorkerTimedOut or WorkerOutOfMemory.
         """
-        if self._calls == self._max_calls:
+        if self._calls == self._max_calls or self._is_inherited:
             self.close()
         connection = self._ready()
         self._calls += 1
         limit = seconds if seconds is not None else self._limits.seconds
         self._busy = True
+        self._log_start = self._log_size()
         try:
             connection.send((_locate(function), arguments))
             if not self._answers_within(limit):
-                self.close()
-                raise WorkerTimedOut(f"no answer within {limit:g} s")
+                raise self._timed_out(limit or 0.0)
             kind, value = connection.recv()
         except (EOFError, ConnectionError) as error:
             raise self._post_mortem() from error
@@ -138,55 +156,65 @@ class Worker:
                 if self._connection.poll(0):
                     return True
                 raise EOFError
+            if not waited:
+                self._run_delay = run_delay(self._pid)
             waited += part
         return False
+
+    def _timed_out(self, limit: float) -> WorkerTimedOut:
+        """The error of a call that was not answered within `limit`."""
+        waited = run_delay(self._pid) - self._run_delay
+        was_held_up = waited > _STARVED * limit or is_held_up(self._pid)
+        self.close()
+        message = f"no answer within {limit:g} s"
+        if was_held_up:
+            message += f", of which it waited {waited:.0f} s for a core"
+        return WorkerTimedOut(message, seconds=limit, is_deterministic=not was_held_up)
 
     def _post_mortem(self) -> ToolError:
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10)
-        code, log = self._process.returncode, self.stderr_tail()
+        code, said = self._process.returncode, self.said()
         self.close()
-        detail = f": {log.splitlines()[-1].strip()}" if log.strip() else ""
         if code == _OUT_OF_MEMORY:
             return WorkerOutOfMemory("out of memory while passing arguments or results")
-        if code is not None and code < 0:
-            name = _signal_name(-code)
-            ran_out = " (the system may have run out of memory)" if code == -signal.SIGKILL else ""
-            return WorkerCrashed(f"killed by {name}{ran_out}{detail}")
-        return WorkerCrashed(f"the process ended with status {code}{detail}")
+        return crash_of(code, said, has_little_memory=_is_little(self._limits.memory_bytes))
+
+    @property
+    def _pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def said(self, size: int = 64 * 2**10) -> str:
+        """The last `size` bytes that the process wrote to standard error since the last call began."""
+        return self.stderr_tail(min(size, self._log_size() - self._log_start))
 
     def stderr_tail(self, size: int = 4000) -> str:
         """The last `size` bytes that the process wrote to standard error."""
-        if self._log is None:
+        end = self._log_size()
+        if self._log is None or not size:
             return ""
-        self._log.flush()
-        end = os.fstat(self._log.fileno()).st_size
         return os.pread(self._log.fileno(), size, max(0, end - size)).decode(errors="replace")
+
+    def _log_size(self) -> int:
+        return 0 if self._log is None else os.fstat(self._log.fileno()).st_size
 
     # -- lifetime -----------------------------------------------------------------------------
 
     def _ready(self) -> Connection:
         if self._connection is not None:
             return self._connection
-        ours, theirs = socket.socketpair()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
-        environment = {**os.environ, **self._environment}
-        environment["PYTHONPATH"] = startup.absolute_entries(environment.get("PYTHONPATH", ""))
-        with theirs:
-            self._process = _spawner.submit(
-                subprocess.Popen,
-                [sys.executable, startup.__file__, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                start_new_session=True,  # Ctrl-C at the terminal is handled here
-            ).result()
+        try:
+            self._connection = self._start_process()
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+            self.close()
+            raise WorkerCrashed(
+                f"cannot start a process: {reason_of(error)}",
+                hint="the limits of open files and of processes, and free space in the folder for temporary files",
+            ) from error
         self._busy = True
-        self._calls = 0
-        self._connection = Connection(ours.detach())
+        self._calls = self._log_start = 0
         setup = (self._limits.memory_bytes, self._start and _locate(self._start), self._start_arguments)
         try:
             self._connection.send(setup)
@@ -204,10 +232,31 @@ class Worker:
             raise value
         return self._connection
 
+    def _start_process(self) -> Connection:
+        """Start a process, and return the connection to it. Raises OSError or RuntimeError if the system lacks something."""
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
+        ours, theirs = socket.socketpair()
+        environment = {**os.environ, **self._environment}
+        environment["PYTHONPATH"] = startup.absolute_entries(environment.get("PYTHONPATH", ""))
+        with theirs:
+            connection = Connection(ours.detach())
+            self._process = _spawner.submit(
+                subprocess.Popen,
+                [sys.executable, startup.__file__, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                start_new_session=True,  # Ctrl-C at the terminal is handled here
+            ).result()
+        self._owner = os.getpid()
+        return connection
+
     def kill(self) -> None:
         """Kill the process from another thread; a call that waits for it raises WorkerCrashed."""
         process = self._process
-        if process is not None and process.poll() is None:
+        if process is not None and not self._is_inherited and process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -217,6 +266,9 @@ class Worker:
         if self._connection is not None:
             self._connection.close()  # tells an idle process to exit
             self._connection = None
+        if self._is_inherited:
+            _inherited.append(self._process)
+            self._process = None
         if self._process is not None:
             if not self._busy:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -230,6 +282,11 @@ class Worker:
             self._log.close()
             self._log = None
 
+    @property
+    def _is_inherited(self) -> bool:
+        """Whether this is a fork of the process that started it: it is left to that one."""
+        return self._process is not None and self._owner != os.getpid()
+
     def __enter__(self) -> Worker:
         return self
 
@@ -241,11 +298,13 @@ class Worker:
             self.close()
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # real-time signals have no names
-        return f"signal {number}"
+def _is_little(memory_bytes: int | None) -> bool:
+    """Whether a crash may come from the limit of memory: native code often fails to check what it got."""
+    own, _ = resource.getrlimit(resource.RLIMIT_AS)
+    limits = [
+        each for each in (memory_bytes, None if own == resource.RLIM_INFINITY else own) if each is not None
+    ]
+    return min(limits, default=_LITTLE_MEMORY) < _LITTLE_MEMORY or available_memory() < _LEAST_MEMORY
 
 
 def _locate(function: Callable[..., Any]) -> tuple[str, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from compiler_worker import forked
+
 from dispatch_profiler.compiler import BuildRequest, IreeCompiler
 from dispatch_profiler.compiler.in_process import InProcess
 from dispatch_profiler.dispatches import Dispatch, State
@@ -21,15 +23,21 @@ _SEED = 5
 Change = Callable[[str], str]
 
 
-def verify_compiled(dispatches: Sequence[Dispatch]) -> None:
+def verify_compiled(
+    dispatches: Sequence[Dispatch], flags: Sequence[str] = TARGET.compile_flags, *, runs: bool = True
+) -> None:
     """Compile `dispatches` as one module and compare each result: on integers exactly, on reals within the bound.
 
-    A form that rounds integers is compared within its bound on these, too.
+    A form that rounds integers is compared within its bound on these, too. `flags` are those of the target. With
+    `runs=False`, this machine cannot run what is compiled.
     """
     text = "\n".join(render_module(each.operation, [each]) for each in dispatches)
-    flags = (*TARGET.compile_flags, *dispatches[0].configuration.flags)
+    flags = (*flags, *dispatches[0].configuration.flags)
     built = IreeCompiler().build(BuildRequest(text, tuple(dispatches), flags, 1))
     assert {name: o.reason for name, o in built.outcomes.items() if o.state is not State.COMPILED} == {}
+    assert built.verify
+    if not runs:
+        return
     device = open_kernels("local-sync")
     program = device.load(built.verify)
     for dispatch in dispatches:
@@ -50,11 +58,15 @@ def failures_of(planted: Mapping[Dispatch, Mapping[str, Change]]) -> dict[tuple[
             name = f"kernel_{len(functions)}"
             functions[dispatch, fault] = name
             sources.append(changed.replace(dispatch.name, name))
-    compiler = InProcess()
-    module = compiler.parse("\n".join(sources), TARGET.compile_flags)
     device = open_kernels("local-sync")
-    program = device.load(compiler.vmfb(module, TARGET.compile_flags, "start"))
+    program = device.load(forked(_compiled, "\n".join(sources)))
     return {key: failure(device, program, name, key[0]) for key, name in functions.items()}
+
+
+def _compiled(source: str) -> bytes:
+    """The vmfb of any MLIR, without proof of what was configured."""
+    compiler, flags = InProcess(), IreeCompiler().resolve(TARGET.compile_flags)
+    return compiler.vmfb(compiler.parse(source, flags), flags, "start")
 
 
 def failure(device: DeviceKernels, program: LoadedKernels, function: str, dispatch: Dispatch) -> str:

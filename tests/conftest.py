@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -10,9 +11,11 @@ import sys
 import zlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
+from compiler_worker import SharedCompiler, forked
 from hypothesis import settings
 from turnstile import turn
 from worker_helpers import use_in_process_workers
@@ -28,6 +31,10 @@ from dispatch_profiler.profiler.cli import main as profiler_main
 settings.register_profile("tests", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("tests")
+
+
+#: Skipped tests fail unless the machine lacks something.
+pytest_plugins = ("skips",)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -102,6 +109,26 @@ def folder_of_session(config: pytest.Config) -> Path:
     return own.parent if hasattr(config, "workerinput") else own
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compiler_in_a_worker() -> Generator[None, None, None]:
+    """No test compiles in the process of pytest, which an abort of the compiler would end."""
+    compiler = SharedCompiler()
+    with pytest.MonkeyPatch.context() as patch:
+        compiler.install(patch)
+        yield
+    compiler.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """A test marked `forked` runs in a copy of the process."""
+    if pyfuncitem.get_closest_marker("forked") is not None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pyfuncitem, "obj", partial(forked, pyfuncitem.obj))
+            return (yield)
+    return (yield)
+
+
 @pytest.fixture(autouse=True)
 def torch_as_at_its_start(request: pytest.FixtureRequest) -> Generator[None, None, None]:
     """torch draws the same numbers in every run of a test, whichever tests ran before, and records gradients in the next
@@ -143,15 +170,24 @@ def made_once(request: pytest.FixtureRequest) -> Callable[[str, Callable[[Path],
     return get
 
 
+@pytest.fixture(scope="session")
+def known_cpus(request: pytest.FixtureRequest) -> Path:
+    """What `host` stands for: it takes seconds to try, so that this outlives the run, as what failed last does."""
+    cache = getattr(request.config, "cache", None)
+    return Path(cache.mkdir("cpus")) if cache is not None else folder_of_session(request.config) / "cpus"
+
+
 @pytest.fixture(autouse=True)
-def isolated(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the user's: a working folder, a home and caches that are empty.
+def isolated(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known_cpus: Path
+) -> None:
+    """Nothing of the user's: a working folder, a home and caches that are empty, but for what `host` stands for.
 
     The cache of inductor, by content, is that of the run: in an empty one, it first compiles nine programs to see which
     vector instructions there are.
     """
     home = tmp_path / "home"
-    home.mkdir()
+    know_cpus(home / ".cache" / "dispatch_profiler", known_cpus)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
     monkeypatch.setenv("COLUMNS", "200")
@@ -162,13 +198,22 @@ def isolated(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(work)
 
 
+def know_cpus(cache: Path, known: Path) -> None:
+    """Let `known` be the part of a user's cache that keeps what `host` stands for."""
+    cache.mkdir(parents=True, exist_ok=True)
+    known.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (cache / "cpus").symlink_to(known)
+
+
 @pytest.fixture
-def shared_cache(shared_builds: Path, isolated: None) -> None:
+def shared_cache(shared_builds: Path, isolated: None, known_cpus: Path) -> None:
     """The user's cache of this test is that of the run: for commands in processes of their own."""
-    home = Path(os.environ["XDG_CACHE_HOME"])
-    home.mkdir()
-    shared_builds.mkdir(exist_ok=True)
-    (home / "dispatch_profiler").symlink_to(shared_builds)
+    own = Path(os.environ["XDG_CACHE_HOME"]) / "dispatch_profiler"
+    know_cpus(shared_builds, known_cpus)
+    (own / "cpus").unlink()
+    own.rmdir()
+    own.symlink_to(shared_builds)
 
 
 @pytest.fixture

@@ -136,3 +136,24 @@ def remember(*values: object) -> None:
 
 def fail_to_start() -> None:
     raise ConfigurationError("cannot start", hint="start otherwise")
+
+
+# -- a compiler that fails -------------------------------------------------------------------------
+
+
+def abort_with(words: str) -> None:
+    """End as LLVM does: with words, a stack dump and an empty line."""
+    print(
+        words, "Stack dump:", "0.\tProgram arguments: iree-compile", "", sep="\n", file=sys.stderr, flush=True
+    )
+    os.abort()
+
+
+def say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+def stop() -> None:
+    """Stop, as a shell's Ctrl-Z does."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+    hang()

@@ -39,13 +39,29 @@ def test_the_workflow_runs_ci_on_every_supported_python():
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
     test = workflow["jobs"]["test"]
 
-    assert test["strategy"]["matrix"]["python"] == ["3.10", "3.11", "3.12", "3.13"]
+    assert test["strategy"]["matrix"]["python"] == ["3.10", "3.11", "3.12", "3.13", "3.14"]
     assert ".ci/run" in [step.get("run") for step in test["steps"]]
     assert os.access(ROOT / ".ci/run", os.X_OK)
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     assert setup["options"]["python_requires"] == ">=3.10"
-    assert "Python 3.10 to 3.13" in (ROOT / "README.md").read_text()
+    assert "Python 3.10 to 3.14" in (ROOT / "README.md").read_text()
+
+
+def test_the_workflow_runs_the_tests_of_torch_from_the_oldest_supported_version():
+    """`make test` has the newest one, which tests/constraints.txt pins."""
+    job = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["torch"]
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+
+    versions = [tuple(map(int, each.split("."))) for each in job["strategy"]["matrix"]["torch"]]
+    oldest = re.search(r"torch >=(\d+)\.(\d+)", setup["options.extras_require"]["torch"])
+    newest = re.search(r"torch==([\d.]+)", (ROOT / "tests/constraints.txt").read_text())
+    assert oldest is not None and newest is not None
+    assert versions[0] == (*map(int, oldest.groups()), 0)
+    assert versions == sorted(versions) and versions[-1] < tuple(map(int, newest[1].split(".")))
+    assert job["steps"][-1]["run"] == "make test-torch TORCH=${{ matrix.torch }}"
+    assert any("torch==$(TORCH)" in line for line in recipe("test-torch"))
 
 
 def test_ci_lints_and_runs_the_suite():

@@ -166,6 +166,58 @@ def test_a_death_is_told_and_the_next_call_works(worker, call, message):
     assert worker.call(helpers.pid) != before
 
 
+def test_the_reason_of_an_abort_is_its_own_line_not_the_last_one(worker):
+    """LLVM writes a stack dump and an empty line after it. What earlier calls wrote is not the reason."""
+    with pytest.raises(WorkerCrashed) as caught:
+        worker.call(helpers.abort_with, "LLVM ERROR: no such vector")
+    assert caught.value.message == "killed by SIGABRT: LLVM ERROR: no such vector"
+    assert caught.value.is_deterministic
+
+    worker.call(helpers.say, "LLVM ERROR: of an earlier call")
+    with pytest.raises(WorkerCrashed) as caught:
+        worker.call(helpers.die_of, signal.SIGKILL)
+    assert "LLVM" not in caught.value.message
+    assert not caught.value.is_deterministic
+
+
+@pytest.mark.parametrize(("call", "is_deterministic"), [(helpers.hang, True), (helpers.stop, False)])
+def test_a_hang_is_its_own_doing_unless_the_process_was_stopped(worker, call, is_deterministic):
+    with pytest.raises(WorkerTimedOut) as caught:
+        worker.call(call, seconds=0.7)
+    assert (caught.value.seconds, caught.value.is_deterministic) == (0.7, is_deterministic)
+
+
+def test_without_processes_files_or_threads_no_worker_starts(monkeypatch):
+    """One sentence says what lacked, and the next call may succeed."""
+    with Worker() as worker:
+        for error in (
+            BlockingIOError(11, "Resource temporarily unavailable"),
+            RuntimeError("can't start new thread"),
+        ):
+            with (
+                monkeypatch.context() as patch,
+                pytest.raises(WorkerCrashed, match="cannot start a process") as caught,
+            ):
+                patch.setattr(
+                    isolation.subprocess, "Popen", lambda *_, error=error, **__: (_ for _ in ()).throw(error)
+                )
+                worker.call(helpers.pid)
+            assert not caught.value.is_deterministic
+        assert worker.call(helpers.echo, 1) == 1
+
+
+def test_a_limit_of_open_files_costs_the_call(tmp_path):
+    """A real one, in a process of its own."""
+    script = (
+        "import os, resource\nfrom dispatch_profiler.errors import WorkerCrashed\n"
+        "from dispatch_profiler.isolation import Worker\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')), 4096))\n"
+        "try: Worker().call(os.getpid)\nexcept WorkerCrashed as error: print(error, error.is_deterministic)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "cannot start a process: Too many open files False\n"
+
+
 def test_a_death_between_two_calls_is_told(worker):
     """The call that finds it dead says so, the one after is served."""
     process = worker.call(helpers.pid)
@@ -540,3 +592,19 @@ def test_a_forked_process_has_workers_of_its_own():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
 
     assert done.stdout == "3 4\n", done.stderr
+
+
+def test_a_forked_process_leaves_a_worker_to_the_process_that_started_it():
+    """It starts one of its own, takes no answer of the other, and ends neither that nor its work when it ends."""
+    script = (
+        f"import os, sys\nsys.path.insert(0, {str(HERE)!r})\n"
+        "import isolation_helpers as helpers\nfrom dispatch_profiler.isolation import Worker\n"
+        "worker = Worker()\nfirst = worker.call(helpers.pid)\n"
+        "if os.fork() == 0:\n"
+        "    own = worker.call(helpers.pid)\n"
+        "    print(own != first, worker.call(helpers.echo, 3), flush=True)\n"
+        "    sys.exit()\n"
+        "os.wait()\nprint(worker.call(helpers.pid) == first)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "True 3\nTrue\n", done.stderr

@@ -42,6 +42,10 @@ class InProcessWorker:
         except Exception as error:
             raise ToolError(f"{type(error).__name__}: {error}") from error
 
+    def said(self) -> str:
+        """Nothing: the standard error of this process is that of the tests."""
+        return ""
+
     def close(self) -> None:
         """There is no process to end."""
 
@@ -55,7 +59,7 @@ class InProcessWorker:
 
 
 class InProcessCompiler(InProcessWorker):
-    """The same for compilers. Threads share the session of IREE's, which aborts then, so they take turns.
+    """The same for compilers. Threads share the worker of `compiler_worker`, so they take turns.
 
     Those of the null compiler share nothing, and tests have them wait for each other.
     """

@@ -52,7 +52,8 @@ class LaunchKernel:
     """A compiled kernel. `function` takes the operation's operands, then its results, and writes to the results.
 
     `key` identifies the content: equal keys mean equal kernels. `program` is for `read_program`: with it, a kernel for
-    CUDA is launched without IREE's runtime. `packing` is None if the kernel takes the weight as it is.
+    CUDA is launched without IREE's runtime. `packing` is None if the kernel takes the weight as it is. `passed_over` has
+    the failures of the configurations that were tried before.
     """
 
     vmfb: bytes
@@ -60,6 +61,7 @@ class LaunchKernel:
     key: str
     program: str = ""
     packing: Packing | None = None
+    passed_over: tuple[str, ...] = ()
 
 
 class KernelProvider(Protocol):

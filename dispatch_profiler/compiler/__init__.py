@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built, Compiler
-from dispatch_profiler.compiler.cache import Cache, CacheEntry, CacheInfo
+from dispatch_profiler.compiler.cache import Cache, CacheEntry, CacheInfo, Origin
 from dispatch_profiler.compiler.cluster import Cluster, TlsFiles
 from dispatch_profiler.compiler.iree import IreeCompiler
 from dispatch_profiler.compiler.launch_request import launch_flags, launch_key, launch_request
 from dispatch_profiler.compiler.null import NullCompiler, load_rules
-from dispatch_profiler.compiler.request import build_key, build_request, repeat_count
+from dispatch_profiler.compiler.request import build_key, build_request, origin_of, repeat_count
 from dispatch_profiler.compiler.tree import (
     CompileOptions,
     Progress,
@@ -21,11 +21,14 @@ from dispatch_profiler.compiler.tree import (
 from dispatch_profiler.targets import NullTarget, Target
 
 
-def compiler_for(target: Target, build_dir: Path | None = None) -> Compiler:
-    """The compiler for `target`; `build_dir` is a user's IREE build, instead of the installed wheel."""
+def compiler_for(target: Target, build_dir: Path | None = None, folder: Path | None = None) -> Compiler:
+    """The compiler for `target`; `build_dir` is a user's IREE build, instead of the installed wheel.
+
+    `folder` is a cache that keeps what the target `host` stands for, if the user's cannot.
+    """
     if isinstance(target, NullTarget):
         return NullCompiler(load_rules(Path(target.faults)) if target.faults else ())
-    return IreeCompiler(build_dir)
+    return IreeCompiler(build_dir, folder)
 
 
 __all__ = [
@@ -41,6 +44,7 @@ __all__ = [
     "Compiler",
     "IreeCompiler",
     "NullCompiler",
+    "Origin",
     "Progress",
     "TlsFiles",
     "artifact_of",
@@ -52,5 +56,6 @@ __all__ = [
     "launch_flags",
     "launch_key",
     "launch_request",
+    "origin_of",
     "repeat_count",
 ]

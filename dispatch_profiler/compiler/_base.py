@@ -62,6 +62,11 @@ class BuildOutcome:
     kernel: str = ""
     #: Whether another attempt may have a different outcome (after a time limit or a crash).
     is_transient: bool = False
+    #: Whether the compiler has the same outcome again. What lacked memory, processes or disk space, or was ended by
+    #: a signal from outside, has not.
+    is_deterministic: bool = True
+    #: The time limit that it ran out of; 0 if it did not.
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ class BuildError(CompilerError):
 
 
 class Compiler(Protocol):
-    """Builds modules. Must be picklable: worker processes call all methods except `revision`."""
+    """Builds modules. Must be picklable: worker processes call `check_flags` and `build`."""
 
     @property
     def revision(self) -> str:

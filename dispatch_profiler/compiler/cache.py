@@ -1,8 +1,9 @@
 """A cache of compiled modules for all generated trees and launches of a user, keyed by the content of the inputs.
 
 An entry is one file: the SHA-256 of the rest in hexadecimal, the length of a JSON header, the header, then the data.
-The header of a build has its key, label, outcomes and launch program, and the data are both vmfbs, or one if they are
-equal. Texts that take long to compute are kept beside the builds that they name: their header has key and label, and the
+The header of a build has its key, label, outcomes, launch program and origin, and the data are both vmfbs, or one if they
+are equal. Failures are kept, too, but only those that the compiler repeats: with the time limit, if a dispatch ran out of
+time, and nothing that lacked memory, processes or disk space or was killed from outside. Texts that take long to compute are kept beside the builds that they name: their header has key and label, and the
 data are the text. An entry is written atomically and checked when read; a damaged one, or one with another key, is a miss
 and is removed. A cache that another user may write to is not used, because its entries are executed. When the cache exceeds its size limit, the least recently used entries are removed first. Several
 processes may use one cache at once.
@@ -16,7 +17,7 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -61,6 +62,14 @@ _LONGEST_SIZE = 20
 
 
 @dataclass(frozen=True)
+class Origin:
+    """For people: the revision of the compiler, and the target with its CPU. The key has both, too."""
+
+    compiler: str = ""
+    target: str = ""
+
+
+@dataclass(frozen=True)
 class CacheInfo:
     """The folder and the size of a cache."""
 
@@ -75,15 +84,31 @@ class CacheEntry:
     """An entry in a list of the cache.
 
     `name` is the label that it was stored with, or the name of its first dispatch; empty if its header is damaged.
-    `compiled` of `dispatches` are in its vmfbs; a text has none. `used` is the time of its last use, in seconds since the epoch.
+    `outcomes` has the outcome of each dispatch by its name; a text has none. `used` is the time of its last use, in
+    seconds since the epoch.
     """
 
     path: Path
     name: str
-    dispatches: int
-    compiled: int
+    outcomes: Mapping[str, BuildOutcome] = field(compare=False)
+    origin: Origin
     bytes: int
     used: float
+
+    @property
+    def dispatches(self) -> int:
+        """The number of dispatches of a build."""
+        return len(self.outcomes)
+
+    @property
+    def compiled(self) -> int:
+        """The number of dispatches in its vmfbs."""
+        return len(self.outcomes) - len(self.failures)
+
+    @property
+    def failures(self) -> dict[str, BuildOutcome]:
+        """The dispatches that did not compile, or not as asked for."""
+        return {name: each for name, each in self.outcomes.items() if each.state is not State.COMPILED}
 
 
 class Cache:
@@ -114,9 +139,15 @@ class Cache:
                 hint="name another folder: --cache-dir, or BOO_CACHE_DIR for launches",
             ) from error
 
-    def get(self, key: str) -> Built | None:
-        """The build under `key`; None if it is missing or damaged."""
-        return self._read(key, _built)
+    def __contains__(self, key: object) -> bool:
+        """Whether there is an entry for `key`, which may be damaged."""
+        return self._path(str(key)).exists()
+
+    def get(self, key: str, seconds: float = 0.0) -> Built | None:
+        """The build under `key`; None if it is missing or damaged, or if a dispatch ran out of less time than `seconds`."""
+        found = self._read(key, _built)
+        limits = [each.seconds for each in found.outcomes.values() if each.seconds] if found else []
+        return None if any(limit < seconds for limit in limits) else found
 
     def get_text(self, key: str) -> str | None:
         """The text under `key`; None if it is missing or damaged."""
@@ -141,13 +172,13 @@ class Cache:
             os.utime(path)  # mark as recently used
         return found
 
-    def put(self, key: str, built: Built, label: str = "") -> None:
-        """Store `built`, unless an outcome may differ next time (a time limit, a crash).
+    def put(self, key: str, built: Built, label: str = "", origin: Origin = Origin()) -> None:
+        """Store `built`, unless an outcome is not deterministic.
 
         `label` is a name for people, in `entries`; it identifies nothing.
         """
-        if not any(outcome.is_transient for outcome in built.outcomes.values()):
-            self._write(key, _pack_built(built, key, label))
+        if all(outcome.is_deterministic for outcome in built.outcomes.values()):
+            self._write(key, _pack_built(built, key, label, origin))
 
     def put_text(self, key: str, text_: str, label: str) -> None:
         """Store a text. `label` is a name for people, as that of `put`."""
@@ -197,12 +228,12 @@ class Cache:
         for used, size, path in reversed(self._files()):
             try:
                 header = _read_header(path)
-                outcomes = mapping(header.get("outcomes", {}), "outcomes")
-                states = [_outcome(texts(outcomes, name)).state for name in outcomes]
+                outcomes = _outcomes(header.get("outcomes", {}))
                 name = text(header, "label", "") or next(iter(outcomes), "")
+                origin = Origin(text(header, "compiler", ""), text(header, "target", ""))
             except (UsageError, ValueError):
-                name, states = "", []
-            yield CacheEntry(path, name, len(states), states.count(State.COMPILED), size, used)
+                name, outcomes, origin = "", {}, Origin()
+            yield CacheEntry(path, name, outcomes, origin, size, used)
 
     def remove(self, entries: Iterable[CacheEntry]) -> int:
         """Remove these entries. Returns their number."""
@@ -300,12 +331,14 @@ def _remove(path: Path) -> None:
             path.unlink()
 
 
-def _pack_built(built: Built, key: str, label: str) -> bytes:
-    outcomes = {name: [o.state.value, o.reason, o.applied, o.kernel] for name, o in built.outcomes.items()}
+def _pack_built(built: Built, key: str, label: str, origin: Origin) -> bytes:
+    outcomes = {name: _row(outcome) for name, outcome in built.outcomes.items()}
     has_profile = built.profile != built.verify
     header = {
         "key": key,
         "label": label,
+        "compiler": origin.compiler,
+        "target": origin.target,
         "verify": len(built.verify),
         "has_profile": has_profile,
         "outcomes": outcomes,
@@ -336,8 +369,7 @@ def _unpack(entry: bytes, key: str) -> tuple[Mapping[str, object], bytes]:
 def _built(header: Mapping[str, object], data: bytes) -> Built:
     """Raises ValueError if the entry has no build."""
     middle = whole(header, "verify", most=len(data))
-    found = mapping(header.get("outcomes"), "outcomes")
-    outcomes = {name: _outcome(texts(found, name)) for name in found}
+    outcomes = _outcomes(header.get("outcomes"))
     verify = data[:middle]
     profile = data[middle:] if flag(header, "has_profile") else verify
     return Built(verify, profile, outcomes, text(header, "diagnostics"), text(header, "program"))
@@ -360,6 +392,26 @@ def _read_header(path: Path) -> dict[str, object]:
             raise ValueError(f"cannot read {path}") from error
 
 
+def _outcomes(header: object) -> dict[str, BuildOutcome]:
+    found = mapping(header, "outcomes")
+    return {name: _outcome(texts(found, name)) for name in found}
+
+
 def _outcome(row: tuple[str, ...]) -> BuildOutcome:
-    state, reason, applied, kernel = row
-    return BuildOutcome(State(state), reason, applied, kernel)
+    """Inverse of `_row`. Raises ValueError."""
+    state, reason, applied, kernel, *later = row
+    is_transient, seconds = later or ("", "0")  # earlier versions kept no failures that have them
+    return BuildOutcome(
+        State(state), reason, applied, kernel, is_transient=bool(is_transient), seconds=float(seconds)
+    )
+
+
+def _row(of: BuildOutcome) -> list[str]:
+    return [
+        of.state.value,
+        of.reason,
+        of.applied,
+        of.kernel,
+        "transient" * of.is_transient,
+        f"{of.seconds!r}",
+    ]

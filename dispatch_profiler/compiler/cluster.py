@@ -175,7 +175,7 @@ class _Tasks(Generic[Key]):
 
 def _lost(request: BuildRequest, error: Exception) -> Built:
     reason = "the cluster's workers died on it repeatedly"
-    outcome = BuildOutcome(State.NOT_COMPILED, reason, is_transient=True)
+    outcome = BuildOutcome(State.NOT_COMPILED, reason, is_transient=True, is_deterministic=False)
     return Built(b"", b"", {d.name: outcome for d in request.dispatches}, diagnostics=str(error))
 
 

@@ -119,14 +119,21 @@ def _summarize(tally: CompileTally) -> int:
     if len(reasons) > _REASONS:
         others = counted(len(reasons) - _REASONS, "other reason")
         say(f"and {others}; manifest.json holds the reason of each dispatch")
-    transient = Counter(entry.reason for entry in tally.failed if entry.is_transient)
-    for option in ("--trust", "--retry"):
-        again = Counter(
-            {reason: n for reason, n in transient.items() if (TRUST in reason) == (option == "--trust")}
-        )
-        if again:
-            _say_wrapped(f"{option} compiles {again.total()} of these again: {_most_frequent(again)}")
+    again: dict[str, Counter[str]] = {"--trust": Counter(), "--retry": Counter(), "the next run": Counter()}
+    for entry in tally.failed:
+        if entry.is_transient:
+            again[_tried_again_by(entry)][entry.reason] += 1
+    for who, failed in again.items():
+        if failed:
+            _say_wrapped(f"{who} compiles {failed.total()} of these again: {_most_frequent(failed)}")
     return FAILED
+
+
+def _tried_again_by(entry: DispatchEntry) -> str:
+    """The option, or the run, that compiles a failed dispatch again."""
+    if TRUST in entry.reason:
+        return "--trust"
+    return "the next run" if entry.is_tried_again else "--retry"
 
 
 def _say_wrapped(text: str) -> None:

@@ -18,6 +18,7 @@ from dispatch_profiler.configurations import GpuLimits, KernelObject, KernelSour
 from dispatch_profiler.dispatches import Dispatch, State
 from dispatch_profiler.errors import MissingDependency, UsageError
 from dispatch_profiler.files import read_bounded
+from dispatch_profiler.outside_causes import outside_cause
 
 _EXTERN = "hal.dispatch.extern"
 #: Bytes of PTX or machine code: the largest libraries of kernels ship less for one architecture.
@@ -37,10 +38,15 @@ def make_kernels(
         try:
             kernels[dispatch.name] = _checked(_load(kernel, gpu), dispatch, gpu)
         except BuildError as error:
-            failed[dispatch.name] = BuildOutcome(State.NOT_COMPILED, error.message)
+            is_deterministic = error.is_deterministic and not outside_cause(error.message)
+            failed[dispatch.name] = BuildOutcome(
+                State.NOT_COMPILED, error.message, is_deterministic=is_deterministic
+            )
         except MissingDependency as error:
             reason = f"{error.message}: {error.hint}"
-            failed[dispatch.name] = BuildOutcome(State.NOT_COMPILED, reason, is_transient=True)
+            failed[dispatch.name] = BuildOutcome(
+                State.NOT_COMPILED, reason, is_transient=True, is_deterministic=False
+            )
     return kernels, failed
 
 

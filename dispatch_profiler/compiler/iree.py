@@ -6,58 +6,23 @@ import importlib.util
 import re
 import runpy
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from dispatch_profiler.compiler._base import SMALLEST_MODULE, BuildError, BuildOutcome, BuildRequest, Built
+from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built
+from dispatch_profiler.compiler.host_cpu import resolved_flags
+from dispatch_profiler.compiler.phases import COMMANDS, CONFIGURED, FORMED, LOWERED, OUTLINED, Phases
 from dispatch_profiler.configurations import Evidence
 from dispatch_profiler.dispatches import State
-from dispatch_profiler.errors import ToolError
 from dispatch_profiler.files import find_tools
 
 if TYPE_CHECKING:
     from dispatch_profiler.compiler.ir_module import IrModule
 
-#: The phase at which it is decided which loops share a dispatch.
-_FORMED = "flow"
-#: The phase at which every dispatch is a separate executable, with its source.
-_OUTLINED = "executable-sources"
-#: The phase at which every executable has its tiles and pipeline.
-_CONFIGURED = "executable-configurations"
-#: The phase at which every executable is lowered to the target's dialect of MLIR.
-_LOWERED = "executable-targets"
-#: The phase at which code is generated, and command buffers hold every dispatch, fill and copy.
-_COMMANDS = "hal"
-
-_CPU = "--iree-llvmcpu-target-cpu"
-_HOST = f"{_CPU}=host"
 #: The target whose runtime replays recorded commands as a CUDA graph.
 _CUDA = "--iree-hal-target-device=cuda"
-
-
-class Phases(Protocol):
-    """The steps of a compilation, as `in_process` and `tools` implement them."""
-
-    @property
-    def revision(self) -> str: ...
-
-    def check_flags(self, flags: Sequence[str]) -> None: ...
-
-    def parse(self, source: str, flags: tuple[str, ...]) -> IrModule:
-        """Source -> a module for the other steps."""
-
-    def advance(
-        self, module: IrModule, flags: tuple[str, ...], start: str | None = None, *, stop: str
-    ) -> IrModule:
-        """Take a module from one phase (None: a source) to another. Consumes `module`."""
-
-    def vmfb(self, module: IrModule, flags: tuple[str, ...], start: str) -> bytes:
-        """A module at phase `start` -> vmfb. Consumes `module`."""
-
-    def without_verifier(self) -> Phases:
-        """The same steps, in which the compiler does not verify its IR after each pass, if it can be told so."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +30,12 @@ class IreeCompiler:
     """The installed wheel, or the build in `build_dir`."""
 
     build_dir: Path | None = None
+    #: A cache that keeps which CPU `host` stands for, if the user's cannot.
+    folder: Path | None = field(default=None, compare=False)
 
     @property
-    def _phases(self) -> Phases:
+    def phases(self) -> Phases:
+        """The steps of a compilation, in this process or as commands."""
         # Loading the compiler costs 0.2 s and 100 MB: do it only to compile.
         if self.build_dir is not None:
             from dispatch_profiler.compiler.tools import Tools
@@ -84,28 +52,11 @@ class IreeCompiler:
 
     def check_flags(self, flags: Sequence[str]) -> None:
         """Raise UsageError if the compiler does not know one of `flags`."""
-        self._phases.check_flags(flags)
+        self.phases.check_flags(flags)
 
     def resolve(self, flags: Sequence[str]) -> tuple[str, ...]:
-        """See `Compiler.resolve`: `host` becomes the CPU that the compiler finds here."""
-        if _HOST not in flags:
-            return tuple(flags)
-        cpu, features = self._cpu_of(flags)
-        # The compiler puts the features that a CPU name implies before those in the flags.
-        _, implied = self._cpu_of([f"{_CPU}={cpu}" if flag == _HOST else flag for flag in flags])
-        named = (f"{_CPU}={cpu}", f"{_CPU}-features={features.removeprefix(implied).strip(',')}")
-        return tuple(new for flag in flags for new in (named if flag == _HOST else (flag,)))
-
-    def _cpu_of(self, flags: Sequence[str]) -> tuple[str, str]:
-        """Name and features of the CPU that `flags` select, as the compiler resolves them."""
-        phases, given = self._phases, tuple(flags)
-        text = phases.advance(phases.parse(SMALLEST_MODULE, given), given, stop=_OUTLINED).text()
-        found = re.search(r'\bcpu = "([^"]*)", cpu_features = "([^"]*)"', text)
-        if found is None:
-            raise ToolError(
-                f"the compiler does not report the CPU of {_HOST}", hint="name it: --target=llvm-cpu:CPU"
-            )
-        return found[1], found[2]
+        """See `Compiler.resolve`: `host` becomes the CPU that the compiler was shown to work for (`host_cpu`)."""
+        return resolved_flags(self, flags, self.folder)
 
     def build(self, request: BuildRequest) -> Built:
         """See `Compiler.build`."""
@@ -122,7 +73,8 @@ class IreeCompiler:
         from dispatch_profiler.compiler.padded_products import avoid_padding
         from dispatch_profiler.compiler.sharing import fan_out, share
 
-        phases, flags = self._phases, request.flags
+        request = replace(request, flags=self.resolve(request.flags))
+        phases, flags = self.phases, request.flags
         kernels, failed = make_kernels(request.dispatches, request.gpu)
         request = _without(request, failed)
         if not request.dispatches:
@@ -147,7 +99,7 @@ class IreeCompiler:
             restore_dropped(module, request.dispatches, lines)
             if _CUDA in flags:
                 avoid_padding(module)
-            module = phases.advance(module, flags, _OUTLINED, stop=_CONFIGURED)
+            module = phases.advance(module, flags, OUTLINED, stop=CONFIGURED)
             outcomes = verify_applied(module, request.dispatches, lines)
             outcomes |= verify_external_kernels(module, kernels) | self._without_evidence(request, module)
             dropped = [name for name in names if outcomes[name].state is not State.COMPILED]
@@ -155,11 +107,11 @@ class IreeCompiler:
                 return Built(b"", b"", outcomes | failed)
             module.drop_dispatches(dropped)
             generating = phases if request.verifies_passes else phases.without_verifier()
-            module = generating.advance(module, flags, _CONFIGURED, stop=_LOWERED)
+            module = generating.advance(module, flags, CONFIGURED, stop=LOWERED)
             kept = [name for name in names if name not in dropped]
             hashes = kernel_hashes(module, kept)
             outcomes |= {name: replace(outcomes[name], kernel=hashes[name]) for name in kept}
-            module = generating.advance(module, flags, _LOWERED, stop=_COMMANDS)
+            module = generating.advance(module, flags, LOWERED, stop=COMMANDS)
             program = _program(module, request) if request.wants_program else None
             verify, profile = _vmfbs(phases, module, flags, request.repeat)
         except BuildError as error:
@@ -183,9 +135,9 @@ class IreeCompiler:
         return found
 
     def _shows(self, evidence: Evidence, request: BuildRequest, module: IrModule) -> bool:
-        if evidence.phase == _CONFIGURED:
+        if evidence.phase == CONFIGURED:
             return evidence.text in module.text()
-        later = self._phases.advance(module.clone(), request.flags, _CONFIGURED, stop=evidence.phase)
+        later = self.phases.advance(module.clone(), request.flags, CONFIGURED, stop=evidence.phase)
         return evidence.text in later.text()
 
 
@@ -201,10 +153,10 @@ def outlined(phases: Phases, source: IrModule, flags: tuple[str, ...]) -> IrModu
     device at each of them, which only packed weights need.
     """
     if not source.has_barriers:
-        return phases.advance(source, flags, stop=_OUTLINED)
-    module = phases.advance(source, flags, stop=_FORMED)
+        return phases.advance(source, flags, stop=OUTLINED)
+    module = phases.advance(source, flags, stop=FORMED)
     module.drop_barriers()
-    return phases.advance(module, flags, _FORMED, stop=_OUTLINED)
+    return phases.advance(module, flags, FORMED, stop=OUTLINED)
 
 
 def _program(module: IrModule, request: BuildRequest) -> Callable[[bytes], str] | None:
@@ -229,14 +181,14 @@ def _vmfbs(phases: Phases, module: IrModule, flags: tuple[str, ...], repeat: int
                 add_recordings(each)
     elif profile is None:
         add_appending(module)
-    verify = phases.vmfb(module, flags, _COMMANDS)
-    return verify, verify if profile is None else phases.vmfb(profile, flags, _COMMANDS)
+    verify = phases.vmfb(module, flags, COMMANDS)
+    return verify, verify if profile is None else phases.vmfb(profile, flags, COMMANDS)
 
 
 @cache
 def _revision_of(compiler: IreeCompiler) -> str:
     """The revision that the compiler reports, cached because every module's key contains it."""
-    return compiler._phases.revision
+    return compiler.phases.revision
 
 
 @cache

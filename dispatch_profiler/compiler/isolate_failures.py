@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dispatch_profiler.compiler._base import BuildError, BuildOutcome, BuildRequest, Built
 from dispatch_profiler.dispatches import Dispatch, State
-from dispatch_profiler.errors import ToolError, WorkerTimedOut
+from dispatch_profiler.errors import ToolError, WorkerCrashed, WorkerTimedOut
 
 Build = Callable[[BuildRequest], Built]
 
@@ -19,21 +19,18 @@ def isolate_failures(request: BuildRequest, build: Build) -> Built:
     others without them. If it fails again, every dispatch is tried alone, and those that compile are
     built together. This takes at most about three times as long as a module without failures, however
     many fail. A dispatch is reported as `not compiled` only if it failed alone, because the compiler may
-    name the wrong one.
+    name the wrong one. If it crashed the compiler, it is tried once more: a crash may have another cause.
     """
     failed = {name: BuildOutcome(State.NOT_COMPILED, reason) for name, reason in request.rejected}
     isolation = _Isolation(request, build, failed)
     rest = [d for d in request.dispatches if d.name not in failed]
     for _ in range(2):
-        if not rest:
-            return isolation.build_nothing()
+        if len(rest) <= 1:
+            return isolation.build_one(rest)
         try:
             return isolation.build_together(rest)
         except ToolError as error:
             isolation.note(error)
-            if len(rest) == 1:
-                isolation.failed[rest[0].name] = _failure(error)
-                return isolation.build_nothing()
             named = error.culprits if isinstance(error, BuildError) else ()
             guilty = [d for d in rest if d.name in named and not isolation.compiles_alone(d)]
             rest = [d for d in rest if d.name not in isolation.failed]
@@ -61,6 +58,27 @@ class _Isolation:
         """The result if no dispatch compiles."""
         return self._with_failures(Built(b"", b"", {}))
 
+    def build_one(self, dispatches: Sequence[Dispatch]) -> Built:
+        """The result if at most one dispatch is left."""
+        for dispatch in dispatches:
+            try:
+                return self._with_failures(self._build_alone(dispatch))
+            except ToolError as error:
+                self.note(error)
+                self.failed[dispatch.name] = _failure(error)
+        return self.build_nothing()
+
+    def _build_alone(self, dispatch: Dispatch) -> Built:
+        """Build a module of one dispatch; after a crash, once more. Raises ToolError."""
+        request = replace(self._request, dispatches=(dispatch,))
+        try:
+            return self._build(request)
+        except WorkerCrashed as error:
+            if not error.is_deterministic:
+                raise
+            self.note(error)
+            return self._build(request)
+
     def build_together(self, dispatches: Sequence[Dispatch]) -> Built:
         """Build one module of `dispatches`. Raises ToolError."""
         return self._with_failures(self._build(replace(self._request, dispatches=tuple(dispatches))))
@@ -70,7 +88,7 @@ class _Isolation:
         if dispatch.name in self._compiled:
             return True
         try:
-            built = self._build(replace(self._request, dispatches=(dispatch,)))
+            built = self._build_alone(dispatch)
         except ToolError as error:
             self.note(error)
             self.failed[dispatch.name] = _failure(error)
@@ -109,7 +127,11 @@ def _has_lowering(dispatch: Dispatch) -> bool:
 
 
 def _failure(error: ToolError) -> BuildOutcome:
-    prefix = "the compiler gave " if isinstance(error, WorkerTimedOut) else ""
+    limit = error.seconds if isinstance(error, WorkerTimedOut) else None
     return BuildOutcome(
-        State.NOT_COMPILED, prefix + error.message, is_transient=not isinstance(error, BuildError)
+        State.NOT_COMPILED,
+        error.message if limit is None else f"the compiler gave {error.message}",
+        is_transient=not (isinstance(error, BuildError) and error.is_deterministic),
+        is_deterministic=error.is_deterministic,
+        seconds=limit or 0.0,
     )

@@ -55,7 +55,7 @@ def launch_key(dispatch: Dispatch, target: Target, compiler: Compiler, flags: Se
     given = launch_flags(dispatch, target, flags)
     content = [
         *("launch", __version__, sources_hash(*_SOURCES), compiler.revision, target.fingerprint),
-        *(dispatch.operation.kernel_identity, dispatch.configuration.to_dict(), given),
+        *(dispatch.operation.kernel_identity, dispatch.configuration.to_dict(), compiler.resolve(given)),
         *(files_of(given), external_kernels([dispatch])),
     ]
     return sha256(json.dumps(content).encode())

@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from dispatch_profiler.compiler._base import BuildRequest, Built, Compiler
+from dispatch_profiler.compiler._base import BuildError, BuildRequest, Built, Compiler
 from dispatch_profiler.compiler.cluster import Cluster, Warn, cluster_results, connect
+from dispatch_profiler.compiler.failed_builds import with_cause
 from dispatch_profiler.compiler.isolate_failures import isolate_failures
 from dispatch_profiler.errors import ToolError, UsageError
 from dispatch_profiler.isolation import Worker, WorkerLimits
@@ -104,18 +105,14 @@ def _build(compiler: Compiler, request: BuildRequest) -> Built:
     return compiler.build(request)
 
 
-def _read_flags(compiler: Compiler, given: Sequence[Flags], resolve: bool) -> dict[Flags, Flags]:
+def _read_flags(compiler: Compiler, given: Sequence[Flags]) -> None:
     for flags in given:
         compiler.check_flags(flags)
-    return {flags: compiler.resolve(flags) if resolve else flags for flags in given}
 
 
-def _read_flags_in(
-    worker: Worker, compiler: Compiler, given: tuple[Flags, ...], *, resolve: bool
-) -> dict[Flags, Flags]:
+def _read_flags_in(worker: Worker, compiler: Compiler, given: tuple[Flags, ...]) -> None:
     try:
-        found: dict[Flags, Flags] = worker.call(_read_flags, compiler, given, resolve, seconds=_FLAGS_SECONDS)
-        return found
+        worker.call(_read_flags, compiler, given, seconds=_FLAGS_SECONDS)
     except UsageError as error:
         # LLVM explains the values of a flag on standard error only.
         details = re.findall(r"(for the -.* option: .*)", worker.stderr_tail())
@@ -142,7 +139,10 @@ def build_task(
             borrowed_from.check_open()
             # A module of several dispatches may take longer than one, but not without bound.
             seconds = (limits.seconds or 0.0) + _FURTHER_SECONDS * (len(part.dispatches) - 1)
-            built: Built = worker.call(_build, compiler, part, seconds=seconds)
+            try:
+                built: Built = worker.call(_build, compiler, part, seconds=seconds)
+            except BuildError as error:
+                raise with_cause(error, worker.said()) from error
             return built
 
         return key, isolate_failures(request, call)
@@ -272,12 +272,13 @@ class BuildPool(Generic[Key]):
 
         A compiler process reads them, because some invalid flags end the process.
         """
-        resolve = self._executor.kind == "dask"  # `host` is another CPU there
         # With threads, this compiler process is used for building too.
         workers = self._threads if self._executor.uses_threads else WorkerSet()
         try:
             with workers.borrow(self._limits) as worker:
-                return _read_flags_in(worker, self._compiler, tuple(given), resolve=resolve)
+                _read_flags_in(worker, self._compiler, tuple(given))
+            # On another machine, `host` is another CPU.
+            return {flags: self._compiler.resolve(flags) for flags in given}
         finally:
             if workers is not self._threads:
                 workers.close()

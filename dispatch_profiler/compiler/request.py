@@ -11,6 +11,8 @@ from typing import Any
 
 from dispatch_profiler import __version__
 from dispatch_profiler.compiler._base import BuildRequest, Compiler
+from dispatch_profiler.compiler.cache import Origin
+from dispatch_profiler.compiler.host_cpu import CPU_FLAG
 from dispatch_profiler.compiler.source import relevant_source
 from dispatch_profiler.compiler.triton import triton_version
 from dispatch_profiler.configurations import (
@@ -92,10 +94,25 @@ def build_key(request: BuildRequest, target: Target, compiler: Compiler) -> str:
     names = [dispatch.name for dispatch in request.dispatches]
     content = [
         *(__version__, sources_hash(*_BUILDING), compiler.revision, target.fingerprint),
-        *(request.flags, request.repeat, relevant_source(request.source, names), names, request.rejected),
+        *(
+            compiler.resolve(request.flags),
+            request.repeat,
+            relevant_source(request.source, names),
+            names,
+            request.rejected,
+        ),
         *(files_of(request.flags), external_kernels(request.dispatches), _unnamed(request.dispatches)),
     ]
     return sha256(json.dumps(content).encode())
+
+
+def origin_of(target: Target, compiler: Compiler) -> Origin:
+    """What a cache says of a build of `compiler` for `target`."""
+    if not target.host:
+        return Origin(compiler.revision, target.name)
+    flags = compiler.resolve(target.compile_flags)
+    cpus = [flag.partition("=")[2] for flag in flags if flag.startswith(f"{CPU_FLAG}=")]
+    return Origin(compiler.revision, f"{target.name} ({' '.join([*cpus, 'on', target.host])})")
 
 
 def _unnamed(dispatches: Sequence[Dispatch]) -> tuple[Mapping[str, Any], ...]:

@@ -12,6 +12,10 @@ from pathlib import Path
 from dispatch_profiler.compiler._base import BuildError
 from dispatch_profiler.compiler.ir_module import IrModule
 from dispatch_profiler.errors import ToolError, UsageError
+from dispatch_profiler.outside_causes import crash_of, is_own_signal
+
+#: Shells add it to the number of the signal that ended a program.
+_SHELL = 128
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,11 @@ class Tools:
         """The line of `iree-compile --version` that has the revision."""
         output = self._call(["--version"])
         return next((line.strip() for line in output.splitlines() if "version" in line), output.strip())
+
+    @property
+    def phases(self) -> Tools:
+        """These."""
+        return self
 
     def check_flags(self, flags: Sequence[str]) -> None:
         """Raise UsageError if the compiler does not know one of `flags`."""
@@ -70,6 +79,8 @@ class Tools:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         except OSError as error:
             raise ToolError(f"cannot run {self.iree_compile}: {error}") from error
+        if (code := _signalled(done.returncode)) < 0:
+            raise crash_of(code, done.stderr)
         if done.returncode:
             lines = [
                 line for line in done.stderr.splitlines() if "error:" in line or "unknown" in line.lower()
@@ -77,3 +88,10 @@ class Tools:
             message = lines[0] if lines else f"iree-compile exited with status {done.returncode}"
             raise BuildError(message, diagnostics=done.stderr)
         return done.stdout
+
+
+def _signalled(code: int) -> int:
+    """The exit code as that of a killed process, also if a shell or Python's wrapper of the compiler passed it on."""
+    if code > _SHELL and is_own_signal(code - _SHELL):
+        return _SHELL - code
+    return code - 256 if code > _SHELL and is_own_signal(256 - code) else code

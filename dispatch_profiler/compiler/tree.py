@@ -11,7 +11,7 @@ from pathlib import Path
 from dispatch_profiler.compiler._base import TRUST, BuildOutcome, BuildRequest, Built, Compiler
 from dispatch_profiler.compiler.cache import Cache
 from dispatch_profiler.compiler.cluster import Cluster, Warn
-from dispatch_profiler.compiler.request import build_key, build_request
+from dispatch_profiler.compiler.request import build_key, build_request, origin_of
 from dispatch_profiler.compiler.source import reproducer
 from dispatch_profiler.compiler.time_left import representative
 from dispatch_profiler.dispatches import (
@@ -43,9 +43,10 @@ class CompileOptions:
 
     By default, `target` is the one that the tree was generated for, and `repeat` is `repeat_count`.
     `executor`, `workers` and `cluster` are those of `pool.Executor`; `seconds` and `memory_bytes` limit
-    one dispatch. `force` also compiles what is up to date, `retry` what failed because of time, memory, a
-    crash or a missing package. `reproducers` writes each dispatch that does not compile to its own file. With `trust`,
-    functions are compiled that this package did not render, whatever they do.
+    one dispatch. `force` also compiles what is up to date, `retry` what failed because of time, a crash or a
+    missing package; what failed for want of memory, processes or disk space is compiled again unasked.
+    `reproducers` writes each dispatch that does not compile to its own file. With `trust`, functions are
+    compiled that this package did not render, whatever they do.
     """
 
     selection: Selection = Selection()
@@ -192,25 +193,28 @@ def compile_tree(
     open_tasks = []
     with _Results(tree, compiler.revision, keep_reproducers=options.reproducers) as results:
         for task in plan_tasks(manifest, compiler, options):
-            is_wanted = options.force or _tries_again(task, options)
+            entries = _requested(task, task.entry)
+            is_wanted = options.force or _tries_again(entries, options)
             if not is_wanted and is_current(tree, task):
-                yield Progress(task.entry.operation, task.module, _requested(task, task.entry), kept=True)
-            elif not is_wanted and cache is not None and (built := cache.get(task.key)):
+                yield Progress(task.entry.operation, task.module, entries, kept=True)
+            elif not is_wanted and cache is not None and (built := cache.get(task.key, options.seconds)):
                 entry = results.add(task, built)
                 yield Progress(task.entry.operation, task.module, _requested(task, entry), False, cached=True)
             else:
                 open_tasks.append(task)
         for task, built, in_flight in _compile(open_tasks, compiler, options, warn):
             if cache is not None:
-                cache.put(task.key, built)
+                cache.put(task.key, built, origin=origin_of(task.target, compiler))
             requested = _requested(task, results.add(task, built))
             yield Progress(task.entry.operation, task.module, requested, kept=False, in_flight=in_flight)
 
 
-def _tries_again(task: Task, options: CompileOptions) -> bool:
+def _tries_again(entries: Sequence[DispatchEntry], options: CompileOptions) -> bool:
     """Whether a requested dispatch failed, and may not fail with these options."""
-    failed = [d for d in _requested(task, task.entry) if d.is_transient]
-    return bool(failed) and (options.retry or (options.trust and any(TRUST in d.reason for d in failed)))
+    failed = [each for each in entries if each.is_transient]
+    if options.trust and any(TRUST in each.reason for each in failed):
+        return True
+    return bool(failed) and (options.retry or any(each.is_tried_again for each in failed))
 
 
 def _compile(

@@ -7,6 +7,7 @@ from enum import Enum
 
 from dispatch_profiler.dispatches.dispatch import Dispatch
 from dispatch_profiler.operations import Operation
+from dispatch_profiler.outside_causes import outside_cause
 
 
 class State(str, Enum):
@@ -31,6 +32,11 @@ class DispatchEntry:
     reason: str = ""
     applied: str = ""
     is_transient: bool = False
+
+    @property
+    def is_tried_again(self) -> bool:
+        """Whether the next run compiles it again: it lacked memory, processes or disk space, or was ended from outside."""
+        return self.is_transient and bool(outside_cause(self.reason))
 
 
 @dataclass(frozen=True)

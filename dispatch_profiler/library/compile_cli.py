@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dispatch_profiler.command import (
@@ -25,6 +25,8 @@ from dispatch_profiler.command import (
 from dispatch_profiler.compiler import (
     Cache,
     CompileOptions,
+    Compiler,
+    IreeCompiler,
     compile_tree,
     compiler_for,
     count_dispatches,
@@ -32,6 +34,7 @@ from dispatch_profiler.compiler import (
 from dispatch_profiler.compiler.cluster import Cluster
 from dispatch_profiler.compiler.cluster_options import add_tls_arguments, cluster_at, tls_files
 from dispatch_profiler.compiler.console import CompileTally, report
+from dispatch_profiler.compiler.host_cpu import chosen_cpu
 from dispatch_profiler.cores import usable_cores
 from dispatch_profiler.dispatches import Manifest, Selection, Tree, load_manifest, write_bundle
 from dispatch_profiler.dispatches.bundle import command
@@ -88,9 +91,16 @@ def _main(options: argparse.Namespace) -> int:
     total = count_dispatches(manifest, chosen.selection)
     bundle = writable("--bundle", options.bundle) if options.bundle else None
     status = report(compile_tree(manifest, compiler, chosen, cache, warn), CompileTally(total))
+    _say_cpu(compiler, [target] if target is not None else manifest.targets)
     if bundle is not None:
         _write_bundle(bundle, manifest.tree, chosen.selection)
     return max(status, library_status)
+
+
+def _say_cpu(compiler: Compiler, targets: Iterable[Target]) -> None:
+    """Which CPU is compiled for, and why, if the target leaves that to the machine."""
+    if isinstance(compiler, IreeCompiler) and any(target.host for target in targets):
+        say(f"Compiled for {chosen_cpu(compiler, compiler.folder)}")
 
 
 def _add_tuned(manifest: Manifest, target: Target | None, revision: str, options: argparse.Namespace) -> int:
@@ -188,7 +198,7 @@ def _add_compilation(parser: Parser) -> None:
     parser.add_argument(
         "--retry",
         action="store_true",
-        help="also compile what failed because of time, memory, a crash or a missing package",
+        help="also compile what failed because of time, a crash or a missing package (what lacked memory, processes or disk space is compiled again anyway)",
     )
     parser.add_argument(
         "--trust", action="store_true",

@@ -19,7 +19,9 @@ from iree.compiler.tools.binaries import find_tool
 
 from dispatch_profiler.compiler.applied import described_unless_configured
 from dispatch_profiler.compiler.folding import fold_groups
+from dispatch_profiler.compiler.host_cpu import HasPhases, resolved_flags
 from dispatch_profiler.compiler.ir_module import IrModule, operations_in
+from dispatch_profiler.compiler.iree import IreeCompiler
 from dispatch_profiler.compiler.tools import Tools
 from dispatch_profiler.configurations import Default, Lowering, rejection_reason
 from dispatch_profiler.dispatches import Dispatch
@@ -181,9 +183,15 @@ def _default(entry: Entry) -> Dispatch:
 
 def _compiled(entry: Entry, tools: Tools, phase: str, *flags: str) -> IrModule:
     """The operation's default function at `phase`."""
-    every = (*parse_target(entry.provenance.target).compile_flags, *flags)
+    target = parse_target(entry.provenance.target)
+    every = resolved_flags(_owner(tools), (*target.compile_flags, *flags))
     source = render_module(entry.operation, [_default(entry)])
     return tools.advance(tools.parse(source, every), every, stop=phase)
+
+
+def _owner(tools: Tools) -> HasPhases:
+    """The compiler of `tools`: that of the wheel may be known to work for this CPU."""
+    return IreeCompiler() if tools.iree_compile == Path(find_tool("iree-compile")) else tools
 
 
 # -- from the IR to a matcher ----------------------------------------------------------------------

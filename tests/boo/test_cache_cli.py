@@ -9,7 +9,7 @@ import pytest
 
 from dispatch_profiler.__main__ import main
 from dispatch_profiler.command import user_cache
-from dispatch_profiler.compiler import BuildOutcome, Built, Cache
+from dispatch_profiler.compiler import BuildOutcome, Built, Cache, Origin
 from dispatch_profiler.dispatches import State
 
 Call = Callable[..., tuple[int, str, str]]
@@ -47,7 +47,7 @@ def test_kernels_and_modules_are_listed(cache: Call):
     assert (status, sorted(names(out))) == (0, ["conv_2d", "layer_norm", "matmul_2_default"])
     assert out.splitlines()[0].split("  ")[0] == "name"
     (line,) = [line for line in out.splitlines() if line.startswith("matmul")]
-    assert "1 of 2" in line and "1.3 KiB" in line
+    assert "1 of 2" in line and "1.4 KiB" in line and line.endswith("not compiled: no")
     assert err.startswith(f"{user_cache()}: 3 entries, 0.0 of 5120 MiB")
 
 
@@ -68,6 +68,24 @@ def test_named_entries_are_removed(cache: Call):
     assert sorted(names(cache("list")[1])) == ["layer_norm", "matmul_3_default"]
     assert cache("clear")[1] == f"removed 2 entries from {user_cache()}\n"
     assert cache("list")[1] == ""
+
+
+def test_failures_are_listed_with_what_makes_them_repeat_and_can_be_cleared_alone(cache: Call):
+    """The reason, the time limit, the target and the compiler."""
+    slow = BuildOutcome(State.NOT_COMPILED, "the compiler gave no answer\nwithin 2 s", seconds=2.0)
+    crash = BuildOutcome(State.NOT_COMPILED, "killed by SIGABRT: LLVM ERROR: no")
+    origin = Origin("3.13 @ 89ece87b", "llvm-cpu (znver4 on x86_64)")
+    Cache(user_cache()).put("f" * 64, Built(b"", b"", {"a": slow, "b": crash}), "conv_3d", origin)
+    fill(user_cache(), "conv_2d")
+
+    (line,) = (each for each in cache("list")[1].splitlines() if each.startswith("conv_3d"))
+    assert line.endswith(
+        "not compiled: the compiler gave no answer within 2 s (time limit 2 s); not compiled: killed by SIGABRT: "
+        "LLVM ERROR: no [llvm-cpu (znver4 on x86_64), 3.13 @ 89ece87b]"
+    )
+    assert sorted(names(cache("list", "--failures")[1])) == ["conv_3d", "matmul_1_default"]
+    assert cache("clear", "--failures")[1] == f"removed 2 entries from {user_cache()}\n"
+    assert names(cache("list")[1]) == ["conv_2d"]
 
 
 def test_a_pattern_that_matches_nothing_is_an_error(cache: Call):

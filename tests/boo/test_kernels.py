@@ -46,7 +46,7 @@ from dispatch_profiler.configurations import (
     Tuned,
 )
 from dispatch_profiler.dispatches import Dispatch, State
-from dispatch_profiler.errors import CompilerError, TargetError, UsageError
+from dispatch_profiler.errors import CompilerError, TargetError, UsageError, WorkerCrashed, WorkerTimedOut
 from dispatch_profiler.library import Entry, Estimate, Library, find_library
 from dispatch_profiler.library.tuned import TunedConfigurations
 from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, LayerNorm, Matmul, Operation
@@ -169,7 +169,53 @@ def test_a_kernel_that_does_not_compile_is_an_error_with_the_dispatch_and_the_re
     assert len(builds) == 1  # the cache has the failure
 
 
-def test_a_crash_of_the_compiler_is_tried_again(settings: LaunchSettings, builds: list[str], faults):
+def test_a_crash_of_the_compiler_is_known_in_every_process(
+    settings: LaunchSettings, builds: list[str], faults, monkeypatch: pytest.MonkeyPatch
+):
+    """It is tried twice, and never again; the error has the compiler's words and the next step."""
+    faults({"*": {}})
+    crash = WorkerCrashed("killed by SIGABRT: LLVM ERROR: no such vector", is_deterministic=True)
+
+    def crashing(compiler: object, request: BuildRequest) -> Built:
+        builds.append(request.dispatches[0].name)
+        raise crash
+
+    monkeypatch.setattr("dispatch_profiler.compiler.pool._build", crashing)
+    for _ in range(3):
+        with pytest.raises(CompilerError, match=r"SIGABRT: LLVM ERROR: no such vector$") as caught:
+            kernels(MATMUL, settings).kernel(NULL)
+        assert "cache clear --failures" in caught.value.hint
+    assert len(builds) == 2
+
+    assert settings.cache_folder is not None
+    cache = Cache(settings.cache_folder)
+    cache.remove([entry for entry in cache.entries() if entry.failures])
+    crash.is_deterministic = False
+    for _ in range(2):
+        with pytest.raises(CompilerError) as caught:
+            kernels(MATMUL, settings).kernel(NULL)
+        assert caught.value.hint == ""
+    assert len(builds) == 4
+
+
+def test_a_kernel_that_ran_out_of_time_is_tried_again_with_more(
+    settings: LaunchSettings, builds: list[str], faults, monkeypatch: pytest.MonkeyPatch
+):
+    faults({"*": {}})
+
+    def slow(compiler: object, request: BuildRequest) -> Built:
+        builds.append(request.dispatches[0].name)
+        raise WorkerTimedOut("no answer within 2 s", seconds=2.0, is_deterministic=True)
+
+    monkeypatch.setattr("dispatch_profiler.compiler.pool._build", slow)
+    for seconds, count in ((2.0, 1), (2.0, 1), (1.0, 1), (3.0, 2)):
+        monkeypatch.setattr("dispatch_profiler.boo.kernels.build._SECONDS", seconds)
+        with pytest.raises(CompilerError, match="no answer within 2 s"):
+            kernels(MATMUL, settings).kernel(NULL)
+        assert len(builds) == count
+
+
+def test_what_lacked_memory_is_tried_again(settings: LaunchSettings, builds: list[str], faults):
     faults({"*": {"compiler": "memory"}})
 
     for _ in range(2):

@@ -6,6 +6,8 @@ import functools
 import re
 from collections.abc import Sequence
 
+from compiler_worker import forked
+
 from dispatch_profiler.compiler import BuildRequest, Built, IreeCompiler
 from dispatch_profiler.compiler.applied import restore_dropped, verify_applied
 from dispatch_profiler.compiler.in_process import InProcess
@@ -48,6 +50,11 @@ def states(built: Built) -> list[str]:
 @functools.cache
 def generated_code(target: str, operation: Operation, *configurations: Configuration) -> dict[str, str]:
     """Function -> its dispatches after code generation, as IR; what was asked for must be configured."""
+    found: dict[str, str] = forked(_generated_code, target, operation, *configurations)
+    return found
+
+
+def _generated_code(target: str, operation: Operation, *configurations: Configuration) -> dict[str, str]:
     request, phases = gpu_request(target, operation, configurations), InProcess()
     module = phases.parse(request.source, request.flags)
     lines, groups = module.lines(), share(module)

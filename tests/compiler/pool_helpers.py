@@ -23,16 +23,11 @@ class Deadly(NullCompiler):
 
 @dataclass(frozen=True)
 class DiesOfFlags(NullCompiler):
-    """Aborts when it reads the flag `die`, or resolves the flag `die there`."""
+    """Aborts when it reads the flag `die`."""
 
     def check_flags(self, flags: Sequence[str]) -> None:
         if "die" in flags:
             os.abort()
-
-    def resolve(self, flags: Sequence[str]) -> tuple[str, ...]:
-        if "die there" in flags:
-            os.abort()
-        return tuple(flags)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,9 @@ from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.runtime.iree import IreeDevice
 from dispatch_profiler.runtime.iree_commands import Appending
 
+#: They work on the IR of the compiler.
+pytestmark = pytest.mark.forked
+
 DRIVERS = pytest.mark.parametrize("driver", ["local-sync", "local-task"])
 #: A kernel and its epilogue, with memory between them: some buffers are passed, others are slots of a table.
 RESIDUAL = Conv2d(1, 4, 8, 16, 32, 1, 1, layout="nhwc_fhwc_nhwc", epilogue=Epilogue.parse("residual"))

@@ -28,6 +28,9 @@ from dispatch_profiler.operations import (
     Operation,
 )
 
+#: They work on the IR of the compiler.
+pytestmark = pytest.mark.forked
+
 
 def configured(request):
     """The module with every configuration set as a build does it, and the outcomes."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dispatch_profiler.compiler import BuildOutcome, Built, Cache
+from dispatch_profiler.compiler import BuildOutcome, Built, Cache, Origin
 from dispatch_profiler.dispatches import State
 
 ROOT = Path(__file__).parents[2]
@@ -55,11 +55,33 @@ def test_a_build_without_vmfbs_is_kept_too(tmp_path: Path):
 
 
 def test_what_may_come_out_otherwise_is_not_kept(tmp_path: Path):
-    """A time limit or a crash may be the machine's fault."""
-    cache = Cache(tmp_path)
-    cache.put(KEY, Built(b"", b"", {"x": BuildOutcome(State.NOT_COMPILED, "killed", is_transient=True)}))
+    """What lacked memory may have it next time."""
+    cache, fine = Cache(tmp_path), BuildOutcome(State.COMPILED)
+    failed = BuildOutcome(State.NOT_COMPILED, "out of memory", is_transient=True, is_deterministic=False)
+    cache.put(KEY, Built(b"v", b"p", {"x": failed, "y": fine}))
 
     assert cache.get(KEY) is None
+
+
+def test_a_crash_of_the_compiler_is_kept_with_its_reason(tmp_path: Path):
+    """It takes seconds, and the same compiler crashes again."""
+    crash = BuildOutcome(State.NOT_COMPILED, "killed by SIGABRT: LLVM ERROR: no", is_transient=True)
+    cache, origin = Cache(tmp_path), Origin("3.13 @ 89ece87b", "llvm-cpu (a CPU)")
+    cache.put(KEY, Built(b"", b"", {"x": crash}), "conv_2d", origin)
+
+    assert cache.get(KEY) == Built(b"", b"", {"x": crash})
+    (listed,) = cache.entries()
+    assert (listed.name, listed.origin, listed.failures) == ("conv_2d", origin, {"x": crash})
+
+
+def test_what_ran_out_of_time_is_tried_again_with_more(tmp_path: Path):
+    """And found until then."""
+    slow = BuildOutcome(State.NOT_COMPILED, "no answer within 2 s", is_transient=True, seconds=2.0)
+    built = Built(b"", b"", {"x": slow, "y": BuildOutcome(State.NOT_COMPILED, "no")})
+    cache = Cache(tmp_path)
+    cache.put(KEY, built)
+
+    assert [cache.get(KEY, seconds) for seconds in (0.5, 2.0, 2.1, 120.0)] == [built, built, None, None]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

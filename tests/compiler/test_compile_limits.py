@@ -45,14 +45,14 @@ def the_failed() -> DispatchEntry:
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason"),
+    ("fault", "reason", "who"),
     [
-        ("crash", "killed by SIGABRT"),
-        ("hang", "the compiler gave no answer within 2 s"),
-        ("memory", "out of memory: simulated by the null compiler"),
+        ("crash", "killed by SIGABRT", "--retry"),
+        ("hang", "the compiler gave no answer within 2 s", "--retry"),
+        ("memory", "out of memory: simulated by the null compiler", "the next run"),
     ],
 )
-def test_it_costs_itself_and_none_of_its_module(run, faulty, monkeypatch, fault: str, reason: str):
+def test_it_costs_itself_and_none_of_its_module(run, faulty, monkeypatch, fault: str, reason: str, who: str):
     faulty(fault)
     # What hangs is waited for: its module has few dispatches, and no more time than one of them.
     monkeypatch.setattr(pool, "_FURTHER_SECONDS", 0.0)
@@ -62,7 +62,7 @@ def test_it_costs_itself_and_none_of_its_module(run, faulty, monkeypatch, fault:
 
     assert outcome.status == 1
     assert f"  1 x  not compiled  {reason}\n" in outcome.err
-    assert f"--retry compiles 1 of these again: 1 x {reason}\n" in outcome.err
+    assert f"{who} compiles 1 of these again: 1 x {reason}\n" in outcome.err
     assert the_failed().reason == reason
     assert the_failed().is_transient
     assert [d.state for d in entries().values()].count(State.COMPILED) > 0
@@ -117,17 +117,45 @@ def test_a_refusal_is_no_matter_of_luck(run, faulty):
     assert "--retry" not in outcome.err
 
 
-@pytest.mark.slow
-def test_what_ended_by_luck_is_not_in_the_cache(run, faulty):
-    """Another tree compiles it anew."""
-    faulty("crash")
+@pytest.mark.parametrize(("fault", "compiled"), [("crash", 0), ("memory", 1)])
+def test_another_tree_finds_what_the_compiler_crashed_on_but_not_what_lacked_memory(
+    run, faulty, fault: str, compiled: int
+):
+    faulty(fault)
     run("compile", "-j1")
     run("generator", "--generated-dir=other", "--target=null:faults.yaml", *SHAPE)
 
     outcome = run("compile", "-j1", "--generated-dir=other")
 
-    assert outcome.err.count("[Compiling]") == 1
+    assert outcome.err.count("[Compiling]") == compiled
     assert "from the cache" in outcome.err
+
+
+def test_what_ran_out_of_time_is_kept_for_as_much_time(run, faulty, monkeypatch):
+    """Another tree finds it, unless it has more time."""
+    faulty("hang")
+    monkeypatch.setattr(pool, "_FURTHER_SECONDS", 0.0)
+    few = "--dispatches=*_64x128_8x32x4,*_4x16x1"
+    run("compile", "-j1", "--timeout=0.5", few)
+    for folder, seconds in (("same", 0.5), ("more", 0.6)):
+        run("generator", f"--generated-dir={folder}", "--target=null:faults.yaml", *SHAPE)
+
+        outcome = run("compile", "-j1", f"--timeout={seconds}", f"--generated-dir={folder}", few)
+
+        assert f"1 x  not compiled  the compiler gave no answer within {seconds} s" in outcome.err
+        assert outcome.err.count("[Compiling]") == (folder == "more")
+
+
+def test_what_lacked_memory_is_compiled_again_unasked(run, faulty):
+    """Nothing need be done but to run it again: the rest of its module is compiled with it."""
+    faulty("memory")
+    assert run("compile", "-j1").status == 1
+    assert the_failed().is_tried_again
+
+    again = run("compile", "-j1")
+
+    assert again.err.count("[Compiling]") == 1
+    assert "1 x  not compiled  out of memory" in again.err
 
 
 def test_a_memory_limit_reaches_the_compiler(run):

@@ -294,6 +294,9 @@ class _InThisProcess:
     def call(self, function, *arguments, seconds=None):
         return function(*arguments)
 
+    def said(self) -> str:
+        return ""
+
     def kill(self) -> None: ...
 
 

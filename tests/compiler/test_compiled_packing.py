@@ -21,6 +21,9 @@ from dispatch_profiler.errors import ToolError
 from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler.measurement.kernels import open_kernels
 
+#: They work on the IR of the compiler.
+pytestmark = pytest.mark.forked
+
 FHWC = "nhwc_fhwc_nhwc"
 LINEAR = Matmul(32, 64, 32, rhs_layout="n")
 CONV = Conv2d(1, 6, 6, 8, 64, 3, 3, padding=(1, 1), layout="nchw")

@@ -87,6 +87,35 @@ def test_a_dispatch_that_the_compiler_names_wrongly_compiles(bad: int):
     assert len(built.verify.split()) == 39
 
 
+@pytest.mark.parametrize("count", [1, 40])
+def test_a_crash_is_the_compilers_own_if_it_is_repeated(count: int):
+    """The dispatch is tried alone once more: it compiles then, or the same happens."""
+    crash = WorkerCrashed("killed by SIGSEGV", is_deterministic=True)
+    for times, is_compiled in ((count > 1) + 1, True), (99, False):
+        left = [crash] * times
+
+        def build(request: BuildRequest, left: list[WorkerCrashed] = left) -> Built:
+            names = [d.name for d in request.dispatches]
+            if left and FORTY[0].name in names:
+                raise left.pop()
+            return Built(b"v", b"p", {name: BuildOutcome(State.COMPILED) for name in names})
+
+        outcome = isolate_failures(request(FORTY[:count]), build).outcomes[FORTY[0].name]
+        assert (outcome.state is State.COMPILED) is is_compiled
+        assert outcome.is_deterministic
+
+
+def test_what_was_ended_from_outside_is_not_tried_again_at_once():
+    """It may take the memory of all others a second time."""
+    compiler = FakeCompiler({FORTY[0].name}, WorkerCrashed)
+
+    built = isolate_failures(request(FORTY[:1]), compiler)
+
+    assert compiler.compiled == [1]
+    outcome = built.outcomes[FORTY[0].name]
+    assert (outcome.is_transient, outcome.is_deterministic) == (True, False)
+
+
 def test_a_module_without_faults_is_built_once():
     compiler = FakeCompiler(set())
 

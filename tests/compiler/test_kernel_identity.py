@@ -14,6 +14,9 @@ from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import Conv2d, Matmul
 
+#: They work on the IR of the compiler.
+pytestmark = pytest.mark.forked
+
 SMALL = Matmul(64, 64, 64)
 CONVOLUTION = Conv2d(1, 8, 8, 16, 16, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")
 TILES, OTHERS = CpuTiles((64, 64), (8, 32, 1)), CpuTiles((64, 64), (8, 16, 1))

@@ -35,6 +35,9 @@ from dispatch_profiler.operations import (
 )
 from dispatch_profiler.targets import parse_target
 
+#: They work on the IR of the compiler.
+pytestmark = pytest.mark.forked
+
 TARGET = parse_target("cuda:sm_80")
 FLAGS = TARGET.compile_flags
 CONV = Conv2d(2, 10, 12, 8, 16, 3, 3, padding=(1, 1))

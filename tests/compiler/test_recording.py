@@ -18,6 +18,9 @@ from dispatch_profiler.operations import Operation
 from dispatch_profiler.runtime import Arguments, open_device
 from dispatch_profiler.targets import parse_target
 
+#: They work on the IR of the compiler.
+pytestmark = pytest.mark.forked
+
 
 @cache
 def recorded(source: str, count: int = 1) -> bytes:

@@ -14,6 +14,9 @@ from dispatch_profiler.compiler.sharing import fan_out, share
 from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, Operation
 
+#: They work on the IR of the compiler.
+pytestmark = pytest.mark.forked
+
 SOURCES, CONFIGURED, TARGETS = "executable-sources", "executable-configurations", "executable-targets"
 TILES = [CpuTiles((16, 16), (8, 16, 4)), CpuTiles((32, 32), (8, 16, 1)), CpuTiles((64, 16), (4, 16, 1))]
 CONV_TILES = [

@@ -242,7 +242,8 @@ def _kernel_keys(regions: Sequence[Region], device_of: Callable[[Region], Device
             toolchains[device] = Toolchain.of(target_of(device), tuning)
         if (device, operation, packs) not in found:
             search = KernelSearch(operation, operation.name, toolchains[device], packs_weight=packs)
-            found[device, operation, packs] = search.key
+            if not search.fault:
+                found[device, operation, packs] = search.key
     return list(found.values())
 
 
@@ -275,7 +276,8 @@ class _Decisions:
     def put(self, note: str, decision: Decision) -> None:
         self.known[note] = decision.note
         cache = self._cache()
-        if cache is not None:
+        # A kernel that the cache lacks, as compiled and as failed, lacked memory or disk space: next time it may win.
+        if cache is not None and all(key in cache for key in self.kernels):
             for key in self.kernels:
                 cache.add_note(key, note, decision.note)
                 if note in cache.notes(key):

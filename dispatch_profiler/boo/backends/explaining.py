@@ -18,6 +18,7 @@ from dispatch_profiler.boo.fusion.matching import Region, Rejected, find_regions
 from dispatch_profiler.boo.fusion.model_runs import compiled_alone, unchanged
 from dispatch_profiler.boo.fusion.schema import FusionSchema, Root
 from dispatch_profiler.boo.fusion.traced_graphs import GraphKind, boxed, compiled_by, schema_of
+from dispatch_profiler.boo.interface import LaunchKernel
 from dispatch_profiler.boo.kernels import OperationKernels
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS, FrozenMemory
 from dispatch_profiler.errors import DispatchProfilerError
@@ -33,7 +34,8 @@ class RegionReport:
     `graph` is `inference`, `forward` or `backward`. `operation` and `configuration` are those of the kernel; None and
     empty for a node that is left to torch, with the `reason`. For a fused region, `reason` says why it ends, if another
     node could have been part of it. `seconds` and `torch_seconds` are the times of a call by the kernel and by eager
-    torch, node by node; None if they were not measured.
+    torch, node by node; None if they were not measured. `passed_over` has the failures of configurations that were
+    tried before the one of the kernel.
 
     `frozen`: its weights are frozen. `frozen_configuration` and `frozen_seconds` are the configuration and the time of a
     call once they are; None if there are no weights to freeze, or if they are frozen.
@@ -47,6 +49,7 @@ class RegionReport:
     reason: str = ""
     seconds: float | None = None
     torch_seconds: float | None = None
+    passed_over: tuple[str, ...] = ()
     frozen: bool = False
     frozen_configuration: str | None = None
     frozen_seconds: float | None = None
@@ -67,6 +70,7 @@ class RegionReport:
             return f"{self.graph:9}  fallback  {nodes}: {self.reason}"
         took = "" if self.seconds is None else f"{self.seconds * 1e6:9.0f} us  {self.speedup:5.2f}x"
         end = f"; ends there: {self.reason}" if self.reason else ""
+        end += "".join(f"; passed over: {each}" for each in self.passed_over)
         return f"{self.graph:9}  fused {took}  {nodes}: {self.operation.name} ({self.configuration}){end}{self._freezing}"
 
     @property
@@ -257,8 +261,17 @@ def _report(
         seconds, torch_seconds = _seconds(region, measure, measured)
     except DispatchProfilerError as error:
         return RegionReport(graph, nodes, str(region.root), reason=str(error))
+    kernel = _kernel(region)
     report = RegionReport(
-        graph, nodes, str(region.root), operation, _configuration(region), region.stop, seconds, torch_seconds
+        graph,
+        nodes,
+        str(region.root),
+        operation,
+        _configuration(kernel, operation),
+        region.stop,
+        seconds,
+        torch_seconds,
+        kernel.passed_over,
     )
     frozen = with_frozen_weights(region)
     if not frozen.spec.frozen:
@@ -267,7 +280,8 @@ def _report(
         return replace(report, frozen=True)
     try:
         frozen_seconds, _ = _seconds(frozen, measure, measured)
-        return replace(report, frozen_configuration=_configuration(frozen), frozen_seconds=frozen_seconds)
+        configuration = _configuration(_kernel(frozen), operation)
+        return replace(report, frozen_configuration=configuration, frozen_seconds=frozen_seconds)
     except DispatchProfilerError:
         return report  # there is no kernel for frozen weights
 
@@ -281,10 +295,14 @@ def _seconds(
     return measured[region.spec]
 
 
-def _configuration(region: Region) -> str:
-    """The name of the configuration of a region's kernel."""
+def _kernel(region: Region) -> LaunchKernel:
     operation = region.spec.operation
     kernels = OperationKernels(
         operation, operation.name, launch_settings(), packs_weight=region.spec.packs_weight
     )
-    return kernels.kernel(device_of(region)).function.removeprefix(f"{operation.name}_")
+    return kernels.kernel(device_of(region))
+
+
+def _configuration(kernel: LaunchKernel, operation: Operation) -> str:
+    """The name of the configuration of a region's kernel."""
+    return kernel.function.removeprefix(f"{operation.name}_")

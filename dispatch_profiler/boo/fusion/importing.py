@@ -13,14 +13,12 @@ from dispatch_profiler.boo.fusion.nodes import Node, aten
 from dispatch_profiler.boo.fusion.operators import DECOMPOSITIONS, evaluate, in_torch_order, stored
 from dispatch_profiler.boo.fusion.programs import Program
 from dispatch_profiler.boo.launching.torch_types import TYPES, Tensor
+from dispatch_profiler.compiler import torch_dialect
+from dispatch_profiler.compiler.torch_dialect import lowered
 from dispatch_profiler.errors import CompilerError
 from dispatch_profiler.files import sha256
 
 _torch: Any = torch
-_PASSES = (
-    "builtin.module(func.func(torch-decompose-complex-ops,canonicalize),"
-    "torch-backend-to-linalg-on-tensors-backend-pipeline,canonicalize)"
-)
 _SIGNATURE = re.compile(r"func\.func @(\w+)\((.*)\) -> (.*) \{\n")
 _TYPE = re.compile(r"tensor<[^<>]*>")
 
@@ -28,7 +26,7 @@ _TYPE = re.compile(r"tensor<[^<>]*>")
 @cache
 def importer_version() -> str:
     """What determines the MLIR of a program besides the program and the compiler."""
-    files = (Path(__file__), Path(__file__).with_name("operators.py"))
+    files = (Path(__file__), Path(__file__).with_name("operators.py"), Path(torch_dialect.__file__))
     sources = sha256(b"".join(each.read_bytes() for each in files))
     return f"torch {torch.__version__}, {sources}"
 
@@ -39,7 +37,7 @@ def linalg_text(program: Program, function: str) -> str:
     Raises CompilerError if torch or the importer does not support the program.
     """
     try:
-        text = _lowered(_imported(traced(program), function))
+        text = lowered(_imported(traced(program), function))
     except Exception as error:  # torch, the importer and its passes raise what they like
         raise CompilerError(f"{program.name}: cannot be imported: {error}"[:500]) from error
     return _with_destinations(text)
@@ -86,20 +84,6 @@ def _imported(graph: Any, function: str) -> str:
     importer: Any = FxImporter()
     importer.import_stateless_graph(graph, func_name=function)
     return str(importer.module)
-
-
-def _lowered(text: str) -> str:
-    """The dialect `torch` -> linalg on tensors."""
-    from iree.compiler import ir
-    from iree.compiler.api import Session
-    from iree.compiler.passmanager import PassManager
-
-    session = Session()
-    session.context.enable_multithreading(False)
-    with session.context:
-        module = ir.Module.parse(text)
-        PassManager.parse(_PASSES).run(module.operation)
-        return str(module)
 
 
 def _with_destinations(text: str) -> str:

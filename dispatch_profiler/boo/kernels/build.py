@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dispatch_profiler.boo.environment import LOGGER
+from dispatch_profiler.boo.environment import LOGGER, launch_settings
 from dispatch_profiler.boo.interface import LaunchKernel, Packing
 from dispatch_profiler.boo.kernels.known_faults import known_fault
 from dispatch_profiler.boo.kernels.variants import Tuning, Variant
 from dispatch_profiler.compiler import (
+    BuildOutcome,
     BuildRequest,
     Built,
     Cache,
@@ -25,6 +26,7 @@ from dispatch_profiler.compiler import (
     launch_flags,
     launch_key,
     launch_request,
+    origin_of,
 )
 from dispatch_profiler.configurations import packed_by
 from dispatch_profiler.dispatches import Dispatch, State
@@ -55,7 +57,7 @@ class Toolchain:
     @classmethod
     def of(cls, target: Target, tuning: str | None) -> Toolchain:
         """The toolchain for `target`, with `LaunchSettings.tuning`. Raises UsageError if that cannot be read."""
-        compiler = compiler_for(target)
+        compiler = compiler_for(target, folder=launch_settings().cache_folder)
         return cls(target, compiler, Tuning.read(tuning, target, compiler))
 
 
@@ -75,8 +77,8 @@ class KernelSearch:
         #: The variant whose build is missing.
         self.variant: Variant = next(self._left)
         self._key = ""
-        #: Why the last variant was passed over.
-        self.failure = ""
+        #: Why variants were passed over.
+        self.failures: list[str] = []
 
     @property
     def key(self) -> str:
@@ -85,6 +87,12 @@ class KernelSearch:
             variant = self.variant
             self._key = launch_key(variant.dispatch, self.target, self.compiler, variant.flags)
         return self._key
+
+    @property
+    def fault(self) -> str:
+        """What is known to be wrong with the kernel of `variant`; empty if nothing is."""
+        dispatch = self.variant.dispatch
+        return known_fault(dispatch.operation, dispatch.configuration, self.target)
 
     @property
     def request(self) -> BuildRequest:
@@ -97,11 +105,13 @@ class KernelSearch:
         outcome = built.outcomes[dispatch.name]
         if outcome.state is State.COMPILED:
             _log.debug("%s: %s for %s", self.name, _described(dispatch), self.target.name)
-            return LaunchKernel(built.verify, dispatch.name, self.key, built.program, _packing(dispatch))
-        self.failure = f"{dispatch.name} for {self.target.name}: {outcome.state.value}: {outcome.reason}"
+            found = LaunchKernel(built.verify, dispatch.name, self.key, built.program, _packing(dispatch))
+            return replace(found, passed_over=tuple(self.failures))
+        failure = f"{dispatch.name} for {self.target.name}: {outcome.state.value}: {outcome.reason}"
+        self.failures.append(failure)
         following = next(self._left, None)
         if following is None:
-            return CompilerError(self.failure, diagnostics=built.diagnostics)
+            return _failed(failure, built.diagnostics, outcome)
         self.variant, self._key = following, ""
         return None
 
@@ -110,13 +120,12 @@ class KernelSearch:
 
         An error, without a build, if the kernel of `variant` is known to be wrong.
         """
-        dispatch = self.variant.dispatch
-        fault = known_fault(dispatch.operation, dispatch.configuration, self.target)
-        if fault:
-            return CompilerError(f"{dispatch.operation.name}: {fault}")
-        while cache is not None and (built := cache.get(self.key)) is not None:
+        if self.fault:
+            return CompilerError(f"{self.variant.dispatch.operation.name}: {self.fault}")
+        while cache is not None and (built := cache.get(self.key, _SECONDS)) is not None:
             if (found := self.take(built)) is not None:
                 return found
+            _log.info("%s, as the cache knows", self.failures[-1])
         return None
 
 
@@ -149,11 +158,14 @@ def _build(
         left = []
         for key, built in pool.results(_requests(waiting, pool)):
             if cache is not None:
-                cache.put(key, built, waiting[key][0].name)
+                first = waiting[key][0]
+                cache.put(key, built, first.name, origin_of(first.target, first.compiler))
             for search in waiting[key]:
                 found = search.take(built)
                 if found is None:
-                    _log.warning("%s; trying %s", search.failure, search.variant.dispatch.configuration.name)
+                    _log.warning(
+                        "%s; trying %s", search.failures[-1], search.variant.dispatch.configuration.name
+                    )
                     found = search.look_up(cache)
                 if found is None:
                     left.append(search)
@@ -172,6 +184,16 @@ def _requests(waiting: Mapping[str, Sequence[KernelSearch]], pool: BuildPool[str
         requests = {key: each.request for key, each in searches.items()}
         reading.result()
     return requests
+
+
+def _failed(message: str, diagnostics: str, outcome: BuildOutcome) -> CompilerError:
+    """The error of an operation without a kernel, after the outcome of its last variant."""
+    hint = ""
+    if outcome.is_deterministic:
+        hint = "the launch cache knows this: dispatch-profiler cache clear --failures has it compiled again"
+    error = CompilerError(message, diagnostics=diagnostics, hint=hint)
+    error.is_deterministic = outcome.is_deterministic
+    return error
 
 
 def _packing(dispatch: Dispatch) -> Packing | None:

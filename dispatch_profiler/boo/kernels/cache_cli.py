@@ -10,7 +10,7 @@ from textwrap import dedent
 
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.command import SUCCESS, Parser, folder, run, say, show, user_cache
-from dispatch_profiler.compiler import Cache, CacheEntry
+from dispatch_profiler.compiler import BuildOutcome, Cache, CacheEntry
 from dispatch_profiler.dispatches import Selection
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.streams import width_of
@@ -18,6 +18,8 @@ from dispatch_profiler.terminal import aligned
 
 PROG = "dispatch-profiler cache"
 _DAMAGED = "(damaged)"
+#: Reasons that are listed of an entry.
+_REASONS = 3
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
@@ -32,11 +34,16 @@ def make_parser(prog: str = PROG) -> Parser:
     )
     parser.add_argument(
         "action", choices=["list", "clear"],
-        help="list: name, compiled dispatches, size and last use of each entry; clear: remove the entries",
+        help="list: name, compiled dispatches, size and last use of each entry, and why the others failed; clear: remove "
+        "the entries",
     )  # fmt: skip
     parser.add_argument(
         "names", nargs="?", default="", metavar="NAME,...",
         help="only entries whose full name matches a glob or a regular expression",
+    )  # fmt: skip
+    parser.add_argument(
+        "--failures", action="store_true",
+        help="only entries with dispatches that did not compile; after clear, the next run compiles them again",
     )  # fmt: skip
     parser.add_argument(
         "--cache-dir", type=folder, metavar="DIR",
@@ -46,7 +53,10 @@ def make_parser(prog: str = PROG) -> Parser:
 
 
 def _main(options: argparse.Namespace) -> int:
-    found = {cache: list(cache.entries()) for cache in _caches(options)}
+    found = {
+        cache: [entry for entry in cache.entries() if entry.failures or not options.failures]
+        for cache in _caches(options)
+    }
     every = [entry for entries in found.values() for entry in entries]
     chosen = _chosen(every, Selection.parse(options.names, ""))
     for cache, entries in found.items():
@@ -78,14 +88,30 @@ def _list(cache: Cache, entries: Sequence[CacheEntry]) -> None:
             f"{entry.compiled} of {entry.dispatches}" if entry.dispatches else "-",
             f"{entry.bytes / 2**10:.1f} KiB",
             datetime.fromtimestamp(entry.used).isoformat(" ", "minutes"),
+            _why(entry),
         )
         for entry in entries
     ]
     if rows:
-        header = ("name", "compiled", "size", "last use")
+        header = ("name", "compiled", "size", "last use", "why others failed")
         show(dedent(aligned([header, *rows], width_of(sys.stdout))))
     size, most = sum(entry.bytes for entry in entries), cache.info().max_bytes
     say(f"{cache.folder}: {counted(len(entries), 'entry')}, {size / 2**20:.1f} of {most / 2**20:.0f} MiB")
+
+
+def _why(entry: CacheEntry) -> str:
+    """Why dispatches of an entry failed, and where they fail so: `not compiled: no such tile [llvm-cpu, 3.13.0]`."""
+    reasons = list(dict.fromkeys(_reason(each) for each in entry.failures.values()))
+    if not reasons:
+        return ""
+    more = [counted(len(reasons) - _REASONS, "other reason")] if len(reasons) > _REASONS else []
+    where = ", ".join(filter(None, (entry.origin.target, entry.origin.compiler)))
+    return "; ".join([*reasons[:_REASONS], *more]) + (f" [{where}]" if where else "")
+
+
+def _reason(outcome: BuildOutcome) -> str:
+    limit = f" (time limit {outcome.seconds:g} s)" if outcome.seconds else ""
+    return f"{outcome.state.value}: {' '.join(outcome.reason.split())}{limit}"
 
 
 def _clear(cache: Cache, entries: Sequence[CacheEntry]) -> None:

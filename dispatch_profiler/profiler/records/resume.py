@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from dispatch_profiler.outside_causes import outside_cause
 from dispatch_profiler.profiler.records.record import Provenance, Verdict
 from dispatch_profiler.profiler.records.record_file import StoredRecord
 
@@ -21,7 +22,13 @@ class Wanted:
     mode: str
 
     def is_in(self, record: StoredRecord) -> bool:
-        """True if `record` is complete. A failure is complete, an interrupted measurement is not."""
+        """True if `record` is complete.
+
+        A failure is complete, unless it lacked memory, processes or disk space or was ended from outside. An interrupted
+        measurement is not.
+        """
+        if record.verdict.is_failure and outside_cause(record.reason):
+            return False
         if record.verdict.is_failure or record.verdict is Verdict.NOT_SUPPORTED:
             return True
         if self.verify and record.verdict is Verdict.NOT_VERIFIED and not record.reason:

@@ -20,6 +20,7 @@ from dispatch_profiler.compiler import (
     build_key,
     build_request,
     compiler_for,
+    origin_of,
 )
 from dispatch_profiler.compiler.cluster import Cluster
 from dispatch_profiler.configurations import rejection_reason
@@ -156,7 +157,7 @@ class Builder:
         """Each module with its result, from the cache or the compiler."""
         requests: dict[int, BuildRequest] = {}
         for index, module in enumerate(modules):
-            cached = self._cache.get(module.key) if self._cache is not None else None
+            cached = self._cache.get(module.key, self._options.seconds) if self._cache is not None else None
             if cached is None:
                 requests[index] = module.request
             else:
@@ -165,7 +166,8 @@ class Builder:
             return
         for index, built in self._open_pool().results(requests):
             if self._cache is not None:
-                self._cache.put(modules[index].key, built)
+                origin = origin_of(self._target, self._compiler)
+                self._cache.put(modules[index].key, built, origin=origin)
             yield modules[index], built
 
     def _open_pool(self) -> BuildPool[int]:

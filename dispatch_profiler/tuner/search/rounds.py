@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.operations import Operation
+from dispatch_profiler.outside_causes import outside_cause
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.records.record import Record, Verdict
@@ -186,7 +187,9 @@ class Rounds:
 
     def _store(self, at: int, evaluation: Evaluation) -> None:
         search = self.searches[at]
-        self._studies[at].add(evaluation)
+        # What failed for want of memory, for example, is evaluated again when the search is started again.
+        if not (evaluation.record.verdict.is_failure and outside_cause(evaluation.record.reason)):
+            self._studies[at].add(evaluation)
         search.add(evaluation)
         self._learn_kernel(evaluation)
         done, budget = len(search.evaluations), search.task.evaluations

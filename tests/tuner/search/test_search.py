@@ -205,6 +205,24 @@ def test_a_failing_default_does_not_end_a_search(find):
 
 
 @pytest.mark.usefixtures("in_process")
+def test_what_lacked_memory_is_evaluated_again_when_the_search_is_started_again(find, measured):
+    """Its record is that of this run; the study has the others, and what the compiler rejects."""
+    lacking, rejected, *_ = configurations()
+    faults = times({lacking: {"compiler": "memory"}, rejected: {"not_compiled": "no"}}) | {
+        "*": {"time_ms": 1}
+    }
+    first = only_result(find(task(), faults=faults))
+    reasons = {each.configuration: each.reason for each in first.evaluations}
+    assert reasons[lacking] == "Not compiled: out of memory: simulated by the null compiler"
+    measured.clear()
+
+    again = only_result(find(task(), faults=faults))
+
+    assert measured == [Dispatch(SMALL, lacking).name]
+    assert {each.configuration: each.reason for each in again.evaluations} == reasons
+
+
+@pytest.mark.usefixtures("in_process")
 def test_equal_kernels_are_measured_once(find, measured):
     """In one round and in a later one; each has the record of the one that was measured."""
     count = 20

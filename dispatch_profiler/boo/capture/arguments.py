@@ -1,0 +1,93 @@
+"""Options of the commands that take a model: which one, and with which inputs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dispatch_profiler.boo.fusion import schema
+from dispatch_profiler.command import Parser, positive
+from dispatch_profiler.errors import DispatchProfilerError, UsageError, reason_of
+
+_TYPES = ("f32", "f16", "bf16", "f64")
+_MOST_AXES = 8
+
+
+def add_model_arguments(parser: Parser) -> None:
+    """`FILE.py:NAME`, `--batch`, `--dtype`, `--input`, `--training` and `--matrix-products`."""
+    parser.add_argument(
+        "model", metavar="FILE.py:NAME",
+        help="function or class that returns a model, or a model and its inputs; MODULE:NAME for an installed one. "
+        "The file is executed",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batch", type=_batches, default=(None,), metavar="N[,N]",
+        help="batches: passed as `batch` to a function that has this parameter, otherwise the first axis of all inputs",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dtype",
+        choices=_TYPES,
+        help="type of the parameters and of inputs with fractions (default: as they are)",
+    )
+    parser.add_argument(
+        "--input", action="append", type=_shape, default=[], metavar="1x3x224x224",
+        help="shape of a random f32 input, several times for several (default: those that NAME returns)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--training", action="store_true",
+        help="in training mode and with gradients, whose operations count if BOO_USE_BACKWARD_KERNELS=1",
+    )  # fmt: skip
+    parser.add_argument(
+        "--matrix-products", action="store_true",
+        help="also matrix products, as with the schema BOO_FUSIONS_WITH_MATRIX_PRODUCTS",
+    )  # fmt: skip
+
+
+def _batches(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(positive(each) for each in text.split(",")))
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    extents = text.split("x")
+    if len(extents) > _MOST_AXES or not all(
+        each.isascii() and each.isdigit() and int(each) for each in extents
+    ):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r} is no shape such as 1x3x224x224")
+    return tuple(map(int, extents))
+
+
+def schema_of(options: argparse.Namespace) -> schema.FusionSchema:
+    """The rules that decide what is fused."""
+    wide = schema.BOO_FUSIONS_WITH_MATRIX_PRODUCTS
+    return wide if options.matrix_products else schema.DEFAULT_SUPPORTED_BOO_FUSIONS
+
+
+def name_of(options: argparse.Namespace, batch: int | None) -> str:
+    """What messages call the model with this batch."""
+    return str(options.model) if batch is None else f"{options.model}, batch {batch}"
+
+
+def models(options: argparse.Namespace) -> Iterator[tuple[str, Any, Any]]:
+    """Name, model and inputs for each batch. Raises UsageError, also for what the file or the function raises."""
+    from dispatch_profiler.boo.capture.models import ModelRequest, build_model, load_factory
+
+    factory: Callable[..., Any] = load_factory(options.model)
+    for batch in options.batch:
+        request = ModelRequest(batch, options.dtype, options.training, tuple(options.input))
+        yield name_of(options, batch), *build_model(factory, request)
+
+
+@contextmanager
+def reported_as(name: str) -> Iterator[None]:
+    """What a model raises in the block becomes a UsageError."""
+    try:
+        yield
+    except DispatchProfilerError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{name} failed: {type(error).__name__}: {reason_of(error)}",
+            hint="check that the model runs with these inputs in eager torch",
+        ) from error

@@ -1,0 +1,102 @@
+"""`dispatch-profiler explain`: what a backend of torch.compile makes of a PyTorch model, region by region."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dispatch_profiler.boo.capture.arguments import add_model_arguments, models, reported_as, schema_of
+from dispatch_profiler.boo.driver.torch_functions import load_torch
+from dispatch_profiler.command import SUCCESS, Parser, run, show
+
+if TYPE_CHECKING:
+    from dispatch_profiler.boo.backends import Backend
+
+PROG = "dispatch-profiler explain"
+#: Name of a backend -> what computes the rest.
+_BACKENDS = {"iree_boo": None, "iree_boo_inductor": "inductor"}
+
+
+def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
+    """Entry point; returns the exit status."""
+    return run(
+        make_parser(prog), _main, arguments, kept="kernels that were compiled stay in the launch cache"
+    )
+
+
+def make_parser(prog: str = PROG) -> Parser:
+    """The parser of this command."""
+    parser = Parser(
+        prog,
+        "List the regions of a PyTorch model: the kernel of each, its configuration, and its time beside eager PyTorch; "
+        "or why torch computes it. Kernels are compiled unless the launch cache has them.",
+    )
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--backend", choices=list(_BACKENDS), default="iree_boo",
+        help="the backend of torch.compile (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--autotune", action="store_true",
+        help="as options={'autotune': True}: measure how each graph is computed fastest, and list the regions of that",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-measure", action="store_true", help="measure no region; the kernels are compiled all the same"
+    )
+    return parser
+
+
+def _main(options: argparse.Namespace) -> int:
+    load_torch()
+    for name, model, inputs in models(options):
+        with reported_as(name):
+            show(f"{name}\n{_explained(options, model, inputs)}")
+    return SUCCESS
+
+
+def _explained(options: argparse.Namespace, model: Any, inputs: Any) -> str:
+    import torch
+
+    from dispatch_profiler.boo.backends import explain
+    from dispatch_profiler.boo.backends.measuring import in_turns
+
+    function, arguments = _positional(model, inputs)
+    with torch.set_grad_enabled(options.training):
+        return str(
+            explain(
+                function,
+                arguments,
+                backend=_backend(options),
+                measure=None if options.no_measure else in_turns,
+            )
+        )
+
+
+def _backend(options: argparse.Namespace) -> Backend:
+    from dispatch_profiler.boo.backends import backend
+
+    return backend(_BACKENDS[options.backend], schema_of(options), autotune=options.autotune)
+
+
+def _positional(model: Any, inputs: Any) -> tuple[Any, list[Any]]:
+    """The model as a module that takes its inputs one after the other, and these."""
+    import torch
+
+    if isinstance(inputs, torch.Tensor):
+        return model, [inputs]
+    if not isinstance(inputs, Mapping):
+        return model, list(inputs)
+    names = list(inputs)
+
+    class WithNames(torch.nn.Module):
+        """Takes keyword arguments by position."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, *values: Any) -> Any:
+            return self.model(**dict(zip(names, values, strict=True)))
+
+    return WithNames().train(model.training), list(inputs.values())

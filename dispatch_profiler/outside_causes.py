@@ -1,0 +1,142 @@
+"""Failures that say nothing about what failed: want of memory, processes, disk space or files, or a signal from outside.
+
+Another attempt may succeed, so that no cache and no search keeps them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from dispatch_profiler.errors import WorkerCrashed
+
+#: Errors of the system that depend on its state, as C libraries and Python write them.
+_ERRORS = (
+    errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EFBIG, errno.EIO,
+    errno.EROFS, errno.EINTR, errno.ETXTBSY, errno.ENOENT, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ENOBUFS,
+)  # fmt: skip
+#: What a message says of a program that failed without a reason.
+MAY_LACK = "may lack memory, processes or disk space"
+#: The same in the words of others: C++, LLVM, shells, the dynamic linker, Python's threads.
+_WORDS = (
+    r"out of memory", r"bad_alloc", r"MemoryError", r"cannot fork", r"fork: ", r"can't start new thread",
+    r"failed to map segment", r"unable to allocate memory", r"(?<!register )allocation failed",
+    r"failed to generate temporary file", r"mmap failed", r"cannot start a process", MAY_LACK,
+    # What `crash_of` writes of a signal that a process does not send to itself.
+    r"killed by (?!(?:SIGABRT|SIGSEGV|SIGILL|SIGBUS|SIGFPE|SIGTRAP|SIGSYS)\b)",
+)  # fmt: skip
+_OUTSIDE = re.compile("|".join([*(re.escape(os.strerror(each)) for each in _ERRORS), *_WORDS]), re.IGNORECASE)
+#: Signals that a process gets for what it does.
+_OWN = (
+    signal.SIGABRT, signal.SIGSEGV, signal.SIGILL, signal.SIGBUS, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS,
+)  # fmt: skip
+#: Lines that say what was wrong, the most telling kind first.
+_TELLING = tuple(
+    re.compile(each)
+    for each in (
+        r"LLVM ERROR:|Assertion .*failed|UNREACHABLE executed",
+        r"terminate called|\bwhat\(\):|Fatal Python error|free\(\)|malloc\(\)|stack smashing",
+        r"(?i:\berror: |cannot fork)",
+        r"Linking failed",
+    )
+)
+_LONGEST_LINE = 300
+#: Bytes below which the folder for temporary files is as good as full.
+_LEAST_DISK = 2**20
+#: States of a thread that is stopped, traced, or waits for a disk.
+_HELD_UP = ("T", "t", "D")
+
+
+def outside_cause(text: str) -> str:
+    """What in `text`, a message or a process's standard error, names a cause outside of what failed; empty if nothing does.
+
+    `iree-lld: error: cannot open x.so: No space left on device` -> `No space left on device`
+    """
+    found = _OUTSIDE.search(text)
+    return found[0] if found else ""
+
+
+def is_own_signal(number: int) -> bool:
+    """Whether a process that this signal killed probably caused it: it aborted, or made an invalid access."""
+    return number in _OWN
+
+
+def telling_line(text: str) -> str:
+    """The line of a process's standard error that says why it ended; empty if it wrote nothing.
+
+    `LLVM ERROR: Do not know how to split ...`, although a stack dump and empty lines follow it.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for pattern in _TELLING:
+        if found := [line for line in lines if pattern.search(line)]:
+            return found[-1][:_LONGEST_LINE]
+    return lines[-1][:_LONGEST_LINE] if lines else ""
+
+
+def crash_of(code: int, said: str, *, has_little_memory: bool = False) -> WorkerCrashed:
+    """The error of a process that ended with exit code `code`, a negative one for a signal, after it wrote `said`.
+
+    It is deterministic if the process brought about its end, and neither `said` nor the machine gives another cause.
+    With `has_little_memory`, what crashed without saying why may have lacked memory.
+    """
+    line = telling_line(said)
+    detail = f": {line}" if line else ""
+    if code >= 0:
+        return WorkerCrashed(f"the process ended with status {code}{detail}")
+    ran_out = " (the system may have run out of memory)" if code == -signal.SIGKILL else ""
+    was_told = "LLVM ERROR" in line or "Assertion" in line
+    is_own = (
+        is_own_signal(-code)
+        and not outside_cause(said)
+        and (was_told or not (has_little_memory or _is_disk_full()))
+    )
+    return WorkerCrashed(f"killed by {_signal_name(-code)}{ran_out}{detail}", is_deterministic=is_own)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no names
+        return f"signal {number}"
+
+
+def _is_disk_full() -> bool:
+    """Whether the folder for temporary files is full: what writes to a mapped file gets SIGBUS then."""
+    try:
+        return shutil.disk_usage(tempfile.gettempdir()).free < _LEAST_DISK
+    except OSError:
+        return True
+
+
+def run_delay(process: int) -> float:
+    """Seconds that the threads of a process and of its children waited for a core; 0 where the system does not count it."""
+    total = 0
+    for thread in _threads(process):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            total += int((thread / "schedstat").read_text().split()[1])
+    return total / 1e9
+
+
+def is_held_up(process: int) -> bool:
+    """Whether a process or a child of it is stopped, or waits for a disk."""
+    for thread in _threads(process):
+        with contextlib.suppress(OSError):
+            if (thread / "stat").read_text().rpartition(") ")[2][:1] in _HELD_UP:
+                return True
+    return False
+
+
+def _threads(process: int) -> Iterator[Path]:
+    """What Linux describes the threads of a process and of its children in."""
+    for thread in Path(f"/proc/{process}/task").glob("*"):
+        yield thread
+        with contextlib.suppress(OSError):
+            for child in (thread / "children").read_text().split():
+                yield from _threads(int(child))

@@ -1,0 +1,100 @@
+"""`dispatch-profiler explain`: what becomes of each part of a model in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from worker_helpers import use_in_process_workers
+
+from dispatch_profiler.__main__ import main
+
+torch = pytest.importorskip("torch")
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 8, 3, bias=False), nn.Linear(8, 4096)
+    def forward(self, x, scale=1.0):
+        return self.head(torch.relu(self.conv(x)).mean((2, 3)) * scale)
+
+def make(batch=2):
+    return Net(), torch.randn(batch, 3, 8, 8)
+
+def named():
+    return Net(), {"scale": torch.tensor(2.0), "x": torch.randn(2, 3, 8, 8)}
+
+def mismatched():
+    return Net(), torch.randn(1, 4, 8, 8)
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_with_net(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_cache: None, without_gpu: None
+):
+    use_in_process_workers(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(MODEL)
+
+
+def explained(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert main(["explain", "--no-measure", *arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("name", ["make", "named"])
+def test_each_region_has_a_line_with_its_kernel(capsys, name: str):
+    first, title, *regions = explained(capsys, f"net.py:{name}")
+
+    assert first == f"net.py:{name}"
+    assert title == f"{len(regions)} of {len(regions)} regions are fused"
+    (convolution,) = (each for each in regions if "conv2d_2x8x8x3_8x3x3x3_2x6x6x8_f32" in each)
+    assert convolution.split()[:2] == ["inference", "fused"]
+
+
+def test_options_choose_batches_types_and_rules(capsys):
+    lines = explained(capsys, "net.py:make", "--batch=1,3", "--dtype=bf16", "--matrix-products")
+
+    assert [each for each in lines if each.startswith("net.py")] == [
+        "net.py:make, batch 1",
+        "net.py:make, batch 3",
+    ]
+    fused = [each for each in lines if " fused " in each and "bf16" in each]
+    assert [f"{kind}_{batch}x" in each for each, (kind, batch) in zip(
+        fused, [("conv2d", 1), ("matmul", 1), ("conv2d", 3), ("matmul", 3)], strict=True
+    )] == [True] * 4  # fmt: skip
+
+
+def test_training_has_the_graph_of_the_forward(capsys):
+    lines = explained(capsys, "net.py:make", "--training")
+    assert {each.split()[0] for each in lines[2:]} >= {"forward"}
+
+
+def test_a_model_that_fails_is_an_error_with_its_message(capsys):
+    assert main(["explain", "net.py:mismatched"]) == 2
+    assert "net.py:mismatched failed: " in capsys.readouterr().err
+
+
+def test_what_the_compiler_said_is_shown(capsys, monkeypatch):
+    """Of the configuration that is not used for it."""
+    from dispatch_profiler.compiler import IreeCompiler, pool
+    from dispatch_profiler.errors import WorkerCrashed
+
+    build = pool._build
+
+    def crashing(compiler, request):
+        if isinstance(compiler, IreeCompiler) and "tile_config_default" not in request.dispatches[0].name:
+            raise WorkerCrashed("killed by SIGABRT: LLVM ERROR: no such vector", is_deterministic=True)
+        return build(compiler, request)
+
+    monkeypatch.setattr(pool, "_build", crashing)
+    monkeypatch.setenv("BOO_CACHE_DIR", str(Path("own").absolute()))
+    (line,) = (each for each in explained(capsys, "net.py:make") if "conv2d_2x8x8x3" in each)
+
+    assert "(tile_config_default)" in line
+    assert "not compiled: killed by SIGABRT: LLVM ERROR: no such vector" in line
