@@ -60,7 +60,7 @@ def build_request(
     return BuildRequest(
         source,
         tuple(dispatches),
-        (*target.compile_flags, *configuration.flags, *flags),
+        (*target.flags_of(operation), *configuration.flags, *flags),
         repeat or repeat_count(operation, target.limits.gpu is not None),
         tuple((name, reason) for name, reason in reasons if reason),
         target.limits.gpu,

@@ -181,7 +181,7 @@ def _default(entry: Entry) -> Dispatch:
 
 def _compiled(entry: Entry, tools: Tools, phase: str, *flags: str) -> IrModule:
     """The operation's default function at `phase`."""
-    every = (*parse_target(entry.provenance.target).compile_flags, *flags)
+    every = (*parse_target(entry.provenance.target).flags_of(entry.operation), *flags)
     source = render_module(entry.operation, [_default(entry)])
     return tools.advance(tools.parse(source, every), every, stop=phase)
 

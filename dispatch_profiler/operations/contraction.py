@@ -162,9 +162,19 @@ class Contraction(Operation):
 
     # -- operands -----------------------------------------------------------------------------
 
+    @property
+    def distributions(self) -> tuple[Distribution, ...]:  # type: ignore[override]
+        """Without OFFSET for integers, whose sums are exact, and for 8-bit types, which hold no numbers near 1."""
+        every = tuple(Distribution)
+        return every if self.types.input.bits > 8 else every[:-1]
+
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
         if distribution is Distribution.INTEGERS:
             return self._draw_integers(operand, rng)
+        if distribution is Distribution.OFFSET and operand.name in ("lhs", "rhs"):
+            # Products that are almost equal, whose sums are about 1.
+            noise = rng.uniform(-1.0, 1.0, operand.shape)
+            return ((1.0 + noise / 128.0) / math.sqrt(self.accumulations)).astype(operand.type.dtype)
         if self.avoids_subnormals:
             return self._draw_odd_eighths(operand, rng)
         if operand.type.is_integer:

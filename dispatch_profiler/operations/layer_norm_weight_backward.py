@@ -14,7 +14,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from dispatch_profiler.operations._base import ContractFunction, Distribution, Loop, Reference, Tensor
+from dispatch_profiler.operations._base import (
+    ContractFunction,
+    Distribution,
+    ErrorBound,
+    Loop,
+    Reference,
+    Tensor,
+)
 from dispatch_profiler.operations.geometry import NormGeometry
 from dispatch_profiler.operations.normalization import ROW_OPTIONS, RowNormBackward, swept_points
 from dispatch_profiler.operations.options import ShapeOption, SweepOptions
@@ -23,7 +30,7 @@ from dispatch_profiler.operations.rounding import rounded_to
 
 @dataclass(frozen=True)
 class LayerNormWeightBackward(RowNormBackward):
-    """`rows` rows of `size` elements, with sums in f32 (f64 for f64).
+    """`rows` rows of `size` elements, with sums in `sums_type`.
 
     dy, x: (rows, size) of `type`; mean, rstd: (rows,) in the accumulator type; dweight, dbias: (size,) of `type`.
     """
@@ -81,7 +88,7 @@ class LayerNormWeightBackward(RowNormBackward):
 
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
         """Reals as `RowNormBackward.draw`; integers up to m, where rstd is 1 or 2: |dy * xhat| <= 4 m**2."""
-        if distribution is Distribution.REALS:
+        if distribution is not Distribution.INTEGERS:
             return super().draw(operand, distribution, rng)
         largest = float(self.element_type.finfo().max)
         room = min(float(self.accumulator.exact_integers), largest) / (4.0 * self.rows)
@@ -95,6 +102,7 @@ class LayerNormWeightBackward(RowNormBackward):
         *,
         stepwise: bool = False,
         contract: ContractFunction | None = None,
+        error_bound: ErrorBound | None = None,
     ) -> tuple[Reference, ...]:
         """In float64; exact if all operands are integers whose partial sums are exact in the accumulator.
 
@@ -111,7 +119,7 @@ class LayerNormWeightBackward(RowNormBackward):
         largest = float(np.abs(dy).max()) * max(1.0, float(spread.max()))
         if self.sums_exactly((dy, x, mean, rstd), self.rows, largest):
             return tuple(Reference(rounded_to(each, self.element_type), None) for each in (dweight, dbias))
-        u, sums = self.roundoffs(self.rows)
+        u, sums = self.roundoffs(self.rows, self.added_in(stepwise, error_bound), dy)
         if stepwise:
             u, sums = 2.0 * u, 2.0 * sums
         else:
