@@ -108,8 +108,8 @@ class LayerNormWeightBackward(RowNormBackward):
 
         Otherwise with first-order error bounds: with u the unit roundoff, s the bound for a sum of `rows`
         terms and S = |xhat|, xhat has the error 2u S and its product with dy 3u |dy| S, so
-        |ddweight| <= (s + 3u) sum(|dy| S) and |ddbias| <= s sum|dy|. `stepwise` doubles the constants, and the
-        terms of S may cancel (see `spread`).
+        |ddweight| <= (s + 3u) sum(|dy| S) + u |dweight| and |ddbias| <= s sum|dy| + u |dbias|. `stepwise` doubles the
+        constants, and the terms of S may cancel (see `spread`).
         """
         dy, x, mean, rstd = (array.astype(np.float64) for array in operands)
         mean, rstd = mean[:, None], rstd[:, None]
@@ -124,8 +124,8 @@ class LayerNormWeightBackward(RowNormBackward):
             u, sums = 2.0 * u, 2.0 * sums
         else:
             spread = self.spread(x, mean, rstd, stepwise=False)
-        weight_error = (sums + 3.0 * u) * (np.abs(dy) * spread).sum(axis=0)
-        bias_error = sums * np.abs(dy).sum(axis=0)
+        weight_error = (sums + 3.0 * u) * (np.abs(dy) * spread).sum(axis=0) + u * np.abs(dweight)
+        bias_error = sums * np.abs(dy).sum(axis=0) + u * np.abs(dbias)
         return (
             Reference(dweight, self.stored(dweight, weight_error, self.element_type)),
             Reference(dbias, self.stored(dbias, bias_error, self.element_type)),
