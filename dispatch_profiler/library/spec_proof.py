@@ -134,7 +134,7 @@ def _lowering(entry: Entry) -> Lowering:
         raise _Inexpressible(
             "its kernel is written by this package, and a spec configures only the compiler's"
         )
-    if configuration.split_k > 1:
+    if configuration.slices(operation) > 1:
         raise _Inexpressible("it splits the reduction, which changes the operation")
     if configuration.effective_operation(operation) != operation:
         raise _Inexpressible("it changes the element type of the sums")

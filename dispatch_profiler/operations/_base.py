@@ -93,6 +93,10 @@ class ErrorBound:
     Subclasses are frozen dataclasses of plain values: their `repr` is part of the key of a stored reference.
     """
 
+    def longest_chain(self, operation: Operation) -> int:
+        """The most terms that are added one after another."""
+        return operation.accumulations
+
 
 @dataclass(frozen=True)
 class InAccumulator(ErrorBound):

@@ -174,7 +174,7 @@ class Contraction(Operation):
         if distribution is Distribution.OFFSET and operand.name in ("lhs", "rhs"):
             # Products that are almost equal, whose sums are about 1.
             noise = rng.uniform(-1.0, 1.0, operand.shape)
-            return ((1.0 + noise / 128.0) / math.sqrt(self.accumulations)).astype(operand.type.dtype)
+            return ((1.0 + noise / 4096.0) / math.sqrt(self.accumulations)).astype(operand.type.dtype)
         if self.avoids_subnormals:
             return self._draw_odd_eighths(operand, rng)
         if operand.type.is_integer:

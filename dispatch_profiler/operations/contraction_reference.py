@@ -77,7 +77,7 @@ def reference(
         if operation.types.output.is_integer:
             return Reference(_integer_result(operation, lhs, rhs, operands, contract), None)
         bound = _partial_sum_bound(operation, lhs, rhs, error_bound)
-        error, factor = np.zeros(()), _factor(operation, lhs, rhs)
+        error, factor = np.zeros(()), _factor(operation, lhs, rhs, error_bound)
         if _is_integral(lhs) and _is_integral(rhs) and bound <= operation.types.accumulator.exact_integers:
             exact = np.float32 if bound <= _FLOAT32_EXACT else np.float64
             sums = contract(operation, lhs.astype(exact), rhs.astype(exact)).astype(np.float64)
@@ -93,9 +93,13 @@ def reference(
         return _bounded(operation, sums, error, wide, _Steps(rounds, factor))
 
 
-def _factor(operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> float:
+def _factor(
+    operation: Contraction, lhs: np.ndarray, rhs: np.ndarray, error_bound: ErrorBound | None
+) -> float:
     """The bound on the error of a kernel's sums, relative to the sums of magnitudes."""
     terms, type_ = operation.accumulations, operation.types.accumulator
+    if error_bound is not None:
+        terms = error_bound.longest_chain(operation)
     return accumulation_factor(terms, type_, are_alike=are_alike(lhs, rhs))
 
 

@@ -33,7 +33,7 @@ def type_option(prefix: str) -> ShapeOption:
 
 def same_terms(noise: np.ndarray, terms: int) -> np.ndarray:
     """Numbers that are almost equal, whose sums of `terms` every type holds; `noise` lies in (-1, 1)."""
-    return min(1.0, _LARGEST_SUM / terms) * (1.0 + noise / 128.0)
+    return min(1.0, _LARGEST_SUM / terms) * (1.0 + noise / 4096.0)
 
 
 class Reduction(Operation):

@@ -66,7 +66,9 @@ def plain_kernel(operation: Operation, operands, wrong: str = "") -> list[np.nda
         g = dy * weight[0] if weight and wrong != "no weight" else dy
         count = wide.type(operation.size - (wrong == "unbiased"))
         mean_g = 0 if wrong == "no mean of g" else g.sum(axis=1, keepdims=True, dtype=long) / count
-        mean_dot = 0 if wrong == "no projection" else (g * xhat).sum(axis=1, keepdims=True, dtype=long) / count
+        mean_dot = (
+            0 if wrong == "no projection" else (g * xhat).sum(axis=1, keepdims=True, dtype=long) / count
+        )
         mean_g, mean_dot = wide.type(1) * mean_g, wide.type(1) * mean_dot
         found = [rstd * (g - mean_g - xhat * mean_dot)]
     return [each.astype(operation.element_type.dtype) for each in found]
