@@ -16,7 +16,7 @@ from dispatch_profiler.operations import ElementType, ErrorBound, Loop, Operatio
 #: rounded to 16 bits in the end, which hides the errors of longer sums.
 _LONGEST = {32: 1024, 16: 2**16}
 #: Products in a slice, at least; more if the sum is so long that there would be more slices than products in each.
-_SLICE = 512
+SLICE = 512
 #: Lengths of slices are multiples of this where they can be chosen.
 _TILE = 16
 
@@ -82,8 +82,8 @@ def longest_sum(type_: ElementType) -> int:
 
 
 def _wanted_slices(terms: int) -> int:
-    """So many that no slice has more products than there are slices, or than `_SLICE`."""
-    return -(-terms // max(_SLICE, 2 ** round(math.log2(terms) / 2.0)))
+    """So many that no slice has more products than there are slices, or than `SLICE`."""
+    return -(-terms // max(SLICE, 2 ** round(math.log2(terms) / 2.0)))
 
 
 def sliceable_extent(terms: int, type_: ElementType) -> int:
