@@ -14,7 +14,7 @@ from dispatch_profiler.operations import ElementType, ErrorBound, Loop, Operatio
 
 #: The most products that are added one after another, by the bits of their factors. The products of 16-bit factors are
 #: rounded to 16 bits in the end, which hides the errors of longer sums.
-_LONGEST = {32: 1024, 16: 2**16}
+_LONGEST = {32: 768, 16: 2**16}
 #: Products in a slice, at least; more if the sum is so long that there would be more slices than products in each.
 SLICE = 512
 #: Lengths of slices are multiples of this where they can be chosen.

@@ -23,6 +23,7 @@ from dispatch_profiler.operations._base import (
 )
 from dispatch_profiler.operations.element_types import ElementType, ElementTypes
 from dispatch_profiler.operations.epilogues import LARGEST_FACTOR, Epilogue
+from dispatch_profiler.operations.rounding import rounded_term
 
 #: Larger integers would not make the test stronger.
 _LARGEST_INTEGER = 7
@@ -174,7 +175,8 @@ class Contraction(Operation):
         if distribution is Distribution.OFFSET and operand.name in ("lhs", "rhs"):
             # Products that are almost equal, whose sums are about 1.
             noise = rng.uniform(-1.0, 1.0, operand.shape)
-            return ((1.0 + noise / 4096.0) / math.sqrt(self.accumulations)).astype(operand.type.dtype)
+            size = math.sqrt(rounded_term(2.0 / self.accumulations))
+            return (size * (1.0 + noise / 4096.0)).astype(operand.type.dtype)
         if self.avoids_subnormals:
             return self._draw_odd_eighths(operand, rng)
         if operand.type.is_integer:

@@ -131,6 +131,8 @@ class LayerNorm(RowNorm):
         centred_error = mean_error + u * np.abs(centred)
         variance = (centred**2).mean(axis=1, keepdims=True)
         moved = mean_error**2
+        if stepwise:  # a library may find the mean and the variance in one pass, whose means differ
+            moved = (2.0 * np.abs(centred) * centred_error + centred_error**2).mean(axis=1, keepdims=True)
         variance_error = moved + (sums + 5.0 * u) * (variance + moved) + u * self.eps
         rstd, rstd_error = self._rstd(variance, variance_error, u)
         normalized = centred * rstd

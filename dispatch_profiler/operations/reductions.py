@@ -11,7 +11,7 @@ from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations._base import IN_ACCUMULATOR, ErrorBound, Operation
 from dispatch_profiler.operations.element_types import ElementType, element_type
 from dispatch_profiler.operations.options import ShapeOption
-from dispatch_profiler.operations.rounding import accumulation_factor, are_alike
+from dispatch_profiler.operations.rounding import accumulation_factor, are_alike, rounded_term
 
 TYPES = ("f32", "f16", "bf16", "f64")
 #: Default types of a sweep.
@@ -33,7 +33,7 @@ def type_option(prefix: str) -> ShapeOption:
 
 def same_terms(noise: np.ndarray, terms: int) -> np.ndarray:
     """Numbers that are almost equal, whose sums of `terms` every type holds; `noise` lies in (-1, 1)."""
-    return min(1.0, _LARGEST_SUM / terms) * (1.0 + noise / 4096.0)
+    return rounded_term(min(1.0, _LARGEST_SUM / terms)) * (1.0 + noise / 4096.0)
 
 
 class Reduction(Operation):

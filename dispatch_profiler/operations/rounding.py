@@ -31,6 +31,14 @@ def accumulation_factor(products: int, accumulator: ElementType, *, are_alike: b
     return certain if are_alike else min(certain, math.expm1(_LAMBDA * math.sqrt(steps) * u))
 
 
+def rounded_term(largest: float) -> float:
+    """A number up to `largest` whose every multiple is rounded when it is added to a large sum: 4/3 of a power of two.
+
+    A power of two is added without errors for long, and hides that terms are added one after another.
+    """
+    return 4.0 / 3.0 * 2.0 ** math.floor(math.log2(0.75 * largest))
+
+
 def are_alike(*factors: np.ndarray) -> bool:
     """Whether the products of `factors` are almost equal: additions to a large sum then round to the same side.
 
