@@ -106,7 +106,7 @@ def _missing_kernel(module: IrModule, dispatch: Dispatch) -> str:
         return ""
     found = [loops for _, op in _operations(module, dispatch.name) if (loops := loops_of(op))]
     for kernel in dict.fromkeys(reduction.kernels):
-        wanted = split_loops(kernel, configuration.split_k)
+        wanted = split_loops(kernel, configuration.kernel_configuration.slices(kernel))
         if all(loop.extent == 1 for loop in wanted if loop.iterator == "reduction"):
             continue  # It multiplies elements: the compiler may fuse it with other operations.
         if all(fold_groups(wanted, loops) is None for loops in found):

@@ -42,7 +42,7 @@ def launch_request(dispatch: Dispatch, target: Target, flags: Sequence[str] = ()
 
 def launch_flags(dispatch: Dispatch, target: Target, flags: Sequence[str] = ()) -> tuple[str, ...]:
     """The compiler flags of `launch_request`, which are known without its source."""
-    return all_flags(target, dispatch.configuration, flags)
+    return all_flags(target, dispatch, flags)
 
 
 def launch_key(dispatch: Dispatch, target: Target, compiler: Compiler, flags: Sequence[str] = ()) -> str:

@@ -16,7 +16,6 @@ from dispatch_profiler.compiler.host_cpu import CPU_FLAG
 from dispatch_profiler.compiler.source import relevant_source
 from dispatch_profiler.compiler.triton import triton_version
 from dispatch_profiler.configurations import (
-    Configuration,
     KernelObject,
     KernelSource,
     check_flags,
@@ -60,7 +59,7 @@ def build_request(
     flags in addition to those of target and configurations. `repeat` defaults to `repeat_count`.
     Dispatches that `target` does not support are rejected with their reasons, not built.
     """
-    operation, configuration = dispatches[0].operation, dispatches[0].configuration
+    operation = dispatches[0].operation
     shared = target.unsupported_reason(operation)
     reasons = (
         (d.name, rejection_reason(d.configuration, operation, target.limits) or shared) for d in dispatches
@@ -68,20 +67,20 @@ def build_request(
     return BuildRequest(
         source,
         tuple(dispatches),
-        all_flags(target, configuration, flags),
+        all_flags(target, dispatches[0], flags),
         repeat or repeat_count(operation, target.limits.gpu is not None),
         tuple((name, reason) for name, reason in reasons if reason),
         target.limits.gpu,
     )
 
 
-def all_flags(target: Target, configuration: Configuration, flags: Sequence[str]) -> tuple[str, ...]:
+def all_flags(target: Target, dispatch: Dispatch, flags: Sequence[str]) -> tuple[str, ...]:
     """The flags of a build: of the target, of the configuration, and those of the user.
 
     Raises ConfigurationError if the configuration, which may come from another user, has one that it may not set.
     """
-    check_flags(configuration.flags)
-    return (*target.compile_flags, *configuration.flags, *flags)
+    check_flags(dispatch.configuration.flags)
+    return (*target.flags_of(dispatch.operation), *dispatch.configuration.flags, *flags)
 
 
 def build_key(request: BuildRequest, target: Target, compiler: Compiler) -> str:

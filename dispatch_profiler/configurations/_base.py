@@ -13,6 +13,7 @@ from dispatch_profiler.configurations.forms.builder import Reduction
 from dispatch_profiler.configurations.forms.steps import Step
 from dispatch_profiler.configurations.lowering import Lowering
 from dispatch_profiler.configurations.space import Space
+from dispatch_profiler.configurations.splits import sliced_bound
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
 from dispatch_profiler.operations import ElementType, ErrorBound, Operation
 
@@ -192,9 +193,13 @@ class Configuration(abc.ABC):
         """
         return operation
 
+    def slices(self, operation: Operation) -> int:
+        """Slices that the reduction of `operation` is split into: `split_k`, or as many as a long sum needs."""
+        return self.split_k
+
     def error_bound(self, operation: Operation) -> ErrorBound | None:
         """A bound on the error of the sums; None if they are added as the operation says, so that its bound applies."""
-        return None
+        return sliced_bound(operation, self.slices(operation))
 
     def flops(self, operation: Operation) -> int:
         """FLOP that a kernel computes at least: those of the operation, unless its algorithm has others."""

@@ -35,6 +35,7 @@ from dispatch_profiler.configurations.space import (
 )
 from dispatch_profiler.configurations.splits import (
     check_split,
+    slices_of_long_sum,
     split_invalid_reason,
     split_loops,
     split_suffix,
@@ -122,11 +123,17 @@ class CpuTiles(Configuration):
         axes = (*operation.parallel_axes, *operation.reduction_axes)
         return dict(zip(axes, tiles, strict=False))
 
+    def slices(self, operation: Operation) -> int:
+        if self.split_k > 1 or self.peel or len(operation.reduction_axes) != 1:
+            return self.split_k
+        tile = self._tiles(operation, self.vector).get(operation.reduction_axes[0], 1)
+        return slices_of_long_sum(operation, multiple=max(1, tile))
+
     def lowering(self, operation: Operation) -> Lowering:
         norm = row_geometry(operation)
         if norm is not None:
             return row_lowering(norm, self.distribution, self.vector)
-        loops = split_loops(operation, self.split_k)
+        loops = split_loops(operation, self.slices(operation))
         vector = self._tiles(operation, self.vector)
         cache = self._tiles(operation, self.cache)
         # Loops without an axis (batch, groups, slices) have tile 1.
@@ -172,7 +179,7 @@ class CpuTiles(Configuration):
         return next(self._violations(operation, limits), None)
 
     def _violations(self, operation: Operation, limits: Limits) -> Iterator[str]:
-        extents = {loop.name: loop.extent for loop in split_loops(operation, self.split_k)}
+        extents = {loop.name: loop.extent for loop in split_loops(operation, self.slices(operation))}
         vector = self._tiles(operation, self.vector)
         cache = self._tiles(operation, self.cache)
         distribution = self._tiles(operation, self.distribution)
@@ -204,7 +211,7 @@ class CpuTiles(Configuration):
         axes = operation.parallel_axes
         cut = any(
             self._tiles(operation, self.cache).get(loop.name, loop.extent) < loop.extent
-            for loop in split_loops(operation, self.split_k)
+            for loop in split_loops(operation, self.slices(operation))
             if loop.iterator == "reduction"
         )
         level, tiles = ("cache", self.cache) if cut else ("vector", self.vector)

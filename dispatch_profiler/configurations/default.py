@@ -11,7 +11,12 @@ from dispatch_profiler.configurations._base import (
     Limits,
 )
 from dispatch_profiler.configurations.space import Axis, Space, slices_of
-from dispatch_profiler.configurations.splits import check_split, split_invalid_reason, split_suffix
+from dispatch_profiler.configurations.splits import (
+    check_split,
+    slices_of_long_sum,
+    split_invalid_reason,
+    split_suffix,
+)
 from dispatch_profiler.errors import ConfigurationError
 from dispatch_profiler.operations import Operation
 
@@ -41,6 +46,9 @@ class Default(Configuration):
     @property
     def name(self) -> str:
         return "tile_config_default" + split_suffix(self.split_k)
+
+    def slices(self, operation: Operation) -> int:
+        return self.split_k if self.split_k > 1 else slices_of_long_sum(operation)
 
     def invalid_reason(self, operation: Operation, limits: Limits) -> str | None:
         return split_invalid_reason(operation, self.split_k)

@@ -14,6 +14,7 @@ from dispatch_profiler.configurations._base import (
     check_choice,
 )
 from dispatch_profiler.configurations.space import Axis, Space
+from dispatch_profiler.configurations.splits import slices_of_long_sum
 from dispatch_profiler.operations import Operation
 
 
@@ -85,6 +86,9 @@ class Flow(Configuration):
     @property
     def split_k(self) -> int:  # type: ignore[override]
         return 1
+
+    def slices(self, operation: Operation) -> int:
+        return slices_of_long_sum(operation)
 
     @property
     def name(self) -> str:

@@ -18,6 +18,7 @@ from dispatch_profiler.configurations.forms import (
 )
 from dispatch_profiler.configurations.lowering import Lowering
 from dispatch_profiler.configurations.space import Point, Space
+from dispatch_profiler.configurations.splits import SlicedSums
 from dispatch_profiler.errors import ConfigurationError, did_you_mean
 from dispatch_profiler.operations import ErrorBound, Operation
 
@@ -130,8 +131,17 @@ class Formed(Configuration):
     def reduced(self, operation: Operation) -> Reduction:
         return (packed_reduction_of if self.packed else reduction_of)(self.form, operation)
 
+    def slices(self, operation: Operation) -> int:
+        return 1  # only its kernels have slices
+
     def error_bound(self, operation: Operation) -> ErrorBound | None:
-        return self.reduced(operation).error_bound
+        reduction = self.reduced(operation)
+        if reduction.error_bound is not None:
+            return reduction.error_bound
+        sliced = [(kernel, self.inner.slices(kernel)) for kernel in reduction.kernels]
+        if all(slices == 1 for _, slices in sliced):
+            return None
+        return SlicedSums(max(-(-kernel.accumulations // slices) + slices for kernel, slices in sliced))
 
     def flops(self, operation: Operation) -> int:
         reduction = self.reduced(operation)

@@ -32,8 +32,9 @@ from dispatch_profiler.configurations.microkernel_plan import (
 )
 from dispatch_profiler.configurations.microkernel_rules import REGISTERS, likely_tiles, registers_needed
 from dispatch_profiler.configurations.space import Axis, Space, divisors, tile_axes
+from dispatch_profiler.configurations.splits import SlicedSums
 from dispatch_profiler.errors import ConfigurationError
-from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations import ErrorBound, Operation
 
 #: Channels that are computed by one iteration of the innermost loop.
 _UNROLL = (2, 4, 8)
@@ -97,6 +98,10 @@ class Microkernel(Configuration):
         return microkernel_plan(
             operation, self.distribution, self.registers, self.unroll, self.margin, self.packed
         )
+
+    def error_bound(self, operation: Operation) -> ErrorBound | None:
+        plan = self.plan(operation)
+        return SlicedSums(plan.longest_chain) if plan.slice < plan.channels else None
 
     # -- packing ------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from dispatch_profiler.configurations.microkernel_runs import Run, Windows
-from dispatch_profiler.operations import ConvolutionGeometry, Operation
+from dispatch_profiler.configurations.splits import SLICE, longest_sum
+from dispatch_profiler.operations import ConvolutionGeometry, Operation, element_type
 
 #: Elements of a vector register of AVX-512.
 LANES = 16
@@ -76,6 +77,17 @@ class MicrokernelPlan:
     def image(self) -> tuple[int, int, int]:
         """Rows, columns and channels of the images that the kernel reads, with the margin."""
         return (*self.size, self.channels + self.margin)
+
+    @property
+    def slice(self) -> int:
+        """Channels that are added one after another; the sums of several slices are then added up."""
+        return self.channels if self.channels <= longest_sum(element_type("f32")) else SLICE
+
+    @property
+    def longest_chain(self) -> int:
+        """The most additions that a product goes through."""
+        slices = math.prod(self.taps) * -(-self.channels // self.slice)
+        return self.terms if self.slice == self.channels else self.slice + slices
 
     @property
     def terms(self) -> int:

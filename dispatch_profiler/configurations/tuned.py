@@ -91,6 +91,9 @@ class Tuned(Configuration):
     def split_k(self) -> int:  # type: ignore[override]
         return self.inner.split_k
 
+    def slices(self, operation: Operation) -> int:
+        return self.inner.slices(operation)
+
     @property
     def evidence(self) -> Evidence | None:
         return self.inner.evidence

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from dispatch_profiler.configurations import Configuration
 from dispatch_profiler.operations import ElementType, ErrorBound, Operation
+from dispatch_profiler.targets import Target
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ class Dispatch:
     def error_bound(self) -> ErrorBound | None:
         """That of the configuration; None if the operation's own applies."""
         return self.configuration.error_bound(self.operation)
+
+    def error_bound_on(self, target: Target) -> ErrorBound | None:
+        """`error_bound`, or else that of what the compiler does on `target`; None if the operation's own applies."""
+        return self.error_bound or target.error_bound(self.operation)
 
     @property
     def flops(self) -> int:

@@ -136,7 +136,7 @@ def _lowering(entry: Entry) -> Lowering:
         raise _Inexpressible(
             "its kernel is written by this package, and a spec configures only the compiler's"
         )
-    if configuration.split_k > 1:
+    if configuration.slices(operation) > 1:
         raise _Inexpressible("it splits the reduction, which changes the operation")
     if configuration.effective_operation(operation) != operation:
         raise _Inexpressible("it changes the element type of the sums")
@@ -184,7 +184,7 @@ def _default(entry: Entry) -> Dispatch:
 def _compiled(entry: Entry, tools: Tools, phase: str, *flags: str) -> IrModule:
     """The operation's default function at `phase`."""
     target = parse_target(entry.provenance.target)
-    every = resolved_flags(_owner(tools), (*target.compile_flags, *flags))
+    every = resolved_flags(_owner(tools), (*target.flags_of(entry.operation), *flags))
     source = render_module(entry.operation, [_default(entry)])
     return tools.advance(tools.parse(source, every), every, stop=phase)
 

@@ -8,7 +8,9 @@ from typing import Any
 from dispatch_profiler.errors import OperationError, did_you_mean
 from dispatch_profiler.operations._base import (
     DEFAULT_SEED,
+    IN_ACCUMULATOR,
     ContractFunction,
+    ContractionBound,
     Distribution,
     ErrorBound,
     Loop,
@@ -53,7 +55,7 @@ from dispatch_profiler.operations.matmul import BatchMatmul, Matmul, check_layou
 from dispatch_profiler.operations.options import DEFAULT_TYPES, ShapeOption, SweepOptions
 from dispatch_profiler.operations.panel_matmul import PanelMatmul
 from dispatch_profiler.operations.ranges import parse_range, parse_tuples, unreached_ends
-from dispatch_profiler.operations.rounding import accumulation_factor
+from dispatch_profiler.operations.rounding import accumulation_factor, are_alike
 
 KINDS: dict[str, type[Operation]] = {
     kind.kind: kind
@@ -95,12 +97,14 @@ __all__ = [
     "DEFAULT_SEED",
     "DEFAULT_TYPES",
     "ELEMENT_TYPES",
+    "IN_ACCUMULATOR",
     "KINDS",
     "STEP_KINDS",
     "BatchMatmul",
     "BiasBackward",
     "ContractFunction",
     "Contraction",
+    "ContractionBound",
     "Conv1d",
     "Conv2d",
     "Conv3d",
@@ -127,6 +131,7 @@ __all__ = [
     "SweepOptions",
     "Tensor",
     "accumulation_factor",
+    "are_alike",
     "check_layouts",
     "element_type",
     "filter_letters",

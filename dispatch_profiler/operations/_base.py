@@ -67,6 +67,9 @@ class Distribution(str, Enum):
     INTEGERS = "integers"
     #: Real values over the type's useful range: results must lie within a rounding error bound.
     REALS = "reals"
+    #: Real values whose mean is far from zero, as many deviations as the type resolves: sums grow with every term, so
+    #: that one which is added in order loses digits.
+    OFFSET = "offset"
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,28 @@ class Reference:
 ContractFunction = Callable[["Contraction", np.ndarray, np.ndarray], np.ndarray]
 
 
-class ErrorBound(abc.ABC):
-    """A bound on the error of sums that a kernel computes by another algorithm than adding the products.
+class ErrorBound:
+    """How a kernel computes sums if not as the operation says, so that another bound on their error applies.
 
     Subclasses are frozen dataclasses of plain values: their `repr` is part of the key of a stored reference.
     """
+
+    def longest_chain(self, operation: Operation) -> int:
+        """The most terms that are added one after another."""
+        return operation.accumulations
+
+
+@dataclass(frozen=True)
+class InAccumulator(ErrorBound):
+    """A kernel that adds the terms of a norm or a channel sum in the accumulator's type, in any order."""
+
+
+#: The only one.
+IN_ACCUMULATOR = InAccumulator()
+
+
+class ContractionBound(ErrorBound, abc.ABC):
+    """A bound for a kernel that computes sums of products by another algorithm than adding the products."""
 
     @abc.abstractmethod
     def largest_integer(self, operation: Contraction, lhs: float, rhs: float) -> float:
@@ -115,7 +135,7 @@ class Operation(abc.ABC):
     parallel_axes: ClassVar[tuple[str, ...]]
     reduction_axes: ClassVar[tuple[str, ...]]
     #: Distributions for verification; without `INTEGERS` if the arithmetic is inexact on integers.
-    distributions: ClassVar[tuple[Distribution, ...]] = (Distribution.INTEGERS, Distribution.REALS)
+    distributions: ClassVar[tuple[Distribution, ...]] = tuple(Distribution)
     #: Command-line options for the shape. Kinds that share an option share its object.
     shape_options: ClassVar[tuple[ShapeOption, ...]]
     #: Names of the type, layout and epilogue options that the kind accepts (see `options`).
@@ -173,11 +193,13 @@ class Operation(abc.ABC):
         *,
         stepwise: bool = False,
         contract: ContractFunction | None = None,
+        error_bound: ErrorBound | None = None,
     ) -> tuple[Reference, ...]:
         """A reference for each of `results`, computed from `operands` (shapes and types as `self.operands`).
 
-        `stepwise` allows for a library that rounds to the result's type after each step, while a fused
-        kernel rounds once. `contract` replaces numpy for the sums of products of a contraction.
+        `stepwise` allows for a library that rounds to the result's type after each step and adds in the accumulator's
+        type, while a fused kernel rounds once. `contract` replaces numpy for the sums of products of a contraction.
+        `error_bound` is that of a kernel with other sums.
         """
 
     @classmethod
@@ -248,8 +270,13 @@ class Operation(abc.ABC):
         return ()
 
     @property
+    def sums_type(self) -> ElementType | None:
+        """The type in which kernels add the terms of long sums; None if that is the accumulator's."""
+        return None
+
+    @property
     def rounds_between_steps(self) -> bool:
-        """Whether `stepwise` changes the references."""
+        """Whether `stepwise` changes the references or their bounds."""
         return False
 
     @property

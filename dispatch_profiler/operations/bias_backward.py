@@ -17,6 +17,7 @@ import numpy as np
 from dispatch_profiler.operations._base import (
     ContractFunction,
     Distribution,
+    ErrorBound,
     Loop,
     Reference,
     Tensor,
@@ -24,7 +25,7 @@ from dispatch_profiler.operations._base import (
 )
 from dispatch_profiler.operations.geometry import ChannelSum
 from dispatch_profiler.operations.options import ShapeOption, SweepOptions
-from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, Reduction, type_option
+from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, Reduction, same_terms, type_option
 from dispatch_profiler.operations.rounding import rounded_to
 
 #: Two layers of ResNet-50 in NHWC and one in NCHW, and the wide linear layer of BERT-base.
@@ -33,7 +34,7 @@ BIAS_PROBLEMS = ((12544, 64, 1), (784, 512, 1), (8, 64, 3136), (384, 3072, 1))
 
 @dataclass(frozen=True)
 class BiasBackward(Reduction):
-    """`channels` sums of `outer * inner` terms, in f32 (f64 for f64).
+    """`channels` sums of `outer * inner` terms, in `sums_type`.
 
     dy: (outer, channels, inner) of `type`; db: (channels,) of `type`.
     """
@@ -113,9 +114,12 @@ class BiasBackward(Reduction):
             yield partial(cls, outer, channels, inner, type_)
 
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
-        """Integers whose partial sums are exact and fit the type, or reals in (-1, 1)."""
+        """Integers whose partial sums are exact and fit the type, reals in (-1, 1), or reals that are almost equal."""
         if distribution is Distribution.REALS:
             return rng.uniform(-1.0, 1.0, operand.shape).astype(operand.type.dtype)
+        if distribution is Distribution.OFFSET:
+            values = same_terms(rng.uniform(-1.0, 1.0, operand.shape), self.accumulations)
+            return values.astype(operand.type.dtype)
         room = min(float(self.accumulator.exact_integers), float(self.element_type.finfo().max))
         most = max(1, min(int(room / self.accumulations), self.element_type.exact_integers, 2**10))
         return rng.integers(-most, most, operand.shape, endpoint=True).astype(operand.type.dtype)
@@ -126,15 +130,18 @@ class BiasBackward(Reduction):
         *,
         stepwise: bool = False,
         contract: ContractFunction | None = None,
+        error_bound: ErrorBound | None = None,
     ) -> tuple[Reference, ...]:
         """In float64; exact if dy holds integers whose partial sums are exact in the accumulator.
 
-        Otherwise `|ddb| <= s sum|dy|`, where s is the bound for a sum of `outer * inner` terms.
+        Otherwise `|ddb| <= s sum|dy| + u |db|`, where s is the bound for a sum of `outer * inner` terms, and u that for
+        rounding it.
         """
         dy = operands[0].astype(np.float64)
         # einsum adds all terms of a channel one after another, unlike `sum`, which a library may use.
         db = np.einsum("ijk->j", dy)
         if self.sums_exactly((dy,), self.accumulations, float(np.abs(dy).max())):
             return (Reference(rounded_to(db, self.element_type), None),)
-        error = self.roundoffs(self.accumulations)[1] * np.abs(dy).sum(axis=(0, 2))
+        u, sums = self.roundoffs(self.accumulations, self.added_in(stepwise, error_bound), dy)
+        error = sums * np.abs(dy).sum(axis=(0, 2)) + u * np.abs(db)
         return (Reference(db, self.stored(db, error, self.element_type)),)

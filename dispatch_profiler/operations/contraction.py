@@ -23,6 +23,7 @@ from dispatch_profiler.operations._base import (
 )
 from dispatch_profiler.operations.element_types import ElementType, ElementTypes
 from dispatch_profiler.operations.epilogues import LARGEST_FACTOR, Epilogue
+from dispatch_profiler.operations.rounding import rounded_term
 
 #: Larger integers would not make the test stronger.
 _LARGEST_INTEGER = 7
@@ -162,9 +163,20 @@ class Contraction(Operation):
 
     # -- operands -----------------------------------------------------------------------------
 
+    @property
+    def distributions(self) -> tuple[Distribution, ...]:  # type: ignore[override]
+        """Without OFFSET for integers, whose sums are exact, and for 8-bit types, which hold no numbers near 1."""
+        every = tuple(Distribution)
+        return every if self.types.input.bits > 8 else every[:-1]
+
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
         if distribution is Distribution.INTEGERS:
             return self._draw_integers(operand, rng)
+        if distribution is Distribution.OFFSET and operand.name in ("lhs", "rhs"):
+            # Products that are almost equal, whose sums are about 1.
+            noise = rng.uniform(-1.0, 1.0, operand.shape)
+            size = math.sqrt(rounded_term(2.0 / self.accumulations))
+            return (size * (1.0 + noise / 4096.0)).astype(operand.type.dtype)
         if self.avoids_subnormals:
             return self._draw_odd_eighths(operand, rng)
         if operand.type.is_integer:

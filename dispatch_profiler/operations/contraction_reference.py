@@ -23,14 +23,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dispatch_profiler.blocks import rows_in_blocks
-from dispatch_profiler.operations._base import ContractFunction, ErrorBound, Reference
+from dispatch_profiler.operations._base import ContractFunction, ContractionBound, ErrorBound, Reference
 from dispatch_profiler.operations.epilogue_steps import Roundoffs
-from dispatch_profiler.operations.rounding import accumulation_factor, rounded_to
+from dispatch_profiler.operations.rounding import accumulation_factor, are_alike, rounded_to
 
 if TYPE_CHECKING:
     from dispatch_profiler.operations.contraction import Contraction
@@ -38,6 +39,17 @@ if TYPE_CHECKING:
 _FLOAT32_EXACT = 2**24
 #: Steps that a kernel may fold into the sum.
 _ADDED = ("bias", "residual")
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """`round`: each step reads a value that was rounded to the result's type, and may compute in it.
+
+    `factor` is the bound on the error of the sums, relative to those of magnitudes.
+    """
+
+    round: bool
+    factor: float
 
 
 def _contract_with_numpy(operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
@@ -65,12 +77,12 @@ def reference(
         if operation.types.output.is_integer:
             return Reference(_integer_result(operation, lhs, rhs, operands, contract), None)
         bound = _partial_sum_bound(operation, lhs, rhs, error_bound)
-        error = np.zeros(())
+        error, factor = np.zeros(()), _factor(operation, lhs, rhs, error_bound)
         if _is_integral(lhs) and _is_integral(rhs) and bound <= operation.types.accumulator.exact_integers:
             exact = np.float32 if bound <= _FLOAT32_EXACT else np.float64
             sums = contract(operation, lhs.astype(exact), rhs.astype(exact)).astype(np.float64)
         else:
-            sums, error = _rounded_sums(operation, lhs, rhs, contract, error_bound)
+            sums, error = _rounded_sums(operation, (lhs, rhs), contract, error_bound, factor)
             bound = math.inf
         rounds = stepwise and operation.rounds_between_steps
         wide = [each.astype(np.float64) for each in operands]
@@ -78,14 +90,24 @@ def reference(
             for step, its in operation.epilogue.with_operands(wide):
                 sums = step.apply(sums, its)
             return Reference(rounded_to(sums, operation.types.output), None)
-        return _bounded(operation, sums, error, wide, rounds)
+        return _bounded(operation, sums, error, wide, _Steps(rounds, factor))
+
+
+def _factor(
+    operation: Contraction, lhs: np.ndarray, rhs: np.ndarray, error_bound: ErrorBound | None
+) -> float:
+    """The bound on the error of a kernel's sums, relative to the sums of magnitudes."""
+    terms, type_ = operation.accumulations, operation.types.accumulator
+    if error_bound is not None:
+        terms = error_bound.longest_chain(operation)
+    return accumulation_factor(terms, type_, are_alike=are_alike(lhs, rhs))
 
 
 def _partial_sum_bound(
     operation: Contraction, lhs: np.ndarray, rhs: np.ndarray, error_bound: ErrorBound | None = None
 ) -> float:
     """Upper bound on the magnitude of every partial sum of the contraction."""
-    if error_bound is not None:
+    if isinstance(error_bound, ContractionBound):
         return error_bound.largest_integer(operation, _largest(lhs), _largest(rhs))
     return operation.accumulations * _largest(lhs) * _largest(rhs)
 
@@ -130,19 +152,20 @@ def _integer_result(
 
 def _rounded_sums(
     operation: Contraction,
-    lhs: np.ndarray,
-    rhs: np.ndarray,
+    operands: tuple[np.ndarray, np.ndarray],
     contract: ContractFunction,
     error_bound: ErrorBound | None,
+    factor: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The sums, and a bound on the error of a kernel's sums."""
+    """The sums, and a bound on the error of a kernel's sums, which `factor` gives relative to those of magnitudes."""
+    lhs, rhs = operands
     wide_lhs, wide_rhs = lhs.astype(np.float64), rhs.astype(np.float64)
     sums = contract(operation, wide_lhs, wide_rhs)
     # The accumulator's precision suffices for an upper bound; the factor 1.01 covers its rounding.
     dtype = operation.types.accumulator.dtype
     magnitudes = contract(operation, np.abs(wide_lhs).astype(dtype), np.abs(wide_rhs).astype(dtype))
-    error = 1.01 * accumulation_factor(operation.accumulations, operation.types.accumulator) * magnitudes
-    if error_bound is not None:
+    error = 1.01 * factor * magnitudes
+    if isinstance(error_bound, ContractionBound):
         # Of float64, the reference has the plain sum's error, and the caller doubles the larger one.
         error = np.maximum(error, error_bound.of_sums(operation, lhs, rhs))
     return sums, error
@@ -153,7 +176,7 @@ def _bounded(
     sums: np.ndarray,
     error: np.ndarray,
     operands: Sequence[np.ndarray],
-    rounds: bool,
+    steps: _Steps,
 ) -> Reference:
     """The reference with its bounds. Values outside the result type's range must match exactly."""
     matrix = _as_matrix(operation, sums)
@@ -165,7 +188,7 @@ def _bounded(
         its = [each if len(each) == 1 else each[block] for each in theirs]
         with np.errstate(all="ignore"):  # it is per thread
             return _bounded_part(
-                operation, matrix[block], errors if errors.ndim == 0 else errors[block], its, rounds
+                operation, matrix[block], errors if errors.ndim == 0 else errors[block], its, steps
             )
 
     values, tolerances = zip(*rows_in_blocks(part, *matrix.shape), strict=True)
@@ -194,9 +217,9 @@ def _bounded_part(
     sums: np.ndarray,
     error: np.ndarray,
     operands: Sequence[np.ndarray],
-    rounds: bool,
+    steps: _Steps,
 ) -> tuple[np.ndarray, np.ndarray]:
-    value, error = _with_epilogue(operation, sums, error, operands, rounds)
+    value, error = _with_epilogue(operation, sums, error, operands, steps)
     accumulator, result = operation.types.accumulator, operation.types.output
     if result != accumulator:
         error = error + _rounding(operation, value, error)
@@ -212,17 +235,14 @@ def _with_epilogue(
     value: np.ndarray,
     error: np.ndarray,
     operands: Sequence[np.ndarray],
-    rounds: bool,
+    given: _Steps,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Carry the sums and their error through the steps, as derived in `epilogue_steps`.
-
-    `rounds`: each step reads a value that was rounded to the result's type, and may compute in it.
-    """
-    accumulator = operation.types.accumulator
+    """Carry the sums and their error through the steps, as derived in `epilogue_steps`."""
+    accumulator, rounds = operation.types.accumulator, given.round
     roundoffs = Roundoffs.of(accumulator, operation.types.output if rounds else None)
     steps = list(operation.epilogue.with_operands(operands))
     if steps and steps[0][0].name in _ADDED:
-        error = error + accumulation_factor(operation.accumulations, accumulator) * np.abs(steps[0][1][0])
+        error = error + given.factor * np.abs(steps[0][1][0])
     if accumulator.name == "f64":
         error = 2.0 * error  # the float64 reference has the same error as the kernel
     for step, its in steps:

@@ -15,13 +15,14 @@ from typing import ClassVar
 import numpy as np
 
 from dispatch_profiler.errors import OperationError
-from dispatch_profiler.operations._base import ContractFunction, Distribution, Reference, Tensor
+from dispatch_profiler.operations._base import ContractFunction, Distribution, ErrorBound, Reference, Tensor
 from dispatch_profiler.operations.geometry import NormGeometry
 from dispatch_profiler.operations.normalization import (
     AFFINE_OPTION,
     EPS_OPTION,
     ROW_OPTIONS,
     RowNorm,
+    offset_of,
     swept_points,
 )
 from dispatch_profiler.operations.options import ShapeOption, SweepOptions
@@ -32,7 +33,7 @@ _RSQRT_ROUNDOFFS = 8.0
 
 @dataclass(frozen=True)
 class LayerNorm(RowNorm):
-    """`rows` rows of `size` elements, with sums in f32 (f64 for f64).
+    """`rows` rows of `size` elements, with sums in `sums_type`.
 
     x, y: (rows, size) of `type`; weight, bias: (size,) of `type` if `affine`; mean, rstd: (rows,) in the
     accumulator type.
@@ -41,7 +42,7 @@ class LayerNorm(RowNorm):
     kind: ClassVar[str] = "layer_norm"
     label: ClassVar[str] = "OperationKind.LayerNorm"
     # The division by N and the square root are inexact on integers.
-    distributions: ClassVar[tuple[Distribution, ...]] = (Distribution.REALS,)
+    distributions: ClassVar[tuple[Distribution, ...]] = (Distribution.REALS, Distribution.OFFSET)
     shape_options: ClassVar[tuple[ShapeOption, ...]] = (*ROW_OPTIONS, EPS_OPTION, AFFINE_OPTION)
 
     rows: int
@@ -98,7 +99,9 @@ class LayerNorm(RowNorm):
 
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
         values = rng.uniform(-1.0, 1.0, operand.shape)
-        if operand.name == "x":
+        if operand.name == "x" and distribution is Distribution.OFFSET:
+            values += offset_of(operand.type) * rng.uniform(0.75, 1.25, (self.rows, 1))
+        elif operand.name == "x":
             # Each row has its own mean and deviation, so that a kernel cannot mix up rows unnoticed.
             values = values * rng.uniform(0.5, 2.0, (self.rows, 1)) + rng.uniform(-1.0, 1.0, (self.rows, 1))
         return values.astype(operand.type.dtype)
@@ -109,23 +112,28 @@ class LayerNorm(RowNorm):
         *,
         stepwise: bool = False,
         contract: ContractFunction | None = None,
+        error_bound: ErrorBound | None = None,
     ) -> tuple[Reference, ...]:
         """In float64, with first-order error bounds for the two-pass algorithm.
 
-        With u the unit roundoff and g the bound for a sum of N terms: |dmean| <= (g + u) sum|x| / N + u |mean|;
-        a centred element has error c = |dmean| + u |x - mean|; |dvar| <= sum(2 |x - mean| c + c**2) / N + (g + 2u)
-        var; the error of rstd comes from its argument and its approximation, that of y from the product rule.
+        With u the unit roundoff and g the bound for a sum of N terms: |dmean| <= g sum|x| / N + 2u |mean|;
+        a centred element has error c = |dmean| + u |x - mean|. The centred elements add up to 0, and dmean is the same
+        for all of them, so that the mean of their squares is off by dmean**2 and 3u for each rounded square:
+        |dvar| <= dmean**2 + (g + 5u) (var + dmean**2) + u eps; the error of rstd comes from its argument and its
+        approximation, that of y from the product rule.
         """
         x, *affine = (array.astype(np.float64) for array in operands)
         weight, bias = affine if self.affine else (np.ones(self.size), np.zeros(self.size))
-        u, sums = self.roundoffs(self.size)
+        u, sums = self.roundoffs(self.size, self.added_in(stepwise, error_bound), x)
         mean = x.mean(axis=1, keepdims=True)
-        mean_error = (sums + u) * np.abs(x).mean(axis=1, keepdims=True) + u * np.abs(mean)
+        mean_error = sums * np.abs(x).mean(axis=1, keepdims=True) + 2.0 * u * np.abs(mean)
         centred = x - mean
         centred_error = mean_error + u * np.abs(centred)
         variance = (centred**2).mean(axis=1, keepdims=True)
-        moved = (2.0 * np.abs(centred) * centred_error + centred_error**2).mean(axis=1, keepdims=True)
-        variance_error = moved + (sums + 2.0 * u) * variance + u * (variance + self.eps)
+        moved = mean_error**2
+        if stepwise:  # a library may find the mean and the variance in one pass, whose means differ
+            moved = (2.0 * np.abs(centred) * centred_error + centred_error**2).mean(axis=1, keepdims=True)
+        variance_error = moved + (sums + 5.0 * u) * (variance + moved) + u * self.eps
         rstd, rstd_error = self._rstd(variance, variance_error, u)
         normalized = centred * rstd
         y = normalized * weight + bias

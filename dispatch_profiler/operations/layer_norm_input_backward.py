@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from dispatch_profiler.operations._base import ContractFunction, Distribution, Reference, Tensor
+from dispatch_profiler.operations._base import ContractFunction, Distribution, ErrorBound, Reference, Tensor
 from dispatch_profiler.operations.geometry import NormGeometry
 from dispatch_profiler.operations.normalization import (
     AFFINE_OPTION,
@@ -27,7 +27,7 @@ from dispatch_profiler.operations.options import ShapeOption, SweepOptions
 
 @dataclass(frozen=True)
 class LayerNormInputBackward(RowNormBackward):
-    """`rows` rows of `size` elements, with sums in f32 (f64 for f64).
+    """`rows` rows of `size` elements, with sums in `sums_type`.
 
     dy, x, dx: (rows, size) of `type`; mean, rstd: (rows,) in the accumulator type; weight: (size,) of `type`
     if `affine`.
@@ -36,7 +36,7 @@ class LayerNormInputBackward(RowNormBackward):
     kind: ClassVar[str] = "layer_norm_input_backward"
     label: ClassVar[str] = "OperationKind.LayerNormInputBackward"
     # The division by N is inexact on integers.
-    distributions: ClassVar[tuple[Distribution, ...]] = (Distribution.REALS,)
+    distributions: ClassVar[tuple[Distribution, ...]] = (Distribution.REALS, Distribution.OFFSET)
     shape_options: ClassVar[tuple[ShapeOption, ...]] = (*ROW_OPTIONS, AFFINE_OPTION)
 
     rows: int
@@ -89,6 +89,7 @@ class LayerNormInputBackward(RowNormBackward):
         *,
         stepwise: bool = False,
         contract: ContractFunction | None = None,
+        error_bound: ErrorBound | None = None,
     ) -> tuple[Reference, ...]:
         """In float64, by the formula with `rstd**3`, with a first-order error bound.
 
@@ -104,7 +105,7 @@ class LayerNormInputBackward(RowNormBackward):
         centred = x - mean
         dot = np.einsum("ij,ij->i", g, centred)[:, None]
         dx = rstd * (g - g.sum(axis=1, keepdims=True) / self.size) - centred * rstd**3 * (dot / self.size)
-        u, sums = self.roundoffs(self.size)
+        u, sums = self.roundoffs(self.size, self.added_in(stepwise, error_bound), g)
         if stepwise:
             u, sums = 2.0 * u, 2.0 * sums
         spread = self.spread(x, mean, rstd, stepwise)

@@ -14,7 +14,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from dispatch_profiler.operations._base import ContractFunction, Distribution, Loop, Reference, Tensor
+from dispatch_profiler.operations._base import (
+    ContractFunction,
+    Distribution,
+    ErrorBound,
+    Loop,
+    Reference,
+    Tensor,
+)
 from dispatch_profiler.operations.geometry import NormGeometry
 from dispatch_profiler.operations.normalization import ROW_OPTIONS, RowNormBackward, swept_points
 from dispatch_profiler.operations.options import ShapeOption, SweepOptions
@@ -23,7 +30,7 @@ from dispatch_profiler.operations.rounding import rounded_to
 
 @dataclass(frozen=True)
 class LayerNormWeightBackward(RowNormBackward):
-    """`rows` rows of `size` elements, with sums in f32 (f64 for f64).
+    """`rows` rows of `size` elements, with sums in `sums_type`.
 
     dy, x: (rows, size) of `type`; mean, rstd: (rows,) in the accumulator type; dweight, dbias: (size,) of `type`.
     """
@@ -81,7 +88,7 @@ class LayerNormWeightBackward(RowNormBackward):
 
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
         """Reals as `RowNormBackward.draw`; integers up to m, where rstd is 1 or 2: |dy * xhat| <= 4 m**2."""
-        if distribution is Distribution.REALS:
+        if distribution is not Distribution.INTEGERS:
             return super().draw(operand, distribution, rng)
         largest = float(self.element_type.finfo().max)
         room = min(float(self.accumulator.exact_integers), largest) / (4.0 * self.rows)
@@ -95,13 +102,14 @@ class LayerNormWeightBackward(RowNormBackward):
         *,
         stepwise: bool = False,
         contract: ContractFunction | None = None,
+        error_bound: ErrorBound | None = None,
     ) -> tuple[Reference, ...]:
         """In float64; exact if all operands are integers whose partial sums are exact in the accumulator.
 
         Otherwise with first-order error bounds: with u the unit roundoff, s the bound for a sum of `rows`
         terms and S = |xhat|, xhat has the error 2u S and its product with dy 3u |dy| S, so
-        |ddweight| <= (s + 3u) sum(|dy| S) and |ddbias| <= s sum|dy|. `stepwise` doubles the constants, and the
-        terms of S may cancel (see `spread`).
+        |ddweight| <= (s + 3u) sum(|dy| S) + u |dweight| and |ddbias| <= s sum|dy| + u |dbias|. `stepwise` doubles the
+        constants, and the terms of S may cancel (see `spread`).
         """
         dy, x, mean, rstd = (array.astype(np.float64) for array in operands)
         mean, rstd = mean[:, None], rstd[:, None]
@@ -111,13 +119,13 @@ class LayerNormWeightBackward(RowNormBackward):
         largest = float(np.abs(dy).max()) * max(1.0, float(spread.max()))
         if self.sums_exactly((dy, x, mean, rstd), self.rows, largest):
             return tuple(Reference(rounded_to(each, self.element_type), None) for each in (dweight, dbias))
-        u, sums = self.roundoffs(self.rows)
+        u, sums = self.roundoffs(self.rows, self.added_in(stepwise, error_bound), dy)
         if stepwise:
             u, sums = 2.0 * u, 2.0 * sums
         else:
             spread = self.spread(x, mean, rstd, stepwise=False)
-        weight_error = (sums + 3.0 * u) * (np.abs(dy) * spread).sum(axis=0)
-        bias_error = sums * np.abs(dy).sum(axis=0)
+        weight_error = (sums + 3.0 * u) * (np.abs(dy) * spread).sum(axis=0) + u * np.abs(dweight)
+        bias_error = sums * np.abs(dy).sum(axis=0) + u * np.abs(dbias)
         return (
             Reference(dweight, self.stored(dweight, weight_error, self.element_type)),
             Reference(dbias, self.stored(dbias, bias_error, self.element_type)),

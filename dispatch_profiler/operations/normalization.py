@@ -11,8 +11,9 @@ import numpy as np
 
 from dispatch_profiler.errors import OperationError, RangeError
 from dispatch_profiler.operations._base import Distribution, Loop, Tensor, check_positive
+from dispatch_profiler.operations.element_types import ElementType
 from dispatch_profiler.operations.options import ShapeOption, SweepOptions
-from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, Reduction, type_option
+from dispatch_profiler.operations.reductions import DEFAULT_SUM_TYPES, Reduction, same_terms, type_option
 
 #: Rows and row lengths of BERT-base, GPT-2 and a vision transformer.
 LAYER_NORM_PROBLEMS = ((128, 768), (512, 1024), (1576, 384))
@@ -45,6 +46,11 @@ AFFINE_OPTION = ShapeOption(
 )
 
 
+def offset_of(type_: ElementType) -> float:
+    """A mean that is far from zero, for elements whose deviation is about 1: at most 1000, with steps of at most 1/8."""
+    return min(1000.0, 2.0 ** (type_.precision - 4))
+
+
 def swept_points(options: SweepOptions, *rest: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
     """(rows, size, type, ...) of every point of a sweep, with one of each of `rest`."""
     given = options.shapes
@@ -57,7 +63,7 @@ def swept_points(options: SweepOptions, *rest: Sequence[Any]) -> Iterator[tuple[
 
 
 class RowNorm(Reduction):
-    """The base class of layer norms of `rows` rows of `size` elements; sums are in f32 (f64 for f64)."""
+    """The base class of layer norms of `rows` rows of `size` elements; sums are in `sums_type`."""
 
     parallel_axes: ClassVar[tuple[str, ...]] = ("row",)
     reduction_axes: ClassVar[tuple[str, ...]] = ("column",)
@@ -111,19 +117,22 @@ class RowNormBackward(RowNorm):
     def row_arguments(self) -> dict[str, str]:
         return {"op-kind": self.kind, **super().row_arguments()}
 
-    @property
-    def rounds_between_steps(self) -> bool:
-        return True
-
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
         """Reals, where mean and rstd are those of rows like those of x, up to the error of a sample.
 
         Operands are drawn independently, so they share each row's location and deviation, which depend on
         the number of rows only. A kernel that computes mean or rstd from x differs from the reference.
+        OFFSET: the means of x, dy and weight are far from zero.
         """
         noise = rng.uniform(-1.0, 1.0, operand.shape)
         rows = np.random.default_rng(self.rows)
         location, deviation = rows.uniform(-1.0, 1.0, self.rows), rows.uniform(0.5, 2.0, self.rows)
+        if distribution is Distribution.OFFSET:
+            location = offset_of(self.element_type) * (1.0 + location / 4.0)
+            if operand.name == "weight":
+                noise = 1.0 + noise / 2.0
+            elif operand.name == "dy":
+                noise = same_terms(noise, self.rows)
         if operand.name == "x":
             noise = location[:, None] + deviation[:, None] * noise
         elif operand.name == "mean":

@@ -12,16 +12,39 @@ from dispatch_profiler.operations.element_types import ElementType
 _LAMBDA = 10.0
 
 
-def accumulation_factor(products: int, accumulator: ElementType) -> float:
+#: Terms whose deviation is smaller than this part of their mean are alike.
+_ALIKE = 1.0 / 16.0
+
+
+def accumulation_factor(products: int, accumulator: ElementType, *, are_alike: bool = False) -> float:
     """Error bound for a sum of `products` products, relative to the sum of magnitudes.
 
-    Source: Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput.
-    41(5), 2019, Theorem 3.1; see `contraction_reference`.
+    At most `products` terms are added one after another, in whatever order: no partial sum has more roundings than
+    that, plus one for a product. Sources: Higham, "Accuracy and Stability of Numerical Algorithms", 2nd edition, 2002,
+    sections 3.1 and 4.2: n roundings have at most the relative error n u / (1 - n u). If they are independent of each
+    other, the error grows as sqrt(n): Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis",
+    SIAM J. Sci. Comput. 41(5), 2019, Theorem 3.1; see `contraction_reference`. With `are_alike` they are not.
     """
     u = accumulator.unit_roundoff
     steps = products + 1
     certain = steps * u / (1.0 - steps * u) if steps * u < 1.0 else math.inf
-    return min(certain, math.expm1(_LAMBDA * math.sqrt(steps) * u))
+    return certain if are_alike else min(certain, math.expm1(_LAMBDA * math.sqrt(steps) * u))
+
+
+def rounded_term(largest: float) -> float:
+    """A number up to `largest` whose every multiple is rounded when it is added to a large sum: 4/3 of a power of two.
+
+    A power of two is added without errors for long, and hides that terms are added one after another.
+    """
+    return 4.0 / 3.0 * 2.0 ** math.floor(math.log2(0.75 * largest))
+
+
+def are_alike(*factors: np.ndarray) -> bool:
+    """Whether the products of `factors` are almost equal: additions to a large sum then round to the same side.
+
+    The errors of adding 1000 +- 1 to 10**9, where floats are 64 apart, have the mean 24: they are not independent.
+    """
+    return all(bool(np.std(each) < _ALIKE * abs(float(np.mean(each)))) for each in factors if each.size > 1)
 
 
 def rounded_to(value: np.ndarray, type_: ElementType) -> np.ndarray:

@@ -6,7 +6,7 @@ import abc
 from typing import ClassVar
 
 from dispatch_profiler.configurations import Limits
-from dispatch_profiler.operations import Operation
+from dispatch_profiler.operations import IN_ACCUMULATOR, ErrorBound, Operation
 
 #: Without this flag the compiler demotes f64 to f32.
 KEEP_F64 = "--iree-input-demote-f64-to-f32=false"
@@ -21,6 +21,9 @@ class Target(abc.ABC):
     family: ClassVar[str]
     #: Name of its shipped list of configurations, which need not exist.
     shipped_list: ClassVar[str]
+    #: Whether kernels add in `Operation.sums_type`. Elsewhere the compiler adds in the accumulator's type: IREE 3.13
+    #: spreads sums over the threads of a workgroup, for CUDA in no type wider than 32 bits, and many GPUs lack f64.
+    has_long_sums: ClassVar[bool] = False
 
     @classmethod
     @abc.abstractmethod
@@ -46,6 +49,16 @@ class Target(abc.ABC):
     @abc.abstractmethod
     def limits(self) -> Limits:
         """Hardware limits that make configurations invalid."""
+
+    def flags_of(self, operation: Operation) -> tuple[str, ...]:
+        """`compile_flags` for kernels of `operation`, whose sums in f64 the compiler demotes where they are not long."""
+        if operation.sums_type in (None, operation.accumulator) or self.has_long_sums:
+            return self.compile_flags
+        return tuple(flag for flag in self.compile_flags if flag != KEEP_F64)
+
+    def error_bound(self, operation: Operation) -> ErrorBound | None:
+        """A bound on the error of sums by the compiler's code; None if they are added as the operation says."""
+        return None if self.has_long_sums or operation.sums_type is None else IN_ACCUMULATOR
 
     def unsupported_reason(self, operation: Operation) -> str | None:
         """Why the compiler rejects or miscompiles `operation` for this target; None if it is supported.

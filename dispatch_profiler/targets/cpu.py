@@ -66,6 +66,7 @@ class CpuTarget(Target):
 
     family: ClassVar[str] = "llvm-cpu"
     shipped_list: ClassVar[str] = "llvm-cpu"
+    has_long_sums: ClassVar[bool] = True
 
     cpu: str = "host"
 

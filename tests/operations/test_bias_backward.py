@@ -39,7 +39,7 @@ def by_loops(operation: BiasBackward, operands) -> list[float]:
 
 def plain_kernel(operation: BiasBackward, operands, wrong: str = "") -> list[np.ndarray]:
     """A kernel that adds one element after another in the type of the sums; `wrong` plants a fault."""
-    dy = operands[0].astype(operation.accumulator.dtype)
+    dy = operands[0].astype(operation.sums_type.dtype)
     if wrong == "last outer":
         dy = dy[:-1]
     if wrong == "last inner":
@@ -123,7 +123,7 @@ def test_a_plain_kernel_passes(shape, type_):
     assert compare(operation, plain_kernel(operation, operands), operation.reference(operands)).passed
 
 
-@pytest.mark.parametrize("distribution", list(Distribution))
+@pytest.mark.parametrize("distribution", [Distribution.INTEGERS, Distribution.REALS])
 @pytest.mark.parametrize("type_", TYPES)
 @pytest.mark.parametrize("wrong", ["last outer", "last inner", "mixed axes", "mean"])
 def test_a_wrong_formula_fails(wrong, type_, distribution):
@@ -134,7 +134,7 @@ def test_a_wrong_formula_fails(wrong, type_, distribution):
     ).passed
 
 
-@pytest.mark.parametrize("distribution", list(Distribution))
+@pytest.mark.parametrize("distribution", [Distribution.INTEGERS, Distribution.REALS])
 def test_a_fault_in_any_element_fails_and_is_named(distribution):
     operands = operands_of(SMALL, distribution)
     actual = plain_kernel(SMALL, operands)

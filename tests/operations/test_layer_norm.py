@@ -44,12 +44,13 @@ def by_loops(operation: LayerNorm, operands) -> tuple[list, list, list]:
 
 
 def in_f32(operation: LayerNorm, operands, *, eps: float | None = None, divisor: int = 0) -> list[np.ndarray]:
-    """A plain kernel in the type of the sums; `eps` and `divisor` make it a wrong one."""
-    wide = operation.accumulator.dtype
+    """A plain kernel; `eps` and `divisor` make it a wrong one."""
+    wide, long = operation.accumulator.dtype, operation.sums_type.dtype
     x, *affine = (array.astype(wide) for array in operands)
     count = wide.type(operation.size)
-    mean = x.sum(axis=1, keepdims=True) / count
-    variance = ((x - mean) ** 2).sum(axis=1, keepdims=True) / (wide.type(divisor) if divisor else count)
+    mean = (x.sum(axis=1, keepdims=True, dtype=long) / count).astype(wide)
+    squares = ((x - mean) ** 2).sum(axis=1, keepdims=True, dtype=long)
+    variance = (squares / (divisor if divisor else count)).astype(wide)
     rstd = 1 / np.sqrt(variance + wide.type(operation.eps if eps is None else eps))
     y = (x - mean) * rstd
     if operation.affine:

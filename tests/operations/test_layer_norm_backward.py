@@ -52,20 +52,24 @@ def by_loops(operation: Operation, operands) -> list[np.ndarray]:
 
 
 def plain_kernel(operation: Operation, operands, wrong: str = "") -> list[np.ndarray]:
-    """A kernel in the type of the sums; `wrong` plants a fault."""
-    wide = operation.accumulator.dtype
+    """A kernel; `wrong` plants a fault."""
+    wide, long = operation.accumulator.dtype, operation.sums_type.dtype
     dy, x, mean, rstd, *weight = (array.astype(wide) for array in operands)
     mean, rstd = mean[:, None], rstd[:, None]
     if wrong == "own mean":
         mean = x.mean(axis=1, keepdims=True)
     xhat = x - mean if wrong == "no rstd in xhat" else (x - mean) * rstd
     if operation.kind == "layer_norm_weight_backward":
-        found = [(dy * xhat).sum(axis=0), dy[:-1].sum(axis=0) if wrong == "last row" else dy.sum(axis=0)]
+        counted = dy[:-1] if wrong == "last row" else dy
+        found = [(dy * xhat).sum(axis=0, dtype=long), counted.sum(axis=0, dtype=long)]
     else:
         g = dy * weight[0] if weight and wrong != "no weight" else dy
         count = wide.type(operation.size - (wrong == "unbiased"))
-        mean_g = 0 if wrong == "no mean of g" else g.sum(axis=1, keepdims=True) / count
-        mean_dot = 0 if wrong == "no projection" else (g * xhat).sum(axis=1, keepdims=True) / count
+        mean_g = 0 if wrong == "no mean of g" else g.sum(axis=1, keepdims=True, dtype=long) / count
+        mean_dot = (
+            0 if wrong == "no projection" else (g * xhat).sum(axis=1, keepdims=True, dtype=long) / count
+        )
+        mean_g, mean_dot = wide.type(1) * mean_g, wide.type(1) * mean_dot
         found = [rstd * (g - mean_g - xhat * mean_dot)]
     return [each.astype(operation.element_type.dtype) for each in found]
 

@@ -41,6 +41,12 @@ def filled(operation, lhs=0.1, rhs=0.1):
     return [np.full(a.shape, lhs).astype(a.type.dtype), np.full(b.shape, rhs).astype(b.type.dtype)]
 
 
+def spread(operation):
+    """Positive inputs of many values."""
+    rng = np.random.default_rng(3)
+    return [rng.uniform(0.01, 1.0, each.shape).astype(each.type.dtype) for each in operation.operands[:2]]
+
+
 # -- within ----------------------------------------------------------------------------------------
 
 
@@ -160,20 +166,33 @@ def test_the_tolerance_of_short_sums_is_the_bound_that_always_holds(type_, round
 def test_the_tolerance_of_long_sums_is_the_probabilistic_bound(k):
     """10 * sqrt(K) * u * sum|a||b| (Higham and Mary, Theorem 3.1) to two percent."""
     operation = Matmul(1, 1, k)
-    inputs = filled(operation)
-    magnitude = k * float(inputs[0][0, 0]) * float(inputs[1][0, 0])
+    inputs = spread(operation)
+    magnitude = float((inputs[0].astype(np.float64) @ inputs[1].astype(np.float64))[0, 0])
     bound = 10 * math.sqrt(k) * F32_ROUNDOFF * magnitude
     assert bound <= float(reference(operation, inputs).tolerance[0, 0]) <= 1.02 * bound
+
+
+@pytest.mark.parametrize("k", [1_000, 10_000, 100_000])
+def test_the_tolerance_of_sums_of_equal_terms_is_the_bound_that_always_holds(k):
+    """Their rounding errors are not independent: each addition to a large sum rounds to the same side."""
+    operation = Matmul(1, 1, k)
+    inputs = filled(operation)
+    magnitude = k * float(inputs[0][0, 0]) * float(inputs[1][0, 0])
+    tolerance = float(reference(operation, inputs).tolerance[0, 0])
+    in_order = float(np.add.accumulate((inputs[0] * inputs[1].T)[0])[-1])
+    assert k * F32_ROUNDOFF * magnitude <= tolerance <= 1.05 * k * F32_ROUNDOFF * magnitude
+    assert abs(in_order - magnitude) <= tolerance
+    assert k < 100_000 or abs(in_order - magnitude) > 10 * math.sqrt(k) * F32_ROUNDOFF * magnitude
 
 
 def test_the_tolerance_grows_with_the_number_of_products():
     """As fast as sqrt(K) relative to the magnitude, and never slower than the sum itself."""
     relative = []
     for k in (1, 4, 16, 64, 256, 1024, 4096):
-        found = reference(Matmul(1, 1, k), filled(Matmul(1, 1, k)))
+        found = reference(Matmul(1, 1, k), spread(Matmul(1, 1, k)))
         relative.append(float(found.tolerance[0, 0] / found.expected[0, 0]))
     assert all(less < more for less, more in pairwise(relative))
-    assert relative[-1] / relative[-2] == pytest.approx(2, rel=0.01)
+    assert relative[-1] / relative[-2] == pytest.approx(2, rel=0.05)
 
 
 def test_the_tolerance_grows_with_the_result_type():

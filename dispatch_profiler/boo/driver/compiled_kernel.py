@@ -37,9 +37,9 @@ def kernel_time(
 
 
 def error_bound(signature: OpSignature, device: DeviceUri) -> ErrorBound | None:
-    """The error bound of the kernel's sums, if it computes them by another algorithm than adding the products."""
+    """The error bound of the kernel's sums, if it computes them otherwise than the operation says."""
     target = target_of(device)
     tuning = Toolchain.of(target, launch_settings().tuning).tuning
     name = compiled_kernel(signature, device).function
     variants = (variant.dispatch for variant in tuning.variants(signature.operation, target))
-    return next((dispatch.error_bound for dispatch in variants if dispatch.name == name), None)
+    return next((dispatch.error_bound_on(target) for dispatch in variants if dispatch.name == name), None)

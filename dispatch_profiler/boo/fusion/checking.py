@@ -13,6 +13,7 @@ from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.fusion.programs import Program
 from dispatch_profiler.boo.fusion.spec import RegionSignature
 from dispatch_profiler.boo.kernels import OperationKernels
+from dispatch_profiler.boo.launching import Launchable
 from dispatch_profiler.compiler import Cache
 from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.operations import DEFAULT_SEED
@@ -56,12 +57,22 @@ def _is_right(program: Program, device: DeviceUri) -> bool:
 
 
 def agrees(program: Program) -> bool:
-    """Whether the kernel computes what torch computes in float64, on random operands. Raises what a launch raises."""
+    """Whether the kernel computes what torch computes in float64, on random operands of each distribution.
+
+    Raises what a launch raises.
+    """
     rng = np.random.default_rng(DEFAULT_SEED)
-    operands = [program.draw(each, program.distributions[0], rng) for each in program.operands]
-    launched = get_launchable(RegionSignature(program))(
-        *(torch.from_numpy(each.reshape(-1)).clone() for each in operands)
+    launchable = get_launchable(RegionSignature(program))
+    drawn = (
+        [program.draw(each, distribution, rng) for each in program.operands]
+        for distribution in program.distributions
     )
+    return all(_agree(program, launchable, operands) for operands in drawn)
+
+
+def _agree(program: Program, launchable: Launchable, operands: list[np.ndarray]) -> bool:
+    """Whether a launch with `operands` gives what torch computes."""
+    launched = launchable(*(torch.from_numpy(each.reshape(-1)).clone() for each in operands))
     results = launched if isinstance(launched, tuple) else (launched,)
     with np.errstate(invalid="ignore"):
         for result, reference in zip(results, program.reference(operands), strict=True):

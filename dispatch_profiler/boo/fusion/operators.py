@@ -63,21 +63,37 @@ def check(target: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> No
         _CHECKS[target](*arguments, **named)
 
 
-def evaluate(program: Program, inputs: Sequence[Any]) -> list[Any]:
-    """The outputs of a program for tensors in torch's shapes, computed by torch's operators."""
+def evaluate(
+    program: Program, inputs: Sequence[Any], change: Callable[[Any], Any] | None = None
+) -> list[Any]:
+    """The outputs of a program for tensors in torch's shapes, computed by torch's operators.
+
+    `change` is applied to what each call returns.
+    """
     values = list(inputs)
     for name, arguments, named in program.parsed_calls:
-        values.append(OPERATORS[name](*_filled(arguments, values), **_filled(named, values)))
+        found = OPERATORS[name](*_filled(arguments, values), **_filled(named, values))
+        values.append(found if change is None else change(found))
     return [values[each] for each in program.returned]
 
 
-def evaluate_stored(program: Program, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The results of a program's kernel for its operands, in float64."""
+def evaluate_stored(
+    program: Program, operands: Sequence[np.ndarray], *, rounds: bool = False
+) -> list[np.ndarray]:
+    """The results of a program's kernel for its operands, in float64; with `rounds`, each call's is rounded to f32."""
     given = [torch.from_numpy(each.astype(np.float64)) for each in operands]
     inputs = [in_torch_order(each, value) for each, value in zip(given, program.inputs, strict=True)]
     with torch.no_grad():
-        found = evaluate(program, inputs)
+        found = evaluate(program, inputs, _rounded if rounds else None)
     return [stored(each, value).numpy() for each, value in zip(found, program.outputs, strict=True)]
+
+
+def _rounded(found: Any) -> Any:
+    """A tensor of float64 whose elements are rounded to f32, or several; anything else as it is."""
+    if isinstance(found, (tuple, list)):
+        return type(found)(map(_rounded, found))
+    is_wide = isinstance(found, torch.Tensor) and found.dtype is torch.float64
+    return found.float().double() if is_wide else found
 
 
 def in_torch_order(tensor: Tensor, value: Value) -> Tensor:
@@ -186,6 +202,18 @@ def _check_adaptive_avg_pool(x: Any, size: Sequence[int]) -> None:
         raise NotFusible("its windows differ in size")
 
 
+def _sum(x: Tensor, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """Added in f64, so that no order of millions of terms matters, and rounded once."""
+    if x.dtype is torch.float64:
+        return NotImplemented  # the operator itself
+    return aten.sum.dim_IntList(x.double(), dim, keepdim).to(x.dtype)
+
+
+def _mean(x: Tensor, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    total = aten.sum.dim_IntList(x.double(), dim, keepdim)
+    return (total / (x.numel() // max(1, total.numel()))).to(x.dtype)
+
+
 def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     powers = torch.exp(x - x.amax(dim, keepdim=True))
     return powers / powers.sum(dim, keepdim=True)
@@ -230,6 +258,8 @@ DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     aten.avg_pool2d.default: _avg_pool,
     aten._adaptive_avg_pool2d.default: _adaptive_avg_pool,
     aten._softmax.default: _softmax,
+    aten.mean.dim: _mean,
+    aten.sum.dim_IntList: _sum,
     aten.clamp.default: _clamp,
     aten.clamp_max.default: _clamp_max,
     aten.clamp_min.default: _clamp,

@@ -21,6 +21,7 @@ from dispatch_profiler.operations import (
     ContractFunction,
     Distribution,
     ElementType,
+    ErrorBound,
     Loop,
     Operation,
     Reference,
@@ -33,6 +34,10 @@ from dispatch_profiler.operations import (
 _MAX_CALLS, _MAX_VALUES, _MAX_AXES = 1_000, 64, 5
 #: Rounding errors of a program, in units of the type's roundoff and of the largest magnitude.
 _ROUNDOFFS = 64
+#: Errors of a program, in units of those that arise if each call's result is rounded.
+_ROUNDINGS = 16
+#: Mean of operands that are almost equal: far from zero, where the exponential function does not overflow.
+_OFFSET = 8.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Program(Operation):
     label: ClassVar[str] = "OperationKind.Program"
     parallel_axes: ClassVar[tuple[str, ...]] = ()
     reduction_axes: ClassVar[tuple[str, ...]] = ()
-    distributions: ClassVar[tuple[Distribution, ...]] = (Distribution.REALS,)
+    distributions: ClassVar[tuple[Distribution, ...]] = (Distribution.REALS, Distribution.OFFSET)
     shape_options: ClassVar[tuple[ShapeOption, ...]] = ()
     type_options: ClassVar[tuple[str, ...]] = ()
 
@@ -143,8 +148,11 @@ class Program(Operation):
         return {}
 
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
-        """Normally distributed."""
-        return rng.standard_normal(operand.shape).astype(operand.type.dtype)
+        """Normally distributed, or numbers that are almost equal."""
+        values = rng.standard_normal(operand.shape)
+        if distribution is Distribution.OFFSET:
+            values = _OFFSET + values / 16.0
+        return values.astype(operand.type.dtype)
 
     def reference(
         self,
@@ -152,16 +160,28 @@ class Program(Operation):
         *,
         stepwise: bool = False,
         contract: ContractFunction | None = None,
+        error_bound: ErrorBound | None = None,
     ) -> tuple[Reference, ...]:
-        """What torch computes in float64. The bound is for results of the magnitude of the largest one."""
+        """What torch computes in float64. The bound is for results of the magnitude of the largest one.
+
+        It also allows for some times the errors that arise if what each call returns, a sum of any length too, is
+        rounded once: so they are where results are small differences of large numbers. There is none where these
+        overflow.
+        """
         from dispatch_profiler.boo.fusion.operators import evaluate_stored
 
         found = []
-        for expected in evaluate_stored(self, operands):
-            finite = np.abs(expected[np.isfinite(expected)])
-            largest = max(1.0, float(finite.max(initial=0.0)))
-            bound = _ROUNDOFFS * float(np.finfo(self.element_type.dtype).eps) * largest
-            found.append(Reference(expected, np.full_like(expected, bound)))
+        pairs = zip(
+            evaluate_stored(self, operands), evaluate_stored(self, operands, rounds=True), strict=True
+        )
+        with np.errstate(invalid="ignore"):
+            for expected, rounded in pairs:
+                finite = np.isfinite(expected) & np.isfinite(rounded)
+                largest = max(1.0, float(np.abs(expected[finite]).max(initial=0.0)))
+                moved = float(np.abs(expected - rounded)[finite].max(initial=0.0))
+                bound = _ROUNDOFFS * float(np.finfo(self.element_type.dtype).eps) * largest
+                tolerance = np.where(finite, bound + _ROUNDINGS * moved, math.inf)
+                found.append(Reference(expected, tolerance))
         return tuple(found)
 
     @classmethod

@@ -22,6 +22,7 @@ from dispatch_profiler.configurations.forms.forward import (
     with_wide_result,
 )
 from dispatch_profiler.configurations.forms.steps import Labeled
+from dispatch_profiler.configurations.splits import sliceable_extent
 from dispatch_profiler.operations import Contraction, ConvolutionGeometry, Tensor
 
 
@@ -330,7 +331,11 @@ def weight_backward_by_taps(operation: Contraction, geometry: ConvolutionGeometr
         it.builder.merge(value, {"p": ("n", *it.spatial), axis: (axis,)})
         for value, axis in ((image, "c"), (gradient, "f"))
     )
-    count = read.extents["p"] - offsets[-1]
+    # Zeros behind the last pixels give sums of many products a length that slices divide.
+    terms = read.extents["p"] - offsets[-1]
+    count = sliceable_extent(terms, it.types.input)
+    if count > terms:
+        read, given = (it.builder.pad(each, {"p": (0, count - terms)}) for each in (read, given))
     given = it.builder.part(given, "p", 0, count)
     parts = [
         product(

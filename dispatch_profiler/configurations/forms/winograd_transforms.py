@@ -21,7 +21,13 @@ from fractions import Fraction
 
 import numpy as np
 
-from dispatch_profiler.operations import Contraction, ConvolutionGeometry, ErrorBound, accumulation_factor
+from dispatch_profiler.operations import (
+    Contraction,
+    ContractionBound,
+    ConvolutionGeometry,
+    accumulation_factor,
+    are_alike,
+)
 
 #: Rows of a matrix.
 Matrix = tuple[tuple[Fraction, ...], ...]
@@ -139,7 +145,7 @@ def margins(geometry: ConvolutionGeometry, outputs: int) -> list[tuple[int, int,
 
 
 @dataclass(frozen=True)
-class WinogradBound(ErrorBound):
+class WinogradBound(ContractionBound):
     """The bound of F(m x m, 3 x 3) for a convolution with stride 1, forward or input_backward."""
 
     transforms: Transforms
@@ -151,7 +157,7 @@ class WinogradBound(ErrorBound):
     def of_sums(self, operation: Contraction, lhs: np.ndarray, rhs: np.ndarray) -> np.ndarray:
         geometry, u = _geometry(operation), operation.accumulator.unit_roundoff
         roundings = self.transforms.roundings + _channels(geometry)
-        factor = accumulation_factor(roundings, operation.accumulator)
+        factor = accumulation_factor(roundings, operation.accumulator, are_alike=are_alike(lhs, rhs))
         factor += self.transforms.rounded_coefficients * u
         magnitudes = _magnitudes(
             self.transforms, geometry, *(np.abs(x.astype(np.float64)) for x in (lhs, rhs))

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dispatch_profiler.dispatches import Dispatch, Manifest
+from dispatch_profiler.dispatches import Manifest
 from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.isolation import Worker, WorkerLimits
-from dispatch_profiler.operations import DEFAULT_SEED, Distribution
+from dispatch_profiler.operations import DEFAULT_SEED, Distribution, ErrorBound, Operation
 from dispatch_profiler.profiler.compare.pairing import By, Pair
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.from_manifest import TreeCandidates
@@ -22,6 +22,7 @@ from dispatch_profiler.profiler.records.record import PROVIDER
 from dispatch_profiler.profiler.statistics.comparison import Outcome
 from dispatch_profiler.profiler.statistics.sequential_test import SequentialTestOptions, Side
 from dispatch_profiler.profiler.verification.verified_hashes import Expected
+from dispatch_profiler.targets import parse_target
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,13 @@ class LiveComparison:
             return Pair(label, operation.name, configuration, PROVIDER, outcome, reason)
 
         try:
-            modules, vmfbs = {}, []
+            modules, bounds, vmfbs = {}, {}, []
             for side, (entry, dispatch) in sides.items():
                 found = self._candidates[side].candidate(entry, dispatch)
                 if found.profile is None:
                     return pair(_failed(side), f"{side.value}: {found.reason or found.state.value}")
                 modules[side] = ref_of(found.profile, found.repeat), dispatch.dispatch.name
+                bounds[side] = dispatch.dispatch.error_bound_on(parse_target(found.target))
                 vmfbs.append(found.profile)
             provide(self._worker, vmfbs)
             options = self._options
@@ -113,7 +115,7 @@ class LiveComparison:
                 options.seconds,
             )
             for side, output in taken.outputs.items():
-                if wrong := self._wrong(sides[side][1].dispatch, output):
+                if wrong := self._wrong(operation, bounds[side], output):
                     return pair(_failed(side), f"{side.value}: {wrong}")
         except DispatchProfilerError as error:
             return pair(Outcome.NOT_MEASURED, error.message)
@@ -124,9 +126,9 @@ class LiveComparison:
             taken.medians_ms.get(Side.BASE), taken.medians_ms.get(Side.NEW),
         )  # fmt: skip
 
-    def _wrong(self, dispatch: Dispatch, output: tuple[np.ndarray, ...]) -> str:
+    def _wrong(self, operation: Operation, bound: ErrorBound | None, output: tuple[np.ndarray, ...]) -> str:
         """What is wrong with a result; empty if it is correct. Raises ShapeMismatch and ToolError."""
-        expected = Expected(dispatch.operation, Distribution.REALS, error_bound=dispatch.error_bound)
+        expected = Expected(operation, Distribution.REALS, error_bound=bound)
         comparison = self._checker.call(device_worker.check, expected, output)
         return "" if comparison.passed else f"FAILED ({comparison.message})"
 

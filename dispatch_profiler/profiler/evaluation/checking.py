@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import ToolError
-from dispatch_profiler.operations import Distribution, Operation
+from dispatch_profiler.operations import Distribution, ErrorBound, Operation
 from dispatch_profiler.profiler.evaluation import device_worker
 from dispatch_profiler.profiler.evaluation.candidate import Candidate
 from dispatch_profiler.profiler.evaluation.workers import Runners, refs_of
@@ -16,6 +17,7 @@ from dispatch_profiler.profiler.measurement.measure import MeasureOptions
 from dispatch_profiler.profiler.records.record import Record, Verdict
 from dispatch_profiler.profiler.verification.verified_hashes import Expected, Result, VerifiedHashes
 from dispatch_profiler.profiler.verification.verify import ShapeMismatch
+from dispatch_profiler.targets import parse_target
 
 
 class Verifier:
@@ -68,7 +70,7 @@ class Verifier:
             record.dispatch.effective_operation,
             distribution,
             stepwise=bool(candidate.library),
-            error_bound=record.dispatch.error_bound,
+            error_bound=_error_bound(record.dispatch, candidate),
         )
         known = self._verified_hashes.of(expected)
         result: Result = self._runners.call(candidate, device_worker.unless_known, known, step, *arguments)
@@ -86,3 +88,8 @@ class Verifier:
             return record
         where = f"({distribution.value}, seed {self._seed})"
         return record.failed(Verdict.FAILED, f"{comparison.message} {where}")
+
+
+def _error_bound(dispatch: Dispatch, candidate: Candidate) -> ErrorBound | None:
+    """How the candidate adds, if not as the operation says."""
+    return None if candidate.library else dispatch.error_bound_on(parse_target(candidate.target))

@@ -149,12 +149,8 @@ class References:
 def _computed(
     key: Expected, inputs: Sequence[np.ndarray], contract: ContractFunction | None = None
 ) -> tuple[Reference, ...]:
-    operation, stepwise = key.operation, key.stepwise
-    if key.error_bound is None:
-        return operation.reference(inputs, stepwise=stepwise, contract=contract)
-    # Only contractions have another bound.
-    return operation.as_contraction().reference(
-        inputs, stepwise=stepwise, contract=contract, error_bound=key.error_bound
+    return key.operation.reference(
+        inputs, stepwise=key.stepwise, contract=contract, error_bound=key.error_bound
     )
 
 

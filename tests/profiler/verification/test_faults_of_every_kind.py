@@ -74,6 +74,11 @@ def misread(operation: Operation) -> Iterator[tuple[str, int, Change]]:
                 )
 
 
+def general(operation: Operation) -> list[Distribution]:
+    """All but the one whose numbers are almost equal, so that which is read for which hardly matters."""
+    return [each for each in operation.distributions if each is not Distribution.OFFSET]
+
+
 @both_types
 @every_mode
 def test_the_right_kernel_passes(operation, type_):
@@ -89,7 +94,7 @@ def test_the_right_kernel_passes(operation, type_):
 def test_an_operand_that_is_misread_fails(operation, type_):
     """Shifted, reversed, negated, or without the last elements of an axis."""
     operation = of_type(operation, type_)
-    for distribution in operation.distributions:
+    for distribution in general(operation):
         inputs = draw(operation, distribution, 3)
         for fault, number, change in misread(operation):
             changed = [change(each) if i == number else each for i, each in enumerate(inputs)]
@@ -100,7 +105,7 @@ def test_an_operand_that_is_misread_fails(operation, type_):
 @every_mode
 def test_exchanged_operands_of_the_same_type_fail(operation, type_):
     operation = of_type(operation, type_)
-    for distribution in operation.distributions:
+    for distribution in general(operation):
         inputs = draw(operation, distribution, 3)
         for i, j in itertools.combinations(range(len(inputs)), 2):
             if operation.operands[i].mlir != operation.operands[j].mlir:

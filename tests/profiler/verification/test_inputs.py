@@ -32,7 +32,7 @@ TYPES = [
     ElementTypes("i8", "i8", "i32"),
 ]
 BIAS = Epilogue.parse("bias")
-BOTH = list(Distribution)
+BOTH = [Distribution.INTEGERS, Distribution.REALS]
 
 
 def _id(value: object) -> str | None:
@@ -304,4 +304,4 @@ def test_results_in_f8_of_an_approximated_activation_may_be_subnormal(activation
 
 def test_a_distribution_is_named_as_it_is_written_in_reasons():
     """The words that a reason and a key hold."""
-    assert [d.value for d in Distribution] == ["integers", "reals"]
+    assert [d.value for d in Distribution] == ["integers", "reals", "offset"]

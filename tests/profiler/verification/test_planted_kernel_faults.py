@@ -38,7 +38,7 @@ TYPES = {
 BIAS = Epilogue.parse("bias")
 SIZE = 32
 
-both = pytest.mark.parametrize("distribution", list(Distribution))
+both = pytest.mark.parametrize("distribution", [Distribution.INTEGERS, Distribution.REALS])
 all_types = pytest.mark.parametrize("types", TYPES.values(), ids=TYPES)
 
 
@@ -182,7 +182,7 @@ def test_a_faulty_convolution_fails():
     def one_sided(a, b):
         return shifted.contract(np.pad(a, ((0, 0), (0, 2), (0, 2), (0, 0))), b)
 
-    for distribution in Distribution:
+    for distribution in (Distribution.INTEGERS, Distribution.REALS):
         assert verified(conv, distribution, conv.contract).passed
         assert not verified(conv, distribution, lambda a, b: conv.contract(a, b[::-1, ::-1])).passed
         assert not verified(conv, distribution, one_sided).passed
@@ -212,7 +212,7 @@ def test_faulty_gradients_of_a_convolution_fail(kind, mode):
         "last pixel dropped": lambda a, b: conv.contract(a * (np.arange(a.shape[-2]) > 0)[:, None], b),
         "sign lost": lambda a, b: np.abs(conv.contract(a, b)),
     }
-    for distribution in Distribution:
+    for distribution in (Distribution.INTEGERS, Distribution.REALS):
         assert verified(conv, distribution, conv.contract).passed
         for name, kernel in faults.items():
             assert not verified(conv, distribution, kernel).passed, name

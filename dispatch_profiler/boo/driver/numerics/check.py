@@ -87,7 +87,7 @@ def check_numerics(
 ) -> NumericsVerdict:
     """Compare `launchable`, which launches `spec`, and torch with the float64 reference.
 
-    `error_bound` is that of the kernel, if it computes sums by another algorithm than adding the products. Raises
+    `error_bound` is that of the kernel, if it computes sums otherwise than the operation says. Raises
     DispatchProfilerError if a launch fails. Without torch, or if torch does not compute the operation, only IREE is
     compared.
     """
@@ -152,7 +152,7 @@ def _references(
     if side is Side.TORCH and operation.rounds_between_steps:
         return operation.reference(operands, stepwise=True)
     if side is Side.IREE and error_bound is not None:
-        return operation.as_contraction().reference(operands, error_bound=error_bound)
+        return operation.reference(operands, error_bound=error_bound)
     return references
 
 

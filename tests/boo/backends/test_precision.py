@@ -1,0 +1,115 @@
+"""Long sums of compiled models and of boo's operators are as precise as those of eager torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from dispatch_profiler.boo.backends import backend
+from dispatch_profiler.boo.fusion.schema import BOO_FUSIONS_WITH_MATRIX_PRODUCTS
+from dispatch_profiler.boo.ops import boo_conv, boo_layer_norm
+
+#: The most that an error may be, in units of torch's, or of the last place of the largest result.
+MOST = 4.0
+COMPILED = backend(fusion_schema=BOO_FUSIONS_WITH_MATRIX_PRODUCTS)
+
+#: What follows a convolution, each with a sum over all pixels, or over windows of them.
+SUMS: dict[str, Callable[[Any], Any]] = {
+    "mean": lambda y: y.mean((2, 3)),
+    "mean of all": lambda y: y.mean((0, 1, 2, 3)),
+    "sum": lambda y: y.sum((2, 3)),
+    "sum of an axis": lambda y: y.flatten(2).sum(-1),
+    "global pool": lambda y: functional.adaptive_avg_pool2d(y, 1),
+    "adaptive pool": lambda y: functional.adaptive_avg_pool2d(y, 4),
+    "pool 5": lambda y: functional.avg_pool2d(y, 5),
+    "pool 32": lambda y: functional.avg_pool2d(y, 32),
+    "softmax": lambda y: y.flatten(2).softmax(-1),
+    "instance norm": lambda y: functional.instance_norm(y),
+    "group norm": lambda y: functional.group_norm(y, 2),
+    "batch norm": lambda y: functional.batch_norm(y, None, None, training=True),
+    "layer norm": lambda y: functional.layer_norm(y, y.shape[1:]),
+    "norm of a vector": lambda y: torch.linalg.vector_norm(y, 2, (2, 3)),
+    "variance": lambda y: y.var((2, 3)),
+}
+
+
+def check(found: Any, theirs: Any, truth: Any) -> None:
+    """Fail unless the errors of `found` are at most a few times torch's, or a few units in the last place."""
+    scale = truth.abs().max().to(found.dtype)
+    ulp = float(torch.nextafter(scale, torch.full_like(scale, float("inf"))) - scale)
+    error = float((theirs.double() - truth).abs().max())
+    assert float((found.double() - truth).abs().max()) <= MOST * max(error, ulp)
+
+
+def compare(model: Callable[..., Any], *inputs: Any) -> None:
+    """The model, compiled, against float64 and eager."""
+    torch._dynamo.reset()
+    with torch.no_grad():
+        truth = model(*(each.double() for each in inputs))
+        check(torch.compile(model, backend=COMPILED, dynamic=False)(*inputs), model(*inputs), truth)
+
+
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, slow(torch.channels_last)])
+@pytest.mark.parametrize("mean", [slow(0.0), 10.0])
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_behind_a_convolution(name: str, mean: float, memory_format: torch.memory_format) -> None:
+    x = (torch.randn(1, 3, 256, 256) + mean).to(memory_format=memory_format)
+    weight = torch.rand(4, 3, 3, 3)
+    compare(lambda x, w: SUMS[name](functional.conv2d(x, w, padding=1)), x, weight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_of_millions_of_pixels(name: str) -> None:
+    x = torch.randn(1, 3, 2048, 2048).relu()
+    compare(lambda x, w: SUMS[name](functional.conv2d(x, w, padding=1)), x, torch.rand(4, 3, 3, 3))
+
+
+@pytest.mark.parametrize("mean", [slow(0.0), 1000.0])
+@pytest.mark.parametrize("size", [slow(2), slow(1023), slow(1024), 1025, slow(10_000), 100_003, slow(10**6)])
+def test_layer_norms(size: int, mean: float) -> None:
+    x = torch.randn(2, size) + mean
+    weight, bias = torch.rand(size), torch.rand(size)
+    compare(lambda *each: functional.layer_norm(each[0], [size], *each[1:]), x, weight, bias)
+    truth = functional.layer_norm(x.double(), [size], weight.double(), bias.double())
+    theirs = functional.layer_norm(x, [size], weight, bias)
+    check(boo_layer_norm(x, [size], weight, bias), theirs, truth)
+
+
+@pytest.mark.slow
+def test_a_layer_norm_of_ten_million_elements() -> None:
+    x = torch.randn(1, 10**7).relu()
+    truth = functional.layer_norm(x.double(), [10**7])
+    check(boo_layer_norm(x, [10**7]), functional.layer_norm(x, [10**7]), truth)
+
+
+@pytest.mark.parametrize("k", [slow(1024), 4096, slow(4099)])
+def test_a_linear_layer(k: int) -> None:
+    x, weight = torch.randn(32, k) + 1, torch.rand(64, k)
+    compare(lambda x, w: functional.linear(x, w), x, weight)
+
+
+@pytest.mark.parametrize("mean", [slow(0.0), 1.0])
+@pytest.mark.parametrize("shape", [(2, 8, 8, 64, 1), (3, 17, 19, 53, 3), slow((8, 32, 32, 56, 3))])
+def test_gradients_of_a_filter(shape: tuple[int, ...], mean: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", "1")
+    images, channels, filters, size, taps = shape
+    x = (torch.randn(images, channels, size, size) + mean).to(memory_format=torch.channels_last)
+    dy = (torch.randn(images, filters, size, size) + mean).to(memory_format=torch.channels_last)
+    weight = torch.rand(filters, channels, taps, taps)
+
+    def gradient(convolution: Callable[..., Any], type_: torch.dtype) -> Any:
+        w = weight.to(type_).requires_grad_()
+        convolution(x.to(type_), w, None, 1, taps // 2).backward(dy.to(type_))
+        return w.grad
+
+    truth = gradient(functional.conv2d, torch.float64)
+    check(gradient(boo_conv, torch.float32), gradient(functional.conv2d, torch.float32), truth)
