@@ -214,7 +214,7 @@ def _closed(root: Root, begun: Begun, chain: Sequence[NodeStep | Node], stop: st
 
 def _has_constant_weight(operation: Operation, operands: Sequence[Operand]) -> bool:
     """Whether the second operand is a parameter on the CPU that a kernel could have packed."""
-    if operation.normalization is not None:
+    if operation.normalization is not None or operation.channel_sum is not None:
         return False
     node = operands[1][1][0]
     geometry, product = operation.convolution, operation.product
