@@ -119,6 +119,7 @@ class IreeCompiler:
         from dispatch_profiler.compiler.operand_order import order_operands
         from dispatch_profiler.compiler.padded_products import avoid_padding
         from dispatch_profiler.compiler.sharing import fan_out, share
+        from dispatch_profiler.compiler.subnormals import keep_subnormals
 
         phases, flags = self._phases, request.flags
         kernels, failed = make_kernels(request.dispatches, request.gpu)
@@ -151,6 +152,8 @@ class IreeCompiler:
             kept = [name for name in names if name not in dropped]
             hashes = kernel_hashes(module, kept)
             outcomes |= {name: replace(outcomes[name], kernel=hashes[name]) for name in kept}
+            if not request.flushes_subnormals:
+                keep_subnormals(module)
             module = generating.advance(module, flags, _LOWERED, stop=_COMMANDS)
             program = _program(module, request) if request.wants_program else None
             verify, profile = _vmfbs(phases, module, flags, request.repeat)

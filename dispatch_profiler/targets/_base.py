@@ -47,6 +47,11 @@ class Target(abc.ABC):
     def limits(self) -> Limits:
         """Hardware limits that make configurations invalid."""
 
+    @property
+    def flushes_subnormals(self) -> bool:
+        """Whether kernels for a CPU flush subnormal numbers to zero; part of `fingerprint`."""
+        return False
+
     def unsupported_reason(self, operation: Operation) -> str | None:
         """Why the compiler rejects or miscompiles `operation` for this target; None if it is supported.
 
