@@ -21,6 +21,7 @@ from dispatch_profiler.boo.ops.conv_plans import (
     compute,
 )
 from dispatch_profiler.boo.ops.derived import derive
+from dispatch_profiler.boo.ops.flops import CONVOLUTION_FORMULAS, count_flops
 from dispatch_profiler.boo.ops.layouts import (
     CHANNELS_FIRST,
     CHANNELS_LAST,
@@ -326,6 +327,9 @@ def _differentiable(
 
     return _apply(run_with, x, w, b, _options_of(*options))
 
+
+for _name, _formula in CONVOLUTION_FORMULAS.items():
+    count_flops(_name, _formula)
 
 _apply, _apply_eagerly = autograd_function(_convolution_forward, _convolution_backward)
 register_autograd(convolution, _differentiable)

@@ -28,7 +28,12 @@ def define(schema: str, compute: Callable[..., Any], fake: Callable[..., Any]) -
     name = schema[: schema.index("(")]
     LIBRARY.impl(name, _by_name(compute), "CompositeExplicitAutograd")
     _torch.library.register_fake(f"{NAMESPACE}::{name}", _by_name(fake), lib=LIBRARY)
-    return getattr(getattr(_torch.ops, NAMESPACE), name).default
+    return packet(name).default
+
+
+def packet(name: str) -> Any:
+    """The operator `name` of our namespace, with all of its overloads."""
+    return getattr(getattr(_torch.ops, NAMESPACE), name)
 
 
 def register_vmap(operator: Any, batched: Callable[..., Any]) -> None:
