@@ -39,6 +39,7 @@ from dispatch_profiler.boo.ops.library import (
     register_autocast,
     register_autograd,
     register_vmap,
+    untraced,
     uses_torch,
 )
 
@@ -192,7 +193,7 @@ def _records(x: Tensor, w: Tensor, b: Tensor | None) -> bool:
 def _dispatched(x: Tensor, w: Tensor, b: Tensor | None, options: ConvOptions) -> Tensor:
     """The operator's result, or torch's where the operator does not support the tensors."""
     stride, padding, dilation, groups, layout = options
-    layout = layout or result_layout(x, w)
+    layout = layout or untraced(result_layout, x, w)
     if uses_torch(x, w, b):
         return TORCH_FUNCTIONS[w.dim() - 2](x, w, b, stride, padding, dilation, groups)
     return convolution(x, w, b, stride, padding, dilation, groups, layout)
@@ -216,12 +217,16 @@ def _ones(value: Any, axes: int) -> Any:
 
 def _padded(x: Tensor, w: Tensor, dilation: Any) -> tuple[Tensor, Any]:
     """Input and padding for a result of the input's shape, with the odd pixel of an even window on the high side."""
-    totals = [hole * (taps - 1) for hole, taps in zip(dilation, w.shape[2:], strict=True)]
+    totals = [hole * (taps - 1) for hole, taps in zip(dilation, untraced(_taps, w), strict=True)]
     low = tuple(total // 2 for total in totals)
     if all(total % 2 == 0 for total in totals):
         return x, low
     after = [side for total in reversed(totals) for side in (0, total % 2)]
     return functional.pad(x, after), low
+
+
+def _taps(w: Tensor) -> tuple[int, ...]:
+    return tuple(w.shape[2:])
 
 
 def _rejected(axes: int, *args: Any) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -26,6 +26,14 @@ _ADDRESS: Any = torch.Tensor.data_ptr
 _PATIENCE = 3
 
 
+@cache
+def _keep_quiet_about_leaks() -> None:
+    """torch.jit keeps the classes of modules until a process ends, which nanobind would report as leaks of IREE."""
+    import iree.runtime as rt
+
+    rt._binding.disable_leak_checker()
+
+
 class ByKernel:
     """The plan for a launch. `result` permutes what it returns; `like` is a tensor of its device."""
 
@@ -37,6 +45,7 @@ class ByKernel:
         like: Tensor,
         bias: Tensor | None = None,
     ) -> None:
+        _keep_quiet_about_leaks()
         self.signature = signature
         self.launchable = get_launchable(signature)
         (self.first, self.second), self._views, self._result = views, views, result

@@ -25,6 +25,7 @@ from dispatch_profiler.boo.ops.library import (
     define,
     is_eager,
     register_autograd,
+    untraced,
     uses_torch,
 )
 from dispatch_profiler.errors import DispatchProfilerError, OperationError
@@ -62,7 +63,7 @@ def boo_layer_norm(
         shape = tuple(normalized_shape)
     except TypeError:
         return functional.layer_norm(input, normalized_shape, weight, bias, eps)
-    if not _fits(input, shape, weight, bias, eps) or _C._is_any_autocast_enabled():
+    if not untraced(_fits, input, shape, weight, bias, eps) or _C._is_any_autocast_enabled():
         return functional.layer_norm(input, shape, weight, bias, eps)
     if not torch.compiler.is_compiling() and is_eager(input, weight, bias):
         tensors = (input, weight, bias)
