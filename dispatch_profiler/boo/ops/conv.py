@@ -47,6 +47,7 @@ _aten: Any = torch.ops.aten
 #: (options, x, w, b) -> the result
 _compute_forward: Callable[..., Tensor] = partial(compute, Forward())
 _compute_without_grad: Callable[..., Tensor] = partial(compute, Forward(packs=True))
+_LARGEST = 2**63 - 1
 _NO_LAYOUTS = (None, None, None, None)
 
 
@@ -78,7 +79,7 @@ def boo_conv(
     """
     layouts = (shared_layout, input_layout, kernel_layout, output_layout)
     if layouts == _NO_LAYOUTS:
-        if not torch.compiler.is_compiling() and is_eager(input, weight, bias):
+        if weight is not None and not torch.compiler.is_compiling() and is_eager(input, weight, bias):
             try:
                 options = _usual_options(weight.ndim - 2, stride, padding, dilation, groups)
             except TypeError:  # a list
@@ -161,19 +162,30 @@ def _convolution(
     return _dispatched(x, w, b, options)
 
 
-@lru_cache(maxsize=1024, typed=True)
 def _usual_options(axes: int, stride: Any, padding: Any, dilation: Any, groups: Any) -> ConvOptions | None:
-    """The options of most calls: of whole numbers, one for each axis or one for all; otherwise None."""
-    given = (stride, padding, dilation)
-    if axes not in CHANNELS_FIRST or type(groups) is not int or any(isinstance(each, str) for each in given):
+    """The options of most calls: of whole numbers, one for each axis or one for all; otherwise None.
+
+    Raises TypeError for some that are not.
+    """
+    given = [(each,) if type(each) is int else each for each in (stride, padding, dilation)]
+    if not all(type(each) is tuple for each in given):
         return None
+    first, second, third = given
+    # Without tuples in the key, in which 1, 1.0 and True are the same.
+    return _options_of_numbers(axes, groups, len(first), len(second), *first, *second, *third)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _options_of_numbers(axes: int, groups: Any, first: int, second: int, *numbers: Any) -> ConvOptions | None:
+    """The options, whose `stride` is the `first` of the numbers, and `padding` the `second` that follow."""
+    if axes not in CHANNELS_FIRST or not all(type(each) is int for each in (groups, *numbers)):
+        return None
+    values = numbers[:first], numbers[first : first + second], numbers[first + second :]
     try:
-        each = [_each(value, axes) for value in given]
-    except TypeError:
+        stride, padding, dilation = (_each(value, axes) for value in values)
+    except ValueError:
         return None
-    if any(type(number) is not int for value in each for number in value):
-        return None
-    return ConvOptions(each[0], each[1], each[2], groups)
+    return ConvOptions(stride, padding, dilation, groups)
 
 
 def _eagerly(x: Tensor, w: Tensor, b: Tensor | None, options: ConvOptions) -> Tensor:
@@ -200,10 +212,17 @@ def _dispatched(x: Tensor, w: Tensor, b: Tensor | None, options: ConvOptions) ->
 
 
 def _each(value: Any, axes: int) -> tuple[Any, ...]:
-    """One number for each axis, from one or from several. Raises TypeError for others, such as a bool, as torch does."""
-    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        return (value,) * axes
-    found = tuple(value)
+    """One number for each axis, from one or from several.
+
+    Raises TypeError for all but whole numbers in a tuple or list, and ValueError for numbers of more than 64 bits: torch
+    rejects them, or makes something of them itself.
+    """
+    found = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    for each in found:
+        if isinstance(each, bool) or not isinstance(each, (int, torch.SymInt)):
+            raise TypeError(f"{each!r} is no whole number")
+        if isinstance(each, int) and abs(each) > _LARGEST:
+            raise ValueError(f"{each} has more than 64 bits")
     return found * axes if len(found) == 1 else found
 
 
@@ -211,7 +230,7 @@ def _ones(value: Any, axes: int) -> Any:
     """`_each`, or what it cannot read."""
     try:
         return _each(value, axes)
-    except TypeError:
+    except (TypeError, ValueError):
         return value
 
 

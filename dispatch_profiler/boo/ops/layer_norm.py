@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,10 +60,9 @@ def boo_layer_norm(
     and in transformations of `torch.func`; torch rejects what is invalid. Gradients are computed by torch, or by
     kernels with BOO_USE_BACKWARD_KERNELS=1. Raises UsageError for an invalid environment variable.
     """
-    try:
-        shape = tuple(normalized_shape)
-    except TypeError:
+    if not isinstance(normalized_shape, (tuple, list)) or not all(map(_is_extent, normalized_shape)):
         return functional.layer_norm(input, normalized_shape, weight, bias, eps)
+    shape = tuple(normalized_shape)
     if not untraced(_fits, input, shape, weight, bias, eps) or _C._is_any_autocast_enabled():
         return functional.layer_norm(input, shape, weight, bias, eps)
     if not torch.compiler.is_compiling() and is_eager(input, weight, bias):
@@ -75,6 +75,10 @@ def boo_layer_norm(
     return layer_norm(input, shape, weight, bias, eps)[0]
 
 
+def _is_extent(value: Any) -> bool:
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
 def _fits(x: Any, shape: tuple[int, ...], w: Any, b: Any, eps: Any) -> bool:
     """Whether these are arguments of the operator. torch makes something of others, as a rule an error."""
     if not isinstance(x, torch.Tensor) or not shape or tuple(x.shape[-len(shape) :]) != shape:
@@ -82,7 +86,7 @@ def _fits(x: Any, shape: tuple[int, ...], w: Any, b: Any, eps: Any) -> bool:
     affine = [each for each in (w, b) if each is not None]
     return (
         isinstance(eps, float)
-        and eps > 0
+        and 0 < eps < math.inf
         and x.dtype in _STATISTICS
         and all(isinstance(each, torch.Tensor) for each in affine)
         and all(

@@ -38,7 +38,7 @@ _SAVE_SECONDS = 2.0
 
 
 class Outcome(str, Enum):
-    """What became of an entry."""
+    """The result for an entry."""
 
     PROVEN = "proven"
     #: It cannot be used with this compiler, or is slower than what is used without it.
