@@ -24,7 +24,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "join": ("dispatch_profiler.profiler.report.join_cli", "merge records of several machines or runs"),
     "library": (
         "dispatch_profiler.library.cli",
-        "list, show or export a library of tuned kernels, or write its tuning spec",
+        "list, show or export a library of tuned kernels, write its tuning spec, or prove it for another compiler",
     ),
     "merge": ("dispatch_profiler.library.merge_cli", "merge the entries of a library into another"),
     "gen_configs": (
@@ -65,6 +65,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "completion": ("dispatch_profiler.__main__", "print a completion script for bash, zsh or fish"),
 }
+#: Command -> its subcommands that are modules of their own.
+_NESTED: Mapping[str, Mapping[str, str]] = {
+    "library": {"prove": "dispatch_profiler.tuner.commands.prove_cli"},
+}
 #: Installed command -> the equivalent subcommand.
 _ALIASES = {"dispatch-generator": "generate", "dispatch-compile": "compile"}
 
@@ -75,6 +79,10 @@ def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
     name = given[0] if given else ""
     if name == "completion":
         return run(make_parser(f"{prog} {name}"), _complete, given[1:])
+    nested = _NESTED.get(name, {})
+    if len(given) > 1 and given[1] in nested:
+        command = import_module(nested[given[1]])
+        return int(command.main(given[2:], prog=f"{prog} {name} {given[1]}"))
     if name in COMMANDS:
         command = import_module(COMMANDS[name][0])
         return int(command.main(given[1:], prog=f"{prog} {name}"))

@@ -81,11 +81,13 @@ def layer_norm_signatures(draw: st.DrawFn, dtype: str = "f64") -> LayerNormSigna
     shape = draw(st.lists(st.integers(2, 5), min_size=2, max_size=4))
     normalized = draw(st.integers(1, len(shape) - 1))
     mode = draw(st.sampled_from(Mode))
+    needed = {Mode.WEIGHT_BACKWARD: "weight", Mode.BIAS_BACKWARD: "bias"}.get(mode, "")
     return LayerNormSignature(
         input_shape=shape,
         normalized_shape=shape[-normalized:],
         eps=draw(st.sampled_from((1e-5, 1e-3, 1.0))),
-        elementwise_affine=mode in (Mode.WEIGHT_BACKWARD, Mode.BIAS_BACKWARD) or draw(st.booleans()),
+        elementwise_affine=needed == "weight" or draw(st.booleans()),
+        bias=needed == "bias" or draw(st.booleans()),
         dtype=dtype,
         mode=mode,
     )
@@ -160,7 +162,9 @@ def _gemm(signature: GEMMSignature, *arguments: torch.Tensor) -> torch.Tensor:
 def _layer_norm(signature: LayerNormSignature, *arguments: torch.Tensor) -> Any:
     shape = list(signature.normalized_shape)
     if signature.mode is Mode.FORWARD:
-        x, w, b = arguments if signature.elementwise_affine else (*arguments, None, None)
+        x, *given = arguments
+        w = given.pop(0) if signature.elementwise_affine else None
+        b = given.pop(0) if signature.bias else None
         return torch.native_layer_norm(x, shape, w, b, signature.eps)
     gradient, *rest = arguments
     if signature.mode is Mode.BIAS_BACKWARD:
@@ -170,7 +174,8 @@ def _layer_norm(signature: LayerNormSignature, *arguments: torch.Tensor) -> Any:
     if signature.mode is Mode.WEIGHT_BACKWARD:
         w = torch.ones(shape, dtype=x.dtype)
     mean, rstd = rest
-    wants = [signature.mode is Mode.INPUT_BACKWARD, *[signature.mode is Mode.WEIGHT_BACKWARD] * 2]
+    is_weight = signature.mode is Mode.WEIGHT_BACKWARD
+    wants = [signature.mode is Mode.INPUT_BACKWARD, is_weight, is_weight and signature.bias]
     bias = None if w is None else torch.zeros_like(w)
     found = torch.ops.aten.native_layer_norm_backward(gradient, x, shape, mean, rstd, w, bias, wants)
     return tuple(each for each in found if each is not None)

@@ -17,6 +17,7 @@ from dispatch_profiler.operations import (
     Matmul,
     Operation,
 )
+from dispatch_profiler.operations.normalization import affine_suffix
 
 #: The filter reads every pixel, and extents differ, so that no two axes can be exchanged unnoticed.
 _WINDOWS: dict[type[Any], dict[str, Any]] = {
@@ -42,16 +43,19 @@ EVERY_MODE: tuple[Operation, ...] = (
     *(kind(**window, mode=mode) for kind, window in _WINDOWS.items() for mode in CONV_ROLES),
     LayerNorm(3, 5),
     LayerNorm(3, 5, affine=False),
+    LayerNorm(3, 5, affine="weight"),
+    LayerNorm(3, 5, affine="bias"),
     LayerNormInputBackward(3, 5),
     LayerNormInputBackward(3, 5, affine=False),
     LayerNormWeightBackward(4, 5),
+    LayerNormWeightBackward(4, 5, affine="weight"),
     BiasBackward(3, 5, 7),
 )
 IDS = [
     "_".join((each.kind, *(getattr(each, name, "") for name in ("mode", "lhs_layout", "rhs_layout")))).rstrip(
         "_"
     )
-    + ("" if getattr(each, "affine", True) else "_plain")
+    + affine_suffix(getattr(each, "affine", True))
     for each in EVERY_MODE
 ]
 

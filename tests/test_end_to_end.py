@@ -98,6 +98,7 @@ CONV_SWEEP = [
 NORMS = "--op-kind=layer_norm,layer_norm_input_backward,layer_norm_weight_backward"
 REDUCTION_SWEEP = [
     ("layer norms of every type", [NORMS, "--norm-rows=3,128", "--norm-size=5,768", "--norm-type=f32,f16,bf16,f64"]),
+    ("layer norms with a weight alone", [NORMS, "--norm-rows=7", "--norm-size=33", "--norm-affine=weight,bias"]),
     ("layer norms without weights", [NORMS, "--norm-rows=7", "--norm-size=33", "--norm-affine=false"]),
     ("layer norms of one element", [NORMS, "--norm-rows=1,9", "--norm-size=1", "--norm-type=f32,f16,bf16,f64"]),
     ("gradients of a bias", ["--bias-outer=1,48", "--bias-channels=7,64", "--bias-inner=1,36", "--bias-type=f32,f16,bf16,f64"]),

@@ -231,7 +231,7 @@ def test_the_command_line_gives_the_same_sentence_and_writes_nothing(run, invali
 
 @pytest.mark.parametrize(
     "arguments", ["--op-kind=matmul --conv-mode=forward", "--op-kind=layer_norm --conv-mode=weight_backward",
-                  "--op-kind=layer_norm_input_backward --norm-eps=1e-5", "--op-kind=layer_norm_weight_backward --norm-affine=false",
+                  "--op-kind=layer_norm_input_backward --norm-eps=1e-5", "--op-kind=layer_norm_weight_backward --norm-eps=1e-5",
                   "--op-kind=layer_norm --epilogue=relu", "--op-kind=bias_backward --lhs=f16"],
 )  # fmt: skip
 def test_options_that_a_kind_lacks_are_rejected(run, arguments):

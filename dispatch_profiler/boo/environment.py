@@ -9,6 +9,7 @@ BOO_AUTOTUNE              what compiled models measure where no option says it. 
                           several ways (default: each region once, against torch)
 BOO_FREEZE                1: weights are frozen (see `dispatch_profiler.boo.refreeze`) where nothing says otherwise
                           (default: 0)
+BOO_FLUSH_SUBNORMALS      1: kernels for CPUs take subnormal numbers for zero (default: 0, as eager torch)
 BOO_RELEASE_TORCH_THREADS 0: torch's OpenMP threads are left spinning while chains of launches run (default: 1)
 TURBINE_LOG_LEVEL         level of the logger `dispatch_profiler.boo`, such as DEBUG
 TURBINE_DEBUG             log_level=LEVEL: the same
@@ -29,6 +30,7 @@ from dispatch_profiler.errors import UsageError, did_you_mean, short_repr
 LOGGER = "dispatch_profiler.boo"
 #: The variable that names tuned configurations.
 TUNING_VARIABLE = "BOO_TUNING_SPEC_PATH"
+_SUBNORMALS = "BOO_FLUSH_SUBNORMALS"
 _FLAGS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 #: Items of TURBINE_DEBUG, of which only the level has an effect here.
@@ -37,7 +39,7 @@ _DEBUG_ITEMS = ("log_level", "asserts", "runtime_trace_dir")
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """Where kernels are kept and which tuned configurations they use.
+    """Where kernels are kept, which tuned configurations they use, and what they make of subnormal numbers.
 
     `cache_folder` is None if kernels are not kept in files. `tuning` is a library or a tuning spec, empty for none;
     None means the shipped library for the hardware.
@@ -45,13 +47,14 @@ class LaunchSettings:
 
     cache_folder: Path | None
     tuning: str | None
+    flushes_subnormals: bool = False
 
 
 def launch_settings() -> LaunchSettings:
     """The settings in the environment. Raises UsageError for an invalid value."""
     get = os.environ.get
     home = get("XDG_CACHE_HOME"), get("HOME")
-    return _settings(get("BOO_CACHE_ON"), get("BOO_CACHE_DIR"), get(TUNING_VARIABLE), home)
+    return _settings(get("BOO_CACHE_ON"), get("BOO_CACHE_DIR"), get(TUNING_VARIABLE), get(_SUBNORMALS), home)
 
 
 #: `os.environ` without conversions from and to bytes, which take longer than all else that a launch looks up.
@@ -60,7 +63,7 @@ _FREEZE = "BOO_FREEZE"
 _FREEZE_KEY = os.fsencode(_FREEZE) if _RAW is not os.environ else _FREEZE
 _STATE_NAMES = tuple(
     os.fsencode(name) if _RAW is not os.environ else name
-    for name in ("BOO_CACHE_ON", "BOO_CACHE_DIR", TUNING_VARIABLE, "XDG_CACHE_HOME", "HOME")
+    for name in ("BOO_CACHE_ON", "BOO_CACHE_DIR", TUNING_VARIABLE, _SUBNORMALS, "XDG_CACHE_HOME", "HOME")
 )
 
 
@@ -71,14 +74,16 @@ def settings_state() -> tuple[object, ...]:
 
 @lru_cache(maxsize=16)
 def _settings(
-    is_on: str | None, cache_folder: str | None, tuning: str | None, home: object
+    is_on: str | None, cache_folder: str | None, tuning: str | None, flushes: str | None, home: object
 ) -> LaunchSettings:
     """The settings in these values. `home` has those that `user_cache` reads."""
     from dispatch_profiler.command import folder, user_cache  # imported here: it is slow to import
 
+    flushes_subnormals = _flag(_SUBNORMALS, flushes, default=False)
     if not _flag("BOO_CACHE_ON", is_on, default=True):
-        return LaunchSettings(None, tuning)
-    return LaunchSettings(folder(cache_folder) if cache_folder else user_cache(), tuning)
+        return LaunchSettings(None, tuning, flushes_subnormals)
+    kept = folder(cache_folder) if cache_folder else user_cache()
+    return LaunchSettings(kept, tuning, flushes_subnormals)
 
 
 def uses_backward_kernels() -> bool:

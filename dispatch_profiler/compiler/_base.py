@@ -48,6 +48,8 @@ class BuildRequest:
     foreign: tuple[str, ...] = ()
     #: Whether the build also yields the launch program of its dispatch, which is the only one.
     wants_program: bool = False
+    #: Whether kernels for CPUs flush subnormal numbers to zero, as IREE's do, instead of keeping them.
+    flushes_subnormals: bool = False
 
 
 @dataclass(frozen=True)

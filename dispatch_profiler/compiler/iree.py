@@ -72,6 +72,7 @@ class IreeCompiler:
         from dispatch_profiler.compiler.own_source import with_known_source
         from dispatch_profiler.compiler.padded_products import avoid_padding
         from dispatch_profiler.compiler.sharing import fan_out, share
+        from dispatch_profiler.compiler.subnormals import keep_subnormals
 
         request = replace(request, flags=self.resolve(request.flags))
         phases, flags = self.phases, request.flags
@@ -111,6 +112,8 @@ class IreeCompiler:
             kept = [name for name in names if name not in dropped]
             hashes = kernel_hashes(module, kept)
             outcomes |= {name: replace(outcomes[name], kernel=hashes[name]) for name in kept}
+            if not request.flushes_subnormals:
+                keep_subnormals(module)
             module = generating.advance(module, flags, LOWERED, stop=COMMANDS)
             program = _program(module, request) if request.wants_program else None
             verify, profile = _vmfbs(phases, module, flags, request.repeat)

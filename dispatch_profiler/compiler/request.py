@@ -71,6 +71,7 @@ def build_request(
         repeat or repeat_count(operation, target.limits.gpu is not None),
         tuple((name, reason) for name, reason in reasons if reason),
         target.limits.gpu,
+        flushes_subnormals=target.flushes_subnormals,
     )
 
 

@@ -23,6 +23,13 @@ from dispatch_profiler.operations import Operation
 #: Pointers that Triton passes to every kernel after its own, as scratch memory of so many bytes.
 _SCRATCH = (16, 16)
 
+#: Mode of a layer norm -> operands and results that it may lack.
+_OPTIONAL: dict[str, tuple[str, ...]] = {
+    "forward": ("weight", "bias"),
+    "input_backward": ("weight",),
+    "weight_backward": ("dbias",),
+}
+
 #: Elements of a block that a thread can hold in registers beside those of the sums.
 _MOST_PER_THREAD = 64
 
@@ -115,14 +122,15 @@ class TritonRows(Configuration):
         norm = operation.normalization
         assert norm is not None
         pointers = {each.name: TYPES[each.type.name] for each in (*operation.operands, *operation.results)}
-        absent = {"forward": ("weight", "bias"), "input_backward": ("weight",)}.get(norm.mode, ())
-        own = {"STAGES": self.stages} if norm.mode == "weight_backward" else {"AFFINE": norm.is_affine}
+        absent = [name for name in _OPTIONAL[norm.mode] if name not in pointers]
         constants: dict[str, Any] = {
-            **({} if norm.is_affine else dict.fromkeys(absent)),
+            **dict.fromkeys(absent),
             "COUNT": norm.rows,
             "SIZE": norm.size,
             **({"EPS": norm.eps} if norm.mode == "forward" else {}),
-            **own,
+            **({"WEIGHT": norm.has_weight} if "weight" in _OPTIONAL[norm.mode] else {}),
+            **({} if norm.mode == "input_backward" else {"BIAS": norm.has_bias}),
+            **({"STAGES": self.stages} if norm.mode == "weight_backward" else {}),
             "ACCUMULATOR": TYPES[operation.accumulator.name],
             "ROWS": self.block[0],
             "COLUMNS": self.block[1],

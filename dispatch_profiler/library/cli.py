@@ -1,4 +1,7 @@
-"""`dispatch-profiler library list|show|export|spec`: what a library of tuned kernels holds, and as what it is used."""
+"""`dispatch-profiler library list|show|export|spec`: what a library of tuned kernels holds, and as what it is used.
+
+`library prove` is a module of its own, which measures.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,15 @@ from dispatch_profiler.library.entry import Entry
 from dispatch_profiler.library.library import Library, spec_file
 from dispatch_profiler.library.listing import FORMATS, shown_rows, table_rows
 from dispatch_profiler.library.shipped import find_library, is_shipped, shipped_libraries
+from dispatch_profiler.library.tuned import prove_hint
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.streams import width_of
 from dispatch_profiler.targets import parse_target
 from dispatch_profiler.terminal import aligned
 
 PROG = "dispatch-profiler library"
+#: What `dispatch_profiler.__main__` takes to a command of its own.
+_PROVE = "prove"
 
 
 def main(arguments: Sequence[str] | None = None, *, prog: str = PROG) -> int:
@@ -39,8 +45,9 @@ def make_parser(prog: str = PROG) -> Parser:
         "List, show or export the entries of a library of tuned kernels, or write them as an IREE tuning spec.",
     )
     parser.add_argument(
-        "action", choices=list(_ACTIONS),
-        help="list: a table; show: everything known of each entry; export: CSV or JSON; spec: write spec.mlir beside the library",
+        "action", choices=[*_ACTIONS, _PROVE],
+        help="list: a table; show: everything known of each entry; export: CSV or JSON; spec: write spec.mlir beside the "
+        "library; prove: make it one of the installed compiler (library prove --help)",
     )  # fmt: skip
     parser.add_argument(
         "library", nargs="?", metavar="LIBRARY",
@@ -65,6 +72,10 @@ def make_parser(prog: str = PROG) -> Parser:
 
 
 def _main(options: argparse.Namespace) -> int:
+    if options.action == _PROVE:
+        raise UsageError(
+            "prove comes first, then its options", hint="dispatch-profiler library prove LIBRARY"
+        )
     if options.library is None:
         return _list_shipped(options.action)
     if options.action != "export" and (options.format or options.output):
@@ -79,7 +90,7 @@ def _main(options: argparse.Namespace) -> int:
     library = Library.load(find_library(folder(options.library)))
     entries = _chosen(library, Selection.parse(options.operations, options.operation_kind))
     _ACTIONS[options.action](entries, options)
-    for hint in retune_hints(entries):
+    for hint in prove_hints(entries, str(options.library)):
         say(f"hint: {hint}")
     return SUCCESS
 
@@ -155,8 +166,8 @@ def _spec(entries: Sequence[Entry], options: argparse.Namespace) -> None:
 _ACTIONS = {"list": _list, "show": _show, "export": _export, "spec": _spec}
 
 
-def retune_hints(entries: Sequence[Entry]) -> list[str]:
-    """A sentence for each compiler other than the installed one that entries were measured with."""
+def prove_hints(entries: Sequence[Entry], library: str) -> list[str]:
+    """A sentence for each compiler other than the installed one that entries of `library` were measured with."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for entry in entries:
         groups.setdefault(entry.software, []).append(entry)
@@ -165,8 +176,8 @@ def retune_hints(entries: Sequence[Entry]) -> list[str]:
         installed = _installed(target)
         if installed and not group[0].is_of_compiler(installed):
             hints.append(
-                f"tune again after this upgrade of the compiler: {counted(len(group), 'entry')} for {target} measured "
-                f"with {iree}, but {installed} is installed"
+                f"{counted(len(group), 'entry')} for {target} measured with {iree}, but {installed} is installed; "
+                + prove_hint(library)
             )
     return hints
 

@@ -113,7 +113,7 @@ def _add_tuned(manifest: Manifest, target: Target | None, revision: str, options
         for name in dict.fromkeys(entry.target for entry in manifest.entries)
     }
     found = [tuned[entry.target].of(entry.operation) for entry in manifest.entries]
-    check_some_fit(found, [each.target for each in tuned.values()], revision)
+    check_some_fit(found, [each.target for each in tuned.values()], revision, str(options.library))
     emit_added(manifest.tree, {each.operation: each.dispatch for each in found})
     used = [each for each in found if each.dispatch is not None]
     own = sum(not each.tuned_from for each in used)

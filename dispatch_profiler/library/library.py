@@ -38,6 +38,8 @@ class Library:
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._items: list[Entry | Mapping[str, Any]] = list(entries)
         self._where = "the library"
+        #: The file that it was read from; None if it was made in this process.
+        self.file: Path | None = None
         self._origins: tuple[Provenance, ...] = ()
         names = (entry.operation.name for entry in self._items if isinstance(entry, Entry))
         self._places = _places(names)
@@ -62,7 +64,7 @@ class Library:
         """Read a folder with `library.json`, or such a file. Raises UsageError."""
         file = library_file(path)
         library = cls()
-        library._where = str(file)
+        library._where, library.file = str(file), file
         try:
             content = read_bounded(file, _LARGEST_FILE)
             with _without_collection():

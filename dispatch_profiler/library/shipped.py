@@ -14,7 +14,7 @@ _SHIPPED = Path(str(resources.files("dispatch_profiler.library") / "shipped"))
 
 
 def _is_host_with_avx512(target: Target) -> bool:
-    return target == CpuTarget() and "avx512f" in host_cpu().features
+    return target.name == CpuTarget().name and "avx512f" in host_cpu().features
 
 
 #: Name of each library -> whether it was measured on the kind of hardware that a target is for.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,13 +22,14 @@ class Found:
     """What a library has for an operation: a dispatch, or none.
 
     `problem` is the reason why the operation's own entry is not used; empty if there is none. `is_foreign` if that is
-    for another target or compiler.
+    for another target or compiler; `family` is then what it is for.
     """
 
     operation: Operation
     dispatch: Dispatch | None = None
     problem: str = ""
     is_foreign: bool = False
+    family: str = ""
 
     @property
     def tuned_from(self) -> str:
@@ -54,14 +56,14 @@ class TunedConfigurations:
 
     def of(self, operation: Operation) -> Found:
         """What `operation` gets."""
-        problem, is_foreign = "", False
+        problem, is_foreign, family = "", False, ""
         try:
             entry = self.library.find(operation, packed_weights=self.packed_weights)
         except UsageError as error:
             entry, problem = None, error.message
         if entry is not None:
             problem = self._foreign_reason(entry)
-            is_foreign = bool(problem)
+            is_foreign, family = bool(problem), entry.family
             dispatch, invalid = self._dispatch(entry, operation)
             problem = problem or invalid
             if not problem:
@@ -69,8 +71,8 @@ class TunedConfigurations:
         for near in self._near(operation):
             dispatch, invalid = self._dispatch(near, operation)
             if not invalid:
-                return Found(operation, dispatch, problem, is_foreign)
-        return Found(operation, None, problem, is_foreign)
+                return Found(operation, dispatch, problem, is_foreign, family)
+        return Found(operation, None, problem, is_foreign, family)
 
     def _packed_instead(self, entry: Entry) -> Dispatch | None:
         """What an entry with another epilogue has that packs the weight, if `entry` cannot pack it.
@@ -140,13 +142,22 @@ class TunedConfigurations:
         return f"this CPU lacks {', '.join(missing)}, which it was tuned with" if missing else None
 
 
-def check_some_fit(found: Sequence[Found], targets: Iterable[Target], revision: str) -> None:
-    """Raise UsageError if entries were found, but all of them are for other targets or compilers."""
+def prove_hint(library: str) -> str:
+    """What to do with a library of another compiler."""
+    return (
+        f"prove its entries again with this compiler: dispatch-profiler library prove {shlex.quote(library)}"
+    )
+
+
+def check_some_fit(found: Sequence[Found], targets: Sequence[Target], revision: str, library: str) -> None:
+    """Raise UsageError if entries were found in `library`, but all of them are for other targets or compilers."""
     foreign = [each for each in found if each.is_foreign]
     if foreign and not any(each.dispatch for each in found):
         names = ", ".join(dict.fromkeys(target.name for target in targets))
+        families = {target.family for target in targets}
+        is_upgrade = any(each.family in families for each in foreign)
         reasons = "; ".join(dict.fromkeys(each.problem for each in foreign))
         raise UsageError(
             f"the library is not for {names} with compiler {revision}: its entries were {reasons}",
-            hint="tune again for this target and compiler",
+            hint=prove_hint(library) if is_upgrade else "tune for this target",
         )

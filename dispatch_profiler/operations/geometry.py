@@ -130,11 +130,15 @@ class ConvolutionGeometry:
 
 @dataclass(frozen=True)
 class NormGeometry:
-    """A layer norm of `rows` rows of `size` elements; `eps` is 0 in the backward modes, which do not read it."""
+    """A layer norm of `rows` rows of `size` elements, with the parameters that it reads or whose gradients it computes.
+
+    `eps` is 0 in the backward modes, which do not read it.
+    """
 
     rows: int
     size: int
-    is_affine: bool
+    has_weight: bool
+    has_bias: bool
     eps: float = 0.0
     mode: Mode = "forward"
 

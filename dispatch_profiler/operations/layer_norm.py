@@ -21,7 +21,12 @@ from dispatch_profiler.operations.normalization import (
     AFFINE_OPTION,
     EPS_OPTION,
     ROW_OPTIONS,
+    Affine,
     RowNorm,
+    affine_suffix,
+    affine_text,
+    has_bias,
+    has_weight,
     offset_of,
     swept_points,
 )
@@ -35,8 +40,8 @@ _RSQRT_ROUNDOFFS = 8.0
 class LayerNorm(RowNorm):
     """`rows` rows of `size` elements, with sums in `sums_type`.
 
-    x, y: (rows, size) of `type`; weight, bias: (size,) of `type` if `affine`; mean, rstd: (rows,) in the
-    accumulator type.
+    x, y: (rows, size) of `type`; weight, bias: (size,) of `type`, both if `affine` is True, and one of them if it is
+    `weight` or `bias`; mean, rstd: (rows,) in the accumulator type.
     """
 
     kind: ClassVar[str] = "layer_norm"
@@ -49,23 +54,25 @@ class LayerNorm(RowNorm):
     size: int
     type: str = "f32"
     eps: float = 1e-5
-    affine: bool = True
+    affine: Affine = True
 
     def __post_init__(self) -> None:
         self._check()
         if type(self.eps) is not float or not 0.0 < self.eps < math.inf:
             raise OperationError(f"layer_norm: eps must be a number above 0, but got {self.eps!r}")
-        self._check_affine(self.affine)
+        self._check_affine(self.affine, "weight", "bias")
 
     @property
     def name(self) -> str:
-        """`layer_norm_128x768_f32t_eps1em05[_plain]`; m stands for a minus sign, which MLIR symbols cannot contain."""
+        """`layer_norm_128x768_f32t_eps1em05[_plain|_weight|_bias]`; m is a minus sign, which MLIR symbols cannot contain."""
         eps = repr(self.eps).replace("-", "m").replace("+", "").replace(".", "p")
-        return f"layer_norm_{self.rows}x{self.size}_{self.type}t_eps{eps}" + ("" if self.affine else "_plain")
+        return f"layer_norm_{self.rows}x{self.size}_{self.type}t_eps{eps}{affine_suffix(self.affine)}"
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
-        return (self.elements("x"), *(self.parameters("weight", "bias") if self.affine else ()))
+        weight = ("weight",) if has_weight(self.affine) else ()
+        bias = ("bias",) if has_bias(self.affine) else ()
+        return (self.elements("x"), *self.parameters(*weight, *bias))
 
     @property
     def results(self) -> tuple[Tensor, ...]:
@@ -73,18 +80,18 @@ class LayerNorm(RowNorm):
 
     @property
     def normalization(self) -> NormGeometry:
-        return NormGeometry(self.rows, self.size, self.affine, self.eps)
+        return NormGeometry(self.rows, self.size, has_weight(self.affine), has_bias(self.affine), self.eps)
 
     @property
     def flops(self) -> int:
-        """Per element: 1 for the mean, 3 for the variance, 2 to normalize, 2 for weight and bias; per row: 5."""
-        return self.rows * (self.size * (8 if self.affine else 6) + 5)
+        """Per element: 1 for the mean, 3 for the variance, 2 to normalize, 1 each for weight and bias; per row: 5."""
+        return self.rows * (self.size * (6 + has_weight(self.affine) + has_bias(self.affine)) + 5)
 
     def arguments(self) -> dict[str, str]:
         return {
             **self.row_arguments(),
             "norm-eps": repr(self.eps),
-            "norm-affine": "true" if self.affine else "false",
+            "norm-affine": affine_text(self.affine),
         }
 
     @classmethod
@@ -123,7 +130,8 @@ class LayerNorm(RowNorm):
         approximation, that of y from the product rule.
         """
         x, *affine = (array.astype(np.float64) for array in operands)
-        weight, bias = affine if self.affine else (np.ones(self.size), np.zeros(self.size))
+        weight = affine.pop(0) if has_weight(self.affine) else np.ones(self.size)
+        bias = affine.pop(0) if has_bias(self.affine) else np.zeros(self.size)
         u, sums = self.roundoffs(self.size, self.added_in(stepwise, error_bound), x)
         mean = x.mean(axis=1, keepdims=True)
         mean_error = sums * np.abs(x).mean(axis=1, keepdims=True) + 2.0 * u * np.abs(mean)

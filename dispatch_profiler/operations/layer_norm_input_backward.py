@@ -64,7 +64,7 @@ class LayerNormInputBackward(RowNormBackward):
 
     @property
     def normalization(self) -> NormGeometry:
-        return NormGeometry(self.rows, self.size, self.affine, mode="input_backward")
+        return NormGeometry(self.rows, self.size, self.affine, False, mode="input_backward")
 
     @property
     def flops(self) -> int:

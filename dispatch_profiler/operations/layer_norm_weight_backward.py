@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from dispatch_profiler.errors import OperationError
 from dispatch_profiler.operations._base import (
     ContractFunction,
     Distribution,
@@ -23,7 +24,17 @@ from dispatch_profiler.operations._base import (
     Tensor,
 )
 from dispatch_profiler.operations.geometry import NormGeometry
-from dispatch_profiler.operations.normalization import ROW_OPTIONS, RowNormBackward, swept_points
+from dispatch_profiler.operations.normalization import (
+    AFFINE_OPTION,
+    ROW_OPTIONS,
+    Affine,
+    RowNormBackward,
+    affine_suffix,
+    affine_text,
+    has_bias,
+    has_weight,
+    swept_points,
+)
 from dispatch_profiler.operations.options import ShapeOption, SweepOptions
 from dispatch_profiler.operations.rounding import rounded_to
 
@@ -32,26 +43,32 @@ from dispatch_profiler.operations.rounding import rounded_to
 class LayerNormWeightBackward(RowNormBackward):
     """`rows` rows of `size` elements, with sums in `sums_type`.
 
-    dy, x: (rows, size) of `type`; mean, rstd: (rows,) in the accumulator type; dweight, dbias: (size,) of `type`.
+    dy, x: (rows, size) of `type`; mean, rstd: (rows,) in the accumulator type; dweight, dbias: (size,) of `type`, without
+    dbias if `affine` is `weight`.
     """
 
     kind: ClassVar[str] = "layer_norm_weight_backward"
     label: ClassVar[str] = "OperationKind.LayerNormWeightBackward"
     parallel_axes: ClassVar[tuple[str, ...]] = ("column",)
     reduction_axes: ClassVar[tuple[str, ...]] = ("row",)
-    shape_options: ClassVar[tuple[ShapeOption, ...]] = ROW_OPTIONS
+    shape_options: ClassVar[tuple[ShapeOption, ...]] = (*ROW_OPTIONS, AFFINE_OPTION)
 
     rows: int
     size: int
     type: str = "f32"
+    affine: Affine = True
 
     def __post_init__(self) -> None:
         self._check()
+        if type(self.affine) not in (bool, str) or self.affine not in (True, "weight"):
+            raise OperationError(
+                f"{self.kind}: affine must be true or weight, which have a weight, but got {self.affine!r}"
+            )
 
     @property
     def name(self) -> str:
-        """`layer_norm_weight_backward_128x768_f32t`"""
-        return f"{self.kind}_{self.rows}x{self.size}_{self.type}t"
+        """`layer_norm_weight_backward_128x768_f32t[_weight]`"""
+        return f"{self.kind}_{self.rows}x{self.size}_{self.type}t{affine_suffix(self.affine)}"
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
@@ -59,7 +76,7 @@ class LayerNormWeightBackward(RowNormBackward):
 
     @property
     def results(self) -> tuple[Tensor, ...]:
-        return self.parameters("dweight", "dbias")
+        return self.parameters("dweight", *(("dbias",) if has_bias(self.affine) else ()))
 
     @property
     def loops(self) -> tuple[Loop, ...]:
@@ -67,15 +84,17 @@ class LayerNormWeightBackward(RowNormBackward):
 
     @property
     def normalization(self) -> NormGeometry:
-        return NormGeometry(self.rows, self.size, is_affine=True, mode="weight_backward")
+        return NormGeometry(self.rows, self.size, True, has_bias(self.affine), mode="weight_backward")
 
     @property
     def flops(self) -> int:
         """Per element: 2 for xhat, 2 for dweight, 1 for dbias."""
-        return self.rows * self.size * 5
+        return self.rows * self.size * (4 + has_bias(self.affine))
 
     def arguments(self) -> dict[str, str]:
-        return self.row_arguments()
+        # Without the default, as in records of versions that had no other.
+        affine = {} if self.affine is True else {"norm-affine": affine_text(self.affine)}
+        return {**self.row_arguments(), **affine}
 
     @classmethod
     def smallest(cls) -> LayerNormWeightBackward:
@@ -83,7 +102,9 @@ class LayerNormWeightBackward(RowNormBackward):
 
     @classmethod
     def sweep(cls, options: SweepOptions) -> Iterator[Callable[[], LayerNormWeightBackward]]:
-        for point in swept_points(options):
+        given = options.shapes.get("norm_affine", (True,))
+        # One without a weight fits other kinds of the same sweep.
+        for point in swept_points(options, tuple(filter(has_weight, given)) or given):
             yield partial(cls, *point)
 
     def draw(self, operand: Tensor, distribution: Distribution, rng: np.random.Generator) -> np.ndarray:
@@ -118,7 +139,8 @@ class LayerNormWeightBackward(RowNormBackward):
         spread = self.spread(x, mean, rstd, stepwise=True)
         largest = float(np.abs(dy).max()) * max(1.0, float(spread.max()))
         if self.sums_exactly((dy, x, mean, rstd), self.rows, largest):
-            return tuple(Reference(rounded_to(each, self.element_type), None) for each in (dweight, dbias))
+            exact = (Reference(rounded_to(each, self.element_type), None) for each in (dweight, dbias))
+            return tuple(exact)[: len(self.results)]
         u, sums = self.roundoffs(self.rows, self.added_in(stepwise, error_bound), dy)
         if stepwise:
             u, sums = 2.0 * u, 2.0 * sums
@@ -129,4 +151,4 @@ class LayerNormWeightBackward(RowNormBackward):
         return (
             Reference(dweight, self.stored(dweight, weight_error, self.element_type)),
             Reference(dbias, self.stored(dbias, bias_error, self.element_type)),
-        )
+        )[: len(self.results)]

@@ -26,12 +26,46 @@ def _epsilons(text: str) -> tuple[float, ...]:
         raise RangeError(f"malformed number in {text!r}", hint="write 1e-5, or a comma list") from error
 
 
-def _booleans(text: str) -> tuple[bool, ...]:
-    known = {"true": True, "false": False}
+#: What is applied to each column: weight and bias, neither, or one of them by its name.
+Affine = bool | str
+#: Text of an `Affine` -> its value.
+_AFFINE: dict[str, Affine] = {"true": True, "false": False, "weight": "weight", "bias": "bias"}
+
+
+def affine_of(has_weight: bool, has_bias: bool) -> Affine:
+    """`weight` for a weight without a bias."""
+    if has_weight == has_bias:
+        return has_weight
+    return "weight" if has_weight else "bias"
+
+
+def has_weight(affine: Affine) -> bool:
+    """Whether a weight is applied."""
+    return affine in (True, "weight")
+
+
+def has_bias(affine: Affine) -> bool:
+    """Whether a bias is applied."""
+    return affine in (True, "bias")
+
+
+def affine_text(affine: Affine) -> str:
+    """The value of `--norm-affine`."""
+    return affine if isinstance(affine, str) else str(affine).lower()
+
+
+def affine_suffix(affine: Affine) -> str:
+    """The end of an operation's name: nothing for weight and bias, otherwise `_plain`, `_weight` or `_bias`."""
+    if isinstance(affine, str):
+        return f"_{affine}"
+    return "" if affine else "_plain"
+
+
+def _affine_values(text: str) -> tuple[Affine, ...]:
     parts = [part.strip().lower() for part in text.split(",")]
-    if not all(part in known for part in parts):
-        raise RangeError(f"expected true or false, but got {text!r}")
-    return tuple(known[part] for part in parts)
+    if not all(part in _AFFINE for part in parts):
+        raise RangeError(f"expected {', '.join(_AFFINE)}, but got {text!r}")
+    return tuple(_AFFINE[part] for part in parts)
 
 
 #: Options of every kind of layer norm.
@@ -42,7 +76,11 @@ ROW_OPTIONS = (
 )
 EPS_OPTION = ShapeOption("norm_eps", ("--norm-eps",), "value added to the variance", _epsilons, "EPS,...")
 AFFINE_OPTION = ShapeOption(
-    "norm_affine", ("--norm-affine",), "apply weight and bias", _booleans, "true|false"
+    "norm_affine",
+    ("--norm-affine",),
+    "weight and bias (true), neither (false), or one of them",
+    _affine_values,
+    "true|false|weight|bias",
 )
 
 
@@ -76,9 +114,12 @@ class RowNorm(Reduction):
         check_positive(self.kind, rows=self.rows, size=self.size)
         self._check_type()
 
-    def _check_affine(self, affine: object) -> None:
-        if type(affine) is not bool:
-            raise OperationError(f"{self.kind}: affine must be true or false, but got {affine!r}")
+    def _check_affine(self, affine: object, *allowed: str) -> None:
+        """Raise OperationError unless `affine` is a bool or one of the other `allowed` values."""
+        if type(affine) is not bool and not (type(affine) is str and affine in allowed):
+            names = ["true", "false", *allowed]
+            rule = f"{', '.join(names[:-1])} or {names[-1]}"
+            raise OperationError(f"{self.kind}: affine must be {rule}, but got {affine!r}")
 
     @property
     def loops(self) -> tuple[Loop, ...]:

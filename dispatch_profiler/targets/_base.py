@@ -60,6 +60,11 @@ class Target(abc.ABC):
         """A bound on the error of sums by the compiler's code; None if they are added as the operation says."""
         return None if self.has_long_sums or operation.sums_type is None else IN_ACCUMULATOR
 
+    @property
+    def flushes_subnormals(self) -> bool:
+        """Whether kernels for a CPU flush subnormal numbers to zero; part of `fingerprint`."""
+        return False
+
     def unsupported_reason(self, operation: Operation) -> str | None:
         """Why the compiler rejects or miscompiles `operation` for this target; None if it is supported.
 

@@ -62,13 +62,17 @@ def host_cpu() -> HostCpu:
 
 @dataclass(frozen=True)
 class CpuTarget(Target):
-    """`cpu` is `host` or an LLVM CPU name, such as `znver4`. Raises TargetError for other names."""
+    """`cpu` is `host` or an LLVM CPU name, such as `znver4`. Raises TargetError for other names.
+
+    Kernels keep subnormal numbers, as eager torch does, or with `flushes` take them for zero.
+    """
 
     family: ClassVar[str] = "llvm-cpu"
     shipped_list: ClassVar[str] = "llvm-cpu"
     has_long_sums: ClassVar[bool] = True
 
     cpu: str = "host"
+    flushes: bool = False
 
     def __post_init__(self) -> None:
         if self.cpu != "host":
@@ -98,6 +102,10 @@ class CpuTarget(Target):
         return "local-task"
 
     @property
+    def flushes_subnormals(self) -> bool:
+        return self.flushes
+
+    @property
     def limits(self) -> Limits:
         if self.cpu != "host":
             return Limits()
@@ -114,5 +122,5 @@ class CpuTarget(Target):
 
     @property
     def fingerprint(self) -> str:
-        flags = " ".join(self.compile_flags)
+        flags = " ".join((*self.compile_flags, *(("flushes subnormals",) if self.flushes else ())))
         return f"{flags} [{self.host}]" if self.host else flags

@@ -12,7 +12,7 @@ import triton.language as tl
 @triton.jit
 def layer_norm(
     x, weight, bias, y, mean, rstd,
-    COUNT: tl.constexpr, SIZE: tl.constexpr, EPS: tl.constexpr, AFFINE: tl.constexpr,
+    COUNT: tl.constexpr, SIZE: tl.constexpr, EPS: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Each program normalizes ROWS of COUNT rows. The variance is that of the centred elements."""
@@ -26,11 +26,10 @@ def layer_norm(
     variances = tl.div_rn(tl.sum(centred * centred, 1), tl.full((ROWS,), SIZE, ACCUMULATOR))
     rstds = tl.rsqrt(variances + EPS)
     values = centred * rstds[:, None]
-    if AFFINE:
-        factors = tl.load(weight + j, mask=j < SIZE, other=0.0).to(ACCUMULATOR)
-        values = (
-            values * factors[None, :] + tl.load(bias + j, mask=j < SIZE, other=0.0).to(ACCUMULATOR)[None, :]
-        )
+    if WEIGHT:
+        values *= tl.load(weight + j, mask=j < SIZE, other=0.0).to(ACCUMULATOR)[None, :]
+    if BIAS:
+        values += tl.load(bias + j, mask=j < SIZE, other=0.0).to(ACCUMULATOR)[None, :]
     tl.store(y + at, values.to(y.dtype.element_ty), mask=known)
     tl.store(mean + i, means, mask=i < COUNT)
     tl.store(rstd + i, rstds, mask=i < COUNT)
@@ -39,7 +38,7 @@ def layer_norm(
 @triton.jit
 def layer_norm_input_backward(
     dy, x, mean, rstd, weight, dx,
-    COUNT: tl.constexpr, SIZE: tl.constexpr, AFFINE: tl.constexpr,
+    COUNT: tl.constexpr, SIZE: tl.constexpr, WEIGHT: tl.constexpr,
     ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Each program computes the input's gradient of ROWS of COUNT rows."""
@@ -52,7 +51,7 @@ def layer_norm_input_backward(
     means = tl.load(mean + i, mask=i < COUNT, other=0.0)
     rstds = tl.load(rstd + i, mask=i < COUNT, other=0.0)
     values = tl.where(known, (values - means[:, None]) * rstds[:, None], 0.0)
-    if AFFINE:
+    if WEIGHT:
         gradients *= tl.load(weight + j, mask=j < SIZE, other=0.0).to(ACCUMULATOR)[None, :]
     size = tl.full((ROWS,), SIZE, ACCUMULATOR)
     averages = tl.div_rn(tl.sum(gradients, 1), size)
@@ -64,7 +63,7 @@ def layer_norm_input_backward(
 @triton.jit
 def layer_norm_weight_backward(
     dy, x, mean, rstd, dweight, dbias,
-    COUNT: tl.constexpr, SIZE: tl.constexpr,
+    COUNT: tl.constexpr, SIZE: tl.constexpr, BIAS: tl.constexpr,
     ACCUMULATOR: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Each program sums COLUMNS of SIZE columns over all rows, ROWS at a time."""
@@ -84,4 +83,5 @@ def layer_norm_weight_backward(
         products += gradients * ((values - means[:, None]) * rstds[:, None])
         sums += gradients
     tl.store(dweight + j, tl.sum(products, 0).to(dweight.dtype.element_ty), mask=j < SIZE)
-    tl.store(dbias + j, tl.sum(sums, 0).to(dbias.dtype.element_ty), mask=j < SIZE)
+    if BIAS:
+        tl.store(dbias + j, tl.sum(sums, 0).to(dbias.dtype.element_ty), mask=j < SIZE)

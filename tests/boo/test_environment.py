@@ -14,15 +14,18 @@ from dispatch_profiler.boo.environment import (
     configure_logging,
     launch_settings,
     releases_torch_threads,
+    settings_state,
     uses_backward_kernels,
 )
+from dispatch_profiler.boo.kernels.targets import target_of
 from dispatch_profiler.command import user_cache
 from dispatch_profiler.errors import UsageError
+from dispatch_profiler.runtime.device_uri import DeviceUri
 
 
 @pytest.fixture(autouse=True)
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CACHE_ON", "CACHE_DIR", "TUNING_SPEC_PATH", "USE_BACKWARD_KERNELS"):
+    for name in ("CACHE_ON", "CACHE_DIR", "TUNING_SPEC_PATH", "USE_BACKWARD_KERNELS", "FLUSH_SUBNORMALS"):
         monkeypatch.delenv(f"BOO_{name}", raising=False)
     for name in ("LOG_LEVEL", "DEBUG"):
         monkeypatch.delenv(f"TURBINE_{name}", raising=False)
@@ -52,6 +55,17 @@ def test_a_variable_counts_from_when_it_is_set(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("BOO_CACHE_ON", "0")
     monkeypatch.setenv("BOO_TUNING_SPEC_PATH", "mine")
     assert launch_settings() == LaunchSettings(None, "mine")
+
+
+def test_flushing_subnormal_numbers_is_a_setting_of_launches(monkeypatch: pytest.MonkeyPatch):
+    kept, state = launch_settings(), settings_state()
+    assert not kept.flushes_subnormals and not target_of(DeviceUri("local-sync")).flushes_subnormals
+    monkeypatch.setenv("BOO_FLUSH_SUBNORMALS", "1")
+    assert launch_settings().flushes_subnormals and target_of(DeviceUri("local-task")).flushes_subnormals
+    assert settings_state() != state
+    monkeypatch.setenv("BOO_FLUSH_SUBNORMALS", "always")
+    with pytest.raises(UsageError, match="BOO_FLUSH_SUBNORMALS must be 0 or 1, but is 'always'"):
+        launch_settings()
 
 
 def test_a_home_in_the_folder_is_expanded(monkeypatch: pytest.MonkeyPatch):

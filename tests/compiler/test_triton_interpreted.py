@@ -28,6 +28,7 @@ from dispatch_profiler.operations import (
     Matmul,
 )
 from dispatch_profiler.operations.contraction_reference import reference
+from dispatch_profiler.operations.normalization import affine_suffix
 from dispatch_profiler.targets import parse_target
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -229,16 +230,16 @@ SPLITS = {
 } | CONV_SPLITS
 #: In the interpreter, bf16 is cut off where it should be rounded.
 NORMS = {
-    f"{kind.kind}_{type_}{'' if affine else '_plain'}": Dispatch(
-        kind(13, 40, type_, **({} if affine else {"affine": False})), TritonRows(block=block)
+    f"{kind.kind}_{type_}{affine_suffix(affine)}": Dispatch(
+        kind(13, 40, type_, affine=affine), TritonRows(block=block)
     )
-    for kind, block in (
-        (LayerNorm, (4, 64)),
-        (LayerNormInputBackward, (2, 64)),
-        (LayerNormWeightBackward, (8, 16)),
+    for kind, block, parameters in (
+        (LayerNorm, (4, 64), (True, False, "weight", "bias")),
+        (LayerNormInputBackward, (2, 64), (True, False)),
+        (LayerNormWeightBackward, (8, 16), (True, "weight")),
     )
     for type_ in ("f32", "f16")
-    for affine in ((True,) if kind is LayerNormWeightBackward else (True, False))
+    for affine in parameters
 }
 
 

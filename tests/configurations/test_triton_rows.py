@@ -43,8 +43,13 @@ def test_every_kind_and_type_has_a_kernel(target, type_, operation, block):
     assert block.invalid_reason(replace(operation, type=type_), parse_target(target).limits) is None
 
 
-@pytest.mark.parametrize("affine", [True, False])
-@pytest.mark.parametrize("operation", [FORWARD, INPUT])
+@pytest.mark.parametrize(
+    ("operation", "affine"),
+    [
+        *itertools.product([FORWARD], [True, False, "weight", "bias"]),
+        *itertools.product([INPUT], [True, False]),
+    ],
+)
 def test_parameters_are_not_needed(operation, affine):
     assert ROWS.invalid_reason(replace(operation, affine=affine), SM_90) is None
 
@@ -114,11 +119,18 @@ def test_a_launch_has_a_workgroup_for_each_block():
 
 def test_constants_are_those_of_the_operation():
     plain = dict(ROWS.kernel(replace(FORWARD, affine=False, eps=1e-3)).constants)
-    assert (plain["weight"], plain["bias"], plain["AFFINE"], plain["EPS"]) == (None, None, False, 1e-3)
+    assert (plain["weight"], plain["bias"], plain["WEIGHT"], plain["BIAS"]) == (None, None, False, False)
+    assert plain["EPS"] == 1e-3
+    scaled = dict(ROWS.kernel(replace(FORWARD, affine="weight")).constants)
+    assert (scaled["bias"], scaled["WEIGHT"], scaled["BIAS"]) == (None, True, False)
+    assert "weight" not in scaled
     assert (plain["COUNT"], plain["SIZE"], plain["ROWS"], plain["COLUMNS"]) == (64, 768, 2, 1024)
     assert plain["ACCUMULATOR"] == "fp32"
     weight = dict(COLUMNS.kernel(WEIGHT).constants)
-    assert weight["STAGES"] == 3 and "AFFINE" not in weight and "EPS" not in weight
+    assert weight["STAGES"] == 3 and weight["BIAS"] and "WEIGHT" not in weight and "EPS" not in weight
+    assert "dbias" not in weight
+    alone = dict(COLUMNS.kernel(replace(WEIGHT, affine="weight")).constants)
+    assert alone["dbias"] is None and not alone["BIAS"]
 
 
 @pytest.mark.parametrize(

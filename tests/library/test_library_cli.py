@@ -97,13 +97,13 @@ def test_the_name_of_the_file_decides_its_format(capsys, name: str, begins: str)
     assert capsys.readouterr() == ("", f"Writing 3 entries to {name}\n")
 
 
-def test_after_an_upgrade_of_the_compiler_a_hint_says_to_tune_again(capsys, monkeypatch):
+def test_after_an_upgrade_of_the_compiler_a_hint_names_the_command_that_proves_entries(capsys, monkeypatch):
     monkeypatch.setattr(library_cli, "_installed", lambda target: "3.14.0 @ 12345678")
     assert main(["list", "tuned"]) == 0
     hint = capsys.readouterr().err.splitlines()[-1]
     assert hint == (
-        f"hint: tune again after this upgrade of the compiler: 3 entries for llvm-cpu measured with {IREE}, "
-        "but 3.14.0 @ 12345678 is installed"
+        f"hint: 3 entries for llvm-cpu measured with {IREE}, but 3.14.0 @ 12345678 is installed; prove its entries "
+        "again with this compiler: dispatch-profiler library prove tuned"
     )
 
 
@@ -112,8 +112,9 @@ def test_the_installed_compiler_is_that_of_the_target(monkeypatch):
     assert library_cli._installed("null") == NullCompiler(()).revision
     assert library_cli._installed("unknown:target") == ""
     origin = replace(HERE, target="null", iree=f"compiler {NullCompiler(()).revision}, null")
-    assert library_cli.retune_hints([entry(origin=origin)]) == []
-    assert len(library_cli.retune_hints([entry(origin=replace(origin, iree="compiler null 0, null"))])) == 1
+    assert library_cli.prove_hints([entry(origin=origin)], "tuned") == []
+    other = entry(origin=replace(origin, iree="compiler null 0, null"))
+    assert len(library_cli.prove_hints([other], "tuned")) == 1
 
 
 def test_an_empty_library_is_listed(capsys):

@@ -18,20 +18,23 @@ from dispatch_profiler.profiler.verification.verify import compare
 from dispatch_profiler.workloads import Sweep, sweep_workload
 
 SMALL = LayerNorm(3, 5)
+AFFINE = (True, False, "weight", "bias")
 
 
 def operands_of(operation: LayerNorm, seed: int = 7) -> tuple[np.ndarray, ...]:
     return draw(operation, Distribution.REALS, seed)
 
 
+def named(operation: LayerNorm, operands) -> dict[str, np.ndarray]:
+    return {tensor.name: array for tensor, array in zip(operation.operands, operands, strict=True)}
+
+
 def by_loops(operation: LayerNorm, operands) -> tuple[list, list, list]:
     """y, mean and rstd by Python's own floats, one element after another, with correctly rounded sums."""
     rows = operands[0].astype(np.float64).tolist()
-    weight, bias = (
-        (a.astype(np.float64).tolist() for a in operands[1:])
-        if operation.affine
-        else ([1.0] * operation.size, [0.0] * operation.size)
-    )
+    given = named(operation, operands)
+    weight = given.get("weight", np.ones(operation.size)).astype(np.float64).tolist()
+    bias = given.get("bias", np.zeros(operation.size)).astype(np.float64).tolist()
     y, means, rstds = [], [], []
     for row in rows:
         mean = math.fsum(row) / len(row)
@@ -44,24 +47,24 @@ def by_loops(operation: LayerNorm, operands) -> tuple[list, list, list]:
 
 
 def in_f32(operation: LayerNorm, operands, *, eps: float | None = None, divisor: int = 0) -> list[np.ndarray]:
-    """A plain kernel; `eps` and `divisor` make it a wrong one."""
+    """A plain kernel in the types of the operation's sums; `eps` and `divisor` make it a wrong one."""
     wide, long = operation.accumulator.dtype, operation.sums_type.dtype
-    x, *affine = (array.astype(wide) for array in operands)
+    given = {name: array.astype(wide) for name, array in named(operation, operands).items()}
+    x = given["x"]
     count = wide.type(operation.size)
     mean = (x.sum(axis=1, keepdims=True, dtype=long) / count).astype(wide)
     squares = ((x - mean) ** 2).sum(axis=1, keepdims=True, dtype=long)
     variance = (squares / (divisor if divisor else count)).astype(wide)
     rstd = 1 / np.sqrt(variance + wide.type(operation.eps if eps is None else eps))
     y = (x - mean) * rstd
-    if operation.affine:
-        y = y * affine[0] + affine[1]
+    y = y * given.get("weight", 1) + given.get("bias", 0)
     return [y.astype(operation.element_type.dtype), mean[:, 0], rstd[:, 0]]
 
 
 # -- reference -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("affine", AFFINE)
 @pytest.mark.parametrize("type_", TYPES)
 def test_the_reference_is_what_loops_compute(type_, affine):
     operation = LayerNorm(4, 37, type_, 1e-3, affine)
@@ -75,8 +78,9 @@ def test_the_reference_is_what_loops_compute(type_, affine):
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3), (8, 768), (3, 4096)])
 @pytest.mark.parametrize("type_", TYPES)
-def test_a_plain_kernel_passes(type_, shape):
-    operation = LayerNorm(*shape, type_)
+@pytest.mark.parametrize("affine", AFFINE)
+def test_a_plain_kernel_passes(affine, type_, shape):
+    operation = LayerNorm(*shape, type_, affine=affine)
     operands = operands_of(operation)
     assert compare(operation, in_f32(operation, operands), operation.reference(operands)).passed
 
@@ -141,11 +145,14 @@ def test_every_field_is_in_the_name():
         names.add(LayerNorm(**{"rows": 3, "size": 5, name: value}).name)
     assert len(names) == 1 + len(fields)
     assert SMALL.name == "layer_norm_3x5_f32t_eps1em05"
+    ends = {LayerNorm(3, 5, affine=affine).name.removeprefix(SMALL.name) for affine in AFFINE}
+    assert ends == {"", "_plain", "_weight", "_bias"}
 
 
 def test_it_comes_back_from_plain_data():
-    operation = LayerNorm(3, 5, "f16", 1e-6, False)
-    assert operation_from_dict(operation.to_dict()) == operation
+    for affine in AFFINE:
+        operation = LayerNorm(3, 5, "f16", 1e-6, affine)
+        assert operation_from_dict(operation.to_dict()) == operation
 
 
 @pytest.mark.parametrize(
@@ -153,7 +160,9 @@ def test_it_comes_back_from_plain_data():
     [
         ({"size": True}, "size=True"),
         ({"eps": 1}, "eps must be a number above 0, but got 1"),
-        ({"affine": 1}, "affine must be true or false"),
+        ({"affine": 1}, "affine must be true, false, weight or bias, but got 1"),
+        ({"affine": "both"}, "affine must be true, false, weight or bias, but got 'both'"),
+        ({"affine": ["weight"]}, "affine must be true, false, weight or bias"),
     ],
 )
 def test_what_is_no_layer_norm_is_rejected(fields, reason):
@@ -165,6 +174,16 @@ def test_its_options_sweep_over_it_and_over_nothing_else():
     shapes = {"norm_rows": (2, 3), "norm_size": (8,), "norm_type": ("f32", "bf16"), "norm_eps": (1e-6,)}
     found = sweep_workload(Sweep(options=SweepOptions(shapes=shapes))).workload.operations
     assert set(found) == {LayerNorm(rows, 8, type_, 1e-6) for rows in (2, 3) for type_ in ("f32", "bf16")}
+
+
+def test_its_parameters_are_swept_over(run, tmp_path):
+    outcome = run("generator", "--norm-rows=3", "--norm-size=5", "--norm-type=f32",
+                  "--norm-affine=true,false,weight,bias", "--default-config=only")  # fmt: skip
+    assert outcome.status == 0
+    found = {path.stem for path in (tmp_path / "work").rglob("layer_norm_*.mlir")}
+    assert found == {LayerNorm(3, 5, affine=affine).name for affine in AFFINE}
+    wrong = run("generator", "--norm-affine=both")
+    assert wrong.status == 2 and "expected true, false, weight, bias, but got 'both'" in wrong.err
 
 
 @pytest.mark.parametrize("name", ["lhs", "epilogue"])
@@ -184,7 +203,7 @@ def test_tiles_of_contractions_are_not_for_it():
 # -- commands ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("affine", AFFINE)
 @pytest.mark.parametrize("type_", TYPES)
 def test_its_mlir_parses_with_three_results(type_, affine):
     from iree.compiler import ir

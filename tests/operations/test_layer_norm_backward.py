@@ -27,7 +27,7 @@ from dispatch_profiler.profiler.verification.verify import compare
 from dispatch_profiler.workloads import Sweep, sweep_workload
 
 INPUT, WEIGHT = LayerNormInputBackward, LayerNormWeightBackward
-SMALL = [INPUT(3, 5), INPUT(3, 5, affine=False), WEIGHT(3, 5)]
+SMALL = [INPUT(3, 5), INPUT(3, 5, affine=False), WEIGHT(3, 5), WEIGHT(3, 5, affine="weight")]
 
 
 def operands_of(operation: Operation, distribution: Distribution = Distribution.REALS) -> tuple:
@@ -41,7 +41,8 @@ def by_loops(operation: Operation, operands) -> list[np.ndarray]:
     xhat = [[(x[i][j] - mean[i]) * rstd[i] for j in columns] for i in rows]
     if operation.kind == "layer_norm_weight_backward":
         dweight = [math.fsum(dy[i][j] * xhat[i][j] for i in rows) for j in columns]
-        return [np.array(dweight), np.array([math.fsum(dy[i][j] for i in rows) for j in columns])]
+        dbias = [math.fsum(dy[i][j] for i in rows) for j in columns]
+        return [np.array(dweight), np.array(dbias)][: len(operation.results)]
     g = [[dy[i][j] * (weight[0][j] if weight else 1.0) for j in columns] for i in rows]
     dx = np.empty((operation.rows, operation.size))
     for i in rows:
@@ -218,6 +219,7 @@ def test_names():
         "layer_norm_input_backward_3x5_f32t",
         "layer_norm_input_backward_3x5_f32t_plain",
         "layer_norm_weight_backward_3x5_f32t",
+        "layer_norm_weight_backward_3x5_f32t_weight",
     ]
 
 
@@ -234,6 +236,13 @@ def test_it_comes_back_from_plain_data(operation):
         (INPUT, {"type": "i8"}, "layer_norm_input_backward: no element type i8"),
         (WEIGHT, {"type": "f8"}, "layer_norm_weight_backward: no element type f8"),
         (INPUT, {"affine": 1}, "layer_norm_input_backward: affine must be true or false, but got 1"),
+        (
+            INPUT,
+            {"affine": "weight"},
+            "layer_norm_input_backward: affine must be true or false, but got 'weight'",
+        ),
+        (WEIGHT, {"affine": False}, "affine must be true or weight, which have a weight, but got False"),
+        (WEIGHT, {"affine": "bias"}, "affine must be true or weight, which have a weight, but got 'bias'"),
     ],
 )
 def test_what_is_no_layer_norm_is_rejected(kind, fields, reason):
@@ -242,12 +251,21 @@ def test_what_is_no_layer_norm_is_rejected(kind, fields, reason):
 
 
 def test_its_options_sweep_over_it_if_it_is_named():
-    shapes = {"norm_rows": (2, 3), "norm_size": (8,), "norm_type": ("f32", "bf16"), "norm_affine": (False,)}
+    shapes = {
+        "norm_rows": (2, 3),
+        "norm_size": (8,),
+        "norm_type": ("f32", "bf16"),
+        "norm_affine": (False, True),
+    }
     options = SweepOptions(shapes=shapes)
     kinds = (INPUT.kind, WEIGHT.kind)
     found = sweep_workload(Sweep(kinds, options)).workload.operations
-    expected = {INPUT(rows, 8, type_, False) for rows in (2, 3) for type_ in ("f32", "bf16")}
-    assert set(found) == expected | {WEIGHT(rows, 8, type_) for rows in (2, 3) for type_ in ("f32", "bf16")}
+    points = [(rows, 8, type_) for rows in (2, 3) for type_ in ("f32", "bf16")]
+    expected = {INPUT(*point, affine) for point in points for affine in (False, True)}
+    assert set(found) == expected | {WEIGHT(*point) for point in points}
+    options = SweepOptions(shapes={**shapes, "norm_affine": ("weight",)})
+    found = sweep_workload(Sweep((WEIGHT.kind,), options)).workload.operations
+    assert set(found) == {WEIGHT(*point, "weight") for point in points}
     assert {operation.kind for operation in sweep_workload(Sweep(options=options)).workload.operations} == {
         "layer_norm"
     }
@@ -261,7 +279,7 @@ def test_its_predefined_problems_are_those_of_the_forward(kind):
 
 def test_tiles_of_contractions_are_not_for_it():
     tiles = CpuTiles(distribution=(64, 64), vector=(8, 32, 4))
-    for operation, axes in zip(SMALL, ("row, column", "row, column", "column, row"), strict=True):
+    for operation, axes in zip(SMALL, (*["row, column"] * 2, *["column, row"] * 2), strict=True):
         assert tiles.invalid_reason(operation, Limits()) == (
             f"{operation.kind} takes 1 distribution and 2 vector tiles ({axes}), but got 2 and 3"
         )
@@ -269,10 +287,17 @@ def test_tiles_of_contractions_are_not_for_it():
 
 
 def test_operations_are_counted():
-    """Per element: 10 with a weight, 9 without, 5 for both gradients of parameters."""
-    assert [operation.flops for operation in SMALL] == [3 * (5 * 10 + 2), 3 * (5 * 9 + 2), 3 * 5 * 5]
-    assert [operation.bytes for operation in SMALL] == [4 * (45 + 6 + 5), 4 * (45 + 6), 4 * (30 + 6 + 10)]
-    assert [operation.accumulations for operation in SMALL] == [5, 5, 3]
+    """Per element: 10 with a weight, 9 without, 5 for both gradients of parameters, 4 for that of the weight."""
+    assert [operation.flops for operation in SMALL] == [
+        3 * (5 * 10 + 2),
+        3 * (5 * 9 + 2),
+        3 * 5 * 5,
+        3 * 5 * 4,
+    ]
+    assert [operation.bytes for operation in SMALL] == [
+        4 * (45 + 6 + 5), 4 * (45 + 6), 4 * (30 + 6 + 10), 4 * (30 + 6 + 5)
+    ]  # fmt: skip
+    assert [operation.accumulations for operation in SMALL] == [5, 5, 3, 3]
 
 
 # -- the three commands ----------------------------------------------------------------------------

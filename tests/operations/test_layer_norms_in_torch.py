@@ -19,7 +19,12 @@ from dispatch_profiler.operations.reductions import TYPES
 
 torch: Any = pytest.importorskip("torch")
 SEED = 24
-KINDS = (LayerNorm, LayerNormInputBackward, LayerNormWeightBackward)
+AFFINE = {
+    LayerNorm: (True, False, "weight", "bias"),
+    LayerNormInputBackward: (True, False),
+    LayerNormWeightBackward: (True, "weight"),
+}
+KINDS = tuple(AFFINE)
 #: Operands that a forward layer norm reads, rather than statistics of its rows.
 GIVEN = ("x", "dy", "weight", "bias")
 
@@ -27,7 +32,8 @@ GIVEN = ("x", "dy", "weight", "bias")
 def random_operation(rng: np.random.Generator, kind: type[Operation], type_: str) -> Operation:
     """Up to 9 rows of up to 40 elements; eps, and with or without parameters, where the kind has them."""
     shape = {"rows": int(rng.integers(1, 10)), "size": int(rng.integers(1, 41)), "type": type_}
-    affine = {} if kind is LayerNormWeightBackward else {"affine": bool(rng.integers(2))}
+    given = AFFINE[kind]
+    affine = {"affine": given[rng.integers(len(given))]}
     eps = {"eps": float(rng.choice([1e-8, 1e-6, 1e-5, 1e-3, 0.5]))} if kind is LayerNorm else {}
     return kind(**shape, **affine, **eps)
 
@@ -59,10 +65,11 @@ def in_torch(operation: Operation, operands: dict[str, np.ndarray]) -> Sequence[
         )
     else:
         by_input = operation.kind == LayerNormInputBackward.kind
+        wants = (by_input, not by_input, not by_input and operation.affine is True)
         ones = torch.ones(shape, dtype=torch.float64)
         results = torch.ops.aten.native_layer_norm_backward(
             given["dy"], given["x"], shape, given["mean"][:, None], given["rstd"][:, None],
-            given.get("weight", ones), ones, (by_input, not by_input, not by_input),
+            given.get("weight", ones), ones, wants,
         )  # fmt: skip
     return [each.numpy() for each in results if each is not None]
 
@@ -96,8 +103,8 @@ def test_200_random_layer_norms_agree_with_torch():
         operands = random_operands(rng, operation)
         found = disagreement(operation, operands, in_torch(operation, operands))
         assert found <= 1.0, f"seed {(SEED, seed)}: {operation.name} differs by {found} times the bound"
-        seen.add((operation.kind, operation.type, getattr(operation, "affine", True)))
-    assert len(seen) == len(TYPES) * (2 + 2 + 1)
+        seen.add((operation.kind, operation.type, operation.affine))
+    assert len(seen) == len(TYPES) * (4 + 2 + 2)
 
 
 @pytest.mark.parametrize("planted", ["eps", "affine", "mean", "rows"])

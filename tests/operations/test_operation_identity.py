@@ -144,9 +144,10 @@ def _rebuilt(kind, arguments):
         return BiasBackward(*extents, arguments["bias-type"])
     if kind.startswith("layer_norm"):
         numbers = (int(arguments["norm-rows"]), int(arguments["norm-size"]))
-        affine = arguments.get("norm-affine") == "true"
+        text = arguments.get("norm-affine", "true")
+        affine = {"true": True, "false": False}.get(text, text)
         if kind == "layer_norm_weight_backward":
-            return LayerNormWeightBackward(*numbers, arguments["norm-type"])
+            return LayerNormWeightBackward(*numbers, arguments["norm-type"], affine)
         if kind == "layer_norm_input_backward":
             return LayerNormInputBackward(*numbers, arguments["norm-type"], affine)
         return LayerNorm(*numbers, arguments["norm-type"], float(arguments["norm-eps"]), affine)
@@ -216,8 +217,10 @@ def _rebuilt_convolution(kind, arguments, tags, types, epilogue):
             types=ElementTypes("i8", "i8", "i32"),
         ),
         LayerNorm(3, 5, "bf16", 1e-6, False),
+        LayerNorm(3, 5, "bf16", 1e-6, "weight"),
         LayerNormInputBackward(3, 5, "bf16", False),
         LayerNormWeightBackward(3, 5, "f64"),
+        LayerNormWeightBackward(3, 5, "f64", "weight"),
         BiasBackward(3, 5, 7, "f16"),
     ],
     ids=lambda operation: operation.name[:40],

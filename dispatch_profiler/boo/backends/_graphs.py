@@ -12,12 +12,11 @@ import torch
 
 from dispatch_profiler.boo.backends.region_choice import RegionChoice
 from dispatch_profiler.boo.environment import LOGGER
-from dispatch_profiler.boo.fusion.calls import RunCall
 from dispatch_profiler.boo.fusion.checking import wrong_programs
 from dispatch_profiler.boo.fusion.glue import find_glue
 from dispatch_profiler.boo.fusion.matching import Region, Rejected, find_regions
 from dispatch_profiler.boo.fusion.nodes import value
-from dispatch_profiler.boo.fusion.operator import REGIONS
+from dispatch_profiler.boo.fusion.operator import REGIONS, DirectCall
 from dispatch_profiler.boo.fusion.programs import Program
 from dispatch_profiler.boo.fusion.rewriting import rewrite
 from dispatch_profiler.boo.fusion.run_graphs import RunGraph
@@ -203,7 +202,7 @@ def with_direct_calls(fused: FusedGraph, *, strict: bool) -> Any:
     for number, node in enumerate(graph.nodes):
         if node.op == "call_function" and node.target is REGIONS:
             inputs, text = node.args
-            node.target = _function(RunCall(parse_run(text), strict=strict), number)
+            node.target = _function(DirectCall(parse_run(text), strict=strict), number)
             node.args = tuple(inputs)
     fused.module.recompile()
     return fused.module

@@ -241,7 +241,8 @@ def _packs_weight(operation: Operation, node: Node | None, *, freezes: bool) -> 
     """
     geometry, product = operation.convolution, operation.product
     has_weight = geometry.mode != "weight_backward" if geometry else product and not product.is_batched
-    if not has_weight or operation.normalization is not None or node is None or not is_parameter(node):
+    has_weight = has_weight and operation.normalization is None and operation.channel_sum is None
+    if not has_weight or node is None or not is_parameter(node):
         return False
     uses = operation.flops // (2 * value(node).numel())
     return value(node).device.type == "cpu" and (freezes or uses >= _USES_OF_COMPARED)

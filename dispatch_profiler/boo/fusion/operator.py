@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -17,7 +18,9 @@ from dispatch_profiler.boo.environment import LaunchSettings, launch_settings
 from dispatch_profiler.boo.fusion.calls import RunCall, empty_results
 from dispatch_profiler.boo.fusion.spec import RunSpec, parse_run
 from dispatch_profiler.boo.launching.torch_types import OUTSIDE_OF_CUDA_GRAPHS, Tensor
+from dispatch_profiler.boo.ops.flops import count_flops
 from dispatch_profiler.errors import UsageError
+from dispatch_profiler.operations import Operation
 
 _NAMESPACE = "dispatch_profiler"
 _torch: Any = torch
@@ -63,3 +66,39 @@ for _device in ("CPU", "CUDA"):
 _torch.library.register_fake(f"{_NAMESPACE}::regions", _fake_regions, lib=_library)
 
 REGIONS: Any = _torch.ops.dispatch_profiler.regions.default
+
+
+class DirectCall:
+    """A run that is called without torch's dispatcher, unless a mode observes operators, as `FlopCounterMode` does."""
+
+    def __init__(self, spec: RunSpec, *, strict: bool = False) -> None:
+        """`strict` is that of `RunCall`."""
+        self._spec = spec
+        self._call = RunCall(spec, strict=strict)
+
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        """The outputs of the run."""
+        if _torch._C._len_torch_dispatch_stack():
+            return list(REGIONS(list(inputs), self._spec.text))
+        return self._call(*inputs)
+
+
+def _flops(inputs: Sequence[Any], spec: str, **_: Any) -> int:
+    return sum(_region_flops(region.operation) for region, _ in parse_run(spec).steps)
+
+
+def _region_flops(operation: Operation) -> int:
+    """What torch counts: products and convolutions without their steps, and the taps that padding is under."""
+    product, convolution = operation.product, operation.convolution
+    if product is not None:
+        return 2 * product.batch * product.m * product.n * product.k
+    if convolution is None:
+        return 0
+    # In torch's formula for the gradient of a weight, groups do not count.
+    is_weight = convolution.mode == "weight_backward"
+    channels = convolution.channels if is_weight else convolution.channels_per_group
+    taps = math.prod(convolution.filter_size) * math.prod(convolution.output_size)
+    return 2 * convolution.batch * convolution.filters * channels * taps
+
+
+count_flops("regions", _flops)

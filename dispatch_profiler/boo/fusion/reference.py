@@ -35,6 +35,9 @@ def compute_region(spec: RegionSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
         return evaluate(operation, inputs)
     if operation.normalization is not None:
         found = _norm(spec, inputs)
+    elif operation.channel_sum is not None:
+        (gradient,) = operation.operands
+        found = [_operand(spec.sources[0], inputs, False).reshape(gradient.shape).sum((0, 2))]
     else:
         contraction = operation.as_contraction()
         count = 2
@@ -106,18 +109,21 @@ def _norm(spec: RegionSpec, inputs: Sequence[Tensor]) -> list[Tensor]:
     size = [norm.size]
     if spec.operation.kind == "layer_norm":
         x, *affine = tensors
-        return list(aten.native_layer_norm(x, size, *(affine or (None, None)), norm.eps))
+        scale = affine.pop(0) if norm.has_weight else None
+        shift = affine.pop(0) if norm.has_bias else None
+        return list(aten.native_layer_norm(x, size, scale, shift, norm.eps))
     dy, x, mean, rstd, *weight = tensors
     statistics = mean.reshape(-1, 1).to(x.dtype), rstd.reshape(-1, 1).to(x.dtype)
-    if len(spec.results) == 1:
+    if norm.mode == "input_backward":
         given = weight[0] if weight else None
         return [
             aten.native_layer_norm_backward(dy, x, size, *statistics, given, given, [True, False, False])[0]
         ]
-    ones = x.new_ones(size)
-    return list(
-        aten.native_layer_norm_backward(dy, x, size, *statistics, ones, ones, [False, True, True])[1:]
+    ones, mask = x.new_ones(size), [False, True, norm.has_bias]
+    found = aten.native_layer_norm_backward(
+        dy, x, size, *statistics, ones, ones if norm.has_bias else None, mask
     )
+    return list(found[1 : 1 + len(spec.results)])
 
 
 def _stored(tensor: Tensor, reading: str) -> Tensor:

@@ -20,6 +20,7 @@ from dispatch_profiler.boo.fusion.nodes import (
 from dispatch_profiler.boo.fusion.schema import Root
 from dispatch_profiler.operations import (
     BatchMatmul,
+    BiasBackward,
     Conv1d,
     Conv2d,
     Conv3d,
@@ -32,6 +33,7 @@ from dispatch_profiler.operations import (
     Operation,
 )
 from dispatch_profiler.operations.epilogues import Step
+from dispatch_profiler.operations.normalization import affine_of
 
 #: (reading, inputs, eps): see `spec.READINGS`.
 Operand = tuple[str, tuple[Node | None, ...], float]
@@ -181,12 +183,10 @@ def layer_norm(node: Node) -> Begun:
     """A layer norm, with its statistics. Raises NotFusible."""
     x, normalized, weight, bias, eps = node.args
     type_ = check_alike(x, weight, bias)
-    if (weight is None) is not (bias is None):
-        raise NotFusible("it has a weight without a bias")
     size = math.prod(normalized)
     rows = math.prod(shape(x)) // size
-    made = LayerNorm(rows, size, type_, float(eps), weight is not None)
-    affine = [] if weight is None else [_read("rows", weight), _read("rows", bias)]
+    made = LayerNorm(rows, size, type_, float(eps), affine_of(weight is not None, bias is not None))
+    affine = [_read("rows", each) for each in (weight, bias) if each is not None]
     found = {at: each for each in node.users for at in range(3) if is_getitem(each, at) and each.users}
     outputs = tuple(found.get(at) for at in range(3))
     if outputs[0] is None:
@@ -216,10 +216,15 @@ def layer_norm_backward(node: Node) -> Begun:
         scale = () if weight is None else (_read("rows", weight),)
         made = LayerNormInputBackward(rows, size, type_, weight is not None)
         parts.append(_gradient(made, (found[0],), (*both, *statistics, *scale), ()))
-    if (1 in found and mask[1]) or (2 in found and mask[2]):
-        of_weight = LayerNormWeightBackward(rows, size, type_)
-        outputs = (found.get(1), found.get(2))
-        parts.append(_gradient(of_weight, outputs, (*both, *statistics), (value(weight), value(weight))))
+    wants_bias = 2 in found and bool(mask[2])
+    if 1 in found and mask[1]:
+        of_weight = LayerNormWeightBackward(rows, size, type_, affine_of(True, wants_bias))
+        outputs = (found[1], *([found[2]] if wants_bias else []))
+        values = (value(weight),) * len(outputs)
+        parts.append(_gradient(of_weight, outputs, (*both, *statistics), values))
+    elif wants_bias:
+        of_bias = BiasBackward(rows, size, 1, type_)
+        parts.append(_gradient(of_bias, (found[2],), (both[0],), (value(bias),)))
     if not parts:
         raise NotFusible("no gradient is read")
     return replace(parts[0], several=tuple(parts))

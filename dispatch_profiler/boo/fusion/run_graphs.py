@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from dispatch_profiler.boo.fusion.calls import RunCall
-from dispatch_profiler.boo.fusion.operator import REGIONS
+from dispatch_profiler.boo.fusion.operator import REGIONS, DirectCall
 from dispatch_profiler.boo.fusion.spec import (
     MAX_VALUES,
     RegionSpec,
@@ -92,7 +91,7 @@ class RunGraph:
 
     def function(self, *, strict: bool) -> Callable[..., list[Tensor | None]]:
         """What computes the graph, called with its inputs. `strict` is that of `RunCall`."""
-        calls = [(RunCall(spec, strict=strict), values) for spec, values in self.calls]
+        calls = [(DirectCall(spec, strict=strict), values) for spec, values in self.calls]
         last = {value: at for at, (_, values) in enumerate(self.calls) for value in values}
         kept = set(self.outputs)
         read_last = [

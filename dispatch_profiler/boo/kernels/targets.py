@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.errors import TargetError
 from dispatch_profiler.runtime.device_uri import DeviceUri
 from dispatch_profiler.targets import CpuTarget, NullTarget, Target, parse_target
@@ -21,7 +22,7 @@ def target_of(device: DeviceUri) -> Target:
     if device.is_remote:
         raise TargetError(f"{device} is a device of another machine", hint="kernels are launched on this one")
     if device.is_local:
-        return CpuTarget()
+        return CpuTarget(flushes=launch_settings().flushes_subnormals)
     if not device.is_cuda:
         raise TargetError(
             f"kernels cannot be launched on {device.driver}", hint="available: local-sync, local-task, cuda"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 
 from dispatch_profiler.boo.environment import LOGGER, TUNING_VARIABLE
@@ -14,9 +14,9 @@ from dispatch_profiler.compiler.triton import triton_version
 from dispatch_profiler.configurations import Default, KernelSource
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
-from dispatch_profiler.library.library import Library, library_file
+from dispatch_profiler.library.library import LIBRARY_FILE, Library, library_file
 from dispatch_profiler.library.shipped import find_library, shipped_for
-from dispatch_profiler.library.tuned import TunedConfigurations
+from dispatch_profiler.library.tuned import TunedConfigurations, prove_hint
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, fastest_form, packed_microkernel
 
@@ -93,6 +93,8 @@ class Tuning:
             found = configurations.of(operation)
             if found.problem and not found.is_foreign:
                 _log.warning("%s: the library's entry cannot be used: %s", operation.name, found.problem)
+            if found.is_foreign and found.family == target.family:
+                _warn_of_upgrade(configurations.library.file, found.problem)
             if found.dispatch is not None and _has_tools(found.dispatch):
                 yield Variant(found.dispatch)
         microkernel = packed_microkernel(operation, target) if packs_weight else None
@@ -102,6 +104,14 @@ class Tuning:
         if form is not None:
             yield Variant(Dispatch(operation, form))
         yield Variant(default)
+
+
+@cache
+def _warn_of_upgrade(file: Path | None, problem: str) -> None:
+    """Log, once for each library, that its entries are for another compiler."""
+    if file is not None:
+        hint = prove_hint(str(file.parent if file.name == LIBRARY_FILE else file))
+        _log.warning("%s: entries are not used, because they were %s; %s", file, problem, hint)
 
 
 def _version(file: Path) -> tuple[int, ...]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dispatch_profiler.boo.modeling.convolutions import BooConv1d, BooConv2d, BooConv3d
+from dispatch_profiler.boo.modeling.quantization import register
 from dispatch_profiler.boo.modeling.replacement import (
     Replacement,
     replace_conv2d_with_boo_conv,
     replace_convs_with_boo,
+    restore_convs,
 )
 
 __all__ = [
@@ -16,4 +18,7 @@ __all__ = [
     "Replacement",
     "replace_conv2d_with_boo_conv",
     "replace_convs_with_boo",
+    "restore_convs",
 ]
+
+register()

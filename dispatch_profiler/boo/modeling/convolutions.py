@@ -1,51 +1,126 @@
 """`torch.nn.Conv1d`, `Conv2d` and `Conv3d`, computed by `boo_conv`.
 
 They derive from torch's modules: arguments (and `freeze`), initialization, parameters, `state_dict` and `repr` are the same, and code
-that looks for convolutions finds them.
+that looks for convolutions finds them. Graphs of `torch.fx` call them as modules, as torch's own. `torch.jit.script`
+compiles what torch's module computes, since scripts cannot call Python.
 """
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
+from torch._jit_internal import is_scripting
+from torch.fx import Proxy
 
 from dispatch_profiler.boo.launching.torch_types import Tensor
 from dispatch_profiler.boo.ops import boo_conv
 
 
-class _BooConv:
-    """The forward of the modules below, in place of the one of torch's modules."""
+def _renamed(method: Any) -> Any:
+    """A copy of a method of torch's, for scripts, which know methods by their own names."""
+    copy = FunctionType(method.__code__, method.__globals__, "computed_by_torch")
+    copy.__annotations__ = method.__annotations__
+    return copy
 
-    #: See `boo_conv`.
-    freeze: bool | None = None
+
+def _computed(module: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    padding = module.padding
+    if module.padding_mode != "zeros":
+        input = functional.pad(input, module._reversed_padding_repeated_twice, mode=module.padding_mode)
+        padding = 0
+    options = module.stride, padding, module.dilation, module.groups
+    return boo_conv(input, weight, bias, *options, freeze=module.freeze)
+
+
+def _called(module: Any, input: Tensor) -> Tensor:
+    if isinstance(input, Proxy):
+        return _traced(module, input)
+    return module._conv_forward(input, module.weight, module.bias)
+
+
+def _traced(module: Any, input: Proxy) -> Any:
+    """The call of a module in a graph of `torch.fx`, which takes modules of other packages apart.
+
+    For quantization, which knows torch's classes only, the module becomes one of these. A module with hooks, which the
+    tracer has called already, and one that is itself what is traced, are taken apart.
+    """
+    tracer: Any = input.tracer
+    has_hooks = module._forward_hooks or module._forward_pre_hooks
+    path = next((name for name, each in tracer.root.named_modules() if each is module), "")
+    if not path or has_hooks:
+        return module.computed_by_torch(input, module.weight, module.bias)
+    if type(tracer).__name__ == "QuantizationTracer":
+        restore(module)
+    return tracer.create_proxy("call_module", path, (input,), {})
+
+
+class _Freezable:
+    """Takes `freeze` beside the arguments of torch's module."""
+
+    # Without an annotation, which scripts would read.
+    freeze = None  # type: bool | None
 
     def __init__(self, *args: Any, freeze: bool | None = None, **options: Any) -> None:
         """The arguments of torch's module, and `freeze`, which is passed to `boo_conv`."""
         super().__init__(*args, **options)
         self.freeze = freeze
 
-    def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            input = functional.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = 0
-        return boo_conv(
-            input, weight, bias, self.stride, padding, self.dilation, self.groups, freeze=self.freeze
-        )
 
-
-class BooConv1d(_BooConv, torch.nn.Conv1d):
+class BooConv1d(_Freezable, torch.nn.Conv1d):
     """`torch.nn.Conv1d`, computed by `boo_conv`."""
 
+    #: What a script calls.
+    computed_by_torch = _renamed(torch.nn.Conv1d._conv_forward)
 
-class BooConv2d(_BooConv, torch.nn.Conv2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The result for a batch of images, or one image."""
+        if not is_scripting():
+            return _called(self, input)
+        return self.computed_by_torch(input, self.weight, self.bias)
+
+    def _conv_forward(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return _computed(self, input, weight, bias)
+
+
+class BooConv2d(_Freezable, torch.nn.Conv2d):
     """`torch.nn.Conv2d`, computed by `boo_conv`."""
 
+    #: What a script calls.
+    computed_by_torch = _renamed(torch.nn.Conv2d._conv_forward)
 
-class BooConv3d(_BooConv, torch.nn.Conv3d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The result for a batch of images, or one image."""
+        if not is_scripting():
+            return _called(self, input)
+        return self.computed_by_torch(input, self.weight, self.bias)
+
+    def _conv_forward(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return _computed(self, input, weight, bias)
+
+
+class BooConv3d(_Freezable, torch.nn.Conv3d):
     """`torch.nn.Conv3d`, computed by `boo_conv`."""
+
+    #: What a script calls.
+    computed_by_torch = _renamed(torch.nn.Conv3d._conv_forward)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The result for a batch of images, or one image."""
+        if not is_scripting():
+            return _called(self, input)
+        return self.computed_by_torch(input, self.weight, self.bias)
+
+    def _conv_forward(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return _computed(self, input, weight, bias)
 
 
 #: Spatial axes -> torch's module, and ours.
@@ -54,3 +129,23 @@ MODULES: dict[int, tuple[type[torch.nn.Module], type[torch.nn.Module]]] = {
     2: (torch.nn.Conv2d, BooConv2d),
     3: (torch.nn.Conv3d, BooConv3d),
 }
+
+
+def is_ours(module: torch.nn.Module) -> bool:
+    """Whether `boo_conv` computes a module."""
+    return isinstance(module, (BooConv1d, BooConv2d, BooConv3d))
+
+
+def restore(module: torch.nn.Module) -> torch.nn.Module:
+    """One of our modules becomes one of torch's, and stays the object that it is."""
+    theirs = next(theirs for theirs, ours in MODULES.values() if isinstance(module, ours))
+    return with_class(module, theirs)
+
+
+def with_class(module: torch.nn.Module, wanted: type[torch.nn.Module]) -> torch.nn.Module:
+    """The module, whose class is now `wanted`; its parametrizations stay."""
+    if torch.nn.utils.parametrize.is_parametrized(module):
+        # As torch does when it parametrizes a module: its properties are those of a class of its own.
+        wanted = type(f"Parametrized{wanted.__name__}", (wanted,), {**vars(type(module))})
+    module.__class__ = wanted
+    return module

@@ -1,4 +1,4 @@
-"""`replace_convs_with_boo`: the convolutions of a model, computed by `boo_conv`."""
+"""`replace_convs_with_boo`: the convolutions of a model, computed by `boo_conv`; and back again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from dispatch_profiler.boo.environment import LOGGER
-from dispatch_profiler.boo.modeling.convolutions import MODULES, _BooConv
+from dispatch_profiler.boo.modeling.convolutions import MODULES, is_ours, restore, with_class
 from dispatch_profiler.errors import UsageError, did_you_mean
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -78,10 +78,25 @@ def replace_convs_with_boo(
     ]
     for each in found:
         if not each.reason:
-            _replace(each.module, freeze)
+            with_class(each.module, dict(MODULES.values())[_own_class(each.module)])
+            each.module.freeze = freeze  # type: ignore[assignment]
         _log.info("%s", each)
         if report is not None:
             report(each)
+    return model
+
+
+def restore_convs(model: Model) -> Model:
+    """Inverse of `replace_convs_with_boo`: our modules in `model` become torch's, and stay the objects that they are.
+
+    For tools that know torch's classes or operators only, such as exporters to other runtimes. Raises UsageError for what
+    is no module.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"the convolutions of a torch.nn.Module are restored, but got {model!r}")
+    for module in list(model.modules()):
+        if is_ours(module):
+            restore(module)
     return model
 
 
@@ -110,7 +125,7 @@ def _reason(
     """Why a convolution is not replaced; empty if it is. Raises UsageError."""
     axes = _axes(module)
     assert axes is not None
-    if isinstance(module, _BooConv):
+    if is_ours(module):
         return f"it is a {_own_class(module).__name__} already"
     if _own_class(module) is not MODULES[axes][0]:
         return f"{_own_class(module).__name__} is a subclass of {MODULES[axes][0].__name__}"
@@ -131,16 +146,3 @@ def _like(own: Any, value: Any) -> Any:
     if isinstance(own, tuple) and isinstance(value, int):
         return (value,) * len(own)
     return tuple(value) if isinstance(own, tuple) and isinstance(value, list) else value
-
-
-def _replace(module: torch.nn.Module, freeze: bool | None) -> None:
-    """Make a convolution of torch's one of ours."""
-    axes = _axes(module)
-    assert axes is not None
-    ours = MODULES[axes][1]
-    if parametrize.is_parametrized(module):
-        # As torch does when it parametrizes a module: its properties are those of a class of its own.
-        theirs = type(module)
-        ours = type(f"Parametrized{ours.__name__}", (ours,), {**vars(theirs)})
-    module.__class__ = ours
-    module.freeze = freeze  # type: ignore[assignment]

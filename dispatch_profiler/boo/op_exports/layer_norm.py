@@ -19,6 +19,7 @@ from dispatch_profiler.boo.op_exports._base import (
     type_name,
 )
 from dispatch_profiler.errors import UsageError
+from dispatch_profiler.operations.normalization import affine_of, has_bias, has_weight
 from dispatch_profiler.workloads.miopen import LayerNormProblem
 
 
@@ -26,9 +27,11 @@ from dispatch_profiler.workloads.miopen import LayerNormProblem
 class LayerNormSignature(OpSignature):
     """A layer norm of `input_shape` over its last axes, of `normalized_shape`.
 
-    Launches take `(x[, w, b])` and return `(y, mean, rstd)`, as `torch.native_layer_norm` does. With mode `bwd` they
-    take `(dLdy, x[, w], mean, rstd)` and return the gradient of x; with `wrw` `(dLdy, x, mean, rstd)`, and return the gradients
-    of weight and bias; with `bias_backward` `(dLdy,)`. Weight and bias are both present or both absent.
+    `elementwise_affine` is whether there is a weight, and `bias` whether there is a bias; without it, as there is a weight.
+
+    Launches take `(x[, w][, b])` and return `(y, mean, rstd)`, as `torch.native_layer_norm` does. With mode `bwd` they
+    take `(dLdy, x[, w], mean, rstd)` and return the gradient of x; with `wrw` `(dLdy, x, mean, rstd)`, and return the
+    gradients of the weight and, if there is one, of the bias; with `bias_backward` `(dLdy,)`.
     """
 
     problem_type: ClassVar = LayerNormProblem
@@ -51,17 +54,12 @@ class LayerNormSignature(OpSignature):
                 f"normalized_shape {tuple(self.normalized_shape)} is not the end of input_shape {tuple(self.input_shape)}"
             )
         is_affine = switch("elementwise_affine", self.elementwise_affine)
-        if is_affine and self.bias is not None and not switch("bias", self.bias):
-            raise UsageError(
-                "weight and bias are both present or both absent, but got elementwise_affine=True and bias=False",
-                hint="pass a bias of zeros",
-            )
         found = {
             "input_shape": shape,
             "normalized_shape": normalized,
             "eps": _eps(self.eps),
             "elementwise_affine": is_affine,
-            "bias": is_affine,
+            "bias": is_affine if self.bias is None else switch("bias", self.bias),
             "dtype": type_name(self.dtype),
             "mode": Mode.parse(self.mode),
         }
@@ -72,7 +70,11 @@ class LayerNormSignature(OpSignature):
     def problem(self) -> LayerNormProblem:
         """See `OpSignature.problem`."""
         return LayerNormProblem(
-            tuple(self.input_shape), len(self.normalized_shape), self.dtype, self.eps, self.elementwise_affine
+            tuple(self.input_shape),
+            len(self.normalized_shape),
+            self.dtype,
+            self.eps,
+            affine_of(self.elementwise_affine, bool(self.bias)),
         )
 
     @classmethod
@@ -82,7 +84,8 @@ class LayerNormSignature(OpSignature):
             input_shape=problem.shape,
             normalized_shape=problem.shape[-problem.normalized :],
             eps=problem.eps,
-            elementwise_affine=problem.is_affine,
+            elementwise_affine=has_weight(problem.affine),
+            bias=has_bias(problem.affine),
             dtype=problem.type,
             mode=mode,
         )
@@ -91,7 +94,7 @@ class LayerNormSignature(OpSignature):
     def func_name(self) -> str:
         """`layernorm_bfloat16_forward_4x8x16_n8x16_1em05eps_w_b`."""
         eps = repr(self.eps).replace("-", "m").replace("+", "").replace(".", "p")
-        affine = "_w_b" if self.elementwise_affine else ""
+        affine = ("_w" if self.elementwise_affine else "") + ("_b" if self.bias else "")
         return (
             f"layernorm_{TORCH_NAMES[self.dtype]}_{self.mode.value}_{joined(self.input_shape)}"
             f"_n{joined(self.normalized_shape)}_{eps}eps{affine}"
@@ -101,14 +104,16 @@ class LayerNormSignature(OpSignature):
         x, w = tuple(self.input_shape), tuple(self.normalized_shape)
         rows = (*x[: -len(w)], *(1 for _ in w))
         if self.mode is Mode.FORWARD:
-            affine = [("w", w, 1), ("b", w, 2)] if self.elementwise_affine else []
+            names = [*(["w"] if self.elementwise_affine else []), *(["b"] if self.bias else [])]
+            affine = [(name, w, at) for at, name in enumerate(names, 1)]
             return [("x", x, 0), *affine], [("y", x), ("mean", rows), ("rstd", rows)]
         if self.mode is Mode.INPUT_BACKWARD:
             weight = [("w", w, 4)] if self.elementwise_affine else []
             return [("dLdy", x, 0), ("x", x, 1), *weight, ("mean", rows, 2), ("rstd", rows, 3)], [("dLdx", x)]
         if self.mode is Mode.WEIGHT_BACKWARD:
             statistics = [("mean", rows, 2), ("rstd", rows, 3)]
-            return [("dLdy", x, 0), ("x", x, 1), *statistics], [("dLdw", w), ("dLdb", w)]
+            of_bias = [("dLdb", w)] if self.bias else []
+            return [("dLdy", x, 0), ("x", x, 1), *statistics], [("dLdw", w), *of_bias]
         return [("dLdy", x, 0)], [("dLdb", w)]
 
 

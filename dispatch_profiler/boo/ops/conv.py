@@ -20,6 +20,7 @@ from dispatch_profiler.boo.ops.conv_plans import (
     WeightGradient,
     compute,
 )
+from dispatch_profiler.boo.ops.flops import CONVOLUTION_FORMULAS, count_flops
 from dispatch_profiler.boo.ops.layouts import (
     CHANNELS_FIRST,
     CHANNELS_LAST,
@@ -37,6 +38,7 @@ from dispatch_profiler.boo.ops.library import (
     register_autocast,
     register_autograd,
     register_vmap,
+    untraced,
     uses_torch,
 )
 from dispatch_profiler.boo.weights.snapshots import SNAPSHOTS
@@ -45,6 +47,7 @@ _aten: Any = torch.ops.aten
 #: (options, x, w, b) -> the result
 _compute_forward: Callable[..., Tensor] = partial(compute, Forward())
 _compute_frozen: Callable[..., Tensor] = partial(compute, Forward(frozen=True))
+_LARGEST = 2**63 - 1
 _NO_LAYOUTS = (None, None, None, None)
 
 
@@ -82,7 +85,7 @@ def boo_conv(
     layouts = (shared_layout, input_layout, kernel_layout, output_layout)
     frozen = freezes_weights() if freeze is None else freeze
     if layouts == _NO_LAYOUTS:
-        if not torch.compiler.is_compiling() and is_eager(input, weight, bias):
+        if weight is not None and not torch.compiler.is_compiling() and is_eager(input, weight, bias):
             try:
                 options = _usual_options(weight.ndim - 2, stride, padding, dilation, groups)
             except TypeError:  # a list
@@ -170,19 +173,30 @@ def _convolution(
     return _dispatched(x, w, b, options, frozen)
 
 
-@lru_cache(maxsize=1024, typed=True)
 def _usual_options(axes: int, stride: Any, padding: Any, dilation: Any, groups: Any) -> ConvOptions | None:
-    """The options of most calls: of whole numbers, one for each axis or one for all; otherwise None."""
-    given = (stride, padding, dilation)
-    if axes not in CHANNELS_FIRST or type(groups) is not int or any(isinstance(each, str) for each in given):
+    """The options of most calls: of whole numbers, one for each axis or one for all; otherwise None.
+
+    Raises TypeError for some that are not.
+    """
+    given = [(each,) if type(each) is int else each for each in (stride, padding, dilation)]
+    if not all(type(each) is tuple for each in given):
         return None
+    first, second, third = given
+    # Without tuples in the key, in which 1, 1.0 and True are the same.
+    return _options_of_numbers(axes, groups, len(first), len(second), *first, *second, *third)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _options_of_numbers(axes: int, groups: Any, first: int, second: int, *numbers: Any) -> ConvOptions | None:
+    """The options, whose `stride` is the `first` of the numbers, and `padding` the `second` that follow."""
+    if axes not in CHANNELS_FIRST or not all(type(each) is int for each in (groups, *numbers)):
+        return None
+    values = numbers[:first], numbers[first : first + second], numbers[first + second :]
     try:
-        each = [_each(value, axes) for value in given]
-    except TypeError:
+        stride, padding, dilation = (_each(value, axes) for value in values)
+    except ValueError:
         return None
-    if any(type(number) is not int for value in each for number in value):
-        return None
-    return ConvOptions(each[0], each[1], each[2], groups)
+    return ConvOptions(stride, padding, dilation, groups)
 
 
 def _eagerly(x: Tensor, w: Tensor, b: Tensor | None, options: ConvOptions, frozen: bool) -> Tensor:
@@ -202,17 +216,24 @@ def _records(x: Tensor, w: Tensor, b: Tensor | None) -> bool:
 def _dispatched(x: Tensor, w: Tensor, b: Tensor | None, options: ConvOptions, frozen: bool) -> Tensor:
     """The operator's result, or torch's where the operator does not support the tensors."""
     stride, padding, dilation, groups, layout = options
-    layout = layout or result_layout(x, w)
+    layout = layout or untraced(result_layout, x, w)
     if uses_torch(x, w, b):
         return TORCH_FUNCTIONS[w.dim() - 2](x, w, b, stride, padding, dilation, groups)
     return convolution(x, w, b, stride, padding, dilation, groups, layout, frozen)
 
 
 def _each(value: Any, axes: int) -> tuple[Any, ...]:
-    """One number for each axis, from one or from several. Raises TypeError for others, such as a bool, as torch does."""
-    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-        return (value,) * axes
-    found = tuple(value)
+    """One number for each axis, from one or from several.
+
+    Raises TypeError for all but whole numbers in a tuple or list, and ValueError for numbers of more than 64 bits: torch
+    rejects them, or makes something of them itself.
+    """
+    found = tuple(value) if isinstance(value, (tuple, list)) else (value,)
+    for each in found:
+        if isinstance(each, bool) or not isinstance(each, (int, torch.SymInt)):
+            raise TypeError(f"{each!r} is no whole number")
+        if isinstance(each, int) and abs(each) > _LARGEST:
+            raise ValueError(f"{each} has more than 64 bits")
     return found * axes if len(found) == 1 else found
 
 
@@ -220,18 +241,22 @@ def _ones(value: Any, axes: int) -> Any:
     """`_each`, or what it cannot read."""
     try:
         return _each(value, axes)
-    except TypeError:
+    except (TypeError, ValueError):
         return value
 
 
 def _padded(x: Tensor, w: Tensor, dilation: Any) -> tuple[Tensor, Any]:
     """Input and padding for a result of the input's shape, with the odd pixel of an even window on the high side."""
-    totals = [hole * (taps - 1) for hole, taps in zip(dilation, w.shape[2:], strict=True)]
+    totals = [hole * (taps - 1) for hole, taps in zip(dilation, untraced(_taps, w), strict=True)]
     low = tuple(total // 2 for total in totals)
     if all(total % 2 == 0 for total in totals):
         return x, low
     after = [side for total in reversed(totals) for side in (0, total % 2)]
     return functional.pad(x, after), low
+
+
+def _taps(w: Tensor) -> tuple[int, ...]:
+    return tuple(w.shape[2:])
 
 
 def _rejected(axes: int, *args: Any) -> Tensor:
@@ -349,6 +374,9 @@ def _differentiable(
 
     return _apply(run_with, x, w, b, _options_of(*given))
 
+
+for _name, _formula in CONVOLUTION_FORMULAS.items():
+    count_flops(_name, _formula)
 
 _apply, _apply_eagerly = autograd_function(_convolution_forward, _convolution_backward)
 register_autograd(convolution, _differentiable)

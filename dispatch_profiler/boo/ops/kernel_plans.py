@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -23,6 +24,14 @@ _BelowViews = _C._AutoDispatchBelowADInplaceOrView
 _ADDRESS: Any = torch.Tensor.data_ptr
 
 
+@cache
+def _keep_quiet_about_leaks() -> None:
+    """torch.jit keeps the classes of modules until a process ends, which nanobind would report as leaks of IREE."""
+    import iree.runtime as rt
+
+    rt._binding.disable_leak_checker()
+
+
 class ByKernel:
     """The plan for a launch. `result` permutes what it returns; `like` is a tensor of its device."""
 
@@ -34,6 +43,7 @@ class ByKernel:
         like: Tensor,
         bias: Tensor | None = None,
     ) -> None:
+        _keep_quiet_about_leaks()
         self.signature = signature
         self.launchable = get_launchable(signature)
         (self.first, self.second), self._views, self._result = views, views, result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from dispatch_profiler.boo.ops.library import (
     define,
     is_eager,
     register_autograd,
+    untraced,
     uses_torch,
 )
 from dispatch_profiler.errors import DispatchProfilerError, OperationError
@@ -54,15 +56,14 @@ def boo_layer_norm(
 ) -> Tensor:
     """`torch.nn.functional.layer_norm`, over the last axes of `input`.
 
-    What kernels do not compute, such as a weight without a bias or of another type, is computed by torch, also in autocast
+    What kernels do not compute, such as a weight of another type, is computed by torch, also in autocast
     and in transformations of `torch.func`; torch rejects what is invalid. Gradients are computed by torch, or by
     kernels with BOO_USE_BACKWARD_KERNELS=1. Raises UsageError for an invalid environment variable.
     """
-    try:
-        shape = tuple(normalized_shape)
-    except TypeError:
+    if not isinstance(normalized_shape, (tuple, list)) or not all(map(_is_extent, normalized_shape)):
         return functional.layer_norm(input, normalized_shape, weight, bias, eps)
-    if not _fits(input, shape, weight, bias, eps) or _C._is_any_autocast_enabled():
+    shape = tuple(normalized_shape)
+    if not untraced(_fits, input, shape, weight, bias, eps) or _C._is_any_autocast_enabled():
         return functional.layer_norm(input, shape, weight, bias, eps)
     if not torch.compiler.is_compiling() and is_eager(input, weight, bias):
         tensors = (input, weight, bias)
@@ -74,6 +75,10 @@ def boo_layer_norm(
     return layer_norm(input, shape, weight, bias, eps)[0]
 
 
+def _is_extent(value: Any) -> bool:
+    return isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+
+
 def _fits(x: Any, shape: tuple[int, ...], w: Any, b: Any, eps: Any) -> bool:
     """Whether these are arguments of the operator. torch makes something of others, as a rule an error."""
     if not isinstance(x, torch.Tensor) or not shape or tuple(x.shape[-len(shape) :]) != shape:
@@ -81,8 +86,7 @@ def _fits(x: Any, shape: tuple[int, ...], w: Any, b: Any, eps: Any) -> bool:
     affine = [each for each in (w, b) if each is not None]
     return (
         isinstance(eps, float)
-        and eps > 0
-        and len(affine) != 1
+        and 0 < eps < math.inf
         and x.dtype in _STATISTICS
         and all(isinstance(each, torch.Tensor) for each in affine)
         and all(
@@ -95,13 +99,15 @@ def _fits(x: Any, shape: tuple[int, ...], w: Any, b: Any, eps: Any) -> bool:
 # -- the operators -----------------------------------------------------------------------------------
 
 
-def _launch(mode: Mode, x: Tensor, shape: tuple[int, ...], affine: bool, eps: float, *args: Tensor) -> Any:
-    """What a launch returns; None if torch has to compute it."""
-    key = mode, x.shape, x.dtype, x.device, shape, affine, eps, settings_state()
+def _launch(
+    mode: Mode, x: Tensor, shape: tuple[int, ...], has: tuple[bool, bool], eps: float, *args: Tensor
+) -> Any:
+    """What a launch returns, which has weight and bias, or not; None if torch has to compute it."""
+    key = mode, x.shape, x.dtype, x.device, shape, has, eps, settings_state()
     if key not in _launchables:
         if len(_launchables) >= _LIMIT:
             _launchables.clear()
-        _launchables[key] = _launchable(mode, x, shape, affine, eps)
+        _launchables[key] = _launchable(mode, x, shape, has, eps)
     launchable = _launchables[key]
     if launchable is None or any(type(each) not in PLAIN for each in args):
         return None
@@ -115,7 +121,9 @@ def _launch(mode: Mode, x: Tensor, shape: tuple[int, ...], affine: bool, eps: fl
         return None
 
 
-def _launchable(mode: Mode, x: Tensor, shape: tuple[int, ...], affine: bool, eps: float) -> Launchable | None:
+def _launchable(
+    mode: Mode, x: Tensor, shape: tuple[int, ...], has: tuple[bool, bool], eps: float
+) -> Launchable | None:
     if x.device.type not in ("cpu", "cuda") or (x.is_cuda and torch.version.hip) or not x.numel():
         return None
     try:
@@ -123,7 +131,8 @@ def _launchable(mode: Mode, x: Tensor, shape: tuple[int, ...], affine: bool, eps
             input_shape=x.shape,
             normalized_shape=shape,
             eps=eps,
-            elementwise_affine=affine,
+            elementwise_affine=has[0],
+            bias=has[1],
             dtype=x.dtype,
             mode=mode,
         )
@@ -136,7 +145,7 @@ def _launchable(mode: Mode, x: Tensor, shape: tuple[int, ...], affine: bool, eps
 
 def _compute(x: Tensor, shape: Sequence[int], w: Tensor | None, b: Tensor | None, eps: float) -> Three:
     affine = [each for each in (w, b) if each is not None]
-    found = _launch(Mode.FORWARD, x, tuple(shape), bool(affine), eps, x, *affine)
+    found = _launch(Mode.FORWARD, x, tuple(shape), (w is not None, b is not None), eps, x, *affine)
     if found is not None:
         return found
     y, mean, rstd = torch.native_layer_norm(x, shape, w, b, eps)
@@ -148,7 +157,7 @@ def _compute_input_gradient(
 ) -> Tensor:
     affine = [] if w is None else [w]
     args = (dy, x, *affine, mean, rstd)
-    found = _launch(Mode.INPUT_BACKWARD, x, tuple(shape), w is not None, eps, *args)
+    found = _launch(Mode.INPUT_BACKWARD, x, tuple(shape), (w is not None,) * 2, eps, *args)
     if found is not None:
         return found
     gradients = _by_torch(dy, x, shape, (mean, rstd), (w, w), [True, False, False])
@@ -158,12 +167,22 @@ def _compute_input_gradient(
 def _compute_affine_gradients(
     dy: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    found = _launch(Mode.WEIGHT_BACKWARD, x, tuple(shape), True, eps, dy, x, mean, rstd)
+    found = _launch(Mode.WEIGHT_BACKWARD, x, tuple(shape), (True, True), eps, dy, x, mean, rstd)
     if found is not None:
         return found
     ones = x.new_ones(tuple(shape))  # only their shape counts
     _, dw, db = _by_torch(dy, x, shape, (mean, rstd), (ones, ones), [False, True, True])
     return dw, db
+
+
+def _compute_weight_gradient(
+    dy: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor, eps: float
+) -> Tensor:
+    found = _launch(Mode.WEIGHT_BACKWARD, x, tuple(shape), (True, False), eps, dy, x, mean, rstd)
+    if found is not None:
+        return found
+    ones = x.new_ones(tuple(shape))  # only its shape counts
+    return _by_torch(dy, x, shape, (mean, rstd), (ones, None), [False, True, False])[1]
 
 
 def _by_torch(
@@ -193,6 +212,10 @@ def _fake_affine_gradients(dy: Tensor, x: Tensor, shape: Sequence[int], *_: Any)
     return x.new_empty(shape), x.new_empty(shape)
 
 
+def _fake_weight_gradient(dy: Tensor, x: Tensor, shape: Sequence[int], *_: Any) -> Tensor:
+    return x.new_empty(shape)
+
+
 layer_norm = define(
     "layer_norm(Tensor input, SymInt[] normalized_shape, Tensor? weight, Tensor? bias, float eps)"
     " -> (Tensor, Tensor, Tensor)",
@@ -210,6 +233,12 @@ _affine_gradients = define(
     " float eps) -> (Tensor, Tensor)",
     _compute_affine_gradients,
     _fake_affine_gradients,
+)
+_weight_gradient = define(
+    "layer_norm_weight_backward(Tensor grad_output, Tensor input, SymInt[] normalized_shape, Tensor mean, Tensor rstd,"
+    " float eps) -> Tensor",
+    _compute_weight_gradient,
+    _fake_weight_gradient,
 )
 
 
@@ -233,11 +262,23 @@ def _layer_norm_backward(ctx: Any, dy: Tensor, *_: Any) -> tuple[Tensor | None, 
     # A second derivative needs operators that autograd knows, which are torch's.
     if uses_backward_kernels() and not torch.is_grad_enabled():
         dx = _input_gradient(dy, x, ctx.shape, mean, rstd, w, ctx.eps) if needs[0] else None
-        both = _affine_gradients(dy, x, ctx.shape, mean, rstd, ctx.eps) if any(needs[1:]) else (None, None)
-        dw, db = (each if need else None for each, need in zip(both, needs[1:], strict=True))
+        dw, db = _affine_by_kernels(dy, x, ctx.shape, (mean, rstd, ctx.eps), needs[1:])
     else:
         dx, dw, db = _by_torch(dy, x, ctx.shape, (mean, rstd), (w, b), needs)
     return None, dx, None, dw, db, None
+
+
+def _affine_by_kernels(
+    dy: Tensor, x: Tensor, shape: Sequence[int], rest: tuple[Tensor, Tensor, float], needs: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of weight and bias, as far as they are needed; `rest` is mean, rstd and eps."""
+    if all(needs):
+        return _affine_gradients(dy, x, shape, *rest)
+    rows = list(range(dy.dim() - len(shape)))
+    return (
+        _weight_gradient(dy, x, shape, *rest) if needs[0] else None,
+        (dy.sum(rows) if rows else dy) if needs[1] else None,
+    )
 
 
 _apply, _apply_eagerly = autograd_function(_layer_norm_forward, _layer_norm_backward)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from dispatch_profiler.boo.launching.torch_types import OUTSIDE_OF_CUDA_GRAPHS, PLAIN, Tensor
 
 NAMESPACE = "dispatch_profiler"
+Value = TypeVar("Value")
 #: torch as Any, because parts of it are untyped.
 _torch: Any = torch
 #: Operators exist as long as their library does.
@@ -28,7 +29,12 @@ def define(schema: str, compute: Callable[..., Any], fake: Callable[..., Any]) -
     name = schema[: schema.index("(")]
     LIBRARY.impl(name, _by_name(compute), "CompositeExplicitAutograd")
     _torch.library.register_fake(f"{NAMESPACE}::{name}", _by_name(fake), lib=LIBRARY)
-    return getattr(getattr(_torch.ops, NAMESPACE), name).default
+    return packet(name).default
+
+
+def packet(name: str) -> Any:
+    """The operator `name` of our namespace, with all of its overloads."""
+    return getattr(getattr(_torch.ops, NAMESPACE), name)
 
 
 def register_vmap(operator: Any, batched: Callable[..., Any]) -> None:
@@ -130,6 +136,18 @@ def is_eager(x: Tensor, w: Tensor | None, b: Tensor | None) -> bool:
         and _forward_gradients._current_level < 0
         and _C._get_tracing_state() is None
     )
+
+
+def untraced(function: Callable[..., Value], *args: Any) -> Value:
+    """`function(*args)`, in which `torch.jit.trace` records nothing, so that shapes of tensors are whole numbers."""
+    state = _C._get_tracing_state()
+    if state is None:
+        return function(*args)
+    _C._set_tracing_state(None)
+    try:
+        return function(*args)
+    finally:
+        _C._set_tracing_state(state)
 
 
 def uses_torch(*tensors: Tensor | None) -> bool:

@@ -42,9 +42,10 @@ def _forward(norm: NormGeometry) -> NormComputation:
         np.sqrt(rstd, out=rstd)
         np.reciprocal(rstd, out=rstd)
         np.multiply(y, rstd[:, None], out=y)
-        if norm.is_affine:
+        if norm.has_weight:
             np.multiply(y, rest[0], out=y)
-            np.add(y, rest[1], out=y)
+        if norm.has_bias:
+            np.add(y, rest[-4], out=y)
 
     return compute
 
@@ -56,7 +57,7 @@ def _input_backward(norm: NormGeometry, dtype: np.dtype) -> NormComputation:
     def compute(dy: np.ndarray, x: np.ndarray, mean: np.ndarray, rstd: np.ndarray, *rest: np.ndarray) -> None:
         dx = rest[-1]
         _normalize(x, mean, rstd, normalized)
-        g = np.multiply(dy, rest[0], out=scaled) if norm.is_affine else dy
+        g = np.multiply(dy, rest[0], out=scaled) if norm.has_weight else dy
         np.mean(g, axis=1, out=mean_sum)
         np.einsum("ij,ij->i", g, normalized, out=mean_dot)
         np.divide(mean_dot, norm.size, out=mean_dot)
@@ -72,11 +73,11 @@ def _weight_backward(norm: NormGeometry, dtype: np.dtype) -> NormComputation:
     normalized = np.empty((norm.rows, norm.size), dtype)
 
     def compute(dy: np.ndarray, x: np.ndarray, mean: np.ndarray, rstd: np.ndarray, *rest: np.ndarray) -> None:
-        dweight, dbias = rest
         _normalize(x, mean, rstd, normalized)
         np.multiply(dy, normalized, out=normalized)
-        np.sum(normalized, axis=0, out=dweight)
-        np.sum(dy, axis=0, out=dbias)
+        np.sum(normalized, axis=0, out=rest[0])
+        if norm.has_bias:
+            np.sum(dy, axis=0, out=rest[1])
 
     return compute
 

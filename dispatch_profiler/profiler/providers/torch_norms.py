@@ -49,19 +49,21 @@ def norm_computation(api: Any, operation: Operation, device: Any, dtype: Any) ->
         name = operation.element_type.name
         raise NotSupported(f"torch sums gradients of weight and bias in {name} on a CPU")
     # Without parameters, torch would return mean and rstd in a narrow type, or no gradient of the weight.
-    needed = norm.mode == "weight_backward" or (not norm.is_affine and parameters != dtype)
+    needed = norm.mode == "weight_backward" or parameters != dtype
     one = api.ones(norm.size, dtype=parameters, device=device) if needed else None
     zero = api.zeros(norm.size, dtype=parameters, device=device) if needed else None
     if norm.mode == "forward":
-        return _forward(api, norm, (one, zero))
+        return _forward(api, norm, one, zero)
     if norm.mode == "input_backward":
         return _input_backward(api, norm, one)
     return _weight_backward(api, norm, one)
 
 
-def _forward(api: Any, norm: NormGeometry, plain: tuple[Tensor, Tensor]) -> NormComputation:
+def _forward(api: Any, norm: NormGeometry, one: Tensor, zero: Tensor) -> NormComputation:
     def compute(x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        weight, bias = rest[:2] if norm.is_affine else plain
+        given = list(rest)
+        weight = given.pop(0) if norm.has_weight else one
+        bias = given.pop(0) if norm.has_bias else zero
         return tuple(api.native_layer_norm(x, (norm.size,), weight, bias, norm.eps))
 
     return compute
@@ -71,16 +73,17 @@ def _input_backward(api: Any, norm: NormGeometry, plain: Tensor) -> NormComputat
     backward, wanted = api.ops.aten.native_layer_norm_backward.default, (True, False, False)
 
     def compute(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        weight = rest[0] if norm.is_affine else plain
+        weight = rest[0] if norm.has_weight else plain
         return (backward(dy, x, (norm.size,), mean, rstd, weight, None, wanted)[0],)
 
     return compute
 
 
 def _weight_backward(api: Any, norm: NormGeometry, weight: Tensor) -> NormComputation:
-    backward, wanted = api.ops.aten.native_layer_norm_backward.default, (False, True, True)
+    backward, wanted = api.ops.aten.native_layer_norm_backward.default, (False, True, norm.has_bias)
+    bias, count = (weight, 2) if norm.has_bias else (None, 1)
 
     def compute(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
-        return tuple(backward(dy, x, (norm.size,), mean, rstd, weight, weight, wanted)[1:])
+        return tuple(backward(dy, x, (norm.size,), mean, rstd, weight, bias, wanted)[1 : 1 + count])
 
     return compute

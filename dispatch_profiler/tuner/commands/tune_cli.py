@@ -10,7 +10,7 @@ from dispatch_profiler.command import FAILED, SUCCESS, Parser, folder, run, say,
 from dispatch_profiler.compiler import compiler_for
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library import Library, find_library
-from dispatch_profiler.library.cli import retune_hints
+from dispatch_profiler.library.cli import prove_hints
 from dispatch_profiler.plurals import counted
 from dispatch_profiler.targets import DEFAULT_TARGET
 from dispatch_profiler.tuner.commands.arguments import parse_architecture, percent
@@ -166,7 +166,7 @@ def _recheck(options: argparse.Namespace) -> int:
         ) from None
     held = _held(judged)
     say(f"Still faster: {held} of {counted(len(library), 'entry')} of {path}")
-    for hint in retune_hints(library.entries):
+    for hint in prove_hints(library.entries, options.recheck):
         say(f"hint: {hint}")
     return SUCCESS if held == len(library) else FAILED
 

@@ -97,7 +97,8 @@ class _Steps:
 class Benchmark:
     """Where and how contenders are measured. `evaluator` names the device.
 
-    `margin` is the relative difference up to which paired sampling calls both sides the same. `say` is called with a
+    `margin` is the relative difference up to which paired sampling calls both sides the same; it takes at most
+    `pair_seconds`. `say` is called with a
     line for each module that is compiled, each dispatch that is measured, and each comparison that begins.
     """
 
@@ -106,6 +107,7 @@ class Benchmark:
     evaluator: EvaluatorOptions
     build: BuildOptions = BuildOptions()
     margin: float = 0.01
+    pair_seconds: float = _PAIR_SECONDS
     say: Callable[[str], None] = _ignore
 
     @property
@@ -114,7 +116,7 @@ class Benchmark:
         return LiveOptions(
             self.evaluator.device,
             SequentialTestOptions(threshold=self.margin),
-            seconds=_PAIR_SECONDS,
+            seconds=self.pair_seconds,
             limit_seconds=self.evaluator.seconds,
             seed=self.evaluator.seed,
         )
@@ -175,7 +177,7 @@ def benchmarked(
                 records = _records(evaluator, TreeCandidates(tree).candidates(pairs), steps)
                 for contender in group:
                     untuned, tuned = _sides(contender, sides[contender.problem.operation], records, target)
-                    yield _finalist(contender, untuned, tuned, records, problems, comparison, benchmark.say)
+                    yield _finalist(contender, untuned, tuned, records, problems, comparison, benchmark)
 
 
 def _sides(
@@ -250,7 +252,7 @@ def _finalist(
     records: dict[Dispatch, StoredRecord],
     problems: dict[Operation, str],
     comparison: LiveComparison,
-    say: Callable[[str], None],
+    benchmark: Benchmark,
 ) -> Finalist:
     """Compare the entry of `contender` with the fastest correct one of `untuned`."""
     problem, name = contender.problem, contender.entry.dispatch.configuration.name
@@ -263,11 +265,11 @@ def _finalist(
     (pair,) = tuned
     record = replace(records[pair[1].dispatch], configuration=name)
     if record.verdict is not Verdict.SUCCESS:
-        return Finalist(problem, default, record)
+        return Finalist(problem, default, record, is_transient=pair[1].is_transient)
     if reference is None:
         reason = f"no untuned configuration is correct ({default.verdict.value}: {default.reason})"
         return Finalist(problem, default, record, Confirmation(Outcome.NOT_MEASURED.value, reason))
-    say(f"comparing {problem.operation.name} for at most {_PAIR_SECONDS:g} s")
+    benchmark.say(f"comparing {problem.operation.name} for at most {benchmark.pair_seconds:g} s")
     found: Pair = next(iter(comparison.pairs([(reference[0], pair)])))
     return Finalist(problem, default, record, confirmation_of(found))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,24 +15,24 @@ from dispatch_profiler.tuner.results.uplift import Judged, judge
 from dispatch_profiler.tuner.tunings.problems import Problem
 
 
-def target_of(library: Library, wanted: Target | None = None) -> Target:
+def target_of(library: Library, wanted: Target | None = None, *, option: str = "--recheck") -> Target:
     """The target to measure `library` on: `wanted`, or the one that it was measured on.
 
-    Raises UsageError if it has no entries, or entries for other targets.
+    `option` names what the user asked for. Raises UsageError if it has no entries, or entries for other targets.
     """
     names = list(dict.fromkeys(name for name, _ in library.software))
     if not names:
-        raise UsageError("--recheck: the library has no entries", hint="there is nothing to measure again")
+        raise UsageError(f"{option}: the library has no entries", hint="there is nothing to measure again")
     target = wanted or parse_target(names[0])
     others = [entry for entry in library.entries if entry.family != target.family]
     if others and wanted is not None:
         raise UsageError(
-            f"--recheck: the library is for {', '.join(names)}, not for {wanted.name}",
+            f"{option}: the library is for {', '.join(names)}, not for {wanted.name}",
             hint="leave --target out, or name another library",
         )
     if others:
         raise UsageError(
-            f"--recheck: the library is for several targets: {', '.join(names)}",
+            f"{option}: the library is for several targets: {', '.join(names)}",
             hint="name a library for one target",
         )
     return target
@@ -44,14 +44,23 @@ def rechecked(library: Library, benchmark: Benchmark, rule: KeepRule) -> Iterato
     Every entry is compiled with the compiler of `benchmark`, also if it was measured with another one. Raises
     TargetError if the device does not open.
     """
-    entries = [_as_measured_with(entry, benchmark.compiler.revision) for entry in library.entries]
+    for _, judged in measured_again(library.entries, benchmark, rule):
+        yield judged
+
+
+def measured_again(
+    given: Sequence[Entry], benchmark: Benchmark, rule: KeepRule
+) -> Iterator[tuple[Entry, Judged]]:
+    """Each entry with its judgement, as `rechecked`."""
     with tempfile.TemporaryDirectory(prefix="dispatch_profiler_") as folder:
         # An operation may have an entry of each kind.
         for packs in (False, True):
-            group = [each for each in entries if each.packs_weight is packs]
-            contenders = [Contender(Problem(each.operation.name, each.operation), each) for each in group]
-            for finalist in benchmarked(contenders, Library(group), benchmark, Path(folder, str(packs))):
-                yield judge(finalist, rule)
+            group = [each for each in given if each.packs_weight is packs]
+            usable = [_as_measured_with(each, benchmark.compiler.revision) for each in group]
+            contenders = [Contender(Problem(each.operation.name, each.operation), each) for each in usable]
+            found = benchmarked(contenders, Library(usable), benchmark, Path(folder, str(packs)))
+            for entry, finalist in zip(group, found, strict=True):
+                yield entry, judge(finalist, rule)
 
 
 def _as_measured_with(entry: Entry, revision: str) -> Entry:

@@ -73,6 +73,7 @@ class Finalist:
 
     `default` and `tuned` are the fresh records of both; `tuned` is None if nothing was faster in the search. `paired`
     is their comparison by paired sampling. `share` is the problem's part of its workload in percent; None if unknown.
+    `is_transient` if `tuned` failed for a reason that may not occur again.
     """
 
     problem: Problem
@@ -80,6 +81,7 @@ class Finalist:
     tuned: StoredRecord | None = None
     paired: Confirmation | None = None
     share: float | None = None
+    is_transient: bool = False
 
     @property
     def speedup(self) -> Estimate | None:

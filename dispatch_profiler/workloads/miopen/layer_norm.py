@@ -82,11 +82,15 @@ def _check_order(order: str, shape: tuple[int, ...]) -> None:
 
 
 def _write(problem: LayerNormProblem) -> dict[str, str]:
+    if isinstance(problem.affine, str):
+        raise UnsupportedFeature(
+            f"MIOpenDriver has no layer norm with a {problem.affine} alone: -m 1 has a weight and a bias"
+        )
     return {
         "input": "x".join(map(str, problem.shape)),
         "eps": repr(problem.eps),
         "normalized_dim": str(len(problem.shape) - problem.normalized),
-        "mode": str(int(problem.is_affine)),
+        "mode": str(int(problem.affine)),
     }
 
 

@@ -26,6 +26,7 @@ from dispatch_profiler.operations import (
     joined_layout,
 )
 from dispatch_profiler.operations.geometry import Role
+from dispatch_profiler.operations.normalization import Affine, has_bias, has_weight
 
 FORWARD, INPUT, WEIGHT, BIAS = "forward", "input_backward", "weight_backward", "bias_backward"
 
@@ -148,7 +149,7 @@ def _bias_backward(conv: Convolution, role: Role) -> Operation:
 
 @dataclass(frozen=True)
 class LayerNormProblem:
-    """A layer norm of the last `normalized` axes of `shape`."""
+    """A layer norm of the last `normalized` axes of `shape`; `affine` as of `LayerNorm`."""
 
     kind: ClassVar[str] = "layernorm"
 
@@ -156,7 +157,7 @@ class LayerNormProblem:
     normalized: int
     type: str = "f32"
     eps: float = 1e-5
-    is_affine: bool = True
+    affine: Affine = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.normalized <= len(self.shape):
@@ -179,21 +180,23 @@ class LayerNormProblem:
     @property
     def directions(self) -> tuple[str, ...]:
         """See `Problem.directions`: the bias's gradient is computed with the weight's."""
-        return (FORWARD, INPUT, WEIGHT) if self.is_affine else (FORWARD, INPUT)
+        gradients = {False: (), "bias": (BIAS,)}.get(self.affine, (WEIGHT,))
+        return (FORWARD, INPUT, *gradients)
 
     def operation(self, direction: str) -> Operation:
         """See `Problem.operation`."""
         if direction == FORWARD:
-            return LayerNorm(self.rows, self.size, self.type, self.eps, self.is_affine)
+            return LayerNorm(self.rows, self.size, self.type, self.eps, self.affine)
         if direction == INPUT:
-            return LayerNormInputBackward(self.rows, self.size, self.type, self.is_affine)
-        if not self.is_affine:
+            return LayerNormInputBackward(self.rows, self.size, self.type, has_weight(self.affine))
+        if not (has_weight(self.affine) if direction == WEIGHT else has_bias(self.affine)):
             # MIOpenDriver computes these gradients in every mode, without a use for them.
+            needed = "a weight" if direction == WEIGHT else "a bias"
             raise OperationError(
-                f"layer_norm: {direction} needs a weight and a bias (MIOpenDriver computes the same with -m 0 as with -m 1)"
+                f"layer_norm: {direction} needs {needed} (MIOpenDriver computes the same with -m 0 as with -m 1)"
             )
         if direction == WEIGHT:
-            return LayerNormWeightBackward(self.rows, self.size, self.type)
+            return LayerNormWeightBackward(self.rows, self.size, self.type, self.affine)
         return BiasBackward(self.rows, self.size, 1, self.type)
 
 

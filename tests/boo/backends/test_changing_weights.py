@@ -1,4 +1,4 @@
-"""Compiled models compute with the weights of the moment, however these are changed, and whoever changes them."""
+"""Compiled models compute with the weights of the moment, however and by which process these are changed."""
 
 from __future__ import annotations
 

@@ -208,17 +208,25 @@ def test_what_cannot_be_fused_falls_back_and_is_logged_once(caplog: pytest.LogCa
 
     with caplog.at_level(logging.INFO, "dispatch_profiler.boo"):
         for rows in (2, 3):
-            check_equals_eager(function, backend(), torch.randn(rows, 8))
-    assert caplog.text.count("without a bias") == 4
+            check_equals_eager(function, backend(), torch.randn(rows, 8).bfloat16())
+    assert caplog.text.count("types differ: bf16 and f32") == 4
     caplog.clear()
     twice = backend()
     for rows in (2, 3):
-        check_equals_eager(function, twice, torch.randn(rows, 8))
-    assert caplog.text.count("without a bias") == 2
+        check_equals_eager(function, twice, torch.randn(rows, 8).bfloat16())
+    assert caplog.text.count("types differ: bf16 and f32") == 2
     torch._dynamo.reset()
-    with pytest.raises(BackendCompilerFailed, match="without a bias") as caught:
-        torch.compile(function, backend=STRICT)(torch.randn(2, 8))
+    with pytest.raises(BackendCompilerFailed, match="types differ: bf16 and f32") as caught:
+        torch.compile(function, backend=STRICT)(torch.randn(2, 8).bfloat16())
     assert isinstance(caught.value.inner_exception, DispatchProfilerError)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("weight", [True, False])
+def test_every_layer_norm_is_fused(weight: bool, bias: bool) -> None:
+    """As of GPT models, which have no bias, and with a bias alone."""
+    w, b = (torch.randn(8) if each else None for each in (weight, bias))
+    check_equals_eager(lambda x: functional.layer_norm(x, [8], w, b), STRICT, torch.randn(3, 8))
 
 
 def test_a_kernel_that_does_not_compile_falls_back(

@@ -47,6 +47,10 @@ MODELS = {
     "block": (Block, (2, 8, 6, 6)),
     "stride": (lambda: nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Tanh()), (2, 3, 8, 8)),
     "layer norm": (lambda: nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU()), (2, 3, 8)),
+    "layer norm without a bias": (
+        lambda: nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16, bias=False), nn.GELU()),
+        (2, 3, 8),
+    ),
     "flattened": (
         lambda: nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)),
         (2, 3, 6, 6),
@@ -93,6 +97,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     [
         "stride",
         "layer norm",
+        "layer norm without a bias",
         "transposed",
         *(pytest.param(each, marks=pytest.mark.slow) for each in ("block", "flattened", "depthwise")),
     ],

@@ -114,7 +114,8 @@ def test_a_matrix_product_takes_in_the_steps_that_follow_it(
     [
         (lambda x: functional.layer_norm(x, [8], COLUMNS, COLUMNS), [Root.LAYER_NORM]),
         (lambda x: functional.layer_norm(x, [5, 8]), [Root.LAYER_NORM]),
-        (lambda x: functional.layer_norm(x, [8], COLUMNS), []),
+        (lambda x: functional.layer_norm(x, [8], COLUMNS), [Root.LAYER_NORM]),
+        (lambda x: functional.layer_norm(x, [8], None, COLUMNS), [Root.LAYER_NORM]),
         (lambda x: functional.conv1d(x, torch.ones(2, 5, 3)), [Root.CONVOLUTION]),
         (lambda x: functional.conv_transpose1d(x, torch.ones(5, 2, 3)), [Root.TRANSPOSED_CONVOLUTION]),
         (lambda x: functional.conv3d(x[None, None], torch.ones(2, 1, 1, 3, 3)), [Root.CONVOLUTION]),
@@ -139,9 +140,9 @@ def test_what_ends_a_region_is_known() -> None:
     graph = inference_graph(lambda x: torch.add(conv(x), x, alpha=2), X).graph
     ((region,), _) = find_regions(graph, DEFAULT_SUPPORTED_BOO_FUSIONS)
     assert "alpha" in region.stop
-    graph = inference_graph(lambda x: functional.layer_norm(x, [8], COLUMNS), ROWS).graph
+    graph = inference_graph(lambda x: functional.layer_norm(x.bfloat16(), [8], COLUMNS), ROWS).graph
     (_, (rejected,)) = find_regions(graph, DEFAULT_SUPPORTED_BOO_FUSIONS)
-    assert "without a bias" in rejected.reason
+    assert "types differ" in rejected.reason
 
 
 def test_a_graph_with_dynamic_shapes_has_no_regions() -> None:

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,8 @@ from dispatch_profiler.boo.op_exports.layer_norm import LayerNormSignature
 from dispatch_profiler.compiler import IreeCompiler, launch_key
 from dispatch_profiler.configurations import Default
 from dispatch_profiler.dispatches import Dispatch
-from dispatch_profiler.errors import UsageError
+from dispatch_profiler.errors import OperationError, UnsupportedFeature, UsageError
+from dispatch_profiler.operations import LayerNorm
 from dispatch_profiler.targets import parse_target
 
 CONV = ConvSignature(input_shape=[2, 8, 8, 4], kernel_shape=[4, 3, 3, 4], shared_layout="NHWC")
@@ -83,6 +85,10 @@ DIFFERENT = [
     LayerNormSignature(input_shape=[4, 16], normalized_shape=[16]),
     LayerNormSignature(input_shape=[4, 16], normalized_shape=[16], eps=1e-3),
     LayerNormSignature(input_shape=[4, 16], normalized_shape=[16], elementwise_affine=False),
+    LayerNormSignature(input_shape=[4, 16], normalized_shape=[16], bias=False),
+    LayerNormSignature(input_shape=[4, 16], normalized_shape=[16], elementwise_affine=False, bias=True),
+    LayerNormSignature(input_shape=[4, 16], normalized_shape=[16], mode="wrw"),
+    LayerNormSignature(input_shape=[4, 16], normalized_shape=[16], bias=False, mode="wrw"),
     LayerNormSignature(input_shape=[4, 16], normalized_shape=[4, 16]),
     GEMMSignature(a_shape=[8, 8], b_shape=[8, 8]),
     GEMMSignature(a_shape=[8, 8], b_shape=[8, 8], transpose_a=True),
@@ -171,10 +177,8 @@ def test_what_is_wrong_is_named(changes: dict[str, object], message: str):
 def test_other_kinds_say_what_is_wrong():
     with pytest.raises(UsageError, match="is not the end of input_shape"):
         LayerNormSignature(input_shape=[4, 16], normalized_shape=[4])
-    with pytest.raises(UsageError, match="both present or both absent"):
-        LayerNormSignature(input_shape=[4, 16], normalized_shape=[16], bias=False)
-    plain = LayerNormSignature(input_shape=[4, 16], normalized_shape=[16], elementwise_affine=False)
-    assert plain == replace(plain, bias=True) and plain.bias is False
+    with pytest.raises(UsageError, match="bias must be True or False, but got 2"):
+        LayerNormSignature(input_shape=[4, 16], normalized_shape=[16], bias=2)
     for eps in (0, float("nan"), "1e-5"):
         with pytest.raises(UsageError, match="eps must be a number above 0"):
             LayerNormSignature(input_shape=[4, 16], normalized_shape=[16], eps=eps)
@@ -184,6 +188,33 @@ def test_other_kinds_say_what_is_wrong():
         GEMMSignature(a_shape=[4, 16], b_shape=[4, 16])
     with pytest.raises(UsageError, match="has no bias"):
         GEMMSignature(a_shape=[4, 16], b_shape=[16, 4], mode="bias_backward")
+
+
+def test_weight_and_bias_of_a_layer_norm_are_given_separately():
+    """Without `bias`, there is one if there is a weight, as in `torch.nn.LayerNorm`."""
+
+    def norm(**options: Any) -> LayerNormSignature:
+        return LayerNormSignature(input_shape=[4, 16], normalized_shape=[16], **options)
+
+    def names(signature: LayerNormSignature) -> list[str]:
+        return [each.name for each in signature.launch.arguments]
+
+    assert norm() == norm(bias=True) and norm(elementwise_affine=False).bias is False
+    assert names(norm()) == ["x", "w", "b"]
+    assert names(norm(bias=False)) == ["x", "w"]
+    assert names(norm(elementwise_affine=False, bias=True)) == ["x", "b"]
+    assert norm(bias=False).operation == LayerNorm(4, 16, "bf16", affine="weight")
+    weight = norm(bias=False, mode="wrw")
+    assert [each.name for each in weight.launch.results] == ["dLdw"]
+    assert norm(bias=False, mode="bwd").operation == norm(mode="bwd").operation
+    for mode, needed in (
+        ("wrw", {"elementwise_affine": False, "bias": True}),
+        ("bias_backward", {"bias": False}),
+    ):
+        with pytest.raises(OperationError, match=r"needs a (weight|bias)"):
+            _ = norm(mode=mode, **needed).operation
+    with pytest.raises(UnsupportedFeature, match="MIOpenDriver has no layer norm with a weight alone"):
+        _ = norm(bias=False).command
 
 
 def test_sample_arguments_depend_on_the_seed_alone():

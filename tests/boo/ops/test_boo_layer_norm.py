@@ -16,6 +16,7 @@ from dispatch_profiler.boo.ops import boo_layer_norm  # noqa: E402
 from dispatch_profiler.boo.ops import layer_norm as module  # noqa: E402
 
 theirs = torch.nn.functional.layer_norm
+NAMES = {"w": "weight", "b": "bias"}
 BACKWARD = "BOO_USE_BACKWARD_KERNELS"
 
 
@@ -71,8 +72,8 @@ def test_other_shapes_and_absent_parameters(launched: list[Any]):
         ((x, (5, 8)), True),
         ((x, [8]), True),
         ((x.transpose(0, 1), (8,), w, b), True),
-        ((x, (8,), w), False),
-        ((x, (8,), None, b), False),
+        ((x, (8,), w), True),
+        ((x, (8,), None, b), True),
         ((x[:0], (8,), w, b), False),
     ]
     for args, is_ours in cases:
@@ -97,16 +98,38 @@ def test_errors_are_those_of_torch(args: tuple[Any, ...]):
 
 
 @pytest.mark.parametrize("kernels", ["0", "1"])
-def test_first_and_second_derivatives_are_right(kernels: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("given", ["wb", "w", "b", ""])
+def test_first_and_second_derivatives_are_right(kernels: str, given: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(BACKWARD, kernels)
-    x, w, b = (each.requires_grad_() for each in tensors("float64"))
+    x, *affine = (each.requires_grad_() for each in tensors("float64"))
+    parameters = [each for name, each in zip("wb", affine, strict=True) if name in given]
 
-    def run(x: Any, w: Any, b: Any) -> Any:
-        return boo_layer_norm(x, (8,), w, b)
+    def run(x: Any, *parameters: Any) -> Any:
+        return boo_layer_norm(x, (8,), **dict(zip([NAMES[name] for name in given], parameters, strict=True)))
 
     x = x[:1, :2].detach().requires_grad_()
-    assert torch.autograd.gradcheck(run, (x, w, b))
-    assert torch.autograd.gradgradcheck(run, (x, w, b))
+    assert torch.autograd.gradcheck(run, (x, *parameters))
+    if given != "b":  # torch's own second derivative is wrong there
+        assert torch.autograd.gradgradcheck(run, (x, *parameters))
+
+
+@pytest.mark.parametrize("needed", ["xw", "xb", "w", "b", "x"])
+@pytest.mark.parametrize("given", ["wb", "w", "b"])
+def test_gradients_of_any_subset_are_those_of_torch(given: str, needed: str, monkeypatch: pytest.MonkeyPatch):
+    """Frozen parameters, as in fine-tuning, and absent ones."""
+    if not set(needed) & {"x", *given}:
+        return
+    monkeypatch.setenv(BACKWARD, "1")
+    dy = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1))
+    outcomes = []
+    for function in (boo_layer_norm, theirs):
+        named = dict(zip("xwb", tensors(), strict=True))
+        leaves = {name: named[name].requires_grad_(name in needed) for name in ("x", *given)}
+        y = function(leaves["x"], (8,), leaves.get("w"), leaves.get("b"))
+        y.backward(dy)
+        outcomes.append([y, *(each.grad for each in leaves.values() if each.requires_grad)])
+        assert all(each.grad is None for each in leaves.values() if not each.requires_grad)
+    assert all(map(close, *outcomes))
 
 
 def test_operators_pass_the_checks_of_torch():
@@ -117,6 +140,7 @@ def test_operators_pass_the_checks_of_torch():
     _, mean, rstd = module.layer_norm(x, [8], w, b, 1e-5)
     torch.library.opcheck(module._input_gradient, (dy, x, [8], mean, rstd, w, 1e-5))
     torch.library.opcheck(module._affine_gradients, (dy, x, [8], mean, rstd, 1e-5))
+    torch.library.opcheck(module._weight_gradient, (dy, x, [8], mean, rstd, 1e-5))
 
 
 def test_compiled_graphs_autocast_and_transformations():

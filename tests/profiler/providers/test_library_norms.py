@@ -30,14 +30,17 @@ def operations(type_: str) -> list[Operation]:
         for each in (
             LayerNorm(*shape, type_),
             LayerNorm(*shape, type_, 1e-3, False),
+            LayerNorm(*shape, type_, 1e-3, "weight"),
+            LayerNorm(*shape, type_, 1e-3, "bias"),
             LayerNormInputBackward(*shape, type_),
             LayerNormInputBackward(*shape, type_, False),
             LayerNormWeightBackward(*shape, type_),
+            LayerNormWeightBackward(*shape, type_, "weight"),
         )
     ]
 
 
-SMALL = operations("f32")[5:10]
+SMALL = operations("f32")[8:16]
 
 
 @pytest.fixture(params=["numpy", "torch"])
@@ -113,4 +116,4 @@ def test_the_overhead_of_a_call_is_measured(library):
 @pytest.mark.parametrize("name", ["numpy", "torch"])
 def test_rows_are_named_after_the_method(name):
     methods = [LIBRARY_METHODS[name][operation.kind] for operation in SMALL]
-    assert methods == ["layer_norm"] * 2 + ["layer_norm_backward"] * 3
+    assert methods == ["layer_norm"] * 4 + ["layer_norm_backward"] * 4

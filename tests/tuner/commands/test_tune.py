@@ -157,12 +157,13 @@ def test_an_interrupted_recheck_says_what_was_measured(tuned, monkeypatch):
     ],
 )
 def test_an_entry_that_no_longer_holds_is_listed(tuned, fault, judgement):
-    """The compiler is another one by now: the output says to tune again."""
+    """The compiler is another one by now: the output names the command that makes the library one of it."""
     ran = tuned("--recheck", "tuned/final", faults={**TIMES, FAST: fault})
     assert ran.status == FAILED
     assert ran.out.startswith(f"{PRODUCT.name}: {judgement}: {WINNER.name}: ")
     assert "Still faster: 0 of 1 entry of tuned/final\n" in ran.err
-    assert "hint: tune again after this upgrade of the compiler: 1 entry for null:faults.yaml" in ran.err
+    assert "hint: 1 entry for null:faults.yaml measured with" in ran.err
+    assert "dispatch-profiler library prove tuned/final\n" in ran.err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,182 @@
+"""Proves the entries of a library again with another compiler, which otherwise ignores all of them.
+
+    entry -> compiled and proven to be configured as asked -> verified -> measured beside the untuned configuration
+          -> entry of this compiler, or the reason why it is lost
+
+The library in the output folder is written as entries are proven, so that a run that ends early is continued by the next
+one. Lost entries are kept beside it, in `dropped.json`, whole and with their reasons.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from dispatch_profiler.errors import UsageError
+from dispatch_profiler.files import read_bounded, write_atomic
+from dispatch_profiler.json_fields import FieldError, mapping, parse_json, rows, text
+from dispatch_profiler.library import Entry, KeepRule, Library, library_file
+from dispatch_profiler.library.entry import Purpose
+from dispatch_profiler.library.library_json import exported
+from dispatch_profiler.tuner.results.finalists import Benchmark, kept_entry
+from dispatch_profiler.tuner.results.recheck import measured_again
+from dispatch_profiler.tuner.results.uplift import Judged, Judgement
+
+#: The entries that were lost, in the folder of the output.
+DROPPED_FILE = "dropped.json"
+_FORMAT, _VERSION = "dispatch_profiler dropped entries", 1
+_LARGEST_FILE = 2**28
+#: Entries that are compiled before any of them is measured: what Ctrl-C costs at most.
+_AT_ONCE = 32
+#: A large library takes half a second to write.
+_SAVE_SECONDS = 2.0
+
+
+class Outcome(str, Enum):
+    """The result for an entry."""
+
+    PROVEN = "proven"
+    #: It cannot be used with this compiler, or is slower than what is used without it.
+    DROPPED = "dropped"
+    #: It was not decided: the next run tries again.
+    UNDECIDED = "undecided"
+
+
+_OUTCOMES = {
+    Judgement.KEPT: Outcome.PROVEN,
+    # Equally fast: nothing is slower because of it.
+    Judgement.INTERVAL_OVERLAPS: Outcome.PROVEN,
+    Judgement.BELOW_THRESHOLD: Outcome.PROVEN,
+    Judgement.INCORRECT: Outcome.DROPPED,
+    Judgement.IMPLAUSIBLE: Outcome.DROPPED,
+    Judgement.NOT_COMPILED: Outcome.DROPPED,
+    Judgement.NOT_APPLIED: Outcome.DROPPED,
+    Judgement.SLOWER: Outcome.DROPPED,
+}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The outcome of an entry. `proven` is its entry of this compiler, if it is one."""
+
+    entry: Entry
+    judged: Judged
+    outcome: Outcome
+    proven: Entry | None = None
+
+
+def prove(entries: Sequence[Entry], benchmark: Benchmark) -> Iterator[Proof]:
+    """The outcome of each entry, a few at a time. Raises TargetError if the device does not open."""
+    for at in range(0, len(entries), _AT_ONCE):
+        for entry, judged in measured_again(entries[at : at + _AT_ONCE], benchmark, KeepRule()):
+            yield _proof(entry, judged)
+
+
+def _proof(entry: Entry, judged: Judged) -> Proof:
+    outcome = _OUTCOMES.get(judged.judgement, Outcome.UNDECIDED)
+    if outcome is Outcome.DROPPED and judged.finalist.is_transient:
+        outcome = Outcome.UNDECIDED
+    proven = kept_entry(entry, judged.finalist) if outcome is Outcome.PROVEN else None
+    return Proof(entry, judged, outcome, proven)
+
+
+@dataclass
+class ProvenLibrary:
+    """The library in `output`, while the entries of another one, or its own, are proven for a compiler.
+
+    `left` are the entries that are still to be proven.
+    """
+
+    output: Path
+    revision: str
+    left: tuple[Entry, ...]
+    _kept: dict[Purpose, Entry]
+    _dropped: list[dict[str, Any]]
+    _saved: float = field(default_factory=monotonic)
+
+    @classmethod
+    def open(cls, source: Path, output: Path, revision: str) -> ProvenLibrary:
+        """Begin, or continue an earlier run. Raises UsageError for damaged files, and for an output of other entries."""
+        entries = Library.load(source).entries
+        is_own = library_file(source) == library_file(output)
+        dropped = _read_dropped(output / DROPPED_FILE)
+        if is_own:
+            kept = {each.purpose: each for each in entries}
+            left = tuple(each for each in entries if not each.is_of_compiler(revision))
+            return cls(output, revision, left, kept, dropped)
+        kept = {each.purpose: each for each in entries if each.is_of_compiler(revision)}
+        kept |= _earlier(entries, output, revision)
+        gone = {(row["name"], row["configuration"]) for row in dropped if row["compiler"] == revision}
+        left = tuple(each for each in entries if each.purpose not in kept and _names(each) not in gone)
+        return cls(output, revision, left, kept, dropped)
+
+    def __len__(self) -> int:
+        """How many entries are kept."""
+        return len(self._kept)
+
+    def take(self, proof: Proof) -> None:
+        """Keep or drop an entry, and write the files unless they were just written."""
+        purpose = proof.entry.purpose
+        if proof.proven is not None:
+            self._kept[purpose] = proof.proven
+        elif proof.outcome is Outcome.DROPPED:
+            self._kept.pop(purpose, None)
+            name, configuration = _names(proof.entry)
+            row = {"name": name, "configuration": configuration, "compiler": self.revision}
+            reason = f"{proof.judged.judgement.value}: {proof.judged.reason}"
+            self._dropped.append({**row, "reason": reason, "entry": exported(proof.entry)})
+        if monotonic() - self._saved > _SAVE_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        """Write the library, and the lost entries, which come first: none is in neither file."""
+        if self._dropped:
+            data = {"format": _FORMAT, "version": _VERSION, "entries": self._dropped}
+            write_atomic(self.output / DROPPED_FILE, json.dumps(data, indent=1) + "\n")
+        Library(self._kept.values()).save(self.output)
+        self._saved = monotonic()
+
+
+def _names(entry: Entry) -> tuple[str, str]:
+    return entry.operation.name, entry.dispatch.configuration.name
+
+
+def _earlier(entries: Sequence[Entry], output: Path, revision: str) -> dict[Purpose, Entry]:
+    """The entries that an earlier run proved. Raises UsageError if the output is another library."""
+    if not library_file(output).exists():
+        return {}
+    found = {each.purpose: each for each in Library.load(output).entries}
+    configurations = {each.purpose: each.dispatch.configuration for each in entries}
+    foreign = [
+        each
+        for purpose, each in found.items()
+        if configurations.get(purpose) != each.dispatch.configuration or not each.is_of_compiler(revision)
+    ]
+    if foreign:
+        raise UsageError(
+            f"--output: {output} has other entries, such as {foreign[0].dispatch.name}",
+            hint="name a new folder, and merge the libraries afterwards with dispatch-profiler merge",
+        )
+    return found
+
+
+def _read_dropped(path: Path) -> list[dict[str, Any]]:
+    """The rows of an earlier run. Raises UsageError for a damaged file."""
+    if not path.exists():
+        return []
+    try:
+        data = mapping(parse_json(read_bounded(path, _LARGEST_FILE)))
+        if data.get("format") != _FORMAT or data.get("version") != _VERSION:
+            raise FieldError(f'expected "format": "{_FORMAT}", "version": {_VERSION}')
+        found = rows(data, "entries")
+        for row in found:
+            for name in ("name", "configuration", "compiler", "reason"):
+                text(row, name)
+    except FieldError as error:
+        raise UsageError(f"{path}: {error}", hint="remove it, or name another folder") from error
+    return [dict(row) for row in found]
