@@ -228,10 +228,11 @@ def large_rows(scale: Scale) -> Iterator[Row]:
 def first_elements(count: int) -> Any:
     """A launch that takes `count` elements and reads four."""
     from dispatch_profiler.boo import Launchable
+    from dispatch_profiler.compiler import IreeCompiler
     from dispatch_profiler.compiler.in_process import InProcess
     from dispatch_profiler.targets import parse_target
 
-    flags, phases = parse_target("llvm-cpu").compile_flags, InProcess()
+    flags, phases = IreeCompiler().resolve(parse_target("llvm-cpu").compile_flags), InProcess()
     module = phases.advance(
         phases.parse(FIRST_ELEMENTS.replace("SIZE", str(count)), flags), flags, stop="hal"
     )

@@ -1,0 +1,34 @@
+"""A decision of autotune is kept once the cache knows all kernels of its graph, compiled or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dispatch_profiler.compiler import BuildOutcome, Built, Cache
+from dispatch_profiler.dispatches import State
+
+pytest.importorskip("torch")
+
+KEYS = ("a" * 64, "b" * 64)
+
+
+def test_a_decision_without_a_kernel_that_lacked_memory_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It is known in this process; with the kernel, another candidate may win in the next one."""
+    from dispatch_profiler.boo.backends.choosing import Decision, _Decisions
+
+    cache, decision = Cache(tmp_path), Decision("alone", {"alone": 1.0, "fused": 1.2})
+    monkeypatch.setattr(_Decisions, "_cache", staticmethod(lambda: cache))
+    cache.put(KEYS[0], Built(b"v", b"v", {"x": BuildOutcome(State.COMPILED)}))
+
+    here = _Decisions({}, KEYS)
+    here.put("choice-1", decision)
+    assert here.get("choice-1") == decision
+    assert _Decisions({}, KEYS).get("choice-1") is None
+
+    cache.put(KEYS[1], Built(b"", b"", {"x": BuildOutcome(State.NOT_COMPILED, "killed by SIGABRT: no")}))
+    here.put("choice-1", decision)
+    assert _Decisions({}, KEYS).get("choice-1") == decision
