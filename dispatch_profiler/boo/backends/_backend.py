@@ -18,13 +18,19 @@ from dispatch_profiler.boo.backends._graphs import (
     SilentFallbacks,
     copied,
     device_of,
+    distinct,
     fuse,
     has_kernels,
     with_direct_calls,
 )
 from dispatch_profiler.boo.backends.choosing import Candidate, Choice, Graph
 from dispatch_profiler.boo.backends.freezing import FROZEN, FrozenGraph
-from dispatch_profiler.boo.backends.inductor import knowing_static_inputs, prepare_inductor
+from dispatch_profiler.boo.backends.inductor import (
+    check_strides,
+    informed,
+    prepare_inductor,
+    wanted_strides,
+)
 from dispatch_profiler.boo.backends.known_graphs import GraphEntry, entry_of
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns
 from dispatch_profiler.boo.backends.region_choice import RegionChoice
@@ -90,9 +96,14 @@ class Backend:
         object.__setattr__(self, "_fallbacks", Fallbacks(self.strict))
 
     @property
+    def runs_eagerly(self) -> bool:
+        """Whether torch computes without a compiler what is not fused."""
+        return self.nested is None
+
+    @property
     def saves_memory(self) -> bool:
         """Whether the backward computes cheap values again (see `compiled_by`): eager torch stores them."""
-        return self.nested is not None
+        return not self.runs_eagerly
 
     def _known(self, entry: GraphEntry) -> Callable[..., Any] | None:
         """What computes a graph that the cache knows; None if it does not, or if something cannot be used."""
@@ -146,11 +157,8 @@ class Backend:
                 hint="use backend='iree_boo_inductor', which passes them on to inductor",
             )
         may_be_known = self.calls_runs(options) and not autotune
-        entry = (
-            entry_of(module, example_inputs, self.schema, freezes=bool(own["freeze"]))
-            if may_be_known
-            else None
-        )
+        content = (self.schema.text, str(self.runs_eagerly), f"frozen: {bool(own['freeze'])}")
+        entry = entry_of(module, example_inputs, content) if may_be_known else None
         known = None if entry is None else self._known(entry)
         if known is not None:
             return known
@@ -243,7 +251,7 @@ class GraphCompiler:
         choice: RegionChoice | None = None,
     ) -> Callable[..., Any]:
         try:
-            fused = fuse(module, schema, fallbacks, choice)
+            fused = fuse(module, schema, fallbacks, choice, runs_eagerly=self.backend.runs_eagerly)
             if fused.runs is not None and self._leaves_nothing(fused):
                 if self.entry is not None and not fused.rejected:
                     self.entry.keep(fused.runs)
@@ -264,11 +272,12 @@ class GraphCompiler:
 
     def _nested(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         # What a backend returns takes separate arguments, even where it is marked as taking a list.
+        compiled: Callable[..., Any] | None = None
         if self.freeze and self.backend.nested == _INDUCTOR:
-            frozen = FrozenGraph.of(module, example_inputs, self._compile_nested)
-            if frozen is not None:
-                return boxed(frozen)
-        return boxed(self._compile_nested(module, example_inputs))
+            compiled = FrozenGraph.of(module, example_inputs, self._compile_nested)
+        if compiled is None:
+            compiled = self._compile_nested(module, example_inputs)
+        return boxed(distinct(compiled, module))
 
     def _compile_nested(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         from torch._dynamo.backends.registry import lookup_backend
@@ -287,11 +296,14 @@ class GraphCompiler:
             compiler = _torch._TorchCompileInductorWrapper(options.get("mode"), given, False)
             options = {}
         if nested == _INDUCTOR:
-            compiler = knowing_static_inputs(compiler, module, example_inputs)
+            compiler = informed(compiler, module, example_inputs)
         fake_mode = _torch._guards.detect_fake_mode(list(example_inputs))
         context = _torch._guards.TracingContext(fake_mode)
+        context.output_strides = strides = wanted_strides()
         with _torch._guards.tracing(context), torch.no_grad():
-            return compiler(module, list(example_inputs), **options)
+            compiled: Callable[..., Any] = compiler(module, list(example_inputs), **options)
+        check_strides(strides, module)
+        return compiled
 
 
 def backend(

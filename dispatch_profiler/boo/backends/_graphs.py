@@ -77,11 +77,17 @@ class SilentFallbacks(Fallbacks):
 
 
 def fuse(
-    module: Any, schema: FusionSchema, fallbacks: Fallbacks, choice: RegionChoice | None = None
+    module: Any,
+    schema: FusionSchema,
+    fallbacks: Fallbacks,
+    choice: RegionChoice | None = None,
+    *,
+    runs_eagerly: bool = False,
 ) -> FusedGraph:
     """A copy of a graph module, whose regions are calls of our operators.
 
-    Regions without a kernel are left out, and those that `choice` decides against. A module without regions is returned as it is.
+    Regions without a kernel are left out, and those that `choice` decides against. A module without regions is returned
+    as it is. `runs_eagerly`: torch computes the rest without a compiler (see `rewrite`).
     """
     graph = _copy(module.graph)
     regions, rejected = find_regions(graph, schema)
@@ -99,7 +105,7 @@ def fuse(
     connecting, failed = _usable(connecting, reasons, fallbacks)
     rejected += failed
     regions += connecting
-    rewrite(graph, regions, _fake_mode(graph))
+    rewrite(graph, regions, _fake_mode(graph), runs_eagerly=runs_eagerly)
     return FusedGraph(torch.fx.GraphModule(module, graph), tuple(regions), tuple(rejected))
 
 
@@ -137,6 +143,27 @@ def connecting_regions(
 def copied(module: Any) -> Any:
     """A graph module with a copy of the graph, for compilers that change what they compile."""
     return torch.fx.GraphModule(module, _copy(module.graph))
+
+
+def distinct(function: Callable[..., Any], module: Any) -> Callable[..., Any]:
+    """`function`, which a compiler has made of `module`, with one tensor for each result of the graph.
+
+    Compilers leave out views that change nothing, so that a result and its view are the same object.
+    """
+    (output,) = [node for node in module.graph.nodes if node.op == "output"]
+    nodes = list(output.args[0])
+    if len({id(each) for each in nodes}) < 2:
+        return function
+
+    def call(*inputs: Any) -> Any:
+        results = list(function(*inputs))
+        first: dict[int, Any] = {}
+        for at, (result, node) in enumerate(zip(results, nodes, strict=True)):
+            if isinstance(result, torch.Tensor) and first.setdefault(id(result), node) is not node:
+                results[at] = result.view_as(result)
+        return results
+
+    return call
 
 
 def _copy(graph: Any) -> Any:

@@ -23,6 +23,8 @@ from dispatch_profiler.boo.backends.vector_instructions import ask_for_vector_in
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
 from dispatch_profiler.boo.fusion.nodes import static_inputs, value
 
+_torch: Any = torch
+
 
 def prepare_inductor(module: Any) -> None:
     """Find out, once in a process, if `module` computes anything on the CPU, while inductor is imported.
@@ -88,32 +90,53 @@ def _preprocess_headers() -> None:
         found.CppPythonBindingsCodeCache.load_async("", submit_fn=lambda compile_it: None)
 
 
-def knowing_static_inputs(
-    compiler: Callable[..., Any], module: Any, example_inputs: Sequence[Any]
-) -> Callable[..., Any]:
-    """`compiler`, which is inductor, with what it cannot see of a graph on a GPU: which inputs are parameters.
+def informed(compiler: Callable[..., Any], module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """`compiler`, which is inductor, and AOTAutograd, with what they cannot see of each other.
 
-    It learns that from Dynamo, whose graph it has not got. CUDA graphs read parameters where they are, and copy other
-    inputs in each call.
+    Inductor learns which inputs are parameters from Dynamo, whose graph it has not got: CUDA graphs read parameters where
+    they are, and copy other inputs in each call. AOTAutograd learns from inductor which strides the results of a forward
+    have, for the graph of the backward, which reads them. Call this where the AOTAutograd that made `module` waits for
+    what computes it.
     """
-    places = static_inputs(module.graph)
-    if not places or not _uses_gpu(example_inputs):
+    places = static_inputs(module.graph) if _uses_gpu(example_inputs) else []
+    wanted = wanted_strides()
+    if not places and wanted is None:
         return compiler
-    # Caches of torch find what was compiled by what is in the module.
-    module.meta["dispatch_profiler_static_inputs"] = tuple(places)
+    if places:  # caches of torch find what was compiled by what is in the module
+        module.meta["dispatch_profiler_static_inputs"] = tuple(places)
     config = getattr(compiler, "config", None)
 
     def compile_graph(module: Any, inputs: Sequence[Any]) -> Any:
         from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
         def inner(graph: Any, graph_inputs: Sequence[Any], **given: Any) -> Any:
-            if len(graph_inputs) == len(inputs):
+            if places and len(graph_inputs) == len(inputs):
                 given["static_input_idxs"] = places
-            return compile_fx_inner(graph, graph_inputs, **given)
+            compiled = compile_fx_inner(graph, graph_inputs, **given)
+            if wanted is not None:  # the AOTAutograd of inductor has a list of its own
+                wanted[:] = _torch._guards.TracingContext.get().output_strides or ()
+            return compiled
 
         return compile_fx(module, inputs, inner_compile=inner, config_patches=config)
 
     return compile_graph
+
+
+def wanted_strides() -> list[Any] | None:
+    """Where AOTAutograd finds the strides of the results of the graph that it has compiled now; None if it needs none.
+
+    Graphs that inductor's caches know report them to the tracing context of the call.
+    """
+    context = _torch._guards.TracingContext.try_get()
+    found: list[Any] | None = getattr(context, "output_strides", None)
+    return found
+
+
+def check_strides(found: list[Any] | None, module: Any) -> None:
+    """Empty what `wanted_strides` has given unless it is about the results of `module`."""
+    (output,) = [node for node in module.graph.nodes if node.op == "output"]
+    if found and len(found) != len(output.args[0]):
+        found.clear()
 
 
 def _uses_gpu(inputs: Sequence[Any]) -> bool:

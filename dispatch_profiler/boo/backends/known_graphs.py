@@ -23,7 +23,6 @@ import torch
 from dispatch_profiler import __version__
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
 from dispatch_profiler.boo.fusion.run_graphs import RunGraph
-from dispatch_profiler.boo.fusion.schema import FusionSchema
 from dispatch_profiler.boo.fusion.spec import strides
 from dispatch_profiler.boo.fusion.traced_graphs import returns_new_tensors
 from dispatch_profiler.boo.launching.torch_types import PLAIN, TYPES
@@ -93,10 +92,8 @@ class GraphEntry:
         )
 
 
-def entry_of(
-    module: Any, example_inputs: Sequence[Any], schema: FusionSchema, *, freezes: bool = False
-) -> GraphEntry | None:
-    """The entry of a graph module of Dynamo, for a backend with `schema`; None if there can be none.
+def entry_of(module: Any, example_inputs: Sequence[Any], backend: Sequence[str]) -> GraphEntry | None:
+    """The entry of a graph module of Dynamo; None if there can be none. `backend` has what the runs depend on of it.
 
     There is none for graphs that depend on more than the key can have, such as functions of the user, changes of torch's
     own functions, dynamic shapes or autocast, for those that may compute gradients or are not on the CPU, and without a
@@ -120,8 +117,7 @@ def entry_of(
             sources_hash(*_SOURCES),
             torch.__version__,
             _replaced_operators(),
-            schema.text,
-            freezes,
+            *backend,
         ),
         *(torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(), nodes, tensors),
     ]

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dispatch_profiler.boo.fusion.aliases import kept_views, shared_memory
 from dispatch_profiler.boo.fusion.matching import Region
 from dispatch_profiler.boo.fusion.nodes import Node, NotFusible, is_frozen, shape, value
 from dispatch_profiler.boo.fusion.operators import NAMES, STORAGE, VIEWS, check
@@ -27,13 +28,21 @@ _MAX_TITLE = 4
 
 
 def find_glue(graph: Any, regions: Sequence[Region]) -> list[Region]:
-    """Regions that are programs, in addition to `regions` of the same graph, which they connect."""
+    """Regions that are programs, in addition to `regions` of the same graph, which they connect.
+
+    They have no views with which results of the graph share memory: what a program computes has its own.
+    """
     if not regions:
         return []
+    kept = kept_views(shared_memory(graph))
+
+    def may_join(node: Node) -> bool:
+        return node not in kept and _is_glue(node)
+
     units = Units(graph, regions)
-    units.grow(_is_glue)
+    units.grow(may_join)
     found = []
-    groups = [unit for unit in units.ordered if unit.region is None and all(map(_is_glue, unit.nodes))]
+    groups = [unit for unit in units.ordered if unit.region is None and all(map(may_join, unit.nodes))]
     readings = _region_readings(regions)
     for unit in _connecting(groups):
         try:

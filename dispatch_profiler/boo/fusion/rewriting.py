@@ -5,18 +5,20 @@
 
 Results of regions are in channels_last memory, where the graph had other strides. So strides are propagated through the
 graph again, through operators that are known to take any; before other ones, and at the graph's outputs, they are
-restored.
+restored. Where outputs share memory, the strides of what owns it are restored, and outputs remain views of that.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from dispatch_profiler.boo.fusion.aliases import shared_memory
 from dispatch_profiler.boo.fusion.calls import empty_results
+from dispatch_profiler.boo.fusion.eager_strides import correct_strides
 from dispatch_profiler.boo.fusion.gradients import leave_to_torch
 from dispatch_profiler.boo.fusion.matching import Region
 from dispatch_profiler.boo.fusion.nodes import Node, aten
@@ -32,8 +34,15 @@ _torch: Any = torch
 _RESHAPED = {aten.view.default: aten.reshape.default, aten._unsafe_view.default: aten.reshape.default}
 
 
-def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any) -> None:
-    """Replace `regions` in a graph whose nodes have `meta["val"]`, in place."""
+def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any, *, runs_eagerly: bool = False) -> None:
+    """Replace `regions` in a graph whose nodes have `meta["val"]`, in place.
+
+    If the rest `runs_eagerly`, results have the strides of eager torch, otherwise those of the graph's fake tensors,
+    which compilers keep to.
+    """
+    shared = shared_memory(graph)
+    if runs_eagerly:
+        correct_strides(graph, fake_mode)
     replaced: dict[Node, Node] = {}
     for region in regions:
         _replace(graph, region, replaced)
@@ -41,7 +50,11 @@ def rewrite(graph: Graph, regions: Sequence[Region], fake_mode: Any) -> None:
     for gradients in dict.fromkeys(each.nodes[0].args[0] for each in regions if each.root in GRADIENTS):
         leave_to_torch(graph, gradients)
     graph.eliminate_dead_code()
-    _Strides(graph, fake_mode).propagate()
+    bases = {replaced.get(each.base, each.base): each.views for each in shared}
+    strides = _Strides(graph, fake_mode, bases)
+    strides.propagate()
+    if not runs_eagerly:
+        strides.copy_joined_results()
     graph.eliminate_dead_code()
     join_runs(graph)
     graph.lint()
@@ -90,9 +103,11 @@ def _sort(graph: Graph) -> None:
 class _Strides:
     """What each node yields once regions are calls, and the copies that this needs."""
 
-    def __init__(self, graph: Graph, fake_mode: Any) -> None:
+    def __init__(self, graph: Graph, fake_mode: Any, shared: Mapping[Node, set[Node]]) -> None:
         self.graph = graph
         self.fake_mode = fake_mode
+        #: Nodes whose memory outputs share -> the views that lead to these.
+        self.shared = shared
         #: Nodes whose strides are no longer those that the graph was traced with -> what they yielded then.
         self.before: dict[Node, Any] = {}
 
@@ -101,10 +116,23 @@ class _Strides:
             for node in list(self.graph.nodes):
                 if node.op == "call_function" and node.target is REGIONS:
                     self._visit_call(node)
-                elif node.op == "call_function" and any(each in self.before for each in node.all_input_nodes):
+                elif node.op == "call_function" and self._reads_changed(node):
                     self._visit(node)
                 elif node.op == "output":
                     self._restore_arguments(node)
+
+    def copy_joined_results(self) -> None:
+        """Let the graph return copies of what it has joined of tensors in other memory, though strides seem to be the same.
+
+        Inductor's `cat` may have the strides of what it reads. A copy has its own, and becomes part of the same loop.
+        """
+        (output,) = [node for node in self.graph.nodes if node.op == "output"]
+        with self.fake_mode, _torch.no_grad(), self.graph.inserting_before(output):
+            for node in output.all_input_nodes:
+                if node.target is aten.cat.default and node not in self.before and self._reads_changed(node):
+                    copied = self._new(aten.clone.default, node, memory_format=torch.contiguous_format)
+                    if copied.meta["val"].stride() == node.meta["val"].stride():
+                        output.replace_input_with(node, copied)
 
     def _visit_call(self, node: Node) -> None:
         run = parse_run(node.args[1])
@@ -148,8 +176,30 @@ class _Strides:
         """Note what a node yields now."""
         before = node.meta.get("val")
         node.meta["val"] = found
-        if isinstance(before, torch.Tensor) and before.stride() != found.stride():
-            self.before[node] = before
+        if not isinstance(before, torch.Tensor) or before.stride() == found.stride():
+            return
+        if not _strides_differ(found, before) and _is_dense(before):
+            self._rename(node, before)
+            return
+        self.before[node] = before
+        if node in self.shared:
+            self._restore_shared(node, before)
+
+    def _rename(self, node: Node, like: Any) -> None:
+        """Let operators of torch read a view of `node` with the strides of `like`, which differ along axes with one element."""
+        readers = [user for user in node.users if user.target is not REGIONS]
+        with self.graph.inserting_before(node.next):
+            renamed = self._strided(node, like)
+        for each in readers:
+            each.replace_input_with(node, renamed)
+
+    def _restore_shared(self, node: Node, like: Any) -> None:
+        """Let the outputs that share memory with `node`, and itself if it is one, be views of one tensor with the strides of `like`."""
+        with self.graph.inserting_before(node.next):
+            restored = self._restored(node, like)
+        for user in list(node.users):
+            if user.op == "output" or user in self.shared[node]:
+                user.replace_input_with(node, restored)
 
     def _visit(self, node: Node) -> None:
         """Compute what a node yields from arguments with other strides."""
@@ -187,6 +237,9 @@ class _Strides:
             (node.args, node.kwargs), lambda each: restored.get(each, each)
         )
 
+    def _reads_changed(self, node: Node) -> bool:
+        return any(each in self.before for each in node.all_input_nodes)
+
     def _restored(self, node: Node, like: Any) -> Node:
         """A copy of `node` with the strides of `like`, also along axes with one element; or `node` if it has them."""
         expanded = [axis for axis in range(like.dim()) if like.stride(axis) == 0 and like.shape[axis] > 1]
@@ -199,8 +252,11 @@ class _Strides:
             return self._new(aten.expand.default, found, list(like.shape))
         found = self._copied(node, like) if _strides_differ(node.meta["val"], like) else node
         if found.meta["val"].stride() != like.stride() and _is_dense(like):
-            return self._new(aten.as_strided.default, found, list(like.shape), list(like.stride()))
+            return self._strided(found, like)
         return found
+
+    def _strided(self, node: Node, like: Any) -> Node:
+        return self._new(aten.as_strided.default, node, list(like.shape), list(like.stride()))
 
     def _copied(self, node: Node, like: Any) -> Node:
         if like.is_contiguous():  # no permutations, so that the graph does not return a view

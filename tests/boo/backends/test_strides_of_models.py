@@ -14,6 +14,8 @@ from torch.nn import functional
 from dispatch_profiler.boo.backends import backend
 from dispatch_profiler.boo.fusion.schema import BACKWARD_FUSIONS, DEFAULT_SUPPORTED_BOO_FUSIONS
 
+#: Of torch's own modules, when inductor is imported.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 STRICT = backend(strict=True)
 ALL_GRADIENTS = backend(fusion_schema=DEFAULT_SUPPORTED_BOO_FUSIONS.with_rules(BACKWARD_FUSIONS), strict=True)
 
@@ -29,6 +31,25 @@ class ChannelAttention(nn.Module):
         batch, _, height, width = x.shape
         q, k, v = self.qkv(x).view(batch, 3, 2, 8, height * width).unbind(1)
         return functional.scaled_dot_product_attention(q, k, v)
+
+
+ONE_PIXEL = torch.randn(2, 3, 1, 1).to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.Conv2d(3, 8, 1)],
+        [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU()],
+        [nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 1)],
+        [nn.Conv2d(3, 8, 1), nn.Sigmoid(), nn.Flatten(2)],
+        [nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8), nn.Hardswish()],
+    ],
+)
+@pytest.mark.parametrize("x", [ONE_PIXEL, ONE_PIXEL.expand(2, 3, 1, 4), ONE_PIXEL.expand(2, 3, 5, 1)])
+def test_axes_with_one_element(layers: list[nn.Module], x: torch.Tensor, launched: list[str]) -> None:
+    check_equals_eager(nn.Sequential(*layers).eval(), STRICT, x)
+    assert launched
 
 
 @pytest.fixture
@@ -86,6 +107,26 @@ def test_gradients_that_torch_computes_from_ours(launched: list[str]) -> None:
     )
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert any("backward" in name for name in launched)
+
+
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
+def test_the_backward_reads_what_inductor_lets_the_forward_save(launched: list[str]) -> None:
+    """Inductor gives the imaginary part other strides than eager torch, of which it is every other element."""
+    convolution, norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+    def model(x: Any) -> Any:
+        y = convolution(x)
+        return norm(torch.complex(y, y * 2).imag)
+
+    x = torch.randn(2, 3, 8, 8)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend("inductor", strict=True), dynamic=False)
+    for _ in range(2):
+        found, expected = (
+            torch.autograd.grad(each(x).pow(3).sum(), list(norm.parameters())) for each in (compiled, model)
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert launched
 
 
 def test_windows_of_images_have_more_axes_than_a_region(launched: list[str]) -> None:

@@ -136,8 +136,8 @@ def test_gradients_that_are_slower_are_left_to_torch(
     backward = torch.ops.aten.convolution_backward.default
     fuse = _backend.fuse
 
-    def note(*arguments: Any) -> Any:
-        found = fuse(*arguments)
+    def note(*arguments: Any, **options: Any) -> Any:
+        found = fuse(*arguments, **options)
         masks.extend(each.args[-1] for each in found.module.graph.nodes if each.target is backward)
         launched.clear()
         return found

@@ -37,7 +37,7 @@ def launched_by_the_backend(model, inputs, monkeypatch, training=False):
     """Operations of the regions that the backend `iree_boo` fuses, without compiling any."""
     found = Counter()
 
-    def fuse(module, schema, fallbacks, choice):
+    def fuse(module, schema, fallbacks, choice, **_):
         regions, _ = matching.find_regions(module.graph, schema)
         found.update(region.spec.operation for region in regions)
         return _backend.FusedGraph(module, (), ())

@@ -1,0 +1,158 @@
+"""The strides that operators really give their results, where fake tensors may have others.
+
+Fake operators compute strides by rules of their own. Along axes with one element, whose strides mean nothing, and for
+batch norms of images in an unusual order, real ones give others, from one operator to the next:
+
+    relu(8x1x1 pixels, channels_last)       fake: (8, 1, 8, 8)      real: (8, 1, 1, 1)
+
+What torch computes itself has the latter. So that results of regions have them too, such operators are tried.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from dispatch_profiler.boo.fusion.nodes import Node, aten
+from dispatch_profiler.boo.fusion.strides import takes_any_strides
+
+_torch: Any = torch
+#: Elements of a tensor beyond which no operator is tried.
+_MOST_ELEMENTS = 1 << 26
+_BATCH_NORMS = frozenset(
+    getattr(aten, name).default
+    for name in (
+        "_native_batch_norm_legit_no_training",
+        "_native_batch_norm_legit_functional",
+        "native_batch_norm",
+    )
+    if hasattr(aten, name)
+)
+#: The arguments of a convolution, and of its gradients, whose strides may mislead the fake operator: images.
+_IMAGES = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
+
+
+def correct_strides(graph: Any, fake_mode: Any) -> None:
+    """Give the fake tensors of a graph's nodes the strides of real ones.
+
+    Operators whose results may have other strides are tried on zeros, on the CPU. Storages of fake tensors stay.
+    """
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    unset: Any = unset_fake_temporarily
+    corrected = set[Node]()
+    for node in graph.nodes:
+        if node.op != "call_function" or not (takes_any_strides(node.target) or node.target in _IMAGES):
+            continue
+        if node.target is operator.getitem:
+            if node.args[0] in corrected:
+                node.meta["val"] = node.args[0].meta["val"][node.args[1]]
+                corrected.add(node)
+            continue
+        if not corrected.intersection(node.all_input_nodes) and not _may_differ(node):
+            continue
+        with unset(), _torch._guards.tracing(None), torch.no_grad():
+            found = _tried(node)
+        if found is not None and _correct(node, found, fake_mode):
+            corrected.add(node)
+
+
+def _may_differ(node: Node) -> bool:
+    tensors = _tensors([each.meta.get("val") for each in node.all_input_nodes[: _IMAGES.get(node.target)]])
+    results = _tensors([node.meta.get("val")])
+    if not all(map(_can_be_tried, (*tensors, *results))):  # comparing symbolic extents would add guards
+        return False
+    if node.target in _BATCH_NORMS and not _is_usual(tensors[0]):
+        return True
+    return any(map(_is_ambiguous, (*tensors, *results)))
+
+
+def _tensors(values: Iterable[Any]) -> list[Any]:
+    """The tensors among values, and in lists."""
+    found = []
+    for each in values:
+        if isinstance(each, (tuple, list)):
+            found += _tensors(each)
+        elif isinstance(each, torch.Tensor):
+            found.append(each)
+    return found
+
+
+def _is_usual(tensor: Any) -> bool:
+    """Whether a tensor is contiguous or channels_last, also along axes with one element."""
+    return tensor.stride() in (_dense(tensor.shape, range(tensor.dim())), _channels_last(tensor.shape))
+
+
+def _is_ambiguous(tensor: Any) -> bool:
+    """Whether a tensor has axes with one element, and strides that operators may read in several ways."""
+    shape = tuple(tensor.shape)
+    if 1 not in shape or tensor.stride() == _dense(shape, range(len(shape))):
+        return False
+    return 1 in shape[1:] or tensor.stride() != _channels_last(shape)
+
+
+def _dense(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides without gaps, the axes of `order` from the outermost in memory to the innermost."""
+    found, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        found[axis] = step
+        step *= max(shape[axis], 1)
+    return tuple(found)
+
+
+def _channels_last(shape: Sequence[int]) -> tuple[int, ...] | None:
+    return _dense(shape, [0, *range(2, len(shape)), 1]) if len(shape) in (4, 5) else None
+
+
+def _tried(node: Node) -> Any:
+    """What the operator of a node gives for zeros with the strides of its arguments; None if it cannot be tried."""
+    values = [each.meta.get("val") for each in node.all_input_nodes]
+    if not all(_can_be_tried(each) for each in _tensors([*values, node.meta.get("val")])):
+        return None
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: _zeros(each.meta["val"]))
+    try:
+        return node.target(*args, **kwargs)
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+        return None
+
+
+def _can_be_tried(tensor: Any) -> bool:
+    numbers = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+    is_static = all(type(each) is int for each in numbers)
+    return is_static and tensor.device.type == "cpu" and _extent(tensor) <= _MOST_ELEMENTS
+
+
+def _extent(tensor: Any) -> int:
+    """The elements of memory from the first to the last of a tensor."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((extent - 1) * stride for extent, stride in steps) if tensor.numel() else 0
+
+
+def _zeros(fake: Any) -> Any:
+    if isinstance(fake, (tuple, list)):
+        return type(fake)(map(_zeros, fake))
+    if not isinstance(fake, torch.Tensor):
+        return fake
+    memory = torch.zeros(fake.storage_offset() + _extent(fake), dtype=fake.dtype)
+    return memory.as_strided(fake.shape, fake.stride(), fake.storage_offset())
+
+
+def _correct(node: Node, real: Any, fake_mode: Any) -> bool:
+    """Give the fake tensors of a node the strides of `real`. Whether that changes any."""
+    before = node.meta["val"]
+    with fake_mode:
+        node.meta["val"] = after = _restrided(before, real)
+    return after is not before
+
+
+def _restrided(fake: Any, real: Any) -> Any:
+    if isinstance(fake, (tuple, list)) and isinstance(real, (tuple, list)) and len(fake) == len(real):
+        found = [_restrided(one, other) for one, other in zip(fake, real, strict=True)]
+        is_changed = any(one is not other for one, other in zip(found, fake, strict=True))
+        return type(fake)(found) if is_changed else fake
+    if not isinstance(fake, torch.Tensor) or fake.shape != real.shape or fake.stride() == real.stride():
+        return fake
+    return fake.as_strided(real.shape, real.stride(), fake.storage_offset())
