@@ -189,19 +189,19 @@ def narrow_sums(text: str) -> str:
 def bits_of_bf16(total: str, term: str) -> Change:
     """Sums with the bits of bf16: IREE removes a conversion to bf16 and back, but no mask."""
     return replacing(
-        f"{total} = arith.addf %sum, {term} : f32",
-        f"""%exact_sum = arith.addf %sum, {term} : f32
-    %bits = arith.bitcast %exact_sum : f32 to i32
-    %mask = arith.constant -65536 : i32
-    %kept = arith.andi %bits, %mask : i32
-    {total} = arith.bitcast %kept : i32 to f32""",
+        f"{total} = arith.addf %sum, {term} : f64",
+        f"""%exact_sum = arith.addf %sum, {term} : f64
+    %bits = arith.bitcast %exact_sum : f64 to i64
+    %mask = arith.constant {-(2**45)} : i64
+    %kept = arith.andi %bits, %mask : i64
+    {total} = arith.bitcast %kept : i64 to f64""",
     )
 
 
 NARROW_SUMS: list[Planted] = [
     (Matmul(16, 512, 2048, ElementTypes("f16", "f16", "f16")), Default(), {"f16": narrow_sums}),
-    (LayerNormWeightBackward(300, 9, "bf16"), Default(), {"bf16": bits_of_bf16("%next_sum", "%d_wide")}),
-    (BiasBackward(300, 9, 1, "bf16"), Default(), {"bf16": bits_of_bf16("%total", "%wide")}),
+    (LayerNormWeightBackward(300, 9, "bf16"), Default(), {"bf16": bits_of_bf16("%next_sum", "%d_wide_term")}),
+    (BiasBackward(300, 9, 1, "bf16"), Default(), {"bf16": bits_of_bf16("%total", "%term")}),
 ]
 
 NOT_CLEARED = {"sums not cleared": replacing("%zero = arith.constant 0.0", "%zero = arith.constant 1.0")}
@@ -214,9 +214,9 @@ REDUCTIONS: list[Planted] = [
             **NOT_CLEARED,
             **WRONG_COUNT,
             "no eps": replacing(
-                "%shifted = arith.addf %variance, %eps", "%shifted = arith.addf %variance, %zero"
+                "%shifted = arith.addf %variance, %eps", "%shifted = arith.maximumf %variance, %variance"
             ),
-            "no bias": replacing("arith.addf %scaled, %b ", "arith.addf %scaled, %zero "),
+            "no bias": replacing("arith.addf %scaled, %b ", "arith.maximumf %scaled, %scaled "),
         },
     ),
     (
@@ -225,10 +225,14 @@ REDUCTIONS: list[Planted] = [
         {
             **NOT_CLEARED,
             **WRONG_COUNT,
-            "no weight": replacing("%g = arith.mulf %d, %w", "%g = arith.addf %d, %zero"),
-            "mean of g left in": replacing("arith.subf %g, %mean_sum", "arith.subf %g, %zero"),
-            "no projection": replacing("arith.subf %without_mean, %along", "arith.subf %without_mean, %zero"),
-            "rstd applied once": replacing("arith.mulf %projected, %r", "arith.addf %projected, %zero"),
+            "no weight": replacing("%g = arith.mulf %d, %w", "%g = arith.maximumf %d, %d"),
+            "mean of g left in": replacing("arith.subf %g, %mean_sum", "arith.maximumf %g, %g"),
+            "no projection": replacing(
+                "arith.subf %without_mean, %along", "arith.maximumf %without_mean, %without_mean"
+            ),
+            "rstd applied once": replacing(
+                "arith.mulf %projected, %r", "arith.maximumf %projected, %projected"
+            ),
         },
     ),
     (
@@ -236,9 +240,9 @@ REDUCTIONS: list[Planted] = [
         Default(),
         {
             **NOT_CLEARED,
-            "x not centred": replacing("arith.subf %v, %m", "arith.subf %v, %zero"),
-            "no rstd": replacing("arith.mulf %centred, %r", "arith.addf %centred, %zero"),
-            "results exchanged": replacing("return %sums#0, %sums#1", "return %sums#1, %sums#0"),
+            "x not centred": replacing("arith.subf %v, %m", "arith.maximumf %v, %v"),
+            "no rstd": replacing("arith.mulf %centred, %r", "arith.maximumf %centred, %centred"),
+            "results exchanged": replacing("return %stored#0, %stored#1", "return %stored#1, %stored#0"),
         },
     ),
     (
@@ -247,7 +251,7 @@ REDUCTIONS: list[Planted] = [
         {
             **NOT_CLEARED,
             "wrong axis": replacing("(outer, channel, inner)>", "(outer, inner, channel)>"),
-            "largest element": replacing("arith.addf %sum, %d ", "arith.maximumf %sum, %d "),
+            "largest element": replacing("arith.addf %sum, %term ", "arith.maximumf %sum, %term "),
         },
     ),
 ]

@@ -98,14 +98,14 @@ def test_verification_needs_integers_and_reals(tree, monkeypatch):
     )
     folder = tree(*ONLY_DEFAULTS)
     records_of(folder)
-    assert seen == ["integers", "reals"] * 2
+    assert seen == ["integers", "reals", "offset"] * 2
 
     timed = device_worker.result_of_timed
     monkeypatch.setattr(
         device_worker, "result_of_timed", lambda *rest: (np.nextafter(timed(*rest)[0], np.float32(9)),)
     )
     assert {record.verdict for record in records_of(folder)} == {Verdict.SUCCESS}
-    assert seen[4:] == ["integers", "reals", "reals"] * 2
+    assert seen[6:] == ["integers", "reals", "offset", "reals"] * 2
 
 
 def test_only_what_was_right_is_known(tree, monkeypatch):
@@ -120,7 +120,7 @@ def test_only_what_was_right_is_known(tree, monkeypatch):
     def run_once(*arguments):
         calls.append(arguments)
         found = whole(*arguments)
-        return found if len(calls) <= 3 else (found[0].T,)
+        return found if len(calls) <= 4 else (found[0].T,)
 
     monkeypatch.setattr(device_worker, "run_once", run_once)
     first, second, *_ = records_of(folder)

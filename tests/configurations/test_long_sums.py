@@ -1,0 +1,68 @@
+"""Slices of long sums: how many, and the longest chain of additions that results."""
+
+from __future__ import annotations
+
+import pytest
+
+from dispatch_profiler.configurations import CpuTiles, Default, Formed
+from dispatch_profiler.configurations.microkernel import Microkernel
+from dispatch_profiler.configurations.splits import longest_sum, sliceable_extent, slices_of_long_sum
+from dispatch_profiler.operations import Conv2d, ElementTypes, LayerNorm, Matmul, element_type
+
+F32 = element_type("f32")
+
+
+@pytest.mark.parametrize("k", [1, 512, longest_sum(F32)])
+def test_short_sums_are_not_sliced(k):
+    assert slices_of_long_sum(Matmul(64, 64, k)) == 1
+    assert Default().error_bound(Matmul(64, 64, k)) is None
+
+
+@pytest.mark.parametrize("k", [769, 1024, 4096, 4099, 65_537, 10**6, 10**6 + 3, 10**7])
+def test_no_chain_of_additions_is_much_longer_than_the_root_of_the_sum(k):
+    bound = Default().error_bound(Matmul(8, 8, k))
+    assert bound.longest_chain(Matmul(8, 8, k)) <= max(1024, 4 * k**0.5)
+
+
+def test_slices_have_no_more_elements_than_the_operands():
+    operation = Matmul(2048, 2048, 4096)
+    slices = slices_of_long_sum(operation)
+    assert 1 < slices * 2048 * 2048 <= 2 * 2048 * 4096
+
+
+def test_sums_of_16_bit_products_are_sliced_later():
+    types = ElementTypes("bf16", "bf16", "f32")
+    assert slices_of_long_sum(Matmul(8, 8, 2**16, types)) == 1
+    assert slices_of_long_sum(Matmul(8, 8, 2**17, types)) > 1
+
+
+def test_slices_of_tiles_hold_whole_vectors():
+    tiles = CpuTiles((32, 32), (8, 32, 8))
+    slices = tiles.slices(Matmul(64, 64, 4096))
+    assert slices > 1 and -(-4096 // slices) % 8 == 0
+
+
+def test_only_products_are_sliced():
+    assert slices_of_long_sum(Conv2d(1, 64, 64, 2048, 8, 3, 3)) == 1
+    assert slices_of_long_sum(LayerNorm(2, 10**6)) == 1
+
+
+@pytest.mark.parametrize("terms", [769, 5000, 26_794, 10**6 + 3])
+def test_an_extent_that_was_filled_up_is_divided_by_slices(terms):
+    extent = sliceable_extent(terms, F32)
+    operation = Matmul(8, 8, extent)
+    slices = slices_of_long_sum(operation, multiple=16)
+    assert terms <= extent <= 1.05 * terms + 512
+    assert slices > 1 and extent % slices == 0
+
+
+def test_a_form_has_the_bound_of_its_kernels():
+    operation = Conv2d(4, 60, 60, 8, 8, 3, 3, mode="weight_backward")
+    assert Formed("taps").error_bound(operation).longest < 700
+    assert Formed("taps").error_bound(Conv2d(1, 8, 8, 8, 8, 3, 3, mode="weight_backward")) is None
+
+
+def test_a_microkernel_adds_many_channels_in_slices():
+    kernel = Microkernel((8, 32), (1, 8, 32))
+    assert kernel.error_bound(Matmul(8, 32, 768)) is None
+    assert kernel.error_bound(Matmul(8, 32, 4096)).longest == 512 + 8
