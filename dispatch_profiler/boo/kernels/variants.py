@@ -112,7 +112,7 @@ def _warn_of_upgrade(file: Path | None, problem: str) -> None:
     if file is None:
         return
     folder = file.parent if file.name == LIBRARY_FILE else file
-    shipped = shipped_name(folder)  # as a rule the default, for which nobody asked
+    shipped = shipped_name(folder)  # as a rule the default, which the user did not name
     level, hint = logging.INFO if shipped else logging.WARNING, prove_hint(shipped or str(folder))
     _log.log(level, "%s: entries are not used, because they were %s; %s", file, problem, hint)
 
