@@ -34,6 +34,11 @@ def shipped_for(target: Target) -> Path | None:
     return next((_SHIPPED / name for name, fits in _FITS.items() if fits(target)), None)
 
 
+def shipped_name(folder: Path) -> str:
+    """The name of the shipped library in `folder`; empty if that is another one."""
+    return folder.name if folder.parent == _SHIPPED else ""
+
+
 def is_shipped(path: Path) -> bool:
     """Whether `path` is the name of a shipped library, and nothing else has that name."""
     return str(path) in shipped_libraries() and not path.exists()

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from dispatch_profiler.configurations import Tuned, needed_features, rejection_reason
 from dispatch_profiler.dispatches import Dispatch
@@ -13,6 +14,7 @@ from dispatch_profiler.errors import DispatchProfilerError, UsageError
 from dispatch_profiler.library.entry import Entry, software_text
 from dispatch_profiler.library.library import Library
 from dispatch_profiler.library.nearest import SimilarEntries
+from dispatch_profiler.library.shipped import is_shipped
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, missing_features
 
@@ -143,10 +145,10 @@ class TunedConfigurations:
 
 
 def prove_hint(library: str) -> str:
-    """What to do with a library of another compiler."""
-    return (
-        f"prove its entries again with this compiler: dispatch-profiler library prove {shlex.quote(library)}"
-    )
+    """What to do with a library of another compiler: a folder, or the name of a shipped one."""
+    output = " -o FOLDER" if is_shipped(Path(library)) else ""
+    command = f"dispatch-profiler library prove {shlex.quote(library)}{output}"
+    return f"prove its entries again with this compiler: {command}"
 
 
 def check_some_fit(found: Sequence[Found], targets: Sequence[Target], revision: str, library: str) -> None:

@@ -13,6 +13,7 @@ from dispatch_profiler.boo.environment import launch_settings, settings_state
         ("BOO_CACHE_ON", "0"),
         ("BOO_CACHE_DIR", "kernels"),
         ("BOO_TUNING_SPEC_PATH", ""),
+        ("BOO_FLUSH_SUBNORMALS", "1"),
         ("XDG_CACHE_HOME", "/elsewhere"),
         ("HOME", "/elsewhere"),
     ],

@@ -411,6 +411,19 @@ def test_a_library_is_read_once_until_its_file_changes(tmp_path: Path):
     assert configurations(MATMUL, Tuning.read(path, CPU, IreeCompiler())) == [Tuned(other), Default()]
 
 
+def test_a_library_of_another_compiler_is_named_once_with_the_command_that_proves_it(tmp_path: Path, caplog):
+    path = save_library(tmp_path, TILES)
+    (entry,) = Library.load(Path(path)).entries
+    other = replace(entry, provenance=replace(entry.provenance, iree="compiler 3.12.0, runtime 3.12.0"))
+    Library([other]).save(Path(path))
+    with caplog.at_level(logging.WARNING, "dispatch_profiler.boo"):
+        for _ in range(2):
+            assert configurations(MATMUL, Tuning.read(path, CPU, IreeCompiler())) == [Default()]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "were measured for llvm-cpu with compiler 3.12.0" in message
+    assert message.endswith(f"dispatch-profiler library prove {path}")
+
+
 def test_an_empty_name_means_no_tuning():
     """Forms are used still: they are how this package computes convolutions."""
     tuning = Tuning.read("", CPU, IreeCompiler())

@@ -15,7 +15,7 @@ from dispatch_profiler.configurations import Default, KernelSource
 from dispatch_profiler.dispatches import Dispatch
 from dispatch_profiler.errors import UsageError
 from dispatch_profiler.library.library import LIBRARY_FILE, Library, library_file
-from dispatch_profiler.library.shipped import find_library, shipped_for
+from dispatch_profiler.library.shipped import find_library, shipped_for, shipped_name
 from dispatch_profiler.library.tuned import TunedConfigurations, prove_hint
 from dispatch_profiler.operations import Operation
 from dispatch_profiler.targets import Target, fastest_form, packed_microkernel
@@ -109,9 +109,12 @@ class Tuning:
 @cache
 def _warn_of_upgrade(file: Path | None, problem: str) -> None:
     """Log, once for each library, that its entries are for another compiler."""
-    if file is not None:
-        hint = prove_hint(str(file.parent if file.name == LIBRARY_FILE else file))
-        _log.warning("%s: entries are not used, because they were %s; %s", file, problem, hint)
+    if file is None:
+        return
+    folder = file.parent if file.name == LIBRARY_FILE else file
+    shipped = shipped_name(folder)  # as a rule the default, which the user did not name
+    level, hint = logging.INFO if shipped else logging.WARNING, prove_hint(shipped or str(folder))
+    _log.log(level, "%s: entries are not used, because they were %s; %s", file, problem, hint)
 
 
 def _version(file: Path) -> tuple[int, ...]:

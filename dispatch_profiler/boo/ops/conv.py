@@ -23,9 +23,7 @@ from dispatch_profiler.boo.ops.conv_plans import (
 from dispatch_profiler.boo.ops.flops import CONVOLUTION_FORMULAS, count_flops
 from dispatch_profiler.boo.ops.layouts import (
     CHANNELS_FIRST,
-    CHANNELS_LAST,
     checked,
-    is_channels_last,
     result_layout,
     strides_of,
     to_memory,
@@ -354,12 +352,10 @@ def _by_torch(
 def _by_kernels(
     dy: Tensor, x: Tensor, w: Tensor, options: ConvOptions, mask: list[bool]
 ) -> Sequence[Tensor | None]:
-    axes = w.dim() - 2
-    of_input = (*options[:4], result_layout(x, w))
-    of_weight = (*options[:4], CHANNELS_LAST[axes] if is_channels_last(w) else CHANNELS_FIRST[axes])
+    layouts = (*options[:4], result_layout(x, w))  # as torch's own, also that of the weight
     return (
-        _input_gradient(dy, w, x.shape, *of_input) if mask[0] else None,
-        _weight_gradient(dy, x, w.shape, *of_weight) if mask[1] else None,
+        _input_gradient(dy, w, x.shape, *layouts) if mask[0] else None,
+        _weight_gradient(dy, x, w.shape, *layouts) if mask[1] else None,
         dy.sum([0, *range(2, dy.dim())]) if mask[2] else None,
     )
 

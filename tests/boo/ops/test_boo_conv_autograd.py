@@ -207,3 +207,23 @@ def test_exported_programs():
     x = torch.randn(2, 4, 7, 6)
     assert close(program.module()(x), Network()(x))
     assert "dispatch_profiler.convolution.default" in str(program.graph)
+
+
+@pytest.mark.parametrize("kernels", ["0", "1"])
+@pytest.mark.parametrize("last", ["", "x", "w", "xw"])
+def test_strides_of_results_and_gradients_are_those_of_torch(
+    last: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Also where an axis has one element. `last` has channels-last memory."""
+    monkeypatch.setenv("BOO_USE_BACKWARD_KERNELS", kernels)
+    for size, taps in ((5, 3), (1, 1)):
+        strides = []
+        for function in (boo_conv, torch.nn.functional.conv2d):
+            tensors = {"x": torch.randn(2, 3, size, size), "w": torch.randn(4, 3, taps, taps)}
+            for name in last:
+                tensors[name] = tensors[name].to(memory_format=torch.channels_last)
+            x, w = (each.requires_grad_() for each in tensors.values())
+            y = function(x, w)
+            found = (y, *torch.autograd.grad(y, (x, w), torch.ones_like(y)))
+            strides.append([each.stride() for each in found])
+        assert strides[0] == strides[1]
