@@ -22,14 +22,16 @@ _NAMES = """
     _native_batch_norm_legit_no_training _prelu_kernel _softmax _softmax_backward_data _to_copy
     _upsample_bicubic2d_aa _upsample_bilinear2d_aa adaptive_max_pool2d addmm all amax amin any argmax argmin
     avg_pool2d avg_pool2d_backward avg_pool3d baddbmm bmm cat clone constant_pad_nd convolution copy cumsum
-    embedding empty_like flip full_like gather hardswish hardswish_backward index index_select lift_fresh_copy
+    embedding empty_like flip full_like gather hardswish index index_select lift_fresh_copy
     logsumexp max max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices mean min mm
     native_layer_norm ones_like pixel_shuffle pixel_unshuffle prod reflection_pad1d reflection_pad2d
-    reflection_pad3d repeat replication_pad1d replication_pad2d replication_pad3d roll sort stack std std_mean sum
+    repeat replication_pad1d replication_pad2d sort stack std std_mean sum
     topk upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d
     upsample_nearest3d upsample_trilinear3d var var_mean zeros_like
 """
 _KNOWN = frozenset(getattr(aten, name) for name in _NAMES.split() if hasattr(aten, name))
+#: Real operators keep the memory format of their arguments, and fake ones do not, so that it is not known.
+_FORGETFUL = frozenset((aten.roll, aten.hardswish_backward, aten.reflection_pad3d, aten.replication_pad3d))
 #: Views of memory, not of elements.
 _OF_MEMORY = frozenset((aten.as_strided, aten.view_as_real, aten.view_as_complex))
 
@@ -44,7 +46,12 @@ def takes_any_strides(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return False
     packet = target.overloadpacket
-    if packet in _OF_MEMORY or target is aten.view.dtype or torch.Tag.nondeterministic_seeded in target.tags:
+    if (
+        packet in _OF_MEMORY
+        or packet in _FORGETFUL
+        or target is aten.view.dtype
+        or torch.Tag.nondeterministic_seeded in target.tags
+    ):
         return False
     return target.is_view or torch.Tag.pointwise in target.tags or packet in _KNOWN
 

@@ -15,7 +15,11 @@ import dispatch_profiler.boo.fusion.rewriting as rewriting_module
 from dispatch_profiler.boo.backends import backend
 
 #: Of torch's own modules, when inductor is imported.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning"),
+    # Dynamo's own, for an input of a graph behind a break that has a gradient function.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
 #: What is returned: of `y`, which two regions and a program compute, the input `x` and the weight `w`.
 KINDS: dict[str, Callable[[Any, Any, Any], Any]] = {

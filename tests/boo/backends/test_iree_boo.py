@@ -248,7 +248,7 @@ def test_an_error_while_fusing_falls_back(
 ) -> None:
     from dispatch_profiler.boo.backends import _graphs
 
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(_graphs, "rewrite", fail)

@@ -70,8 +70,10 @@ def test_inductor_is_left_out_in_the_same_way(traced: list[Any], monkeypatch: py
     monkeypatch.setattr(_backend.GraphCompiler, "_compile_nested", None)
     for _ in range(2):
         check_equals_eager(Block().eval(), backend("inductor"), images())
-    check_equals_eager(Block().eval(), backend(), images())
     assert len(traced) == 1
+    for _ in range(2):  # whose results may have other strides along axes with one element
+        check_equals_eager(Block().eval(), backend(), images())
+    assert len(traced) == 2
 
 
 def test_parameters_may_change_and_be_replaced(traced: list[Any]) -> None:

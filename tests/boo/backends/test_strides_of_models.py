@@ -109,6 +109,23 @@ def test_gradients_that_torch_computes_from_ours(launched: list[str]) -> None:
     assert any("backward" in name for name in launched)
 
 
+@pytest.mark.parametrize(
+    ("layer", "behind", "shape"),
+    [
+        (nn.Conv2d(2, 8, 3), lambda y: y.roll(1, -1), (2, 2, 6, 6)),
+        (nn.Conv3d(2, 4, 1), lambda y: functional.pad(y, [1] * 6, mode="replicate"), (1, 2, 4, 4, 4)),
+        (nn.Conv3d(2, 4, 1), lambda y: functional.pad(y, [1] * 6, mode="reflect"), (1, 2, 4, 4, 4)),
+    ],
+    ids=["roll", "replicate", "reflect"],
+)
+def test_operators_that_keep_the_memory_format(
+    layer: nn.Module, behind: Callable[[Any], Any], shape: tuple[int, ...], launched: list[str]
+) -> None:
+    check_equals_eager(lambda x: behind(layer.eval()(x)), STRICT, torch.randn(shape))
+    assert launched
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 def test_the_backward_reads_what_inductor_lets_the_forward_save(launched: list[str]) -> None:
     """Inductor gives the imaginary part other strides than eager torch, of which it is every other element."""

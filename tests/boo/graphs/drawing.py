@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from drafts import Draft, Unfit
 from drawn_graphs import DrawnGraph, names_in
-from drawn_lines import BODY, ENDING, FAMILIES, FIRST, NETWORK, VIEWS
 from graph_calls import called
+from line_families import BODY, ENDING, FAMILIES, FIRST, NETWORK, VIEWS
 
 #: Values beyond which differences mean little.
 _LARGEST = 1e4

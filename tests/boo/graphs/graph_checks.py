@@ -6,7 +6,6 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -140,8 +139,3 @@ def _errors(found: list[Called], exact: list[Called]) -> dict[tuple[int, str], f
                 wide = mine.to(value.dtype)
                 errors[call, name] = float((wide - value).abs().max())
     return errors
-
-
-def in_mode(graph: DrawnGraph, mode: str) -> DrawnGraph:
-    """The graph, called with or without gradients."""
-    return replace(graph, mode=mode)
