@@ -20,7 +20,8 @@ _THEIRS = {"iree_boo": ("aot_eager",), "iree_boo_inductor": ("aot_eager", "induc
 def backend_of(graph: DrawnGraph, name: str) -> Backend:
     """The backend `iree_boo` or `iree_boo_inductor`, with the rules that the graph's seed gives."""
     schema = _EVERYTHING if graph.seed % 2 else DEFAULT_SUPPORTED_BOO_FUSIONS
-    return backend("inductor" if name == "iree_boo_inductor" else None, schema)
+    # Small regions would be left to torch.
+    return backend("inductor" if name == "iree_boo_inductor" else None, schema, autotune=False)
 
 
 def differences_of(graph: DrawnGraph, name: str) -> list[str]:
