@@ -6,6 +6,7 @@ itself, which cannot be passed between processes, is marked `forked`: it runs in
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import pickle
@@ -13,6 +14,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -28,6 +30,8 @@ from dispatch_profiler.outside_causes import crash_of
 #: Calls after which a worker is replaced, as in `pool`.
 _CALLS = 500
 _SECONDS = 600.0
+#: A copy of a process that uses no processor for so long is stuck; how often one is made.
+_STUCK_SECONDS, _ATTEMPTS = 15.0, 2
 #: What runs in the worker.
 _METHODS = {name: getattr(IreeCompiler, name) for name in ("build", "check_flags")}
 
@@ -90,9 +94,17 @@ def run_method(
 
 
 def forked(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """As `_forked`, tried again if the copy waits for what another thread had when it was made."""
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(StuckError):
+            return _forked(function, *arguments, **named)
+    return _forked(function, *arguments, **named)
+
+
+def _forked(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """What `function` returns, computed in a fork of this process. Raises what it raises, if that can be pickled.
 
-    If the process dies, the test fails with the compiler's last line.
+    If the process dies, the test fails with the compiler's last line. Raises StuckError if it uses no processor.
     """
     with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as said:
         sys.stdout.flush()
@@ -105,6 +117,8 @@ def forked(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
             faulthandler.disable()  # it would write to what pytest keeps
             _answer(answer, lambda: function(*arguments, **named))
         code = _exit_code(process)
+        if code is None:
+            raise StuckError
         answer.seek(0)
         said.seek(0)
         text = said.read().decode(errors="replace")
@@ -117,14 +131,41 @@ def forked(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     raise value
 
 
-def _exit_code(process: int) -> int:
-    """Wait for a process, which does not outlive a test that is interrupted."""
+class StuckError(Exception):
+    """A copy of this process waits for a lock that a thread held when it was copied, and that nothing releases."""
+
+
+def _exit_code(process: int) -> int | None:
+    """Wait for a process, which does not outlive a test that is interrupted; None if it is stuck."""
+    before, idle_since = -1.0, time.monotonic()
     try:
-        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        while True:
+            found, status = os.waitpid(process, os.WNOHANG)
+            if found:
+                return os.waitstatus_to_exitcode(status)
+            used = _processor_seconds(process)
+            if used is None or used > before + 0.01:
+                before, idle_since = used or before, time.monotonic()
+            elif time.monotonic() - idle_since > _STUCK_SECONDS:
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+                return None
+            time.sleep(0.01)
     except BaseException:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)
         raise
+
+
+def _processor_seconds(process: int) -> float | None:
+    """The time that a process has used; None while it has processes of its own, or if that is not known."""
+    try:
+        if Path(f"/proc/{process}/task/{process}/children").read_text().strip():
+            return None
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _answer(file: Any, call: Callable[[], Any]) -> NoReturn:

@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import signal
+import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Generator, Sequence
@@ -15,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from compiler_worker import SharedCompiler, forked
+from compiler_worker import SharedCompiler, StuckError, forked
 from hypothesis import settings
 from turnstile import turn
 from worker_helpers import use_in_process_workers
@@ -125,8 +126,20 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     if pyfuncitem.get_closest_marker("forked") is not None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pyfuncitem, "obj", partial(forked, pyfuncitem.obj))
-            return (yield)
+            try:
+                return (yield)
+            except StuckError:
+                _run_in_new_process(pyfuncitem)
+                return True
     return (yield)
+
+
+def _run_in_new_process(item: pytest.Function) -> None:
+    """Run a test that cannot run in a copy of this process, whose threads hold locks, in a pytest of its own."""
+    command = [sys.executable, "-m", "pytest", item.nodeid, "-q", "--no-header", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=item.config.rootpath, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.fail(f"in a process of its own:\n{done.stdout[-4000:]}{done.stderr[-2000:]}", pytrace=False)
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,8 @@ from dispatch_profiler.operations import BiasBackward, ElementTypes, Epilogue, M
 from dispatch_profiler.profiler.measurement.kernels import open_kernels
 from dispatch_profiler.targets import CpuTarget, parse_target
 
+pytestmark = pytest.mark.forked
+
 F64 = ElementTypes("f64", "f64", "f64")
 CASES = {
     "product": Dispatch(Matmul(5, 7, 6), Default()),

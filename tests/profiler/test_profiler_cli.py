@@ -185,7 +185,7 @@ def test_without_verification_no_reference_is_computed(tree, run):
     run("profiler", "--verification-enabled=false")
     assert not list((folder / "generated").rglob("*.npz"))
     run("profiler")
-    assert len(list((folder / "generated").rglob("*.npz"))) == 4
+    assert len(list((folder / "generated").rglob("*.npz"))) == 6
 
 
 @in_process
@@ -196,7 +196,7 @@ def test_another_seed_is_named_in_the_summary_and_the_csv(tree, run):
     assert "inputs from seed 7" in outcome.err
     assert {row["seed"] for row in rows_of(Path("out.csv")).values()} == {"7"}
     run("profiler", "--seed=8")
-    assert len(list((folder / "generated").rglob("*.npz"))) == 8
+    assert len(list((folder / "generated").rglob("*.npz"))) == 12
 
 
 @in_process

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dispatch_profiler.boo.environment import LaunchSettings, launch_settings
 from dispatch_profiler.boo.fusion.calls import RunCall, empty_results
@@ -23,6 +24,8 @@ from dispatch_profiler.errors import UsageError
 from dispatch_profiler.operations import Operation
 
 _NAMESPACE = "dispatch_profiler"
+#: The mode in which torch looks whether operators return their inputs.
+_FIRST_CALL = "_AnalyzeCustomOpInputOutputMode"
 _torch: Any = torch
 #: Kept for the life of the process: torch drops operators with their library.
 _library = _torch.library.Library(_NAMESPACE, "FRAGMENT")
@@ -78,9 +81,15 @@ class DirectCall:
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         """The outputs of the run."""
-        if _torch._C._len_torch_dispatch_stack():
+        if _torch._C._len_torch_dispatch_stack() and _is_observed():
             return list(REGIONS(list(inputs), self._spec.text))
         return self._call(*inputs)
+
+
+def _is_observed() -> bool:
+    """Whether a mode other than the one with which torch watches the first call of a model is on."""
+    modes = _get_current_dispatch_mode_stack()
+    return any(type(each).__name__ != _FIRST_CALL for each in modes)
 
 
 def _flops(inputs: Sequence[Any], spec: str, **_: Any) -> int:

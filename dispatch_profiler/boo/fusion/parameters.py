@@ -100,7 +100,7 @@ class Operands:
             operands = state.operands.copy()
         for number in self._changing:
             operands[number] = self._reads[number](inputs)  # type: ignore[misc]
-        return operands, state
+        return operands, None if state is None else state.token
 
     def _derived(
         self, inputs: Sequence[Tensor], weights: Sequence[Tensor]
@@ -175,6 +175,8 @@ class WeightState:
     ) -> None:
         """`drop` is called once the memory of a weight is freed."""
         self.operands = operands
+        #: Stands for the state, for those who must not keep the operands.
+        self.token = object()
         self._addresses = list(map(_ADDRESS, weights))
         self._strides = list(map(_STRIDE, weights))
         places, copies = list[Any](), list[Tensor]()

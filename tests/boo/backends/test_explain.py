@@ -30,7 +30,7 @@ class Model(nn.Module):
 
     def forward(self, x: Any) -> Any:
         y = self.block(x)
-        return functional.layer_norm(y * y.exp(), [6], self.weight)
+        return functional.layer_norm((y * y.exp()).bfloat16(), [6], self.weight)
 
 
 def times(*seconds: float) -> Any:
@@ -53,13 +53,13 @@ def test_regions_in_the_order_of_the_model() -> None:
     assert str(second.operation.as_contraction().epilogue) == "bias+scale_shift+residual+relu"
     assert second.speedup == pytest.approx(3)
     assert "2 nodes" in second.reason
-    assert "without a bias" in third.reason
+    assert "types differ" in third.reason
     assert first.configuration.startswith("tile_config")
     assert sum(found.operations.values()) == 2
     text = str(found)
     assert text.startswith("2 of 3 regions are fused")
     assert "3.00x" in text
-    assert "without a bias" in text
+    assert "types differ" in text
     with pytest.raises(AttributeError):
         found.regions = ()  # type: ignore[misc]
 

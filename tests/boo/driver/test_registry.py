@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from boo_signatures import signatures
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 
 from dispatch_profiler.boo.driver.registry import BooOpRegistry, command_to_signature
 from dispatch_profiler.boo.op_exports import Mode, OpSignature
@@ -45,7 +45,11 @@ def test_every_line_of_a_workload_has_the_operations_of_its_signatures(file: str
 @settings(max_examples=40)
 @given(signatures(dtype="f16"))
 def test_a_signature_is_what_its_command_says(signature: OpSignature):
-    assert command_to_signature(signature.command) == signature
+    try:
+        command = signature.command
+    except UnsupportedFeature:  # a layer norm with a weight alone
+        assume(False)
+    assert command_to_signature(command) == signature
 
 
 def test_a_command_with_several_directions_has_several_signatures():

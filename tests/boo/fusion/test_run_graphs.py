@@ -72,7 +72,7 @@ def test_what_later_runs_do_not_need_is_freed(monkeypatch: pytest.MonkeyPatch) -
             alive.append([weakref.ref(each) for each in results])
             return results
 
-    monkeypatch.setattr(run_graphs, "RunCall", Call)
+    monkeypatch.setattr(run_graphs, "DirectCall", Call)
     found = graph()
     returned = found.function(strict=True)(*inputs())
     gc.collect()

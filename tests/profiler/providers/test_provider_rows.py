@@ -175,7 +175,7 @@ def test_a_library_that_breaks_costs_no_dispatch(tree, monkeypatch, error, verdi
 
 
 def test_a_library_is_verified_as_a_dispatch_is(tree, monkeypatch):
-    """Integers, then reals, each with a reference of its own; stepwise only for the library."""
+    """Integers, then reals, then reals with an offset, each with a reference of its own; stepwise only for the library."""
     seen, whole = [], device_worker.check
 
     def check(expected, actual):
@@ -184,7 +184,7 @@ def test_a_library_is_verified_as_a_dispatch_is(tree, monkeypatch):
 
     monkeypatch.setattr(device_worker, "check", check)
     records_of(tree(*ONE, "--default-config=only"), "iree", "numpy")
-    assert seen == [(name, steps) for steps in (False, True) for name in ("integers", "reals")]
+    assert seen == [(name, steps) for steps in (False, True) for name in ("integers", "reals", "offset")]
 
 
 def test_a_library_is_measured_in_full_and_ends_nobody_elses_measurement(tree, monkeypatch):
