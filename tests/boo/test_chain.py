@@ -182,6 +182,7 @@ def test_a_failed_launch_raises_its_error_and_later_calls_work(monkeypatch: pyte
     assert torch.equal(chain(*inputs)[0], expected(*inputs)[0])
 
 
+@pytest.mark.slow  # a fork of a process whose threads hold locks may wait for them
 @pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
 def test_a_forked_process_has_a_plan_of_its_own():
     chain, inputs = branched(), squares(3)

@@ -362,8 +362,8 @@ def test_slices_of_a_split_add_up_to_the_product(name, results):
 def test_a_kernel_of_a_layer_norm_computes_every_result(name, results):
     operation = NORMS[name].operation
     got = results[name] if len(operation.results) > 1 else [results[name]]
-    for array, tensor, expected in zip(
-        got, operation.results, operation.reference(drawn(operation)), strict=True
-    ):
+    bound = parse_target("cuda:sm_80").error_bound(operation)  # sums of a GPU are in f32
+    references = operation.reference(drawn(operation), error_bound=bound)
+    for array, tensor, expected in zip(got, operation.results, references, strict=True):
         assert (array.shape, array.dtype) == (tensor.shape, tensor.type.dtype)
         assert np.all(np.abs(array.astype(np.float64) - expected.expected) <= expected.tolerance)

@@ -15,7 +15,7 @@ from dispatch_profiler.boo.fusion.strides import _KNOWN, takes_any_strides
 
 aten = torch.ops.aten
 #: Samples of each of torch's tests; those with gradients run operators of backward graphs too.
-SAMPLES = [6, pytest.param(60, marks=pytest.mark.slow)]
+SAMPLES = [12, pytest.param(60, marks=pytest.mark.slow)]
 WITH_GRADIENTS = {
     *(f"nn.functional.{name}" for name in ("avg_pool2d", "adaptive_avg_pool2d", "hardswish", "batch_norm")),
     *(f"nn.functional.{name}" for name in ("max_pool2d", "prelu", "gelu", "silu")),

@@ -98,6 +98,8 @@ def test_an_operand_that_is_misread_fails(operation, type_):
         inputs = draw(operation, distribution, 3)
         for fault, number, change in misread(operation):
             changed = [change(each) if i == number else each for i, each in enumerate(inputs)]
+            if np.array_equal(changed[number], inputs[number]):
+                continue  # integers that read the same from both ends
             assert not verified(operation, inputs, kernel(operation, changed)).passed, fault
 
 
