@@ -1,4 +1,4 @@
-"""What a failed build was told by other programs: IREE prints the words of its linker, and those of the system, to standard error."""
+"""Reasons of failed builds that IREE only prints to standard error: messages of its linker and of the system."""
 
 from __future__ import annotations
 

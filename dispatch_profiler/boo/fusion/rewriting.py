@@ -122,7 +122,7 @@ class _Strides:
                     self._restore_arguments(node)
 
     def copy_joined_results(self) -> None:
-        """Let the graph return copies of what it has joined of tensors in other memory, though strides seem to be the same.
+        """Copy results of `cat` whose arguments have other strides now, even if the strides of the result seem unchanged.
 
         Inductor's `cat` may have the strides of what it reads. A copy has its own, and becomes part of the same loop.
         """

@@ -58,11 +58,6 @@ class Snapshot:
         self._values: dict[Hashable, tuple[tuple[Snapshot, ...], Any]] = {}
 
     @property
-    def is_frozen(self) -> bool:
-        """Whether the weight may differ from what the values derive from."""
-        return self.tensor is None
-
-    @property
     def bytes(self) -> int:
         """The memory of the values."""
         return sum(_bytes(value) for _, value in list(self._values.values()))
