@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from compiler_worker import forked
+from compiler_worker import call
 
 from dispatch_profiler.compiler import BuildRequest, IreeCompiler
 from dispatch_profiler.compiler.in_process import InProcess
@@ -59,7 +59,7 @@ def failures_of(planted: Mapping[Dispatch, Mapping[str, Change]]) -> dict[tuple[
             functions[dispatch, fault] = name
             sources.append(changed.replace(dispatch.name, name))
     device = open_kernels("local-sync")
-    program = device.load(forked(_compiled, "\n".join(sources)))
+    program = device.load(call(_compiled, "\n".join(sources)))
     return {key: failure(device, program, name, key[0]) for key, name in functions.items()}
 
 

@@ -1,39 +1,33 @@
 """The compiler of the tests: in a process of its own, so that an abort of it fails one test and not the whole run.
 
-`IreeCompiler` compiles in a worker that the tests of a process of pytest share. A test that works on the compiler's IR
-itself, which cannot be passed between processes, is marked `forked`: it runs in a copy of the process.
+`IreeCompiler` compiles in a worker that the tests of a process of pytest share, and `call` runs any function there.
+A test that works on the compiler's IR itself, which cannot be passed between processes, is marked `works_on_ir`: see
+`expendable`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 import os
-import pickle
-import signal
 import sys
-import tempfile
 import threading
-import time
-import traceback
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 from dispatch_profiler.compiler import IreeCompiler, in_process
 from dispatch_profiler.isolation import Worker, WorkerLimits
-from dispatch_profiler.outside_causes import crash_of
 
 #: Calls after which a worker is replaced, as in `pool`.
 _CALLS = 500
 _SECONDS = 600.0
-#: A copy of a process that uses no processor for so long is stuck; how often one is made.
-_STUCK_SECONDS, _ATTEMPTS = 15.0, 2
 #: What runs in the worker.
 _METHODS = {name: getattr(IreeCompiler, name) for name in ("build", "check_flags")}
+
+
+#: The one that is installed.
+_shared: SharedCompiler | None = None
 
 
 class SharedCompiler:
@@ -50,6 +44,7 @@ class SharedCompiler:
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         """Let nothing compile in this process."""
+        patch.setattr(sys.modules[__name__], "_shared", self)
         for name in _METHODS:
             patch.setattr(IreeCompiler, name, self._forwarding(name))
         patch.setattr(in_process, "_session", self._guarded(in_process._session))
@@ -57,21 +52,23 @@ class SharedCompiler:
     def close(self) -> None:
         self._worker.close()
 
+    def call(self, function: Callable[..., Any], *arguments: object) -> Any:
+        """What an importable function returns in the worker."""
+        with self._turn:
+            return self._worker.call(_run, str(Path.cwd()), dict(os.environ), function, *arguments)
+
     def _forwarding(self, name: str) -> Callable[..., Any]:
         def method(compiler: IreeCompiler, *arguments: object) -> Any:
             if os.getpid() != self.process:
                 return _METHODS[name](compiler, *arguments)
-            with self._turn:
-                return self._worker.call(
-                    run_method, str(Path.cwd()), dict(os.environ), name, compiler, *arguments
-                )
+            return self.call(_run_method, name, compiler, *arguments)
 
         return method
 
     def _guarded(self, session: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(flags: tuple[str, ...]) -> Any:
             assert os.getpid() != self.process, (
-                "this would compile in the process of the tests: mark the test `forked`"
+                "this would compile in the process of the tests: mark the test `works_on_ir`"
             )
             return session(flags)
 
@@ -83,111 +80,20 @@ def _search_path() -> list[str]:
     return [given] if given else []
 
 
-def run_method(
-    folder: str, environment: Mapping[str, str], name: str, compiler: IreeCompiler, *arguments: object
+def _run(
+    folder: str, environment: Mapping[str, str], function: Callable[..., Any], *arguments: object
 ) -> Any:
-    """In the worker: call a method of `compiler` in the folder and the environment of the caller."""
+    """In the worker: call `function` in the folder and the environment of the caller."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    return function(*arguments)
+
+
+def _run_method(name: str, compiler: IreeCompiler, *arguments: object) -> Any:
     return _METHODS[name](compiler, *arguments)
 
 
-def forked(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """As `_forked`, tried again if the copy waits for what another thread had when it was made."""
-    for _ in range(_ATTEMPTS - 1):
-        with contextlib.suppress(StuckError):
-            return _forked(function, *arguments, **named)
-    return _forked(function, *arguments, **named)
-
-
-def _forked(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-    """What `function` returns, computed in a fork of this process. Raises what it raises, if that can be pickled.
-
-    If the process dies, the test fails with the compiler's last line. Raises StuckError if it uses no processor.
-    """
-    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as said:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which are not used in the copy
-            process = os.fork()
-        if process == 0:
-            os.dup2(said.fileno(), 2)
-            faulthandler.disable()  # it would write to what pytest keeps
-            _answer(answer, lambda: function(*arguments, **named))
-        code = _exit_code(process)
-        if code is None:
-            raise StuckError
-        answer.seek(0)
-        said.seek(0)
-        text = said.read().decode(errors="replace")
-        sys.stderr.write(text)
-        if code:
-            pytest.fail(f"the process of this test: {crash_of(code, text)}", pytrace=False)
-        kind, value = pickle.load(answer)
-    if kind == "value":
-        return value
-    raise value
-
-
-class StuckError(Exception):
-    """A copy of this process waits for a lock that a thread held when it was copied, and that nothing releases."""
-
-
-def _exit_code(process: int) -> int | None:
-    """Wait for a process, which does not outlive a test that is interrupted; None if it is stuck."""
-    before, idle_since = -1.0, time.monotonic()
-    try:
-        while True:
-            found, status = os.waitpid(process, os.WNOHANG)
-            if found:
-                return os.waitstatus_to_exitcode(status)
-            used = _processor_seconds(process)
-            if used is None or used > before + 0.01:
-                before, idle_since = used or before, time.monotonic()
-            elif time.monotonic() - idle_since > _STUCK_SECONDS:
-                os.kill(process, signal.SIGKILL)
-                os.waitpid(process, 0)
-                return None
-            time.sleep(0.01)
-    except BaseException:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-        raise
-
-
-def _processor_seconds(process: int) -> float | None:
-    """The time that a process has used; None while it has processes of its own, or if that is not known."""
-    try:
-        if Path(f"/proc/{process}/task/{process}/children").read_text().strip():
-            return None
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _answer(file: Any, call: Callable[[], Any]) -> NoReturn:
-    """Write what `call` returns or raises to `file`, and end the process at once: nothing of the parent is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        answer = ("value", call())
-    except BaseException as error:
-        answer = ("error", _portable(error))
-    try:
-        pickle.dump(answer, file)
-    except (pickle.PicklingError, TypeError, AttributeError):
-        file.seek(0)
-        pickle.dump(("value", None), file)
-    file.flush()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-def _portable(error: BaseException) -> BaseException:
-    """An error that can be pickled: skips stay skips, failures have the traceback as their text."""
-    if isinstance(error, pytest.skip.Exception):
-        return error
-    return AssertionError("".join(traceback.format_exception(error)))
+def call(function: Callable[..., Any], *arguments: object) -> Any:
+    """What an importable function returns in the worker; where tests may compile themselves, in this process."""
+    return _shared.call(function, *arguments) if _shared is not None else function(*arguments)

@@ -7,17 +7,16 @@ import gc
 import os
 import re
 import signal
-import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pytest
-from compiler_worker import SharedCompiler, StuckError, forked
+from compiler_worker import SharedCompiler
 from hypothesis import settings
+from run_of_pytest import folder_of_session, is_expendable
 from turnstile import turn
 from worker_helpers import use_in_process_workers
 
@@ -34,8 +33,8 @@ settings.register_profile("explore", deadline=None)
 settings.load_profile("tests")
 
 
-#: Skipped tests fail unless the machine lacks something.
-pytest_plugins = ("skips",)
+#: Skipped tests fail unless the machine lacks something; an abort of the compiler fails one test.
+pytest_plugins = ("skips", "expendable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -104,42 +103,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
 
 
-def folder_of_session(config: pytest.Config) -> Path:
-    """A folder of this run of pytest, shared by its workers, whose own folders lie in it."""
-    own: Path = config._tmp_path_factory.getbasetemp()
-    return own.parent if hasattr(config, "workerinput") else own
-
-
 @pytest.fixture(scope="session", autouse=True)
-def compiler_in_a_worker() -> Generator[None, None, None]:
-    """No test compiles in the process of pytest, which an abort of the compiler would end."""
+def compiler_in_a_worker(request: pytest.FixtureRequest) -> Generator[None, None, None]:
+    """No test compiles in a process of pytest that an abort of the compiler must not end."""
+    if is_expendable(request.config):
+        yield
+        return
     compiler = SharedCompiler()
     with pytest.MonkeyPatch.context() as patch:
         compiler.install(patch)
         yield
     compiler.close()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """A test marked `forked` runs in a copy of the process."""
-    if pyfuncitem.get_closest_marker("forked") is not None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pyfuncitem, "obj", partial(forked, pyfuncitem.obj))
-            try:
-                return (yield)
-            except StuckError:
-                _run_in_new_process(pyfuncitem)
-                return True
-    return (yield)
-
-
-def _run_in_new_process(item: pytest.Function) -> None:
-    """Run a test that cannot run in a copy of this process, whose threads hold locks, in a pytest of its own."""
-    command = [sys.executable, "-m", "pytest", item.nodeid, "-q", "--no-header", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=item.config.rootpath, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.fail(f"in a process of its own:\n{done.stdout[-4000:]}{done.stderr[-2000:]}", pytrace=False)
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Sequence
 
-from compiler_worker import forked
+from compiler_worker import call
 
 from dispatch_profiler.compiler import BuildRequest, Built, IreeCompiler
 from dispatch_profiler.compiler.applied import restore_dropped, verify_applied
@@ -50,7 +50,7 @@ def states(built: Built) -> list[str]:
 @functools.cache
 def generated_code(target: str, operation: Operation, *configurations: Configuration) -> dict[str, str]:
     """Function -> its dispatches after code generation, as IR; what was asked for must be configured."""
-    found: dict[str, str] = forked(_generated_code, target, operation, *configurations)
+    found: dict[str, str] = call(_generated_code, target, operation, *configurations)
     return found
 
 

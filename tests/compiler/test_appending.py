@@ -25,7 +25,7 @@ from dispatch_profiler.runtime.iree import IreeDevice
 from dispatch_profiler.runtime.iree_commands import Appending
 
 #: They work on the IR of the compiler.
-pytestmark = pytest.mark.forked
+pytestmark = pytest.mark.works_on_ir
 
 DRIVERS = pytest.mark.parametrize("driver", ["local-sync", "local-task"])
 #: A kernel and its epilogue, with memory between them: some buffers are passed, others are slots of a table.

@@ -29,7 +29,7 @@ from dispatch_profiler.operations import (
 )
 
 #: They work on the IR of the compiler.
-pytestmark = pytest.mark.forked
+pytestmark = pytest.mark.works_on_ir
 
 
 def configured(request):

@@ -22,7 +22,7 @@ from dispatch_profiler.operations import Conv2d, Matmul
 from dispatch_profiler.profiler.measurement.kernels import open_kernels
 
 #: They work on the IR of the compiler.
-pytestmark = pytest.mark.forked
+pytestmark = pytest.mark.works_on_ir
 
 FHWC = "nhwc_fhwc_nhwc"
 LINEAR = Matmul(32, 64, 32, rhs_layout="n")

@@ -270,7 +270,7 @@ def test_f32_is_not_rounded_to_tf32_unless_the_configuration_says_so():
     assert b"tf32" in code_of(replace(TILES, precision="tf32x3"), f32)
 
 
-@pytest.mark.forked
+@pytest.mark.works_on_ir
 @needs_triton
 @pytest.mark.parametrize(
     "configuration",
@@ -360,7 +360,7 @@ def test_a_kernel_that_takes_too_much_shared_memory_is_told_and_costs_no_other()
     }
 
 
-@pytest.mark.forked
+@pytest.mark.works_on_ir
 def test_without_triton_each_is_not_compiled_with_the_line_that_installs_it(monkeypatch):
     """And may be tried again: nothing is wrong with the dispatch."""
 
@@ -396,7 +396,7 @@ def test_what_triton_refuses_is_a_reason_without_its_output(capfd):
 # -- objects of one's own ----------------------------------------------------------------------------
 
 
-@pytest.mark.forked
+@pytest.mark.works_on_ir
 def test_an_object_of_ones_own_is_launched_as_its_entry_says(ptx):
     """Its shared memory, its workgroups, and pointers behind that of the result."""
     mine = own(ptx, shared_memory=98304, spare_bindings=(64, 16))
@@ -445,7 +445,7 @@ def test_an_object_that_is_no_file_is_a_verdict(tmp_path, make):
     assert build_key(gpu_request("cuda:sm_90", PRODUCT, [mine]), parse_target("cuda:sm_90"), IreeCompiler())
 
 
-@pytest.mark.forked
+@pytest.mark.works_on_ir
 def test_an_object_that_is_too_large_is_a_verdict(ptx, monkeypatch):
     monkeypatch.setattr(external_kernels, "_LARGEST_OBJECT", 10)
     (said,) = states(build("cuda:sm_90", PRODUCT, own(ptx)))
@@ -506,7 +506,7 @@ def test_kernels_from_outside_have_a_module_of_their_own(ptx):
     assert (Default().module, TILES.module, own(ptx).module) == ("", "triton", "extern_mine")
 
 
-@pytest.mark.forked
+@pytest.mark.works_on_ir
 def test_a_launch_that_lost_its_object_is_not_applied():
     """The proof can fail: a module without the object is not called compiled."""
     request = gpu_request("cuda:sm_90", PRODUCT, [TILES])

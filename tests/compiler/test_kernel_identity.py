@@ -15,7 +15,7 @@ from dispatch_profiler.generator import render_module
 from dispatch_profiler.operations import Conv2d, Matmul
 
 #: They work on the IR of the compiler.
-pytestmark = pytest.mark.forked
+pytestmark = pytest.mark.works_on_ir
 
 SMALL = Matmul(64, 64, 64)
 CONVOLUTION = Conv2d(1, 8, 8, 16, 16, 3, 3, padding=(1, 1), layout="nhwc_fhwc_nhwc")

@@ -36,7 +36,7 @@ from dispatch_profiler.operations import (
 from dispatch_profiler.targets import parse_target
 
 #: They work on the IR of the compiler.
-pytestmark = pytest.mark.forked
+pytestmark = pytest.mark.works_on_ir
 
 TARGET = parse_target("cuda:sm_80")
 #: Of each operation below: no sum of a GPU is in f64.

@@ -30,7 +30,7 @@ from dispatch_profiler.profiler.measurement.kernels import open_kernels
 
 torch = pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.usefixtures("in_process"), pytest.mark.forked]
+pytestmark = [pytest.mark.usefixtures("in_process"), pytest.mark.works_on_ir]
 
 
 def slow(*values: object) -> object:

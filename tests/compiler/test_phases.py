@@ -24,7 +24,7 @@ from dispatch_profiler.files import find_tools
 from dispatch_profiler.operations import Conv2d, ElementTypes, Epilogue, LayerNorm, Matmul
 
 #: They work on the IR of the compiler.
-pytestmark = pytest.mark.forked
+pytestmark = pytest.mark.works_on_ir
 
 #: The wheels put the compiler's commands beside the interpreter: as good as a build directory.
 BIN = Path(sys.executable).parent

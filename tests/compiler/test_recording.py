@@ -19,7 +19,7 @@ from dispatch_profiler.runtime import Arguments, open_device
 from dispatch_profiler.targets import parse_target
 
 #: They work on the IR of the compiler.
-pytestmark = pytest.mark.forked
+pytestmark = pytest.mark.works_on_ir
 
 
 @cache

@@ -15,7 +15,7 @@ from dispatch_profiler.configurations import CpuTiles, Default
 from dispatch_profiler.operations import BatchMatmul, Conv2d, ElementTypes, Epilogue, Matmul, Operation
 
 #: They work on the IR of the compiler.
-pytestmark = pytest.mark.forked
+pytestmark = pytest.mark.works_on_ir
 
 SOURCES, CONFIGURED, TARGETS = "executable-sources", "executable-configurations", "executable-targets"
 TILES = [CpuTiles((16, 16), (8, 16, 4)), CpuTiles((32, 32), (8, 16, 1)), CpuTiles((64, 16), (4, 16, 1))]

@@ -20,7 +20,7 @@ from dispatch_profiler.operations import BiasBackward, ElementTypes, Epilogue, M
 from dispatch_profiler.profiler.measurement.kernels import open_kernels
 from dispatch_profiler.targets import CpuTarget, parse_target
 
-pytestmark = pytest.mark.forked
+pytestmark = pytest.mark.works_on_ir
 
 F64 = ElementTypes("f64", "f64", "f64")
 CASES = {

@@ -18,7 +18,7 @@ from dispatch_profiler.targets._by_architecture import FACTS
 HELD = json.loads(FACTS.read_text())
 F16 = ElementTypes("f16", "f16", "f16")
 #: It asks the compiler in the process that it runs in.
-pytestmark = pytest.mark.forked
+pytestmark = pytest.mark.works_on_ir
 SOME = ["cuda:sm_60", "cuda:sm_80", "cuda:sm_89", "rocm:gfx90a", "rocm:gfx942", "rocm:gfx950",
         "rocm:gfx1100", "rocm:gfx1201", "vulkan-spirv", "vulkan-spirv:rdna3", "metal-spirv"]  # fmt: skip
 

@@ -197,8 +197,14 @@ class CallOverhead:
     is_known: bool = False
 
     def bounded(self, call_seconds: float) -> CallOverhead:
-        """The same, but at most `call_seconds` less one execution: a cold one takes no less time."""
-        return replace(self, seconds=min(self.seconds, max(0.0, call_seconds - self.execution)))
+        """The same, but at most `call_seconds` less one execution: a cold one takes no less time.
+
+        If the time of an execution is unknown, what it is lowered by is an error of it: nothing else tells how much of
+        the call is the execution.
+        """
+        seconds = min(self.seconds, max(0.0, call_seconds - self.execution))
+        lowered = 0.0 if self.execution else self.seconds - seconds
+        return replace(self, seconds=seconds, error=max(self.error, lowered))
 
 
 def warm_overhead(single_seconds: float, call_seconds: float, repeat: int) -> CallOverhead:

@@ -175,6 +175,16 @@ def test_an_overhead_that_was_measured_too_high_leaves_a_warm_execution():
     assert found.interval_ms == pytest.approx((0.0, 0.010))
 
 
+def test_an_execution_that_cannot_be_told_from_its_call_is_not_certain_to_take_no_time():
+    """Calls of 12 us, of which 20 us would be taken off, and nothing is known about an execution."""
+    timer = Timer(lambda calls: calls * 12e-6, 1, overhead=lambda _: CallOverhead(20e-6, is_known=True))
+
+    found = measure(timer, MeasureOptions(StopRule(count=1)))
+
+    assert found.samples_ms == (0.0,)
+    assert found.overhead_error_ms == pytest.approx(0.008)
+
+
 def test_an_overhead_is_known_as_well_as_its_parts_agree():
     """It is 10 us, and 14 us in the second half of the time; an execution takes 10 us."""
     passed = 0.0
