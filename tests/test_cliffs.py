@@ -65,7 +65,12 @@ def test_torch_computes_what_a_launch_does(place: int):
 
 
 def _times(launch: float, compiled: float, seconds: float = 1.0) -> object:
-    sides = {"torch": [1.0] * 5, "launch": [1.0 / launch] * 5, "compiled": [1.0 / compiled] * 5}
+    sides = {
+        "torch": [1.0] * 5,
+        "torch, compiled": [1.0] * 5,
+        "launch": [1.0 / launch] * 5,
+        "compiled": [1.0 / compiled] * 5,
+    }
     return cliffs.Times(sides, seconds, 2.0)
 
 
