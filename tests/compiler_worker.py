@@ -22,6 +22,8 @@ from dispatch_profiler.isolation import Worker, WorkerLimits
 #: Calls after which a worker is replaced, as in `pool`.
 _CALLS = 500
 _SECONDS = 600.0
+#: Where the functions that tests call in the worker are.
+_TESTS = (str(Path(__file__).parent), str(Path(__file__).parent / "compiler"))
 #: What runs in the worker.
 _METHODS = {name: getattr(IreeCompiler, name) for name in ("build", "check_flags")}
 
@@ -38,7 +40,7 @@ class SharedCompiler:
         self._turn = threading.Lock()
         self._worker = Worker(
             WorkerLimits(_SECONDS),
-            environment={"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *_search_path()])},
+            environment={"PYTHONPATH": os.pathsep.join([*_TESTS, *_search_path()])},
             max_calls=_CALLS,
         )
 
