@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dispatch_profiler.configurations import Default, Flow, Formed
+from dispatch_profiler.configurations import CpuTiles, Default, Flow, Formed
 from dispatch_profiler.operations import Conv2d, ElementTypes, Matmul
 from dispatch_profiler.targets import fastest_form, parse_target
 from dispatch_profiler.targets.unaligned_extents import unaligned_configurations
@@ -25,6 +25,19 @@ def test_products_are_peeled_or_padded(m: int, n: int, k: int, layout: str):
         assert getattr(found, "peel", False)
     else:
         assert found == Flow("ukernels")
+
+
+@pytest.mark.parametrize(
+    ("layout", "m", "n", "k"), [("n", 199, 42, 47), ("t", 34, 498, 89), ("n", 216, 215, 8)]
+)
+def test_small_products_are_peeled_because_packing_them_takes_longer(layout: str, m: int, n: int, k: int):
+    assert fastest_form(Matmul(m, n, k, rhs_layout=layout), CPU) == CpuTiles((16, 32), (4, 16, 4), peel=True)
+
+
+def test_a_row_times_columns_is_peeled_and_dot_products_are_left_to_the_compiler():
+    row = fastest_form(Matmul(1, 137, 708, rhs_layout="t"), CPU)
+    assert row == CpuTiles((8, 64), (1, 16, 1), peel=True)
+    assert not list(unaligned_configurations(Matmul(328, 1, 235, rhs_layout="n")))
 
 
 def test_short_sums_are_not_packed():
@@ -49,6 +62,30 @@ def test_what_fills_vectors_or_is_tiny_is_left_to_other_rules():
 def test_convolutions_with_an_odd_number_of_filters_become_padded_products(layout: str):
     operation = Conv2d(1, 31, 31, 63, 127, 3, 3, padding=(1, 1), layout=layout)
     assert fastest_form(operation, CPU) == Formed("im2col_t", Flow("data_tiling"))
+
+
+def test_pixels_with_few_channels_are_gathered_for_longer_sums():
+    operation = Conv2d(8, 28, 28, 12, 55, 5, 5, padding=(2, 2), layout="nhwc_fhwc_nhwc")
+    assert fastest_form(operation, CPU) == Formed("im2col", Flow("data_tiling"))
+
+
+def test_a_single_filter_is_not_padded_to_a_tile():
+    operation = Conv2d(1, 37, 37, 186, 1, 7, 7, layout="nhwc_fhwc_nhwc")
+    assert fastest_form(operation, CPU) == Formed("permuted")
+
+
+def test_a_transposed_convolution_with_a_large_stride_is_no_loop_of_scalars():
+    """The compiler's own loops take 39 and 616 times as long as torch."""
+    wide = Conv2d(2, 232, 232, 18, 173, 4, 4, stride=(10, 10), layout="nchw_fchw_nchw", mode="input_backward")
+    narrow = Conv2d(1, 87, 87, 3, 87, 3, 3, stride=(14, 14), layout="nchw_fchw_nchw", mode="input_backward")
+    assert isinstance(fastest_form(wide, CPU), Formed)
+    assert fastest_form(narrow, CPU) == Formed("phases")
+
+
+@pytest.mark.parametrize("mode", ["forward", "weight_backward"])
+def test_groups_of_one_channel_become_products(mode: str):
+    operation = Conv2d(2, 44, 44, 14, 238, 3, 3, groups=14, layout="nchw_fchw_nchw", mode=mode)
+    assert fastest_form(operation, CPU) == Formed("im2col")
 
 
 def test_a_gradient_of_an_odd_number_of_channels_becomes_a_peeled_product():
