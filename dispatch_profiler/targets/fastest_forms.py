@@ -167,9 +167,6 @@ _ROWS_OF_BATCH = 64
 _ROW = CpuTiles((1, 64), (1, 16, 16), peel=True)
 #: Filters of a group that fill a part of a vector.
 _NARROW = (4, 8, 16)
-#: A gradient with a stride has one convolution for each phase that has taps, all of which are compiled: 100 take 20 s,
-#: 484 take 90 s, and they run no faster than one product of columns.
-_MANY_PHASES = 36
 #: Fewer workgroups of `_LARGE` leave cores idle.
 _MANY_WORKGROUPS = 4
 
@@ -189,9 +186,6 @@ def fastest_form(
     unaligned = unaligned_configurations(operation)
     # Forms of convolutions without tiles leave the compiler an operation that it may not vectorize either.
     candidates = chain(usual, unaligned) if geometry is None else chain(unaligned, usual)
-    if geometry is not None and _phases(geometry) > _MANY_PHASES:
-        without = (each for each in candidates if not (isinstance(each, Formed) and each.form == "phases"))
-        candidates = chain(without, [Formed("im2col_t")])
     if packed_weights:
         # What is the fastest only because it does not permute the filter.
         candidates = (each for each in candidates if each != _UNPACKED)  # type: ignore[assignment]
@@ -332,13 +326,6 @@ def _is_gathered(geometry: ConvolutionGeometry) -> bool:
     """Whether `permuted` gathers all taps too: those of a row or column, which the compiler has no fast code for."""
     taps = geometry.filter_size
     return max(taps) > 1 and (len(taps) == 1 or min(taps[-2:]) == 1)
-
-
-def _phases(geometry: ConvolutionGeometry) -> int:
-    """Convolutions that a gradient of the input becomes in the form `phases`."""
-    if geometry.mode != "input_backward":
-        return 1
-    return math.prod(map(min, geometry.stride, geometry.filter_size))
 
 
 def _is_fast_directly(geometry: ConvolutionGeometry) -> bool:

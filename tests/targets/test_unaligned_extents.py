@@ -82,17 +82,6 @@ def test_a_transposed_convolution_with_a_large_stride_is_no_loop_of_scalars():
     assert fastest_form(narrow, CPU) == Formed("phases")
 
 
-@pytest.mark.parametrize(("channels", "filters"), [(10, 1), (26, 1), (64, 32)])
-def test_a_gradient_with_hundreds_of_phases_is_one_product(channels: int, filters: int):
-    """Compiling 484 convolutions takes 90 s."""
-    operation = Conv2d(
-        1, 89, 89, channels, filters, 23, 23, stride=(22, 22), layout="nchw_fchw_nchw", mode="input_backward"
-    )
-    found = fastest_form(operation, CPU)
-    assert isinstance(found, Formed)
-    assert found.form != "phases"
-
-
 @pytest.mark.parametrize("mode", ["forward", "weight_backward"])
 def test_groups_of_one_channel_become_products(mode: str):
     operation = Conv2d(2, 44, 44, 14, 238, 3, 3, groups=14, layout="nchw_fchw_nchw", mode=mode)
