@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ordinary shapes that nobody tuned or aligned, on this CPU: launches and compiled functions against torch.
+"""Ordinary shapes, neither tuned nor aligned, on this CPU: launches and compiled functions against torch.
 
     python benchmarks/cliffs.py [--quick] [--count=N] [--first=N] [--type=TYPE] [--kinds=KIND,...] [--json=PATH]
 

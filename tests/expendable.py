@@ -168,7 +168,7 @@ class _Asked:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Run tests until nobody asks any more."""
+        """Run tests until the other process closes the pipe."""
         places = {item.nodeid: place for place, item in enumerate(session.items)}
         while True:
             try:
