@@ -86,7 +86,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 #: Files with the longest tests.
 LONG = (
     "test_documents.py", "test_planted_faults.py", "test_triton_interpreted.py", "test_compiled_forms.py", "test_compiled_microkernels.py",
-    "test_restart.py",
+    "test_restart.py", "test_strides.py",
 )  # fmt: skip
 
 
