@@ -102,7 +102,9 @@ def samples_of(test: Any, device: str, grad: bool, count: int) -> Iterator[Any]:
 
 @pytest.mark.filterwarnings("ignore")  # of torch's own samples
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.timeout(900)  # thousands of samples: three minutes beside other tests, and longer on a loaded machine
+@pytest.mark.timeout(
+    900
+)  # thousands of samples: three minutes beside other tests, and longer on a loaded machine
 @pytest.mark.parametrize("samples", SAMPLES)
 @pytest.mark.parametrize("device", DEVICES)
 def test_known_operators_compute_the_same_for_other_strides(device: str, samples: int) -> None:
