@@ -12,6 +12,7 @@ its own, and is always the same for a number: `--first=17 --count=1` repeats one
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import tempfile
@@ -19,6 +20,7 @@ import time
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -36,6 +38,7 @@ from benchmarks._model_timing import (
 )
 from benchmarks._table import Row, at_least, at_most, make_parser, report
 from dispatch_profiler.boo import ConvSignature, GEMMSignature
+from dispatch_profiler.errors import OperationError
 
 Signature = ConvSignature | GEMMSignature
 COUNT, QUICK_COUNT = 300, 12
@@ -136,11 +139,19 @@ class Case:
         return f"{self.number}: {self.signature.func_name}"
 
 
-def case_of(number: int, dtype: str, kinds: Sequence[str] = tuple(KINDS)) -> Case:
-    """The case of a number. Shapes that are too large, or that are none, are drawn again."""
-    from dispatch_profiler.errors import OperationError
+def kind_of(number: int) -> str:
+    """Kinds take turns."""
+    return list(KINDS)[number % len(KINDS)]
 
-    kind = kinds[number % len(kinds)]
+
+def numbers_of(kinds: Sequence[str], first: int, count: int) -> list[int]:
+    """The first `count` numbers from `first` whose cases are of one of `kinds`."""
+    return list(islice((number for number in itertools.count(first) if kind_of(number) in kinds), count))
+
+
+def case_of(number: int, dtype: str) -> Case:
+    """The case of a number. Shapes that are too large or invalid are drawn again."""
+    kind = kind_of(number)
     draw = random.Random(f"{kind} {number}")
     while True:
         try:
@@ -235,14 +246,14 @@ class Times:
         return highest_speedup(self.sides[side], self.sides[AGAINST[side]])
 
 
-def times_of(number: int, dtype: str, kinds: Sequence[str], cache: str) -> Times:
+def times_of(number: int, dtype: str, cache: str) -> Times:
     """Compare the results of a case, and time it."""
     import torch
 
     from dispatch_profiler.boo import get_launchable
 
     with environment(XDG_CACHE_HOME=cache), torch.no_grad():
-        case = case_of(number, dtype, kinds)
+        case = case_of(number, dtype)
         arguments = case.signature.get_sample_args(seed=number)
         in_torch = torch_call(case.signature)
         expected = in_torch(*arguments)
@@ -267,7 +278,7 @@ def times_of(number: int, dtype: str, kinds: Sequence[str], cache: str) -> Times
 
 
 def _compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    """With code of its own: torch looks for what it compiled by code, and checks all that it finds there in turn."""
+    """Compile a copy of `function`: torch tries all that it has compiled for a code object at each call."""
     import torch
 
     own = FunctionType(function.__code__.replace(), function.__globals__, closure=function.__closure__)
@@ -279,10 +290,10 @@ def measured(
 ) -> Iterator[tuple[Case, Times | None]]:
     """Each case with its times; None if it failed, which is printed."""
     with tempfile.TemporaryDirectory() as cache:
-        for number in range(options.first, options.first + count):
-            case = case_of(number, options.type, options.kinds)
+        for number in numbers_of(options.kinds, options.first, count):
+            case = case_of(number, options.type)
             try:
-                times = in_new_process(time_case, number, options.type, options.kinds, cache)
+                times = in_new_process(time_case, number, options.type, cache)
             except (Exception, SystemExit) as error:
                 print(f"{case.name}: failed: {type(error).__name__}: {error}", flush=True)
                 yield case, None
@@ -331,12 +342,19 @@ def kinds_of(text: str) -> list[str]:
     return found
 
 
+def positive(text: str) -> int:
+    """A number of cases."""
+    if not text.isdecimal() or int(text) == 0:
+        raise ArgumentTypeError(f"expected a number from 1 upwards, but got {text!r}")
+    return int(text)
+
+
 def main() -> int:
     """Measure and print; the exit status is 1 if a goal was missed."""
     parser = make_parser(__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, metavar="N", help=f"number of cases; default: {COUNT}")
+    parser.add_argument("--count", type=positive, metavar="N", help=f"number of cases; default: {COUNT}")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first case")
-    parser.add_argument("--type", default="f32", metavar="TYPE", help="f32, bf16 or f16; default: f32")
+    parser.add_argument("--type", default="f32", choices=("f32", "bf16", "f16"), help="default: f32")
     parser.add_argument(
         "--kinds", type=kinds_of, default=list(KINDS), metavar="KIND,...", help=", ".join(KINDS)
     )

@@ -107,6 +107,18 @@ def test_a_case_that_fails_is_printed_and_the_next_one_is_measured(capsys, monke
     assert said[1].startswith("  1.00 launch   1.00 compiled")
 
 
+def test_a_number_names_the_same_case_whatever_kinds_are_asked_for():
+    assert cliffs.numbers_of(KINDS, 5, 3) == [5, 6, 7]
+    assert [cliffs.case_of(each, "f32").kind for each in cliffs.numbers_of(["transposed"], 4, 3)] == [
+        "transposed"
+    ] * 3
+
+
+def test_no_cases_are_an_error():
+    with pytest.raises(argparse.ArgumentTypeError, match="from 1 upwards, but got '0'"):
+        cliffs.positive("0")
+
+
 def test_an_unknown_kind_is_an_error_that_names_those_there_are():
     with pytest.raises(
         argparse.ArgumentTypeError, match="unknown kind 'matrix'; available: product, convolution"
