@@ -23,7 +23,17 @@ from dispatch_profiler.boo.backends._graphs import (
     has_kernels,
     with_direct_calls,
 )
-from dispatch_profiler.boo.backends.choosing import Candidate, Choice, Graph
+from dispatch_profiler.boo.backends.choosing import (
+    ALONE,
+    FUSED,
+    Build,
+    Candidate,
+    Choice,
+    Compiled,
+    Graph,
+    is_measured_by_default,
+    with_and_without,
+)
 from dispatch_profiler.boo.backends.freezing import FROZEN, FrozenGraph
 from dispatch_profiler.boo.backends.inductor import (
     check_strides,
@@ -34,9 +44,16 @@ from dispatch_profiler.boo.backends.inductor import (
 from dispatch_profiler.boo.backends.known_graphs import GraphEntry, entry_of
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns
 from dispatch_profiler.boo.backends.region_choice import RegionChoice
-from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds
+from dispatch_profiler.boo.backends.rounds import Rounds, in_rounds, in_short_rounds
 from dispatch_profiler.boo.environment import LOGGER, autotunes, configure_logging, freezes_weights
-from dispatch_profiler.boo.fusion.schema import DEFAULT_SUPPORTED_BOO_FUSIONS, MEASURED, FusionSchema, Root
+from dispatch_profiler.boo.fusion.run_graphs import RunGraph
+from dispatch_profiler.boo.fusion.schema import (
+    DEFAULT_SUPPORTED_BOO_FUSIONS,
+    GRADIENTS,
+    MEASURED,
+    FusionSchema,
+    Root,
+)
 from dispatch_profiler.boo.fusion.traced_graphs import (
     GraphKind,
     added_gradients,
@@ -61,7 +78,8 @@ class Backend:
 
     nested: str | Callable[..., Any] | None
     schema: FusionSchema
-    #: Whether graphs are measured in several ways; None for each region against torch, if the environment says nothing.
+    #: Whether graphs are measured in several ways; None, if the environment says nothing, for each region and each graph
+    #: against torch.
     autotune: bool | None = None
     strict: bool = False
     #: Whether weights are frozen; None leaves it to the environment.
@@ -70,7 +88,9 @@ class Backend:
     measure: Rounds = in_rounds
     #: How a region and torch are timed.
     measure_region: Measure = in_turns
-    #: What `autotune` decided in this process.
+    #: How a graph is timed with our regions and without.
+    measure_graph: Rounds = in_short_rounds
+    #: What was decided about graphs in this process.
     _decisions: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
     _fallbacks: Fallbacks = field(init=False, compare=False, repr=False)
 
@@ -104,6 +124,12 @@ class Backend:
     def saves_memory(self) -> bool:
         """Whether the backward computes cheap values again (see `compiled_by`): eager torch stores them."""
         return not self.runs_eagerly
+
+    @property
+    def computes_gradients(self) -> bool:
+        """Whether graphs of gradients may have regions."""
+        schema = schema_of(GraphKind.BACKWARD, self.schema)
+        return any(schema.rule_for(root) for root in (*GRADIENTS, Root.MATRIX_PRODUCT))
 
     def _known(self, entry: GraphEntry) -> Callable[..., Any] | None:
         """What computes a graph that the cache knows; None if it does not, or if something cannot be used."""
@@ -140,6 +166,17 @@ class Backend:
             limits |= {rule.root: 1.0 for rule in added_gradients(self.schema)}
         return RegionChoice(limits, self.measure_region) if limits else None
 
+    def measures_graphs(self, kind: GraphKind, autotune: bool | None = None) -> bool:
+        """Whether whole graphs of a kind are measured; if `autotune` is None, those that are compared with torch or inductor.
+
+        Graphs of a forward only without a compiler, which would compile each of them twice.
+        """
+        if autotune is not None or self.strict:
+            return bool(autotune)
+        if kind is GraphKind.FORWARD:
+            return self.runs_eagerly
+        return kind is GraphKind.INFERENCE and self.nested in (None, _INDUCTOR)
+
     def __call__(self, module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
         """Compile a graph module of Dynamo. `options` are `mode` and `options` of torch.compile, for the nested backend.
 
@@ -157,16 +194,20 @@ class Backend:
                 hint="use backend='iree_boo_inductor', which passes them on to inductor",
             )
         may_be_known = self.calls_runs(options) and not autotune
-        content = (self.schema.text, str(self.runs_eagerly), f"frozen: {bool(own['freeze'])}")
+        content = (
+            self.schema.text,
+            str(self.runs_eagerly),
+            f"frozen: {bool(own['freeze'])}, autotune: {autotune}, strict: {self.strict}",
+        )
         entry = entry_of(module, example_inputs, content) if may_be_known else None
         known = None if entry is None else self._known(entry)
         if known is not None:
             return known
         freeze = bool(own["freeze"])
-        real_inputs = list(example_inputs) if autotune else []
+        real_inputs = [] if autotune is False else list(example_inputs)
         compile_graph = GraphCompiler(self, options, autotune, freeze, real_inputs, entry)
         try:
-            return compiled_by(
+            compiled = compiled_by(
                 compile_graph,
                 module,
                 example_inputs,
@@ -175,6 +216,12 @@ class Backend:
             )
         finally:
             compile_graph.real_inputs.clear()  # the graph of the backward is compiled much later
+        # Without what AOTAutograd does in each call, for longer than some graphs take.
+        if compile_graph.is_left_to_torch:
+            return module.forward
+        if compile_graph.runs is not None:
+            return compile_graph.runs.function(strict=self.strict)
+        return compiled
 
     def freezes(self) -> bool:
         """Whether weights are frozen where the options of torch.compile do not say it."""
@@ -210,37 +257,54 @@ class GraphCompiler:
     real_inputs: list[Any]
     #: Where the cache keeps what Dynamo's graph becomes, if it can: such a graph computes no gradients.
     entry: GraphEntry | None = None
+    #: The runs that compute all of Dynamo's graph, once the entry has them.
+    runs: RunGraph | None = None
+    #: Whether eager torch computes all of Dynamo's graph, and its gradients.
+    is_left_to_torch: bool = False
 
     @cached_property
     def choice(self) -> Choice:
-        """What decides by measuring, with `autotune`."""
-        name = self.backend.__name__.removeprefix("iree_boo").removeprefix("_") or "eager"
-        if callable(self.backend.nested):  # functions of other modules may have the same name
-            nested: Any = self.backend.nested
+        """What decides by measuring graphs."""
+        backend = self.backend
+        name = backend.__name__.removeprefix("iree_boo").removeprefix("_") or "eager"
+        if callable(backend.nested):  # functions of other modules may have the same name
+            nested: Any = backend.nested
             name = f"{getattr(nested, '__module__', '')}.{getattr(nested, '__qualname__', nested)}"
         setting = f"{name} {sorted(self.options.items(), key=str)}" if self.options else name
-        return Choice(
-            f"{setting}, frozen" if self.freeze else setting,
-            self.backend.measure,
-            self.backend._decisions,
-            self.backend._fallbacks.report,
-        )
+        setting = f"{setting}, frozen" if self.freeze else setting
+        known, report = backend._decisions, backend._fallbacks.report
+        if self.autotune:
+            return Choice(setting, backend.measure, known, report)
+        guard = with_and_without, is_measured_by_default
+        return Choice(f"{setting}, guarded", backend.measure_graph, known, report, *guard, unmeasured=-1)
 
-    def __call__(
-        self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]
-    ) -> Callable[[list[Any]], Any]:
+    def __call__(self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]) -> Compiled:
         """What computes one of the graphs."""
+        name, function = self.compiled(kind, module, example_inputs)
+        if self.backend.runs_eagerly and name == ALONE:
+            self.is_left_to_torch = kind is GraphKind.INFERENCE or (
+                kind is GraphKind.FORWARD and not self.backend.computes_gradients
+            )
+        return function
+
+    def compiled(self, kind: GraphKind, module: Any, example_inputs: Sequence[Any]) -> tuple[str, Compiled]:
+        """What computes one of the graphs, after the name of what was chosen."""
         schema, choice = schema_of(kind, self.backend.schema), self.backend.region_choice(kind, self.autotune)
         given = self.backend._fallbacks
-        if not self.autotune:
-            return self._fused(module, example_inputs, schema, given, choice)
 
-        def build(candidate: Candidate) -> Callable[..., Any]:
+        def fused(candidate: Candidate) -> Compiled | None:
             fallbacks = given if candidate.schema == schema else SilentFallbacks()
             return self._fused(copied(module), example_inputs, candidate.schema, fallbacks, choice)
 
-        graph = Graph(module, example_inputs, self.real_inputs)
-        return self.choice.compiled(graph, schema, device_of, build)
+        build = Build(lambda: self._nested(copied(module), example_inputs), fused)
+        if self.backend.measures_graphs(kind, self.autotune):
+            graph = Graph(module, example_inputs, self.real_inputs)
+            name, function = self.choice.compiled(graph, schema, device_of, build)
+        else:
+            name, function = build(Candidate(FUSED, schema))
+        if self.runs is not None and (name == ALONE or not self._keep(self.runs)):
+            self.runs = None
+        return name, function
 
     def _fused(
         self,
@@ -248,29 +312,36 @@ class GraphCompiler:
         example_inputs: Sequence[Any],
         schema: FusionSchema,
         fallbacks: Fallbacks,
-        choice: RegionChoice | None = None,
-    ) -> Callable[..., Any]:
+        choice: RegionChoice | None,
+    ) -> Compiled | None:
+        """What computes a graph with regions by our kernels; None if it has none."""
         try:
             fused = fuse(module, schema, fallbacks, choice, runs_eagerly=self.backend.runs_eagerly)
+            if not fused.regions:
+                return None
             if fused.runs is not None and self._leaves_nothing(fused):
-                if self.entry is not None and not fused.rejected:
-                    self.entry.keep(fused.runs)
+                if not fused.rejected:
+                    self.runs = fused.runs
                 return boxed(fused.runs.function(strict=self.backend.strict))
             if self.backend.nested is None:
                 return boxed(with_direct_calls(fused, strict=self.backend.strict).forward)
         except Exception as error:
             fallbacks.report("a graph is not fused", error)
-            fused = FusedGraph(module, (), ())
-            if self.backend.nested is None:
-                return boxed(module.forward)
+            return None
         return self._nested(fused.module, example_inputs)
+
+    def _keep(self, runs: RunGraph) -> bool:
+        """Whether the cache may have the runs of the graph; it has them then."""
+        return self.entry is not None and self.entry.keep(runs)
 
     def _leaves_nothing(self, fused: FusedGraph) -> bool:
         """Whether nothing is left to the nested backend. On a GPU, inductor may record a CUDA graph."""
         is_local = device_of(fused.regions[0]).is_local
         return self.backend.calls_runs(self.options) and (is_local or self.backend.nested is None)
 
-    def _nested(self, module: Any, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    def _nested(self, module: Any, example_inputs: Sequence[Any]) -> Compiled:
+        if self.backend.nested is None:
+            return boxed(module.forward)
         # What a backend returns takes separate arguments, even where it is marked as taking a list.
         compiled: Callable[..., Any] | None = None
         if self.freeze and self.backend.nested == _INDUCTOR:

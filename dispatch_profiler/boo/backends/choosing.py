@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import operator
 import statistics
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,12 @@ _torch: Any = torch
 _log = logging.getLogger(LOGGER)
 #: The candidate without regions.
 ALONE = "alone"
+#: The candidate with the regions of the backend's schema.
+FUSED = "fused"
+#: Bytes of inputs from which on a graph is only measured where the user asks for it: measuring needs a copy of them.
+_MOST_BYTES = 1 << 30
+#: Operators of these namespaces do nothing but compute results.
+_PURE = ("aten", "prims")
 #: What the names of notes begin with.
 NOTE = "choice"
 
@@ -58,8 +65,14 @@ def candidates(schema: FusionSchema) -> Iterator[Candidate]:
     yield Candidate(ALONE, FusionSchema())
     yield Candidate("fused without layer norms", schema.without(Root.LAYER_NORM))
     yield Candidate("fused with matrix products, without layer norms", wide.without(Root.LAYER_NORM))
-    yield Candidate("fused", schema)
+    yield Candidate(FUSED, schema)
     yield Candidate("fused with matrix products", wide)
+
+
+def with_and_without(schema: FusionSchema) -> Iterator[Candidate]:
+    """The nested backend alone, and the given schema: for a nested backend that compiles nothing."""
+    yield Candidate(ALONE, FusionSchema())
+    yield Candidate(FUSED, schema)
 
 
 @dataclass(frozen=True)
@@ -71,8 +84,45 @@ class Graph:
     real_inputs: Sequence[Any]
 
 
-#: Compiles a graph module's copy with a candidate -> a function that takes one list of inputs.
-Build = Callable[[Candidate], Callable[..., Any]]
+def is_measured_by_default(graph: Graph) -> bool:
+    """Whether a graph can be computed more often than the user asks for, unnoticed.
+
+    Its operators are torch's own, none of which waits for other processes as a collective would, and copies of its inputs
+    need little memory.
+    """
+    inputs = (each for each in graph.example_inputs if isinstance(each, torch.Tensor))
+    is_small = sum(each.numel() * each.element_size() for each in inputs) <= _MOST_BYTES
+    return is_small and all(_is_pure(node) for node in graph.module.graph.nodes)
+
+
+def _is_pure(node: Any) -> bool:
+    if node.op != "call_function" or node.target is operator.getitem:
+        return node.op not in ("call_method", "call_module")
+    return getattr(node.target, "namespace", "") in _PURE
+
+
+#: What computes a graph: a function that takes one list of inputs.
+Compiled = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Build:
+    """How a graph is compiled, or a copy of it: by the nested backend alone, and with a candidate's regions.
+
+    `fused` returns None if all of these are left to the nested backend.
+    """
+
+    alone: Callable[[], Compiled]
+    fused: Callable[[Candidate], Compiled | None]
+
+    def __call__(self, candidate: Candidate) -> tuple[str, Compiled]:
+        """What computes the graph with `candidate`, after the name of the candidate that it is."""
+        function = self.fused(candidate) if candidate.schema.rules else None
+        return (ALONE, self.alone()) if function is None else (candidate.name, function)
+
+
+#: A schema -> candidates, of which the first is the nested backend alone.
+Candidates = Callable[[FusionSchema], Iterable[Candidate]]
 
 
 @dataclass(frozen=True)
@@ -102,18 +152,23 @@ class Choice:
     """Decides how graphs are computed, by measuring each once.
 
     Decisions are notes beside a kernel in the cache, and in `known`: those of this process, which a backend keeps. `name`
-    stands for the nested backend there. `report` is told what fails, and may raise that.
+    stands for the nested backend there. `report` is told what fails, and may raise that. `candidates` is what there is to
+    choose from. Graphs are not measured that have dynamic shapes, or that are not `is_measured`: the candidate at the
+    place `unmeasured` computes them.
     """
 
     name: str
     measure: Rounds
     known: MutableMapping[str, str]
     report: Callable[[str, BaseException], None]
+    candidates: Candidates = candidates
+    is_measured: Callable[[Graph], bool] = lambda _: True
+    unmeasured: int = 0
 
     def compiled(
         self, graph: Graph, schema: FusionSchema, device_of: Callable[[Region], DeviceUri], build: Build
-    ) -> Callable[..., Any]:
-        """The fastest of the compiled candidates. What is not chosen leaves nothing behind.
+    ) -> tuple[str, Compiled]:
+        """The name of the fastest candidate, and what `build` makes of it. What is not chosen leaves nothing behind.
 
         Raises what the nested backend raises on the whole graph. Other candidates that cannot be compiled or run are
         passed over.
@@ -122,39 +177,46 @@ class Choice:
             plan = self._plan(graph, schema, device_of)
         except Exception as error:
             self.report("a graph is not fused", error)
-            return build(next(candidates(schema)))
+            return ALONE, build.alone()
         if len(plan.candidates) == 1:
             return build(plan.candidates[0])
         decided = plan.decisions.get(plan.note)
         for each in plan.candidates:
             if decided is not None and each.name == decided.chosen:
                 return build(each)
-        built = self._built(plan.candidates, build)
-        decision = self._measured(graph, built)
-        if len(decision.relative) == len(plan.candidates):  # what failed may work in the next process
+        built, failed = self._built(plan.candidates, build)
+        decision = self._measured(graph, built) if len(built) > 1 else Decision(ALONE, {ALONE: 1.0})
+        # What failed may work in the next process.
+        if not failed and len(decision.relative) == len(built):
             plan.decisions.put(plan.note, decision)
-        return built[decision.chosen]
+        return decision.chosen, built[decision.chosen]
 
     def _plan(self, graph: Graph, schema: FusionSchema, device_of: Callable[[Region], DeviceUri]) -> _Plan:
-        every = _distinct(graph.module.graph, schema)
+        every = _distinct(graph.module.graph, self.candidates(schema))
         if len(every) > 1 and _is_dynamic(graph.example_inputs):
             _log.info("a graph with dynamic shapes is not measured: %s computes it", self.name)
-            every = every[:1]
+            every = [every[self.unmeasured]]
+        elif len(every) > 1 and not self.is_measured(graph):
+            every = [every[self.unmeasured]]
         regions = find_regions(graph.module.graph, every[-1].schema)[0] if len(every) > 1 else []
         kernels = _kernel_keys(regions, device_of)
         return _Plan(every, _Decisions(self.known, kernels), self._note(graph, schema, kernels))
 
-    def _built(self, every: Sequence[Candidate], build: Build) -> dict[str, Callable[..., Any]]:
-        """The compiled candidates by name, without those that fail."""
-        built = {ALONE: build(every[0])}
+    def _built(self, every: Sequence[Candidate], build: Build) -> tuple[dict[str, Compiled], bool]:
+        """The compiled candidates by name, and whether one has failed. Those without a region are left out."""
+        built, failed = {ALONE: build.alone()}, False
         for each in every[1:]:
             try:
-                built[each.name] = build(each)
+                found = build.fused(each)
             except Exception as error:
                 self.report(f"a graph, {each.name}", error)
-        return built
+                failed = True
+                continue
+            if found is not None:
+                built[each.name] = found
+        return built, failed
 
-    def _measured(self, graph: Graph, built: dict[str, Callable[..., Any]]) -> Decision:
+    def _measured(self, graph: Graph, built: dict[str, Compiled]) -> Decision:
         """The fastest candidate, and the times of those that could be measured."""
         try:
             return self._fastest(graph, built)
@@ -164,7 +226,7 @@ class Choice:
         finally:
             forget_calls()  # of candidates that lost, with the operands that they derived
 
-    def _fastest(self, graph: Graph, built: dict[str, Callable[..., Any]]) -> Decision:
+    def _fastest(self, graph: Graph, built: dict[str, Compiled]) -> Decision:
         """As `_measured`, on real tensors."""
         from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -209,10 +271,10 @@ class Choice:
         return f"{NOTE}-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
-def _distinct(graph: Any, schema: FusionSchema) -> list[Candidate]:
+def _distinct(graph: Any, every: Iterable[Candidate]) -> list[Candidate]:
     """The candidates whose regions differ; of those with the same regions, the last, but always the nested backend."""
     found: dict[frozenset[Any], Candidate] = {}
-    for each in candidates(schema):
+    for each in every:
         regions = find_regions(graph, each.schema)[0] if each.schema.rules else []
         key = frozenset((region.nodes, region.spec) for region in regions)
         if key or not found:

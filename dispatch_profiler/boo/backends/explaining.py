@@ -11,7 +11,8 @@ import torch
 
 from dispatch_profiler.boo.backends._backend import Backend, GraphCompiler, backend
 from dispatch_profiler.boo.backends._graphs import connecting_regions, copied, device_of, unusable_kernels
-from dispatch_profiler.boo.backends.choosing import Decision, candidates
+from dispatch_profiler.boo.backends.borders import Borders, borders_of
+from dispatch_profiler.boo.backends.choosing import ALONE, Decision, candidates
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns, region_seconds
 from dispatch_profiler.boo.environment import launch_settings
 from dispatch_profiler.boo.fusion.matching import Region, Rejected, find_regions, with_frozen_weights
@@ -25,6 +26,7 @@ from dispatch_profiler.errors import DispatchProfilerError
 from dispatch_profiler.operations import Operation
 
 _torch: Any = torch
+_ALL_TO_TORCH = "torch computes the whole graph faster"
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class RegionReport:
 
 @dataclass(frozen=True)
 class ChoiceReport:
-    """How autotune decided that a graph is computed.
+    """How a graph is computed, which was measured in several ways.
 
     `chosen` is the name of a candidate, and `relative` has the time of each candidate relative to the nested backend
     alone, which is called `alone`. `graph` is as in `RegionReport`.
@@ -106,14 +108,14 @@ class ChoiceReport:
     def __str__(self) -> str:
         fastest_first = sorted(self.relative.items(), key=lambda each: each[1])
         times = ", ".join(f"{name} {time:.2f}" for name, time in fastest_first)
-        return f"{self.graph:9}  autotune chose {self.chosen}; times relative to the nested backend: {times}"
+        return f"{self.graph:9}  {self.chosen} is the fastest; times relative to the nested backend: {times}"
 
 
 @dataclass(frozen=True)
 class Explanation:
     """What `explain` found. `str()` of it is a table; speedups are those over eager torch.
 
-    `choices` has each graph that a backend with `autotune` measured, now or earlier. `snapshots` is what frozen weights
+    `choices` has each graph that was measured as a whole, now or earlier. `snapshots` is what frozen weights
     of this process take: their number, and the bytes of what derives from them.
     """
 
@@ -146,19 +148,20 @@ def explain(
 
     With grad enabled and parameters that require it, these are the regions of forward and backward. Kernels are
     compiled, and each different region is measured beside eager torch, in turns; without `measure`, it is not, and all
-    gradients that `BOO_USE_BACKWARD_KERNELS=1` asks for are listed, also those for which torch is faster. If
-    `backend` has `autotune`, each graph is compiled and measured as `torch.compile` does, unless the decision is known,
-    and the regions are those of the chosen candidate. `model` is not changed. Raises what torch.compile raises.
+    gradients that `BOO_USE_BACKWARD_KERNELS=1` asks for are listed, also those for which torch is faster. Graphs are
+    compiled and measured as `torch.compile` does with `backend`, unless the decision is known; with `autotune`, the
+    regions are those of the chosen candidate. `model` is not changed. Raises what torch.compile raises.
     """
     found: list[RegionReport] = []
     choices: list[ChoiceReport] = []
     measured: dict[Any, tuple[float | None, float | None]] = {}
-    for kind, module, decision in _capture(model, inputs, backend):
+    for kind, module, decision in _capture(model, inputs, backend, is_measured=measure is not None):
         name, choice = kind.value, backend.region_choice(kind, backend.autotunes())
         schema = schema_of(kind, backend.schema)
         if decision is not None:
             choices.append(ChoiceReport(name, decision.chosen, decision.relative))
-            schema = _schema_of(decision, schema)
+            if backend.autotunes():
+                schema = _schema_of(decision, schema)
         regions, rejected = find_regions(module.graph, schema)
         failed = unusable_kernels(regions)
         usable = [each for each in regions if each.spec.operation not in failed]
@@ -166,8 +169,16 @@ def explain(
             usable, slower = choice.chosen(usable, device_of)
             rejected += slower
             regions = [each for each in regions if each in usable or each.spec.operation in failed]
-        regions += connecting_regions(module.graph, usable, schema, failed)
-        reports = [_report(name, each, failed, measure, measured) for each in regions]
+        if decision is not None and decision.chosen == ALONE:
+            rejected += [Rejected(each.root, each.nodes[0], _ALL_TO_TORCH) for each in usable]
+            regions = [each for each in regions if each not in usable]
+        else:
+            regions += connecting_regions(module.graph, usable, schema, failed)
+        borders = dict(zip(map(id, usable), borders_of(usable), strict=True))
+        reports = [
+            _report(name, each, borders.get(id(each), Borders()), failed, measure, measured)
+            for each in regions
+        ]
         found += _in_order(module.graph, regions, reports, name, rejected)
     return Explanation(tuple(found), tuple(choices), SNAPSHOTS.frozen)
 
@@ -197,13 +208,19 @@ def _in_order(
 _Captured = tuple[GraphKind, Any, Decision | None]
 
 
-def _capture(model: Callable[..., Any], inputs: Sequence[Any], backend: Backend) -> list[_Captured]:
+def _capture(
+    model: Callable[..., Any], inputs: Sequence[Any], backend: Backend, *, is_measured: bool
+) -> list[_Captured]:
     """The graphs of AOTAutograd, as the backend gets them."""
     graphs: list[_Captured] = []
 
     def capturing(module: Any, example_inputs: Sequence[Any]) -> Any:
         def keep(kind: GraphKind, graph: Any, graph_inputs: Sequence[Any]) -> Any:
-            graphs.append((kind, graph, _decision(kind, graph, graph_inputs, backend, example_inputs)))
+            is_decided = backend.measures_graphs(kind, backend.autotunes()) and (
+                is_measured or bool(backend.autotunes())
+            )
+            decision = _decision(kind, graph, graph_inputs, backend, example_inputs) if is_decided else None
+            graphs.append((kind, graph, decision))
             return boxed(graph.forward)
 
         return compiled_by(
@@ -235,12 +252,10 @@ def _decision(
     backend: Backend,
     real_inputs: Sequence[Any],
 ) -> Decision | None:
-    """What autotune decides about a graph, or has decided; None if `backend` does not measure it."""
-    if not backend.autotunes():
-        return None
+    """What was decided about a graph by measuring, now or earlier; None if it is not measured."""
     known: dict[str, str] = {}
     compile_graph = GraphCompiler(
-        replace(backend, _decisions=known), {}, True, backend.freezes(), list(real_inputs)
+        replace(backend, _decisions=known), {}, backend.autotunes(), backend.freezes(), list(real_inputs)
     )
     compile_graph(kind, copied(module), example_inputs)
     notes = list(known.values())
@@ -250,6 +265,7 @@ def _decision(
 def _report(
     graph: str,
     region: Region,
+    borders: Borders,
     failed: dict[Operation, str],
     measure: Measure | None,
     measured: dict[Any, tuple[float | None, float | None]],
@@ -258,7 +274,7 @@ def _report(
     if operation in failed:
         return RegionReport(graph, nodes, str(region.root), reason=failed[operation])
     try:
-        seconds, torch_seconds = _seconds(region, measure, measured)
+        seconds, torch_seconds = _seconds(region, borders, measure, measured)
     except DispatchProfilerError as error:
         return RegionReport(graph, nodes, str(region.root), reason=str(error))
     kernel = _kernel(region)
@@ -279,7 +295,7 @@ def _report(
     if frozen.spec == region.spec:
         return replace(report, frozen=True)
     try:
-        frozen_seconds, _ = _seconds(frozen, measure, measured)
+        frozen_seconds, _ = _seconds(frozen, borders, measure, measured)
         configuration = _configuration(_kernel(frozen), operation)
         return replace(report, frozen_configuration=configuration, frozen_seconds=frozen_seconds)
     except DispatchProfilerError:
@@ -287,12 +303,16 @@ def _report(
 
 
 def _seconds(
-    region: Region, measure: Measure | None, measured: dict[Any, tuple[float | None, float | None]]
+    region: Region,
+    borders: Borders,
+    measure: Measure | None,
+    measured: dict[Any, tuple[float | None, float | None]],
 ) -> tuple[float | None, float | None]:
     """Times of a call by the kernel and by torch; raises DispatchProfilerError if there is no kernel."""
-    if region.spec not in measured:
-        measured[region.spec] = (None, None) if measure is None else region_seconds(region, measure)
-    return measured[region.spec]
+    key = region.spec, borders
+    if key not in measured:
+        measured[key] = (None, None) if measure is None else region_seconds(region, measure, borders=borders)
+    return measured[key]
 
 
 def _kernel(region: Region) -> LaunchKernel:

@@ -71,13 +71,15 @@ class GraphEntry:
             return None
         return graph if graph is not None and self._fits(graph) else None
 
-    def keep(self, graph: RunGraph) -> None:
-        """Let `find` return this, if it does what Dynamo's graph does.
+    def keep(self, graph: RunGraph) -> bool:
+        """Let `find` return this, if it does what Dynamo's graph does. Whether it does.
 
         Call this while AOTAutograd has the graph compiled, as `returns_new_tensors`.
         """
-        if self._fits(graph) and returns_new_tensors():
+        is_same = self._fits(graph) and returns_new_tensors()
+        if is_same:
             self.cache.put_text(self.key, graph.text, f"graph_of_{len(graph.regions)}_regions")
+        return is_same
 
     def _fits(self, graph: RunGraph) -> bool:
         """Whether it takes as many inputs as Dynamo's graph, and returns results of runs with the same shapes."""

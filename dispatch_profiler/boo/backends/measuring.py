@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dispatch_profiler.boo.backends.borders import Borders, image_places
 from dispatch_profiler.boo.backends.rounds import finished, samples
 from dispatch_profiler.boo.fusion.calls import RunCall
 from dispatch_profiler.boo.fusion.gradients import compute_only
@@ -58,14 +59,17 @@ def region_seconds(
     measure: Measure,
     nested: Callable[[Any, Sequence[Any]], Any] | None = None,
     *,
-    copies: int = _COPIES,
+    borders: Borders = Borders(),
+    is_brief: bool = False,
 ) -> tuple[float, float]:
-    """Seconds of a region by our kernel, with channels_last inputs, and as torch computes its nodes.
+    """Seconds of a region by our kernel, and as torch computes its nodes.
 
-    `nested` compiles the graph module of its nodes; None leaves them to eager torch. Both sides compute the region
-    `copies` times in a row, as a model would, each time with other parameters, and wait for a GPU. Raises what either of
-    them raises.
+    `nested` compiles the graph module of its nodes; None leaves them to eager torch. Both sides wait for a GPU. A region
+    with `borders` is computed once, with the copies at these. Others follow each other in a model: unless `is_brief`, both
+    sides compute them several times in a row, each time with other parameters, and our kernel reads images in
+    channels_last memory. Raises what either side raises.
     """
+    copies = 1 if borders or is_brief else _COPIES
     # Tensors that are made in inference mode would be read in another way than the parameters of a model.
     with torch.inference_mode(False), torch.no_grad():
         inputs = samples([value(each) for each in region.inputs], ())
@@ -79,11 +83,24 @@ def region_seconds(
             for row in rows:
                 theirs(*row)
 
-        images = {row[at] for row in places for at in _images(region)}
+        def compute_ours() -> list[Any]:
+            results = call(*stored)
+            for at in borders.results:
+                results[at] = _with_strides(results[at], value(region.outputs[at]))
+            return results
+
+        images = {row[at] for row in places for at in image_places(region) - borders.inputs}
         stored = [_channels_last(each) if at in images else each for at, each in enumerate(given)]
-        sides = (lambda: call(*stored)), compute_theirs
-        ours_taken, theirs_taken = measure(*(finished(each, inputs) for each in sides))
+        ours_taken, theirs_taken = measure(
+            *(finished(each, inputs) for each in (compute_ours, compute_theirs))
+        )
     return ours_taken / copies, theirs_taken / copies
+
+
+def _with_strides(tensor: Any, like: Any) -> Any:
+    return torch.empty_strided(like.shape, like.stride(), dtype=tensor.dtype, device=tensor.device).copy_(
+        tensor
+    )
 
 
 def _rows(region: Region, inputs: Sequence[Any], copies: int) -> list[list[Any]]:
@@ -111,12 +128,6 @@ def _run(region: Region, places: Sequence[tuple[int, ...]], count: int) -> RunSp
     results = len(region.spec.results)
     last = count + results * (len(places) - 1)
     return RunSpec(count, tuple((region.spec, each) for each in places), tuple(range(last, last + results)))
-
-
-def _images(region: Region) -> set[int]:
-    """The places of inputs that kernels read in channels_last memory."""
-    readings = ("channels", "filter")
-    return {at for source in region.spec.sources if source.reading in readings for at in source.inputs}
 
 
 def region_module(region: Region) -> Any:

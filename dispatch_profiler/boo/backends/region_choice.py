@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from dispatch_profiler.boo.backends.borders import Borders, borders_of
 from dispatch_profiler.boo.backends.measuring import Measure, in_turns, once, region_seconds
 from dispatch_profiler.boo.environment import LOGGER, launch_settings
 from dispatch_profiler.boo.fusion.matching import Region, Rejected
@@ -78,10 +79,10 @@ class RegionChoice:
         ours, others = list[Region](), list[Rejected]()
         unset: Any = unset_fake_temporarily
         with unset(), _torch._guards.tracing(None):
-            for region in regions:
+            for region, borders in zip(regions, borders_of(regions), strict=True):
                 slack = _CHANGE if len(regions) > 1 and region.root not in GRADIENTS else 0.0
                 try:
-                    reason = self._reason_against(region, device_of(region), slack)
+                    reason = self._reason_against(region, borders, device_of(region), slack)
                 except Exception as error:
                     reason = f"it cannot be timed: {error}"
                 if reason:
@@ -91,7 +92,7 @@ class RegionChoice:
                     ours.append(region)
         return ours, others
 
-    def _reason_against(self, region: Region, device: DeviceUri, slack: float) -> str:
+    def _reason_against(self, region: Region, borders: Borders, device: DeviceUri, slack: float) -> str:
         """Why the region is left to torch; empty if our kernel is fast enough, or not to be timed.
 
         Raises what compiling or launching one of the two raises.
@@ -101,28 +102,35 @@ class RegionChoice:
         settings, operation = launch_settings(), region.spec.operation
         cache = None if settings.cache_folder is None else Cache(settings.cache_folder)
         kernels = OperationKernels(operation, operation.name, settings, packs_weight=region.spec.packs_weight)
-        key, note = kernels.kernel(device).key, _note(region)
+        key, note = kernels.kernel(device).key, _note(region, borders)
         times = self._known.get((key, note)) or RegionTimes.of(cache.notes(key).get(note) if cache else None)
         if times is None:
-            times = self._times(region)
+            times = self._times(region, borders)
             if cache is not None:
                 cache.add_note(key, note, times.note)
         self._known[key, note] = times
         return times.reason_against(self.limits[region.root], slack)
 
-    def _times(self, region: Region) -> RegionTimes:
-        ours, torchs = region_seconds(region, once, copies=1)
+    def _times(self, region: Region, borders: Borders) -> RegionTimes:
+        ours, torchs = region_seconds(region, once, borders=borders, is_brief=True)
         if ours < _HOPELESS * torchs or ours - torchs < _NOTICEABLE:
-            ours, torchs = region_seconds(region, self.measure)
+            ours, torchs = region_seconds(region, self.measure, borders=borders)
         return RegionTimes(ours, torchs)
 
 
-def _note(region: Region) -> str:
-    """What a time depends on besides the kernel: torch, its threads, and how the model stores the inputs."""
+def _note(region: Region, borders: Borders) -> str:
+    """What a time depends on besides the kernel: torch, its threads, how the model stores the inputs, and what is copied."""
     axes = ("".join(map(str, _order(value(each)))) for each in region.inputs)
     version = torch.__version__.partition("+")[0]
     frozen = "-frozen" if region.spec.frozen else ""
-    return f"time-{version}-{torch.get_num_threads()}of{len(usable_cores())}t-{'_'.join(axes)}{frozen}"
+    copied = "".join(
+        f"-{kind}{''.join(map(str, sorted(at)))}"
+        for kind, at in (("i", borders.inputs), ("o", borders.results))
+        if at
+    )
+    return (
+        f"time-{version}-{torch.get_num_threads()}of{len(usable_cores())}t-{'_'.join(axes)}{copied}{frozen}"
+    )
 
 
 def _order(tensor: Any) -> list[int]:

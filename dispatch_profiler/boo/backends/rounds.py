@@ -24,13 +24,10 @@ _torch: Any = torch
 Rounds = Callable[[Sequence[Callable[[], object]]], Sequence[Sequence[float]]]
 #: Calls before the first round: they load kernels, choose their drivers, and derive operands from parameters.
 _WARM = 3
-#: Rounds end when the fastest function is known, and after this many, or this many seconds, but not before the least.
-_ROUNDS, _LEAST_ROUNDS, _BUDGET = 100, 6, 8.0
+#: Rounds end when the fastest function is known, and after this many, but not before the least.
+_ROUNDS, _LEAST_ROUNDS = 100, 6
 #: Rounds after which it is looked who is slower.
 _STEP = 2
-#: Seconds of calls of one function in a round, if a call takes less. Threads that spin between calls, of torch above all,
-#: make calls in a row faster: ConvNeXt blocks are 2 % faster with inductor in single calls, and 12 % in many.
-_SLICE = 0.06
 #: Threads of torch and of IREE spin after a call: each function begins after a pause.
 _PAUSE = 3e-3
 #: A function is given up that takes more than this times as long as the fastest one in each of some rounds.
@@ -51,13 +48,28 @@ class Clock:
     sleep: Callable[[float], None] = time.sleep
 
 
-def in_rounds(functions: Sequence[Callable[[], object]], clock: Clock = Clock()) -> list[list[float]]:
+@dataclass(frozen=True)
+class Effort:
+    """How long functions are measured.
+
+    `slice` is the seconds of calls of one function in a round, if a call takes less. Threads that spin between calls, of
+    torch above all, make calls in a row faster: ConvNeXt blocks are 2 % faster with inductor in single calls, and 12 % in
+    many. After `budget` seconds, no further round begins.
+    """
+
+    slice: float = 0.06
+    budget: float = 8.0
+
+
+def in_rounds(
+    functions: Sequence[Callable[[], object]], clock: Clock = Clock(), effort: Effort = Effort()
+) -> list[list[float]]:
     """The seconds per call of each function, called in turns. Raises what they raise."""
-    counts = [_calls_of(function, clock) for function in functions]
+    counts = [_calls_of(function, clock, effort) for function in functions]
     taken: list[list[float]] = [[] for _ in functions]
     left = list(range(len(functions)))
     order = random.Random(0)
-    end = clock.now() + _BUDGET
+    end = clock.now() + effort.budget
     for number in range(1, _ROUNDS + 1):
         for at in order.sample(left, len(left)):
             taken[at].append(_seconds(functions[at], counts[at], clock))
@@ -71,11 +83,16 @@ def in_rounds(functions: Sequence[Callable[[], object]], clock: Clock = Clock())
     return taken
 
 
-def _calls_of(function: Callable[[], object], clock: Clock) -> int:
+def _calls_of(function: Callable[[], object], clock: Clock, effort: Effort) -> int:
     """How many calls take as long as a function's part of a round."""
     function()
     fastest = min(_seconds(function, 1, clock) for _ in range(_WARM - 1))
-    return max(1, round(_SLICE / max(fastest, 1e-6)))
+    return max(1, round(effort.slice / max(fastest, 1e-6)))
+
+
+def in_short_rounds(functions: Sequence[Callable[[], object]]) -> list[list[float]]:
+    """As `in_rounds`, for about a second."""
+    return in_rounds(functions, effort=Effort(slice=0.01, budget=1.0))
 
 
 def _seconds(function: Callable[[], object], count: int, clock: Clock) -> float:

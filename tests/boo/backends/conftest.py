@@ -23,10 +23,10 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
     measured = region_choice.RegionChoice._times
 
-    def times(self: Any, region: Any) -> Any:
+    def times(self: Any, region: Any, borders: Any) -> Any:
         if self.measure is in_turns:
             return region_choice.RegionTimes(1.0, 1.0)
-        return measured(self, region)
+        return measured(self, region, borders)
 
     monkeypatch.setenv("BOO_AUTOTUNE", "0")
     monkeypatch.setattr(region_choice.RegionChoice, "_times", times)

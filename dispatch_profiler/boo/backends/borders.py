@@ -1,0 +1,87 @@
+"""Where the memory format of images changes between regions and what torch computes.
+
+Kernels read and write images in channels_last memory. Between regions, and operators of torch that take any strides,
+images stay so. Elsewhere, they are copied: before a region that reads what has other strides, and behind one whose result
+must have others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dispatch_profiler.boo.fusion.matching import Region
+from dispatch_profiler.boo.fusion.nodes import Node, value
+from dispatch_profiler.boo.fusion.strides import takes_any_strides
+
+
+@dataclass(frozen=True)
+class Borders:
+    """What is copied at the borders of a region: inputs, by their places among its inputs, and results, by theirs."""
+
+    inputs: frozenset[int] = frozenset()
+    results: frozenset[int] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.inputs or self.results)
+
+
+def borders_of(regions: Sequence[Region]) -> list[Borders]:
+    """The borders of each region, if all of them are computed by our kernels. The regions are of one graph."""
+    if not regions:
+        return []
+    moved = _moved(regions)
+    computed = {node for region in regions for node in region.nodes}
+    return [
+        Borders(
+            frozenset(
+                at
+                for at in image_places(region)
+                if region.inputs[at] not in moved and not _is_channels_last(value(region.inputs[at]))
+            ),
+            frozenset(
+                at
+                for at, (node, (_, reading)) in enumerate(
+                    zip(region.outputs, region.spec.results, strict=True)
+                )
+                if node is not None and reading == "channels" and _is_restored(node, computed)
+            ),
+        )
+        for region in regions
+    ]
+
+
+def image_places(region: Region) -> set[int]:
+    """The places of inputs that kernels read in channels_last memory, weights aside."""
+    return {at for source in region.spec.sources if source.reading == "channels" for at in source.inputs}
+
+
+def _moved(regions: Sequence[Region]) -> set[Node]:
+    """The nodes whose results are in channels_last memory because those of a region are."""
+    inside = {node for region in regions for node in region.nodes}
+    moved = {
+        node
+        for region in regions
+        for node, (_, reading) in zip(region.outputs, region.spec.results, strict=True)
+        if node is not None and reading == "channels"
+    }
+    for node in next(iter(moved)).graph.nodes if moved else ():
+        is_of_torch = node.op == "call_function" and node not in inside and takes_any_strides(node.target)
+        if is_of_torch and moved.intersection(node.all_input_nodes):
+            moved.add(node)
+    return moved
+
+
+def _is_restored(node: Node, computed: set[Node]) -> bool:
+    """Whether something reads a result that needs the strides which the graph has."""
+    if _is_channels_last(value(node)):
+        return False
+    return any(
+        user not in computed and (user.op != "call_function" or not takes_any_strides(user.target))
+        for user in node.users
+    )
+
+
+def _is_channels_last(tensor: Any) -> bool:
+    return bool(tensor.permute(0, *range(2, tensor.dim()), 1).is_contiguous())
